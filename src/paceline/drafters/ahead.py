@@ -80,7 +80,7 @@ class AheadDrafter(Drafter):
         self._worker.submit(self._inner.observe, computed)
 
     def cost(self, limit: int) -> float:
-        """0.0 if a draft made ahead is likely to be used."""
+        """0.0 if the draft in the worker thread is likely to be used."""
         ahead = self._ahead
         ready = self._accepted and ahead is not None and ahead.next.done()
         return 0.0 if ready else self._inner.cost(limit)

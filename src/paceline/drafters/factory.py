@@ -85,11 +85,11 @@ def shipped(model: str, files: Path | None = None) -> dict[str, Path]:
         model: its name; a path has none shipped for it.
         files: the model itself, which may have an MTP head.
     """
-    own = {"mtp": files} if files is not None and has_head(files) else {}
+    head = {"mtp": files} if files is not None and has_head(files) else {}
     folder = Path(__file__).parent / "shipped" / model
     if Path(model).name != model or not folder.is_dir():
-        return own
-    return own | {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
+        return head
+    return head | {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
 
 
 class DraftKV(dict[str, ContextCache[Any]]):
@@ -110,7 +110,7 @@ class DraftKV(dict[str, ContextCache[Any]]):
 
 @dataclass(slots=True)
 class RequestContext:
-    """The request that drafters are made for."""
+    """The request that drafters serve."""
 
     kv: DraftKV = field(default_factory=DraftKV)
     """KV from earlier drafters of the same sequence."""
@@ -181,14 +181,14 @@ def needs_hidden_states(spec: str) -> bool:
 
 def slots(spec: str | DrafterSpec, shared: DrafterResources) -> int | None:
     """KV slots of the smallest open draft model of `spec`; None: there is none."""
-    found = []
+    slot_counts = []
     for part in DrafterSpec.parse(spec).parts:
         models = shared.models
         if part.kind == "ahead":
             models = shared.ahead.models if shared.ahead else {}
         if part.kind in ("model", "ahead") and part.name in models:
-            found.append(models[part.name].slots)
-    return min(found, default=None)
+            slot_counts.append(models[part.name].slots)
+    return min(slot_counts, default=None)
 
 
 def _ngram(part: DrafterPart, _shared: DrafterResources, _request: RequestContext) -> Drafter:

@@ -67,13 +67,13 @@ class GuardedDrafter(Drafter):
             return otherwise
         started = perf_counter()
         try:
-            found = call()
+            value = call()
         except Exception as error:
             self._silence(error)
             return otherwise
         if (took := perf_counter() - started) > self._seconds:
             self._silence(TooSlow(f"took {took:.1f} s; {self._seconds} s are allowed"))
-        return found
+        return value
 
     def _silence(self, error: Exception) -> None:
         if not self.silenced:

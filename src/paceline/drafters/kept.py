@@ -64,7 +64,7 @@ class KeptFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _AnswerTokens:
     """An answer to count, without its prompt."""
 
     answer: Sequence[int]
@@ -94,17 +94,17 @@ class KeptText:
     @classmethod
     def count(cls, answers: Sequence[Sequence[int]], vocab_size: int) -> "KeptText":
         """Count answers, oldest first: about four microseconds a token."""
-        table = count_table([_Said(answer) for answer in answers]).columns(vocab_size)
-        # A token that the vocabulary lacks ends each answer: no match and no proposal crosses it.
+        table = count_table([_AnswerTokens(answer) for answer in answers]).columns(vocab_size)
+        # A token that the vocabulary lacks ends every answer: no match and no proposal crosses it.
         ended = [np.array([*answer, vocab_size], np.int64) for answer in answers]
         text = np.concatenate([np.empty(0, np.int64), *ended])
         places = np.arange(len(text))
         ends = np.where(text == vocab_size, places, -1)
         latest_end = np.maximum.accumulate(ends) if len(text) else ends
         keys = keys_at(text, MATCH - 1)
-        found = np.flatnonzero(places[MATCH - 1 :] - latest_end[MATCH - 1 :] >= MATCH)
-        found = found[text[found + MATCH] != vocab_size]
-        order = found[np.argsort(keys[found], kind="stable")]
+        starts = np.flatnonzero(places[MATCH - 1 :] - latest_end[MATCH - 1 :] >= MATCH)
+        starts = starts[text[starts + MATCH] != vocab_size]
+        order = starts[np.argsort(keys[starts], kind="stable")]
         is_latest = np.append(keys[order][1:] != keys[order][:-1], True)[: len(order)]
         latest = order[is_latest]
         return cls(
@@ -146,7 +146,7 @@ class KeptText:
             and columns["matches"].max(initial=0) < max(len(text), 1)
         )
         if not fits:
-            raise ModelError(f"{path} is damaged: its columns do not fit each other")
+            raise ModelError(f"{path} is damaged: its columns do not fit together")
         return cls(columns, vocab_size), facts
 
     def write(self, path: Path, facts: KeptFacts) -> None:

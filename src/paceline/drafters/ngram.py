@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from paceline.decoding.types import Drafter, Proposal
 
 MAX_MATCH = 16
-"""Upper bound of `max_match`: each token of the context adds that many index entries."""
+"""Upper bound of `max_match`: a token of the context adds that many index entries."""
 
 MAX_LENGTH = 64
 """Upper bound of `length`; no block is longer."""

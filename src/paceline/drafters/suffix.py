@@ -3,7 +3,7 @@
 Like n-gram lookup without a maximum n. It searches this request's prompt and answer and, with an
 `AnswerHistory`, earlier answers of the process (SuffixDecoding, arXiv 2411.04975).
 
-The index is a suffix automaton that grows token by token and keeps each substring's latest
+The index is a suffix automaton that grows token by token and keeps every substring's latest
 position. It finds the longest suffix that occurs earlier in constant time, and takes amortised
 constant time per token to build (Blumer et al. 1985). Each state is a set of substrings that end at
 the same positions; `link` leads to the set of the next shorter suffixes.
@@ -153,7 +153,7 @@ class SuffixDrafter(Drafter):
     name = "suffix"
 
     def __init__(self, history: AnswerHistory | None = None) -> None:
-        """Search the request's own text and, if given, `history`."""
+        """Search the request's own text and `history`, if there is one."""
         self._own = SuffixAutomaton()
         self._history = history
         self._earlier = history.automaton if history else None
@@ -162,16 +162,16 @@ class SuffixDrafter(Drafter):
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         """Up to `limit` tokens after the longest match; of equals, the one in the own text."""
         self._index(context)
-        own = self._own.longest_repeat()
+        repeat = self._own.longest_repeat()
         earlier = self._earlier.at(self._cursor) if self._earlier else None
-        if self._earlier and earlier and (own is None or earlier.length > own.length):
+        if self._earlier and earlier and (repeat is None or earlier.length > repeat.length):
             tokens = self._earlier.text[earlier.next_at : earlier.next_at + limit]
             end = next((i for i, token in enumerate(tokens) if token < 0), len(tokens))
             if end:
                 return Proposal(tokens[:end], "earlier", earlier.length)
-        if own is None:
+        if repeat is None:
             return Proposal((), self.name)
-        return Proposal(_copy(context, own, limit), self.name, own.length)
+        return Proposal(_copy(context, repeat, limit), self.name, repeat.length)
 
     def _index(self, context: Sequence[int]) -> None:
         """Index the new tokens, and match them against the history."""

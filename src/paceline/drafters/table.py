@@ -124,21 +124,21 @@ class TableDrafter(Drafter):
         self._table, self.name = table, name
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """The most likely continuation, each token with its probability."""
+        """The most likely continuation, with the probabilities of its tokens."""
         suffix = list(context[-MAX_ORDER:])
         tokens: list[int] = []
         probabilities: list[float] = []
         all_accepted = 1.0
         while len(tokens) < limit:
-            found = self._table.after(suffix)
-            if found is None:
+            successor = self._table.after(suffix)
+            if successor is None:
                 break
-            all_accepted *= found.probability
+            all_accepted *= successor.probability
             if all_accepted < _MIN_PROBABILITY:
                 break
-            tokens.append(found.token)
-            probabilities.append(found.probability)
-            suffix = [*suffix[1 - MAX_ORDER :], found.token]
+            tokens.append(successor.token)
+            probabilities.append(successor.probability)
+            suffix = [*suffix[1 - MAX_ORDER :], successor.token]
         return Proposal(tokens, self.name, 0, probabilities)
 
 
@@ -153,7 +153,7 @@ def keys_of(context: Sequence[int], most: int = MAX_ORDER) -> list[int]:
 
 
 def keys_at(tokens: npt.NDArray[np.int64], order: int) -> npt.NDArray[np.uint32]:
-    """Keys of a whole text at once: of the `order` + 1 tokens that end at each position.
+    """Keys of a whole text at once: of the `order` + 1 tokens that end at a position.
 
     [n] tokens -> [n - order] keys, for positions `order` to n - 1; equal to those of `keys_of`.
     """
@@ -170,7 +170,7 @@ def keys_at(tokens: npt.NDArray[np.int64], order: int) -> npt.NDArray[np.uint32]
 
 
 def halves(keys: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
-    """Sorted keys as they are stored, [n] -> [2, n]: the upper 16 bits of each, then the lower.
+    """Sorted keys as they are stored, [n] -> [2, n]: their upper 16 bits, then the lower.
 
     A wheel's compression then takes the upper ones to a fifteenth, so the keys to half:
 

@@ -87,11 +87,11 @@ class _Text(NamedTuple):
     """Positions in all answers whose token has a context of one order."""
 
     keys: Keys
-    """Of the context before each position."""
+    """Of the contexts before the positions."""
     nexts: Tokens
-    """The token at each position."""
+    """The tokens at the positions."""
     where: Places
-    """The position, counted over the tokens of all answers."""
+    """The positions, counted over the tokens of all answers."""
 
 
 class _Predictions:
@@ -107,9 +107,9 @@ class _Predictions:
         at = np.minimum(np.searchsorted(entries.keys, text.keys), max(len(entries.keys) - 1, 0))
         if not len(entries.keys):
             return
-        found = np.flatnonzero(entries.keys[at] == text.keys)
-        self.tokens[text.where[found]] = entries.tokens[at[found]]
-        self.probabilities[text.where[found]] = entries.probabilities[at[found]]
+        matches = np.flatnonzero(entries.keys[at] == text.keys)
+        self.tokens[text.where[matches]] = entries.tokens[at[matches]]
+        self.probabilities[text.where[matches]] = entries.probabilities[at[matches]]
 
 
 def count_table(answers: Sequence[Said]) -> Entries:
@@ -157,7 +157,7 @@ def _text(answers: Sequence[Said], order: int) -> _Text:
 
 
 def _count(text: _Text, predictions: _Predictions) -> Entries:
-    """An entry for each context; `predictions` are the predictions of shorter contexts.
+    """An entry per context; `predictions` are the predictions of shorter contexts.
 
     Chances are Witten-Bell's: the shorter context weighs as much as the context has had distinct
     successors. The candidates are the most frequent successor and the shorter context's.
@@ -188,14 +188,14 @@ def _count(text: _Text, predictions: _Predictions) -> Entries:
     return Entries(keys[pairs[contexts]], token, probability, totals * changed, is_new)
 
 
-def _find(keys: Keys, tokens: Tokens, counts: Places, wanted: Keys, successors: Tokens) -> Places:
+def _find(keys: Keys, tokens: Tokens, counts: Places, contexts: Keys, successors: Tokens) -> Places:
     """Counts of some (key, token) among pairs sorted by both; 0 if absent."""
     width = int(tokens.max()) + 2
-    known = keys.astype(np.int64) * width + tokens
+    pairs = keys.astype(np.int64) * width + tokens
     # A position without a prediction has token -1, which no pair has.
-    sought = wanted.astype(np.int64) * width + np.where(successors < 0, width - 1, successors)
-    at = np.minimum(np.searchsorted(known, sought), len(known) - 1)
-    return np.where(known[at] == sought, counts[at], 0)
+    queries = contexts.astype(np.int64) * width + np.where(successors < 0, width - 1, successors)
+    at = np.minimum(np.searchsorted(pairs, queries), len(pairs) - 1)
+    return np.where(pairs[at] == queries, counts[at], 0)
 
 
 def _changes(values: Keys | Tokens) -> npt.NDArray[np.bool_]:

@@ -2,7 +2,7 @@
 
 DFlash 2's candidate selector and DSpark's Markov and confidence heads, which are tiny: after the
 network has computed the rows of a block, they run here, in numpy, for every runtime alike. Their
-large tables have a row for each token of the vocabulary, of which a block reads a few; they stay in
+large tables have a row per token of the vocabulary, of which a block reads a few; they stay in
 their file. Formulas: z-lab/dflash (`CandidateSelector`) and deepseek-ai/DeepSpec
 (`markov_head.py`, `AcceptRatePredictor`).
 """
@@ -19,7 +19,7 @@ from paceline.drafters.networks.tensors import Array, StoredTensor
 
 
 class Rows(NamedTuple):
-    """What the network computes for each of the n drafts of a block."""
+    """What the network computes for the n drafts of a block."""
 
     tokens: npt.NDArray[np.int64]
     """[n, candidates], the tokens with the highest logits."""
@@ -34,14 +34,14 @@ class ChainHead:
 
     @classmethod
     def of(cls, config: Config, tensors: Mapping[str, StoredTensor]) -> "ChainHead | None":
-        """The heads of a checkpoint; None: its drafts do not depend on each other."""
+        """The heads of a checkpoint; None: it drafts the tokens of a block independently."""
         return None if config.chain is None else cls(config.chain, tensors)
 
     def __init__(self, chain: Chain, tensors: Mapping[str, StoredTensor]) -> None:
         """Map the tables and read the matrices of `tensors`, as `read_tensors` finds them."""
         self._chain = chain
-        self._small = {name: each.floats() for name, each in tensors.items() if _is_small(name)}
-        tables = [each.rows() for name, each in tensors.items() if not _is_small(name)]
+        self._small = {name: tensor.floats() for name, tensor in tensors.items() if _is_small(name)}
+        tables = [tensor.rows() for name, tensor in tensors.items() if not _is_small(name)]
         self._before: Callable[[int], Array] | None = None
         self._after: Callable[[npt.NDArray[np.int64]], Array] | None = None
         if tables:
@@ -50,9 +50,9 @@ class ChainHead:
     def choose(
         self, rows: Rows, token: int, position: int, sampler: DraftSampler | None = None
     ) -> tuple[list[int], list[float]]:
-        """The drafts after `token`, which is at `position`, and the probability of each.
+        """The drafts after `token`, which is at `position`, and their probabilities.
 
-        Each is the likeliest after the one before it, or the pick of `sampler`.
+        A draft is the likeliest after the one before it, or the pick of `sampler`.
         """
         drafts: list[int] = []
         chances: list[float] = []
@@ -104,7 +104,7 @@ class ChainHead:
 
 
 def _is_small(name: str) -> bool:
-    """Whether a tensor is not a table with a row for each token."""
+    """False for a table, which has a row per token of the vocabulary."""
     return not name.endswith(("_codebook", "markov_w1.weight", "markov_w2.weight"))
 
 

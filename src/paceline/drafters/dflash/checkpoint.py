@@ -22,7 +22,7 @@ DRAFT_VOCAB = "draft_vocab.npy"
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """DFlash 2: each sublayer's input and output are convolved over the rows of the block.
+    """DFlash 2: a sublayer's input and output are convolved over the rows of the block.
 
     output[i] = sum over t of (base[t] + dynamic[i, t]) * input[i - t], rows before the block being
     0; `dynamic` is a projection of the sublayer's input, the same for the channels of a group.
@@ -57,31 +57,34 @@ class Chain:
     rank: int
     candidates: int
     confidence: bool = False
-    """Whether the chance of each draft comes from a head of its own (DSpark)."""
+    """Whether the chance of a draft comes from a head of its own (DSpark)."""
     confidence_reads_draft: bool = False
     """Whether that head reads the embedding of the draft before, too."""
 
     def shapes(self, d: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
         """Name -> shape of the tensors."""
-        r, found = self.rank, dict[str, tuple[int, ...]]()
+        r = self.rank
+        shapes: dict[str, tuple[int, ...]] = {}
         if self.kind == "selector":
-            found = {
+            shapes = {
                 "candidate_selector.predecessor_codebook": (vocab_size, r),
                 "candidate_selector.successor_codebook": (vocab_size, r),
                 "candidate_selector.hidden_projection.weight": (r, d),
             }
         elif self.kind != "none":
-            found = {f"markov_head.markov_{one}.weight": (vocab_size, r) for one in ("w1", "w2")}
+            shapes = {
+                f"markov_head.markov_{matrix}.weight": (vocab_size, r) for matrix in ("w1", "w2")
+            }
         if self.kind == "gated":
-            found["markov_head.gate_proj.weight"] = (r, d + r)
-            found["markov_head.gate_proj.bias"] = (r,)
+            shapes["markov_head.gate_proj.weight"] = (r, d + r)
+            shapes["markov_head.gate_proj.bias"] = (r,)
         if self.kind == "rnn":
-            found["markov_head.joint_proj.weight"] = (3 * r, 2 * r + d)
-            found["markov_head.joint_proj.bias"] = (3 * r,)
+            shapes["markov_head.joint_proj.weight"] = (3 * r, 2 * r + d)
+            shapes["markov_head.joint_proj.bias"] = (3 * r,)
         if self.confidence:
             width = d + r if self.confidence_reads_draft else d
-            found |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
-        return found
+            shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
+        return shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class Config:
     """Layers of the target, from 0, after which hidden states are tapped."""
     mask_token_id: int
     windows: tuple[int | None, ...]
-    """Sliding window of each layer, in tokens; None: full attention."""
+    """Sliding windows of the layers, in tokens; None: full attention."""
     causal: bool | None = None
     """Whether a row of a block attends to earlier rows alone; None: in layers with a window."""
     first_drafted: int = 1
@@ -141,7 +144,7 @@ class Config:
             "norm.weight": (d,),
         }
         for layer in range(self.num_hidden_layers):
-            own = {
+            layer_shapes = {
                 f"{name}.weight": shape
                 for name, shape in {
                     "input_layernorm": (d,),
@@ -158,8 +161,8 @@ class Config:
                 }.items()
             }
             if self.convolution is not None:
-                own |= self.convolution.shapes(d)
-            shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
+                layer_shapes |= self.convolution.shapes(d)
+            shapes |= {f"layers.{layer}.{name}": shape for name, shape in layer_shapes.items()}
         if self.chain is not None:
             shapes |= self.chain.shapes(d, self.vocab_size)
         return shapes
@@ -177,12 +180,12 @@ def read_tensors(folder: Path, config: Config) -> tuple[Tensors, Tensors]:
     the message names them.
     """
     stored = stored_tensors(folder)
-    found = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
+    tensors = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
     shapes = config.shapes()
-    check_tensors(folder, shapes, found)
+    check_tensors(folder, shapes, tensors)
     chain = config.chain.shapes(config.hidden_size, config.vocab_size) if config.chain else {}
-    return {name: found[name] for name in shapes if name not in chain}, {
-        name: found[name] for name in chain
+    return {name: tensors[name] for name in shapes if name not in chain}, {
+        name: tensors[name] for name in chain
     }
 
 

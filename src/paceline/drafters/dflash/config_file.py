@@ -52,8 +52,8 @@ class _File:
 
 
 @dataclass(kw_only=True)
-class _Own:
-    """`dflash_config`."""
+class _DFlashConfig:
+    """The field `dflash_config`."""
 
     target_layer_ids: Annotated[list[Count], _NotEmpty]
     mask_token_id: Count
@@ -66,8 +66,8 @@ class _Own:
 
 
 @dataclass(kw_only=True)
-class _Own2(_Own):
-    """`dflash_config` of DFlash 2."""
+class _DFlash2Config(_DFlashConfig):
+    """The field `dflash_config` of DFlash 2."""
 
     block_size: _Block
     conv_kernel_size: Positive
@@ -79,12 +79,12 @@ class _Own2(_Own):
 @dataclass(kw_only=True)
 class _DFlashFile(_File):
     block_size: _Block
-    dflash_config: _Own
+    dflash_config: _DFlashConfig
 
 
 @dataclass(kw_only=True)
 class _DFlash2File(_File):
-    dflash_config: _Own2
+    dflash_config: _DFlash2Config
 
 
 @dataclass(kw_only=True)
@@ -112,30 +112,30 @@ def read_config(folder: Path) -> Config:
         return _dspark(path, raw)
     if name == "DFlash2DraftModel":
         two = validated(_DFlash2File, raw, str(path), error=ModelError)
-        own = two.dflash_config
-        convolution = Convolution(own.conv_kernel_size, own.conv_group_size)
+        nested = two.dflash_config
+        convolution = Convolution(nested.conv_kernel_size, nested.conv_group_size)
         faults = []
         if two.hidden_size % convolution.group:
             faults.append(f"conv_group_size {convolution.group} does not divide hidden_size")
-        if convolution.taps > own.block_size:
-            faults.append(f"conv_kernel_size is {convolution.taps}, block_size {own.block_size}")
-        if own.selector_top_k > two.vocab_size:
-            faults.append(f"selector_top_k is {own.selector_top_k}, more than the vocabulary")
-        chain = Chain("selector", own.selector_rank, own.selector_top_k)
-        extra = {"block_size": own.block_size, "convolution": convolution, "chain": chain}
-        return _config(path, two, _of(own) | extra, faults)
+        if convolution.taps > nested.block_size:
+            faults.append(f"conv_kernel_size is {convolution.taps}, block_size {nested.block_size}")
+        if nested.selector_top_k > two.vocab_size:
+            faults.append(f"selector_top_k is {nested.selector_top_k}, more than the vocabulary")
+        chain = Chain("selector", nested.selector_rank, nested.selector_top_k)
+        extra = {"block_size": nested.block_size, "convolution": convolution, "chain": chain}
+        return _config(path, two, _of(nested) | extra, faults)
     file = validated(_DFlashFile, raw, str(path), error=ModelError)
     return _config(path, file, _of(file.dflash_config) | {"block_size": file.block_size}, [])
 
 
-def _of(own: _Own) -> dict[str, Any]:
+def _of(nested: _DFlashConfig) -> dict[str, Any]:
     return {
-        "target_layer_ids": tuple(own.target_layer_ids),
-        "mask_token_id": own.mask_token_id,
-        "causal": own.causal,
-        "embedding_scale": own.input_embedding_scale,
-        "logit_scale": own.output_multiplier,
-        "logit_cap": own.final_logit_softcapping or None,
+        "target_layer_ids": tuple(nested.target_layer_ids),
+        "mask_token_id": nested.mask_token_id,
+        "causal": nested.causal,
+        "embedding_scale": nested.input_embedding_scale,
+        "logit_scale": nested.output_multiplier,
+        "logit_cap": nested.final_logit_softcapping or None,
     }
 
 
@@ -168,18 +168,18 @@ def _dspark(path: Path, raw: object) -> Config:
     return _config(path, file, values, faults)
 
 
-def _config(path: Path, file: _File, own: dict[str, Any], faults: list[str]) -> Config:
+def _config(path: Path, file: _File, settings: dict[str, Any], faults: list[str]) -> Config:
     """The shape that a file describes. Raises ModelError if its values contradict each other."""
-    if faults := faults + _contradictions(file, own):
+    if faults := faults + _contradictions(file, settings):
         raise ModelError(listed(str(path), faults))
     kinds = file.layer_types or ["full_attention"] * file.num_hidden_layers
     rope_theta = file.rope_parameters and file.rope_parameters.rope_theta
-    own["causal"] = own["causal"] if file.is_causal is None else file.is_causal
+    settings["causal"] = settings["causal"] if file.is_causal is None else file.is_causal
     values: dict[str, Any] = {
         **{
-            each.name: getattr(file, each.name)
-            for each in fields(Config)
-            if hasattr(file, each.name)
+            field.name: getattr(file, field.name)
+            for field in fields(Config)
+            if hasattr(file, field.name)
         },
         "head_dim": file.head_dim or file.hidden_size // file.num_attention_heads,
         "rope_theta": rope_theta or file.rope_theta,
@@ -187,14 +187,14 @@ def _config(path: Path, file: _File, own: dict[str, Any], faults: list[str]) -> 
             file.sliding_window if kind == "sliding_attention" else None for kind in kinds
         ),
     }
-    return Config(**{**values, **own})
+    return Config(**{**values, **settings})
 
 
-def _contradictions(file: _File, own: dict[str, Any]) -> list[str]:
+def _contradictions(file: _File, settings: dict[str, Any]) -> list[str]:
     """Values that are valid alone and contradict each other."""
     faults = []
     heads, kinds = file.num_attention_heads, file.layer_types
-    last_tap, mask = max(own["target_layer_ids"]), own["mask_token_id"]
+    last_tap, mask = max(settings["target_layer_ids"]), settings["mask_token_id"]
     if not file.head_dim and file.hidden_size % (2 * heads):
         faults.append(f"hidden_size {file.hidden_size} over {heads} heads is no even head size")
     if heads % file.num_key_value_heads:

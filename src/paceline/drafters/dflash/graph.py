@@ -30,7 +30,7 @@ class Kernel(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A layer's weights as graph nodes; keys and values, and gate and up, are one matrix each."""
+    """A layer's weights as graph nodes; keys and values, and gate and up, share a matrix."""
 
     input_norm: Any
     query: Any
@@ -172,7 +172,7 @@ class GraphBuilder(GraphNodes):
         return self._apply_rope(self._norm_of(heads, layer.query_norm), cos, sin)
 
     def _keys_values(self, layer: Layer, hidden: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
-        """[R, d] -> keys, rotated to their positions, and values: [R, kv_heads, head_dim] each."""
+        """[R, d] -> keys, rotated to their positions, and values: both [R, kv_heads, head_dim]."""
         kv_heads = self._config.num_key_value_heads
         both = self._heads(self._linear(hidden, layer.keys_values), 2 * kv_heads)
         keys, values = self._ops.split(both, self._ints(1), 2).outputs()
@@ -210,11 +210,11 @@ class GraphBuilder(GraphNodes):
         groups = self._config.hidden_size // form.group
         sizes = self._ints([0, 2, form.taps, groups, 1])
         dynamic = self._ops.reshape(self._linear(rows, kernel.projection), sizes, True)
-        own, others = (
+        input_kernel, output_kernel = (
             self._ops.squeeze(part, self._ints([1]))
             for part in self._ops.split(dynamic, self._ints(1), 2).outputs()
         )
-        return self._convolve(rows, kernel.base[0], own), others
+        return self._convolve(rows, kernel.base[0], input_kernel), output_kernel
 
     def _finished(self, rows: Any, dynamic: Any, kernel: Kernel | None) -> Any:
         """A sublayer's output [B, d], convolved."""
@@ -249,8 +249,8 @@ class GraphBuilder(GraphNodes):
         windows = self._config.windows
         names = [
             name
-            for name, wanted in (("mask.full", None in windows), ("mask.window", any(windows)))
-            if wanted
+            for name, is_used in (("mask.full", None in windows), ("mask.window", any(windows)))
+            if is_used
         ]
         return {name: self._input(name, [-1, -1]) for name in names}
 
@@ -264,11 +264,11 @@ class GraphBuilder(GraphNodes):
 
     def _kv_outputs(self, at: int, keys: Any, values: Any, rows: Any = None) -> list[Any]:
         """Outputs for the keys and values of the first `rows`; None: of all."""
-        found = []
+        outputs = []
         for name, rows_of in (("new_keys", keys), ("new_values", values)):
             kept = rows_of if rows is None else self._before(rows_of, rows)
-            found.append(self._output(f"{name}.{at}", kept))
-        return found
+            outputs.append(self._output(f"{name}.{at}", kept))
+        return outputs
 
     def _row_count(self, rows: Any) -> Any:
         """Number of rows, [1] int64."""

@@ -240,11 +240,11 @@ class MlxNetwork:
         import mlx.core as mx
 
         causal = self.config.is_causal(window)
-        own = np.arange(position, position + self.config.block_size)
-        keys = np.array([*cache.positions[first:], *own])
-        if not causal and (window is None or own[-1] - keys[0] < window):
+        block_positions = np.arange(position, position + self.config.block_size)
+        keys = np.array([*cache.positions[first:], *block_positions])
+        if not causal and (window is None or block_positions[-1] - keys[0] < window):
             return None
-        ahead = keys - own[:, None]
+        ahead = keys - block_positions[:, None]
         seen = ahead <= 0 if causal else np.full(ahead.shape, fill_value=True)
         if window is not None:
             seen &= np.abs(ahead) < window
@@ -268,9 +268,9 @@ class MlxNetwork:
 
         assert self.config.chain is not None
         count = min(self.config.chain.candidates, logits.shape[-1])
-        found = mx.argpartition(-logits, count - 1, axis=-1)[:, :count]
-        scores = mx.take_along_axis(logits, found, axis=-1)
-        tokens = found if self._draft_vocab is None else self._draft_vocab[found]
+        columns = mx.argpartition(-logits, count - 1, axis=-1)[:, :count]
+        scores = mx.take_along_axis(logits, columns, axis=-1)
+        tokens = columns if self._draft_vocab is None else self._draft_vocab[columns]
         mx.eval(tokens, scores, hidden)
         return Rows(
             np.array(tokens).astype(np.int64),
@@ -279,7 +279,7 @@ class MlxNetwork:
         )
 
     def _greedy(self, logits: MlxArray) -> tuple[Sequence[int], Sequence[float]]:
-        """The most probable token of each row, and its probability."""
+        """The rows' most probable tokens, and their probabilities."""
         import mlx.core as mx
 
         chances = mx.exp(logits.max(axis=-1) - mx.logsumexp(logits, axis=-1))

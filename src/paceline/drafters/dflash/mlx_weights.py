@@ -17,7 +17,7 @@ class Kernel(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A layer's weights; keys and values, and gate and up, are one matrix each."""
+    """A layer's weights; keys and values, and gate and up, share a matrix."""
 
     input_norm: MlxArray
     query: Matrix

@@ -58,10 +58,10 @@ class Network(Protocol):
             position: of `token`.
             tapped: hidden states of the newest tokens before it.
             start: the position of the first of them.
-            sampler: picks the drafts; None: each is the likeliest.
+            sampler: picks the drafts; None: they are the likeliest.
 
         Returns:
-            The block's draft tokens, and the probability of each.
+            The block's draft tokens, and their probabilities.
         """
         ...
 
@@ -77,8 +77,11 @@ def measure_cost(
         window: tokens of context in attention at most; None: as the layers have it.
     """
     layers = network.config.windows
-    windows = [window, None if None in layers else max(each for each in layers if each is not None)]
-    max_context = min((each for each in windows if each is not None), default=None)
+    windows = [
+        window,
+        None if None in layers else max(width for width in layers if width is not None),
+    ]
+    max_context = min((width for width in windows if width is not None), default=None)
     base = _block_seconds(network, network.new_cache(), tapped(1))
     length = LONG_CONTEXT if max_context is None else min(LONG_CONTEXT, max_context)
     cache = network.new_cache()
@@ -87,12 +90,12 @@ def measure_cost(
     return DraftCost(base, max(added, 0.0) / length, max_context)
 
 
-def _block_seconds(network: Network, cache: ContextCache[Any], one: Tapped) -> float:
-    """Median seconds of a block, each at one more token of context."""
+def _block_seconds(network: Network, cache: ContextCache[Any], row: Tapped) -> float:
+    """Median seconds of a block; the context grows by the token of `row` with every block."""
     times = []
     for _ in range(_TIMED_CALLS + 1):  # the first one compiles
         at = len(cache)
         started = perf_counter()
-        list(network.draft(cache, 0, at + 1, one, at)[0])
+        list(network.draft(cache, 0, at + 1, row, at)[0])
         times.append(perf_counter() - started)
     return median(times[1:])

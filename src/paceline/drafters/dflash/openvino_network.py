@@ -19,7 +19,7 @@ from paceline.drafters.networks.target import TargetWeights, check_pair, read_ta
 from paceline.drafters.networks.tensors import Array
 
 _BUCKET = 256
-"""Rows by which the context input grows: OpenVINO compiles each new size."""
+"""Rows by which the context input grows: OpenVINO compiles every new size."""
 
 
 class HostKV:
@@ -89,7 +89,7 @@ class OpenVinoNetwork:
         check_pair(folder, self.config, target)
         self._draft_vocab = draft_vocab = read_draft_vocab(folder, self.config)
         tensors, heads = read_tensors(folder, self.config)
-        weights = {name: each.floats() for name, each in tensors.items()}
+        weights = {name: tensor.floats() for name, tensor in tensors.items()}
         builder = GraphBuilder(self.config, weights, int8=int8)
         self._chain = ChainHead.of(self.config, heads)
         options = {
@@ -131,7 +131,7 @@ class OpenVinoNetwork:
             positions = range(start + at, start + at + len(part))
             padding = padded_size(len(part)) - len(part)
             places = np.array(positions, np.float32)
-            found = self._prefill.infer(
+            outputs = self._prefill.infer(
                 {
                     "tapped": padded_rows(part, padding),
                     "positions": padded_rows(places, padding),
@@ -139,7 +139,7 @@ class OpenVinoNetwork:
                 share_inputs=True,
                 share_outputs=True,
             )
-            self._append(cache, found, positions)
+            self._append(cache, outputs, positions)
 
     def draft(
         self,
@@ -180,19 +180,19 @@ class OpenVinoNetwork:
         for at in range(self.config.num_hidden_layers):
             inputs[f"keys.{at}"] = past[2 * at]
             inputs[f"values.{at}"] = past[2 * at + 1]
-        found = self._draft.infer(inputs, share_inputs=True, share_outputs=True)
-        self._append(cache, found, range(start, start + new))
+        outputs = self._draft.infer(inputs, share_inputs=True, share_outputs=True)
+        self._append(cache, outputs, range(start, start + new))
         if self._chain is not None:
-            best = Rows(*(found[name] for name in ("candidates", "scores", "hidden")))
+            best = Rows(*(outputs[name] for name in ("candidates", "scores", "hidden")))
             return self._chain.choose(best, token, position, sampler)
         if sampler is not None:
-            return sampler.pick_rows(found["logits"], position + 1, self._draft_vocab)
-        return found["drafts"].tolist(), found["chances"].tolist()
+            return sampler.pick_rows(outputs["logits"], position + 1, self._draft_vocab)
+        return outputs["drafts"].tolist(), outputs["chances"].tolist()
 
     def _masks(
         self, valid: Any, known: Sequence[int], past: int, positions: Array
     ) -> dict[str, Array]:
-        """Attention masks, [B, S + N + B] each, that exclude padding and what a window hides."""
+        """Attention masks [B, S + N + B] that exclude padding and what a window hides."""
         rows, windows = self._rows, self.config.windows
         full = np.where(valid, np.float32(0), np.float32(MASKED))
         masks = {}
@@ -210,10 +210,10 @@ class OpenVinoNetwork:
             masks["mask.window"] = np.where(far, np.float32(MASKED), full[None])
         return masks
 
-    def _append(self, cache: ContextCache[HostKV], found: Any, positions: range) -> None:
+    def _append(self, cache: ContextCache[HostKV], outputs: Any, positions: range) -> None:
         """Append the first rows of a graph's keys and values to the cache."""
         rows = [
-            found[f"{kind}.{at}"]
+            outputs[f"{kind}.{at}"]
             for at in range(self.config.num_hidden_layers)
             for kind in ("new_keys", "new_values")
         ]

@@ -13,7 +13,7 @@ class HeadCache(ContextCache[S]):
     def __init__(self, kv: S) -> None:
         super().__init__(kv)
         self.following: list[int] = []
-        """The token after each pending row; the last row's may not be known yet."""
+        """The tokens after the pending rows; the last row's may not be known yet."""
 
     def copy(self, position: int) -> "HeadCache[S]":
         """An independent copy of what is before this position."""

@@ -102,7 +102,7 @@ class Head(NamedTuple):
     config: HeadConfig
     weights: HeadWeights[Array]
     draft_vocab: npt.NDArray[np.int64] | None
-    """[draft vocabulary] ascending: the token of each row of its own output matrix."""
+    """[draft vocabulary] ascending: the tokens of the rows of its own output matrix."""
 
 
 def cut_vocabulary(head: Head, tokens: int) -> npt.NDArray[np.int64]:

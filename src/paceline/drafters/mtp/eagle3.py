@@ -123,7 +123,7 @@ def _taps(file: _ConfigFile) -> tuple[int, ...]:
     if file.deepspec:
         return tuple(file.target_layer_ids or ())
     if file.eagle_aux_hidden_state_layer_ids:
-        return tuple(each - 1 for each in file.eagle_aux_hidden_state_layer_ids)
+        return tuple(layer - 1 for layer in file.eagle_aux_hidden_state_layer_ids)
     nested = file.eagle_config and file.eagle_config.eagle_aux_hidden_state_layer_ids
     return tuple(nested or ())
 
@@ -153,32 +153,32 @@ def _contradictions(file: _ConfigFile, heads: int, kv_heads: int) -> list[str]:
 
 def read_head(folder: Path, config: HeadConfig) -> Head:
     """Read the weights. Raises ModelError; the message names the faulty tensors."""
-    found = {
+    tensors = {
         name.removeprefix("model.").replace("layers.0.", _LAYER): tensor
         for name, tensor in stored_tensors(folder).items()
     }
     shapes = _shapes(config)
-    if config.head_norms or (config.draft_vocab_size is None and "lm_head.weight" not in found):
+    if config.head_norms or (config.draft_vocab_size is None and "lm_head.weight" not in tensors):
         del shapes["lm_head.weight"]
-    if "d2t" not in found and config.draft_vocab_size == config.vocab_size:
+    if "d2t" not in tensors and config.draft_vocab_size == config.vocab_size:
         shapes.pop("d2t", None)
-    check_tensors(folder, {name: shape for name, shape in shapes.items() if name != "d2t"}, found)
+    check_tensors(folder, {name: shape for name, shape in shapes.items() if name != "d2t"}, tensors)
 
     def of(*names: str) -> Array:
-        return np.concatenate([found[f"{_LAYER}{name}.weight"].floats() for name in names])
+        return np.concatenate([tensors[f"{_LAYER}{name}.weight"].floats() for name in names])
 
-    head = found["lm_head.weight"].floats() if "lm_head.weight" in shapes else None
+    head = tensors["lm_head.weight"].floats() if "lm_head.weight" in shapes else None
     weights = HeadWeights(
-        fuse=found["fc.weight"].floats(),
+        fuse=tensors["fc.weight"].floats(),
         embedding_norm=of("input_layernorm"),
         hidden_norm=of("hidden_norm"),
-        norm=found["norm.weight"].floats(),
+        norm=tensors["norm.weight"].floats(),
         query_norm=of("self_attn.q_norm") if config.head_norms else None,
         key_norm=of("self_attn.k_norm") if config.head_norms else None,
         head=head,
         **layer_weights(of),
     )
-    draft_vocab = _draft_vocab(folder, config, found) if "d2t" in shapes else None
+    draft_vocab = _draft_vocab(folder, config, tensors) if "d2t" in shapes else None
     return Head(folder, config, weights, draft_vocab)
 
 
@@ -200,27 +200,27 @@ def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     }
     if config.head_norms:
         layer |= {"self_attn.q_norm": (hd,), "self_attn.k_norm": (hd,)}
-    own: dict[str, tuple[int, ...]] = {}
+    vocab_shapes: dict[str, tuple[int, ...]] = {}
     if config.draft_vocab_size is not None:
-        own["d2t"] = (config.draft_vocab_size,)
+        vocab_shapes["d2t"] = (config.draft_vocab_size,)
     return {
         "fc.weight": (d, config.tapped_size),
         "norm.weight": (d,),
         "lm_head.weight": (config.draft_vocab_size or config.vocab_size, d),
         **{f"{_LAYER}{name}.weight": shape for name, shape in layer.items()},
-        **own,
+        **vocab_shapes,
     }
 
 
 def _draft_vocab(
-    folder: Path, config: HeadConfig, found: Mapping[str, StoredTensor]
+    folder: Path, config: HeadConfig, tensors: Mapping[str, StoredTensor]
 ) -> npt.NDArray[np.int64]:
-    """The token of each row of `lm_head`."""
+    """The tokens of the rows of `lm_head`, [draft vocabulary] ascending."""
     count = config.draft_vocab_size or 0
-    if "d2t" not in found or found["d2t"].shape != (count,):
-        shape = list(found["d2t"].shape) if "d2t" in found else "missing"
+    if "d2t" not in tensors or tensors["d2t"].shape != (count,):
+        shape = list(tensors["d2t"].shape) if "d2t" in tensors else "missing"
         raise ModelError(f"the weights in {folder} cannot be used: d2t is {shape}, not [{count}]")
-    tokens = found["d2t"].integers() + np.arange(count)
+    tokens = tensors["d2t"].integers() + np.arange(count)
     if np.any(np.diff(tokens) <= 0) or tokens[0] < 0 or tokens[-1] >= config.vocab_size:
         raise ModelError(
             f"{folder}: row k of lm_head is for the token k + d2t[k]; expected ascending tokens "

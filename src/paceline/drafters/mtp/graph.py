@@ -30,7 +30,7 @@ class HeadGraph(GraphNodes):
     def build(self, target: TargetWeights, draft_vocab: npt.NDArray[np.int64] | None) -> Any:
         """The graph; see `HeadWeights` for what it computes.
 
-        Inputs: `tokens` [n] int64, the token after each row's position; `tapped` [k, taps * d];
+        Inputs: `tokens` [n] int64, the token after a row's position; `tapped` [k, taps * d];
         `carried` [n - k, d]; `positions` [n] float32; `last` [1] int64, the
         last row that is no padding; keys, values and sequences as PagedAttention has them.
 
@@ -107,7 +107,7 @@ class HeadGraph(GraphNodes):
         return attended, [*caches, *sequences, longest]
 
     def _rotated(self, heads: Any, norm: Any, tables: tuple[Any, Any]) -> Any:
-        """Queries or keys [n, heads, head_dim], normed if `norm` is given, rotated in part."""
+        """Queries or keys [n, heads, head_dim], normed if there is a `norm`, rotated in part."""
         ops, config = self._ops, self._config
         if norm is not None:
             heads = self._norm(heads, norm)
@@ -121,9 +121,9 @@ class HeadGraph(GraphNodes):
     def _logits(
         self, row: Any, target: TargetWeights, draft_vocab: npt.NDArray[np.int64] | None
     ) -> Any:
-        own = self._weights.head
-        if own is not None:
-            return self._linear(row, self._matrix(own))
+        head = self._weights.head
+        if head is not None:
+            return self._linear(row, self._matrix(head))
         if draft_vocab is None:
             return self._linear(row, target.head)
         return self._linear(row, self._matrix(read_matrix(target.head, draft_vocab)))

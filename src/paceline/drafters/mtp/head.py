@@ -27,9 +27,9 @@ class ChainCost:
     first: DraftCost
     """Of one draft, with the hidden states of one new token."""
     step: float
-    """Of each further draft."""
+    """Of a further draft."""
     row: float = 0.0
-    """Of each further token whose hidden states are read first."""
+    """Of a further token whose hidden states are read first."""
 
     def __call__(self, context: int, drafts: float, rows: int = 1) -> float:
         """Seconds of `drafts` >= 1 tokens at `context` tokens, the last `rows` >= 1 of them new."""
@@ -109,7 +109,7 @@ def measure_cost(head: DraftHead, tapped: Callable[[int], Tapped]) -> ChainCost:
 
 
 def _seconds(head: DraftHead, cache: HeadCache[Any], rows: Tapped, drafts: int) -> float:
-    """Median seconds of a chain, each after `rows`."""
+    """Median seconds of a chain of `drafts` tokens after `rows`."""
     times = []
     for _ in range(_TIMED_CALLS + 1):  # the first one compiles
         started = perf_counter()

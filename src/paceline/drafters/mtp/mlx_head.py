@@ -163,9 +163,9 @@ class MlxHead:
         else:
             hidden = self._norm(rows.tapped, weights.fuse)
         cache.kv.truncate(len(cache))  # drafted rows go
-        found = self._layer(cache, mx.array([*rows.tokens]), hidden, rows.start)
+        residual = self._layer(cache, mx.array([*rows.tokens]), hidden, rows.start)
         cache.positions += range(rows.start, rows.start + len(rows.tokens))
-        return found
+        return residual
 
     def _layer(
         self, cache: HeadCache[DeviceKV], tokens: MlxArray, hidden: MlxArray, start: int
@@ -260,4 +260,6 @@ def _on_device(weights: HeadWeights[Array], dtype: Any, bits: int | None) -> Hea
         array = mx.array(value).astype(dtype)
         return Matrix(array, bits) if value.ndim == 2 else array
 
-    return HeadWeights(**{each.name: put(getattr(weights, each.name)) for each in fields(weights)})
+    return HeadWeights(
+        **{field.name: put(getattr(weights, field.name)) for field in fields(weights)}
+    )

@@ -42,9 +42,9 @@ class PagedKV:
 
     def reserved(self, slots: int) -> list[npt.NDArray[Any]]:
         """Keys and values with room for this many slots; PagedAttention writes into them."""
-        wanted, held = -(-slots // _SLOTS), len(self._blocks[0])
-        if wanted > held:
-            more = max(wanted, 2 * held) - held
+        count, capacity = -(-slots // _SLOTS), len(self._blocks[0])
+        if count > capacity:
+            more = max(count, 2 * capacity) - capacity
             self._blocks = [
                 np.concatenate([blocks, np.zeros((more, *blocks.shape[1:]), blocks.dtype)])
                 for blocks in self._blocks
@@ -130,36 +130,36 @@ class OpenVinoHead:
         tapped, tokens, start = rows
         surplus = max(len(tokens) - PREFILL_CHUNK, 0)
         self.prefill(cache, Rows(tapped[:surplus], tokens[:surplus], start))
-        found = self._append(cache, Rows(tapped[surplus:], tokens[surplus:], start + surplus))
+        last = self._append(cache, Rows(tapped[surplus:], tokens[surplus:], start + surplus))
         position = start + len(tokens)
         drafts: list[int] = []
         chances: list[float] = []
         likely = 1.0
         while True:
-            token, chance = found.token, found.chance
+            token, chance = last.token, last.chance
             if sampler is not None:
-                token, chance = sampler.pick(found.logits, position + 1, self._draft_vocab)
+                token, chance = sampler.pick(last.logits, position + 1, self._draft_vocab)
             drafts.append(token)
             chances.append(chance)
             likely *= chance
             if len(drafts) == limit or likely < least:
                 return drafts, chances
             slot = len(cache) + len(drafts) - 1
-            found = self._step.run(cache.kv, slot, [token], [position], found.carried)
+            last = self._step.run(cache.kv, slot, [token], [position], last.carried)
             position += 1
 
-    def _append(self, cache: HeadCache[PagedKV], rows: Rows) -> "_Found":
+    def _append(self, cache: HeadCache[PagedKV], rows: Rows) -> "_LastRow":
         positions = range(rows.start, rows.start + len(rows.tokens))
-        found = self._rows.run(cache.kv, len(cache), rows.tokens, positions, rows.tapped)
+        last = self._rows.run(cache.kv, len(cache), rows.tokens, positions, rows.tapped)
         cache.positions += positions
-        return found
+        return last
 
 
-class _Found(NamedTuple):
-    """Outputs of a call, of its last row."""
+class _LastRow(NamedTuple):
+    """Outputs of a call's last row."""
 
     token: int
-    """The best one."""
+    """The most probable one."""
     chance: float
     logits: Array
     """[vocabulary or draft vocabulary], valid until the next call of the same request."""
@@ -190,7 +190,7 @@ class _Request:
         tokens: Sequence[int],
         positions: Sequence[int],
         hidden: Array,
-    ) -> _Found:
+    ) -> _LastRow:
         """Run rows, which write the slots of `kv` from `slot` on.
 
         Padding writes the slots after them, whose values the next rows replace before any is read.
@@ -213,7 +213,7 @@ class _Request:
             self._request.get_tensor(name).data
             for name in ("drafts", "chances", "logits", "carried_out")
         )
-        return _Found(int(drafts[0]), float(chances[0]), logits[0], carried)
+        return _LastRow(int(drafts[0]), float(chances[0]), logits[0], carried)
 
     def _bind_kv(self, blocks: Sequence[npt.NDArray[Any]]) -> None:
         if len(self._kv) and all(a is b for a, b in zip(self._kv, blocks, strict=True)):

@@ -1,8 +1,8 @@
 """Reads the MTP head inside a Qwen3.5 model: `mtp.*` of a checkpoint, `nextn.*` of a GGUF file.
 
 As vLLM computes it (`qwen3_5_mtp`): the target's hidden state after its final norm and the
-embedding of the next token, each normed, go through `fc`, embedding first; then one layer of full
-attention as in the target (gated, with norms of queries and keys, part of each head rotated), and a
+embedding of the next token, both normed, go through `fc`, embedding first; then one layer of full
+attention as in the target (gated, with norms of queries and keys, heads rotated in part), and a
 norm, whose output goes to the target's head and, in a chain, to the next step. llama.cpp measured
 that the state after the final norm is the right one (its pull request 24025).
 
@@ -87,7 +87,7 @@ class _TextConfig:
 
 @dataclass
 class _GgufFields:
-    """The same of a GGUF file."""
+    """The same fields in a GGUF file's metadata."""
 
     embedding_length: Positive
     feed_forward_length: Positive
@@ -170,21 +170,23 @@ def _gguf_config(path: Path, file: GgufFile) -> HeadConfig:
     names = ("attention.head_count", "attention.head_count_kv", "attention.key_length")
     keys = [*names, "rope.dimension_count", "rope.freq_base", "attention.layer_norm_rms_epsilon"]
     keys += ["embedding_length", "feed_forward_length", "block_count", "nextn_predict_layers"]
-    said = {key.split(".")[-1]: file.fields.get(f"{family}.{key}") for key in keys}
-    said["nextn_predict_layers"] = said["nextn_predict_layers"] or 0
-    found = validated(_GgufFields, said, f"{path} (MTP head)", error=ModelError)
-    embeddings = next((each for each in file.tensors if each.name == "token_embd.weight"), None)
-    layers = found.block_count - found.nextn_predict_layers
+    metadata = {key.split(".")[-1]: file.fields.get(f"{family}.{key}") for key in keys}
+    metadata["nextn_predict_layers"] = metadata["nextn_predict_layers"] or 0
+    fields = validated(_GgufFields, metadata, f"{path} (MTP head)", error=ModelError)
+    embeddings = next(
+        (tensor for tensor in file.tensors if tensor.name == "token_embd.weight"), None
+    )
+    layers = fields.block_count - fields.nextn_predict_layers
     return HeadConfig(
-        hidden_size=found.embedding_length,
-        intermediate_size=found.feed_forward_length,
-        num_attention_heads=found.head_count,
-        num_key_value_heads=found.head_count_kv,
-        head_dim=found.key_length,
-        rotary_dims=found.dimension_count,
+        hidden_size=fields.embedding_length,
+        intermediate_size=fields.feed_forward_length,
+        num_attention_heads=fields.head_count,
+        num_key_value_heads=fields.head_count_kv,
+        head_dim=fields.key_length,
+        rotary_dims=fields.dimension_count,
         vocab_size=embeddings.shape[0] if embeddings else 0,
-        rms_norm_eps=found.layer_norm_rms_epsilon,
-        rope_theta=found.freq_base,
+        rms_norm_eps=fields.layer_norm_rms_epsilon,
+        rope_theta=fields.freq_base,
         taps=(layers - 1,),
         num_target_layers=layers,
         own=True,
@@ -221,15 +223,17 @@ def _tensors(folder: Path, config: HeadConfig, *, finite: bool = True) -> Callab
     `finite` checks all numbers.
     """
     stored = stored_tensors(folder)
-    if any(name.endswith("conv1d.weight") and each.shape[-1] == 1 for name, each in stored.items()):
+    if any(
+        name.endswith("conv1d.weight") and tensor.shape[-1] == 1 for name, tensor in stored.items()
+    ):
         raise ModelError(
             f"{folder} was converted for MLX, which stores norms in another way; name the original "
             "checkpoint for its MTP head: mtp:FOLDER"
         )
     norms = [name for name in stored if name.endswith("model.norm.weight")]
     norms += [name for name in stored if name.endswith("language_model.norm.weight")]
-    found = {name: stored[name] for name in stored if name.startswith("mtp.")}
-    if not found:
+    tensors = {name: stored[name] for name in stored if name.startswith("mtp.")}
+    if not tensors:
         raise ModelError(
             f"{folder} names an MTP head in its {CONFIG} and has no tensors mtp.*; whoever "
             "converted it left them out: name the original checkpoint, mtp:FOLDER"
@@ -237,11 +241,11 @@ def _tensors(folder: Path, config: HeadConfig, *, finite: bool = True) -> Callab
     names = {f"mtp.{name}.weight": shape for name, shape in _shapes(config).items()}
     names["mtp.target_norm.weight"] = (config.hidden_size,)
     if norms:
-        found["mtp.target_norm.weight"] = stored[norms[0]]
-    check_tensors(folder, names, found, finite=finite)
+        tensors["mtp.target_norm.weight"] = stored[norms[0]]
+    check_tensors(folder, names, tensors, finite=finite)
 
     def read(name: str) -> Array:
-        values = found[f"mtp.{name}.weight"].floats()
+        values = tensors[f"mtp.{name}.weight"].floats()
         return values + 1 if values.ndim == 1 else values
 
     return read
@@ -252,7 +256,7 @@ def _gguf_tensors(path: Path, file: GgufFile, config: HeadConfig) -> Callable[[s
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    stored: Mapping[str, Tensor] = {each.name: each for each in file.tensors}
+    stored: Mapping[str, Tensor] = {tensor.name: tensor for tensor in file.tensors}
     block = f"blk.{config.num_target_layers}."
     names = {name: f"{block}{inside}.weight" for name, inside in _AROUND.items()}
     names |= {f"layers.0.{name}": f"{block}{inside}.weight" for name, inside in _LAYER.items()}

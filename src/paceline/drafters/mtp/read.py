@@ -1,4 +1,4 @@
-"""Reads a head of any form; each form has a file of its own."""
+"""Reads a head of any form; every form has a file of its own."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -42,7 +42,7 @@ class ContextCache(Generic[S]):
         self.kv = kv
         """Rows after the last position are invalid."""
         self.positions: list[int] = []
-        """The position of each row, ascending."""
+        """Positions of the rows, ascending."""
         self.pending: list[Tapped] = []
         """Hidden states of later tokens, in order and without gaps."""
         self.pending_start = 0
@@ -83,7 +83,7 @@ class DraftCost:
     base: float
     """Without context."""
     per_token: float = 0.0
-    """Added by each token of context."""
+    """Added per token of context."""
     max_context: int | None = None
     """Tokens of context that attention reads at most; None: all."""
 

@@ -37,7 +37,7 @@ class MlxTarget(Protocol):
 
 
 class Matrix:
-    """A linear layer's weight [out, in]: quantized if `bits` is given and a group size fits."""
+    """A linear layer's weight [out, in]: quantized if `bits` is set and a group size fits."""
 
     def __init__(self, weight: MlxArray, bits: int | None) -> None:
         import mlx.core as mx
@@ -59,7 +59,7 @@ class Matrix:
 
 
 class DeviceKV:
-    """Keys and values in caches of mlx-lm, one a layer: each [1, kv_heads, n, head_dim]."""
+    """Keys and values in caches of mlx-lm, one a layer, [1, kv_heads, n, head_dim]."""
 
     def __init__(self, layers: int) -> None:
         from mlx_lm.models.cache import KVCache
@@ -83,12 +83,12 @@ class DeviceKV:
 
     def truncate(self, count: int) -> None:
         """Drop all but the first `count` rows."""
-        for each in self.caches:
-            each.trim(each.offset - count)
+        for cache in self.caches:
+            cache.trim(cache.offset - count)
 
     def arrays(self) -> list[MlxArray]:
         """All keys and values."""
-        return [each.state[:2] for each in self.caches if each.keys is not None]
+        return [cache.state[:2] for cache in self.caches if cache.keys is not None]
 
 
 def to_host(array: MlxArray, *also: MlxArray) -> list[Any]:
@@ -120,5 +120,5 @@ def tapped_rows(
     arrays = getattr(taps, "arrays", None)
     if arrays is None:
         arrays = {layer: mx.array(taps[tap_name(layer)]) for layer in layers}
-    found = mx.concatenate([arrays[layer][:rows] for layer in layers], axis=1)
-    return evaluate(found.astype(dtype))
+    tapped = mx.concatenate([arrays[layer][:rows] for layer in layers], axis=1)
+    return evaluate(tapped.astype(dtype))

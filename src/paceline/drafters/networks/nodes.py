@@ -21,7 +21,7 @@ class GraphNodes:
         self._int8 = int8
 
     def _rope_tables(self, positions: Any, dims: int, theta: float) -> tuple[Any, Any]:
-        """Cos and sin of RoPE (half rotation) over `dims` dimensions, [R, 1, dims] each."""
+        """Cos and sin of RoPE (half rotation) over `dims` dimensions, both [R, 1, dims]."""
         ops = self._ops
         half = np.arange(0, dims, 2, dtype=np.float32) / dims
         frequencies = self._floats(1 / np.float32(theta) ** half)
@@ -50,7 +50,7 @@ class GraphNodes:
     def _greedy(self, logits: Any, draft_vocab: npt.NDArray[np.int64] | None) -> list[Any]:
         """Outputs of the rows' logits [R, n], over the whole or the draft vocabulary.
 
-        `drafts` [R] int64 and `chances` [R], each row's best token and its probability, and
+        `drafts` [R] int64 and `chances` [R], the rows' best tokens and their probabilities, and
         `logits`, from which another may be picked.
         """
         ops = self._ops
@@ -72,12 +72,12 @@ class GraphNodes:
     def _best(
         self, logits: Any, count: int, draft_vocab: npt.NDArray[np.int64] | None
     ) -> list[Any]:
-        """Outputs `candidates` [R, count] int64, each row's best tokens, and `scores`, theirs."""
+        """Outputs `candidates` [R, count] int64, the best tokens, and `scores`, their logits."""
         ops = self._ops
         if draft_vocab is not None:
             count = min(count, len(draft_vocab))
-        found = ops.topk(logits, self._ints(count), -1, "max", "none", index_element_type="i64")
-        scores, tokens = found.outputs()
+        best = ops.topk(logits, self._ints(count), -1, "max", "none", index_element_type="i64")
+        scores, tokens = best.outputs()
         if draft_vocab is not None:
             tokens = ops.gather(self._ints(draft_vocab), tokens, self._ints(0))
         return [self._output("candidates", tokens), self._output("scores", scores)]

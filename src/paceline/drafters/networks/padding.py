@@ -6,14 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 _EXACT_ROWS = 8
-"""Calls of at most this number of rows are not padded: after a block, each row would cost time."""
+"""Calls of at most this number of rows are not padded: after a block, every row costs time."""
 
 
 def padded_size(rows: int) -> int:
     """Rows of a call that has `rows` >= 1 of them, with padding.
 
     Up to 8 as they are, then the next of 12, 16, 24, 32, 48, ... 512. OpenVINO keeps memory for
-    every shape that it has run: half a megabyte each with a tiny head. Its
+    every shape that it has run: half a megabyte a shape with a tiny head. Its
     CPU_RUNTIME_CACHE_CAPACITY=0 leaves half of that.
     """
     if rows <= _EXACT_ROWS:

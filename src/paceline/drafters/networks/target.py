@@ -140,7 +140,9 @@ def sizes_of(path: Path) -> TargetSizes:
         target = read_target(path)
         return TargetSizes(target.layers, target.hidden_size, target.vocab_size)
     file = read_gguf(path)
-    embeddings = next((each for each in file.tensors if each.name == "token_embd.weight"), None)
+    embeddings = next(
+        (tensor for tensor in file.tensors if tensor.name == "token_embd.weight"), None
+    )
     if embeddings is None:
         raise ModelError(f"{path} has no tensor token_embd.weight; expected a language model")
     vocab_size, hidden_size = embeddings.shape
@@ -211,12 +213,12 @@ def read_matrix(weight: Any, rows: npt.NDArray[np.int64] | None = None) -> Array
         weight = opset13.gather(weight, opset13.constant(rows), opset13.constant(np.int64(0)))
     model = ov.Model([opset13.result(weight)], [], "weight")
     compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    found: Array = compiled({})[0]
-    return found
+    values: Array = compiled({})[0]
+    return values
 
 
 def check_pair(folder: Path, config: DrafterShape, target: TargetShape) -> None:
-    """Check that a drafter was made for this target.
+    """Check that a drafter fits this target.
 
     Raises ModelError: the message names every size that differs.
     """

@@ -114,7 +114,7 @@ def _tensor(path: Path, name: str, about: Any, data: int, size: int) -> StoredTe
 def check_tensors(
     path: Path,
     shapes: Mapping[str, tuple[int, ...]],
-    found: Mapping[str, StoredTensor],
+    tensors: Mapping[str, StoredTensor],
     *,
     finite: bool = True,
 ) -> None:
@@ -124,11 +124,11 @@ def check_tensors(
     """
     faults = []
     for name, shape in shapes.items():
-        if name not in found:
+        if name not in tensors:
             faults.append(f"{name} is missing")
-        elif found[name].shape != shape:
-            faults.append(f"{name} is {list(found[name].shape)}, expected {list(shape)}")
-        elif finite and not np.isfinite(found[name].floats()).all():
+        elif tensors[name].shape != shape:
+            faults.append(f"{name} is {list(tensors[name].shape)}, expected {list(shape)}")
+        elif finite and not np.isfinite(tensors[name].floats()).all():
             faults.append(f"{name} has values that are not finite")
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""

@@ -134,8 +134,8 @@ def make_answers(
     manifest |= {
         "complete": True,
         "answers": len(answers),
-        "prompt_tokens": sum(len(each.prompt) for each in answers),
-        "answer_tokens": sum(len(each.answer) for each in answers),
+        "prompt_tokens": sum(len(answer.prompt) for answer in answers),
+        "answer_tokens": sum(len(answer.answer) for answer in answers),
         "sha256": sha256_of(folder / ANSWERS),
     }
     with writing(folder):
@@ -204,13 +204,13 @@ def _about(
 
 
 def _check_same(folder: Path, manifest: Mapping[str, Any]) -> None:
-    here = _read_manifest(folder)
-    if here is None:
+    old_manifest = _read_manifest(folder)
+    if old_manifest is None:
         return
     for name in ("fingerprint", "prompts", *asdict(Settings())):
-        if here.get(name) != manifest[name]:
+        if old_manifest.get(name) != manifest[name]:
             raise InvalidRequest(
-                f"{folder} has answers with another {name} ({here.get(name)}, not "
+                f"{folder} has answers with another {name} ({old_manifest.get(name)}, not "
                 f"{manifest[name]}); choose another folder, or the settings it was begun with"
             )
 

@@ -56,7 +56,7 @@ def prompts(
         drafters=("none",),
         progress=progress,
     )
-    found = write_prompts(
+    total = write_prompts(
         model,
         out,
         count=count,
@@ -65,7 +65,7 @@ def prompts(
         at_once=at_once,
         progress=progress,
     )
-    return Report({"prompts": found, "file": str(out)}, text=f"{found} prompts in {out}")
+    return Report({"prompts": total, "file": str(out)}, text=f"{total} prompts in {out}")
 
 
 def answers(
@@ -92,9 +92,9 @@ def answers(
         drafters=("none",),
         progress=progress,
     )
-    made = make_answers(model, files, out, settings, at_once=at_once, progress=progress)
-    text = f"{made['answers']} answers, {made['answer_tokens']} tokens, in {out}"
-    return Report(made, text=text)
+    manifest = make_answers(model, files, out, settings, at_once=at_once, progress=progress)
+    text = f"{manifest['answers']} answers, {manifest['answer_tokens']} tokens, in {out}"
+    return Report(manifest, text=text)
 
 
 def table(
@@ -109,23 +109,23 @@ def table(
     learnt, kept_back = held_out(answers)
     if not learnt:
         raise InvalidRequest(f"one answer is too few to train on; make more in {folders[0]}")
-    progress.say(f"counting {sum(len(each.answer) for each in learnt)} tokens")
+    progress.say(f"counting {sum(len(answer.answer) for answer in learnt)} tokens")
     entries = count_table(learnt).best(int(megabytes * 1e6 / entry_bytes(model.engine.vocab_size)))
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "made_from": [provenance(folder) for folder in folders],
         "answers": len(learnt),
-        "answer_tokens": sum(len(each.answer) for each in learnt),
+        "answer_tokens": sum(len(answer.answer) for answer in learnt),
         "held_out": accuracy(entries, kept_back),
     }
     write_table(
-        entries, out, target=model.files.name, vocab_size=model.engine.vocab_size, facts=found
+        entries, out, target=model.files.name, vocab_size=model.engine.vocab_size, facts=facts
     )
-    right, promised = found["held_out"]["right"], found["held_out"]["promised"]
+    right, promised = facts["held_out"]["right"], facts["held_out"]["promised"]
     text = (
         f"{len(entries.keys)} entries in {out}; of held-out tokens it predicts {right:.1%} at a "
         f"mean probability of {promised:.1%}"
     )
-    return Report({"folder": str(out), "entries": len(entries.keys), **found}, text=text)
+    return Report({"folder": str(out), "entries": len(entries.keys), **facts}, text=text)
 
 
 def check_training(*, rate: float, device: str) -> None:
@@ -200,7 +200,7 @@ def mtp(
 
 @contextmanager
 def _held(out: Path) -> Iterator[None]:
-    """Lock a run's folder, made if missing: two runs at once would write one file."""
+    """Lock a run's folder, created if missing: two runs at once would write one file."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with held(out):
@@ -223,7 +223,7 @@ def _read_all(folders: Sequence[Path], files: ModelFiles) -> list[Answer]:
 
 def _open(files: ModelFiles, answers: Sequence[Answer], taps: set[int]) -> Engine:
     """The target, to record hidden states after the layers `taps`."""
-    longest = max(len(each.tokens) for each in answers)
+    longest = max(len(answer.tokens) for answer in answers)
     settings = EngineSettings(cache_tokens=longest, taps=tuple(sorted(taps)))
     return open_engine("openvino", files.path, files.context_length, settings)
 

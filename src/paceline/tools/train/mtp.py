@@ -105,11 +105,11 @@ class Trainer(trainer.Trainer):
         states = self._states_of(texts)
         kind = self._device.partition(":")[0]
         with torch.autocast(kind, torch.bfloat16, enabled=_has_bf16(kind)):
-            found = self.network(self._rows(texts, states), steps)
+            step_logits = self.network(self._rows(texts, states), steps)
         pairs = zip(texts, states, strict=True)
         labels = [self._labels(text, rows) for text, rows in pairs]
         losses = []
-        for step, logits in enumerate(found):
+        for step, logits in enumerate(step_logits):
             shares = torch.cat([F.pad(rows[step:], (0, 0, 0, step)) for rows in labels])
             wrong = F.cross_entropy(logits.float(), shares, reduction="sum")
             losses.append(_DECAY**step * wrong / shares.sum().clamp(min=1))
@@ -120,12 +120,12 @@ class Trainer(trainer.Trainer):
         return 1 if self.step < self._steps.shallow * self._steps.steps else self._steps.depth
 
     def _right(self, text: Text) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """[m, depth] each: whether a draft token is right, and whether the text has one there."""
+        """Whether a draft token is right, and whether the text has one there: both [m, depth]."""
         same, known = [], []
         with torch.no_grad():
             rows = self._rows([text], self._states_of([text]))
-            found = self.network(rows, self._steps.depth)
-        for step, logits in enumerate(found):
+            step_logits = self.network(rows, self._steps.depth)
+        for step, logits in enumerate(step_logits):
             truth = np.array(text.tokens[text.first + 1 + step :])
             draft = self._shared.drafted[logits.argmax(-1)].cpu().numpy()
             there = np.arange(len(draft)) < len(truth)
@@ -151,8 +151,8 @@ class Trainer(trainer.Trainer):
         """
         last = states[text.first : -1, -self._config.hidden_size :]
         logits = torch.from_numpy(self._target_logits(last.cpu().numpy())).to(self._device)
-        said = torch.tensor(text.tokens[text.first + 1 :], device=self._device)
-        return logits.softmax(-1) * (self._shared.column[said] >= 0)[:, None]
+        answer_ids = torch.tensor(text.tokens[text.first + 1 :], device=self._device)
+        return logits.softmax(-1) * (self._shared.column[answer_ids] >= 0)[:, None]
 
     def _write(self) -> None:
         save_head(

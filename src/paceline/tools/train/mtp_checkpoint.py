@@ -37,7 +37,7 @@ def save_head(
         context_length: of the target, in tokens.
     """
     drafted = drafted.cpu().long()
-    halved = {name: each.detach().to("cpu", torch.bfloat16) for name, each in weights.items()}
+    halved = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in weights.items()}
     is_drafted = torch.zeros(config.vocab_size, dtype=torch.bool)
     is_drafted[drafted] = True
     tensors = {**halved, "d2t": drafted - torch.arange(len(drafted)), "t2d": is_drafted}

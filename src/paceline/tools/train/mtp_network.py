@@ -41,7 +41,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.heads * hd, d, bias=False)
 
     def keys_and_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-        """[n, 2 d] -> rotated keys and values, each [heads, n, head_dim]."""
+        """[n, 2 d] -> rotated keys and values, both [heads, n, head_dim]."""
         shares = self.heads // self.kv_heads
         k = self.k_proj(x).view(len(x), self.kv_heads, -1).transpose(0, 1)
         v = self.v_proj(x).view(len(x), self.kv_heads, -1).transpose(0, 1)
@@ -86,8 +86,8 @@ class HeadNetwork(nn.Module):
         super().__init__()
         self.config = config
         self.std: Tensor
-        given = torch.ones(config.tapped_size) if std is None else std
-        self.register_buffer("std", given, persistent=False)
+        deviation = torch.ones(config.tapped_size) if std is None else std
+        self.register_buffer("std", deviation, persistent=False)
         self.midlayer = Layer(config)
         self.fc = nn.Linear(config.tapped_size, config.hidden_size, bias=False)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -100,8 +100,8 @@ class HeadNetwork(nn.Module):
         """Logits of draft steps 1 to `steps`.
 
         Args:
-            texts: rows of each text.
-            steps: how many tokens each row drafts.
+            texts: the rows of the texts.
+            steps: tokens that a row drafts.
 
         Returns:
             Per step [sum of m, draft_vocab]: row i of a text predicts token i + 1 + step. The
@@ -115,23 +115,23 @@ class HeadNetwork(nn.Module):
         counts = [len(past.rows) for past in pasts]
         starts = accumulate(sizes, initial=0)
         predicting = torch.cat([past.rows + at for past, at in zip(pasts, starts, strict=False)])
-        rows, own = hidden[predicting], x[predicting]
-        found = []
+        rows, joined = hidden[predicting], x[predicting]
+        step_logits = []
         for step in range(steps):
             if step:
                 tokens = torch.cat([past.embedded(step) for past in pasts])
-                own = self.midlayer.joined(tokens, rows)
+                joined = self.midlayer.joined(tokens, rows)
             attended = torch.cat(
                 [
                     past.attend(part, step)
-                    for past, part in zip(pasts, own.split(counts), strict=True)
+                    for past, part in zip(pasts, joined.split(counts), strict=True)
                 ]
             )
             rows = rows + self._dropout(self.midlayer.self_attn.o_proj(attended))
             normed = self.midlayer.post_attention_layernorm(rows)
             rows = rows + self._dropout(self.midlayer.mlp(normed))
-            found.append(self.lm_head(self.norm(rows)))
-        return found
+            step_logits.append(self.lm_head(self.norm(rows)))
+        return step_logits
 
     def weights(self) -> dict[str, Tensor]:
         """Name -> tensor, as in a checkpoint."""
@@ -168,8 +168,8 @@ class _Past:
         scores = (q @ self._keys.transpose(1, 2)).masked_fill(self._mask, -torch.inf)
         if step:
             self._own.append(self._attention.keys_and_values(x, rope))
-        own = [(q * keys).sum(-1, keepdim=True) for keys, _ in self._own]
-        shares = torch.cat([scores, *own], dim=-1).float().softmax(-1).to(q.dtype)
+        step_scores = [(q * keys).sum(-1, keepdim=True) for keys, _ in self._own]
+        shares = torch.cat([scores, *step_scores], dim=-1).float().softmax(-1).to(q.dtype)
         out = shares[..., : self._keys.shape[1]] @ self._values
         for number, (_, values) in enumerate(self._own):
             at = self._keys.shape[1] + number

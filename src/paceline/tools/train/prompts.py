@@ -60,11 +60,11 @@ def write_prompts(
         ModelError: there is no chat template, or it omits the user message.
     """
     opening = user_opening(model.files)
-    here = read_entries(out, _Entry)
-    seen = {entry.prompt for entry in here}
+    entries = read_entries(out, _Entry)
+    seen = {entry.prompt for entry in entries}
 
     def streams() -> Iterator[Stream]:
-        first = max((entry.seed for entry in here), default=seed * _SEEDS - 1) + 1
+        first = max((entry.seed for entry in entries), default=seed * _SEEDS - 1) + 1
         for number in itertools.count(first):
             options: Options = {
                 **GREEDY,
@@ -108,7 +108,7 @@ def user_opening(files: ModelFiles) -> str:
     Raises ModelError if there is no chat template, or it omits the user message.
     """
     text = files.template().render([{"role": "user", "content": _MARK}])
-    opening, found, _ = text.partition(_MARK)
-    if not found:
+    opening, mark, _ = text.partition(_MARK)
+    if not mark:
         raise ModelError(f"the chat template of {files.name} omits the user message")
     return opening

@@ -15,7 +15,7 @@ from paceline.storage.manifest import begin_artifact, write_manifest
 def write_table(
     entries: Entries, folder: Path, *, target: str, vocab_size: int, facts: dict[str, Any]
 ) -> None:
-    """Write a table's folder; `facts` have what it was made from."""
+    """Write a table's folder; `facts` go into its manifest."""
     begin_artifact(folder, KIND)
     about = {
         "made_by": f"paceline {paceline.__version__}",

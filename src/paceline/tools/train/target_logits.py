@@ -36,9 +36,9 @@ class TargetLogits:
 
         stream = _last_sum(target)
         hidden = opset13.parameter(stream.get_partial_shape(), np.float32)
-        given = opset13.convert(hidden, stream.get_element_type())
+        cast = opset13.convert(hidden, stream.get_element_type())
         for port in stream.get_target_inputs():
-            port.replace_source_output(given.output(0))
+            port.replace_source_output(cast.output(0))
         rows, axis = opset13.constant(np.array(drafted, np.int64)), opset13.constant(np.int64(0))
         readers = [port for port in target.head.get_target_inputs() if _is_matmul(port.get_node())]
         cut = opset13.gather(target.head, rows, axis)
@@ -59,8 +59,8 @@ class TargetLogits:
 
     def __call__(self, hidden: Array) -> Array:
         """Hidden states after the last layer [n, d] -> logits [n, drafted], both float32."""
-        found = self._compiled([hidden.reshape(*self._before, *hidden.shape)])[0]
-        return np.asarray(found, np.float32).reshape(len(hidden), self._count)
+        logits = self._compiled([hidden.reshape(*self._before, *hidden.shape)])[0]
+        return np.asarray(logits, np.float32).reshape(len(hidden), self._count)
 
 
 def check_end(
@@ -71,9 +71,9 @@ def check_end(
     Raises InvalidRequest if they differ: there is more in the target than its layers and its end.
     """
     with closing(engine.open()) as sequence:
-        found = engine.step([(sequence, Block(tokens, 1, prefill=True))])
-        hidden = found.taps[0][tap_name(engine.taps[-1])][-1:]
-        expected = found.logits[0][:, list(drafted)]
+        outputs = engine.step([(sequence, Block(tokens, 1, prefill=True))])
+        hidden = outputs.taps[0][tap_name(engine.taps[-1])][-1:]
+        expected = outputs.logits[0][:, list(drafted)]
         differ = np.abs(logits(hidden) - expected).max()
     if not differ <= _TOLERANCE * max(np.abs(expected).max(), 1):
         raise InvalidRequest(

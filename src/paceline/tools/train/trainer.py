@@ -176,7 +176,7 @@ class Trainer(ABC):
         return float(loss.detach())
 
     def _states_of(self, texts: Sequence[Text]) -> list[Tensor]:
-        """Recorded hidden states of texts, each [tokens, width] float32."""
+        """Recorded hidden states of texts, [tokens, width] float32 a text."""
         return [
             torch.from_numpy(self._data.states.of(text.number).astype(np.float32)).to(self._device)
             for text in texts
@@ -232,8 +232,8 @@ class Trainer(ABC):
             return
         state = torch.load(path, map_location=self._device, weights_only=True)
         if state["run"] != self._about:
-            here = state["run"]
-            differing = [key for key, value in self._about.items() if here.get(key) != value]
+            run = state["run"]
+            differing = [key for key, value in self._about.items() if run.get(key) != value]
             raise InvalidRequest(
                 f"{path} is of a run with another {', '.join(differing)}; choose another folder, "
                 "or the settings it was begun with"
@@ -248,9 +248,9 @@ _EVALUATED = 40
 
 
 def mean_tokens_kept(accepted: Sequence[Sequence[int]]) -> float:
-    """Tau: mean tokens per target call, with a draft after each call.
+    """Tau: mean tokens per target call, with a draft after every call.
 
-    `accepted` has the accepted draft tokens at each position of each answer.
+    `accepted` has the accepted draft tokens at every position of an answer, answer by answer.
     """
     kept = calls = 0
     for answer in accepted:
