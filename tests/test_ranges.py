@@ -116,3 +116,15 @@ def test_a_range_is_the_same_at_every_door(
 def test_a_number_that_is_not_finite_is_rejected(name: str, value: float):
     assert name in ask_library(name, value)
     assert name in ask_command_line(name, value)
+
+
+@pytest.mark.parametrize("door", ["library", "command line", "server"])
+@pytest.mark.parametrize("name", [name for name in RANGES if isinstance(RANGES[name], Real)])
+def test_a_whole_number_too_large_for_a_float_is_rejected(
+    door: str, name: str, doors: dict[str, Ask]
+):
+    assert name in doors[door](name, 10**400)
+
+
+def test_a_number_of_more_digits_than_python_writes_is_rejected():
+    assert "top_p" in ask_library("top_p", 10**5000)

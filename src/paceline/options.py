@@ -127,8 +127,8 @@ class Real:
         """Whether a value is in the range."""
         if not isinstance(value, RealNumber) or isinstance(value, bool):
             return False
-        number = float(value)
-        return self.least <= number <= self.most and not (self.open and number == self.least)
+        number: Any = value  # not made a float, which a whole number of 400 digits cannot be
+        return bool(self.least <= number <= self.most) and not (self.open and number == self.least)
 
     def __str__(self) -> str:
         if self.open:
@@ -240,5 +240,8 @@ def _wrong(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        text = f"a value that cannot be shown ({type(value).__name__})"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
