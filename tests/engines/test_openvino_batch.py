@@ -7,7 +7,7 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines.kv_blocks import BlockPool, PrefillTable
 from paceline.engines.openvino.batch import Batch, is_deterministic
-from paceline.engines.openvino.graph import WANTED_ROWS
+from paceline.engines.openvino.graph import OUTPUT_ROWS
 
 SIZE = 4
 SPARE = 10
@@ -41,7 +41,7 @@ def test_each_row_of_an_answer_is_a_sequence_and_a_prompt_is_one(pool: BlockPool
         "block_indices": [0, 1, 0, 1, 0, 1, 2, 3, 4],
         "block_indices_begins": [0, 2, 4, 7, 9],
         "max_context_len": 9,
-        WANTED_ROWS: [0, 1, 2, 7],
+        OUTPUT_ROWS: [0, 1, 2, 7],
     }
 
 
@@ -51,7 +51,7 @@ def test_a_row_of_a_prompt_is_never_alone(pool: BlockPool):
     inputs = call.inputs()
     assert inputs["subsequence_begins"] == [0, 2]
     assert inputs["position_ids"] == [4, 5]
-    assert inputs[WANTED_ROWS] == [0, 0]
+    assert inputs[OUTPUT_ROWS] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from paceline.decoding.types import Block
 from paceline.engines.kv_blocks import BlockTable, PrefillTable
-from paceline.engines.openvino.graph import BY_ROW, STATE_TABLES, STATES, WANTED_ROWS
+from paceline.engines.openvino.graph import BY_ROW, OUTPUT_ROWS, STATE_TABLES, STATES
 from paceline.engines.state_blocks import StatePool, StateTable
 
 KV_CACHES = ("key_cache.", "value_cache.")
@@ -230,7 +230,7 @@ class Batch:
             "max_context_len": self._blocks.longest,
             # Padded to `min_rows`, so that the head always gets the same number of rows; and never
             # one, which takes another, slow kernel.
-            WANTED_ROWS: self._output_rows + [0] * (self._min_rows - len(self._output_rows)),
+            OUTPUT_ROWS: self._output_rows + [0] * (self._min_rows - len(self._output_rows)),
         }
 
 

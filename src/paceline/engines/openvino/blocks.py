@@ -13,7 +13,7 @@ import numpy as np
 from paceline.engines.openvino.experts import ExpertProducts
 from paceline.engines.openvino.gguf_matrix import floats, matrix
 from paceline.engines.openvino.gguf_rope import rotate_halves, rotation
-from paceline.engines.openvino.graph import WANTED_ROWS
+from paceline.engines.openvino.graph import OUTPUT_ROWS
 from paceline.engines.openvino.paged import Heads, Inputs, attention, short_convolution
 from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile, Tensor
@@ -194,7 +194,7 @@ class Blocks:
         """The rows that get logits."""
         from openvino import opset13
 
-        return opset13.gather(rows, self._inputs.take(WANTED_ROWS), np.int64(2)).output(0)
+        return opset13.gather(rows, self._inputs.take(OUTPUT_ROWS), np.int64(2)).output(0)
 
     def _rotated(self, rows: Any, rotary: int) -> Any:
         """Rotate [1, rows, heads, size] by value i and i + rotary / 2 as a pair."""

@@ -33,7 +33,7 @@ from paceline.engines.openvino.batch import (
     parts_of,
 )
 from paceline.engines.openvino.gguf_graph import gguf_model
-from paceline.engines.openvino.gguf_rows import MOST_ROWS, are_rows_apart
+from paceline.engines.openvino.gguf_rows import MOST_ROWS, rows_are_invariant
 from paceline.engines.openvino.graph import STATE_TABLES, paged_model
 from paceline.engines.openvino.kv_copies import Caches, extend_kv, kv_of
 from paceline.engines.state_blocks import StatePool, StateTable, restore_and_take
@@ -126,7 +126,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             self._bind(compiled_graph)
         self.warm_rows = _warm_rows(graph)
         self._of_gguf = graph.suffix == ".gguf"
-        self._most_rows = MOST_ROWS if self._of_gguf or not are_rows_apart() else None
+        self._most_rows = MOST_ROWS if self._of_gguf or not rows_are_invariant() else None
         if self._of_gguf and not self.warm_rows:
             self._check_shapes(graph)
 

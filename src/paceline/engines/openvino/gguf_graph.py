@@ -15,12 +15,12 @@ import numpy as np
 
 from paceline.decoding.types import FINAL_NORM, tap_name
 from paceline.engines.openvino.blocks import Built
-from paceline.engines.openvino.gguf_rope import mend_positions
-from paceline.engines.openvino.gguf_rows import keep_rows_apart
+from paceline.engines.openvino.gguf_rope import fix_positions
+from paceline.engines.openvino.gguf_rows import make_rows_invariant
 from paceline.engines.openvino.gguf_states import page_states
-from paceline.engines.openvino.gguf_values import mend_values
+from paceline.engines.openvino.gguf_values import fix_values
 from paceline.engines.openvino.gguf_weights import exact_zero_points, regroup_six_bits
-from paceline.engines.openvino.graph import WANTED_ROWS
+from paceline.engines.openvino.graph import OUTPUT_ROWS
 from paceline.engines.openvino.lfm2 import lfm2
 from paceline.engines.openvino.paged import Heads, Inputs, attention
 from paceline.engines.openvino.qwen35_moe import qwen35moe
@@ -31,7 +31,7 @@ from paceline.storage.openvino import reason_of
 
 _BUILT = {"lfm2": lfm2, "lfm2moe": lfm2, "qwen35moe": qwen35moe}
 """`general.architecture` of graphs that are built here, as the frontend does not know them."""
-_INPUTS = {"inp_tokens": "input_ids", "inp_pos": "position_ids", "inp_out_ids": WANTED_ROWS}
+_INPUTS = {"inp_tokens": "input_ids", "inp_pos": "position_ids", "inp_out_ids": OUTPUT_ROWS}
 """The frontend's inputs that stay -> their names here."""
 _CACHE = re.compile(r"cache_[kv]_l(\d+)")
 _LAYER_OUTPUT = re.compile(r"blk\.(\d+)\.l_out$")
@@ -74,12 +74,12 @@ def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
     except RuntimeError as error:  # the logits still depend on an input of the frontend's
         raise graph_fault(path, f"a layer has no attention that {_COMPUTED}") from error
     exact_zero_points(model, file)
-    keep_rows_apart(model)
+    make_rows_invariant(model)
     return model
 
 
 def _of_frontend(file: GgufFile, path: Path, inputs: Inputs, taps: Sequence[int]) -> Built:
-    """The frontend's graph, mended, with PagedAttention."""
+    """The frontend's graph, fixed, with PagedAttention."""
     from openvino import opset13
 
     source = read_gguf_graph(path)
@@ -90,8 +90,8 @@ def _of_frontend(file: GgufFile, path: Path, inputs: Inputs, taps: Sequence[int]
         for node in source.get_ordered_ops()
         if node.get_type_name() == "ScaledDotProductAttention"
     ]
-    mend_positions(source, file, [window > 0 and _is_windowed(node) for node in attentions])
-    mend_values(source, file, path)
+    fix_positions(source, file, [window > 0 and _is_windowed(node) for node in attentions])
+    fix_values(source, file, path)
     regroup_six_bits(source)
     for old in source.get_parameters():
         if new := _INPUTS.get(old.get_friendly_name()):
@@ -197,7 +197,7 @@ def _gather_after(last: Any, inputs: Inputs) -> None:
     """Compute `last` for all rows, and select those with logits after it."""
     from openvino import opset13
 
-    output_rows = inputs.take(WANTED_ROWS)
+    output_rows = inputs.take(OUTPUT_ROWS)
     (narrow,) = output_rows.output(0).get_target_inputs()
     tokens = opset13.shape_of(inputs.take("input_ids"), "i32")
     count = opset13.squeeze(tokens, np.array([0]))

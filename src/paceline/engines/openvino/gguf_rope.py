@@ -25,11 +25,11 @@ _GEMMA3_BASE = 10_000.0
 _SMOLLM3_PERIOD = 4
 
 
-def mend_positions(model: Any, file: GgufFile, windowed: Sequence[bool]) -> None:
+def fix_positions(model: Any, file: GgufFile, windowed: Sequence[bool]) -> None:
     """Mend the frontend's graph `model` of `file`.
 
     `windowed` says by layer whether it has a sliding window. Raises RuntimeError for a graph
-    without the nodes that are mended.
+    without the nodes that are fixed.
     """
     family = file.fields.get("general.architecture")
     nodes = {
@@ -58,7 +58,7 @@ def mend_positions(model: Any, file: GgufFile, windowed: Sequence[bool]) -> None
         far = graph.table(rope.frequencies() / (rope.number("scaling.factor", 1) if linear else 1))
         graph.rotate([near if is_windowed else far for is_windowed in windowed])
     elif family == "mistral3":
-        _mend_ministral(graph, rope, len(windowed))
+        _fix_ministral(graph, rope, len(windowed))
     elif family == "hunyuan-dense":
         for layer in range(len(windowed)):
             for name in (f"blk.{layer}.Qcur", f"blk.{layer}.Kcur"):
@@ -78,7 +78,7 @@ def _without_positions(family: str, windowed: Sequence[bool]) -> list[int]:
     return []
 
 
-def _mend_ministral(graph: "_Graph", rope: "_Rope", layers: int) -> None:
+def _fix_ministral(graph: "_Graph", rope: "_Rope", layers: int) -> None:
     """Rotate without YaRN's usual scale, and scale queries after the first training length.
 
     The scale 1 + 0.1 ln(factor) is divided by itself where the file has a yarn_log_multiplier; a
@@ -146,7 +146,7 @@ class _Graph:
 
     def node(self, name: str) -> Any:
         if name not in self._nodes:
-            raise RuntimeError(f"its graph has no {name}, by which positions are mended")
+            raise RuntimeError(f"its graph has no {name}, by which positions are fixed")
         return self._nodes[name]
 
     def separate_heads(self, name: str) -> None:

@@ -6,7 +6,7 @@ without VNNI, groups of 32: up to 80 rows and 4,096 inputs all give the same bit
 give others from 576 inputs on, and at 4,864 to 6,144 inputs 2 to 4 rows give others than 5; where
 the number of outputs is not a multiple of 32, up to 16 rows give others than 17. So calls have at
 most `MOST_ROWS`, a product of more inputs becomes a sum of several, and outputs are filled up.
-Models with a scale per output need the first on such a CPU (`are_rows_apart`), none with VNNI.
+Models with a scale per output need the first on such a CPU (`rows_are_invariant`), none with VNNI.
 """
 
 from functools import cache
@@ -35,7 +35,7 @@ class _Chain(NamedTuple):
 
 
 @cache
-def are_rows_apart() -> bool:
+def rows_are_invariant() -> bool:
     """Whether, on this CPU, a row's bits are the same in calls of up to and above `MOST_ROWS`.
 
     Runs one product with 8-bit weights and a scale per output, as exported models have them.
@@ -58,7 +58,7 @@ def are_rows_apart() -> bool:
     return bool((few == many).all())
 
 
-def keep_rows_apart(model: Any) -> None:
+def make_rows_invariant(model: Any) -> None:
     """Change products with weights in groups so that a row's bits are the same in every call."""
     for node in model.get_ordered_ops():
         if node.get_type_name() == "MatMul" and (chain := _chain(node.input_value(1))):

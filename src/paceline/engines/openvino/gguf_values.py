@@ -29,15 +29,15 @@ _SUBLAYERS = {"attn_norm": "attn_out", "ffn_norm": "ffn_out"}
 """Norm -> what it follows."""
 
 
-def mend_values(model: Any, file: GgufFile, path: Path) -> None:
+def fix_values(model: Any, file: GgufFile, path: Path) -> None:
     """Mend the frontend's graph `model` of `file`, at `path`.
 
     Raises ModelError for a file that does not say which layers have its window, RuntimeError for a
-    graph without the nodes that are mended.
+    graph without the nodes that are fixed.
     """
     from openvino import opset13
 
-    _mend_norms(model, file, path)
+    _fix_norms(model, file, path)
     is_glm = file.fields.get("general.architecture") == "glm4moe"
     is_sigmoid = is_glm and file.fields.get(_GATING, _SIGMOID) == _SIGMOID
     biases = {tensor.name: tensor.data for tensor in file.tensors} if is_sigmoid else {}
@@ -70,7 +70,7 @@ def _choose_by_sigmoid(softmax: Any, bias: Any) -> None:
                 reader.replace_source_output(chosen_by)
 
 
-def _mend_norms(model: Any, file: GgufFile, path: Path) -> None:
+def _fix_norms(model: Any, file: GgufFile, path: Path) -> None:
     """Put EXAONE 4's norms after what they follow."""
     if file.fields.get("general.architecture") != _FAMILY:
         return
@@ -88,7 +88,7 @@ def _mend_norms(model: Any, file: GgufFile, path: Path) -> None:
         for norm, sublayer in _SUBLAYERS.items():
             names = [f"{layer}.{name}" for name in (norm, f"{norm}.rms", sublayer)]
             if missing := [name for name in names if name not in nodes]:
-                raise RuntimeError(f"its graph has no blk.{missing[0]}, by which norms are mended")
+                raise RuntimeError(f"its graph has no blk.{missing[0]}, by which norms are fixed")
             before, scaled, after = (nodes[name] for name in names)
             weight = before.input_value(1)
             _feed(before.output(0), scaled.input_value(0))

@@ -15,7 +15,7 @@ from paceline.engines.openvino.visual import join_embeddings
 from paceline.errors import ModelError
 from paceline.storage.openvino import EMBEDDINGS, LANGUAGE, reason_of
 
-WANTED_ROWS = "sampled_tokens_indices"
+OUTPUT_ROWS = "sampled_tokens_indices"
 """Input: [n] int64, the n rows of the call that get logits (OpenVINO GenAI's name)."""
 
 BY_ROW = ".by_row"
@@ -104,7 +104,7 @@ def _separate_recurrent(model: Any) -> None:
 
 
 def _gather_before_head(model: Any, path: Path) -> Any:
-    """Compute the head for `WANTED_ROWS` only; returns the head's former input, [tokens, 1, d]."""
+    """Compute the head for `OUTPUT_ROWS` only; returns the head's former input, [tokens, 1, d]."""
     import numpy as np
     from openvino import opset13
 
@@ -114,8 +114,8 @@ def _gather_before_head(model: Any, path: Path) -> Any:
     if node.get_type_name() != "MatMul":
         raise ModelError(f"{path}: the head is a {node.get_type_name()}, expected a MatMul")
     hidden = node.input_value(0)
-    rows = opset13.parameter([-1], np.int64, name=WANTED_ROWS)
-    rows.output(0).set_names({WANTED_ROWS})
+    rows = opset13.parameter([-1], np.int64, name=OUTPUT_ROWS)
+    rows.output(0).set_names({OUTPUT_ROWS})
     gathered = opset13.gather(hidden, rows, opset13.constant(np.int64(0)))
     node.input(0).replace_source_output(gathered.output(0))
     model.add_parameters([rows])
