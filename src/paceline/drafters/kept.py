@@ -151,8 +151,8 @@ class KeptText:
 
     def write(self, path: Path, facts: KeptFacts) -> None:
         """Write all of it to one file. Raises OSError."""
-        about = {name: getattr(facts, name) for name in KeptFacts.__slots__}
-        write_columns(path, KIND, about, self._columns)
+        facts_by_name = {name: getattr(facts, name) for name in KeptFacts.__slots__}
+        write_columns(path, KIND, facts_by_name, self._columns)
 
     def match(self, context: Sequence[int]) -> Match | None:
         """The latest place in the text where the last `MATCH` tokens of `context` were said."""

@@ -190,13 +190,13 @@ def _flag(kind: str, argument: str, expected: tuple[str, ...]) -> None:
         raise InvalidRequest(f"drafter {kind} has no option {option!r}; expected {options}")
 
 
-def _options(name: str, argument: str, known: tuple[str, ...]) -> dict[str, int]:
+def _options(name: str, argument: str, option_names: tuple[str, ...]) -> dict[str, int]:
     options = {}
     for option in argument.split(",") if argument else ():
         key, _, value = option.partition("=")
-        if key not in known:
+        if key not in option_names:
             raise InvalidRequest(
-                f"drafter {name} has no option {key!r}; expected {', '.join(known)}"
+                f"drafter {name} has no option {key!r}; expected {', '.join(option_names)}"
             )
         try:
             options[key] = int(value)
