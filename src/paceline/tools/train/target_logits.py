@@ -1,6 +1,6 @@
 """The target's logits of the tokens to draft, from its hidden states after the last layer.
 
-They are labels: the target's distribution has more information than the token that it said. All
+They are labels: the target's distribution has more information than the token that it picked. All
 that comes after the last layer (norm, head, and what follows the head) is the target's own graph.
 """
 
