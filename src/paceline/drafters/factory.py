@@ -71,7 +71,7 @@ class DrafterResources:
 
 
 _LONGEST_CHAIN = 8
-"""Most tokens that `mtp` drafts if its option `length` does not say."""
+"""Most tokens that `mtp` drafts without its option `length`."""
 
 
 _READERS = ("dflash", "mtp")
@@ -120,7 +120,7 @@ class RequestContext:
     sampling: Sampling = field(default_factory=Sampling)
     """How the target picks: drafters with a distribution pick alike."""
     kept: KeptText | None = None
-    """What the target has said before, if this request may draft from it."""
+    """Earlier answers of the target, if this request may draft from them."""
 
 
 def create(
@@ -315,7 +315,7 @@ def _folder(part: DrafterPart, shared: DrafterResources) -> Path:
     kind = part.kind
     if kind not in shared.shipped:
         if kind == "mtp" and shared.graph is not None and names_head(shared.graph):
-            return shared.graph  # reading it says what is missing
+            return shared.graph  # reading it raises an error that names what is missing
         way = f"train one with `paceline train {kind}`"
         if kind == "dflash":
             way = "take a published checkpoint for it"

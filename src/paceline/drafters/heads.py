@@ -30,7 +30,7 @@ class HeadFacts(NamedTuple):
     hidden_size: int
     vocab_size: int
     num_target_layers: int | None
-    """None: it does not say."""
+    """None: its config has none."""
 
 
 def architecture(folder: Path) -> str | None:
@@ -43,7 +43,7 @@ def architecture(folder: Path) -> str | None:
 
 
 def is_head(folder: Path) -> bool:
-    """Whether a folder says that it is a head of a known form; it may be faulty."""
+    """Whether a folder's config names a known form of heads; the head may be faulty."""
     try:
         return architecture(folder) in _FORMS
     except ModelError:
@@ -51,7 +51,7 @@ def is_head(folder: Path) -> bool:
 
 
 def read_facts(folder: Path) -> HeadFacts:
-    """Read what `config.json` says.
+    """Read `config.json`.
 
     Raises ModelError: it is no head, of a form that is not known, or faulty.
     """

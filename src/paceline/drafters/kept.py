@@ -1,7 +1,7 @@
-"""Drafts from what the target has said in earlier answers, which are kept on this machine.
+"""Drafts from the target's earlier answers, which are kept on this machine.
 
 Two forms of the same answers: a table of successors (`table.py`) for text of the same kind, and the
-text itself, where eight tokens in a row that were said before are continued as they were then.
+text itself, where eight tokens in a row that occurred before are continued as they were then.
 `runtime/kept.py` keeps the answers and has them counted; here they are looked up.
 """
 
@@ -54,7 +54,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class KeptFacts:
-    """What a file of counts says about itself."""
+    """Facts in the header of a file of counts."""
 
     fingerprint: str
     """Of the target's weights."""
@@ -151,11 +151,11 @@ class KeptText:
 
     def write(self, path: Path, facts: KeptFacts) -> None:
         """Write all of it to one file. Raises OSError."""
-        about = {name: getattr(facts, name) for name in KeptFacts.__slots__}
-        write_columns(path, KIND, about, self._columns)
+        facts_by_name = {name: getattr(facts, name) for name in KeptFacts.__slots__}
+        write_columns(path, KIND, facts_by_name, self._columns)
 
     def match(self, context: Sequence[int]) -> Match | None:
-        """The latest place in the text where the last `MATCH` tokens of `context` were said."""
+        """The latest place in the text where the last `MATCH` tokens of `context` occur."""
         if len(context) < MATCH:
             return None
         key = keys_of(context[-MATCH:], MATCH)[-1]

@@ -50,13 +50,12 @@ class DrafterSpec:
         """Parse `none`, `auto`, or up to 8 different parts joined by `+`.
 
         The parts: `ngram[:min=,max=,length=]`, `suffix[:earlier]` (also searches earlier answers of
-        the process), `table[:FOLDER]`, `kept` (what the target said in answers that were
-        kept; nothing if none were), `dflash[:FOLDER][,window=,int8=,bits=]` (`bits`
-        for a target that MLX runs, `int8` for any other), `mtp[:FOLDER][,length=,vocab=,int8=,
-        bits=]`, `model:NAME` (a smaller model), `ahead:model:NAME` (the same, while the target
-        verifies), `prediction`. Without a folder it is the drafter shipped with the target, or the
-        MTP head inside it. Raises InvalidRequest for an unknown drafter, option or value, whatever
-        the target.
+        the process), `table[:FOLDER]`, `kept` (the target's earlier answers that were kept; nothing
+        if none were), `dflash[:FOLDER][,window=,int8=,bits=]` (`bits` for a target that MLX runs,
+        `int8` for any other), `mtp[:FOLDER][,length=,vocab=,int8=,bits=]`, `model:NAME` (a smaller
+        model), `ahead:model:NAME` (the same, while the target verifies), `prediction`. Without a
+        folder it is the drafter shipped with the target, or the MTP head inside it. Raises
+        InvalidRequest for an unknown drafter, option or value, whatever the target.
         """
         if isinstance(text, DrafterSpec):
             return text
@@ -190,13 +189,13 @@ def _flag(kind: str, argument: str, expected: tuple[str, ...]) -> None:
         raise InvalidRequest(f"drafter {kind} has no option {option!r}; expected {options}")
 
 
-def _options(name: str, argument: str, known: tuple[str, ...]) -> dict[str, int]:
+def _options(name: str, argument: str, option_names: tuple[str, ...]) -> dict[str, int]:
     options = {}
     for option in argument.split(",") if argument else ():
         key, _, value = option.partition("=")
-        if key not in known:
+        if key not in option_names:
             raise InvalidRequest(
-                f"drafter {name} has no option {key!r}; expected {', '.join(known)}"
+                f"drafter {name} has no option {key!r}; expected {', '.join(option_names)}"
             )
         try:
             options[key] = int(value)

@@ -111,19 +111,19 @@ def read_config(folder: Path) -> Config:
     if name == "Qwen3DSparkModel":
         return _dspark(path, raw)
     if name == "DFlash2DraftModel":
-        two = validated(_DFlash2File, raw, str(path), error=ModelError)
-        nested = two.dflash_config
+        dflash2 = validated(_DFlash2File, raw, str(path), error=ModelError)
+        nested = dflash2.dflash_config
         convolution = Convolution(nested.conv_kernel_size, nested.conv_group_size)
         faults = []
-        if two.hidden_size % convolution.group:
+        if dflash2.hidden_size % convolution.group:
             faults.append(f"conv_group_size {convolution.group} does not divide hidden_size")
         if convolution.taps > nested.block_size:
             faults.append(f"conv_kernel_size is {convolution.taps}, block_size {nested.block_size}")
-        if nested.selector_top_k > two.vocab_size:
+        if nested.selector_top_k > dflash2.vocab_size:
             faults.append(f"selector_top_k is {nested.selector_top_k}, more than the vocabulary")
         chain = Chain("selector", nested.selector_rank, nested.selector_top_k)
         extra = {"block_size": nested.block_size, "convolution": convolution, "chain": chain}
-        return _config(path, two, _of(nested) | extra, faults)
+        return _config(path, dflash2, _of(nested) | extra, faults)
     file = validated(_DFlashFile, raw, str(path), error=ModelError)
     return _config(path, file, _of(file.dflash_config) | {"block_size": file.block_size}, [])
 

@@ -55,7 +55,7 @@ class GraphBuilder(GraphNodes):
         self._fc = self._matrix(weights["fc.weight"])
         self._hidden_norm = self._vector(weights["hidden_norm.weight"])
         self._norm = self._vector(weights["norm.weight"])
-        self._layers = [self._layer(weights, at) for at in range(config.num_hidden_layers)]
+        self._layers = [self._layer(weights, layer) for layer in range(config.num_hidden_layers)]
 
     def draft_graph(self, target: TargetWeights, draft_vocab: npt.NDArray[np.int64] | None) -> Any:
         """Graph that appends context rows and drafts a block.
@@ -257,8 +257,8 @@ class GraphBuilder(GraphNodes):
     def _caches(self) -> dict[str, Any]:
         shape = [-1, self._config.num_key_value_heads, self._config.head_dim]
         return {
-            f"{kind}.{at}": self._input(f"{kind}.{at}", shape)
-            for at in range(self._config.num_hidden_layers)
+            f"{kind}.{layer}": self._input(f"{kind}.{layer}", shape)
+            for layer in range(self._config.num_hidden_layers)
             for kind in ("keys", "values")
         }
 
@@ -266,8 +266,8 @@ class GraphBuilder(GraphNodes):
         """Outputs for the keys and values of the first `rows`; None: of all."""
         outputs = []
         for name, rows_of in (("new_keys", keys), ("new_values", values)):
-            kept = rows_of if rows is None else self._before(rows_of, rows)
-            outputs.append(self._output(f"{name}.{at}", kept))
+            leading = rows_of if rows is None else self._before(rows_of, rows)
+            outputs.append(self._output(f"{name}.{at}", leading))
         return outputs
 
     def _row_count(self, rows: Any) -> Any:

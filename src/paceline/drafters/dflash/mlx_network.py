@@ -66,8 +66,8 @@ class MlxNetwork:
         self._fc = Matrix(weights["fc.weight"], bits)
         self._hidden_norm, self._norm = weights["hidden_norm.weight"], weights["norm.weight"]
         self._layers = [
-            layer_of(weights, at, self.config, bits=bits)
-            for at in range(self.config.num_hidden_layers)
+            layer_of(weights, layer, self.config, bits=bits)
+            for layer in range(self.config.num_hidden_layers)
         ]
         self._embed = target.embed
         self._head: Callable[[MlxArray], MlxArray] = target.head
@@ -100,8 +100,8 @@ class MlxNetwork:
             return
         context = self._context(tapped)
         cache.kv.truncate(len(cache))
-        for layer, kept in zip(self._layers, cache.kv.caches, strict=True):
-            kept.update_and_fetch(*self._keys_values(layer, context, start))
+        for layer, layer_cache in zip(self._layers, cache.kv.caches, strict=True):
+            layer_cache.update_and_fetch(*self._keys_values(layer, context, start))
         cache.positions += range(start, start + len(tapped))
         evaluate(cache.kv.arrays())
 
@@ -130,15 +130,15 @@ class MlxNetwork:
         context = self._context(tapped) if new else None
         cache.kv.truncate(len(cache))
         cache.positions += range(position - new, position)
-        for layer, kept, window in zip(
+        for layer, layer_cache, window in zip(
             self._layers, cache.kv.caches, self.config.windows, strict=True
         ):
             normed, kernel = self._convolved(
                 self._rms_norm(hidden, layer.input_norm), layer.attention_kernel
             )
             both = normed if context is None else mx.concatenate([context, normed])
-            held = kept.update_and_fetch(*self._keys_values(layer, both, position - new))
-            kept.trim(block)
+            held = layer_cache.update_and_fetch(*self._keys_values(layer, both, position - new))
+            layer_cache.trim(block)
             first = self._first_row(cache, position, window)
             keys, values = (rows[..., first:, :] for rows in held)
             attended = mx.fast.scaled_dot_product_attention(

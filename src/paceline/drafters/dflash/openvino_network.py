@@ -30,9 +30,9 @@ class HostKV:
 
     def copy(self) -> "HostKV":
         """An independent copy."""
-        other = HostKV(0, 0, 0)
-        other._rows = self._rows.copy()
-        return other
+        duplicate = HostKV(0, 0, 0)
+        duplicate._rows = self._rows.copy()
+        return duplicate
 
     def first(self, tapped: Array, count: int) -> Array:
         """The first `count` rows of pending hidden states."""
@@ -44,8 +44,8 @@ class HostKV:
         `rows` has keys, then values [n >= count, kv_heads, head_dim] of each layer.
         """
         self._reserve(at + count)
-        for kept, new in zip(self._rows, rows, strict=True):
-            kept[at : at + count] = new[:count]
+        for stored, added in zip(self._rows, rows, strict=True):
+            stored[at : at + count] = added[:count]
 
     def padded(self, start: int, end: int) -> Array:
         """The rows from `start` to `end`, [2 * layers, bucket, kv_heads, head_dim].
@@ -130,11 +130,10 @@ class OpenVinoNetwork:
             part = tapped[at : at + PREFILL_CHUNK]
             positions = range(start + at, start + at + len(part))
             padding = padded_size(len(part)) - len(part)
-            places = np.array(positions, np.float32)
             outputs = self._prefill.infer(
                 {
                     "tapped": padded_rows(part, padding),
-                    "positions": padded_rows(places, padding),
+                    "positions": padded_rows(np.array(positions, np.float32), padding),
                 },
                 share_inputs=True,
                 share_outputs=True,
@@ -177,9 +176,9 @@ class OpenVinoNetwork:
         valid[past.shape[1] + unseen : past.shape[1] + new] = True
         valid[past.shape[1] + rows :] = True
         inputs |= self._masks(valid, known, past.shape[1], positions)
-        for at in range(self.config.num_hidden_layers):
-            inputs[f"keys.{at}"] = past[2 * at]
-            inputs[f"values.{at}"] = past[2 * at + 1]
+        for layer in range(self.config.num_hidden_layers):
+            inputs[f"keys.{layer}"] = past[2 * layer]
+            inputs[f"values.{layer}"] = past[2 * layer + 1]
         outputs = self._draft.infer(inputs, share_inputs=True, share_outputs=True)
         self._append(cache, outputs, range(start, start + new))
         if self._chain is not None:
@@ -213,8 +212,8 @@ class OpenVinoNetwork:
     def _append(self, cache: ContextCache[HostKV], outputs: Any, positions: range) -> None:
         """Append the first rows of a graph's keys and values to the cache."""
         rows = [
-            outputs[f"{kind}.{at}"]
-            for at in range(self.config.num_hidden_layers)
+            outputs[f"{kind}.{layer}"]
+            for layer in range(self.config.num_hidden_layers)
             for kind in ("new_keys", "new_values")
         ]
         cache.kv.write(len(cache), rows, len(positions))

@@ -1,7 +1,7 @@
 """`mtp`: a head of one layer that drafts a chain of tokens from the target's hidden states.
 
 Two forms of heads: EAGLE-3 (`eagle3`), a checkpoint that is trained for a target, and the MTP head
-that comes inside Qwen3.5 (`qwen3_5`). `checkpoint` says what both compute, and `read` reads either.
+that comes inside Qwen3.5 (`qwen3_5`). `checkpoint` has what both compute, and `read` reads either.
 `graph` and `openvino_head` run it in OpenVINO, `mlx_head` in MLX; `cache` keeps its keys and values
 in step with acceptance, and `drafter` drafts for one request.
 """

@@ -17,11 +17,11 @@ class HeadCache(ContextCache[S]):
 
     def copy(self, position: int) -> "HeadCache[S]":
         """An independent copy of what is before this position."""
-        other = HeadCache(self.kv.copy())
-        other.positions, other.pending = list(self.positions), list(self.pending)
-        other.pending_start, other.following = self.pending_start, list(self.following)
-        other.truncate(position)
-        return other
+        duplicate = HeadCache(self.kv.copy())
+        duplicate.positions, duplicate.pending = list(self.positions), list(self.pending)
+        duplicate.pending_start, duplicate.following = self.pending_start, list(self.following)
+        duplicate.truncate(position)
+        return duplicate
 
     def truncate(self, position: int) -> None:
         """Drop what depends on the tokens from this position on."""

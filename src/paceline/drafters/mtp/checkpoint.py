@@ -37,7 +37,7 @@ class HeadConfig:
     taps: tuple[int, ...]
     """Layers of the target, from 0, after which hidden states are tapped."""
     num_target_layers: int | None = None
-    """Layers of the target; None: the checkpoint does not say."""
+    """Layers of the target; None: not in the checkpoint."""
     draft_vocab_size: int | None = None
     """Rows of the head's own output matrix; None: the target's head."""
     own: bool = False

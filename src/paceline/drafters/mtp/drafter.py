@@ -80,8 +80,10 @@ class MtpDrafter(Drafter):
         # Pending rows are contiguous, and few: a long prompt is prefilled as it comes.
         if count > PREFILL_CHUNK or (count and not follows):
             rows = self._take_pending()
-            if known := len(rows.tokens):
-                self._head.prefill(cache, rows._replace(tapped=cache.kv.first(rows.tapped, known)))
+            if token_count := len(rows.tokens):
+                self._head.prefill(
+                    cache, rows._replace(tapped=cache.kv.first(rows.tapped, token_count))
+                )
         if not cache.pending:
             cache.pending_start = computed.start
         cache.pending.append(self._head.tapped(computed.taps, computed.kept))

@@ -32,9 +32,9 @@ class PagedKV:
 
     def copy(self) -> "PagedKV":
         """An independent copy."""
-        other = PagedKV(0, 0, np.float32)
-        other._blocks = [blocks.copy() for blocks in self._blocks]
-        return other
+        duplicate = PagedKV(0, 0, np.float32)
+        duplicate._blocks = [blocks.copy() for blocks in self._blocks]
+        return duplicate
 
     def first(self, tapped: Array, count: int) -> Array:
         """The first `count` rows of pending hidden states."""
@@ -44,9 +44,9 @@ class PagedKV:
         """Keys and values with room for this many slots; PagedAttention writes into them."""
         count, capacity = -(-slots // _SLOTS), len(self._blocks[0])
         if count > capacity:
-            more = max(count, 2 * capacity) - capacity
+            growth = max(count, 2 * capacity) - capacity
             self._blocks = [
-                np.concatenate([blocks, np.zeros((more, *blocks.shape[1:]), blocks.dtype)])
+                np.concatenate([blocks, np.zeros((growth, *blocks.shape[1:]), blocks.dtype)])
                 for blocks in self._blocks
             ]
         return self._blocks
@@ -179,8 +179,8 @@ class _Request:
         self._bound: dict[str, npt.NDArray[Any]] = {}
         self._kv: tuple[npt.NDArray[Any], ...] = ()
         self._kind = kind
-        none = {"tapped": config.tapped_size, "carried": config.hidden_size}
-        for name, width in none.items():
+        widths = {"tapped": config.tapped_size, "carried": config.hidden_size}
+        for name, width in widths.items():
             self._bind(name, np.zeros((0, width), np.float32))
 
     def run(

@@ -58,11 +58,11 @@ class ContextCache(Generic[S]):
 
     def copy(self, position: int) -> "ContextCache[S]":
         """An independent copy of what is before this position."""
-        other = ContextCache(self.kv.copy())
-        other.positions, other.pending = list(self.positions), list(self.pending)
-        other.pending_start = self.pending_start
-        other.truncate(position)
-        return other
+        duplicate = ContextCache(self.kv.copy())
+        duplicate.positions, duplicate.pending = list(self.positions), list(self.pending)
+        duplicate.pending_start = self.pending_start
+        duplicate.truncate(position)
+        return duplicate
 
     def truncate(self, position: int) -> None:
         """Drop the tokens from this position on."""

@@ -68,14 +68,14 @@ class DeviceKV:
 
     def copy(self) -> "DeviceKV":
         """An independent copy."""
-        other = DeviceKV(len(self.caches))
-        for mine, theirs in zip(self.caches, other.caches, strict=True):
-            if mine.keys is not None:
-                keys, values, count = mine.state
+        duplicate = DeviceKV(len(self.caches))
+        for source, destination in zip(self.caches, duplicate.caches, strict=True):
+            if source.keys is not None:
+                keys, values, count = source.state
                 # Writing to an array changes it for every holder; slices are arrays of their own.
-                theirs.state = (keys[..., :count, :], values[..., :count, :], count)
-        evaluate(other.arrays())
-        return other
+                destination.state = (keys[..., :count, :], values[..., :count, :], count)
+        evaluate(duplicate.arrays())
+        return duplicate
 
     def first(self, tapped: MlxArray, count: int) -> MlxArray:
         """The first `count` rows of pending hidden states."""

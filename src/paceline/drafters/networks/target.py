@@ -63,7 +63,7 @@ class DrafterShape(Protocol):
 
     @property
     def num_target_layers(self) -> int | None:
-        """Number of the target's layers; None: the checkpoint does not say."""
+        """Number of the target's layers; None: not in the checkpoint."""
         ...
 
 
@@ -134,7 +134,7 @@ def sizes_of(path: Path) -> TargetSizes:
         path: as for `read_target`.
 
     Raises:
-        ModelError: it cannot be read, or does not say them.
+        ModelError: it cannot be read, or lacks them.
     """
     if path.suffix != ".gguf":
         target = read_target(path)

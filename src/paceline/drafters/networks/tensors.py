@@ -36,8 +36,8 @@ class StoredTensor:
     def floats(self) -> Array:
         """Its values. Raises ModelError if it is not BF16, F16 or F32."""
         if self.dtype == "BF16":  # the upper half of a float32
-            wide = self._read(np.uint16).astype(np.uint32) << 16
-            return wide.view(np.float32).reshape(self.shape)
+            bits = self._read(np.uint16).astype(np.uint32) << 16
+            return bits.view(np.float32).reshape(self.shape)
         if self.dtype not in _FLOATS:
             raise ModelError(
                 f"{self._path}: {self._name} is {self.dtype}, expected BF16, F16 or F32"
@@ -84,8 +84,8 @@ def _tensors_of(path: Path) -> dict[str, StoredTensor]:
             length = _header_length(file.read(8), size)
             header = json.loads(file.read(length))
         return {
-            name: _tensor(path, name, about, 8 + length, size)
-            for name, about in header.items()
+            name: _tensor(path, name, entry, 8 + length, size)
+            for name, entry in header.items()
             if name != "__metadata__"
         }
     except OSError as error:
@@ -101,9 +101,9 @@ def _header_length(begin: bytes, size: int) -> int:
     return length
 
 
-def _tensor(path: Path, name: str, about: Any, data: int, size: int) -> StoredTensor:
-    dtype, shape = about["dtype"], tuple(map(int, about["shape"]))
-    begin, end = map(int, about["data_offsets"])
+def _tensor(path: Path, name: str, entry: Any, data: int, size: int) -> StoredTensor:
+    dtype, shape = entry["dtype"], tuple(map(int, entry["shape"]))
+    begin, end = map(int, entry["data_offsets"])
     if not 0 <= begin <= end <= size - data or min(shape, default=0) < 0:
         raise ValueError(f"{name} ends after the file does (truncated?)")
     if dtype in _BYTES and prod(shape) * _BYTES[dtype] != end - begin:

@@ -97,13 +97,13 @@ def make_answers(
     manifest = _about(model, prompts, suites, settings)
     begin_artifact(folder, KIND)
     _check_same(folder, manifest)
-    todo = _prompt_tokens(model, suites, settings.longest_prompt)
+    prompt_ids = _prompt_tokens(model, suites, settings.longest_prompt)
     with writing(folder):
         write_json(folder / MANIFEST, {**manifest, "complete": False})
     done = {answer.number for answer in read_entries(folder / ANSWERS, Answer)}
 
     def streams() -> Iterator[Stream]:
-        for number, tokens in todo.items():
+        for number, tokens in prompt_ids.items():
             if number not in done:
                 options: Options = {
                     **GREEDY,
@@ -120,7 +120,7 @@ def make_answers(
     label = f"answers of {model.files.name}"
     with (
         appending(folder / ANSWERS) as append,
-        progress.task(label, len(todo), unit="answers") as update,
+        progress.task(label, len(prompt_ids), unit="answers") as update,
     ):
         for stream in as_they_end(streams(), at_once, _end_loops):
             number = numbers.pop(id(stream))
@@ -128,7 +128,7 @@ def make_answers(
             result = stream.result
             looped = result.finish_reason == FinishReason.CANCELLED
             finish = "loop" if looped else str(result.finish_reason)
-            append(asdict(Answer(number, todo[number], result.token_ids, finish)))
+            append(asdict(Answer(number, prompt_ids[number], result.token_ids, finish)))
             update(len(done))
     answers = read_entries(folder / ANSWERS, Answer)
     manifest |= {
@@ -218,15 +218,15 @@ def _check_same(folder: Path, manifest: Mapping[str, Any]) -> None:
 def _prompt_tokens(model: Model, suites: Sequence[Suite], longest: int) -> dict[int, list[int]]:
     """Prompt number -> token ids, without duplicates."""
     seen = set()
-    chosen = {}
+    prompt_ids = {}
     longest = min(longest, model.engine.context_length - 1)
     prompts = [prompt for suite in suites for prompt in suite.prompts]
     for number, prompt in enumerate(prompts):
         tokens = model.tokens(prompt.messages)
         if len(tokens) <= longest and tuple(tokens) not in seen:
             seen.add(tuple(tokens))
-            chosen[number] = tokens
-    return chosen
+            prompt_ids[number] = tokens
+    return prompt_ids
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:

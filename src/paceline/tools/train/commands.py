@@ -104,17 +104,19 @@ def table(
     if not 0 < megabytes < 1e6:
         raise InvalidRequest(f"a table of {megabytes} megabytes; expected more than 0")
     model = load(target, cache_tokens=_OPENING, drafters=("none",), progress=progress)
-    known = model.files.fingerprint
-    answers = [answer for folder in folders for answer in read_answers(folder, known)]
-    learnt, kept_back = held_out(answers)
-    if not learnt:
+    fingerprint = model.files.fingerprint
+    answers = [answer for folder in folders for answer in read_answers(folder, fingerprint)]
+    training, kept_back = held_out(answers)
+    if not training:
         raise InvalidRequest(f"one answer is too few to train on; make more in {folders[0]}")
-    progress.say(f"counting {sum(len(answer.answer) for answer in learnt)} tokens")
-    entries = count_table(learnt).best(int(megabytes * 1e6 / entry_bytes(model.engine.vocab_size)))
+    progress.say(f"counting {sum(len(answer.answer) for answer in training)} tokens")
+    entries = count_table(training).best(
+        int(megabytes * 1e6 / entry_bytes(model.engine.vocab_size))
+    )
     facts: dict[str, Any] = {
         "made_from": [provenance(folder) for folder in folders],
-        "answers": len(learnt),
-        "answer_tokens": sum(len(answer.answer) for answer in learnt),
+        "answers": len(training),
+        "answer_tokens": sum(len(answer.answer) for answer in training),
         "held_out": accuracy(entries, kept_back),
     }
     write_table(

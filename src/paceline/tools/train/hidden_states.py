@@ -85,9 +85,9 @@ def _fill(
         done = max(at for at, end in enumerate(ends) if end <= whole)
         file.truncate(ends[done] * width * 2)
         update(ends[done])
-        for place in range(done, len(answers)):
-            file.write(_hidden_states(engine, answers[place].tokens).tobytes())
-            update(ends[place + 1])
+        for number in range(done, len(answers)):
+            file.write(_hidden_states(engine, answers[number].tokens).tobytes())
+            update(ends[number + 1])
     return HiddenStates(path, lengths, width)
 
 

@@ -90,14 +90,17 @@ class Trainer(trainer.Trainer):
         """
         self.network.eval()
         depth = self._steps.depth
-        accepted, right, seen = [], np.zeros(depth), np.zeros(depth)
+        accepted, right_counts, position_counts = [], np.zeros(depth), np.zeros(depth)
         for text in self._data.held_out:
-            same, known = self._right(text)
-            right += same.sum(0)
-            seen += known.sum(0)
-            accepted.append(same.cumprod(1).sum(1).tolist())
+            is_right, has_token = self._right(text)
+            right_counts += is_right.sum(0)
+            position_counts += has_token.sum(0)
+            accepted.append(is_right.cumprod(1).sum(1).tolist())
         self.network.train()
-        shares = {f"named_{step + 1}": float(right[step] / seen[step]) for step in range(depth)}
+        shares = {
+            f"named_{step + 1}": float(right_counts[step] / position_counts[step])
+            for step in range(depth)
+        }
         return {"tau": mean_tokens_kept(accepted), **shares}
 
     def _loss(self, texts: list[Text], rng: np.random.Generator) -> Tensor:
@@ -121,17 +124,17 @@ class Trainer(trainer.Trainer):
 
     def _right(self, text: Text) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Whether a draft token is right, and whether the text has one there: both [m, depth]."""
-        same, known = [], []
+        is_right, has_token = [], []
         with torch.no_grad():
             rows = self._rows([text], self._states_of([text]))
             step_logits = self.network(rows, self._steps.depth)
         for step, logits in enumerate(step_logits):
             truth = np.array(text.tokens[text.first + 1 + step :])
             draft = self._shared.drafted[logits.argmax(-1)].cpu().numpy()
-            there = np.arange(len(draft)) < len(truth)
-            known.append(there)
-            same.append(there & (draft == np.pad(truth, (0, len(draft) - len(truth)))))
-        return np.stack(same, axis=1), np.stack(known, axis=1)
+            in_text = np.arange(len(draft)) < len(truth)
+            has_token.append(in_text)
+            is_right.append(in_text & (draft == np.pad(truth, (0, len(draft) - len(truth)))))
+        return np.stack(is_right, axis=1), np.stack(has_token, axis=1)
 
     def _rows(self, texts: Sequence[Text], states: Sequence[Tensor]) -> list[Rows]:
         """Rows of texts: of all tokens but the last one, which no row predicts from."""

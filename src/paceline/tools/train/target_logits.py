@@ -1,6 +1,6 @@
 """The target's logits of the tokens to draft, from its hidden states after the last layer.
 
-They are labels: the target's distribution has more information than the token that it said. All
+They are labels: the target's distribution has more information than the token that it picked. All
 that comes after the last layer (norm, head, and what follows the head) is the target's own graph.
 """
 
@@ -74,8 +74,8 @@ def check_end(
         outputs = engine.step([(sequence, Block(tokens, 1, prefill=True))])
         hidden = outputs.taps[0][tap_name(engine.taps[-1])][-1:]
         expected = outputs.logits[0][:, list(drafted)]
-        differ = np.abs(logits(hidden) - expected).max()
-    if not differ <= _TOLERANCE * max(np.abs(expected).max(), 1):
+        difference = np.abs(logits(hidden) - expected).max()
+    if not difference <= _TOLERANCE * max(np.abs(expected).max(), 1):
         raise InvalidRequest(
             f"the target's logits do not follow from its hidden states after layer "
             f"{engine.taps[-1]} alone, so a head has no labels; expected a dense target whose last "
@@ -92,15 +92,15 @@ def _last_sum(target: TargetWeights) -> Any:
     [head] = [
         port.get_node() for port in target.head.get_target_inputs() if _is_matmul(port.get_node())
     ]
-    todo, seen = [head.input_value(0)], set()
-    while todo:
-        output = todo.pop(0)
+    outputs, seen = [head.input_value(0)], set()
+    while outputs:
+        output = outputs.pop(0)
         node = output.get_node()
         if node.get_friendly_name() in seen or not node.get_input_size():
             continue
         seen.add(node.get_friendly_name())
-        wide = output.get_partial_shape()[-1] == target.hidden_size
-        if node.get_type_name() == "Add" and wide:
+        is_wide = output.get_partial_shape()[-1] == target.hidden_size
+        if node.get_type_name() == "Add" and is_wide:
             return output
-        todo.extend(node.input_value(place) for place in range(node.get_input_size()))
+        outputs.extend(node.input_value(index) for index in range(node.get_input_size()))
     raise ModelError(f"{target.path} has no sum before its head, where its last layer ends")

@@ -64,8 +64,8 @@ class Data(NamedTuple):
 
         Without the first token of a text: as an attention sink it is hundreds of times as large.
         """
-        some = self.training[:: -(-len(self.training) // _EVALUATED)]
-        rows = np.concatenate([self.states.of(text.number)[1:] for text in some])
+        texts = self.training[:: -(-len(self.training) // _EVALUATED)]
+        rows = np.concatenate([self.states.of(text.number)[1:] for text in texts])
         return torch.from_numpy(rows[:, :width].astype(np.float32)).std(0).clamp(min=1e-6)
 
 
@@ -214,9 +214,9 @@ class Trainer(ABC):
             "network": self._network.state_dict(),
             "optimizer": self._optimizer.state_dict(),
         }
-        beside = self._folder / f".{STATE}"
-        torch.save(state, beside)
-        beside.replace(self._folder / STATE)
+        temporary = self._folder / f".{STATE}"
+        torch.save(state, temporary)
+        temporary.replace(self._folder / STATE)
         write_json(self._folder / CURVE, {**self._about, "curve": self.curve})
 
     def _identity(self) -> dict[str, Any]:
