@@ -4,9 +4,10 @@ It is compared with llama.cpp, whose best tokens are in tests/data/gemma3_270m.j
 support/record_gemma.py). Five of six layers have a window of 512 tokens.
 """
 
+import gc
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,9 +46,17 @@ Both round activations to 8 bits, each in its own way: 67 of 1809 best tokens di
 margin above 0.87 (2026-11-25)."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def freed() -> Iterator[None]:
+    """The models are gigabytes, and what refers to itself is not freed at once."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture(scope="module", params=params(["openvino", "ik_llama.cpp", "llama.cpp"]))
 def gemma(request: pytest.FixtureRequest) -> Model:
     """The model in each engine and library that runs it."""
+    gc.collect()
     if request.param != "openvino":
         return model_of(gemma_file(), request.param, cache_tokens=8192)
     files = resolve(str(gemma_file()), cache_dir())
