@@ -39,6 +39,12 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A crash of a worker ends the run: with another in its place, xdist 3.8 waits for ever."""
+    if getattr(config.option, "maxworkerrestart", "") is None:
+        config.option.maxworkerrestart = "0"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     outside = outside_pairs(items)

@@ -19,7 +19,7 @@ WAITING = "import time; print('here', flush=True); time.sleep(3600)"
 def run_pytest(*arguments: object) -> "subprocess.CompletedProcess[str]":
     """Run pytest with the project's settings in a process that ignores SIGINT."""
     script = "trap '' INT; exec \"$@\""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     return subprocess.run(
         [
             "sh",
@@ -36,7 +36,10 @@ def run_pytest(*arguments: object) -> "subprocess.CompletedProcess[str]":
         check=False,
         timeout=PATIENCE,
         cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if "PYTEST" not in name},
+        env={
+            **{name: value for name, value in os.environ.items() if "PYTEST" not in name},
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]),
+        },
     )
 
 
@@ -49,9 +52,20 @@ def test_every_test_has_a_timeout(request: pytest.FixtureRequest):
 def test_a_test_that_waits_for_ever_fails_at_its_timeout(tmp_path: Path):
     path = tmp_path / "test_waits.py"
     path.write_text("import time\n\ndef test_waits():\n    time.sleep(3600)\n")
-    found = run_pytest("--timeout", 1, "--rootdir", tmp_path, path)
-    assert found.returncode == pytest.ExitCode.TESTS_FAILED, found.stdout + found.stderr
-    assert "Timeout" in found.stdout
+    ended = run_pytest("-p", "no:xdist", "--timeout", 1, "--rootdir", tmp_path, path)
+    assert ended.returncode == pytest.ExitCode.TESTS_FAILED, ended.stdout + ended.stderr
+    assert "Timeout" in ended.stdout
+
+
+def test_a_crash_of_a_worker_is_named_and_ends_the_run(tmp_path: Path):
+    crash = "import os\n\ndef test_crashes():\n    os._exit(3)\n"
+    (tmp_path / "test_crashes.py").write_text(crash + "\ndef test_after():\n    pass\n")
+    for number in range(4):
+        (tmp_path / f"test_{number}.py").write_text("def test_passes():\n    pass\n")
+    workers = ("-p", "conftest", "-n", 2, "--dist", "loadfile")
+    ended = run_pytest(*workers, "--rootdir", tmp_path, tmp_path)
+    assert ended.returncode != pytest.ExitCode.OK
+    assert "crashed while running 'test_crashes.py::test_crashes'" in ended.stdout
 
 
 def test_sigint_ends_a_child_process():
@@ -66,8 +80,8 @@ def test_sigint_ends_a_child_process():
 
 
 def test_sigint_ends_a_child_process_where_the_shell_ignores_sigint():
-    found = run_pytest(f"{__file__}::{test_sigint_ends_a_child_process.__name__}")
-    assert found.returncode == pytest.ExitCode.OK, found.stdout + found.stderr
+    ended = run_pytest("-p", "no:xdist", f"{__file__}::{test_sigint_ends_a_child_process.__name__}")
+    assert ended.returncode == pytest.ExitCode.OK, ended.stdout + ended.stderr
 
 
 def test_any_two_values_of_different_axes_meet_in_a_row_of_pairs():
