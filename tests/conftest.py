@@ -1,3 +1,4 @@
+import ctypes
 import gc
 import os
 import signal
@@ -32,11 +33,30 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 @pytest.fixture(autouse=True)
-def ctrl_c() -> Iterator[None]:
-    """Ctrl-C is for the next test what it was for this one: a command sets what it does."""
-    handler = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, handler)
+def ctrl_c() -> None:
+    """Ctrl-C is a KeyboardInterrupt in every test: a command may have changed what it does."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class _Stack(ctypes.Structure):
+    """`stack_t` of sigaltstack(2)."""
+
+    _fields_ = (("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+_SIGNAL_STACK = ctypes.create_string_buffer(1 << 20)
+
+
+def pytest_sessionstart() -> None:
+    """Give signals a large stack of their own.
+
+    That of pytest's faulthandler was made for the registers that were in use at the start. Where an
+    engine turns on AMX, their 8 kilobytes more do not fit, and any signal ends the process: Ctrl-C,
+    and the timeout of a test.
+    """
+    if sys.platform == "linux":
+        stack = _Stack(ctypes.addressof(_SIGNAL_STACK), 0, len(_SIGNAL_STACK))
+        ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
