@@ -50,9 +50,9 @@ _SIGNAL_STACK = ctypes.create_string_buffer(1 << 20)
 def pytest_sessionstart() -> None:
     """Give signals a large stack of their own.
 
-    That of pytest's faulthandler was made for the registers that were in use at the start. Where an
-    engine turns on AMX, their 8 kilobytes more do not fit, and any signal ends the process: Ctrl-C,
-    and the timeout of a test.
+    With that of pytest's faulthandler, the kernel could not deliver one after some hundred tests
+    with OpenVINO and llama.cpp (2026-11-25): any signal, so Ctrl-C and the timeout of a test, ended
+    the process.
     """
     if sys.platform == "linux":
         stack = _Stack(ctypes.addressof(_SIGNAL_STACK), 0, len(_SIGNAL_STACK))
