@@ -13,6 +13,7 @@ from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest, MissingExtra
 from paceline.models import ModelFiles, Progress, resolve
 from paceline.runtime.load import load
+from paceline.runtime.model import Model
 from paceline.storage.files import held, writing
 from paceline.storage.report import Report
 from paceline.tools.figures import import_matplotlib
@@ -45,17 +46,8 @@ def prompts(
     progress: Progress,
 ) -> Report:
     """Generate prompts with the target."""
-    slots = at_once * (_OPENING + LONGEST_PROMPT)
-    # One row per sequence doubles throughput, and prompts need no exact decoding.
-    model = load(
-        target,
-        rows=1,
-        cache_tokens=slots,
-        contexts=at_once,
-        threads=threads,
-        drafters=("none",),
-        progress=progress,
-    )
+    tokens = _OPENING + LONGEST_PROMPT
+    model = _plain_model(target, at_once, tokens=tokens, threads=threads, progress=progress)
     total = write_prompts(
         model,
         out,
@@ -82,16 +74,8 @@ def answers(
 ) -> Report:
     """Generate the target's answers into a folder."""
     settings = Settings(max_tokens, tuple(temperatures), seed)
-    slots = at_once * (settings.longest_prompt + max_tokens)
-    model = load(
-        target,
-        rows=1,
-        cache_tokens=slots,
-        contexts=at_once,
-        threads=threads,
-        drafters=("none",),
-        progress=progress,
-    )
+    tokens = settings.longest_prompt + max_tokens
+    model = _plain_model(target, at_once, tokens=tokens, threads=threads, progress=progress)
     manifest = make_answers(model, files, out, settings, at_once=at_once, progress=progress)
     text = f"{manifest['answers']} answers, {manifest['answer_tokens']} tokens, in {out}"
     return Report(manifest, text=text)
@@ -198,6 +182,22 @@ def mtp(
         f"is in {out}; see {picture.name}"
     )
     return Report(value, text=text)
+
+
+def _plain_model(
+    target: str, at_once: int, *, tokens: int, threads: int | None, progress: Progress
+) -> Model:
+    """The target, to decode `at_once` sequences of up to `tokens` tokens without drafts."""
+    # One row per sequence doubles throughput, and texts to learn from need no exact decoding.
+    return load(
+        target,
+        rows=1,
+        cache_tokens=at_once * tokens,
+        contexts=at_once,
+        threads=threads,
+        drafters=("none",),
+        progress=progress,
+    )
 
 
 @contextmanager
