@@ -1,4 +1,3 @@
-import ctypes
 import gc
 import os
 import signal
@@ -36,27 +35,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def ctrl_c() -> None:
     """Ctrl-C is a KeyboardInterrupt in every test: a command may have changed what it does."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-class _Stack(ctypes.Structure):
-    """`stack_t` of sigaltstack(2)."""
-
-    _fields_ = (("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
-
-
-_SIGNAL_STACK = ctypes.create_string_buffer(1 << 20)
-
-
-def pytest_sessionstart() -> None:
-    """Give signals a large stack of their own.
-
-    With that of pytest's faulthandler, the kernel could not deliver one after some hundred tests
-    with OpenVINO and llama.cpp (2026-11-25): any signal, so Ctrl-C and the timeout of a test, ended
-    the process.
-    """
-    if sys.platform == "linux":
-        stack = _Stack(ctypes.addressof(_SIGNAL_STACK), 0, len(_SIGNAL_STACK))
-        ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -195,6 +195,12 @@ def test_no_module_imports_itself_by_way_of_others_typing_included():
     assert circle(sources) == []
 
 
+def test_openvino_has_one_core_in_a_process():
+    """A second one, once both have ended, makes of any signal the end of the process."""
+    callers = [module for module, path in modules() if ".Core()" in path.read_text("utf-8")]
+    assert callers == ["paceline.storage.openvino"]
+
+
 def test_the_service_imports_nothing_of_the_apis():
     graph = arrows({module: path.read_text(encoding="utf-8") for module, path in modules()})
     below, new = set[str](), {"paceline.server.service"}

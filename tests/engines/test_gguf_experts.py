@@ -6,6 +6,7 @@ import pytest
 from paceline.engines.openvino.experts import ExpertProducts
 from paceline.engines.openvino.gguf_matrix import matrix
 from paceline.storage.gguf_file import Tensor
+from paceline.storage.openvino import core
 
 EXPERTS, ROWS, CHOSEN, OUT, IN = 4, 5, 2, 64, 256
 
@@ -37,7 +38,7 @@ def test_each_row_is_multiplied_with_the_experts_that_it_chose(kind: str):
     chosen = opset13.parameter([-1, CHOSEN], np.int32)
     made = ExpertProducts(1).product(rows.output(0), matrix(tensor), chosen.output(0))
     options = {"PERF_COUNT": "YES", "INFERENCE_PRECISION_HINT": "f32"}
-    compiled = ov.Core().compile_model(ov.Model([made], [rows, chosen]), "CPU", options)
+    compiled = core().compile_model(ov.Model([made], [rows, chosen]), "CPU", options)
     request = compiled.create_infer_request()
     rng = np.random.default_rng(1)
     given = rng.normal(0, 1, (1, ROWS, IN)).astype(np.float32)

@@ -6,6 +6,7 @@ import pytest
 from paceline.engines.openvino.gguf_matrix import matrix
 from paceline.models.gguf.support import WEIGHTS
 from paceline.storage.gguf_file import Tensor
+from paceline.storage.openvino import core
 
 KEPT = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
 OUT, IN = 6, 512
@@ -41,7 +42,7 @@ def values(tensor: Tensor) -> np.ndarray:
 
     model = ov.Model([matrix(tensor)], [])
     options = {"INFERENCE_PRECISION_HINT": "f32"}
-    return ov.Core().compile_model(model, "CPU", options)([])[0]
+    return core().compile_model(model, "CPU", options)([])[0]
 
 
 def expected(tensor: Tensor) -> np.ndarray:

@@ -8,6 +8,7 @@ import pytest
 from openvino import Model, opset13
 
 from paceline.engines.openvino.gguf_weights import WEIGHT, regroup_six_bits
+from paceline.storage.openvino import core
 
 OUT, GROUPS = 80, 64
 
@@ -36,10 +37,9 @@ def codes_of(product: Any) -> Any:
 
 
 def weights_of(model: Any) -> list[npt.NDArray[np.float32]]:
-    import openvino as ov
 
     exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-    compiled = ov.Core().compile_model(model, "CPU", exact)
+    compiled = core().compile_model(model, "CPU", exact)
     found = compiled({"x": np.eye(GROUPS * 16, dtype=np.float32)})
     return [found[port].T.copy() for port in compiled.outputs]
 

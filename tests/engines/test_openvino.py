@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ from paceline.engines import EngineSettings
 from paceline.engines.openvino import OpenVinoEngine, engine
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
+from support.waiting import PATIENCE
 
 TOKENS = [5, 9, 2, 14, 7, 11, 30, 21, 8, 40, 3, 12]
 
@@ -100,3 +103,31 @@ def test_a_graph_that_cannot_be_read_is_refused(tmp_path: Path):
     (tmp_path / "openvino_model.xml").write_text("<net>")
     with pytest.raises(ModelError, match="cannot be read as an OpenVINO model"):
         OpenVinoEngine(tmp_path / "openvino_model.xml", 64)
+
+
+ENDED = """
+import gc, signal
+import numpy, openvino
+from openvino import opset13
+from paceline.storage.openvino import core
+
+def graph():
+    rows = opset13.parameter([-1, 8], numpy.float32)
+    return core().compile_model(openvino.Model([opset13.relu(rows)], [rows]), "CPU")
+
+first, second = graph(), graph()
+del first
+gc.collect()
+del second
+gc.collect()
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_ends_no_process_whose_graphs_ended_in_the_order_in_which_they_began():
+    command = [sys.executable, "-c", ENDED]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert (ended.returncode, ended.stdout) == (0, "interrupted\n"), ended.stderr

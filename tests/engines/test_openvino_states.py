@@ -18,6 +18,7 @@ from paceline.engines.profile import measure_profile
 from paceline.engines.state_blocks import StatePool
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
+from paceline.storage.openvino import core
 from support.engine_rows import feed, random_text, run
 from support.hybrids import HYBRIDS, state_of
 from support.tiny_checkpoints import write_gguf_of
@@ -188,7 +189,7 @@ def test_states_that_do_not_fit_in_memory_are_refused_at_load(
 def test_a_recurrent_state_of_an_unknown_kind_is_refused_by_name(tmp_path: Path, tiny_int8):
     import openvino as ov
 
-    model = ov.Core().read_model(tiny_int8.path)
+    model = core().read_model(tiny_int8.path)
     head = model.output("logits").node
     variable = opset13.read_value(
         opset13.constant(np.zeros(1, np.float32)), "ssm.7", Type.f32, Shape([1])
@@ -208,7 +209,7 @@ def exported(tiny_int8: ModelFiles, tmp_path: Path) -> Path:
     """A stateful graph as exporters write it, with a short convolution behind the embeddings."""
     import openvino as ov
 
-    model = ov.Core().read_model(tiny_int8.path)
+    model = core().read_model(tiny_int8.path)
     used = [node for node in model.get_ordered_ops() if node.get_type_name() == "Gather"]
     embedded = next(node for node in used if node.get_output_partial_shape(0).to_string() == WIDE)
     places = list(embedded.output(0).get_target_inputs())
@@ -240,7 +241,6 @@ def exported(tiny_int8: ModelFiles, tmp_path: Path) -> Path:
 def test_an_exported_hybrid_gives_the_logits_of_its_stateful_graph(
     exported: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    import openvino as ov
 
     class ExactGraph(CompiledGraph):
         """Without activations in 8 bits: a rounding that goes the other way is a large step."""
@@ -252,7 +252,7 @@ def test_an_exported_hybrid_gives_the_logits_of_its_stateful_graph(
     engine = opened(exported)
     assert "states" in engine.describe()
     text = random_text(engine, 40)
-    request = ov.Core().compile_model(exported, "CPU", EXACT).create_infer_request()
+    request = core().compile_model(exported, "CPU", EXACT).create_infer_request()
     expected = request.infer(
         {
             "input_ids": np.array([text]),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.engines.openvino.positions import read_positions
+from paceline.storage.openvino import core
 
 FREQUENCIES = np.array([1.0, 0.1, 0.01], np.float32)
 
@@ -35,9 +36,8 @@ def model(*, sections: int = 0, rotary: bool = True, reads: bool = False) -> Any
 
 
 def run(graph: Any, positions: list[int]) -> np.ndarray:
-    import openvino as ov
 
-    compiled = ov.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     given = {"input_ids": np.arange(len(positions)), "position_ids": np.array(positions)}
     return np.array(compiled(given)[0])[:, 0]
 

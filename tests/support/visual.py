@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.storage.openvino import EMBEDDINGS, LANGUAGE
+from paceline.storage.openvino import EMBEDDINGS, LANGUAGE, core
 
 
 def split_graph(path: Path, folder: Path, *, sections: bool = False, kinds: bool = False) -> Path:
@@ -17,14 +17,13 @@ def split_graph(path: Path, folder: Path, *, sections: bool = False, kinds: bool
     import openvino as ov
     from openvino import opset13
 
-    core = ov.Core()
-    table = core.read_model(path)
+    table = core().read_model(path)
     found = _table(table)
     ids = table.input("input_ids").get_node()
     result = opset13.result(found.output(0))
     ov.save_model(ov.Model([result], [ids]), folder / EMBEDDINGS, compress_to_fp16=False)
 
-    model = core.read_model(path)
+    model = core().read_model(path)
     found = _table(model)
     width = found.get_output_partial_shape(0)[2].get_length()
     embeds = _parameter([-1, -1, width], np.float32, "inputs_embeds")

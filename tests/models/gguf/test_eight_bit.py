@@ -9,6 +9,7 @@ from hypothesis.extra.numpy import arrays
 from openvino import opset13
 
 from paceline.models.gguf.eight_bit import store_as_int8
+from paceline.storage.openvino import core
 
 ROWS, COLUMNS = 6, 32
 
@@ -23,7 +24,7 @@ def write_graph(path: Path, weight: np.ndarray, kind: type = np.float16) -> None
 
 def stored_values(path: Path) -> np.ndarray:
     """The weight that a graph computes with, in float32."""
-    compiled = ov.Core().compile_model(
+    compiled = core().compile_model(
         path,
         "CPU",
         # The identity goes through exactly only when it is not rounded, too.
@@ -73,7 +74,7 @@ def test_what_is_no_f16_matrix_stays_as_it_is(shape: tuple[int, ...], kind: type
     weight = np.random.default_rng(0).normal(size=shape)
     write_graph(tmp_path / "a.xml", weight, kind)
     store_as_int8(tmp_path / "a.xml", tmp_path / "b.xml")
-    types = {str(op.get_element_type()) for op in ov.Core().read_model(tmp_path / "b.xml").get_ops()
+    types = {str(op.get_element_type()) for op in core().read_model(tmp_path / "b.xml").get_ops()
              if op.get_type_name() == "Constant"}  # fmt: skip
     assert not any("int8" in each for each in types)
 

@@ -17,6 +17,7 @@ from paceline.drafters.networks.context import PREFILL_CHUNK, ContextCache
 from paceline.drafters.networks.padding import padded_rows, padded_size
 from paceline.drafters.networks.target import TargetWeights, check_pair, read_target
 from paceline.drafters.networks.tensors import Array
+from paceline.storage.openvino import core
 
 _BUCKET = 256
 """Rows by which the context input grows: OpenVINO compiles every new size."""
@@ -82,8 +83,6 @@ class OpenVinoNetwork:
         Raises:
             ModelError: the checkpoint cannot be used, or not with this target.
         """
-        import openvino as ov
-
         self.config = read_config(folder)
         target = read_target(graph)
         check_pair(folder, self.config, target)
@@ -97,10 +96,9 @@ class OpenVinoNetwork:
             "INFERENCE_PRECISION_HINT": "f32",
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if int8 else "0",
         }
-        core = ov.Core()
         self._target: TargetWeights = target  # its weights are in the graph
-        draft = core.compile_model(builder.draft_graph(target, draft_vocab), "CPU", options)
-        prefill = core.compile_model(builder.context_graph(), "CPU", options)
+        draft = core().compile_model(builder.draft_graph(target, draft_vocab), "CPU", options)
+        prefill = core().compile_model(builder.context_graph(), "CPU", options)
         self._draft = draft.create_infer_request()
         self._prefill = prefill.create_infer_request()
         self._window = window

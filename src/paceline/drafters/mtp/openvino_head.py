@@ -17,6 +17,7 @@ from paceline.drafters.networks.context import PREFILL_CHUNK
 from paceline.drafters.networks.padding import padded_rows, padded_size
 from paceline.drafters.networks.target import TargetWeights, check_pair, read_target
 from paceline.drafters.networks.tensors import Array
+from paceline.storage.openvino import core
 
 _SLOTS = 32
 """Slots of a KV block; PagedAttention's own number."""
@@ -70,8 +71,6 @@ class OpenVinoHead:
         Raises:
             ModelError: the head is one of another target.
         """
-        import openvino as ov
-
         target = read_target(graph)
         check_pair(head.path, head.config, target)
         draft_vocab = head.draft_vocab
@@ -85,7 +84,7 @@ class OpenVinoHead:
         }
         model = HeadGraph(head, int8=int8).build(target, draft_vocab)
         self._target: TargetWeights = target  # its weights are in the graph
-        compiled = ov.Core().compile_model(model, "CPU", options)
+        compiled = core().compile_model(model, "CPU", options)
         # Rows of the target and drafted ones have requests of their own, so that shapes stay.
         self._draft_vocab = draft_vocab
         self._rows = _Request(compiled, head.config, "tapped")

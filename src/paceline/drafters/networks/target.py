@@ -19,6 +19,7 @@ from paceline.storage.files import read_json
 from paceline.storage.gguf import read_gguf_graph
 from paceline.storage.gguf_file import read_gguf
 from paceline.storage.manifest import MANIFEST
+from paceline.storage.openvino import core
 
 
 class TargetShape(Protocol):
@@ -192,13 +193,11 @@ def _openvino(path: Path) -> TargetWeights:
 
 def _graph(path: Path) -> tuple[Any, Any]:
     """The graph, and its output of logits."""
-    import openvino as ov
-
     if path.suffix == ".gguf":
         model = read_gguf_graph(path)
         return model, model.outputs[0]
     try:
-        model = ov.Core().read_model(path)
+        model = core().read_model(path)
     except RuntimeError as error:
         raise ModelError(f"{path} cannot be read as an OpenVINO model: {error}") from error
     return model, model.output("logits")
@@ -212,7 +211,7 @@ def read_matrix(weight: Any, rows: npt.NDArray[np.int64] | None = None) -> Array
     if rows is not None:
         weight = opset13.gather(weight, opset13.constant(rows), opset13.constant(np.int64(0)))
     model = ov.Model([opset13.result(weight)], [], "weight")
-    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     values: Array = compiled({})[0]
     return values
 

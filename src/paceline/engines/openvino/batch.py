@@ -24,6 +24,7 @@ from paceline.decoding.types import Block
 from paceline.engines.kv_blocks import BlockTable, PrefillTable
 from paceline.engines.openvino.graph import BY_ROW, OUTPUT_ROWS, STATE_TABLES, STATES
 from paceline.engines.state_blocks import StatePool, StateTable
+from paceline.storage.openvino import core
 
 KV_CACHES = ("key_cache.", "value_cache.")
 """Prefixes of the KV cache inputs."""
@@ -40,9 +41,7 @@ class CompiledGraph:
 
     def __init__(self, model: Any, options: Mapping[str, str]) -> None:
         """Compile `model` for the CPU."""
-        import openvino as ov
-
-        self.compiled = ov.Core().compile_model(model, "CPU", dict(options))
+        self.compiled = core().compile_model(model, "CPU", dict(options))
         self._request = self.compiled.create_infer_request()
         self._inputs = {
             port.any_name: _Input(self._request, port)

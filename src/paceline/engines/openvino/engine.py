@@ -39,7 +39,7 @@ from paceline.engines.openvino.kv_copies import Caches, extend_kv, kv_of
 from paceline.engines.state_blocks import StatePool, StateTable, restore_and_take
 from paceline.errors import ModelError
 from paceline.storage.gguf import graph_fault
-from paceline.storage.openvino import reason_of
+from paceline.storage.openvino import core, reason_of
 from paceline.storage.system import memory_bytes
 
 _COPIES = 3
@@ -211,7 +211,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         return {
             "engine": self.name,
             "openvino": ov.get_version(),
-            "device": ov.Core().get_property("CPU", "FULL_DEVICE_NAME"),
+            "device": core().get_property("CPU", "FULL_DEVICE_NAME"),
             "threads": str(self._threads),
             "min_rows": str(self.min_rows),
             "kv_cache": _KV_PRECISION,

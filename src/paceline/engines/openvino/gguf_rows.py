@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paceline.storage.openvino import core
+
 MOST_ROWS = 64
 """Most rows of a call."""
 
@@ -52,7 +54,7 @@ def rows_are_invariant() -> bool:
     products = opset13.matmul(rows, opset13.convert(weights, np.float32), False, True)
     options = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32"}
     model = ov.Model([opset13.result(products)], [rows])
-    request = ov.Core().compile_model(model, "CPU", options).create_infer_request()
+    request = core().compile_model(model, "CPU", options).create_infer_request()
     values = rng.normal(size=(3 * MOST_ROWS, inputs)).astype(np.float32)
     few, many = (request.infer([values[:n].copy()])[0][:2].copy() for n in (2, len(values)))
     return bool((few == many).all())

@@ -13,7 +13,7 @@ from paceline.decoding.types import tap_name
 from paceline.engines.openvino.positions import POSITIONS, read_positions
 from paceline.engines.openvino.visual import join_embeddings
 from paceline.errors import ModelError
-from paceline.storage.openvino import EMBEDDINGS, LANGUAGE, reason_of
+from paceline.storage.openvino import EMBEDDINGS, LANGUAGE, core, reason_of
 
 OUTPUT_ROWS = "sampled_tokens_indices"
 """Input: [n] int64, the n rows of the call that get logits (OpenVINO GenAI's name)."""
@@ -40,14 +40,12 @@ def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
 
     Raises ModelError if the file cannot be read, or is not a decoder of a supported form.
     """
-    import openvino as ov
     from openvino._offline_transformations import paged_attention_transformation
 
-    core = ov.Core()
     try:
-        model = core.read_model(path)
+        model = core().read_model(path)
         if path.name == LANGUAGE:
-            model = join_embeddings(model, core.read_model(path.with_name(EMBEDDINGS)), path)
+            model = join_embeddings(model, core().read_model(path.with_name(EMBEDDINGS)), path)
     except RuntimeError as error:
         raise ModelError(
             f"{path} cannot be read as an OpenVINO model ({reason_of(error)}); convert it again"

@@ -24,6 +24,7 @@ from paceline.models.gguf import dequantized, read, write_derived
 from paceline.models.manifest import GGUF_WEIGHTS, GRAPH, WEIGHTS, Facts
 from paceline.storage.gguf_file import GgufFile, Tensor, short, write_gguf
 from paceline.storage.int8 import as_int8
+from paceline.storage.openvino import core
 from paceline.storage.processes import python, run_child
 from paceline.storage.progress import Progress
 
@@ -119,7 +120,7 @@ def store_as_int8(source: Path, target: Path) -> None:
     import numpy as np
     import openvino as ov
 
-    model = ov.Core().read_model(source)
+    model = core().read_model(source)
     for node in model.get_ordered_ops():
         if node.get_type_name() != "Convert":
             continue

@@ -15,6 +15,7 @@ from paceline.decoding.types import Block, tap_name
 from paceline.drafters.networks.target import TargetWeights
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest, ModelError
+from paceline.storage.openvino import core
 
 Array = npt.NDArray[np.float32]
 
@@ -47,9 +48,7 @@ class TargetLogits:
         result = opset13.result(target.logits.node.input_value(0))
         try:
             model = ov.Model([result], [hidden], "end")
-            self._compiled = ov.Core().compile_model(
-                model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
-            )
+            self._compiled = core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         except RuntimeError as error:
             raise ModelError(
                 f"{target.path}: its logits depend on more than the last hidden states"
