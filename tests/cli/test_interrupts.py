@@ -227,3 +227,37 @@ def test_an_error_of_a_command_is_not_taken_for_ctrl_c(monkeypatch: pytest.Monke
     monkeypatch.setattr(TyperGroup, "invoke", fails)
     with pytest.raises(RuntimeError, match="a fault"):
         main(["models"])
+
+
+LOST = """
+import signal, time, weakref
+from paceline.cli.interrupt import stop_at_once, stop_by_exception
+
+class Item:
+    def __del__(self):
+        if KIND == "finalizer":
+            signal.raise_signal(signal.SIGINT)
+
+stop_at_once()
+stop_by_exception()
+item = Item()
+reference = weakref.ref(item, lambda _: KIND == "callback" and signal.raise_signal(signal.SIGINT))
+try:
+    del item
+    time.sleep(20)
+except KeyboardInterrupt:
+    raise SystemExit(7)
+"""
+
+
+@pytest.mark.parametrize("kind", ["finalizer", "callback"])
+def test_ctrl_c_where_no_caller_can_catch_it_comes_again(kind: str, environment: dict[str, str]):
+    script = LOST.replace("KIND", repr(kind))
+    child = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        env=environment,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert (child.returncode, child.stderr) == (7, b"")

@@ -4,14 +4,19 @@ Imports nothing of ours and little else. While a command works, Ctrl-C is a Keyb
 that it can clean up; in an import that would be a traceback, and perhaps an error of the package.
 """
 
+import _thread
 import os
 import signal
+import sys
+import time
 from typing import Any
 
 EXIT = 128 + signal.SIGINT
 """Exit code of a command that was stopped with Ctrl-C."""
 
 LINE = "\npaceline: stopped\n"
+
+_AGAIN_SECONDS = 0.01
 
 
 def stop_at_once() -> None:
@@ -21,9 +26,14 @@ def stop_at_once() -> None:
 
 
 def stop_by_exception() -> None:
-    """From now on Ctrl-C raises KeyboardInterrupt."""
+    """From now on Ctrl-C raises KeyboardInterrupt, and again if Python has lost it.
+
+    It prints and drops what is raised where no caller is: in a finalizer, in a callback of a weak
+    reference (each import ends with one), in a function that C calls.
+    """
     if signal.getsignal(signal.SIGINT) is _stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = _interrupt_again
 
 
 def is_interrupt(error: BaseException | None) -> bool:
@@ -40,3 +50,19 @@ def is_interrupt(error: BaseException | None) -> bool:
 def _stop(*_: Any) -> None:
     os.write(2, LINE.encode())
     os._exit(EXIT)
+
+
+def _interrupt_again(unraisable: Any) -> None:
+    if is_interrupt(unraisable.exc_value):
+        # From another thread, as this hook would lose it, too.
+        _thread.start_new_thread(_interrupt_soon, (_thread.get_ident(),))
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _interrupt_soon(thread: int) -> None:
+    time.sleep(_AGAIN_SECONDS)
+    if sys.platform == "win32":
+        _thread.interrupt_main()
+    else:  # a signal ends a wait of the system, too
+        signal.pthread_kill(thread, signal.SIGINT)
