@@ -51,7 +51,7 @@ TEXT = "red, green, blue, red, green, blue, red, green,"
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Hugging Face form of the GGUF file."""
     mlx.needs()
-    from paceline.tools.coreml.source import open_source
+    from paceline_coreml.conversion.source import open_source
 
     kept = tmp_path_factory.mktemp("real") / "checkpoint"
     with open_source(DEFAULT_MODEL, kept.parent, QUIET) as source:

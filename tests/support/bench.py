@@ -4,11 +4,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.measurement import Measurement
+from paceline.bench.run.command import bench_run
 from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline.tools.bench.run.command import bench_run
-from paceline.tools.measurement import Contenders, Measurement
+from paceline_lab.arguments import Contenders
 
 
 def measurement_of(settings: dict[str, Any]) -> Measurement:
