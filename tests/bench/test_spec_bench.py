@@ -334,7 +334,7 @@ def test_the_readmes_tables_are_printed_from_a_record(
     path = tmp_path / "result.json"
     report = bench(model, questions, drafters=["suffix", "ngram"])
     path.write_bytes(json_file(report.value))
-    script = Path(__file__).parents[3] / "benchmarks" / "spec_bench_table.py"
+    script = Path(__file__).parents[2] / "benchmarks" / "spec_bench_table.py"
 
     def run(*more: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, str(script), str(path), *more]

@@ -1,4 +1,4 @@
-"""`paceline classify` without a classifier; with one: tests/engines/coreml/test_classifier.py."""
+"""`paceline classify` without a classifier; with one: tests/coreml/engine/test_classifier.py."""
 
 import io
 from pathlib import Path

@@ -5,15 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from paceline_lab.load.load import (
-    Endpoint,
-    Sample,
-    closed_loop,
-    model_of,
-    open_loop,
-    percentiles,
-)
 
+from paceline.bench.client import Endpoint, Sample, closed_loop, model_of
 from paceline.bench.record import parse_record
 from paceline.bench.suite import SuitePrompt
 from paceline.cli.app import main
@@ -24,6 +17,7 @@ from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults
 from paceline_lab.arguments import ServerLoad
 from paceline_lab.load.command import bench_serve
+from paceline_lab.load.loops import load_facts, open_loop, percentiles
 from support.server import Running, running
 
 PROMPTS = [
@@ -61,7 +55,7 @@ def test_clients_ask_until_enough_was_asked(endpoint: Endpoint, clients: int):
     assert [sample.prompt for sample in sorted(run.samples, key=lambda s: s.started)] != []
     assert len(run.samples) == len(heard) == 7
     assert sorted(s.prompt for s in run.samples) == ["p0", "p0", "p0", "p1", "p1", "p2", "p2"]
-    found = run.as_dict()
+    found = load_facts(run)
     assert (found["failed"], found["completion_tokens"]) == (0, 42)
     assert found["tokens_per_second"] == pytest.approx(42 / run.seconds)
     for sample in run.samples:
@@ -90,7 +84,7 @@ def test_requests_come_at_a_rate(endpoint: Endpoint):
     starts = [sample.started for sample in sorted(run.samples, key=lambda s: s.started)]
     assert len(starts) == 8
     assert 0.05 < starts[-1] - starts[0] < 2
-    assert run.as_dict()["failed"] == 0
+    assert load_facts(run)["failed"] == 0
 
 
 def test_errors_are_counted_and_said(endpoint: Endpoint):

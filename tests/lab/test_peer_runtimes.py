@@ -5,6 +5,7 @@ asked, decoded greedily, whatever a runtime rounds.
 """
 
 import importlib
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,15 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.bench import client
 from paceline.bench.record import read_record
+from paceline.bench.servers import AS_SERVED, Access
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.models import QUIET, ModelFiles
 from paceline.runtime.model import Model
-from paceline_lab.load import load
 from paceline_lab.peers.base import Answer, NotComparable, Peer, Question
 from paceline_lab.peers.registry import KNOWN
-from paceline_lab.peers.server import AS_SERVED, Access, open_server
+from paceline_lab.peers.server import ServerPeer
 from paceline_lab.peers.target import TargetModel
 from support.server import running
 from support.tiny import reference_logits
@@ -178,15 +180,15 @@ def test_a_server_of_ours_is_asked_with_and_without_speculation(
 ):
     expected = model.generate(TEXT, max_tokens=24)
     sent: list[dict[str, Any]] = []
-    ask = load._send
+    ask = client._send
 
-    async def spy(client: Any, endpoint: load.Endpoint, *rest: Any) -> Any:
-        sent.append(load.json.loads(endpoint.extra))
-        return await ask(client, endpoint, *rest)
+    async def spy(http: Any, endpoint: client.Endpoint, *rest: Any) -> Any:
+        sent.append(json.loads(endpoint.extra))
+        return await ask(http, endpoint, *rest)
 
-    monkeypatch.setattr(load, "_send", spy)
+    monkeypatch.setattr(client, "_send", spy)
     with running(model) as server:
-        peer = open_server(f"{server.url}/v1/", Access())
+        peer = ServerPeer(f"{server.url}/v1/", Access())
         assert peer.modes == ("plain", "speculation")
         assert f"http://{peer.name}" == f"{server.url}/v1"
         for mode in peer.modes:
@@ -196,10 +198,10 @@ def test_a_server_of_ours_is_asked_with_and_without_speculation(
             assert found.first_token_seconds > 0
         with pytest.raises(ModelError, match="drafter"):
             fields = '{"speculation": {"drafter": "magic"}}'
-            wrong = open_server(f"{server.url}/v1", Access(plain="{}", speculation=fields))
+            wrong = ServerPeer(f"{server.url}/v1", Access(plain="{}", speculation=fields))
             wrong.answer(question, 4, "speculation")
         with pytest.raises(ModelError, match="nobody"):
-            open_server(f"{server.url}/v1", Access(model="nobody")).answer(question, 4, "plain")
+            ServerPeer(f"{server.url}/v1", Access(model="nobody")).answer(question, 4, "plain")
         server.rest()
     assert sent[0]["speculation"] == {"drafter": "none"}
     assert "speculation" not in sent[1]
@@ -208,15 +210,15 @@ def test_a_server_of_ours_is_asked_with_and_without_speculation(
 def test_a_server_of_others_answers_as_it_was_started_unless_fields_are_given(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("paceline_lab.peers.server._is_paceline", lambda *_: False)
+    monkeypatch.setattr("paceline.bench.servers._is_paceline", lambda *_: False)
     url, model = "http://127.0.0.1:1/v1", "some-model"
-    assert open_server(url, Access(model)).modes == (AS_SERVED,)
+    assert ServerPeer(url, Access(model)).modes == (AS_SERVED,)
     chosen = Access(model, plain='{"num_draft_tokens": 0}', speculation="{}")
-    peer = open_server(url, chosen)
+    peer = ServerPeer(url, chosen)
     assert peer.modes == ("plain", "speculation")
     assert peer.settings["fields"] == {"plain": {"num_draft_tokens": 0}, "speculation": {}}
 
 
 def test_where_nobody_answers_there_is_no_peer():
     with pytest.raises(InvalidRequest, match="models cannot be read"):
-        open_server("http://127.0.0.1:1/v1", Access())
+        ServerPeer("http://127.0.0.1:1/v1", Access())

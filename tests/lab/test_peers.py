@@ -11,6 +11,7 @@ import pytest
 
 from paceline.bench.journal import journal_path
 from paceline.bench.record import Row, parse_record
+from paceline.bench.servers import Access
 from paceline.errors import InvalidRequest, MissingExtra, ModelError, PacelineError
 from paceline.models import QUIET, Progress
 from paceline.runtime.model import Model
@@ -20,7 +21,6 @@ from paceline_lab.peers.base import Answer, Peer, Question
 from paceline_lab.peers.measure import OWN, PeerVariant, measure, variants_of
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.peers.registry import KNOWN, KnownPeer, check_names, open_all
-from paceline_lab.peers.server import Access
 from paceline_lab.peers.summary import PeerRows, is_exact, summary, tables
 from support.bench import measurement_of
 from support.faulty import FaultyEngine, other_picks_when_drafting
