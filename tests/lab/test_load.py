@@ -89,7 +89,7 @@ def test_requests_come_at_a_rate(endpoint: Endpoint):
 
 def test_errors_are_counted_and_said(endpoint: Endpoint):
     wrong = Endpoint(endpoint.url, "nobody", 4)
-    found = closed_loop(wrong, PROMPTS, clients=2, requests=3).as_dict()
+    found = load_facts(closed_loop(wrong, PROMPTS, clients=2, requests=3))
     assert found["failed"] == 3
     assert "404" in found["errors"][0]
     assert found["first_token"] is None

@@ -6,15 +6,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, Option
 
 from paceline.cli.console import print_value, progress_of
 from paceline.cli.groups import added_names, load_command
 from paceline.cli.options import Command, Output, command, group
+from paceline.errors import InvalidRequest
 
 app = group()
 
 _OPENVINO = "openvino"
+_FORMS = ", ".join((_OPENVINO, *added_names("convert.")))
 
 Folder = Annotated[
     Path | None,
@@ -50,13 +52,6 @@ def _form_named(words: Sequence[str]) -> str:
     return form
 
 
-def _form(text: str) -> str:
-    if text != _OPENVINO:
-        forms = ", ".join((_OPENVINO, *added_names("convert.")))
-        raise BadParameter(f"{text!r} is not one of {forms}")
-    return text
-
-
 @command(app, kind=Convert)
 def convert(
     *,
@@ -64,10 +59,8 @@ def convert(
     to: Annotated[
         str,
         Option(
-            parser=_form,
             metavar="FORM",
-            help=f"{', '.join((_OPENVINO, *added_names('convert.')))}; options of another form: "
-            "convert --to FORM --help",
+            help=f"{_FORMS}; options of another form: convert --to FORM --help",
         ),
     ] = _OPENVINO,
     weights: Literal["int8", "int4", "f16"] = "int8",
@@ -75,6 +68,8 @@ def convert(
     output: Output,
 ) -> int:
     """Convert a model to another form, once."""
+    if to != _OPENVINO:
+        raise InvalidRequest(f"--to is {to!r}; expected {_FORMS}")
     from paceline.models import convert as export
 
     files = export(source, weights, output=folder, progress=progress_of(output))

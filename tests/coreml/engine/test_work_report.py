@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.plan.command import plan
+from paceline.bench.plan.command import ReportsWork, plan
 from paceline.decoding.costs import CostTable, speed_up
 from paceline.runtime.model import Model
+from paceline.storage.report import Table
 from paceline_coreml.engine.flops import PartWork, Work
-from paceline_coreml.engine.work_report import CHOSEN, WHOLE, CountsWork, as_dict, bounds, tables
+from paceline_coreml.engine.work_report import CHOSEN, WHOLE, as_dict, bounds, tables
 from support.faulty import FaultyEngine
 
 # 8 experts of 10 bytes, of which a row has one, and four rows three; 20 bytes of all others.
@@ -92,8 +93,8 @@ def test_a_call_of_one_number_of_rows_is_compared_with_none():
 
 def test_a_plan_has_the_work_of_an_engine_that_counts_it(model: Model):
     class Counting(FaultyEngine):
-        def work(self) -> Work:
-            return WORK
+        def work_report(self) -> tuple[dict[str, Any], list[Table]]:
+            return as_dict(WORK), [*tables(WORK)]
 
     counting = Model(model.files, Counting(model.engine, lambda *_: None))
     report = plan(lambda _: counting, "openvino", again=False)
@@ -102,7 +103,7 @@ def test_a_plan_has_the_work_of_an_engine_that_counts_it(model: Model):
 
 
 def test_a_plan_of_another_engine_has_none(model: Model):
-    assert not isinstance(model.engine, CountsWork)
+    assert not isinstance(model.engine, ReportsWork)
     assert "work" not in plan(lambda _: model, "openvino", again=False).value
 
 
