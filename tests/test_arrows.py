@@ -39,13 +39,9 @@ ALLOWED = {
             "storage",
         },
         "bench": {"decoding", "drafters", "engines", "models", "options", "runtime", "storage"},
-        "verify": {
-            *("bench", "decoding", "drafters", "engines", "models", "options", "runtime"),
-            "storage",
-        },
         "cli": {
-            *("bench", "decoding", "drafters", "engines", "models", "options", "plugins"),
-            *("runtime", "server", "storage", "verify"),
+            *("bench", "decoding", "drafters", "models", "options", "plugins", "runtime", "server"),
+            "storage",
         },
         "": {"options", "runtime"},
         "__main__": {"cli"},
@@ -98,7 +94,7 @@ PARTS["__init__"] = {*PARTS}
 # Not slow to import. All else in the rooms of a command is, so only they import it outside of
 # functions.
 LIGHT_ROOMS = {
-    CORE: ALLOWED[CORE].keys() - {"server", "bench", "verify"},
+    CORE: ALLOWED[CORE].keys() - {"server", "bench"},
     CORE_ML: {"cli", "engine", "rehearsal", ""},
     LAB: {"arguments", "cli", ""},
 }

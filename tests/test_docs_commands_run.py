@@ -33,7 +33,7 @@ NOT_RUN = {
     "plan": "measures the machine; tests/bench/test_plan.py",
     "serve": "does not end; tests/server",
     "train": "hours; tests/lab/train",
-    "verify": "minutes, or a server; tests/verify/test_verify.py and test_verify_server.py",
+    "verify": "minutes, or a server; tests/bench/test_verify.py and test_verify_server.py",
 }
 TRAINED = ("table:table", "mtp:head")
 """Drafters that a command before them trains."""

@@ -41,14 +41,16 @@ class Commands(Group):
         """Names of entry points begin with nothing that add a command here."""
         return ""
 
-    def own_names(self) -> Sequence[str]:
-        """Names of paceline's own commands."""
-        return COMMANDS
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All names, in the order of the help."""
+        return [*dict.fromkeys((*COMMANDS, *super().list_commands(ctx)))]
 
-    def own_command(self, name: str) -> Any:
-        """One of paceline's own commands."""
-        command = get_command(import_module(f"paceline.cli.{name}").app)
-        command.name = name
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command, or None."""
+        if cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        command = get_command(import_module(f"paceline.cli.{cmd_name}").app)
+        command.name = cmd_name
         return command
 
     def invoke(self, ctx: Any) -> int:

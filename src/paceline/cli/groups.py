@@ -3,7 +3,6 @@
 Both are found by entry point, and imported when they are named or listed.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from typer import Typer
@@ -53,24 +52,14 @@ class Group(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All names, in the order of the help."""
-        return [*dict.fromkeys((*self.own_names(), *added_names(self.prefix())))]
+        return [*dict.fromkeys((*self.commands, *added_names(self.prefix())))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command, or None."""
-        if cmd_name in self.own_names():
-            return self.own_command(cmd_name)
-        if cmd_name in added_names(self.prefix()):
+        if cmd_name not in self.commands and cmd_name in added_names(self.prefix()):
             return load_command(f"{self.prefix()}{cmd_name}", cmd_name)
-        return None
+        return self.commands.get(cmd_name)
 
     def prefix(self) -> str:
         """What names of entry points begin with that add to this group."""
         return f"{self.name}."
-
-    def own_names(self) -> Sequence[str]:
-        """Names of its own commands."""
-        return [*self.commands]
-
-    def own_command(self, name: str) -> Any:
-        """One of its own commands."""
-        return self.commands[name]

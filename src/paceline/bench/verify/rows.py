@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from paceline.bench.verify.checks import BLOCKS, Part, Verdict, slots_of
 from paceline.decoding.types import Block
 from paceline.engines.base import Engine, KeepsKV
 from paceline.engines.invariance import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PREFIX_CACHE
-from paceline.verify.checks import BLOCKS, Part, Verdict, slots_of
 
 _CONTEXTS = (16, 64, 300, 1000)
 _CHUNKS = (2, 3, 16, 31, 64, 100)

@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.bench.suite import load_suite
-from paceline.decoding.types import Block
-from paceline.engines import EngineSettings, open_engine
-from paceline.engines.base import KVSequence, StepResult
-from paceline.engines.invariance import CONDITIONS, Compared
-from paceline.errors import InvalidRequest
-from paceline.options import POLICIES, Options
-from paceline.runtime.model import Model
-from paceline.verify.checks import (
+from paceline.bench.verify.checks import (
     BLOCKS,
     DRAFTERS,
     Verdict,
@@ -22,7 +15,14 @@ from paceline.verify.checks import (
     check_tokens,
     verify_cases,
 )
-from paceline.verify.rows import check_rows
+from paceline.bench.verify.rows import check_rows
+from paceline.decoding.types import Block
+from paceline.engines import EngineSettings, open_engine
+from paceline.engines.base import KVSequence, StepResult
+from paceline.engines.invariance import CONDITIONS, Compared
+from paceline.errors import InvalidRequest
+from paceline.options import POLICIES, Options
+from paceline.runtime.model import Model
 from support.faulty import (
     Change,
     FaultyEngine,

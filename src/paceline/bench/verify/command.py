@@ -12,12 +12,7 @@ import paceline
 from paceline.bench.ab_test import drafter_name
 from paceline.bench.journal import journal_path
 from paceline.bench.suite import Suite, load_suite
-from paceline.engines.invariance import Compared
-from paceline.models import Progress
-from paceline.runtime.model import Model
-from paceline.runtime.request import check
-from paceline.storage.report import Report
-from paceline.verify.checks import (
+from paceline.bench.verify.checks import (
     LONG,
     Part,
     Verdict,
@@ -25,8 +20,13 @@ from paceline.verify.checks import (
     default_drafters,
     verify_cases,
 )
-from paceline.verify.journal import open_verify_journal
-from paceline.verify.rows import check_rows, row_checks
+from paceline.bench.verify.journal import open_verify_journal
+from paceline.bench.verify.rows import check_rows, row_checks
+from paceline.engines.invariance import Compared
+from paceline.models import Progress
+from paceline.runtime.model import Model
+from paceline.runtime.request import check
+from paceline.storage.report import Report
 
 _TOGETHER = (1, 2, 1, 3, 1, 5, 1, 8)
 """Sequences per call, in turn."""

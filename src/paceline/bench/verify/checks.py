@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline import drafters
 from paceline.bench.suite import Suite, prompt_for
+from paceline.bench.verify.journal import CaseResult, VerifyJournal
 from paceline.decoding.types import Logits
 from paceline.engines.base import Engine
 from paceline.engines.invariance import CONDITIONS, Compared, compare
@@ -24,7 +25,6 @@ from paceline.options import POLICIES, Options
 from paceline.runtime.model import Model
 from paceline.runtime.stream import run_together
 from paceline.storage.validation import validated
-from paceline.verify.journal import CaseResult, VerifyJournal
 
 DRAFTERS = (
     "suffix",

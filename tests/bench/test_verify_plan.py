@@ -10,6 +10,7 @@ import pytest
 from paceline.bench.journal import journal_path
 from paceline.bench.plan.command import plan
 from paceline.bench.suite import load_suite
+from paceline.bench.verify import checks, command
 from paceline.cli.models import exactness_of, exactness_text
 from paceline.decoding.types import Block
 from paceline.drafters import DrafterSpec
@@ -20,7 +21,6 @@ from paceline.errors import InvalidRequest
 from paceline.models import QUIET, Progress, list_models
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline.verify import checks, command
 from support.faulty import (
     FaultyEngine,
     by_block_length,
