@@ -21,10 +21,10 @@ from paceline.drafters import DrafterResources, KeptText
 from paceline.models import Progress, resolve
 from paceline.runtime.kept import LOOP
 from paceline.runtime.request import check
-from paceline.tools.bench.simulate.command import drafter_resources
-from paceline.tools.bench.simulate.costs import Costs, parse_costs
-from paceline.tools.bench.simulate.replay import Recording, simulate
-from paceline.tools.bench.simulate.texts import Texts
+from paceline_lab.simulate.command import drafter_resources
+from paceline_lab.simulate.costs import Costs, parse_costs
+from paceline_lab.simulate.replay import Recording, simulate
+from paceline_lab.simulate.texts import Texts
 
 MODEL = "smollm2-135m"
 ALL = "all"

@@ -16,9 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from paceline.bench.plan.table import ZAYA
 from paceline.decoding.costs import CostTable, break_even
-from paceline.engines.coreml.artifact import Artifact
-from paceline.engines.coreml.flops import (
+from paceline.models import QUIET, Facts
+from paceline.storage.files import read_json, write_json
+from paceline_coreml.conversion.conversion_options import ConversionOptions
+from paceline_coreml.conversion.convert import convert
+from paceline_coreml.conversion.source import Source
+from paceline_coreml.engine.artifact import Artifact
+from paceline_coreml.engine.flops import (
     Parts,
     Work,
     count,
@@ -26,14 +32,8 @@ from paceline.engines.coreml.flops import (
     only_chosen,
     total,
 )
-from paceline.engines.coreml.parts import EXPERTS
-from paceline.models import QUIET, Facts
-from paceline.storage.files import read_json, write_json
-from paceline.tools.bench.plan.flops import as_dict, tables
-from paceline.tools.bench.plan.table import ZAYA
-from paceline.tools.coreml.conversion_options import ConversionOptions
-from paceline.tools.coreml.convert import convert
-from paceline.tools.coreml.source import Source
+from paceline_coreml.engine.parts import EXPERTS
+from paceline_coreml.engine.work_report import as_dict, tables
 
 SCALE, LAYERS, ROWS = 8, 4, 4
 """Widths and slots are divided by `SCALE`, and the vocabulary by as much as the layers are besides,

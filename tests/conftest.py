@@ -11,6 +11,7 @@ from hypothesis import settings
 from paceline.engines import EngineSettings, open_engine
 from paceline.models import DEFAULT_MODEL, ModelFiles, cache_dir, resolve
 from paceline.runtime.model import Model
+from support.bench import write_suite
 from support.coreml import tiny_artifact
 from support.coremltools import validate_once_a_pipeline
 from support.drafters import write_toy_table
@@ -136,3 +137,8 @@ def real_model() -> Model:
     files = resolve(DEFAULT_MODEL, cache_dir())
     settings = EngineSettings(cache_tokens=4096)
     return Model(files, open_engine("openvino", files.path, files.context_length, settings))
+
+
+@pytest.fixture
+def suite_file(tmp_path: Path) -> Path:
+    return write_suite(tmp_path / "suite.jsonl")

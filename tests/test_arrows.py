@@ -12,26 +12,65 @@ import pytest
 import paceline
 import paceline.models
 
-SOURCE = Path(paceline.__file__).parent
+SOURCE = Path(paceline.__file__).parents[1]
 
-# The rooms of paceline that a room may import from besides itself. "" is the package: its version.
-BELOW = {"errors", "storage"}
-MODEL = BELOW | {"options", "decoding", "drafters", "engines", "models", ""}
+# Packages of this distribution. The two others import paceline, which knows neither.
+CORE, CORE_ML, LAB = "paceline", "paceline_coreml", "paceline_lab"
+
+# The rooms of a package, and the rooms that each imports from besides itself, no more and no fewer.
+# "" is the package: its version. Errors and versions are for all.
+FOR_ALL = {"errors", ""}
+NOTHING_ELSE = {"decoding", "errors"}
+"""Rooms that do not import those either."""
 ALLOWED = {
-    "errors": set[str](),
-    "storage": {"errors"},
-    "options": {"decoding"},
-    "decoding": set[str](),
-    "drafters": BELOW | {"decoding"},
-    "engines": BELOW | {"decoding"},
-    "models": BELOW | {""},
-    "constraints": BELOW | {"decoding", "models"},
-    "runtime": MODEL,
-    "server": MODEL | {"constraints", "runtime"},
-    "tools": MODEL | {"constraints", "runtime"},
-    "cli": MODEL | {"constraints", "runtime", "server", "tools"},
-    "": {"options", "runtime"},
-    "__main__": {"cli"},
+    CORE: {
+        "errors": set[str](),
+        "storage": set[str](),
+        "decoding": set[str](),
+        "plugins": set[str](),
+        "options": {"decoding"},
+        "drafters": {"decoding", "storage"},
+        "engines": {"decoding", "plugins", "storage"},
+        "models": {"storage"},
+        "constraints": {"decoding", "models", "storage"},
+        "runtime": {"decoding", "drafters", "engines", "models", "options", "storage"},
+        "server": {
+            *("constraints", "decoding", "drafters", "engines", "models", "options", "runtime"),
+            "storage",
+        },
+        "bench": {"decoding", "drafters", "engines", "models", "options", "runtime", "storage"},
+        "cli": {
+            *("bench", "decoding", "drafters", "models", "options", "plugins", "runtime", "server"),
+            "storage",
+        },
+        "": {"options", "runtime"},
+        "__main__": {"cli"},
+    },
+    CORE_ML: {
+        "rehearsal": set[str](),
+        "engine": {"rehearsal"},
+        "conversion": {"engine"},
+        "lint": {"engine", "rehearsal"},
+        "compute_plan": {"engine", "rehearsal"},
+        "residency": {"compute_plan", "engine"},
+        "golden": {"conversion", "engine"},
+        "commands": {"conversion", "engine", "golden", "lint", "residency"},
+        "cli": {"commands", "engine"},
+        "": set[str](),
+    },
+    LAB: {
+        "arguments": set[str](),
+        "figures": set[str](),
+        "load": {"arguments"},
+        "peers": set[str](),
+        "report": {"figures"},
+        "trace": {"report"},
+        "train": {"figures"},
+        "simulate": {"arguments", "trace", "train"},
+        "sweep": {"arguments"},
+        "cli": {"arguments", "load", "peers", "report", "simulate", "sweep", "trace", "train"},
+        "": set[str](),
+    },
 }
 
 # The parts of `models`, lowest first, that a part may import from besides itself. Other rooms
@@ -52,17 +91,23 @@ PARTS = {
 }
 PARTS["__init__"] = {*PARTS}
 
-# Slow to import, so only inside a function, and only by cli or by themselves.
-HEAVY = {"server", "tools.bench", "tools.coreml", "tools.train"}
+# Not slow to import. All else in the rooms of a command is, so only they import it outside of
+# functions.
+LIGHT_ROOMS = {
+    CORE: ALLOWED[CORE].keys() - {"server", "bench"},
+    CORE_ML: {"cli", "engine", "rehearsal", ""},
+    LAB: {"arguments", "cli", ""},
+}
+LIGHT_MODULES = {"paceline.bench.measurement"}
 
 # These may import third-party packages at the top of a file.
-WITH_PACKAGES = HEAVY - {"tools.bench"}
+WITH_PACKAGES = {(CORE, "server"), (CORE_ML, "conversion"), (CORE_ML, "golden"), (LAB, "train")}
 
 # The one third-party package that may be imported before it is needed.
 LIGHT = {"numpy"}
 
 # What every module of a room may import at the top of the file.
-OWN = {"cli": {"typer"}}
+ROOM_PACKAGES = {"cli": {"typer"}}
 
 # Run by path in a process of its own: what it imports is for that process, and none of it is ours.
 SCRIPTS = {"paceline.constraints.matcher_worker", "paceline.models.templates.worker"}
@@ -96,12 +141,17 @@ def imports(tree: ast.AST, module: str, *, executed: bool = True) -> Iterator[Im
                 yield from imports(node, module, executed=executed)
 
 
+def house(name: str) -> str:
+    """`paceline_lab.train.table` is in `paceline_lab`."""
+    return name.partition(".")[0]
+
+
 def room(name: str) -> str:
     """`paceline.engines.kv_blocks` is in `engines`, `paceline.load` in the package itself."""
     first = ".".join(name.split(".")[1:2])
     if first in ("__init__", "__version__"):
         return ""
-    return "runtime" if first in paceline.__all__ else first
+    return "runtime" if house(name) == CORE and first in paceline.__all__ else first
 
 
 def part(name: str) -> str:
@@ -109,46 +159,62 @@ def part(name: str) -> str:
     return ".".join(name.split(".")[2:3])
 
 
-def heavy(name: str) -> str:
-    """The heavy room that a name is in, or nothing."""
-    return next((each for each in HEAVY if f"{name}.".startswith(f"paceline.{each}.")), "")
+def heavy(name: str) -> bool:
+    """Whether a name is slow to import."""
+    module = any(f"{name}.".startswith(f"{light}.") for light in LIGHT_MODULES)
+    return not module and room(name) not in LIGHT_ROOMS[house(name)]
 
 
 def parts(module: str) -> Container[str]:
     """What a module may import of `models`."""
-    if room(module) != "models":
+    if (house(module), room(module)) != (CORE, "models"):
         return {"", *paceline.models.__all__}
     return PARTS[part(module)] | {part(module)} if part(module) in PARTS else PARTS
+
+
+def wrong_room(module: str, name: str) -> bool:
+    """Whether a module may not import a name of ours because of where both are."""
+    if house(name) != house(module):
+        return house(name) != CORE
+    here = room(module)
+    others = ALLOWED[house(module)][here] | (set() if here in NOTHING_ELSE else FOR_ALL)
+    return room(name) not in {here, *others}
 
 
 def faults(module: str, source: str) -> list[str]:
     """What the imports of a module break, one line each."""
     here = room(module)
-    found = []
+    lines = []
     for one in imports(ast.parse(source), module):
-        top = one.name.partition(".")[0]
-        if one.name in SCRIPTS or (top == "paceline" and module in SCRIPTS):
-            found.append(f"{module}:{one.line}: {one.name} in another process's script")
-        elif top == "paceline":
-            there = room(one.name)
-            if there != here and there not in ALLOWED[here]:
-                found.append(f"{module}:{one.line}: {here} imports {one.name}")
-            elif there == "models" and part(one.name) not in parts(module):
-                found.append(f"{module}:{one.line}: {one.name} past the door of models")
-            elif heavy(one.name) not in ("", heavy(module)) and one.executed:
-                found.append(f"{module}:{one.line}: {one.name} outside a function")
-        elif top not in sys.stdlib_module_names and top not in LIGHT | OWN.get(here, set()):
+        top = house(one.name)
+        if one.name in SCRIPTS or (top in ALLOWED and module in SCRIPTS):
+            lines.append(f"{module}:{one.line}: {one.name} in another process's script")
+        elif top in ALLOWED:
+            if wrong_room(module, one.name):
+                lines.append(f"{module}:{one.line}: {here} imports {one.name}")
+            elif room(one.name) == "models" and part(one.name) not in parts(module):
+                lines.append(f"{module}:{one.line}: {one.name} past the door of models")
+            elif heavy(one.name) and not heavy(module) and one.executed:
+                lines.append(f"{module}:{one.line}: {one.name} outside a function")
+        elif top not in sys.stdlib_module_names and top not in LIGHT | ROOM_PACKAGES.get(
+            here, set()
+        ):
             if here == "decoding":
-                found.append(f"{module}:{one.line}: decoding imports {one.name}")
-            elif one.executed and heavy(module) not in WITH_PACKAGES and module not in SCRIPTS:
-                found.append(f"{module}:{one.line}: {one.name} outside a function")
-    return found
+                lines.append(f"{module}:{one.line}: decoding imports {one.name}")
+            elif (
+                one.executed
+                and (house(module), here) not in WITH_PACKAGES
+                and module not in SCRIPTS
+            ):
+                lines.append(f"{module}:{one.line}: {one.name} outside a function")
+    return lines
 
 
 def modules() -> list[tuple[str, Path]]:
     return [
-        (".".join(["paceline", *path.relative_to(SOURCE).with_suffix("").parts]), path)
-        for path in sorted(SOURCE.rglob("*.py"))
+        (".".join(path.relative_to(SOURCE).with_suffix("").parts), path)
+        for package in ALLOWED
+        for path in sorted((SOURCE / package).rglob("*.py"))
     ]
 
 
@@ -157,8 +223,15 @@ def test_a_module_imports_only_what_its_room_may(module: str, path: Path):
     assert faults(module, path.read_text(encoding="utf-8")) == []
 
 
-def test_every_room_has_a_rule():
-    assert {room(module) for module, _ in modules()} == set(ALLOWED)
+@pytest.mark.parametrize("package", ALLOWED)
+def test_the_rules_have_every_room_and_every_arrow(package: str):
+    arrows: dict[str, set[str]] = {}
+    for module, path in modules():
+        if house(module) == package:
+            names = [one.name for one in imports(ast.parse(path.read_text("utf-8")), module)]
+            ours = {room(name) for name in names if house(name) == package}
+            arrows.setdefault(room(module), set()).update(ours - {room(module), *FOR_ALL})
+    assert arrows == ALLOWED[package]
 
 
 def imported(name: str, files: Container[str]) -> str:
@@ -238,9 +311,14 @@ def test_a_circle_of_imports_for_the_type_checker_is_found():
         ("paceline.models.x", "class C:\n    import paceline.engines"),
         ("paceline.models.x", "from paceline import load"),
         ("paceline.errors", "from paceline.models import cache"),
-        ("paceline.tools.bench.x", "from paceline.tools.coreml import make"),
-        ("paceline.cli.app", "import paceline.tools.train"),
-        ("paceline.models.x", "def f():\n    from paceline.tools.coreml import make"),
+        ("paceline.bench.x", "from paceline_coreml import engine"),
+        ("paceline.cli.app", "def f():\n    import paceline_lab.train"),
+        ("paceline.cli.app", "import paceline.bench.record"),
+        ("paceline.cli.app", "from paceline.server import app"),
+        ("paceline_lab.x", "def f():\n    from paceline_coreml.conversion import convert"),
+        ("paceline_coreml.engine.x", "from paceline_coreml.conversion import convert"),
+        ("paceline_coreml.cli.x", "from paceline_coreml import commands"),
+        ("paceline_coreml.engine.x", "import coremltools"),
         ("paceline.engines.x", "import openvino as ov"),
         ("paceline.engines.x", "from openvino.runtime import Core"),
         ("paceline.models.x", "try:\n    import torch\nexcept ImportError:\n    torch = None"),
@@ -274,10 +352,12 @@ def test_a_wrong_arrow_is_found(module: str, source: str):
         ("paceline.models.x", "import paceline\nfrom paceline import __version__"),
         ("paceline.models.x", "if TYPE_CHECKING:\n    from tokenizers import Tokenizer"),
         ("paceline.cli.app", "from paceline import drafters\nfrom paceline.models import resolve"),
-        ("paceline.cli.app", "def f():\n    from paceline.tools.coreml import make"),
+        ("paceline.cli.app", "def f():\n    from paceline.bench import record"),
+        ("paceline.cli.bench", "from paceline.bench.measurement import Measurement"),
         ("paceline.cli.x", "from typer.core import TyperGroup"),
-        ("paceline.tools.coreml.x", "from paceline.tools.coreml import manifest"),
-        ("paceline.tools.train.x", "import torch"),
+        ("paceline_coreml.golden.x", "from paceline_coreml.conversion import convert"),
+        ("paceline_lab.simulate.x", "from paceline.bench.record import Record"),
+        ("paceline_lab.train.x", "import torch"),
         ("paceline.models.templates.worker", "from jinja2 import Template"),
         ("paceline.models.hub.wheel", "from paceline.models.names import WheelModel"),
         ("paceline.server.x", "from paceline.models import ModelFiles\nimport paceline.models"),

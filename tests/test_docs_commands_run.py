@@ -18,22 +18,22 @@ from support.docs import ROOT, commands, words_of
 
 # First words of commands that do not run here, and why. The longest that fits holds.
 NOT_RUN = {
-    "bench peers": "other runtimes; tests/tools/bench/test_peers.py",
-    "bench report": "draws charts for seconds; tests/tools/bench/test_report.py",
-    "bench run": "minutes; tests/tools/bench/test_run.py",
-    "bench serve": "a server; tests/tools/bench/test_load.py",
-    "bench simulate": "minutes; tests/tools/bench/test_simulate_command.py",
-    "bench sweep": "minutes; tests/tools/bench/test_sweep.py",
-    "classify": "a converted classifier; tests/cli/test_classify.py",
+    "bench peers": "other runtimes; tests/lab/test_peers.py",
+    "bench report": "draws charts for seconds; tests/lab/test_report.py",
+    "bench run": "minutes; tests/bench/test_run.py",
+    "bench serve": "a server; tests/lab/test_load.py",
+    "bench simulate": "minutes; tests/lab/test_simulate_command.py",
+    "bench sweep": "minutes; tests/lab/test_sweep.py",
+    "classify": "a converted classifier; tests/coreml/test_classify.py",
     "convert": "fetches a checkpoint; tests/models",
-    "coreml": "a converted model; tests/tools/coreml",
+    "coreml": "a converted model; tests/coreml",
     "generate --model": "a model that is fetched",
-    "generate Count": "a converted model; tests/tools/coreml",
+    "generate Count": "a converted model; tests/coreml",
     "generate Name": "a model for MLX",
-    "plan": "measures the machine; tests/tools/bench/test_plan.py",
+    "plan": "measures the machine; tests/bench/test_plan.py",
     "serve": "does not end; tests/server",
-    "train": "hours; tests/tools/train",
-    "verify": "minutes, or a server; tests/tools/bench/test_verify.py and test_verify_server.py",
+    "train": "hours; tests/lab/train",
+    "verify": "minutes, or a server; tests/bench/test_verify.py and test_verify_server.py",
 }
 TRAINED = ("table:table", "mtp:head")
 """Drafters that a command before them trains."""

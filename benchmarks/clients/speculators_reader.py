@@ -19,7 +19,7 @@ from speculators.models.eagle3 import Eagle3DraftModel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.drafters.mtp import HeadConfig
-from paceline.tools.train.mtp_checkpoint import save_head
+from paceline_lab.train.mtp_checkpoint import save_head
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from support.eagle import random_head

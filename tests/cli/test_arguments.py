@@ -44,7 +44,7 @@ ZERO = {
         "bench sweep --depth",
         "train mtp --shallow",
         "train mtp --dropout",
-        "convert --taps",
+        "convert --to coreml --taps",
     ),
     *("--presence-penalty", "--frequency-penalty", "--threshold"),
 }

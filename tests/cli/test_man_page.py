@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.app import COMMANDS
 from support.scripts import ROOT, script
+from support.words import commands
 
 PAGE: Path = ROOT / "deploy/paceline.1"
 
@@ -19,8 +19,8 @@ def test_the_man_page_is_that_of_todays_help():
 
 def test_the_man_page_has_every_command():
     text = PAGE.read_text().replace("\\-", "-")
-    for command in COMMANDS:
-        assert f"\n.SS paceline {command}" in text
+    for words, _ in commands():
+        assert f"\n.SS paceline {' '.join(words)} " in text
     for option in ("--json", "--max-block", "--prompt-cache", "--speculation"):
         assert f"\n.B {option}" in text
 

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.bench.verify import rows
+from paceline.bench.verify.checks import Verdict
+from paceline.bench.verify.rows import check_rows
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.engines.invariance import BLOCK_LENGTH, measure_invariance
 from paceline.engines.openvino import engine as openvino
 from paceline.engines.row_classes import RowClasses, RowRange
 from paceline.models import ModelFiles
-from paceline.tools.bench.verify import rows
-from paceline.tools.bench.verify.checks import Verdict
-from paceline.tools.bench.verify.rows import check_rows
 from support import metal, mlx
 from support.llamacpp import library
 from support.tiny import SIZES, WIDE, Type, write_tiny
@@ -130,9 +130,9 @@ def test_an_mlx_engine_that_ignores_its_rule_is_found(
 def test_a_rehearsal_that_adds_in_another_order_by_a_rows_place_is_found(
     tiny_core_ml: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    from paceline.engines.coreml.engine import CoreMlEngine
-    from paceline.engines.coreml.rehearsal.ops import matrices
-    from paceline.engines.coreml.rehearsal.ops.products import dots
+    from paceline_coreml.engine.engine import CoreMlEngine
+    from paceline_coreml.rehearsal.ops import matrices
+    from paceline_coreml.rehearsal.ops.products import dots
 
     def by_place(a: Any, b: Any) -> Any:
         """The terms of every second row, and column, are added from the last to the first."""

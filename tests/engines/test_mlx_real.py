@@ -13,7 +13,7 @@ from paceline.drafters.dflash import Config
 from paceline.engines import EngineSettings
 from paceline.engines.mlx.engine import MlxEngine
 from paceline.engines.mlx.rows import RowRange
-from paceline.models import DEFAULT_MODEL, QUIET
+from paceline.models import DEFAULT_MODEL, QUIET, checkpoint_from_gguf, open_origin
 from paceline.models.files import open_checkpoint
 from support import mlx
 from support.dflash import write_checkpoint
@@ -51,13 +51,11 @@ TEXT = "red, green, blue, red, green, blue, red, green,"
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Hugging Face form of the GGUF file."""
     mlx.needs()
-    from paceline.tools.coreml.source import open_source
-
-    kept = tmp_path_factory.mktemp("real") / "checkpoint"
-    with open_source(DEFAULT_MODEL, kept.parent, QUIET) as source:
-        shutil.copytree(source.checkpoint, kept)
-        shutil.copy(source.tokenizer, kept / "tokenizer.json")
-    return kept
+    folder = tmp_path_factory.mktemp("real")
+    origin = open_origin(DEFAULT_MODEL, folder, QUIET)
+    checkpoint_from_gguf(origin.weights, folder / "checkpoint")
+    shutil.copy(origin.tokenizer, folder / "checkpoint" / "tokenizer.json")
+    return folder / "checkpoint"
 
 
 @pytest.mark.parametrize("weights", [{"dtype": "bfloat16"}, {"quantize": True}], ids=["16", "4"])

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
+from paceline.bench.ab_test import Case, Variant
+from paceline.bench.suite import load_suite
+from paceline.bench.verify.checks import SAMPLED, Verdict, VerifyCase, check_tokens
 from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults, Request
-from paceline.tools.bench.ab_test import Case, Variant
-from paceline.tools.bench.peers.base import Question
-from paceline.tools.bench.peers.paceline_peer import PacelinePeer
-from paceline.tools.bench.sweep.cases import length_cases
-from paceline.tools.bench.verify.checks import SAMPLED, Verdict, VerifyCase, check_tokens
-from paceline.tools.suite import load_suite
-from paceline.tools.train.answers import Settings, make_answers
-from paceline.tools.train.prompts import write_prompts
+from paceline_lab.peers.base import Question
+from paceline_lab.peers.paceline_peer import PacelinePeer
+from paceline_lab.sweep.cases import length_cases
+from paceline_lab.train.answers import Settings, make_answers
+from paceline_lab.train.prompts import write_prompts
 
 HOT = Defaults(
     registry={"temperature": 0.9, "repetition_penalty": 1.4}, model={"top_k": 9, "max_tokens": 2}

@@ -13,7 +13,7 @@ from paceline.errors import InvalidRequest
 from paceline.options import Options
 from paceline.runtime.model import Model
 from paceline.runtime.trace import FORM, Trace
-from paceline.tools.bench.trace.reader import RecordedTrace, parse_trace, read_trace
+from paceline_lab.trace.reader import RecordedTrace, parse_trace, read_trace
 
 PROMPT = "this is one and the user, this is one and the user, this is"
 ASKED: Options = {"max_tokens": 40, "drafter": "suffix", "policy": "fixed", "max_block": 5}

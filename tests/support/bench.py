@@ -1,14 +1,23 @@
 """`bench run` with settings that end in seconds."""
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.measurement import Measurement
+from paceline.bench.run.command import bench_run
 from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline.tools.bench.run.command import bench_run
-from paceline.tools.measurement import Contenders, Measurement
+from paceline_lab.arguments import Contenders
+
+_SUITE = [
+    ("one", "chat", "Hello"),
+    ("two", "code", "this is one and the user, this is one and the user"),
+    ("three", "chat", "2 + 2 = 12"),
+]
+"""Id, kind and content of prompts."""
 
 
 def measurement_of(settings: dict[str, Any]) -> Measurement:
@@ -33,3 +42,13 @@ def bench(model: Model, suite: Path, **options: Any) -> Report:
         **options,
     }
     return bench_run(lambda _: model, measurement_of(settings), **settings)
+
+
+def write_suite(path: Path) -> Path:
+    """A suite of three prompts of two kinds."""
+    lines = [
+        json.dumps({"id": name, "kind": kind, "messages": [{"role": "user", "content": content}]})
+        for name, kind, content in _SUITE
+    ]
+    path.write_text("\n".join(lines) + "\n\n", encoding="utf-8")
+    return path

@@ -55,7 +55,7 @@ SMALLER = {
 
 def tiny_source(folder: Path, checkpoint: Path | None = None, **changes: Any) -> Any:
     """`tiny_llama`, or another checkpoint, as a `Source` with an empty tokenizer."""
-    from paceline.tools.coreml.source import Source
+    from paceline_coreml.conversion.source import Source
 
     checkpoint = checkpoint or tiny_llama(folder / "checkpoint", **changes)
     tokenizer = folder / "tokenizer.json"
@@ -66,8 +66,8 @@ def tiny_source(folder: Path, checkpoint: Path | None = None, **changes: Any) ->
 
 def tiny_artifact(folder: Path, **options: Any) -> Path:
     """An artifact of `tiny_llama` in two packages of layers and two of the head."""
-    from paceline.tools.coreml.conversion_options import ConversionOptions
-    from paceline.tools.coreml.convert import convert
+    from paceline_coreml.conversion.conversion_options import ConversionOptions
+    from paceline_coreml.conversion.convert import convert
 
     settings: dict[str, Any] = {"topology": "2+1", "head_rows": 100, "slots": 192, **options}
     return convert(

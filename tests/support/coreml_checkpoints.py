@@ -90,9 +90,9 @@ def convert_tiny(
     checkpoint: Path, out: Path, *, facts: Facts | None = None, **options: Any
 ) -> Path:
     """Its Core ML form in two packages of layers and two of the head, with all layers tapped."""
-    from paceline.tools.coreml.conversion_options import ConversionOptions
-    from paceline.tools.coreml.convert import convert
-    from paceline.tools.coreml.source import Source
+    from paceline_coreml.conversion.conversion_options import ConversionOptions
+    from paceline_coreml.conversion.convert import convert
+    from paceline_coreml.conversion.source import Source
 
     layers = json.loads((checkpoint / "config.json").read_text())["num_hidden_layers"]
     settings: dict[str, Any] = {

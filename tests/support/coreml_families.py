@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.tools.coreml.families import open_family
-from paceline.tools.coreml.family import Family
+from paceline_coreml.conversion.families import open_family
+from paceline_coreml.conversion.family import Family
 from support.zaya import SETTINGS as ZAYA
 
 SLOTS, ROWS = 64, 4

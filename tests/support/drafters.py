@@ -5,8 +5,8 @@ from pathlib import Path
 
 from paceline.decoding.types import ComputedBlock, Drafter, Policy, Proposal
 from paceline.drafters.table_counts import count_table
-from paceline.tools.train.answers import Answer
-from paceline.tools.train.table import write_table
+from paceline_lab.train.answers import Answer
+from paceline_lab.train.table import write_table
 
 MATCHERS = [
     "ngram",

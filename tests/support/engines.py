@@ -69,9 +69,9 @@ def _packed(name: str, request: pytest.FixtureRequest) -> Engine:
 
 def _coreml(folders: pytest.TempPathFactory) -> Engine:
     """Rehearsed here; on a Mac, Core ML itself."""
-    from paceline.engines.coreml.engine import CoreMlEngine
-    from paceline.tools.coreml.conversion_options import ConversionOptions
-    from paceline.tools.coreml.convert import convert
+    from paceline_coreml.conversion.conversion_options import ConversionOptions
+    from paceline_coreml.conversion.convert import convert
+    from paceline_coreml.engine.engine import CoreMlEngine
 
     folder = folders.mktemp("coreml")
     # Most blocks are one call, some are two or more.

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.tools.coreml.lint.row_layout import Layout
+from paceline_coreml.lint.row_layout import Layout
 
 
 def marked(layout: Layout, rows: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
-from paceline.tools.train.answers import (
+from paceline_lab.train.answers import (
     ANSWERS,
     Answer,
     Settings,

@@ -14,6 +14,8 @@ def commands(made: Any = None, name: tuple[str, ...] = ()) -> Iterator[tuple[tup
     made = made or get_command(app)
     if not isinstance(made, TyperGroup):
         yield name, made
+        for form in getattr(made, "forms", list)():
+            yield (*name, "--to", form), made.form(form)
         return
     for word in made.list_commands(None):  # type: ignore[arg-type]
         yield from commands(made.get_command(None, word), (*name, word))  # type: ignore[arg-type]

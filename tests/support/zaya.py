@@ -50,9 +50,9 @@ def tiny_zaya(folder: Path, **changes: Any) -> Path:
 
 def zaya_artifact(folder: Path, **options: Any) -> Path:
     """An artifact of `tiny_zaya` in one package of layers and one of the head."""
-    from paceline.tools.coreml.conversion_options import ConversionOptions
-    from paceline.tools.coreml.convert import convert
-    from paceline.tools.coreml.source import Source
+    from paceline_coreml.conversion.conversion_options import ConversionOptions
+    from paceline_coreml.conversion.convert import convert
+    from paceline_coreml.conversion.source import Source
 
     checkpoint = tiny_zaya(folder / "checkpoint")
     tokenizer = checkpoint / "tokenizer.json"

@@ -13,35 +13,42 @@ from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_command
 
 from paceline import __version__
+from paceline.cli.groups import Group
 from paceline.cli.interrupt import EXIT, LINE, is_interrupt, stop_by_exception
 from paceline.errors import PacelineError
 from paceline.storage.system import BROKEN_PIPE_EXIT
 
 COMMANDS = (
-    *("pull", "models", "convert", "coreml", "generate", "chat", "classify", "serve", "bench"),
-    *("verify", "train", "plan", "forget"),
+    *("pull", "models", "convert", "generate", "chat", "serve", "bench", "verify", "plan"),
+    "forget",
 )
-"""Every command, or family of commands, is the module of the same name in this folder."""
+"""Each of these commands, or families of commands, is the module of the same name in this folder.
+
+Other packages add more (`paceline.plugins`).
+"""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of an output that takes no more."""
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """Imports a command's module when the command is looked up."""
+
+    def prefix(self) -> str:
+        """Names of entry points begin with nothing that add a command here."""
+        return ""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All names, in the order of the help."""
-        return [*COMMANDS]
+        return [*dict.fromkeys((*COMMANDS, *super().list_commands(ctx)))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command, or None."""
         if cmd_name not in COMMANDS:
-            return None
+            return super().get_command(ctx, cmd_name)
         command = get_command(import_module(f"paceline.cli.{cmd_name}").app)
         command.name = cmd_name
         return command

@@ -160,8 +160,8 @@ def _print_fits(name: str, listed: Sequence["Listed"], output: Output) -> int:
 
 def exactness_of(model: "Listed") -> list[dict[str, Any]]:
     """Measured exactness of a model on this machine, as JSON: an entry for each way to run it."""
-    from paceline.engines.profile import stored_profiles
-    from paceline.models import cache_dir, open_folder
+    from paceline.models import open_folder
+    from paceline.runtime.profile import stored_exactness
 
     if not model.here or model.folder is None:
         return []
@@ -169,13 +169,7 @@ def exactness_of(model: "Listed") -> list[dict[str, Any]]:
         fingerprint = open_folder(model.folder, model.name).fingerprint
     except ModelError:
         return []
-    return [
-        {
-            "engine": engine,
-            "conditions": {name: compared.as_dict() for name, compared in profile.compared.items()},
-        }
-        for engine, profile in stored_profiles(fingerprint, cache_dir() / "measurements")
-    ]
+    return stored_exactness(fingerprint)
 
 
 def exactness_text(measured: Sequence[Mapping[str, Any]]) -> str:

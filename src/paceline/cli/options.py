@@ -17,6 +17,7 @@ from typer import Option, Typer
 from typer.core import TyperCommand, TyperOption
 
 from paceline.cli import declare, numbers
+from paceline.cli.groups import Group
 
 MAX_TOKENS = 2048
 """Maximum tokens of an answer of `generate` and `chat` without --max-tokens."""
@@ -34,17 +35,21 @@ def default_model() -> str:
 def group(about: str | None = None) -> Typer:
     """A family of commands, or the place of one command."""
     return Typer(
-        help=about, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+        cls=Group,
+        help=about,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
     )
 
 
 def command(
-    app: Typer, name: str | None = None
+    app: Typer, name: str | None = None, *, kind: "type[Command] | None" = None
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Decorator: add a function to `app` as a command; a dataclass parameter becomes options."""
 
     def add(function: Callable[..., int]) -> Callable[..., int]:
-        app.command(name, cls=Command)(_flat(function))
+        app.command(name, cls=kind or Command)(_flat(function))
         return function
 
     return add

@@ -27,7 +27,7 @@ def plan(
     """
     from dataclasses import replace
 
-    from paceline.tools.bench.plan.command import plan as run
+    from paceline.bench.plan.command import plan as run
 
     check_writable(result)
 

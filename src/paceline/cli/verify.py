@@ -75,8 +75,8 @@ def verify(
             raise InvalidRequest(
                 "--drafter, --whole and --quick are of a model here; leave out --url"
             )
-        from paceline.tools.bench.peers.server import Access
-        from paceline.tools.bench.verify.server import verify_server
+        from paceline.bench.servers import Access
+        from paceline.bench.verify.server import verify_server
 
         outcome = verify_server(
             url=url,
@@ -90,7 +90,7 @@ def verify(
         return print_report(outcome, output, result)
     if plain_url is not None:
         raise InvalidRequest("--plain-url is the second of two servers; give the first with --url")
-    from paceline.tools.bench.verify.command import verify as run
+    from paceline.bench.verify.command import verify as run
 
     report = run(
         lambda: load_model(model, output, drafters=drafter),

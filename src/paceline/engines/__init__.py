@@ -1,13 +1,26 @@
-"""Engines run the target model: one folder per runtime. `open_engine` opens one by name."""
+"""Engines run the target model: one folder per runtime. `open_engine` opens one by name.
+
+Other packages add engines by entry point (`paceline.plugins`).
+"""
 
 from pathlib import Path
 
+from paceline import plugins
 from paceline.engines.base import Engine, EngineSettings
 from paceline.errors import InvalidRequest
 
-ENGINES = ("openvino", "llamacpp", "coreml", "mlx")
+ENGINES = ("openvino", "llamacpp", "mlx")
+"""Names of the engines in this folder."""
 
-__all__ = ["ENGINES", "Engine", "EngineSettings", "check_settings", "open_engine"]
+__all__ = ["ENGINES", "Engine", "EngineSettings", "check_engine", "check_settings", "open_engine"]
+
+
+def check_engine(name: str) -> None:
+    """Raise InvalidRequest unless an engine has this name."""
+    if name not in ENGINES and name not in (others := plugins.names(plugins.ENGINES)):
+        raise InvalidRequest(
+            f"no engine is called {name!r}; expected auto, {', '.join((*ENGINES, *others))}"
+        )
 
 
 def check_settings(name: str, settings: EngineSettings) -> None:
@@ -26,8 +39,10 @@ def open_engine(name: str, path: Path, context_length: int, settings: EngineSett
         InvalidRequest: no engine has that name, or a setting is out of range.
         ModelError: the engine cannot run this model.
         MissingExtra: its packages are not installed.
+        PluginError: another package's engine cannot be imported.
 
     """
+    check_engine(name)
     check_settings(name, settings)
     if name == "openvino":
         from paceline.engines.openvino import OpenVinoEngine
@@ -37,13 +52,9 @@ def open_engine(name: str, path: Path, context_length: int, settings: EngineSett
         from paceline.engines.llamacpp.engine import LlamaCppEngine
 
         return LlamaCppEngine(path, context_length, settings)
-    if name == "coreml":
-        from paceline.engines.coreml.engine import CoreMlEngine
-        from paceline.engines.coreml.packages import DEFAULT_UNITS
-
-        return CoreMlEngine(path, settings, units=settings.compute_units or DEFAULT_UNITS)
     if name == "mlx":
         from paceline.engines.mlx.engine import MlxEngine
 
         return MlxEngine(path, context_length, settings)
-    raise InvalidRequest(f"no engine is called {name!r}; expected {', '.join(ENGINES)}")
+    engine: Engine = plugins.load(plugins.ENGINES, name)(path, context_length, settings)
+    return engine

@@ -5,6 +5,7 @@ other rooms import nothing from the modules inside.
 """
 
 from paceline.models.checkpoints import read_facts
+from paceline.models.checkpoints.from_gguf import checkpoint_from_gguf
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
 from paceline.models.gguf.support import check_layout, check_supported, fits, memory_needed
 from paceline.models.hub import cached_drafters, go_offline
@@ -51,6 +52,7 @@ __all__ = [
     "check_models",
     "check_supported",
     "check_unicode",
+    "checkpoint_from_gguf",
     "convert",
     "core_ml_folder",
     "fits",

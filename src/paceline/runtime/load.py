@@ -8,12 +8,13 @@ from time import perf_counter
 from paceline import drafters as drafting
 from paceline.decoding.types import FINAL_NORM
 from paceline.drafters import DrafterSpec
-from paceline.engines import ENGINES, EngineSettings, check_settings, open_engine
+from paceline.engines import EngineSettings, check_engine, check_settings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.models import DEFAULT_MODEL, QUIET, Progress, cache_dir, resolve, start_templates
 from paceline.runtime.engine_choice import LLAMACPP, Costs, EngineChoice
-from paceline.runtime.model import MEASUREMENTS, Model, drafter_resources, warmed_up
+from paceline.runtime.model import Model, drafter_resources, warmed_up
+from paceline.runtime.profile import MEASUREMENTS
 from paceline.runtime.request import Defaults, defaults_of
 
 PACKED = "packed"
@@ -140,8 +141,8 @@ def remember_costs(model: Model) -> None:
 
 def _check_engine(name: str) -> None:
     """Raise InvalidRequest, or MissingExtra, for an engine that cannot be opened here."""
-    if name not in (AUTO, *ENGINES):
-        raise InvalidRequest(f"no engine is called {name!r}; expected {AUTO}, {', '.join(ENGINES)}")
+    if name != AUTO:
+        check_engine(name)
     if name == "mlx":
         from paceline.engines.mlx.model import require_mlx_lm
 

@@ -32,7 +32,7 @@ from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, res
 from paceline.options import Options
 from paceline.runtime.conversation import Conversation
 from paceline.runtime.kept import kept_answers
-from paceline.runtime.profile import ModelProfile
+from paceline.runtime.profile import MEASUREMENTS, ModelProfile
 from paceline.runtime.prompt import Message, Prompt, encode_prompt
 from paceline.runtime.request import Defaults, Request, check, defaults_of
 from paceline.runtime.result import Result, Stats
@@ -40,9 +40,6 @@ from paceline.runtime.stream import Stream
 
 if TYPE_CHECKING:
     from paceline.runtime.engine_choice import EngineChoice
-
-MEASUREMENTS = "measurements"
-"""Folder in the cache of what was measured of models here."""
 
 
 def drafter_resources(files: ModelFiles, progress: Progress) -> DrafterResources:

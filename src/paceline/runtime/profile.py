@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from paceline.decoding.costs import CostTable
 from paceline.engines.base import Engine
@@ -30,16 +31,30 @@ from paceline.engines.profile import (
     load_profile,
     mark_outdated,
     store_profile,
+    stored_profiles,
     unmark,
 )
 from paceline.engines.profile_parts import PRIOR, measure_part, without_times
 from paceline.engines.profile_watch import CostsInUse, ProfileWatch
 from paceline.errors import CacheFull
-from paceline.models import Progress
+from paceline.models import Progress, cache_dir
 from paceline.runtime.stream import Stream
 
+MEASUREMENTS = "measurements"
+"""Folder in the cache of what was measured of models here."""
 _SHARE = 0.1
 """Share of the time of answers that further parts may take."""
+
+
+def stored_exactness(fingerprint: str) -> list[dict[str, Any]]:
+    """What was compared of a model's rows here, as JSON: an entry for each way to run it."""
+    return [
+        {
+            "engine": engine,
+            "conditions": {name: compared.as_dict() for name, compared in profile.compared.items()},
+        }
+        for engine, profile in stored_profiles(fingerprint, cache_dir() / MEASUREMENTS)
+    ]
 
 
 class ModelProfile:

@@ -1,0 +1,23 @@
+"""What measurements have in common; the command line adds how each part is written.
+
+Imports nothing that takes time: `paceline bench --help` reads it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """The prompts of a measurement, how often each is measured, and the file of the result."""
+
+    rounds: int
+    kinds: Sequence[str] = ()
+    """Kinds of prompts; empty: all."""
+    per_kind: int | None = None
+    suite: Path | None = None
+    """None: paceline's own prompts."""
+    max_tokens: int
+    output: Path | None = None
+    """Rows are journaled beside it until it is written."""

@@ -1,1 +1,0 @@
-"""Tools for those who make and measure models: benchmarks, Core ML, training."""

@@ -1,0 +1,7 @@
+"""Core ML for paceline: an engine, the conversion of models for it, and checks of them.
+
+Entry points in pyproject.toml add the engine and the commands to paceline, which knows no name of
+this package.
+"""
+
+import paceline  # noqa: F401  (turns off what coremltools and others would report)

@@ -1,0 +1,1 @@
+"""Commands, which entry points add to `paceline`."""

@@ -1,0 +1,65 @@
+"""`paceline classify`: labels of texts by a Core ML token classifier."""
+
+import sys
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from paceline.cli.console import print_table, print_value, progress_of, read_stdin
+from paceline.cli.options import ComputeUnits, Output, command, group
+from paceline.errors import InvalidRequest
+
+app = group()
+
+
+@command(app)
+def classify(
+    *,
+    model: Annotated[str, Argument(help="a folder that convert made, or NAME@coreml")],
+    text: Annotated[
+        list[str] | None, Argument(parser=str, help="texts; - or nothing reads one from stdin")
+    ] = None,
+    tokens: Annotated[
+        bool, Option("--tokens", help="the label of every token, not of entities")
+    ] = False,
+    compute_units: Annotated[ComputeUnits, Option(help="compute units, on a Mac")] = "cpu-and-ne",
+    output: Output,
+) -> int:
+    """Label the entities of texts with a Core ML token classifier."""
+    if not text and sys.stdin.isatty():
+        raise InvalidRequest("there is no text; give it as an argument, or piped in")
+    texts = [read_stdin() if part == "-" else part for part in text or ["-"]]
+
+    from paceline.models import resolve
+    from paceline_coreml.engine.classifier import TextClassifier
+    from paceline_coreml.engine.entities import Entity, entities, probabilities
+
+    files = resolve(model, progress=progress_of(output))
+    if files.engine != "coreml":
+        raise InvalidRequest(
+            f"{model} is a model for the engine {files.engine}; expected a Core ML token classifier"
+        )
+    classifier = TextClassifier(files.folder, units=compute_units)
+    tokenizer = files.tokenizer()
+    encoded = [tokenizer.encode_with_offsets(part) for part in texts]
+    kind = "tokens" if tokens else "entities"
+    values: list[dict[str, Any]] = []
+    labelled = classifier.label([ids for ids, _ in encoded])
+    for content, (_, offsets), labels in zip(texts, encoded, labelled, strict=True):
+        scores = probabilities(labels.scores)
+        if tokens:
+            places = zip(offsets, labels.labels, scores, strict=True)
+            parts = [Entity(label, *place, float(score)) for place, label, score in places]
+        else:
+            parts = entities(content, offsets, labels.labels, scores.tolist())
+        spans = [{**part._asdict(), "text": content[part.start : part.end]} for part in parts]
+        values.append({"text": content, kind: spans})
+    print_value(output, {"model": model, "texts": values}, "")
+    if not output.json:
+        rows = [
+            [number, one["start"], one["end"], one["label"], f"{one['score']:.3f}", one["text"]]
+            for number, value in enumerate(values, 1)
+            for one in value[kind]
+        ]
+        print_table(["text", "start", "end", "label", "score", "characters"], rows)
+    return 0

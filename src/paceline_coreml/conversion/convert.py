@@ -1,0 +1,270 @@
+"""Converts a model to a Core ML artifact: shards, embeddings, rotary tables, tokenizer, manifest.
+
+Invariant: a conversion can be interrupted at any time, and resumes. A shard is built in a temporary
+folder and then moved; `making.json` describes the conversion, and the manifest is written last.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import paceline
+from paceline.errors import InvalidRequest, ModelError
+from paceline.models import GENERATION, TEMPLATE, TOKENIZER, Progress
+from paceline.storage.coreml import EMBEDDINGS, HEAD, fingerprint_of
+from paceline.storage.files import read_json, sha256_of, write_json, writing
+from paceline.storage.manifest import MANIFEST
+from paceline_coreml.conversion.compress import check_patterns, compress
+from paceline_coreml.conversion.conversion_options import (
+    BYTES_PER_WEIGHT,
+    ConversionOptions,
+    with_defaults,
+)
+from paceline_coreml.conversion.families import open_family
+from paceline_coreml.conversion.family import Family
+from paceline_coreml.conversion.shards import (
+    Sizes,
+    convert_head,
+    convert_layers,
+    shapes_of,
+    static_functions,
+)
+from paceline_coreml.conversion.source import Source
+from paceline_coreml.conversion.topology import Span, even_topology, parse_topology, split_evenly
+from paceline_coreml.engine.artifact import KIND, ROTARY, VERSION, Artifact, read_artifact
+
+MAKING = "making.json"
+
+CONV_SLOTS = 64
+"""Rows of a convolution state: with 2 lags, a block may have up to 62 rows."""
+
+_MEGABYTE = 1 << 20
+
+
+def convert(
+    source: Source,
+    out: Path,
+    options: ConversionOptions,
+    *,
+    temporary: Path | None = None,
+    progress: Progress,
+) -> Artifact:
+    """Make the artifact in the folder `out`, or resume an interrupted conversion.
+
+    Args:
+        source: the model.
+        out: a new folder, or one with the same conversion, complete or not.
+        options: of the conversion.
+        temporary: folder in which shards are built before they move to `out`; None: the system's.
+        progress: reports packages.
+
+    Raises:
+        ModelError: the checkpoint cannot be read, or its family or form is not supported.
+        InvalidRequest: the folder holds something else or cannot be written, or the options do not
+            fit the model.
+    """
+
+    def opened(slots: int) -> Family:
+        return open_family(
+            source.checkpoint, slots=slots, conv_slots=CONV_SLOTS, routing=options.routing
+        )
+
+    family = opened(options.slots)
+    options = with_defaults(options, family.shape.task)
+    if options.slots != family.rope_tables().cos.shape[0]:
+        family = opened(options.slots)
+    parts = list(_parts(family, options))
+    about = {
+        "name": source.name,
+        "source": source.about,
+        "weights_of": source.identity,
+        "recipe": asdict(options),
+        "facts": {**asdict(source.facts), "context_length": options.slots},
+        "made_by": f"paceline {paceline.__version__}",
+    }
+    with writing(out):
+        if _begin(out, about):
+            return read_artifact(out)
+        with progress.task(
+            f"converting {source.name} to Core ML", len(parts), unit="packages"
+        ) as on:
+            for done, part in enumerate(parts):
+                if not (out / part.path).exists():
+                    _make(part, family, out, options, temporary)
+                on(done + 1)
+        embeddings, head = family.embeddings(), family.head()
+        np.save(out / EMBEDDINGS, embeddings.numpy().astype(np.float16))
+        if options.taps and head is not None and not torch.equal(head, embeddings):
+            np.save(out / HEAD, head.numpy().astype(np.float16))
+        np.save(out / ROTARY, np.stack(family.rope_tables()))
+        shutil.copyfile(source.tokenizer, out / TOKENIZER)
+        settings = source.tokenizer.with_name(GENERATION)
+        if settings.is_file():
+            shutil.copyfile(settings, out / GENERATION)
+        if source.template is not None:
+            (out / TEMPLATE).write_text(source.template, encoding="utf-8")
+        _describe(out, about, family, options, parts)
+        (out / MAKING).unlink()
+    return read_artifact(out)
+
+
+class _Part(NamedTuple):
+    """A package of the artifact."""
+
+    path: str
+    span: Span
+    taps: tuple[int, ...] | None
+    """Tapped layers; None: a part of the head."""
+    weights: Mapping[str, int]
+    """Name -> elements, of the weights."""
+
+    def entry(self) -> dict[str, Any]:
+        """Its entry in the manifest."""
+        entry: dict[str, Any] = {"path": self.path, "start": self.span.start, "end": self.span.end}
+        return {**entry, "taps": list(self.taps)} if self.taps else entry
+
+
+def _parts(family: Family, options: ConversionOptions) -> Iterator[_Part]:
+    shape = family.shape
+    tapped = range(shape.layers) if options.taps == "all" else sorted(options.taps)
+    unknown = [tap for tap in tapped if not 0 <= tap < shape.layers]
+    if unknown:
+        raise InvalidRequest(f"layers {unknown} cannot be tapped; there are {shape.layers}")
+    sizes = _weight_sizes(family)
+    check_patterns(options.keep, [name for names in sizes for name in names])
+    if options.topology is not None:
+        spans = parse_topology(options.topology, shape.layers)
+    else:
+        per_weight = BYTES_PER_WEIGHT[options.weights]
+        layer_bytes = [int(sum(layer.values()) * per_weight) for layer in sizes[:-1]]
+        spans = even_topology(layer_bytes, options.megabytes * _MEGABYTE)
+    for span in spans:
+        taps = tuple(tap for tap in tapped if span.start <= tap < span.end)
+        weights = {name: size for part in sizes[slice(*span)] for name, size in part.items()}
+        yield _Part(f"layers-{span.start:03}-{span.end:03}.mlpackage", span, taps, weights)
+    whole = [Span(0, len(shape.labels))]  # a classifier's head is small
+    for span in whole if shape.labels else split_evenly(shape.vocab_size, options.head_rows):
+        yield _Part(f"head-{span.start:06}-{span.end:06}.mlpackage", span, None, sizes[-1])
+
+
+def _weight_sizes(family: Family) -> list[dict[str, int]]:
+    """Name -> elements, of the weights: one dictionary per layer, and last that of the head.
+
+    This reads every tensor once before any conversion. Raises ModelError if shapes do not match.
+    """
+    sizes = []
+    for index in range(family.shape.layers):
+        try:
+            layer = family.layer(index)
+        except (RuntimeError, ValueError, IndexError) as error:  # torch's errors for wrong shapes
+            reason = str(error).splitlines()[0]
+            raise ModelError(
+                f"layer {index} of this {family.shape.family} model cannot be built from its "
+                f"tensors: {reason}"
+            ) from error
+        named = layer.named_parameters(f"layers.{index}")
+        sizes.append({name: weight.numel() for name, weight in named})
+    family.final(), family.embeddings()
+    head = family.head()
+    size = family.shape.vocab_size * family.shape.hidden_size if head is None else head.numel()
+    return [*sizes, {"head.weight": size}]
+
+
+def _begin(out: Path, about: Mapping[str, Any]) -> bool:
+    """Start or resume a conversion in `out`; returns True if it is complete.
+
+    Raises InvalidRequest if `out` holds something else.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    done = (out / MANIFEST).exists()
+    if not done and not (out / MAKING).exists():
+        if any(out.iterdir()):
+            raise InvalidRequest(f"{out} is not empty; choose another folder, or remove it")
+        write_json(out / MAKING, about)
+    recorded = read_json(out / (MANIFEST if done else MAKING))
+    settings = json.loads(json.dumps(about))
+    differing = [key for key in settings if recorded.get(key) != settings[key]]
+    if differing:
+        raise InvalidRequest(
+            f"{out} has a conversion with another {', '.join(differing)}; choose another folder, "
+            "or remove it"
+        )
+    return done
+
+
+def _make(
+    part: _Part, family: Family, out: Path, options: ConversionOptions, temporary: Path | None
+) -> None:
+    """Build one package and move it into `out` atomically."""
+    sizes = Sizes(options.rows, options.slots, CONV_SLOTS)
+    if part.taps is None:
+        program = convert_head(family, *part.span, sizes=sizes)
+    else:
+        program = convert_layers(family, *part.span, sizes=sizes, taps=part.taps)
+    program = compress(program, options.weights, options.keep, part.weights)
+    with tempfile.TemporaryDirectory(dir=temporary, prefix="paceline-coreml-") as work:
+        package = Path(work) / part.path
+        program.save(str(package))
+        if options.functions:
+            dynamic, package = package, Path(work) / f"static-{part.path}"
+            shapes = {
+                rows: shapes_of(family, sizes, rows, head=part.taps is None)
+                for rows in options.functions
+            }
+            static_functions(dynamic, shapes, package)
+        # A move from another disk is not atomic; the rename after it is.
+        beside = out / f".{part.path}"
+        shutil.rmtree(beside, ignore_errors=True)
+        shutil.move(package, beside)
+        beside.rename(out / part.path)
+
+
+def _describe(
+    out: Path,
+    about: Mapping[str, Any],
+    family: Family,
+    options: ConversionOptions,
+    parts: Sequence[_Part],
+) -> None:
+    """Write the manifest."""
+    shape = family.shape
+    names = sorted(
+        path.relative_to(out).as_posix()
+        for path in out.rglob("*")
+        if path.is_file() and path.name not in (MAKING, MANIFEST)
+    )
+    files = {
+        name: {"bytes": (out / name).stat().st_size, "sha256": sha256_of(out / name)}
+        for name in names
+    }
+    value = {
+        "kind": KIND,
+        "version": VERSION,
+        **about,
+        "family": shape.family,
+        "task": shape.task,
+        "labels": list(shape.labels),
+        "reach": shape.window,
+        "layers": shape.layers,
+        "hidden_size": shape.hidden_size,
+        "stream_size": shape.stream_size,
+        "vocab_size": shape.vocab_size,
+        "slots": options.slots,
+        "rows": options.rows,
+        "functions": list(options.functions),
+        "ring": CONV_SLOTS if shape.lags else 0,
+        "lags": shape.lags,
+        "weights": {"form": options.weights, "float16": list(options.keep)},
+        "layer_shards": [part.entry() for part in parts if part.taps is not None],
+        "head_shards": [part.entry() for part in parts if part.taps is None],
+        "fingerprint": fingerprint_of({name: str(file["sha256"]) for name, file in files.items()}),
+        "files": files,
+    }
+    write_json(out / MANIFEST, value)

@@ -1,0 +1,186 @@
+"""Common parts of decoders: embeddings and head, self-attention, and residual layers.
+
+Uses the tensor names that all decoders of transformers share; independent of any family.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from paceline_coreml.conversion.checkpoint import with_prefix
+from paceline_coreml.conversion.family import Shape
+from paceline_coreml.conversion.layers import (
+    Attention,
+    GatedFeedForward,
+    LayerInputs,
+    RMSNorm,
+    apply_rope,
+    projection,
+    query_order,
+)
+from paceline_coreml.conversion.rope import RopeTables, make_rope_tables
+
+
+class Decoder:
+    """A `Family` whose layers are built by a function, `layer`."""
+
+    def __init__(
+        self,
+        config: Any,
+        weights: Mapping[str, Tensor],
+        *,
+        slots: int,
+        layer: Callable[[int, Mapping[str, Tensor]], nn.Module],
+        rotary: Any,
+        norm: str,
+        eps: float,
+        lags: int = 0,
+    ) -> None:
+        """Other arguments are those of `Family` and `Shape`.
+
+        `layer` builds a layer from its index and its own tensors; `rotary` is transformers' rotary
+        embedding for the config; `norm` names the final norm's weight, with the epsilon `eps`.
+        """
+        self.shape = Shape(
+            family=config.model_type,
+            layers=config.num_hidden_layers,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            stream_size=config.hidden_size,
+            lags=lags,
+        )
+        self._weights, self._slots = weights, slots
+        self._layer, self._rotary, self._norm, self._eps = layer, rotary, norm, eps
+        self._tied = config.tie_word_embeddings
+
+    def layer(self, index: int) -> nn.Module:
+        """See `Family`."""
+        return self._layer(index, with_prefix(self._weights, f"model.layers.{index}."))
+
+    def embeddings(self) -> Tensor:
+        """See `Family`."""
+        return self._weights["model.embed_tokens.weight"]
+
+    def final(self) -> nn.Module:
+        """See `Family`."""
+        return RMSNorm(self._weights[self._norm], self._eps)
+
+    def head(self) -> Tensor:
+        """See `Family`."""
+        return self.embeddings() if self._tied else self._weights["lm_head.weight"]
+
+    def rope_tables(self) -> RopeTables:
+        """See `Family`."""
+        return make_rope_tables(self._rotary, self._slots)
+
+
+class Layer(nn.Module):
+    """Pre-norm residual layer: x + mix(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(
+        self, before: RMSNorm, mix: nn.Module, between: RMSNorm, feed_forward: nn.Module
+    ) -> None:
+        """`mix`: attention or a convolution, called with the normed stream and `LayerInputs`."""
+        super().__init__()
+        self.before, self.mix = before, mix
+        self.between, self.feed_forward = between, feed_forward
+
+    def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+        """[1, d, T, 1] -> [1, d, T, 1]."""
+        x = x + self.mix(self.before(x), inputs)
+        out: Tensor = x + self.feed_forward(self.between(x))
+        return out
+
+
+class Heads(NamedTuple):
+    """Sizes of an attention."""
+
+    queries: int
+    keys: int
+    """Heads of keys and of values."""
+    size: int
+    """Channels of a head."""
+
+
+class SelfAttention(nn.Module):
+    """Causal self-attention with its projections, head norms and RoPE.
+
+    Reads `q_proj`, `k_proj`, `v_proj` and the matrix named `out`.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        heads: Heads,
+        slots: int,
+        *,
+        bias: bool = False,
+        out: str = "o_proj",
+        rotary_dim: int | None = None,
+        q_norm: nn.Module | None = None,
+        k_norm: nn.Module | None = None,
+        norm_after_rope: bool = False,
+    ) -> None:
+        """RoPE rotates `rotary_dim` dimensions of a head, or all. Norms are per head, on axis 2."""
+        super().__init__()
+        order = query_order(*heads)
+        self.q = linear(weights, "q_proj", bias=bias, rows=order)
+        self.k = linear(weights, "k_proj", bias=bias)
+        self.v = linear(weights, "v_proj", bias=bias)
+        self.q_norm, self.k_norm = q_norm or nn.Identity(), k_norm or nn.Identity()
+        self.attention = Attention(*heads, slots)
+        self.o = linear(weights, out, bias=bias, columns=order)
+        self._rope_sizes = heads.size, rotary_dim
+        self._norm_after_rope = norm_after_rope
+
+    def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+        """[1, d, T, 1] -> [1, d, T, 1]."""
+        q, k, v = self.attention.by_head(self.q(x), self.k(x), self.v(x))
+        q = self._norm_and_rotate(q, self.q_norm, inputs)
+        k = self._norm_and_rotate(k, self.k_norm, inputs)
+        out: Tensor = self.o(self.attention(q, k, v, inputs))
+        return out
+
+    def _norm_and_rotate(self, x: Tensor, norm: nn.Module, inputs: LayerInputs) -> Tensor:
+        if self._norm_after_rope:
+            normed: Tensor = norm(apply_rope(x, inputs, *self._rope_sizes))
+            return normed
+        return apply_rope(norm(x), inputs, *self._rope_sizes)
+
+
+def llama_layer(weights: Mapping[str, Tensor], attention: nn.Module, eps: float) -> Layer:
+    """Llama's layer around an attention: two norms and a gated feed-forward network."""
+    return Layer(
+        RMSNorm(weights["input_layernorm.weight"], eps),
+        attention,
+        RMSNorm(weights["post_attention_layernorm.weight"], eps),
+        GatedFeedForward(
+            weights["mlp.gate_proj.weight"],
+            weights["mlp.up_proj.weight"],
+            weights["mlp.down_proj.weight"],
+        ),
+    )
+
+
+def linear(
+    weights: Mapping[str, Tensor],
+    name: str,
+    *,
+    bias: bool = False,
+    rows: Tensor | None = None,
+    columns: Tensor | None = None,
+) -> nn.Conv2d:
+    """The linear map `name` of a checkpoint as a projection, with its rows or columns reordered."""
+    weight = weights[f"{name}.weight"]
+    added = weights[f"{name}.bias"] if bias else None
+    if rows is not None:
+        weight, added = weight[rows], added[rows] if added is not None else None
+    if columns is not None:
+        weight = weight[:, columns]
+    return projection(weight, added)
+
+
+def channels(vector: Tensor) -> nn.Parameter:
+    """A vector [n] as [1, n, 1, 1], one value per channel."""
+    return nn.Parameter(vector.view(1, -1, 1, 1), requires_grad=False)

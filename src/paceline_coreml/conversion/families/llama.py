@@ -1,0 +1,166 @@
+"""Llama, Qwen3, Hunyuan (dense) and Phi-3: one decoder whose attention is parametrised.
+
+They differ in head norms (none, before RoPE, after RoPE), in biases, in how much of a head RoPE
+rotates, and in the checks of their configs.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from paceline_coreml.conversion.checkpoint import with_prefix
+from paceline_coreml.conversion.config_checks import (
+    STATIC_ROPE,
+    check_field,
+    check_layer_types,
+    check_rope,
+    check_window_unused,
+    unsupported,
+)
+from paceline_coreml.conversion.decoder import Decoder, Heads, Layer, SelfAttention, llama_layer
+from paceline_coreml.conversion.family import Family
+from paceline_coreml.conversion.layers import RMSNorm
+
+
+def llama(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
+    """Llama, SmolLM2 and models built like them. Raises ModelError for an unsupported config."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    del conv_slots  # no convolutions
+    check_field(config, "mlp_bias", False)
+    check_rope(config, *STATIC_ROPE)
+    return _decoder(
+        config, weights, slots, LlamaRotaryEmbedding(config), bias=config.attention_bias
+    )
+
+
+def qwen3(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
+    """Qwen3, dense. Raises ModelError for an unsupported config."""
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+    del conv_slots  # no convolutions
+    check_rope(config, *STATIC_ROPE)
+    check_layer_types(config, "full_attention", "sliding_attention")
+    if "sliding_attention" in config.layer_types:
+        check_window_unused(config, slots)
+    return _decoder(
+        config,
+        weights,
+        slots,
+        Qwen3RotaryEmbedding(config),
+        bias=config.attention_bias,
+        norms=HeadNorms("q_norm", "k_norm"),
+    )
+
+
+def hunyuan(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
+    """Hunyuan, dense (Hy-MT). Raises ModelError for an unsupported config.
+
+    "dynamic" RoPE with an alpha is static: its base is larger from the first token on.
+    """
+    from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import (
+        HunYuanDenseV1RotaryEmbedding,
+    )
+
+    del conv_slots  # no convolutions
+    check_rope(config, *STATIC_ROPE, "dynamic")
+    alpha = config.rope_parameters.get("alpha")
+    if config.rope_parameters["rope_type"] == "dynamic" and not alpha:
+        raise unsupported(config, "rope_type 'dynamic' with alpha", alpha, "a number")
+    if config.head_dim is None:
+        raise unsupported(config, "head_dim", None, "a number")
+    return _decoder(
+        config,
+        weights,
+        slots,
+        HunYuanDenseV1RotaryEmbedding(config),
+        bias=config.attention_bias,
+        norms=HeadNorms("query_layernorm", "key_layernorm", after_rope=True),
+    )
+
+
+def phi3(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
+    """Phi-3 and Phi-4-mini. Raises ModelError for an unsupported config.
+
+    LongRoPE has two sets of frequencies: for texts of up to `original_max_position_embeddings`
+    tokens and for longer ones. transformers switches in the middle of a text and recomputes all
+    keys. Cached keys are never recomputed, so the longest text has to fit the first set.
+    """
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+    del conv_slots  # no convolutions
+    check_rope(config, *STATIC_ROPE, "longrope", partial=True)
+    check_window_unused(config, slots)
+    rope = config.rope_parameters
+    longest = rope.get("original_max_position_embeddings")
+    if rope["rope_type"] == "longrope" and slots > longest:
+        expected = (
+            f"at least the {slots} slots of a text: in a longer text the frequencies change, also "
+            f"for the tokens before. Choose at most {longest} slots"
+        )
+        raise unsupported(config, "original_max_position_embeddings", longest, expected)
+    return _decoder(config, weights, slots, Phi3RotaryEmbedding(config), split=_split_phi3)
+
+
+class HeadNorms(NamedTuple):
+    """RMS norms of queries and keys per head; their weights are per channel, so order matters."""
+
+    q: str
+    k: str
+    after_rope: bool = False
+
+
+_Split = Callable[[Mapping[str, Tensor], Heads], Mapping[str, Tensor]]
+
+
+def _decoder(
+    config: Any,
+    weights: Mapping[str, Tensor],
+    slots: int,
+    rotary: Any,
+    *,
+    bias: bool = False,
+    norms: HeadNorms | None = None,
+    split: _Split | None = None,
+) -> Decoder:
+    """`split` gives a layer's tensors under Llama's names."""
+    check_field(config, "hidden_act", "silu")
+    queries, keys = config.num_attention_heads, config.num_key_value_heads
+    # Not a field of Phi-3's configs, but transformers uses it if it is there.
+    size = getattr(config, "head_dim", None) or config.hidden_size // queries
+    heads, eps = Heads(queries, keys, size), config.rms_norm_eps
+
+    def layer(_index: int, tensors: Mapping[str, Tensor]) -> Layer:
+        if split is not None:
+            tensors = split(tensors, heads)
+        attention_tensors = with_prefix(tensors, "self_attn.")
+        q_norm, k_norm = (
+            RMSNorm(attention_tensors[f"{name}.weight"], eps, axis=2) if name else None
+            for name in (norms[:2] if norms else (None, None))
+        )
+        attention = SelfAttention(
+            attention_tensors,
+            heads,
+            slots,
+            bias=bias,
+            rotary_dim=2 * len(rotary.inv_freq),
+            q_norm=q_norm,
+            k_norm=k_norm,
+            norm_after_rope=norms is not None and norms.after_rope,
+        )
+        return llama_layer(tensors, attention, eps)
+
+    return Decoder(
+        config, weights, slots=slots, layer=layer, rotary=rotary, norm="model.norm.weight", eps=eps
+    )
+
+
+def _split_phi3(tensors: Mapping[str, Tensor], heads: Heads) -> Mapping[str, Tensor]:
+    """Phi-3 stores queries, keys and values in one matrix, and gate and up in another."""
+    q, k = heads.queries * heads.size, heads.keys * heads.size
+    qkv = tensors["self_attn.qkv_proj.weight"].split([q, k, k])
+    gate_up = tensors["mlp.gate_up_proj.weight"].chunk(2)
+    names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj")
+    parts = zip((*names, "mlp.up_proj"), (*qkv, *gate_up), strict=True)
+    return {**tensors, **{f"{name}.weight": part for name, part in parts}}

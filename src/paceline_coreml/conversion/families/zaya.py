@@ -1,0 +1,294 @@
+"""ZAYA1: attention over convolved queries and keys, then one of many experts, or none.
+
+Counts layers as transformers' `zaya` does: a layer has both halves, so ZAYA1-8B has 40.
+
+Invariant: the router's state is in the stream, after the hidden state, so that a shard may end
+after any layer. The residual stream is float16 on the Neural Engine, float32 in transformers.
+"""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline_coreml.conversion.checkpoint import with_prefix
+from paceline_coreml.conversion.config_checks import check_field, check_layer_types, unsupported
+from paceline_coreml.conversion.decoder import channels, linear
+from paceline_coreml.conversion.experts import Experts, Stack
+from paceline_coreml.conversion.families.zaya_router import Router, Routing
+from paceline_coreml.conversion.family import Shape
+from paceline_coreml.conversion.layers import (
+    Attention,
+    ConvState,
+    LayerInputs,
+    RMSNorm,
+    apply_rope,
+    projection,
+    query_order,
+)
+from paceline_coreml.conversion.rope import RopeTables, make_rope_tables
+
+LAGS = 2
+"""Previous rows that a query or key depends on: two convolutions of two taps in sequence."""
+
+
+class Zaya:
+    """See `Family`.
+
+    `routing`: "top-1", as trained, or "soft", all experts (another model, for comparison).
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        weights: Mapping[str, Tensor],
+        *,
+        slots: int,
+        conv_slots: int,
+        routing: Routing = "top-1",
+    ) -> None:
+        """Raises ModelError for an unsupported config."""
+        check_layer_types(config, "hybrid")
+        check_field(config, "cca_time0", 2)
+        check_field(config, "cca_time1", 2)
+        check_field(config, "num_experts_per_tok", 1)
+        check_field(config, "hidden_act", "silu")
+        check_field(config, "attention_bias", False)
+        check_field(config, "lm_head_bias", False)
+        rope_type = config.rope_parameters["hybrid"]["rope_type"]
+        if rope_type != "default":
+            raise unsupported(config, "rope_type", rope_type, "'default'")
+        self._config, self._weights = config, weights
+        self._slots, self._ring, self._routing = slots, conv_slots, routing
+        self.shape = Shape(
+            family="zaya",
+            layers=config.num_hidden_layers,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            stream_size=config.hidden_size + config.router_hidden_size,
+            lags=LAGS,
+        )
+
+    def layer(self, index: int) -> nn.Module:
+        """See `Family`."""
+        weights = with_prefix(self._weights, f"model.layers.{index}.")
+        return Layer(
+            self._config, weights, slots=self._slots, conv_slots=self._ring, routing=self._routing
+        )
+
+    def embeddings(self) -> Tensor:
+        """See `Family`."""
+        model = with_prefix(self._weights, "model.")
+        shifted = model["embed_tokens.weight"] + model["input_hidden_states_bias"]
+        return shifted * model["input_hidden_states_scale"]
+
+    def final(self) -> nn.Module:
+        """See `Family`."""
+        norm = RMSNorm(self._weights["model.norm.weight"], self._config.rms_norm_eps)
+        return Final(norm, self._config.hidden_size)
+
+    def head(self) -> Tensor:
+        """See `Family`."""
+        tied = self._config.tie_word_embeddings
+        return self._weights["model.embed_tokens.weight" if tied else "lm_head.weight"]
+
+    def rope_tables(self) -> RopeTables:
+        """See `Family`."""
+        from transformers.models.zaya.modeling_zaya import ZayaRotaryEmbedding
+
+        rotary = ZayaRotaryEmbedding(self._config)
+        hybrid = SimpleNamespace(
+            inv_freq=rotary.hybrid_inv_freq, attention_scaling=rotary.hybrid_attention_scaling
+        )
+        return make_rope_tables(hybrid, self._slots)
+
+
+class Final(nn.Module):
+    """The final norm, on the hidden state alone."""
+
+    def __init__(self, norm: RMSNorm, hidden_size: int) -> None:
+        super().__init__()
+        self.norm, self._size = norm, hidden_size
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """[1, stream_size, T, 1] -> [1, hidden_size, T, 1]."""
+        out: Tensor = self.norm(stream[:, : self._size])
+        return out
+
+
+class Layer(nn.Module):
+    """Attention, then experts; both are merged with the residual by scales and biases of both."""
+
+    def __init__(
+        self,
+        config: Any,
+        weights: Mapping[str, Tensor],
+        *,
+        slots: int,
+        conv_slots: int,
+        routing: Routing,
+    ) -> None:
+        super().__init__()
+        eps = config.rms_norm_eps
+        experts = with_prefix(weights, "mlp.experts.")
+        gate, up = experts["gate_up_proj"].chunk(2, dim=1)
+        self._size = config.hidden_size
+        self.before = RMSNorm(weights["input_layernorm.weight"], eps)
+        self.attention = ConvolvedAttention(
+            config, with_prefix(weights, "self_attn."), slots, conv_slots
+        )
+        self.merge_attention = Merge(with_prefix(weights, "post_attention_residual_scale."))
+        self.between = RMSNorm(weights["post_attention_layernorm.weight"], eps)
+        self.router = Router(with_prefix(weights, "mlp.gate."), eps, routing)
+        self.experts = Experts(Stack(gate), Stack(up), Stack(experts["down_proj"]))
+        self.merge_experts = Merge(with_prefix(weights, "post_mlp_residual_scale."))
+
+    def forward(self, stream: Tensor, inputs: LayerInputs) -> Tensor:
+        """[1, hidden_size + router_hidden_size, T, 1], to the same shape."""
+        x, state = stream[:, : self._size], stream[:, self._size :]
+        x = self.merge_attention(self.attention(self.before(x), inputs), x)
+        normed = self.between(x)
+        weights, state = self.router(normed, state)
+        x = self.merge_experts(self.experts(normed, weights), x)
+        return torch.cat([x, state], dim=1)
+
+
+class Merge(nn.Module):
+    """(new + new_bias) * new_scale + (old + old_bias) * old_scale."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.new_bias = channels(weights["hidden_states_bias"])
+        self.new_scale = channels(weights["hidden_states_scale"])
+        self.old_bias = channels(weights["residual_bias"])
+        self.old_scale = channels(weights["residual_scale"])
+
+    def forward(self, new: Tensor, old: Tensor) -> Tensor:
+        """Both [1, d, T, 1], to the same shape."""
+        return (new + self.new_bias) * self.new_scale + (old + self.old_bias) * self.old_scale
+
+
+class ConvolvedAttention(nn.Module):
+    """Compressed Convolutional Attention (arXiv 2510.04476).
+
+    Queries and keys are convolved over time; the mean of the query's and the key's projections is
+    added to both. The first half of a value is from its own row, the second from the row before.
+
+    Query heads and the convolutions' channels are in `query_order` throughout.
+    """
+
+    def __init__(
+        self, config: Any, weights: Mapping[str, Tensor], slots: int, conv_slots: int
+    ) -> None:
+        super().__init__()
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        size = config.head_dim
+        q, k = heads * size, kv_heads * size
+        order = query_order(heads, kv_heads, size)
+        both = torch.cat([order, torch.arange(q, q + k)])
+        tensors = with_prefix(weights, "qkv_proj.")
+        self._groups, self._q, self._qk, self._size = heads // kv_heads, q, q + k, size
+        rope = config.rope_parameters["hybrid"]
+        self._rotary_dim = int(size * rope.get("partial_rotary_factor", 1.0))
+        # Queries, keys, delayed values, values: later rows read the first three.
+        self.project = projection(
+            torch.cat(
+                [
+                    tensors["q_proj.weight"][order],
+                    tensors["k_proj.weight"],
+                    tensors["v_proj_delayed.weight"],
+                    tensors["v_proj_current.weight"],
+                ]
+            )
+        )
+        self._recent = q + k + k // 2
+        self.conv_state = ConvState(self._recent, conv_slots)
+        self.convolve = Convolutions(
+            tensors["conv_qk_depthwise.weight"][both],
+            tensors["conv_qk_depthwise.bias"][both],
+            tensors["conv_qk_grouped.weight"][both],
+            tensors["conv_qk_grouped.bias"][both],
+        )
+        temperature = weights["qk_norm.temp"].view(1, -1, 1, 1)
+        self.temperature = nn.Parameter(temperature, requires_grad=False)
+        self.attention = Attention(heads, kv_heads, size, slots)
+        self.o = linear(weights, "o_proj", columns=order)
+
+    def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+        """[1, d, T, 1] -> [1, d, T, 1]."""
+        projected = self.project(x)
+        now = projected[:, : self._recent]
+        before, earlier = self.conv_state(now, inputs, LAGS)
+        qk = now[:, : self._qk]
+        mixed = self.convolve(qk, before[:, : self._qk], earlier[:, : self._qk])
+        q_mean, k_mean = self._means(qk)
+        q, k, v = self.attention.by_head(
+            mixed[:, : self._q] + q_mean,
+            mixed[:, self._q :] + k_mean,
+            torch.cat([projected[:, self._recent :], before[:, self._qk :]], dim=1),
+        )
+        q = apply_rope(unit(q), inputs, self._size, self._rotary_dim)
+        k = apply_rope(unit(k) * self.temperature, inputs, self._size, self._rotary_dim)
+        out: Tensor = self.o(self.attention(q, k, v, inputs))
+        return out
+
+    def _means(self, qk: Tensor) -> tuple[Tensor, Tensor]:
+        """Means of queries and their keys, and per key the mean of its queries' means.
+
+        [1, (heads + kv_heads) * head_dim, T, 1] -> [1, heads * head_dim, T, 1] and
+        [1, kv_heads * head_dim, T, 1].
+        """
+        queries, key = qk[:, : self._q].chunk(self._groups, dim=1), qk[:, self._q :]
+        means = [(query + key) * 0.5 for query in queries]
+        return torch.cat(means, dim=1), sum(means[1:], means[0]) * (1 / self._groups)
+
+
+class Convolutions(nn.Module):
+    """Two convolutions over time of two taps: depthwise, then within heads.
+
+    As products and 1x1 convolutions: Core ML runs depthwise convolutions on the CPU.
+    """
+
+    def __init__(
+        self, depthwise: Tensor, depthwise_bias: Tensor, within: Tensor, within_bias: Tensor
+    ) -> None:
+        """Weights [n, 1, 2] and [n, head_dim, 2], earlier tap first; biases [n]."""
+        super().__init__()
+        self.first_before = channels(depthwise[:, 0, 0])
+        self.first_now = channels(depthwise[:, 0, 1])
+        self.first_bias = channels(depthwise_bias)
+        self.second_before = _within_heads(within[:, :, 0])
+        self.second_now = _within_heads(within[:, :, 1], within_bias)
+
+    def forward(self, now: Tensor, before: Tensor, earlier: Tensor) -> Tensor:
+        """The rows at lags 0, 1 and 2, [1, n, T, 1], to the same shape."""
+        first_now = before * self.first_before + now * self.first_now + self.first_bias
+        first_before = earlier * self.first_before + before * self.first_now + self.first_bias
+        out: Tensor = self.second_before(first_before) + self.second_now(first_now)
+        return out
+
+
+def unit(x: Tensor) -> Tensor:
+    """[1, heads, n, T] scaled to |x| = sqrt(n) over n, with intermediates in float16's range.
+
+    After division by the largest magnitude, the mean of squares is at least 1/n: the lower bound
+    only acts on rows near 0, and keeps 0 from becoming NaN.
+    """
+    y = x / x.abs().amax(2, keepdim=True).clamp(_MIN_NORMAL, _MAX)
+    return y * torch.rsqrt((y * y).mean(2, keepdim=True).clamp(_MIN_NORMAL, _MAX))
+
+
+_MIN_NORMAL, _MAX = 2.0**-14, 65504.0
+"""float16's smallest normal number, and its largest number."""
+
+
+def _within_heads(weight: Tensor, bias: Tensor | None = None) -> nn.Conv2d:
+    """[n, head_dim]: an output channel reads the channels of its own head."""
+    n, size = weight.shape
+    conv = nn.Conv2d(n, n, 1, groups=n // size, bias=bias is not None)
+    conv.weight = nn.Parameter(weight[:, :, None, None].contiguous(), requires_grad=False)
+    if bias is not None:
+        conv.bias = nn.Parameter(bias, requires_grad=False)
+    return conv

@@ -1,0 +1,204 @@
+"""Converts torch layers to a Core ML package: traced with the maximum rows, converted as flexible.
+
+Independent of families, folders and manifests. Defines the inputs and outputs of a shard;
+`paceline_coreml.engine` calls it.
+"""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline_coreml.conversion.family import Family
+from paceline_coreml.conversion.layers import projection
+from paceline_coreml.conversion.torch_model import layer_inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of a shard's inputs."""
+
+    rows: int
+    """Maximum of T."""
+    slots: int
+    """KV cache positions: the longest text."""
+    conv_slots: int
+    """Rows of a convolution state."""
+
+
+class Layers(nn.Module):
+    """A range of layers, and the hidden states tapped from them."""
+
+    def __init__(self, family: Family, start: int, end: int, taps: Sequence[int]) -> None:
+        super().__init__()
+        # Keyed by layer index, which the names of weights and states then contain.
+        self.layers = nn.ModuleDict({str(i): family.layer(i) for i in range(start, end)})
+        self._names = input_names(family)
+        self._taps = {str(tap) for tap in taps}
+        self._hidden_size = family.shape.hidden_size
+
+    def forward(self, hidden: Tensor, *rest: Tensor) -> Any:
+        """The stream after the last layer, followed by the tapped hidden states."""
+        step = layer_inputs(dict(zip(self._names[1:], rest, strict=True)))
+        tapped = []
+        for index, layer in self.layers.items():
+            hidden = layer(hidden, step)
+            if index in self._taps:
+                tapped.append(hidden[:, : self._hidden_size])
+        return (hidden, *tapped) if tapped else hidden
+
+
+class Head(nn.Module):
+    """The final norm, and the head for a range of the vocabulary."""
+
+    def __init__(self, family: Family, start: int, end: int) -> None:
+        super().__init__()
+        self.final = family.final()
+        head = family.head()
+        # A classifier's `final` gives all labels.
+        self.head = nn.Identity() if head is None else projection(head[start:end])
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[1, stream_size, T, 1] -> logits [1, end - start, T, 1]."""
+        logits: Tensor = self.head(self.final(hidden))
+        return logits
+
+
+def input_names(family: Family) -> list[str]:
+    """Inputs of a shard of layers, in order."""
+    names = ["hidden", "rope_cos", "rope_sin", "attn_mask"]
+    if family.shape.task == "token-classification":
+        return names
+    names.append("kv_write_mask")
+    return [*names, "window_write", "window_read"] if family.shape.lags else names
+
+
+def shapes_of(family: Family, sizes: Sizes, rows: int, *, head: bool) -> dict[str, Any]:
+    """Input shapes of a shard of layers, or of the head, for `rows` rows."""
+    if head:
+        return {"hidden": (1, family.shape.stream_size, rows, 1)}
+    return input_shapes(family, sizes, rows)
+
+
+def static_functions(
+    package: Path, shapes: Mapping[int, Mapping[str, tuple[int, ...]]], out: Path
+) -> None:
+    """Save the program as one function `tN` per number of rows N; they share their weights."""
+    import coremltools as ct
+    from coremltools.models.utils import materialize_dynamic_shape_mlmodel
+
+    program = ct.models.MLModel(str(package), skip_model_load=True)
+    functions = {f"t{rows}": dict(sizes) for rows, sizes in shapes.items()}
+    with _quiet():
+        materialize_dynamic_shape_mlmodel(program, functions, str(out))
+
+
+def input_shapes(family: Family, sizes: Sizes, rows: Any) -> dict[str, tuple[Any, ...]]:
+    """Input shapes of a shard of layers for `rows` rows, a number or a coremltools range."""
+    half = family.rope_tables().cos.shape[1]
+    lags = family.shape.lags
+    # Attention over the KV cache, or among the rows of whole texts.
+    keys = rows if family.shape.task == "token-classification" else sizes.slots
+    shapes: dict[str, tuple[Any, ...]] = {
+        "hidden": (1, family.shape.stream_size, rows, 1),
+        "rope_cos": (rows, half),
+        "rope_sin": (rows, half),
+        "attn_mask": (1, 1, rows, keys),
+        "kv_write_mask": (1, 1, sizes.slots, rows),
+        "window_write": (1, 1, sizes.conv_slots, rows),
+        "window_read": (1, lags, rows, sizes.conv_slots),
+    }
+    return {name: shapes[name] for name in input_names(family)}
+
+
+def convert_layers(
+    family: Family, start: int, end: int, *, sizes: Sizes, taps: Sequence[int] = ()
+) -> Any:
+    """Layers [start, end) as a float16 ML program with input `hidden` and output `out_hidden`.
+
+    Every layer N of `taps` adds an output `tap_N`, [1, hidden_size, T, 1].
+    """
+    import coremltools as ct
+
+    module = Layers(family, start, end, taps).eval()
+    states = [
+        ct.StateType(ct.TensorType(shape=buffer.shape, dtype=np.float16), name=name)
+        for name, buffer in module.named_buffers()
+    ]
+    rows = ct.RangeDim(lower_bound=1, upper_bound=sizes.rows, default=1)
+    return _converted(
+        module,
+        input_shapes(family, sizes, sizes.rows),
+        input_shapes(family, sizes, rows),
+        outputs=["out_hidden", *(f"tap_{tap}" for tap in taps)],
+        states=states,
+    )
+
+
+def convert_head(family: Family, start: int, end: int, *, sizes: Sizes) -> Any:
+    """The head for tokens [start, end) as an ML program with input `hidden` and output `logits`.
+
+    A classifier's head has all labels, whatever `start` and `end` are.
+    """
+    import coremltools as ct
+
+    size = family.shape.stream_size
+    rows = ct.RangeDim(lower_bound=1, upper_bound=sizes.rows, default=1)
+    return _converted(
+        Head(family, start, end).eval(),
+        {"hidden": (1, size, sizes.rows, 1)},
+        {"hidden": (1, size, rows, 1)},
+        outputs=["logits"],
+        states=[],
+    )
+
+
+def _converted(
+    module: nn.Module,
+    traced_with: dict[str, tuple[int, ...]],
+    shapes: dict[str, tuple[Any, ...]],
+    *,
+    outputs: Sequence[str],
+    states: Sequence[Any],
+) -> Any:
+    import coremltools as ct
+
+    example = tuple(torch.zeros(shape) for shape in traced_with.values())
+    with torch.no_grad(), _quiet():
+        # Traced with the maximum rows: with one, the trace would treat the axis as constant.
+        traced = torch.jit.trace(module, example, check_trace=False)
+        return ct.convert(
+            traced,
+            inputs=[
+                ct.TensorType(name=name, shape=shape, dtype=np.float16)
+                for name, shape in shapes.items()
+            ],
+            outputs=[ct.TensorType(name=name, dtype=np.float16) for name in outputs],
+            states=list(states) or None,
+            convert_to="mlprogram",
+            minimum_deployment_target=ct.target.iOS18,
+            compute_precision=ct.precision.FLOAT16,
+            compute_units=ct.ComputeUnit.CPU_AND_NE,
+            skip_model_load=True,
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the converter's log and warnings; paceline shows its own progress."""
+    log = logging.getLogger("coremltools")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

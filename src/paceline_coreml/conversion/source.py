@@ -1,0 +1,64 @@
+"""Opens the source of a conversion as the Hugging Face checkpoint that families read.
+
+The tokenizer of transformers is not used: it splits some texts differently.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from paceline.models import Facts, Origin, Progress, checkpoint_from_gguf, open_origin
+from paceline.storage.files import digest_of
+
+
+class Source(NamedTuple):
+    """The source of a conversion."""
+
+    name: str
+    about: dict[str, str]
+    """Provenance, for the manifest."""
+    identity: str
+    """A digest: equal only for equal weights and config."""
+    checkpoint: Path
+    """Folder of config and weights in Hugging Face's form."""
+    tokenizer: Path
+    template: str | None
+    facts: Facts
+
+
+@contextlib.contextmanager
+def open_source(name: str, temporary: Path | None, progress: Progress) -> Iterator[Source]:
+    """Open the source `name` for the duration of the block.
+
+    Args:
+        name: see `open_origin`.
+        temporary: folder for downloads and converted weights; None: the system's.
+        progress: reports long work.
+
+    Raises:
+        ModelNotFound: there is no such model.
+        ModelError: it cannot be fetched or read.
+    """
+    with tempfile.TemporaryDirectory(dir=temporary, prefix="paceline-coreml-") as work:
+        origin = open_origin(name, Path(work), progress)
+        checkpoint = origin.weights
+        if origin.weights.is_file():
+            checkpoint = Path(work) / "checkpoint"
+            with progress.task(f"reading the weights of {origin.weights.name}"):
+                checkpoint_from_gguf(origin.weights, checkpoint)
+        yield source_of(origin, checkpoint)
+
+
+def source_of(origin: Origin, checkpoint: Path) -> Source:
+    """The source for an origin whose weights are in the folder `checkpoint`."""
+    return Source(
+        name=origin.name,
+        about={"kind": origin.kind, "from": origin.name},
+        identity=digest_of(origin.checksums()),
+        checkpoint=checkpoint,
+        tokenizer=origin.tokenizer,
+        template=origin.template,
+        facts=origin.facts,
+    )

@@ -1,0 +1,183 @@
+"""Runs a Core ML artifact that classifies tokens: one score per token and label.
+
+A text is computed in one call, because every row attends to both sides. Short texts are packed into
+a call, where the mask keeps them apart, and the rest of the call is padding. Invariant: the scores
+of a text are equal alone and packed, up to the rounding of sums with more zero terms.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import InvalidRequest, ModelError
+from paceline.storage.coreml import EMBEDDINGS
+from paceline_coreml.engine.artifact import ROTARY, TOKEN_CLASSIFICATION, read_artifact
+from paceline_coreml.engine.inputs import HIDDEN
+from paceline_coreml.engine.packages import Packages, open_packages
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """Labels and scores of one text."""
+
+    labels: tuple[str, ...]
+    """Best labels of the tokens."""
+    scores: Floats
+    """[tokens, labels] logits, in the order of `TextClassifier.labels`."""
+
+
+class TextClassifier:
+    """The classifier; see the top of this file. `label` is not thread-safe."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        functions: Sequence[int] = (),
+        units: str = "cpu-and-ne",
+        rounding: str = "f16",
+    ) -> None:
+        """Validate an artifact and load its shards.
+
+        Args:
+            folder: the artifact.
+            functions: bucket sizes in rows to load; empty: all. A call takes the smallest bucket
+                that holds its texts; buckets are loaded separately and take memory.
+            units: compute units, on a Mac: see `packages.UNITS`.
+            rounding: rounding of the rehearsal, elsewhere: "f16" or "f32".
+
+        Raises:
+            ModelError: the artifact is damaged or no classifier, or a shard cannot be loaded.
+            InvalidRequest: functions, units or rounding are unknown.
+            MissingExtra: coremltools is not installed.
+        """
+        self.artifact = artifact = read_artifact(folder)
+        if artifact.task != TOKEN_CLASSIFICATION:
+            raise ModelError(
+                f"{folder} is for {artifact.task} and has no labels; expected one for "
+                f"{TOKEN_CLASSIFICATION}, converted from such a model"
+            )
+        unknown = sorted(set(functions) - set(artifact.functions))
+        if unknown:
+            raise InvalidRequest(
+                f"{folder} has no function for {unknown[0]} rows; expected some of "
+                f"{', '.join(map(str, artifact.functions))}"
+            )
+        functions = sorted(functions or artifact.functions)
+        self.labels = artifact.labels
+        self.longest = functions[-1]
+        """Most tokens of a text."""
+        self._embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r")
+        self._cos, self._sin = np.load(folder / ROTARY)
+        self._buckets = {
+            rows: _Bucket(
+                open_packages(artifact, f"t{rows}", units, rounding),
+                np.zeros((1, artifact.stream_size, rows, 1), np.float32),
+            )
+            for rows in functions
+        }
+
+    def label(self, texts: Sequence[Sequence[int]]) -> list[Labelled]:
+        """Classify the tokens of texts, in as few calls as their order allows.
+
+        Args:
+            texts: token ids per text, from the model's own tokenizer.
+
+        Returns:
+            One result per text, in order.
+
+        Raises:
+            InvalidRequest: a text is empty, longer than `longest`, or has an unknown token.
+        """
+        for number, text in enumerate(texts):
+            self._check(text, f"text {number + 1} of {len(texts)}")
+        results: list[Labelled] = []
+        for packed in _pack(texts, self.longest):
+            results += self._run(packed)
+        return results
+
+    def _check(self, text: Sequence[int], which: str) -> None:
+        if not text:
+            raise InvalidRequest(f"{which} is empty; expected one token or more")
+        if len(text) > self.longest:
+            # Exact chunks would have to overlap by window * layers tokens on both sides, far more
+            # than the rows of a call.
+            raise InvalidRequest(
+                f"{which} has {len(text)} tokens; {self.artifact.folder} reads at most "
+                f"{self.longest} in a call: cut the text, or convert the model again with more rows"
+            )
+        unknown = [token for token in text if not 0 <= token < self.artifact.vocab_size]
+        if unknown:
+            raise InvalidRequest(
+                f"{which} has the token {unknown[0]}; expected 0 to {self.artifact.vocab_size - 1}"
+            )
+
+    def _run(self, texts: Sequence[Sequence[int]]) -> Iterator[Labelled]:
+        """Classify packed texts in one call of the smallest bucket that holds them."""
+        lengths = [len(text) for text in texts]
+        count = sum(lengths)
+        rows = min(rows for rows in self._buckets if rows >= count)
+        bucket = self._buckets[rows]
+        tokens = [token for text in texts for token in text]
+        size = self.artifact.hidden_size
+        bucket.stream[0, :size, :count, 0] = self._embeddings[tokens].T
+        bucket.stream[0, :size, count:, 0] = 0
+        inputs = packed_inputs(self._cos, self._sin, lengths, rows, self.artifact.window)
+        stream = bucket.stream
+        for package in bucket.packages.layers:
+            stream = package.predict({"hidden": stream, **inputs})["out_hidden"]
+        (head,) = bucket.packages.heads
+        scores = head.predict({"hidden": stream})["logits"][0, :, :count, 0].T
+        for part in np.split(scores, np.cumsum(lengths)[:-1]):
+            yield Labelled(tuple(self.labels[best] for best in part.argmax(-1)), part)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """The programs for one number of rows, and their input array."""
+
+    packages: Packages
+    stream: Floats
+    """[1, stream_size, rows, 1]"""
+
+
+def packed_inputs(
+    cos: Floats, sin: Floats, lengths: Sequence[int], width: int, window: int
+) -> dict[str, Floats]:
+    """Inputs of a call with `width` rows, except the hidden states.
+
+    A row attends to rows of its own text at a distance of at most `window`. Padding follows the
+    last text and attends to itself.
+
+    Args:
+        cos: [positions, r]
+        sin: [positions, r]
+        lengths: tokens per text.
+        width: T, at least the sum of lengths.
+        window: tokens that a row attends to on either side.
+    """
+    padding = width - sum(lengths)
+    positions = np.concatenate([*map(np.arange, lengths), np.zeros(padding, np.int64)])
+    text = np.repeat(np.arange(len(lengths) + 1), [*lengths, padding])
+    near = np.abs(positions[:, None] - positions) <= window
+    mask = np.where(near & (text[:, None] == text), 0, HIDDEN).astype(np.float32)
+    return {"rope_cos": cos[positions], "rope_sin": sin[positions], "attn_mask": mask[None, None]}
+
+
+def _pack(texts: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[Sequence[int]]]:
+    """Consecutive texts with at most `max_tokens` tokens together."""
+    taken: list[Sequence[int]] = []
+    count = 0
+    for text in texts:
+        if count + len(text) > max_tokens:
+            yield taken
+            taken, count = [], 0
+        taken.append(text)
+        count += len(text)
+    if taken:
+        yield taken

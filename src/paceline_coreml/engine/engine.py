@@ -1,0 +1,248 @@
+"""Runs a Core ML artifact: shards of layers in order, then shards of the head.
+
+Every call has the artifact's number of rows: a block is split into such calls, and the last one is
+padded. So the same program computes every row, which row invariance needs here;
+`engines/profile.py` measures whether it is enough. With `min_rows` 1 calls use the smallest bucket
+that holds the block.
+
+Models and input arrays are allocated once, and masks change in place. Every sequence gets new
+states: a NaN in a slot of an earlier sequence would pass through the mask.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.decoding.types import Best, Block, Logits, tap_name
+from paceline.engines.base import EngineSettings, KVSequence, StepResult
+from paceline.engines.kv_blocks import BlockPool, BlockTable, PooledEngine
+from paceline.errors import InvalidRequest, ModelError
+from paceline.storage.coreml import EMBEDDINGS
+from paceline.storage.report import Table
+from paceline_coreml.engine.artifact import CAUSAL_LM, ROTARY, Artifact, read_artifact
+from paceline_coreml.engine.call import ArtifactCall, Bucket
+from paceline_coreml.engine.flops import Work, work_of
+from paceline_coreml.engine.packages import (
+    DEFAULT_UNITS,
+    REHEARSED,
+    Packages,
+    on_a_mac,
+    open_packages,
+)
+from paceline_coreml.engine.work_report import as_dict, tables
+
+Floats = npt.NDArray[np.float32]
+
+_DEFAULT_SEQUENCES = 4
+"""Default number of open sequences; every one has its own states."""
+
+
+class CoreMlSequence(BlockTable):
+    """A sequence whose convolution states can be rolled back by a limited number of rows."""
+
+    def __init__(self, pool: BlockPool, artifact: Artifact) -> None:
+        super().__init__(pool, artifact.slots)
+        self._artifact = artifact
+        self._max_rollback = (
+            artifact.conv_slots - artifact.lags if artifact.lags else artifact.slots
+        )
+        self._written = 0
+
+    def reserve(self, rows: int) -> None:
+        """Allocate slots for a block of `rows` rows; see `BlockTable`."""
+        super().reserve(rows)
+        self._written = max(self._written, self.length + rows)
+
+    def commit(self, rows: int) -> None:
+        """Keep the first `rows` rows of the last block.
+
+        Raises ValueError if the block had fewer rows, or too many are dropped: the convolution
+        states of the kept rows are overwritten.
+        """
+        if self._written - self.length - rows > self._max_rollback:
+            raise ValueError(f"commit({rows}): windows can go back {self._max_rollback} rows")
+        super().commit(rows)
+
+    def rewind(self, length: int) -> None:
+        """Drop all slots from `length` on; all slots if convolution states cannot go back there."""
+        far = 0 <= length <= self.length and self._written - length > self._max_rollback
+        super().rewind(0 if far else length)
+        if not self.length:
+            self._written = 0
+
+    def fork_length(self, length: int) -> int:
+        """The length that `fork(length)` would have."""
+        del length
+        return 0
+
+    def fork(self, length: int) -> Self:
+        """An empty sequence: states are not shared."""
+        if length < 0:
+            raise ValueError(f"fork({length}) of a sequence of {self.length} slots")
+        return type(self)(self._pool, self._artifact)
+
+
+class CoreMlEngine(PooledEngine[CoreMlSequence]):
+    """The engine; see the top of this file. `step` is not thread-safe."""
+
+    name = "coreml"
+    _table_type = CoreMlSequence
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: EngineSettings | None = None,
+        *,
+        units: str = DEFAULT_UNITS,
+        rounding: str = "f16",
+    ) -> None:
+        """Validate an artifact and load its shards.
+
+        Args:
+            folder: the artifact.
+            settings: see `EngineSettings`; `cache_tokens` is rounded up to whole sequences.
+            units: compute units, on a Mac: see `packages.UNITS`.
+            rounding: rounding of the rehearsal, elsewhere: "f16" or "f32".
+
+        Raises:
+            ModelError: the artifact is damaged or classifies tokens, or a shard cannot be loaded.
+            InvalidRequest: the artifact has no tap for a layer of `settings.taps`.
+            MissingExtra: coremltools is not installed.
+        """
+        settings = settings or EngineSettings()
+        started = perf_counter()
+        self.artifact = artifact = read_artifact(folder)
+        if artifact.task != CAUSAL_LM:
+            raise ModelError(
+                f"{folder} is for {artifact.task} and cannot continue a text; open it with "
+                "paceline_coreml.engine.classifier.TextClassifier"
+            )
+        missing = sorted(set(settings.taps) - set(artifact.taps))
+        if missing:
+            raise InvalidRequest(
+                f"{folder} gives no hidden states of layers {', '.join(map(str, missing))}; "
+                "convert it again with --taps"
+            )
+        self.min_rows = settings.min_rows
+        self.taps = settings.taps
+        self.vocab_size = artifact.vocab_size
+        self.context_length = artifact.slots
+        self._units = units if on_a_mac() else REHEARSED
+        self._rounding = rounding
+        self._embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r")
+        sizes = artifact.functions or range(1, artifact.rows + 1)
+        chosen = [artifact.rows] if settings.min_rows > 1 else sorted(sizes)
+        tables = np.load(folder / ROTARY)
+        opened: dict[str | None, Packages] = {}
+        self._buckets = []
+        for rows in chosen:
+            function = f"t{rows}" if artifact.functions else None
+            if function not in opened:
+                opened[function] = open_packages(artifact, function, units, rounding)
+            self._buckets.append(Bucket(artifact, opened[function], rows, tables))
+        tokens = settings.cache_tokens or _DEFAULT_SEQUENCES * artifact.slots
+        # A sequence's slots are its states, allocated at once: a KV block is a whole context.
+        sequences = -(-tokens // artifact.slots)
+        self._pool = BlockPool(sequences, artifact.slots)
+        self._states: list[list[Any]] = [[] for _ in range(sequences)]
+        self._logits = np.zeros((0, artifact.vocab_size), np.float32)
+        self._parts: dict[str, float] = {}
+        self.load_seconds = perf_counter() - started
+        """Time to read, check and load the artifact."""
+
+    def open(self) -> CoreMlSequence:
+        """A new, empty sequence."""
+        return CoreMlSequence(self._pool, self.artifact)
+
+    def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
+        """Run blocks of different sequences, one after the other; see `Engine.step`.
+
+        `parts` of the result are `layers`, `head`, `first calls` of a bucket, in which Core ML
+        prepares it, and `inputs`: all time outside calls.
+        """
+        tables = self._reserve(work)
+        started = perf_counter()
+        self._parts = {}
+        logit_rows = sum(block.rows for _, block in work if not block.best)
+        if logit_rows > len(self._logits):
+            self._logits = np.zeros((logit_rows, self.vocab_size), np.float32)
+        logits, best, taps = [], [], []
+        at = 0
+        for table, (_, block) in zip(tables, work, strict=True):
+            rows = 0 if block.best else block.rows
+            chosen = Best(np.zeros(block.rows, np.int64), np.zeros(block.rows, np.float32))
+            logits.append(self._logits[at : at + rows])
+            best.append(chosen if block.best else None)
+            taps.append(self._run(table, block, logits[-1], best[-1]))
+            at += rows
+        in_models = sum(self._parts.values())
+        self._parts["inputs"] = perf_counter() - started - in_models
+        return StepResult(logits, taps, in_models, best, self._parts)
+
+    def describe(self) -> dict[str, str]:
+        """Everything that costs and exactness depend on; recorded results hold these strings."""
+        import platform
+
+        return {
+            "engine": self.name,
+            "units": self._units,
+            "rounding": "" if on_a_mac() else self._rounding,
+            "system": platform.platform(),
+            "rows": ",".join(str(bucket.rows) for bucket in self._buckets),
+            "min_rows": str(self.min_rows),
+            "taps": ",".join(map(str, self.taps)),
+        }
+
+    def work(self) -> Work:
+        """Multiply-accumulates and weight bytes of calls of least and most rows; see `flops.py`.
+
+        Raises:
+            ModelError: a shard cannot be rehearsed.
+            InvalidRequest: the artifact has too few slots for these calls.
+        """
+        return work_of(self.artifact)
+
+    def work_report(self) -> tuple[dict[str, Any], list[Table]]:
+        """JSON of `work`, and its tables, for `paceline plan`. Raises what `work` raises."""
+        work = self.work()
+        return as_dict(work), [*tables(work)]
+
+    def _run(
+        self, table: BlockTable, block: Block, logits: Logits, best: Best | None
+    ) -> dict[str, Floats]:
+        """Run one sequence's block in as few calls as possible; returns tap name -> [T, d]."""
+        states = self._states_of(table)
+        count, most = len(block.tokens), self._buckets[-1].rows
+        tapped: dict[str, list[Floats]] = {tap_name(tap): [] for tap in self.taps}
+        for at in range(0, count, most):
+            tokens = block.tokens[at : at + most]
+            bucket = next(bucket for bucket in self._buckets if bucket.rows >= len(tokens))
+            embeddings = self._embeddings[list(tokens)]
+            call = ArtifactCall(bucket, self._parts, states)
+            stream, taps = call.layers(embeddings, table.length + at, self.taps)
+            for name, rows in taps.items():
+                tapped[name].append(rows)
+            first = max(count - block.rows - at, 0)
+            if first >= len(tokens):
+                continue
+            begin = at + first - (count - block.rows)
+            logit_rows = slice(begin, begin + len(tokens) - first)
+            call.head(
+                stream,
+                first,
+                logits[logit_rows],
+                None if best is None else Best(best.tokens[logit_rows], best.scores[logit_rows]),
+            )
+        return {name: np.concatenate(rows) for name, rows in tapped.items()}
+
+    def _states_of(self, table: BlockTable) -> list[Any]:
+        """The states of a sequence, one per shard of layers; new if it is empty."""
+        (number,) = table.blocks(0) or table.blocks(1)
+        if table.length == 0:
+            packages = self._buckets[0].packages.layers
+            self._states[number] = [package.make_state() for package in packages]
+        return self._states[number]

@@ -1,0 +1,13 @@
+"""Static checks of a Core ML artifact: what would leave the Neural Engine, or fail there.
+
+Reads programs; runs nothing, and needs neither a Mac nor torch. Rules come from measurements of
+others on Macs, and have a source and a confidence. A clean report does not prove residency: that
+takes a plan on a Mac (`paceline coreml residency`).
+
+Invariant: only well-established rules fail. Contested or single observations warn.
+"""
+
+from paceline_coreml.lint.rules import Finding
+from paceline_coreml.lint.run_rules import lint, report
+
+__all__ = ["Finding", "lint", "report"]

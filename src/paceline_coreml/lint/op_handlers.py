@@ -1,0 +1,77 @@
+"""The registry of functions that compute the row layout of an operation's outputs.
+
+`move_ops` and `compute_ops` register their handlers here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from paceline_coreml.lint.program import Program, first
+from paceline_coreml.lint.row_layout import Declared, Layout, Untracked
+from paceline_coreml.rehearsal.program import Op, Operand
+
+
+@dataclass(frozen=True, slots=True)
+class OpContext:
+    """One operation and the layouts of its operands."""
+
+    op: Op
+    program: Program
+    layouts: Callable[[Operand | None], Layout | None]
+    """Layout of an operand; None: unknown."""
+    count: int | None
+    """T if it is fixed, else None."""
+
+    @property
+    def declared(self) -> list[Declared]:
+        """Declared shapes of its outputs."""
+        return [out.shape for out in self.op.outputs]
+
+    def operand(self, parameter: str = "x") -> Layout:
+        """Layout of a required operand. Raises Untracked if it is absent."""
+        layout = self.layouts(first(self.op, parameter))
+        if layout is None:
+            raise Untracked(f"has no {parameter}")
+        return layout
+
+    def operands(self) -> list[Layout]:
+        """Layouts of all operands."""
+        return [
+            layout
+            for operands in self.op.inputs.values()
+            for operand in operands
+            if (layout := self.layouts(operand)) is not None
+        ]
+
+    def ints(self, parameter: str, default: Sequence[int] | None = None) -> list[int]:
+        """Constant integers or booleans. Raises Untracked if they are not constant."""
+        array = self.program.numbers(self.op, parameter)
+        if array is None:
+            if default is None or parameter in self.op.inputs:
+                raise Untracked(f"has no constant {parameter}")
+            return list(default)
+        return [int(number) for number in array.reshape(-1).tolist()]
+
+    def text(self, parameter: str, default: str) -> str:
+        """A constant string."""
+        array: Any = self.program.numbers(self.op, parameter)
+        return default if array is None else str(array)
+
+
+HANDLERS: Final[dict[str, Callable[[OpContext], Sequence[Layout]]]] = {}
+"""Operation type -> layouts of its outputs, for operations with rows in their operands."""
+
+
+def handles(*types: str) -> Callable[[Callable[[OpContext], Any]], Callable[[OpContext], Any]]:
+    """Register a handler that returns one layout or several."""
+
+    def register(handler: Callable[[OpContext], Any]) -> Callable[[OpContext], Any]:
+        def layouts(call: OpContext) -> Sequence[Layout]:
+            layout = handler(call)
+            return [layout] if isinstance(layout, Layout) else layout
+
+        HANDLERS.update(dict.fromkeys(types, layouts))
+        return handler
+
+    return register

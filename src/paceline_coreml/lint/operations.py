@@ -1,0 +1,165 @@
+"""Rules about types of operation: those that run on other devices, and unknown ones."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from paceline_coreml.lint.program import Program, first, shape_text
+from paceline_coreml.lint.rules import PROGRAM_RULES, Fault, rule
+from paceline_coreml.rehearsal.ops import OPS
+from paceline_coreml.rehearsal.program import Op
+
+_FROM_DATA: Final = {"cond", "while_loop", "non_zero", "non_maximum_suppression"}
+_LISTS: Final = "list_"
+_ON_THE_HOST: Final = {
+    "gather", "gather_along_axis", "gather_nd", "reduce_argmax", "reduce_argmin", "argsort",
+    "scatter", "scatter_along_axis", "scatter_nd",
+}  # fmt: skip
+_SHAPING: Final = ("shape", "begin", "end", "reps", "size", "split_sizes", "pad")
+"""Parameters that determine the output shape."""
+
+_SEEN: Final = {
+    "add", "concat", "conv", "matmul", "mul", "pow", "read_state", "reduce_mean", "reduce_sum",
+    "reshape", "rsqrt", "silu", "slice_by_index", "slice_update", "softmax", "sub", "tile",
+    "transpose", "write_state",
+}  # fmt: skip
+"""Operations of shards that a plan on a Mac put entirely on the Neural Engine."""
+
+
+@rule(
+    PROGRAM_RULES,
+    "linear",
+    "fail",
+    "high",
+    "ane-book, converters; Apple, ml-ane-transformers; Anemll, its rules",
+)
+def linear(program: Program) -> Iterator[Fault]:
+    """A projection that is not a convolution. Make it a 1x1 convolution.
+
+    A product of two computed tensors is allowed: shards with them were fully resident.
+    """
+    for op in program.ops:
+        if op.type == "linear":
+            yield Fault(op.name, "a linear; expected a 1x1 conv")
+        elif op.type in ("matmul", "einsum"):
+            operands = [value for several in op.inputs.values() for value in several]
+            fixed = [
+                shape
+                for operand in operands
+                if program.constant(operand)
+                and (shape := program.shape_of(operand)) is not None
+                and len(shape) > 1
+            ]
+            if fixed:
+                yield Fault(
+                    op.name,
+                    f"a {op.type} with a weight {shape_text(fixed[0])}; expected a 1x1 conv",
+                )
+
+
+@rule(PROGRAM_RULES, "topk", "fail", "high", "ane-book, experiment 22: topk ran on the CPU")
+def topk(program: Program) -> Iterator[Fault]:
+    """Top-k leaves the Neural Engine. Use comparisons, or the host."""
+    yield from _of_kinds(program, {"topk"})
+
+
+@rule(
+    PROGRAM_RULES,
+    "host-operation",
+    "warn",
+    "medium",
+    "hollance/neural-engine; john-rocky/CoreML-LLM",
+)
+def host_operation(program: Program) -> Iterator[Fault]:
+    """Gather, scatter, sort and argmax run on the CPU. Do them on the host."""
+    yield from _of_kinds(program, _ON_THE_HOST)
+
+
+@rule(
+    PROGRAM_RULES,
+    "control-flow",
+    "fail",
+    "high",
+    "every source: the Neural Engine runs fixed programs",
+)
+def control_flow(program: Program) -> Iterator[Fault]:
+    """A branch, loop or shape that depends on the data. Compute everything, and mask."""
+    for op in program.ops:
+        if op.type in _FROM_DATA or op.blocks or _LISTS in op.type:
+            yield Fault(op.name, f"a {op.type}")
+            continue
+        sizes = _computed_sizes(program, op)
+        open_ended = any(None in out.shape for out in op.outputs)
+        if open_ended and any(size not in program.sizes for size in sizes):
+            yield Fault(op.name, f"a {op.type} whose shape depends on the data")
+
+
+@rule(
+    PROGRAM_RULES,
+    "depthwise",
+    "warn",
+    "medium",
+    "john-rocky/CoreML-LLM: 1,024 groups of 3 taps ran on the CPU; ane-book says otherwise",
+)
+def depthwise(program: Program) -> Iterator[Fault]:
+    """A depthwise convolution may run on the CPU. Make it a sum of shifted products."""
+    for op in program.ops:
+        weight = program.shape_of(first(op, "weight"))
+        groups = program.numbers(op, "groups")
+        if op.type == "conv" and weight and weight[1] == 1 and groups is not None and groups > 1:
+            yield Fault(op.name, f"a conv of {groups} groups of one channel")
+
+
+@rule(
+    PROGRAM_RULES,
+    "unknown-operation",
+    "warn",
+    "low",
+    "paceline's rehearsal, which rejects unknown operations",
+)
+def unknown_operation(program: Program) -> Iterator[Fault]:
+    """An operation that cannot be rehearsed, so only a Mac can check it."""
+    for op in program.ops:
+        if op.type not in OPS and not op.blocks and op.type not in _FROM_DATA:
+            yield Fault(op.name, f"a {op.type}, which the rehearsal lacks")
+
+
+@rule(
+    PROGRAM_RULES,
+    "unseen-operation",
+    "info",
+    "low",
+    "the seed experiments: shards of which all else was resident did not have them",
+)
+def unseen_operation(program: Program) -> Iterator[Fault]:
+    """Not yet reported on the Neural Engine in a decoder. Check with a plan on a Mac."""
+    counts = Counter(
+        op.type
+        for op in program.ops
+        if op.type in OPS
+        and op.type not in _SEEN | _ON_THE_HOST | {"linear", "topk", "cast"}
+        and not _is_constant(program, op)
+    )
+    if counts:
+        kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(counts.items()))
+        yield Fault("", kinds)
+
+
+def _of_kinds(program: Program, kinds: set[str]) -> Iterator[Fault]:
+    for op in program.ops:
+        if op.type in kinds and not _is_constant(program, op):
+            yield Fault(op.name, f"a {op.type}")
+
+
+def _is_constant(program: Program, op: Op) -> bool:
+    return bool(op.outputs) and program.constant(op.outputs[0].name)
+
+
+def _computed_sizes(program: Program, op: Op) -> list[str]:
+    """The computed operands that determine an operation's output shape."""
+    return [
+        operand
+        for parameter in _SHAPING
+        for operand in op.inputs.get(parameter, ())
+        if isinstance(operand, str) and not program.constant(operand)
+    ]

@@ -1,0 +1,118 @@
+"""Rules about precision: the Neural Engine computes in float16 only."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from paceline_coreml.lint.program import Program, first
+from paceline_coreml.lint.rules import PROGRAM_RULES, Fault, rule
+from paceline_coreml.rehearsal.program import Op, Operand
+
+_LARGEST: Final = 65504.0
+"""The largest number of float16."""
+_WIDE: Final = ("fp32", "fp64")
+_FLOATS: Final = ("fp16", *_WIDE)
+_SUMS: Final = ("reduce_sum", "reduce_mean")
+_SUMS_OF_SQUARES: Final = ("reduce_sum_square", "reduce_l2_norm", "l2_norm")
+
+
+@rule(
+    PROGRAM_RULES,
+    "float16",
+    "fail",
+    "high",
+    "hollance/neural-engine: the Neural Engine computes in float16",
+)
+def float16(program: Program) -> Iterator[Fault]:
+    """float32 is computed on other devices. Convert in float16."""
+    for op in program.ops:
+        for out in op.outputs:
+            if out.dtype in _WIDE and not program.constant(out.name):
+                yield Fault(op.name, f"a {op.type} that makes {out.dtype}")
+
+
+@rule(
+    PROGRAM_RULES,
+    "whole-numbers",
+    "warn",
+    "medium",
+    "anemll-profile: 'Unsupported tensor data type: int32'",
+)
+def whole_numbers(program: Program) -> Iterator[Fault]:
+    """Integers are computed on other devices, sizes included. Read no size from a tensor."""
+    for op in program.ops:
+        for out in op.outputs:
+            whole = out.dtype not in (*_FLOATS, "bool", "string")
+            if whole and not program.constant(out.name):
+                yield Fault(op.name, f"a {op.type} that makes {out.dtype}")
+
+
+@rule(
+    PROGRAM_RULES,
+    "cast",
+    "warn",
+    "medium",
+    "ane-book, experiment 22: a cast, beside a topk, ran on the CPU",
+)
+def cast(program: Program) -> Iterator[Fault]:
+    """A cast may leave the Neural Engine. Use float16 inputs, and signs and clamps as weights."""
+    for op in program.ops:
+        if op.type == "cast" and not program.constant(op.outputs[0].name):
+            value = program.value(first(op, "x"))
+            dtype = value.dtype if value else "a constant"
+            yield Fault(op.name, f"a cast from {dtype} to {op.outputs[0].dtype}")
+
+
+@rule(PROGRAM_RULES, "overflow", "fail", "high", "ane-book, experiment 27; Anemll, its norms")
+def overflow(program: Program) -> Iterator[Fault]:
+    """The residual stream is squared unscaled: squares overflow float16 from 256 on. Divide before.
+
+    Checks squares of inputs and sums only, as the residual stream is one; the output of a
+    projection is seldom that large.
+    """
+    for op in program.ops:
+        squared = _squared(program, op)
+        value = program.value(program.origin(squared))
+        maker = program.maker(program.origin(squared))
+        if value is None or value.dtype != "fp16" or value.is_state:
+            continue
+        if maker is None or maker.type == "add":
+            of = f"the sum {maker.name}" if maker else f"the input {value.name}"
+            yield Fault(op.name, f"a {op.type} of the squares of {of}, which is not scaled down")
+
+
+@rule(
+    PROGRAM_RULES,
+    "infinity",
+    "fail",
+    "high",
+    "ane-book and john-rocky/CoreML-LLM: masks of -1e4, not -inf",
+)
+def infinity(program: Program) -> Iterator[Fault]:
+    """A constant out of float16's range: infinity times 0 is NaN. Use -1e4 for a mask."""
+    for op, constant in program.stored():
+        if constant.dtype not in _FLOATS:
+            continue
+        numbers = np.ravel(np.asarray(constant.value()))
+        beyond = numbers[~(np.abs(numbers) <= _LARGEST)]
+        if beyond.size:
+            yield Fault(op.name, f"holds {beyond[0]}" + (", and more" if beyond.size > 1 else ""))
+
+
+def _squared(program: Program, op: Op) -> Operand | None:
+    """The operand whose squares an operation sums; None: it sums no squares."""
+    if op.type in _SUMS_OF_SQUARES:
+        return first(op, "x")
+    if op.type not in _SUMS:
+        return None
+    maker = program.maker(program.origin(first(op, "x")))
+    if maker is None:
+        return None
+    if maker.type == "square":
+        return first(maker, "x")
+    x, y = first(maker, "x"), first(maker, "y")
+    if maker.type == "mul" and isinstance(x, str) and x == y:
+        return x
+    power = program.numbers(maker, "y") if maker.type == "pow" else None
+    return x if power is not None and power.size == 1 and float(power.item()) == 2 else None

@@ -1,0 +1,132 @@
+"""Queries on a function of a package: producers of values, constants, declared shapes."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from paceline_coreml.rehearsal.program import Function, Op, Operand, Package, Value
+from paceline_coreml.rehearsal.weights import Constant
+
+STORAGE_PREFIXES: Final = ("const", "constexpr_")
+"""Type prefixes of operations that only declare stored data; they do not run."""
+
+MOVE_OPS: Final = frozenset({"reshape", "transpose", "expand_dims", "squeeze", "identity"})
+"""Operations that only move the elements of one operand."""
+
+
+class Program:
+    """One function of a package."""
+
+    def __init__(self, package: Package, function: Function) -> None:
+        self.package, self.function = package, function
+        self._all = list(function.block.walk())
+        self.ops = [op for op in self._all if not op.type.startswith(STORAGE_PREFIXES)]
+        """All operations that compute, including those of nested blocks."""
+        self._makers = {out.name: op for op in self._all for out in op.outputs}
+        self._values = {value.name: value for value in function.block.inputs}
+        self._values |= {out.name: out for op in self._all for out in op.outputs}
+
+    @property
+    def stateful(self) -> bool:
+        """True if it has states."""
+        return bool(self.function.states)
+
+    @property
+    def flexible(self) -> bool:
+        """True if an input may have more than one shape."""
+        return any(not feature.is_static for feature in self.function.inputs)
+
+    def value(self, operand: Operand | None) -> Value | None:
+        """Name and declared type of an operand; None for an inline constant."""
+        return self._values.get(operand) if isinstance(operand, str) else None
+
+    def maker(self, operand: Operand | None) -> Op | None:
+        """The operation that produces an operand; None for inputs and inline constants."""
+        return self._makers.get(operand) if isinstance(operand, str) else None
+
+    def origin(self, operand: Operand | None) -> Operand | None:
+        """The operand before operations that only move its elements."""
+        maker = self.maker(operand)
+        while maker is not None and maker.type in MOVE_OPS:
+            operand = first(maker, "x")
+            maker = self.maker(operand)
+        return operand
+
+    def constant(self, operand: Operand | None) -> bool:
+        """True if an operand is the same in every call."""
+        if operand is None or isinstance(operand, Constant):
+            return operand is not None
+        return operand in self._constants
+
+    @cached_property
+    def _constants(self) -> set[str]:
+        names: set[str] = set()
+        for op in self._all:
+            operands = [operand for several in op.inputs.values() for operand in several]
+            stored = op.type.startswith(STORAGE_PREFIXES)
+            if stored or (
+                operands
+                and not op.blocks
+                and all(isinstance(operand, Constant) or operand in names for operand in operands)
+            ):
+                names |= {out.name for out in op.outputs}
+        return names
+
+    @cached_property
+    def sizes(self) -> set[str]:
+        """Values that depend on shapes only, not on data."""
+        names: set[str] = set()
+        for op in self.ops:
+            operands = [operand for several in op.inputs.values() for operand in several]
+            known = all(self.constant(operand) or operand in names for operand in operands)
+            of_sizes = any(isinstance(operand, str) and operand in names for operand in operands)
+            if op.type == "shape" or (known and of_sizes):
+                names |= {out.name for out in op.outputs}
+        return names
+
+    def stored(self) -> Iterator[tuple[Op, Constant]]:
+        """Every stored constant, with the operation that has it."""
+        for op in self._all:
+            for operands in op.inputs.values():
+                for operand in operands:
+                    if isinstance(operand, Constant):
+                        yield op, operand
+
+    def storage_ops(self, kind: str) -> Iterator[Op]:
+        """Operations of a type that declare how a weight is stored."""
+        return (op for op in self._all if op.type == kind)
+
+    def stored_constant(self, operand: Operand | None) -> Constant | None:
+        """The stored constant behind an operand; None if it is not one."""
+        if isinstance(operand, Constant):
+            return operand
+        maker = self.maker(operand)
+        if maker is None or maker.type != "const":
+            return None
+        held = first(maker, "val")
+        return held if isinstance(held, Constant) else None
+
+    def numbers(self, op: Op, parameter: str) -> Any:
+        """A constant parameter as an array; None: it is absent or computed."""
+        constant = self.stored_constant(first(op, parameter))
+        return None if constant is None else np.asarray(constant.value())
+
+    def shape_of(self, operand: Operand | None) -> tuple[int | None, ...] | None:
+        """The declared shape of an operand."""
+        if isinstance(operand, Constant):
+            return operand.shape
+        value = self.value(operand)
+        return None if value is None else value.shape
+
+
+def first(op: Op, parameter: str) -> Operand | None:
+    """The first operand of a parameter; None: it has none."""
+    operands = op.inputs.get(parameter, ())
+    return operands[0] if operands else None
+
+
+def shape_text(shape: tuple[int | None, ...]) -> str:
+    """A shape as text for messages."""
+    return str(["T" if size is None else size for size in shape]).replace("'", "")

@@ -1,0 +1,106 @@
+"""The registry of lint rules.
+
+A rule is a function that checks a program, a package or a whole artifact and yields faults. Its
+docstring is the message; `rule` adds the source and the confidence. The verdict follows: a
+well-established rule fails, others warn, and "info" is not a fault.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+from paceline_coreml.lint.program import Program
+from paceline_coreml.rehearsal.program import Package
+
+Verdict = Literal["fail", "warn", "info"]
+Confidence = Literal["high", "medium", "low"]
+
+
+class Fault(NamedTuple):
+    """A place that breaks a rule."""
+
+    where: str
+    """Name of an operation, an input or a state; empty: the whole package."""
+    what: str
+
+
+class Loaded(NamedTuple):
+    """A package and its size on disk."""
+
+    package: Package
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault with its rule."""
+
+    shard: str
+    """The package; the artifact's folder if all packages together break a rule."""
+    rule: str
+    verdict: Verdict
+    where: str
+    """See `Fault`."""
+    what: str
+    source: str
+    confidence: Confidence
+
+
+_Subject = TypeVar("_Subject")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[_Subject]):
+    """One rule; `check` yields a fault per place that breaks it."""
+
+    name: str
+    verdict: Verdict
+    confidence: Confidence
+    source: str
+    """Who measured or documented it."""
+    meaning: str
+    """The fault and its remedy."""
+    check: Callable[[_Subject], Iterable[Fault]]
+
+    def findings(self, subject: _Subject, shard: str) -> Iterator[Finding]:
+        """The faults that `check` finds in a shard."""
+        for fault in self.check(subject):
+            yield Finding(
+                shard,
+                self.name,
+                self.verdict,
+                fault.where,
+                fault.what,
+                self.source,
+                self.confidence,
+            )
+
+
+PROGRAM_RULES: list[Rule[Program]] = []
+"""Rules about one function of a package."""
+PACKAGE_RULES: list[Rule[Loaded]] = []
+"""Rules about a package."""
+ARTIFACT_RULES: list[Rule[Sequence[Loaded]]] = []
+"""Rules about all packages of an artifact together: they share a process."""
+
+_Check = Callable[[_Subject], Iterable[Fault]]
+
+
+def rule(
+    rules: list[Rule[_Subject]], name: str, verdict: Verdict, confidence: Confidence, source: str
+) -> Callable[[_Check[_Subject]], _Check[_Subject]]:
+    """Register a function as a rule; its docstring is the meaning."""
+
+    def register(check: _Check[_Subject]) -> _Check[_Subject]:
+        meaning = " ".join((check.__doc__ or "").split())
+        rules.append(Rule(name, verdict, confidence, source, meaning, check))
+        return check
+
+    return register
+
+
+def bytes_of(folder: Path) -> int:
+    """Size of a package's files."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,133 @@
+"""Rules about states: their type, number and updates."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from paceline_coreml.lint.program import MOVE_OPS, Program, first, shape_text
+from paceline_coreml.lint.rules import PROGRAM_RULES, Fault, rule
+from paceline_coreml.rehearsal.program import Op, Operand
+
+_WIDTH: Final = 32
+_MANY: Final = 3
+_PARTS: Final = MOVE_OPS | {"slice_by_index", "slice_by_size"}
+"""Operations that give some or all elements of one operand."""
+
+
+@rule(
+    PROGRAM_RULES,
+    "state-type",
+    "fail",
+    "high",
+    "coremltools 9, backend/mil/load.py; apple/coremltools#2537",
+)
+def state_type(program: Program) -> Iterator[Fault]:
+    """A state must be float16 and have one shape."""
+    kept = {value.name: value for value in program.function.block.inputs if value.is_state}
+    for state in program.function.states:
+        value = kept.get(state.name)
+        if state.dtype != "fp16" or (value is not None and value.dtype != "fp16"):
+            yield Fault(state.name, f"is {state.dtype}; expected fp16")
+        if not state.is_static or (value is not None and None in value.shape):
+            yield Fault(state.name, "has more than one shape")
+
+
+@rule(PROGRAM_RULES, "state-width", "warn", "medium", "apple/coremltools#2631: 256 ran, 270 failed")
+def state_width(program: Program) -> Iterator[Fault]:
+    """The last axis of a state is not a multiple of 32.
+
+    Only the last one: shards with an axis of eight heads before it were resident.
+    """
+    for state in program.function.states:
+        if state.shape and state.shape[-1] % _WIDTH:
+            yield Fault(state.name, f"has the shape {list(state.shape)}")
+
+
+@rule(
+    PROGRAM_RULES,
+    "state-count",
+    "warn",
+    "medium",
+    "john-rocky/CoreML-LLM: error 0x1d from three on; contested: the seed experiments ran 40",
+)
+def state_count(program: Program) -> Iterator[Fault]:
+    """Three or more states failed on some Macs, while forty ran on others."""
+    count = len(program.function.states)
+    if count >= _MANY:
+        yield Fault("", f"{count} states")
+
+
+@rule(PROGRAM_RULES, "state-shift", "warn", "medium", "john-rocky/CoreML-LLM: error -14")
+def state_shift(program: Program) -> Iterator[Fault]:
+    """A state is shifted and extended by concat. Write to a ring buffer through a mask."""
+    for op in program.ops:
+        if op.type != "write_state":
+            continue
+        joined = program.maker(_through(program, _written(program, op)))
+        if joined is None or joined.type != "concat":
+            continue
+        for part in joined.inputs.get("values", ()):
+            read = program.maker(_through(program, part))
+            if read is not None and read.type == "read_state":
+                name = str(first(op, "input"))
+                if first(read, "input") == name:
+                    yield Fault(joined.name, f"{name} is written as a part of itself and new rows")
+                    break
+
+
+@rule(
+    PROGRAM_RULES,
+    "state-part",
+    "warn",
+    "medium",
+    "Anemll#27 (more than 32 rows failed); FluidInference/mobius#77",
+)
+def state_part(program: Program) -> Iterator[Fault]:
+    """A partial write to a state. Write the whole state through a mask."""
+    for op in program.ops:
+        update, whole = first(op, "update"), first(op, "x")
+        if op.type != "slice_update" or not _reads_state(program, whole):
+            continue
+        part, shape = program.shape_of(update), program.shape_of(whole)
+        if part is not None and shape is not None and part != shape:
+            yield Fault(op.name, f"writes {shape_text(part)} of {shape_text(shape)}")
+
+
+@rule(
+    PROGRAM_RULES, "state-update-type", "warn", "medium", "Anemll#39: an error of BNNS on macOS 26"
+)
+def state_update_type(program: Program) -> Iterator[Fault]:
+    """A write to a state has another type than the state."""
+    for op in program.ops:
+        if op.type == "slice_update" and _reads_state(program, first(op, "x")):
+            new, kept = program.value(first(op, "update")), program.value(first(op, "x"))
+        elif op.type == "write_state":
+            new, kept = program.value(first(op, "data")), program.value(first(op, "input"))
+        else:
+            continue
+        if new is not None and kept is not None and new.dtype != kept.dtype:
+            yield Fault(op.name, f"writes {new.dtype} to a state of {kept.dtype}")
+
+
+def _reads_state(program: Program, operand: Operand | None) -> bool:
+    maker = program.maker(program.origin(operand))
+    return maker is not None and maker.type == "read_state"
+
+
+def _written(program: Program, op: Op) -> Operand | None:
+    """The value written to a state; `state[:] = x` is converted to an update of all of it."""
+    data = first(op, "data")
+    maker = program.maker(data)
+    if maker is not None and maker.type == "slice_update":
+        update, whole = first(maker, "update"), first(maker, "x")
+        if program.shape_of(update) == program.shape_of(whole):
+            return update
+    return data
+
+
+def _through(program: Program, operand: Operand | None) -> Operand | None:
+    """The operand before slices and operations that only move its elements."""
+    maker = program.maker(operand)
+    while maker is not None and maker.type in _PARTS:
+        operand = first(maker, "x")
+        maker = program.maker(operand)
+    return operand

@@ -1,0 +1,140 @@
+"""Rules about weights: their compression, and the sizes of packages."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from paceline_coreml.lint.program import Program, first
+from paceline_coreml.lint.rules import (
+    ARTIFACT_RULES,
+    PACKAGE_RULES,
+    PROGRAM_RULES,
+    Fault,
+    Loaded,
+    rule,
+)
+
+_MEGABYTE: Final = 1 << 20
+_SMALL: Final = 14 * _MEGABYTE
+_SAFE: Final = 250 * _MEGABYTE
+_LARGE: Final = 2048 * _MEGABYTE
+_PROCESS: Final = 3 * 1024 * _MEGABYTE
+_SCALED: Final = "constexpr_blockwise_shift_scale"
+_TABLE: Final = "constexpr_lut_to_dense"
+
+
+@rule(
+    PROGRAM_RULES,
+    "int4-blocks",
+    "fail",
+    "high",
+    "ane-book, research and experiment 35: shards of them ran on the CPU",
+)
+def int4_blocks(program: Program) -> Iterator[Fault]:
+    """4-bit weights with a scale per block. Use 8 bits, or 4-bit lookup tables.
+
+    Checks bits and blocks, because 8 bits per channel are stored by the same operation.
+    """
+    for op in program.storage_ops(_SCALED):
+        data = program.stored_constant(first(op, "data"))
+        scale = program.shape_of(first(op, "scale"))
+        if data is None or scale is None or data.dtype not in ("int4", "uint4"):
+            continue
+        if any(1 < (blocks or 0) < size for blocks, size in zip(scale, data.shape, strict=True)):
+            yield Fault(op.name, f"4 bits with scales {list(scale)} for {list(data.shape)}")
+
+
+@rule(
+    PROGRAM_RULES,
+    "table-scale",
+    "warn",
+    "medium",
+    "apple/coremltools#2688: fails to load on macOS 26",
+)
+def table_scale(program: Program) -> Iterator[Fault]:
+    """A lookup table of weights with a scale per channel. Palettize without a scale."""
+    for op in program.storage_ops(_SCALED):
+        maker = program.maker(first(op, "data"))
+        if maker is not None and maker.type == _TABLE:
+            yield Fault(op.name, f"scales the lookup table {maker.name}")
+
+
+@rule(
+    PROGRAM_RULES,
+    "table-state",
+    "warn",
+    "medium",
+    "apple/coremltools#2716: coremltools 9 makes some that crash after 100 calls, 8.3 does not",
+)
+def table_state(program: Program) -> Iterator[Fault]:
+    """Lookup tables of weights in a model with states. Test it in long runs."""
+    count = len(list(program.storage_ops(_TABLE)))
+    if count and program.stateful:
+        yield Fault("", f"{count} lookup tables, and {len(program.function.states)} states")
+
+
+@rule(PROGRAM_RULES, "expert-scale", "fail", "high", "ane-book, experiment 36: a cosine of 0.9555")
+def expert_scale(program: Program) -> Iterator[Fault]:
+    """One scale for the weights of several experts. Quantize per channel.
+
+    Recognizes experts by the names of their weights.
+    """
+    for op in program.storage_ops(_SCALED):
+        scale = program.stored_constant(first(op, "scale"))
+        data = program.stored_constant(first(op, "data"))
+        if scale is None or data is None or "expert" not in op.name.lower():
+            continue
+        if all(size == 1 for size in scale.shape) and data.shape[0] > 1:
+            yield Fault(op.name, f"one scale for {list(data.shape)}")
+
+
+@rule(
+    PACKAGE_RULES,
+    "small",
+    "warn",
+    "medium",
+    "ane-book, experiments 27, 30, 31: under 14 MB to the CPU; contested: 5.3 to 8.1 MB passed",
+)
+def small(loaded: Loaded) -> Iterator[Fault]:
+    """A package this small may run on the CPU. Put more layers into one."""
+    if loaded.size < _SMALL:
+        yield Fault("", f"{loaded.size / _MEGABYTE:.1f} MB; expected {_SMALL // _MEGABYTE} or more")
+
+
+@rule(
+    PACKAGE_RULES,
+    "large",
+    "warn",
+    "medium",
+    "the seed experiments: 2,016 MB passed; ane-book: 2.3 GB went to the CPU",
+)
+def large(loaded: Loaded) -> Iterator[Fault]:
+    """A package this large ran on the CPU. Split it."""
+    if loaded.size > _LARGE:
+        yield Fault("", f"{loaded.size / _MEGABYTE:.0f} MB; expected {_LARGE // _MEGABYTE} or less")
+
+
+@rule(
+    PACKAGE_RULES,
+    "over-250-mb",
+    "info",
+    "medium",
+    "ane-book: up to 250 MB is safe; john-rocky/CoreML-LLM: 1.4 GB at most on a phone",
+)
+def over_250_mb(loaded: Loaded) -> Iterator[Fault]:
+    """Larger than what runs everywhere, smaller than what failed on a Mac."""
+    if _SAFE < loaded.size <= _LARGE:
+        yield Fault("", f"{loaded.size / _MEGABYTE:.0f} MB")
+
+
+@rule(
+    ARTIFACT_RULES,
+    "process",
+    "warn",
+    "low",
+    "the seed experiments: error -14 over about 3 GB; contested: their Phi has 3.2 GB",
+)
+def process(packages: Sequence[Loaded]) -> Iterator[Fault]:
+    """All packages together are larger than a process has been seen to load."""
+    size = sum(package.size for package in packages)
+    if size > _PROCESS:
+        yield Fault("", f"{size / _MEGABYTE:.0f} MB; expected {_PROCESS // _MEGABYTE} or less")

@@ -1,0 +1,228 @@
+"""The rehearsal: runs a Core ML package in numpy on any machine, with coremltools' interface.
+
+`RehearsalModel` has `make_state` and `predict` like `coremltools.models.MLModel`, and rejects what
+Core ML would reject. It verifies that a graph is correct ("graph-correct"). It does not model a
+device: where an operation runs, in which order an accelerator adds, or how long it takes.
+
+Invariant: the numbers of a token's row are bitwise equal for every number of rows of a block and
+every position in it, as far as the program keeps rows apart. Reasons:
+
+- every sum of products is a separate dot product of two contiguous vectors (`ops/products.py`);
+- every other sum runs over contiguous numbers, in an order given by their count alone
+  (`ops/reductions.py`);
+- functions beyond IEEE's get whole vectors only (`ops/elementwise.py`);
+- everything else is correctly rounded or does not round.
+
+A sum over rows (a write of T rows into the slots of a cache) is exact if all but one term are zero.
+A softmax over an axis as long as the block mixes rows, in the program and so here.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import InvalidRequest, ModelError
+from paceline_coreml.rehearsal.ops.table import Array, Cell
+from paceline_coreml.rehearsal.plan import OpWork, finisher, make_plan
+from paceline_coreml.rehearsal.program import Feature, Function, Package, read_package
+
+_STATE_DTYPES = ("float32", "float64", "int32")
+"""Types that coremltools accepts for a state; float16 is not among them."""
+
+
+class Work(NamedTuple):
+    """Work of one call, by operation: those that multiply matrices or read weights."""
+
+    ops: tuple[OpWork, ...]
+
+    @property
+    def macs(self) -> int:
+        """All multiply-accumulates."""
+        return sum(op.macs for op in self.ops)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, as stored in the package."""
+        return sum(op.weight_bytes for op in self.ops)
+
+
+class RehearsalState:
+    """State of a model between calls; from `RehearsalModel.make_state`."""
+
+    def __init__(self, owner: object, states: tuple[Feature, ...], rounding: str) -> None:
+        """All zeros. Models with an equal `owner` may use it."""
+        self.owner = owner
+        self._finish = {feature.name: finisher(feature.dtype, rounding) for feature in states}
+        self.cells = {feature.name: Cell(np.zeros(feature.shape, np.float32)) for feature in states}
+
+    def read_state(self, name: str) -> npt.NDArray[np.float32]:
+        """A copy of a state's numbers. Raises InvalidRequest for an unknown name."""
+        return self._cell(name).array.copy()
+
+    def write_state(self, name: str, value: Array) -> None:
+        """Write a state.
+
+        Raises InvalidRequest if the name is unknown, the shape differs, or the type is not one of
+        float32, float64 and int32, which coremltools accepts.
+        """
+        cell = self._cell(name)
+        array = np.asarray(value)
+        if array.dtype.name not in _STATE_DTYPES:
+            raise InvalidRequest(
+                f"state {name!r} cannot be written from {array.dtype.name}; expected "
+                f"{', '.join(_STATE_DTYPES)}"
+            )
+        if array.shape != cell.array.shape:
+            raise InvalidRequest(
+                f"state {name!r} has shape {list(cell.array.shape)}, got {list(array.shape)}"
+            )
+        cell.array = np.array(self._finish[name](array))
+
+    def _cell(self, name: str) -> Cell:
+        if name not in self.cells:
+            raise InvalidRequest(
+                f"there is no state {name!r}; expected one of {', '.join(self.cells) or 'none'}"
+            )
+        return self.cells[name]
+
+
+class RehearsalModel:
+    """A function of a package, ready to be called; see the top of this file."""
+
+    def __init__(
+        self, path: Path | str, *, function_name: str | None = None, rounding: str = "f16"
+    ) -> None:
+        """Open a package.
+
+        Args:
+            path: the `.mlpackage` folder.
+            function_name: name of the function; None: the default one.
+            rounding: "f16" rounds to fp16 after every operation whose output is declared as fp16,
+                and keeps states as fp16; "f32" never rounds.
+
+        Raises:
+            ModelError: it is no ML program, damaged, or has unsupported operations; the message
+                names every fault.
+            InvalidRequest: the rounding is unknown.
+            MissingExtra: coremltools is not installed.
+        """
+        self.package: Package = read_package(Path(path))
+        self.function = self.package.function(function_name)
+        self.last_work = Work(())
+        """Work of the last `predict`."""
+        self._plan = make_plan(self.package, self.function, rounding)
+        self._rounding = rounding
+        self._inputs = {feature.name: feature for feature in self.function.inputs}
+        self._finish = {
+            value.name: finisher(value.dtype, rounding) for value in self.function.block.inputs
+        }
+        _check_names(self.package, self.function)
+        # Functions of one package may share a state, as in Core ML.
+        states = tuple(
+            (feature.name, feature.shape, feature.dtype) for feature in self.function.states
+        )
+        self._owner = (self.package.path.resolve(), states, rounding)
+
+    def make_state(self) -> RehearsalState:
+        """A new state, all zeros; empty if the model has no states."""
+        return RehearsalState(self._owner, self.function.states, self._rounding)
+
+    def predict(
+        self, data: Mapping[str, Array], state: RehearsalState | None = None
+    ) -> dict[str, Array]:
+        """Run the function once.
+
+        Args:
+            data: input name -> array, with a declared shape. fp16 inputs are rounded to fp16.
+            state: from `make_state`; the call changes it. Required if the model has states.
+
+        Returns:
+            Output name -> array: float32, or int32 for integers.
+
+        Raises:
+            InvalidRequest: an input is missing, unknown, or of another shape or type than declared;
+                the state is missing or belongs to another model.
+            ModelError: an operation got incompatible operands.
+        """
+        if state is None and self.function.states:
+            names = ", ".join(feature.name for feature in self.function.states)
+            raise InvalidRequest(f"the model keeps {names}; pass a state from make_state()")
+        if state is not None and state.owner != self._owner:
+            raise InvalidRequest(
+                "the state is another model's; make one with this model's make_state()"
+            )
+        values: dict[str, Any] = dict(self._plan.constants)
+        values |= state.cells if state is not None else {}
+        values |= self._checked(data)
+        work = []
+        with np.errstate(all="ignore"):
+            for step in self._plan.steps:
+                macs = step.run(values)
+                if macs or step.weight_bytes:
+                    work.append(OpWork(step.op.name, step.op.type, macs, step.weight_bytes))
+        self.last_work = Work(tuple(work))
+        return {feature.name: _returned(values[feature.name]) for feature in self.function.outputs}
+
+    def _checked(self, data: Mapping[str, Array]) -> dict[str, Array]:
+        """The inputs, validated and in their declared types."""
+        faults = [f"{name} is missing" for name in self._inputs if name not in data]
+        faults += [f"{name} is no input of this model" for name in data if name not in self._inputs]
+        arrays = {name: np.asarray(data[name]) for name in self._inputs if name in data}
+        for name, array in arrays.items():
+            faults += _input_faults(self._inputs[name], array)
+        if faults:
+            raise InvalidRequest(f"{self.package.path.name}: {'; '.join(faults)}")
+        return {name: np.array(self._finish[name](array)) for name, array in arrays.items()}
+
+
+def _check_names(package: Package, function: Function) -> None:
+    """Raise ModelError if the declared inputs, states or outputs differ from the program's."""
+    inputs = {feature.name for feature in (*function.inputs, *function.states)}
+    outputs = {feature.name for feature in function.outputs}
+    for kind, declared, defined in (
+        ("inputs", inputs, {value.name for value in function.block.inputs}),
+        ("outputs", outputs, set(function.block.outputs)),
+    ):
+        if declared != defined:
+            raise ModelError(
+                f"{package.path}: {function.name} declares the {kind} {sorted(declared)}, and its "
+                f"program has {sorted(defined)}"
+            )
+
+
+def _input_faults(declared: Feature, array: Array) -> list[str]:
+    """Faults for which Core ML would reject an input."""
+    whole = array.dtype.kind in "iub"
+    if declared.dtype.startswith("int") and not whole:
+        return [f"{declared.name} is {array.dtype.name}, expected whole numbers"]
+    if not (whole or array.dtype.kind == "f"):
+        return [f"{declared.name} is {array.dtype.name}, expected numbers"]
+    if declared.choices:
+        if array.shape in declared.choices:
+            return []
+        expected = " or ".join(str(list(shape)) for shape in declared.choices)
+    else:
+        if len(array.shape) == len(declared.lower) and all(
+            low <= size and (high is None or size <= high)
+            for size, low, high in zip(array.shape, declared.lower, declared.upper, strict=True)
+        ):
+            return []
+        expected = str(_ranges(declared))
+    return [f"{declared.name} has shape {list(array.shape)}, expected {expected}"]
+
+
+def _ranges(declared: Feature) -> str:
+    sizes = [
+        str(low) if low == high else f"{low} or more" if high is None else f"{low} to {high}"
+        for low, high in zip(declared.lower, declared.upper, strict=True)
+    ]
+    return f"[{', '.join(sizes)}]"
+
+
+def _returned(value: Array) -> Array:
+    """A copy in the type that coremltools returns: a state or an input may share the memory."""
+    kind = np.float32 if value.dtype.kind == "f" else np.int32
+    return np.array(value, kind, order="C")

@@ -1,0 +1,181 @@
+"""Elementwise operations.
+
+Operations that IEEE rounds correctly (sums, products, quotients, square roots) have the same bits
+in every memory layout. numpy's others (exp, log, tanh, pow) may use one kernel for contiguous
+memory, another for the rest, and a third for the remainder after the last whole vector, depending
+on the machine: `by_lanes` passes contiguous whole vectors only.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from paceline_coreml.rehearsal.ops.table import Array, op
+
+_LANES: Final = 64
+"""A multiple of every vector width of numpy's kernels."""
+
+
+def by_lanes(function: Callable[..., Array], *arrays: Array) -> Array:
+    """Apply a numpy function to arrays of one shape, independent of positions in them."""
+    shape = arrays[0].shape
+    flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
+    over = -flat[0].size % _LANES
+    if over:
+        flat = [np.concatenate([vector, np.ones(over, vector.dtype)]) for vector in flat]
+    numbers = function(*flat)
+    return numbers[: numbers.size - over].reshape(shape)
+
+
+def exp(x: Array) -> Array:
+    """e^x."""
+    return by_lanes(np.exp, x)
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + e^-x)."""
+    return 1 / (1 + exp(-x))
+
+
+def larger(x: Array, y: Array | float) -> Array:
+    """The larger of two numbers; +0 for two zeros."""
+    return np.maximum(x, y) + 0
+
+
+def smaller(x: Array, y: Array | float) -> Array:
+    """The smaller of two numbers; +0 for two zeros."""
+    return np.minimum(x, y) + 0
+
+
+def _error_function(x: Array) -> Array:
+    """The standard library's erf, number by number: it is rare, and numpy has none."""
+    numbers: Any = (math.erf(value) for value in np.ravel(x).tolist())
+    return np.fromiter(numbers, np.float32, x.size).reshape(x.shape)
+
+
+def _unary(function: Callable[[Array], Array]) -> Callable[..., Array]:
+    def run(x: Array) -> Array:
+        return function(x)
+
+    return run
+
+
+def _binary(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
+    def run(x: Array, y: Array) -> Array:
+        return function(x, y)
+
+    return run
+
+
+_UNARY: dict[str, Callable[[Array], Array]] = {
+    "abs": np.abs,
+    "square": np.square,
+    "sign": np.sign,
+    "floor": np.floor,
+    "sqrt": np.sqrt,
+    "exp": exp,
+    "tanh": partial(by_lanes, np.tanh),
+    "sin": partial(by_lanes, np.sin),
+    "cos": partial(by_lanes, np.cos),
+    "erf": _error_function,
+    "sigmoid": sigmoid,
+    "logical_not": np.logical_not,
+}
+_BINARY: dict[str, Callable[[Array, Array], Array]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "real_div": np.divide,
+    "floor_div": np.floor_divide,
+    "mod": np.mod,
+    "maximum": larger,
+    "minimum": smaller,
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "logical_xor": np.logical_xor,
+}
+
+for _name, _function in _UNARY.items():
+    op(_name)(_unary(_function))
+for _name, _of_two in _BINARY.items():
+    op(_name)(_binary(_of_two))
+
+
+@op("pow")
+def _pow(x: Array, y: Array) -> Array:
+    if y.ndim == 0 and y == 2:  # as norms are traced; correctly rounded, and much faster
+        return np.square(x)
+    x, y = np.broadcast_arrays(x, y)
+    return by_lanes(np.power, x, y)
+
+
+@op("rsqrt")
+def _rsqrt(x: Array, epsilon: float = 1e-12) -> Array:
+    return 1 / np.sqrt(x + epsilon)
+
+
+@op("inverse")
+def _inverse(x: Array, epsilon: float = 1e-4) -> Array:
+    return 1 / (x + epsilon)
+
+
+@op("log")
+def _log(x: Array, epsilon: float = 1e-45) -> Array:
+    return by_lanes(np.log, x + epsilon)
+
+
+@op("silu")
+def _silu(x: Array) -> Array:
+    return x * sigmoid(x)
+
+
+@op("relu")
+def _relu(x: Array) -> Array:
+    return larger(x, 0)
+
+
+@op("softplus")
+def _softplus(x: Array) -> Array:
+    return larger(x, 0) + by_lanes(np.log1p, exp(-np.abs(x)))
+
+
+@op("gelu", mode=("EXACT", "TANH_APPROXIMATION", "SIGMOID_APPROXIMATION"))
+def _gelu(x: Array, mode: str = "EXACT") -> Array:
+    if mode == "SIGMOID_APPROXIMATION":
+        return x * sigmoid(1.702 * x)
+    if mode == "TANH_APPROXIMATION":
+        gate = by_lanes(np.tanh, math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x)))
+    else:
+        gate = _error_function(x * math.sqrt(0.5))
+    output: Array = 0.5 * x * (1 + gate)
+    return output
+
+
+@op("clip")
+def _clip(x: Array, alpha: float, beta: float) -> Array:
+    return smaller(larger(x, alpha), beta)
+
+
+@op("select", moves=True)
+def _select(cond: Array, a: Array, b: Array) -> Array:
+    return np.where(cond, a, b)
+
+
+@op("cast")
+def _cast(x: Array, dtype: str) -> Array:
+    """`dtype` is also the declared type of the output, to which the caller converts."""
+    return x
+
+
+@op("identity", moves=True)
+def _identity(x: Array) -> Array:
+    return x

@@ -1,0 +1,292 @@
+"""Prepares a function of a package to run: binds every operation to the function that computes it.
+
+Finds every unsupported operation, parameter and option when a package is opened, and names all of
+them in one error. Folds operations whose operands are all constants. Matrices are contiguous
+float32.
+
+Rounding: everything is computed in float32. In "f16" a value declared as fp16 is rounded to fp16
+after every operation that computes, and still held as float32; in "f32" nothing is rounded.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from paceline.errors import InvalidRequest, ModelError
+from paceline_coreml.rehearsal.ops import OPS, Entry
+from paceline_coreml.rehearsal.ops.table import Array
+from paceline_coreml.rehearsal.program import Block, Function, Op, Package, Shape
+from paceline_coreml.rehearsal.rounding import to_half
+from paceline_coreml.rehearsal.weights import DTYPES, Constant
+
+ROUNDINGS: Final = ("f16", "f32")
+
+Finish = Callable[[Any], Any]
+"""Converts a computed value to its declared type."""
+
+_Moving = tuple[str, tuple[str, ...] | str, Callable[[Any], Any] | None]
+
+
+class OpWork(NamedTuple):
+    """Work of an operation in one call."""
+
+    name: str
+    type: str
+    macs: int
+    """Multiply-accumulates, of operations that multiply matrices; else 0."""
+    weight_bytes: int
+    """Bytes of its constants, as stored in the package."""
+
+
+class Step(NamedTuple):
+    """One operation, ready to run."""
+
+    op: Op
+    entry: Entry
+    fixed: Mapping[str, Any]
+    """Constant arguments."""
+    moving: tuple[_Moving, ...]
+    """Arguments to look up: parameter, value name(s), conversion."""
+    finish: tuple[tuple[str, Shape, Finish], ...]
+    """Per output its name, its declared shape, and the conversion to its type."""
+    weight_bytes: int
+    done: tuple[str, ...] = ()
+    """Values whose last use is this step."""
+
+    def run(self, values: dict[str, Any]) -> int:
+        """Read operands from `values`, add outputs to it; returns the multiply-accumulates.
+
+        Raises:
+            ModelError: the operands are incompatible, or an output differs from its declared shape.
+        """
+        arguments = dict(self.fixed)
+        for parameter, source, form in self.moving:
+            if isinstance(source, str):
+                operand = values[source]
+                arguments[parameter] = operand if form is None else form(operand)
+            else:
+                arguments[parameter] = tuple([values[name] for name in source])
+        try:
+            output = self.entry.run(**arguments)
+        except (ValueError, IndexError, TypeError) as error:
+            raise ModelError(f"{self.op.type} {self.op.name!r}: {error}") from error
+        results = output if isinstance(output, tuple) else (output,)
+        if len(results) != len(self.finish):
+            raise ModelError(
+                f"{self.op.type} {self.op.name!r} makes {len(results)} values; "
+                f"{len(self.finish)} are declared"
+            )
+        for (name, shape, finish), result in zip(self.finish, results, strict=True):
+            value = finish(result)
+            if value.shape != shape and not _fits(value.shape, shape):
+                raise ModelError(
+                    f"{self.op.type} {self.op.name!r} makes {list(value.shape)}; "
+                    f"{_written(shape)} is declared"
+                )
+            values[name] = value
+        macs = self.entry.macs(arguments, results[0]) if self.entry.macs else 0
+        for name in self.done:
+            del values[name]
+        return macs
+
+
+class Plan(NamedTuple):
+    """A function, ready to run."""
+
+    steps: tuple[Step, ...]
+    constants: Mapping[str, Array]
+    """Values that steps look up, equal in every call."""
+
+
+def finisher(dtype: str, rounding: str, *, moves: bool = False) -> Finish:
+    """The conversion to a declared type; `moves`: the operation only moves values of that type."""
+    if dtype == "fp16" and rounding == "f16" and not moves:
+        return to_half
+    if dtype in ("fp16", "fp32"):
+        return _floats
+    held = DTYPES[dtype].held
+    return lambda numbers: np.asarray(numbers).astype(held, copy=False)
+
+
+def make_plan(package: Package, function: Function, rounding: str) -> Plan:
+    """Prepare a function to run.
+
+    Raises:
+        ModelError: something is unsupported; the message names every fault.
+        InvalidRequest: the rounding is unknown.
+    """
+    if rounding not in ROUNDINGS:
+        raise InvalidRequest(f"rounding is {rounding!r}; expected {' or '.join(ROUNDINGS)}")
+    faults = _Faults(function)
+    if faults.messages:
+        more = f" and {len(faults.messages) - 8} more" if len(faults.messages) > 8 else ""
+        raise ModelError(
+            f"{package.path} cannot be rehearsed: {'; '.join(faults.messages[:8])}{more}"
+        )
+    return _Folding(package.path, rounding).plan(function.block)
+
+
+class _Faults:
+    """All unsupported parts of a function."""
+
+    def __init__(self, function: Function) -> None:
+        self.messages: list[str] = []
+        self._defined = {value.name for value in function.block.inputs}
+        self._constants: dict[str, Constant] = {}
+        for op in function.block.ops:
+            entry = OPS.get(op.type)
+            if entry is None or op.blocks:
+                fault = f"{op.type} {op.name!r} is an operation that is not known here"
+                self.messages.append(fault)
+            else:
+                self.messages += [f"{op.type} {op.name!r} {fault}" for fault in self._of(op, entry)]
+            self._defined |= {output.name for output in op.outputs}
+        self.messages += [
+            f"nothing makes the output {name}"
+            for name in function.block.outputs
+            if name not in self._defined
+        ]
+
+    def _of(self, op: Op, entry: Entry) -> Iterator[str]:
+        """Faults of an operation; operations before it are already checked."""
+        for parameter in sorted(entry.required - set(op.inputs)):
+            yield f"has no {parameter}"
+        for parameter, operands in op.inputs.items():
+            if parameter not in entry.forms:
+                yield f"has the parameter {parameter}, which is not known here"
+            elif len(operands) != 1 and parameter not in entry.several:
+                yield f"has {len(operands)} values for {parameter}, expected one"
+            for operand in operands:
+                if isinstance(operand, str) and operand not in self._defined:
+                    yield f"reads {operand}, which nothing before it makes"
+                elif parameter in entry.accepts:
+                    accepted = sorted(entry.accepts[parameter])
+                    option = self._option(operand)
+                    if option not in accepted:
+                        yield f"has the {parameter} {option}, expected one of {', '.join(accepted)}"
+        if op.type == "const":
+            for output, operand in zip(op.outputs, op.inputs.get("val", ()), strict=False):
+                if isinstance(operand, Constant):
+                    self._constants[output.name] = operand
+
+    def _option(self, operand: str | Constant) -> str:
+        constant = self._constants.get(operand) if isinstance(operand, str) else operand
+        return "that is computed" if constant is None else str(constant.value())
+
+
+class _Folding:
+    """Binds operations in order, and runs those whose operands are all constants."""
+
+    def __init__(self, path: Path, rounding: str) -> None:
+        self._path = path
+        self._rounding = rounding
+        self._constants: dict[str, Any] = {}
+        self._stored: dict[str, int] = {}
+        """Constant -> stored bytes of what it is computed from."""
+
+    def plan(self, block: Block) -> Plan:
+        steps = []
+        for op in block.ops:
+            step = self._step(op)
+            if step.moving:
+                steps.append(step)
+            else:
+                self._fold(op, step)
+        return _shortened(steps, self._constants, block.outputs)
+
+    def _step(self, op: Op) -> Step:
+        entry = OPS[op.type]
+        fixed: dict[str, Any] = {}
+        moving: list[_Moving] = []
+        stored = 0
+        for parameter, operands in op.inputs.items():
+            form = entry.forms[parameter]
+            if form is None:  # an array, not a shape or an option
+                stored += sum(map(self._stored_bytes, operands))
+            several = parameter in entry.several
+            if all(map(self._is_constant, operands)):
+                constants = [self._constant(operand) for operand in operands]
+                argument = tuple(constants) if several else constants[0]
+                fixed[parameter] = argument if form is None else form(argument)
+            elif several:
+                moving.append((parameter, tuple(map(self._name, operands)), form))
+            else:
+                moving.append((parameter, self._name(operands[0]), form))
+        finish = tuple(
+            (output.name, output.shape, finisher(output.dtype, self._rounding, moves=entry.moves))
+            for output in op.outputs
+        )
+        # A call reads only a few rows of a table that it gathers from.
+        touched = 0 if op.type == "gather" else stored
+        if entry.rejects and (fault := entry.rejects(fixed)):
+            raise ModelError(f"{self._path} cannot be rehearsed: {op.type} {op.name!r} has {fault}")
+        return Step(op, entry, fixed, tuple(moving), finish, touched)
+
+    def _fold(self, op: Op, step: Step) -> None:
+        outputs: dict[str, Any] = {}
+        step.run(outputs)
+        operands = (operand for several in op.inputs.values() for operand in several)
+        stored = sum(map(self._stored_bytes, operands))
+        for name, value in outputs.items():
+            self._constants[name] = np.ascontiguousarray(value) if np.ndim(value) > 1 else value
+            self._stored[name] = stored
+
+    def _is_constant(self, operand: str | Constant) -> bool:
+        return isinstance(operand, Constant) or operand in self._constants
+
+    def _constant(self, operand: str | Constant) -> Any:
+        if isinstance(operand, str):
+            return self._constants[operand]
+        return finisher(operand.dtype, "f32")(operand.value())
+
+    def _stored_bytes(self, operand: str | Constant) -> int:
+        if isinstance(operand, str):
+            return self._stored.get(operand, 0)
+        return operand.stored_bytes
+
+    def _name(self, operand: str | Constant) -> str:
+        """The name of an operand in `values`; an unnamed constant gets one."""
+        if isinstance(operand, str):
+            return operand
+        name = f"constant {len(self._constants)}"
+        self._constants[name] = self._constant(operand)
+        return name
+
+
+def _shortened(
+    steps: Iterable[Step], constants: Mapping[str, Any], outputs: tuple[str, ...]
+) -> Plan:
+    """Free every value after its last use, and drop constants that no step looks up."""
+    later = set(outputs)
+    looked_up = set(outputs)
+    kept = []
+    for step in reversed(list(steps)):
+        used = {
+            name
+            for _, source, _ in step.moving
+            for name in ([source] if isinstance(source, str) else source)
+        }
+        results = {name for name, _, _ in step.finish}
+        kept.append(step._replace(done=tuple((used | results) - later)))
+        later |= used
+        looked_up |= used
+    used_constants = {name: value for name, value in constants.items() if name in looked_up}
+    return Plan(tuple(reversed(kept)), used_constants)
+
+
+def _floats(numbers: Any) -> Array:
+    return np.asarray(numbers).astype(np.float32, copy=False)
+
+
+@lru_cache(4096)  # called for every operation of every call, with few shapes
+def _fits(shape: tuple[int, ...], declared: Shape) -> bool:
+    return len(shape) == len(declared) and all(
+        expected in (None, size) for size, expected in zip(shape, declared, strict=True)
+    )
+
+
+def _written(shape: Shape) -> str:
+    return str(["?" if size is None else size for size in shape])

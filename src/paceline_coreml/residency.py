@@ -1,0 +1,303 @@
+"""Evaluates whether an artifact would run on the Neural Engine, from Core ML's compute plans.
+
+Plans are plain data, so plans recorded on a Mac are evaluated anywhere. A shard passes if every
+convolution *prefers* the Neural Engine at every planned number of rows; *supported* is not enough,
+because Core ML may plan a supported operation elsewhere. A convolution without a device in the plan
+fails; other operations are only listed.
+
+A plan is not a measurement: confirm it with a timing.
+"""
+
+import platform
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import paceline
+from paceline.errors import InvalidRequest, ModelError
+from paceline.models import QUIET, Progress
+from paceline.storage.files import read_json, write_json, writing
+from paceline.storage.report import Report, Table
+from paceline.storage.validation import validated
+from paceline_coreml import compute_plan
+from paceline_coreml.compute_plan import NEURAL_ENGINE, Plan, PlannedOp
+from paceline_coreml.engine.artifact import Artifact, read_artifact
+from paceline_coreml.engine.packages import UNITS, on_a_mac
+
+KIND = "coreml-plans"
+VERSION = 1
+
+UNKNOWN = "unknown"
+"""Device of an operation that has none in the plan."""
+
+
+class Counts(NamedTuple):
+    """Operations on the Neural Engine, off it, and without a device in the plan."""
+
+    on: int
+    off: int
+    unknown: int
+
+
+class OffEngine(NamedTuple):
+    """Operations of one type that are planned off the Neural Engine."""
+
+    type: str
+    device: str
+    """Or `UNKNOWN`."""
+    ops: int
+    able: int
+    """How many of them the Neural Engine supports."""
+    cost: float | None
+    """Their share of the total cost, 0 to 1; None: not in the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The evaluation of a plan."""
+
+    convs: Counts
+    others: Counts
+    """Operations that compute and are not convolutions."""
+    elsewhere: tuple[OffEngine, ...]
+    """Convolutions first, then by cost."""
+    fault: str | None
+    """Why it fails; None: it passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Plans of an artifact and their provenance: the file that `--record` writes."""
+
+    fingerprint: str
+    """Of the artifact."""
+    units: str
+    system: str
+    made_by: str
+    plans: tuple[Plan, ...]
+
+
+def report(
+    folder: Path,
+    *,
+    units: str = "cpu-and-ne",
+    recorded: Path | None = None,
+    record: Path | None = None,
+    progress: Progress = QUIET,
+) -> Report:
+    """Evaluate the plans of all packages of an artifact.
+
+    Args:
+        folder: the artifact.
+        units: compute units to plan for, one of `packages.UNITS`.
+        recorded: a file of recorded plans; None: Core ML makes them, on a Mac.
+        record: a file to write the plans to.
+        progress: reports plans.
+
+    Raises:
+        ModelError: the artifact is incomplete, or the file is not a recording of its plans.
+        InvalidRequest: this is not a Mac and there is no recording, or the file cannot be written,
+            or the units are unknown.
+    """
+    if units not in UNITS:
+        raise InvalidRequest(f"compute units are {units!r}; expected one of {', '.join(UNITS)}")
+    if recorded is not None and record is not None:
+        raise InvalidRequest("plans are either recorded or evaluated; give one of the files")
+    artifact = read_artifact(folder)
+    if recorded is not None:
+        recording = _read(recorded, artifact)
+    elif on_a_mac():
+        recording = _record(artifact, units, progress)
+    else:
+        raise InvalidRequest(
+            f"Core ML makes plans, on a Mac: run `paceline coreml residency {folder} "
+            "--record FILE` there, and evaluate them here with --recorded FILE"
+        )
+    if record is not None:
+        with writing(record):
+            write_json(record, {"kind": KIND, "version": VERSION, **asdict(recording)})
+    return _report(artifact, recording)
+
+
+def evaluate(plan: Plan) -> Verdict:
+    """Count a plan's operations and check its convolutions."""
+    ops = [op for op in plan.ops if not _is_constant(op)]
+    convs = _count(op for op in ops if _is_conv(op))
+    others = _count(op for op in ops if not _is_conv(op))
+    fault = None
+    if plan.fault is not None:
+        fault = f"Core ML made no plan: {plan.fault}"
+    elif convs.off:
+        fault = f"{convs.off} of {sum(convs)} convolutions leave the Neural Engine"
+    elif convs.unknown:
+        fault = f"the plan has no device for {convs.unknown} of {sum(convs)} convolutions"
+    elif not convs.on:
+        fault = "the plan has no convolutions"
+    return Verdict(convs, others, tuple(_off_engine(ops)), fault)
+
+
+def planned_rows(artifact: Artifact) -> tuple[int, ...]:
+    """Numbers of rows to plan for: one and the maximum, or those of the static functions."""
+    return tuple(sorted(set(artifact.functions or (1, artifact.rows))))
+
+
+def _is_constant(op: PlannedOp) -> bool:
+    """Constants and their decompression: not computed in a call, and on no device."""
+    return op.type == "const" or op.type.startswith("constexpr_")
+
+
+def _is_conv(op: PlannedOp | OffEngine) -> bool:
+    return op.type.startswith("conv")
+
+
+def _count(ops: Iterator[PlannedOp]) -> Counts:
+    where = Counter(op.preferred for op in ops)
+    on, unknown = where[NEURAL_ENGINE], where[None]
+    return Counts(on, where.total() - on - unknown, unknown)
+
+
+def _off_engine(ops: Sequence[PlannedOp]) -> list[OffEngine]:
+    kinds: dict[tuple[str, str], list[PlannedOp]] = {}
+    for op in ops:
+        if op.preferred != NEURAL_ENGINE:
+            kinds.setdefault((op.type, op.preferred or UNKNOWN), []).append(op)
+    off_engine = [
+        OffEngine(
+            kind,
+            device,
+            len(group),
+            sum(NEURAL_ENGINE in (op.supported or ()) for op in group),
+            None if all(op.cost is None for op in group) else sum(op.cost or 0.0 for op in group),
+        )
+        for (kind, device), group in kinds.items()
+    ]
+    return sorted(
+        off_engine, key=lambda entry: (not _is_conv(entry), -(entry.cost or 0.0), entry.type)
+    )
+
+
+def _record(artifact: Artifact, units: str, progress: Progress) -> Recording:
+    """Get Core ML's plans of all packages."""
+    calls = list(_planned_calls(artifact))
+    plans: list[Plan] = []
+    with progress.task("Core ML's plans", len(calls), unit="plans") as reach:
+        for package, rows in calls:
+            function = f"t{rows}" if artifact.functions else None
+            plans.append(
+                compute_plan.record(artifact.folder, package, rows, function=function, units=units)
+            )
+            reach(len(plans))
+    made_by = f"paceline {paceline.__version__}"
+    return Recording(artifact.fingerprint, units, platform.platform(), made_by, tuple(plans))
+
+
+def _planned_calls(artifact: Artifact) -> Iterator[tuple[str, int]]:
+    for shard in (*artifact.layer_shards, *artifact.head_shards):
+        for rows in planned_rows(artifact):
+            yield shard.path, rows
+
+
+def _read(path: Path, artifact: Artifact) -> Recording:
+    value = read_json(path)
+    if value.get("kind") != KIND or value.get("version") != VERSION:
+        raise ModelError(
+            f"{path} is a {value.get('kind')} of version {value.get('version')}; expected {KIND} "
+            f"of version {VERSION}, as --record writes them"
+        )
+    recording = validated(Recording, value, str(path), error=ModelError)
+    if recording.fingerprint != artifact.fingerprint:
+        raise ModelError(
+            f"{path} has the plans of another artifact than {artifact.folder}; record them again"
+        )
+    return recording
+
+
+def _report(artifact: Artifact, recording: Recording) -> Report:
+    plans = {(plan.package, plan.rows): plan for plan in recording.plans}
+    evaluated = []
+    for package, rows in _planned_calls(artifact):
+        plan = plans.get((package, rows))
+        if plan is None:
+            plan = Plan(package, rows, None, fault="it is not in the recording")
+        evaluated.append((plan, evaluate(plan)))
+    failed = [(plan, verdict.fault) for plan, verdict in evaluated if verdict.fault is not None]
+    value = {
+        "artifact": artifact.name,
+        "fingerprint": recording.fingerprint,
+        "units": recording.units,
+        "system": recording.system,
+        "made_by": recording.made_by,
+        "rows": list(planned_rows(artifact)),
+        "passed": not failed,
+        "plans": [
+            {
+                "package": plan.package,
+                "rows": plan.rows,
+                "function": plan.function,
+                "passed": verdict.fault is None,
+                "fault": verdict.fault,
+                "convs": verdict.convs._asdict(),
+                "others": verdict.others._asdict(),
+                "elsewhere": [group._asdict() for group in verdict.elsewhere],
+            }
+            for plan, verdict in evaluated
+        ],
+    }
+    rest = sum(verdict.others.off + verdict.others.unknown for _, verdict in evaluated)
+    others = f", and {rest} other operations do not or may not" if rest else ""
+    lines = [
+        *(f"{plan.package} at T = {plan.rows}: {fault}" for plan, fault in failed),
+        _planned_shapes(artifact),
+        f"verdict: convolutions of {artifact.name} {'do NOT all' if failed else 'all'} stay on the "
+        f"Neural Engine, as Core ML plans it for {recording.units} on {recording.system}{others}; "
+        "a plan is not a measurement",
+    ]
+    tables = [_plan_table(evaluated), _off_table(evaluated)]
+    return Report(value, not failed, "\n".join(lines), tables)
+
+
+def _planned_shapes(artifact: Artifact) -> str:
+    planned = " and ".join(f"T = {rows}" for rows in planned_rows(artifact))
+    if artifact.functions:
+        other = "" if 1 in artifact.functions else "; T = 1 has no function and no plan"
+        return f"planned: {planned}, each in a function of its own{other}"
+    return (
+        f"planned: {planned}, each as the default shape of a copy of the packages. They take any T "
+        f"up to {artifact.rows}, and shapes other than a package's own default (T = 1) may run off "
+        "the Neural Engine despite the plan (coremltools issue 2370): measure them, or convert "
+        f"with --functions 1,{artifact.rows}"
+    )
+
+
+def _plan_table(evaluated: Sequence[tuple[Plan, Verdict]]) -> Table:
+    rows = [
+        [
+            plan.package,
+            str(plan.rows),
+            *(str(count) for count in (*verdict.convs, *verdict.others)),
+            "yes" if verdict.fault is None else "NO",
+        ]
+        for plan, verdict in evaluated
+    ]
+    head = ["package", "T", "convs on", "off", "unknown", "others on", "off", "unknown", "passes"]
+    return "on and off the Neural Engine", head, rows
+
+
+def _off_table(evaluated: Sequence[tuple[Plan, Verdict]]) -> Table:
+    rows = [
+        [
+            plan.package,
+            str(plan.rows),
+            group.type,
+            group.device,
+            str(group.ops),
+            str(group.able),
+            "" if group.cost is None else f"{100 * group.cost:.1f} %",
+        ]
+        for plan, verdict in evaluated
+        for group in verdict.elsewhere
+    ]
+    head = ["package", "T", "operation", "runs on", "ops", "NE could", "of the cost"]
+    return "off the Neural Engine", head, rows

@@ -1,0 +1,38 @@
+"""What the lab's commands are asked for; the command line adds how each part is written.
+
+Imports nothing that takes time: `paceline bench --help` reads it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contenders:
+    """Drafters and policies, each with each; see `variant_options`."""
+
+    drafters: Sequence[str] = ()
+    policies: Sequence[str] = ()
+    blocks: Sequence[int] = ()
+    """Rows, for policies that do not name theirs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLoad:
+    """A server, and the requests that it gets."""
+
+    url: str
+    model: str | None = None
+    """None: the server's first."""
+    api_key: str | None = None
+    clients: Sequence[int] = ()
+    rates: Sequence[float] = ()
+    """Requests per second. Without clients and rates: 1 and 8 clients."""
+    requests: int
+    """Of each number of clients, and of each rate."""
+    kinds: Sequence[str] = ()
+    extra: str = "{}"
+    """Further fields of every request, as a JSON object."""
+    suite: Path | None = None
+    max_tokens: int

@@ -1,0 +1,80 @@
+"""`paceline bench peers`."""
+
+from typing import Annotated
+
+from typer import Option
+
+from paceline.cli import declare
+from paceline.cli.bench import MeasurementArguments
+from paceline.cli.console import load_model, print_report, progress_of
+from paceline.cli.options import ApiKey, ModelOptions, Output, command, group
+from paceline.errors import InvalidRequest
+
+app = group()
+
+
+@command(app)
+def peers(
+    *,
+    peer: Annotated[
+        list[str],
+        declare.several(
+            metavar="NAME",
+            help="openvino-genai, llama-cpp-python, transformers, mlx-lm, or the base URL of a "
+            "server; may be repeated; default: all that are installed",
+        ),
+    ],
+    draft_model: Annotated[
+        str | None, Option(metavar="MODEL", help="a smaller model, for mlx-lm to draft with")
+    ] = None,
+    served_model: Annotated[
+        str | None, Option(metavar="NAME", help="model of a server; default: its first")
+    ] = None,
+    api_key: ApiKey = None,
+    plain: Annotated[
+        str | None, Option(metavar="JSON", help="fields of a server's request without speculation")
+    ] = None,
+    speculation: Annotated[
+        str | None, Option(metavar="JSON", help="fields of a server's request with speculation")
+    ] = None,
+    calls: Annotated[
+        bool,
+        Option(
+            "--calls",
+            help="instead of answers: calls of 1 to 16 rows, a prompt, start and memory, on the "
+            "model's GGUF file",
+        ),
+    ] = False,
+    measurement: MeasurementArguments,
+    model: ModelOptions,
+    output: Output,
+) -> int:
+    """Compare with other runtimes, and with servers."""
+    if calls:
+        if measurement.suite or measurement.kinds or measurement.per_kind:
+            raise InvalidRequest("--calls has no prompts; leave out --suite, --kind and --per-kind")
+        if model.weights:
+            raise InvalidRequest("--calls compares a GGUF file as it is; leave out --weights")
+        from paceline_lab.peers.calls.command import bench_calls
+
+        report = bench_calls(
+            model.model,
+            peers=peer,
+            threads=model.threads,
+            rounds=measurement.rounds,
+            progress=progress_of(output),
+        )
+        return print_report(report, output, measurement.output)
+    from paceline.bench.servers import Access
+    from paceline_lab.peers.command import bench_peers
+
+    result = bench_peers(
+        lambda: load_model(model, output),
+        measurement,
+        peers=peer,
+        access=Access(served_model, api_key, plain, speculation),
+        draft=draft_model,
+        threads=model.threads,
+        progress=progress_of(output),
+    )
+    return print_report(result, output, measurement.output)

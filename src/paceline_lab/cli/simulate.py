@@ -1,0 +1,88 @@
+"""`paceline bench simulate`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from paceline.cli import declare
+from paceline.cli.bench import MeasurementArguments
+from paceline.cli.console import load_model, obey_offline, print_report, progress_of
+from paceline.cli.options import ModelOptions, Output, command, group
+from paceline.errors import InvalidRequest
+from paceline_lab.cli.contenders import ContenderArguments
+
+if TYPE_CHECKING:
+    from paceline.runtime.model import Model
+
+app = group()
+
+
+@command(app)
+def simulate(
+    *,
+    texts: Annotated[
+        list[Path],
+        declare.several(
+            parser=Path,
+            metavar="FILE...",
+            help="JSON lines with prompt and answer, a trace, a result, answers to train on, or "
+            "text",
+        ),
+    ],
+    raw: Annotated[bool, Option("--raw", help="prompts without the chat template")] = False,
+    prompt_tokens: Annotated[
+        int, declare.count(help="tokens of a plain text that are its prompt")
+    ] = 100,
+    contenders: ContenderArguments,
+    cost: Annotated[
+        str,
+        Option(
+            help="costs of calls: here, zaya, phi-4-mini, m5-max, milliseconds by rows such as "
+            "1=12,8=15.4, or the file of a recorded plan"
+        ),
+    ] = "here",
+    carry: Annotated[
+        bool, Option("--carry", help="one process: a text learns from the texts before it")
+    ] = False,
+    measure: Annotated[
+        bool,
+        Option("--measure", help="without texts: answer a suite with the model, and simulate that"),
+    ] = False,
+    measurement: MeasurementArguments,
+    model: ModelOptions,
+    output: Output,
+) -> int:
+    """Answer recorded texts again, without their model."""
+    from paceline.models import resolve
+    from paceline_lab.simulate.check import bench_simulate_check
+    from paceline_lab.simulate.command import bench_simulate
+
+    if bool(texts) == measure:
+        raise InvalidRequest("bench simulate needs either --texts, or --measure")
+    obey_offline(model.offline)
+    progress = progress_of(output)
+
+    def load() -> "Model":
+        return load_model(model, output, drafters=contenders.drafters)
+
+    if measure:
+        result = bench_simulate_check(
+            load, contenders, measurement, model=model.model, progress=progress
+        )
+    else:
+        result = bench_simulate(
+            load,
+            lambda: resolve(
+                model.model, progress=progress, revision=model.revision, weights=model.weights
+            ),
+            contenders,
+            model=model.model,
+            texts=texts,
+            raw=raw,
+            prompt_tokens=prompt_tokens,
+            cost=cost,
+            carry=carry,
+            progress=progress,
+        )
+    return print_report(result, output, measurement.output)

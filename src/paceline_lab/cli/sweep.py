@@ -1,0 +1,74 @@
+"""`paceline bench sweep`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from paceline.cli import declare, numbers
+from paceline.cli.bench import MeasurementArguments, Rounds
+from paceline.cli.console import load_model, print_report, progress_of
+from paceline.cli.options import MaxTokens, ModelOptions, Output, Seed, command, group
+from paceline_lab.cli.contenders import ContenderArguments
+
+app = group()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepArguments(MeasurementArguments):
+    """A measurement with the defaults of a sweep."""
+
+    rounds: Rounds = 5
+    per_kind: Annotated[
+        int | None, declare.count(help="with --depth: N of each kind; default: 1")
+    ] = None
+    max_tokens: MaxTokens = 80
+
+
+@command(app)
+def sweep(
+    *,
+    length: Annotated[
+        list[Any],
+        declare.several(
+            parser=numbers.WholeOr(1, "max", "max", "max"),
+            metavar="TOKENS",
+            help="tokens of a text of code, or max; may be repeated; "
+            "default: 100, 200, 372, 800, 1600, ... max",
+        ),
+    ],
+    depth: Annotated[
+        list[Any],
+        declare.several(
+            parser=numbers.WholeOr(0, "max", "max", "max"),
+            metavar="TOKENS",
+            help="tokens before the suite's questions instead, or max; may be repeated",
+        ),
+    ],
+    temperature: Annotated[
+        list[float],
+        declare.several(parser=numbers.TEMPERATURE, help="may be repeated; default: greedy"),
+    ],
+    contenders: ContenderArguments,
+    text: Annotated[
+        Path | None, declare.file(help="repeat this text instead of paceline's own")
+    ] = None,
+    seed: Seed = 0,
+    measurement: SweepArguments,
+    model: ModelOptions,
+    output: Output,
+) -> int:
+    """Compare by prompt length, or by context depth, and more."""
+    from paceline_lab.sweep.command import bench_sweep
+
+    report = bench_sweep(
+        lambda: load_model(model, output, drafters=contenders.drafters),
+        contenders,
+        measurement,
+        lengths=length,
+        depths=depth,
+        temperatures=temperature,
+        text=text,
+        seed=seed,
+        progress=progress_of(output),
+    )
+    return print_report(report, output, measurement.output)

@@ -1,0 +1,129 @@
+"""Rows of a record: all peers and paceline on the same questions, interleaved.
+
+Ratios are taken within a round. An answer is compared with that of the peer's own first mode
+(`same_tokens`) and with paceline's (`same_as_paceline`); by tokens if both have them, else by text.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from paceline.bench.ab_test import PLAIN, interleaved
+from paceline.bench.journal import Journal
+from paceline.bench.record import Row
+from paceline.errors import ModelError
+from paceline.models import Progress
+from paceline_lab.peers.base import Answer, Peer, Question
+from paceline_lab.peers.paceline_peer import PacelinePeer
+from paceline_lab.peers.registry import one_line
+
+OWN = "ratio_own_plain"
+"""A name in `Row.measures`: decode speed over that of the peer's first mode, in the same round."""
+
+
+class PeerVariant(NamedTuple):
+    """A peer answering in one mode."""
+
+    name: str
+    own: str
+    """Name of the variant of the peer's first mode, its plain decoding."""
+    peer: Peer
+    mode: str
+
+    def answer(self, question: Question, max_tokens: int) -> Answer:
+        """Answer a question. Raises ModelError if the peer fails."""
+        try:
+            return self.peer.answer(question, max_tokens, self.mode)
+        except Exception as error:  # every runtime has its own types
+            if isinstance(self.peer, PacelinePeer):
+                raise
+            raise ModelError(f"{self.name} fails at {question.id}: {one_line(error)}") from error
+
+
+def variants_of(ours: PacelinePeer, peers: Sequence[Peer]) -> list[PeerVariant]:
+    """Variants of paceline, then of the peers: one per mode."""
+    variants = [PeerVariant(mode, PLAIN, ours, mode) for mode in ours.modes]
+    for peer in peers:
+        plain_name = f"{peer.name}, {peer.modes[0]}"
+        variants += [
+            PeerVariant(f"{peer.name}, {mode}", plain_name, peer, mode) for mode in peer.modes
+        ]
+    return variants
+
+
+def measure_all(
+    questions: Sequence[Question],
+    variants: Sequence[PeerVariant],
+    *,
+    rounds: int,
+    max_tokens: int,
+    journal: Journal,
+    progress: Progress,
+) -> list[Row]:
+    """Rows of all questions; those in the journal are not measured again."""
+    rows: list[Row] = []
+    for number, question in enumerate(questions, start=1):
+        call = partial(
+            measure, question, variants, rounds=rounds, max_tokens=max_tokens, start=number
+        )
+        rows += journal.get_or_measure(question.id, call, progress, f"{number}/{len(questions)}")
+    return rows
+
+
+def measure(
+    question: Question,
+    variants: Sequence[PeerVariant],
+    *,
+    rounds: int,
+    max_tokens: int,
+    start: int = 0,
+) -> list[Row]:
+    """Answer a question with all variants, interleaved; one row per variant.
+
+    The first variant is paceline's plain decoding; `start` is as for `interleaved`. Raises
+    ModelError if a peer fails.
+    """
+    calls = {variant.name: partial(variant.answer, question, max_tokens) for variant in variants}
+    answers = interleaved(calls, rounds, start)
+    return [_row(question, variant, answers, variants[0].name) for variant in variants]
+
+
+def _row(
+    question: Question, variant: PeerVariant, answers: Mapping[str, Sequence[Answer]], plain: str
+) -> Row:
+    peer_answers = answers[variant.name]
+    peer_plain, paceline_plain = answers[variant.own][0], answers[plain][0]
+    rates = [answer.rate for answer in peer_answers]
+    measures: dict[str, Sequence[float | None]] = {
+        "decode_tokens_per_second": rates,
+        "first_token_seconds": [answer.first_token_seconds for answer in peer_answers],
+        "decode_seconds": [answer.decode_seconds for answer in peer_answers],
+        "ratio": _ratios(rates, answers[plain]),
+    }
+    if variant.name != variant.own:
+        measures[OWN] = _ratios(rates, answers[variant.own])
+    return Row(
+        question.id,
+        question.kind,
+        variant.name,
+        {name: complete for name, values in measures.items() if (complete := _complete(values))},
+        facts={
+            "peer": variant.peer.name,
+            "tokens": peer_answers[0].count,
+            "prompt_tokens": len(question.tokens),
+            "same_tokens": all(answer.same(peer_plain) for answer in peer_answers),
+            "same_as_paceline": all(answer.same(paceline_plain) for answer in peer_answers),
+        },
+    )
+
+
+def _ratios(rates: Sequence[float | None], others: Sequence[Answer]) -> list[float | None]:
+    """Ratios over the others' rates by round; None if one of the two is missing."""
+    pairs = zip(rates, [answer.rate for answer in others], strict=True)
+    return [rate / other_rate if rate and other_rate else None for rate, other_rate in pairs]
+
+
+def _complete(values: Sequence[float | None]) -> list[float]:
+    """The values; none if one is missing, because an index is a round."""
+    numbers = [value for value in values if value is not None]
+    return numbers if len(numbers) == len(values) else []

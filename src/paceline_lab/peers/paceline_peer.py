@@ -1,0 +1,39 @@
+"""paceline itself as a peer: plain decoding and `auto`, nothing left of earlier requests."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.bench.ab_test import PLAIN
+from paceline.options import GREEDY, Options
+from paceline.runtime.model import Model
+from paceline_lab.peers.base import Answer, Question
+
+AUTO = "auto"
+_DRAFTERS = {PLAIN: "none", AUTO: "auto"}
+
+
+class PacelinePeer:
+    """paceline with the options of `generate`."""
+
+    name = "paceline"
+    packages: Sequence[str] = ()
+    settings: Mapping[str, Any] = {}
+    modes = tuple(_DRAFTERS)
+
+    def __init__(self, model: Model) -> None:
+        """Use a model whose costs have been measured."""
+        self._model = model
+
+    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+        """See `Peer`."""
+        options: Options = {**GREEDY, "max_tokens": max_tokens, "drafter": _DRAFTERS[mode]}
+        result = self._model.fresh().generate(question.tokens, **options)
+        stops = self._model.files.stop_token_ids
+        ended = result.token_ids[-1] in stops
+        return Answer(
+            result.text,
+            result.token_ids[: -1 if ended else None],
+            result.completion_tokens,
+            result.stats.first_token_seconds,
+            result.stats.decode_seconds,
+        )

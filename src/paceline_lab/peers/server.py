@@ -1,0 +1,28 @@
+"""Any OpenAI-compatible server as a peer: times are the client's, tokens the server's count."""
+
+from collections.abc import Sequence
+
+from paceline.bench.client import closed_loop
+from paceline.bench.servers import Server
+from paceline.bench.suite import SuitePrompt
+from paceline.errors import ModelError
+from paceline_lab.peers.base import Answer, Question
+
+
+class ServerPeer(Server):
+    """A server that answers questions; see `Peer`."""
+
+    packages: Sequence[str] = ()
+
+    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+        """See `Peer`. Raises ModelError if the server fails, or reports no token count."""
+        endpoint = self.endpoint(mode, max_tokens)
+        prompt = SuitePrompt(question.id, question.kind, question.messages)
+        sample = closed_loop(endpoint, [prompt], clients=1, requests=1).samples[0]
+        if sample.error is not None:
+            raise ModelError(sample.error.partition(": ")[2])
+        if sample.tokens < 1:
+            raise ModelError("the answer has no token count (usage)")
+        whole = sample.ended - sample.started
+        first = whole if sample.first is None else sample.first
+        return Answer(sample.text, None, sample.tokens, first, whole - first)

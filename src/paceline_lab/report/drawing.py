@@ -1,0 +1,239 @@
+"""Draws charts (`shapes.py`) with matplotlib.
+
+Invariants: markers, dashes and hatches distinguish what colours do; a range is drawn if there is
+one; the same chart gives the same bytes, whatever the user's matplotlib settings are.
+"""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from paceline.bench.record import Spread
+from paceline.errors import MissingExtra
+from paceline_lab.figures import import_matplotlib
+from paceline_lab.report.shapes import Chart, Curves, Dots, Stacks
+
+_WIDTH = 7.5  # inches
+_LINE_LETTERS = 80
+"""Letters that fit on a line below a chart; a mark is as wide as six."""
+
+LOOKS = (
+    ("#0072b2", "o", "-", "///"),
+    ("#d55e00", "s", "--", "..."),
+    ("#009e73", "^", "-.", "xxx"),
+    ("#cc79a7", "D", ":", "\\\\\\"),
+    ("#e69f00", "v", (0, (5, 1, 1, 1, 1, 1)), "+++"),
+    ("#56b4e9", "P", (0, (8, 2)), "|||"),
+    ("#000000", "X", (0, (1, 3)), "---"),
+    ("#7f7f7f", "*", (0, (3, 1)), "ooo"),
+    ("#332288", "<", (0, (1, 1)), "//"),
+    ("#882255", ">", (0, (6, 1)), ".."),
+    ("#44aa99", "p", (0, (2, 4)), "xx"),
+    ("#999933", "d", (0, (9, 2, 2, 2)), "++"),
+)
+"""Colour (Okabe and Ito's, then some of Tol's, both safe for the colour-blind), marker, dashes,
+hatch."""
+
+_SETTINGS: Mapping[str, Any] = {
+    "svg.hashsalt": "paceline",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "hatch.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+}
+
+
+def picture(chart: Chart, form: Literal["png", "svg"], names: Sequence[str] = ()) -> bytes:
+    """A chart as a picture.
+
+    A PNG has its title; an SVG is for a page that has the title as text. A name has the same
+    colour and marker in all charts that get the same `names`. Raises MissingExtra if
+    matplotlib is not installed.
+    """
+    with new_figure() as figure:
+        axes = figure.add_subplot()
+        if not isinstance(chart, Stacks) and chart.series.keys().isdisjoint(names):
+            names = ()
+        if isinstance(chart, Dots):
+            _draw_dots(chart, axes, names)
+        elif isinstance(chart, Curves):
+            _draw_curves(chart, axes, names)
+        else:
+            _draw_stacks(chart, axes)
+        if form == "png":
+            axes.set_title(chart.title)
+        return saved(figure, form)
+
+
+def saved(figure: Any, form: Literal["png", "svg"]) -> bytes:
+    """A figure's file without date and version, so that equal figures are equal bytes."""
+    file = io.BytesIO()
+    metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
+    figure.savefig(file, format=form, dpi=150, metadata=metadata)
+    return file.getvalue()
+
+
+@contextmanager
+def new_figure() -> Iterator[Any]:
+    """A figure with paceline's settings, not the user's."""
+    try:
+        matplotlib = import_matplotlib()
+    except ImportError as error:
+        raise MissingExtra("charts need: pip install 'paceline[lab]'") from error
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_SETTINGS)
+        yield matplotlib.figure.Figure(layout="constrained")
+
+
+def _draw_dots(chart: Dots, axes: Any, names: Sequence[str]) -> None:
+    room = 0.8 / len(chart.series)
+    height = 1.6 + len(chart.groups) * (0.22 + 0.17 * len(chart.series))
+    axes.figure.set_size_inches(_WIDTH, height)
+    axes.set_xlabel(chart.measure)
+    if chart.log:
+        spreads = [spread for column in chart.series.values() for spread in column if spread]
+        _log(axes.xaxis, spreads, chart.line)
+    if chart.line is not None:
+        axes.axvline(chart.line, color="black", linewidth=0.8)
+    for number, (name, column) in enumerate(chart.series.items()):
+        colour, marker, _, _ = _look(name, names, number)
+        marks = [(place, spread) for place, spread in enumerate(column) if spread is not None]
+        heights = [place - 0.4 + room * (number + 0.5) for place, _ in marks]
+        middle = [spread.median for _, spread in marks]
+        axes.hlines(
+            heights,
+            [spread.least for _, spread in marks],
+            [spread.most for _, spread in marks],
+            color=colour,
+            linewidth=1.2,
+        )
+        axes.plot(
+            middle, heights, marker, color=colour, markeredgecolor="black", label=name, markersize=7
+        )
+    if not chart.log:
+        axes.set_xlim(left=0)
+    for place in range(1, len(chart.groups)):
+        axes.axhline(place - 0.5, color="0.85", linewidth=0.8)
+    axes.set_yticks(range(len(chart.groups)), chart.groups)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(chart.groups) - 0.5, -0.5)  # the first group on top
+    axes.grid(axis="x", color="0.9")
+    axes.set_axisbelow(True)
+    _legend(axes)
+
+
+def _draw_curves(chart: Curves, axes: Any, names: Sequence[str]) -> None:
+    axes.figure.set_size_inches(_WIDTH, 4.2)
+    axes.set_xlabel(chart.over)
+    axes.set_ylabel(chart.measure)
+    places = chart.places
+    where = {at: float(place) for place, at in enumerate(places)}
+    if chart.spacing != "even":
+        where = {at: at for at in places}
+    if chart.spacing == "log":
+        axes.set_xscale("log", base=2)
+    if chart.spacing != "linear":
+        axes.set_xticks([*where.values()], [f"{at:g}" for at in places])
+        axes.minorticks_off()
+    if chart.line is not None:
+        axes.axhline(chart.line, color="black", linewidth=0.8)
+    for number, (name, points) in enumerate(chart.series.items()):
+        colour, marker, dashes, _ = _look(name, names, number)
+        positions = [where[at] for at, _ in points]
+        middle = [spread.median for _, spread in points]
+        below = [spread.median - spread.least for _, spread in points]
+        above = [spread.most - spread.median for _, spread in points]
+        axes.errorbar(
+            positions,
+            middle,
+            yerr=(below, above) if any(below) or any(above) else None,
+            color=colour,
+            marker=marker,
+            linestyle=dashes,
+            markeredgecolor="black",
+            label=name,
+            capsize=3,
+            elinewidth=1,
+        )
+    if chart.log:
+        spreads = [spread for points in chart.series.values() for _, spread in points]
+        _log(axes.yaxis, spreads, chart.line)
+    else:
+        axes.set_ylim(bottom=0)
+    limits = axes.get_ylim()
+    if chart.bound is not None:
+        label, bounds = chart.bound
+        known = [(where[at], value) for at, value in bounds if at in where]
+        axes.plot(*zip(*known, strict=True), color="0.4", linestyle=":", label=label)
+    axes.set_ylim(limits)
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    _legend(axes)
+
+
+def _draw_stacks(chart: Stacks, axes: Any) -> None:
+    axes.figure.set_size_inches(_WIDTH, 1.6 + 0.5 * len(chart.names))
+    axes.set_xlabel(chart.measure)
+    begin = [0.0] * len(chart.names)
+    for number, (part, values) in enumerate(chart.parts.items()):
+        colour, _, _, hatch = _look(part, (), number)
+        axes.barh(
+            range(len(chart.names)),
+            values,
+            left=begin,
+            height=0.6,
+            label=part,
+            facecolor=pale(colour),
+            edgecolor="black",
+            hatch=hatch,
+            linewidth=0.8,
+        )
+        begin = [a + b for a, b in zip(begin, values, strict=True)]
+    for place, total in enumerate(begin):
+        axes.annotate(
+            f"{total:.1f}", (total, place), (4, 0), textcoords="offset points", va="center"
+        )
+    axes.set_yticks(range(len(chart.names)), chart.names)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(chart.names) - 0.5, -0.5)
+    axes.margins(x=0.1)
+    axes.grid(axis="x", color="0.9")
+    axes.set_axisbelow(True)
+    _legend(axes)
+
+
+def _look(name: str, names: Sequence[str], number: int) -> tuple[str, str, Any, str]:
+    """Look by the index in `names`; of another name, by its number after those."""
+    place = names.index(name) if name in names else len(names) + number
+    return LOOKS[place % len(LOOKS)]
+
+
+def _log(axis: Any, spreads: Sequence[Spread], line: float | None) -> None:
+    """Make an axis logarithmic, with round numbers as ticks."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    ends = [value for spread in spreads for value in (spread.least, spread.most)]
+    ends += [] if line is None else [line]
+    least, most = min(ends), max(ends)
+    known = [0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64]
+    ticks = [value for value in known if least * 0.8 <= value <= most * 1.25]
+    axis.set_ticks(ticks, [f"{value:g}" for value in ticks])
+    axis.minorticks_off()
+
+
+def _legend(axes: Any) -> None:
+    """Draw the legend below the chart, with as many columns as fit."""
+    labels = axes.get_legend_handles_labels()[1]
+    columns = max(_LINE_LETTERS // (max(map(len, labels)) + 6), 1)
+    ncols = min(columns, len(labels))
+    axes.figure.legend(loc="outside lower center", ncols=ncols, frameon=False)
+
+
+def pale(colour: str) -> tuple[float, ...]:
+    """A colour mixed with white, for areas under a black hatch."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    return tuple(0.5 + part / 2 for part in parts)

@@ -1,0 +1,108 @@
+"""Three kinds of chart as plain data: dots by group, curves over a number, stacked bars.
+
+They have their values as tables, too. `drawing.py` draws them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.bench.record import Spread
+from paceline.storage.report import Table
+
+Point = tuple[float, Spread]
+"""(x, measured value)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """Groups one below the other, with a mark per name: for ratios."""
+
+    slug: str
+    title: str
+    note: str
+    """How to read it, in a sentence or two."""
+    measure: str
+    """Label of the x axis."""
+    groups: Sequence[str]
+    series: Mapping[str, Sequence[Spread | None]]
+    """Name -> one value per group."""
+    line: float | None = None
+    """Value of the baseline."""
+    log: bool = False
+
+    @property
+    def table(self) -> Table:
+        """The values: a line per group, a column per name."""
+        rows = [
+            [group, *("" if spread is None else str(spread) for spread in column)]
+            for group, column in zip(
+                self.groups, zip(*self.series.values(), strict=True), strict=True
+            )
+        ]
+        return self.measure, ["", *self.series], rows
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """A line per name, over a number."""
+
+    slug: str
+    title: str
+    note: str
+    over: str
+    """Label of the x axis."""
+    measure: str
+    series: Mapping[str, Sequence[Point]]
+    line: float | None = None
+    bound: tuple[str, Sequence[tuple[float, float]]] | None = None
+    """A dotted line that was not measured: its name and points."""
+    spacing: Literal["even", "log", "linear"] = "even"
+    """Of the x axis; `even`: equal distances between the numbers that occur."""
+    log: bool = False
+    """True: logarithmic y axis."""
+    digits: int = 2
+
+    @property
+    def places(self) -> list[float]:
+        """The x values of all points, ascending."""
+        return sorted({at for points in self.series.values() for at, _ in points})
+
+    @property
+    def table(self) -> Table:
+        """The values: a line per x value, a column per name."""
+        columns = [dict(points) for points in self.series.values()]
+        rows = [
+            [
+                f"{at:g}",
+                *(column[at].rounded(self.digits) if at in column else "" for column in columns),
+            ]
+            for at in self.places
+        ]
+        return self.measure, [self.over, *self.series], rows
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """A stacked bar per name."""
+
+    slug: str
+    title: str
+    note: str
+    measure: str
+    names: Sequence[str]
+    parts: Mapping[str, Sequence[float]]
+    """Part -> one value per name."""
+
+    @property
+    def table(self) -> Table:
+        """The values: a line per name, a column per part, and their sum."""
+        columns = [*zip(*self.parts.values(), strict=True)]
+        rows = [
+            [name, *(f"{value:.2f}" for value in column), f"{sum(column):.2f}"]
+            for name, column in zip(self.names, columns, strict=True)
+        ]
+        return self.measure, ["", *self.parts, "all"], rows
+
+
+Chart = Dots | Curves | Stacks

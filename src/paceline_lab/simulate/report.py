@@ -1,0 +1,281 @@
+"""Aggregates of simulations: totals, rows of a record, and tables to print."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import geometric_mean
+from typing import Any
+
+from paceline.bench.ab_test import PLAIN
+from paceline.bench.record import Row
+from paceline.storage.report import Table
+from paceline_lab.simulate.replay import (
+    CHANCE_STEPS,
+    LONGEST_MATCH,
+    EvidenceCounts,
+    Simulation,
+)
+
+POSITIONS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 31)
+"""Printed positions in a draft."""
+
+_MAX_TEXT_ROWS = 200
+"""With more texts, a record has a row per kind of text, not per text."""
+
+MATCHES = ((1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (7, 8), (9, 12), (13, 16), (17, 23), (24, 24))
+"""Printed ranges of match lengths, both ends included."""
+
+
+@dataclass(slots=True)
+class Total:
+    """All texts with one drafter and policy."""
+
+    simulations: list[Simulation] = field(default_factory=list)
+    evidence: EvidenceCounts = field(default_factory=EvidenceCounts)
+    drafted_at: Counter[int] = field(default_factory=Counter)
+    accepted_at: Counter[int] = field(default_factory=Counter)
+
+    def add(self, simulation: Simulation) -> None:
+        """Add a simulation."""
+        self.simulations.append(simulation)
+        self.evidence.add(simulation.evidence)
+        self.drafted_at.update(dict(enumerate(simulation.counters.drafted_at)))
+        self.accepted_at.update(dict(enumerate(simulation.counters.accepted_at)))
+
+    def sum(self, value_of: Callable[[Simulation], float]) -> float:
+        """Sum over the texts."""
+        return sum(map(value_of, self.simulations))
+
+    @property
+    def steps(self) -> int:
+        """Steps after prefill."""
+        return int(self.sum(lambda simulation: simulation.counters.steps))
+
+    @property
+    def ideal(self) -> float:
+        """Tokens per step: speed over plain decoding if every call cost the same."""
+        return self.sum(lambda simulation: simulation.decoded) / max(self.steps, 1)
+
+    @property
+    def expected(self) -> float:
+        """Speed over plain decoding by the cost table, all texts together."""
+        took = self.sum(lambda simulation: simulation.seconds)
+        return self.sum(lambda simulation: simulation.plain_seconds) / took if took else 1.0
+
+    def mean(self) -> float:
+        """Geometric mean of the texts' expected speed-ups."""
+        return geometric_mean([simulation.speed_up for simulation in self.simulations])
+
+    @property
+    def slower(self) -> int:
+        """Texts that take longer than by plain decoding."""
+        return sum(simulation.speed_up < 1 for simulation in self.simulations)
+
+    def of(self, kind: str) -> "Total":
+        """Total of the texts of a kind."""
+        return total_of(
+            simulation for simulation in self.simulations if simulation.recording.kind == kind
+        )
+
+    def row(self, case: str, kind: str, variant: str) -> Row:
+        """The total as a row of a record."""
+        seconds = self.sum(lambda simulation: simulation.seconds)
+        drafted = int(self.sum(lambda simulation: simulation.counters.drafted))
+        accepted = int(self.sum(lambda simulation: simulation.counters.accepted))
+        measures = {
+            "ratio": self.expected,
+            "tokens_per_step": self.ideal,
+            "acceptance_rate": accepted / max(drafted, 1),
+            "decode_seconds": seconds,
+        }
+        return Row(
+            case,
+            kind,
+            variant,
+            {name: [value] for name, value in measures.items()},
+            counts={
+                "steps": self.steps,
+                "drafted": drafted,
+                "accepted": accepted,
+                "drafted_by": self._sums(lambda simulation: simulation.counters.drafted_by),
+                "accepted_by": self._sums(lambda simulation: simulation.counters.accepted_by),
+                "drafted_at": _in_order(self.drafted_at),
+                "accepted_at": _in_order(self.accepted_at),
+            },
+            facts=self._facts(),
+        )
+
+    def plain_row(self, case: str, kind: str) -> Row:
+        """Plain decoding of the same texts as a row."""
+        seconds = self.sum(lambda simulation: simulation.plain_seconds)
+        measures = {"ratio": 1.0, "tokens_per_step": 1.0, "decode_seconds": seconds}
+        return Row(
+            case,
+            kind,
+            PLAIN,
+            {name: [value] for name, value in measures.items()},
+            counts={
+                "steps": int(self.sum(lambda simulation: simulation.decoded)),
+                "drafted": 0,
+                "accepted": 0,
+            },
+            facts=self._facts(),
+        )
+
+    def _facts(self) -> dict[str, int]:
+        recordings = [simulation.recording for simulation in self.simulations]
+        return {
+            "tokens": sum(len(recording.answer) for recording in recordings),
+            "prompt_tokens": sum(len(recording.prompt) for recording in recordings),
+        }
+
+    def _sums(self, counts_of: Callable[[Simulation], Mapping[str, int]]) -> dict[str, int]:
+        sums = Counter[str]()
+        for simulation in self.simulations:
+            sums.update(counts_of(simulation))
+        return dict(sums)
+
+
+def total_of(simulations: Iterable[Simulation]) -> Total:
+    """Total of some simulations."""
+    total = Total()
+    for simulation in simulations:
+        total.add(simulation)
+    return total
+
+
+def rows_of(totals: Mapping[str, Total]) -> Iterator[Row]:
+    """Rows of plain decoding and of all variants: per text, or per kind if there are many texts."""
+    first = next(iter(totals.values()))
+    if len(first.simulations) > _MAX_TEXT_ROWS:
+        for kind in kinds_of(first):
+            count = len(first.of(kind).simulations)
+            yield first.of(kind).plain_row(f"{count} texts", kind)
+            yield from (
+                total.of(kind).row(f"{count} texts", kind, n) for n, total in totals.items()
+            )
+        return
+    for place, simulation in enumerate(first.simulations):
+        case, kind = simulation.recording.id, simulation.recording.kind
+        yield total_of([simulation]).plain_row(case, kind)
+        for name, total in totals.items():
+            yield total_of([total.simulations[place]]).row(case, kind, name)
+
+
+def kinds_of(total: Total) -> list[str]:
+    """Kinds of texts, in order of appearance."""
+    return list(dict.fromkeys(simulation.recording.kind for simulation in total.simulations))
+
+
+def tables(totals: Mapping[str, Total]) -> Iterator[Table]:
+    """The totals to print."""
+    yield _overall(totals)
+    kinds = kinds_of(next(iter(totals.values())))
+    if len(kinds) > 1:
+        means = ((kind, [total.of(kind).mean() for total in totals.values()]) for kind in kinds)
+        lines = [[kind, *(f"{mean:.2f}" for mean in kind_means)] for kind, kind_means in means]
+        yield "expected speed-up, geometric means by kind", ["kind", *totals], lines
+    yield _by_position(totals)
+    yield _by_match(totals)
+    if any(total.evidence.by_chance for total in totals.values()):
+        yield _by_chance(totals)
+
+
+def summary(total: Total) -> dict[str, Any]:
+    """The total as JSON for a record."""
+    drafted, accepted = total.drafted_at, total.accepted_at
+    return {
+        "passes": total.steps,
+        "tokens": int(total.sum(lambda simulation: simulation.decoded)),
+        "ideal": total.ideal,
+        "expected": total.expected,
+        "expected_geometric_mean": total.mean(),
+        "expected_worst": min(simulation.speed_up for simulation in total.simulations),
+        "slower": total.slower,
+        "accepted_by_place": [accepted[at] / drafted[at] for at in sorted(drafted)],
+        "by_match": [
+            {"source": source, "match": match, "compared": seen, "stood": kept}
+            for (source, match), (seen, kept) in sorted(total.evidence.by_match.items())
+        ],
+        "by_chance": [
+            {"source": source, "from": step / CHANCE_STEPS, "compared": seen, "stood": kept}
+            for (source, step), (seen, kept) in sorted(total.evidence.by_chance.items())
+        ],
+    }
+
+
+def _overall(totals: Mapping[str, Total]) -> Table:
+    head = ["variant", "tokens", "steps", "drafted", "accepted", "ideal", "expected"]
+    lines = []
+    for name, total in totals.items():
+        drafted = total.sum(lambda simulation: simulation.counters.drafted)
+        accepted = total.sum(lambda simulation: simulation.counters.accepted)
+        lines.append(
+            [
+                name,
+                f"{total.sum(lambda simulation: simulation.decoded):.0f}",
+                str(total.steps),
+                f"{drafted:.0f}",
+                f"{100 * accepted / max(drafted, 1):.0f} %",
+                f"{total.ideal:.2f}",
+                f"{total.expected:.2f}",
+                f"{total.mean():.2f}",
+                f"{min(simulation.speed_up for simulation in total.simulations):.2f}",
+                str(total.slower),
+            ]
+        )
+    title = "speed-up over plain decoding: ideal (every call costs the same), expected by the costs"
+    return title, [*head, "mean of texts", "worst text", "slower"], lines
+
+
+def _by_position(totals: Mapping[str, Total]) -> Table:
+    lines = []
+    for name, total in totals.items():
+        shares = (_share(total.accepted_at[at - 1], total.drafted_at[at - 1]) for at in POSITIONS)
+        lines.append([name, *shares])
+    return "acceptance rate by position in the draft", ["variant", *map(str, POSITIONS)], lines
+
+
+def _by_match(totals: Mapping[str, Total]) -> Table:
+    names = [_span(*span) for span in MATCHES]
+    lines = []
+    for name, total in totals.items():
+        by_match = total.evidence.by_match
+        for source in dict.fromkeys(source for source, _ in sorted(by_match)):
+            cells = []
+            for first, last in MATCHES:
+                inside = [
+                    counts
+                    for (by, match), counts in by_match.items()
+                    if by == source and first <= match <= last
+                ]
+                cells.append(_share(sum(s for _, s in inside), sum(c for c, _ in inside)))
+            lines.append([name, source, *cells])
+    title = "acceptance rate by length of the match before the draft token"
+    return title, ["variant", "source", *names], lines
+
+
+def _by_chance(totals: Mapping[str, Total]) -> Table:
+    steps = range(CHANCE_STEPS + 1)
+    lines = []
+    for name, total in totals.items():
+        by_chance = total.evidence.by_chance
+        for source in dict.fromkeys(source for source, _ in sorted(by_chance)):
+            pairs = (by_chance.get((source, step), [0, 0]) for step in steps)
+            lines.append([name, source, *(_share(accepted, seen) for seen, accepted in pairs)])
+    head = [f"{step / CHANCE_STEPS:.1f}" for step in steps]
+    return "acceptance rate by the drafter's own probability", ["variant", "source", *head], lines
+
+
+def _in_order(counts: Counter[int]) -> list[int]:
+    return [counts[place] for place in sorted(counts)]
+
+
+def _span(first: int, last: int) -> str:
+    if last >= LONGEST_MATCH:
+        return f"{first}+"
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.2f}" if whole else "-"

@@ -1,0 +1,205 @@
+"""Reads recordings from files of several formats.
+
+JSON lines with token ids or text; output of `generate --json`, `generate --trace` and `bench run`;
+folders of `train answers`; and plain text, the beginning of which is the prompt. The tokenizer is
+opened only for text. Errors name the file and the line.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.record import FORM as RECORD
+from paceline.bench.record import parse_record
+from paceline.errors import InvalidRequest
+from paceline.models import ModelFiles
+from paceline.runtime.trace import FORM as TRACE
+from paceline.storage.files import read_json
+from paceline.storage.json_lines import read_entries
+from paceline.storage.manifest import MANIFEST
+from paceline_lab.simulate.replay import Recording
+from paceline_lab.trace.reader import parse_trace
+
+_JSON = (".json", ".jsonl")
+
+_SPARE = 64
+"""Tokens by which the limit of an answer is larger than the answer, if it is not recorded."""
+
+
+class Texts:
+    """Reader of files, with the model whose tokenizer encodes text."""
+
+    def __init__(
+        self, files: Callable[[], ModelFiles], *, raw: bool = False, prompt_tokens: int = 100
+    ) -> None:
+        """Read with these options.
+
+        `files` opens the model whose tokenizer and chat template encode text. `raw` prompts are
+        without the chat template; `prompt_tokens` is the prompt's length in a plain text.
+        """
+        self._files = files
+        self._raw = raw
+        self._prompt_tokens = prompt_tokens
+
+    def read(self, paths: Sequence[Path]) -> list[Recording]:
+        """All recordings of some files and folders, in order; equal ids are numbered.
+
+        Raises:
+            InvalidRequest: a file cannot be read, or has another format.
+            ModelError: the model's files are missing or invalid.
+        """
+        recordings: dict[str, Recording] = {}
+        for path in paths:
+            for recording in self._recordings_in(path):
+                name = recording.id
+                if name in recordings:
+                    name = f"{name} ({len(recordings) + 1})"
+                recordings[name] = replace(recording, id=name)
+        if not recordings:
+            raise InvalidRequest("there are no answers in these files; expected at least one")
+        return [*recordings.values()]
+
+    def _recordings_in(self, path: Path) -> Iterator[Recording]:
+        if path.is_dir():
+            return _answers(path)
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except OSError as error:
+            raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"{path} is not UTF-8 text: {error.reason}") from error
+        if path.suffix not in _JSON:
+            return self._plain(path, text)
+        whole = _json(text)
+        if isinstance(whole, dict) and whole.get("form") == RECORD:
+            return _from_record(whole, str(path))
+        lines = text.split("\n")
+        first = _json(lines[0])
+        if isinstance(first, dict) and first.get("form") == TRACE:
+            return _from_trace(lines, path)
+        return self._entries([text] if isinstance(whole, dict) else lines, path)
+
+    def _plain(self, path: Path, text: str) -> Iterator[Recording]:
+        tokens = self._files().tokenizer().encode(text)
+        if len(tokens) <= self._prompt_tokens:
+            raise InvalidRequest(
+                f"{path} has {len(tokens)} tokens, of which the first {self._prompt_tokens} are "
+                "the prompt; expected more, or another --prompt-tokens"
+            )
+        prompt, answer = tokens[: self._prompt_tokens], tokens[self._prompt_tokens :]
+        yield Recording(path.name, "text", prompt, answer)
+
+    def _entries(self, lines: Sequence[str], path: Path) -> Iterator[Recording]:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield self._recording(json.loads(line), f"{path.stem}:{number}")
+            except (ValueError, RecursionError) as error:
+                raise InvalidRequest(f"line {number} of {path}: {error}") from error
+
+    def _recording(self, entry: Any, name: str) -> Recording:
+        if not isinstance(entry, dict):
+            raise InvalidRequest("expected an object")
+        prompt = self._prompt(entry)
+        answer = self._tokens(entry, ("token_ids", "answer", "text"), "an answer")
+        prediction = self._tokens(entry, ("prediction",), "") if "prediction" in entry else ()
+        limit = None
+        if entry.get("finish_reason", entry.get("finish")) == "stop":
+            limit = entry.get("max_tokens") or len(answer) + _SPARE
+            if not isinstance(limit, int):
+                raise ValueError(f"max_tokens is {limit!r}; expected a whole number")
+        kind = str(entry.get("kind", "any"))
+        return Recording(str(entry.get("id", name)), kind, prompt, answer, limit, prediction)
+
+    def _prompt(self, entry: Mapping[str, Any]) -> list[int]:
+        messages = entry.get("messages")
+        if isinstance(entry.get("prompt"), str) and not self._raw:
+            messages = [{"role": "user", "content": entry["prompt"]}]
+        if messages is None or "prompt_token_ids" in entry:
+            return self._tokens(
+                entry, ("prompt_token_ids", "prompt"), "a prompt (or messages)", special=True
+            )
+        if not (
+            isinstance(messages, list) and all(isinstance(message, dict) for message in messages)
+        ):
+            raise ValueError("messages is no list of objects")
+        files = self._files()
+        control = files.control_text()
+        return control.encode(files.template().render(control.guarded_messages(messages)))
+
+    def _tokens(
+        self, entry: Mapping[str, Any], names: Sequence[str], what: str, *, special: bool = False
+    ) -> list[int]:
+        """The first of some fields that the entry has, as token ids."""
+        for name in names:
+            value = entry.get(name)
+            if isinstance(value, str):
+                value = self._files().tokenizer().encode(value, special=special)
+            if value is None:
+                continue
+            if not _are_tokens(value):
+                raise ValueError(f"{name} is empty, or neither text nor token ids")
+            return list(value)
+        raise ValueError(f"expected {what} as {' or '.join(names)}, token ids or text")
+
+
+def _answers(folder: Path) -> Iterator[Recording]:
+    """Recordings in a folder of `train answers`."""
+    from paceline_lab.train.answers import ANSWERS, KIND, Answer
+
+    manifest = read_json(folder / MANIFEST)
+    if manifest.get("kind") != KIND:
+        raise InvalidRequest(f"{folder} has no answers: its {MANIFEST} is of another kind")
+    limit = manifest.get("max_tokens")
+    for entry in read_entries(folder / ANSWERS, Answer):
+        ended = entry.finish == "stop" and isinstance(limit, int)
+        if entry.prompt and entry.answer:
+            yield Recording(
+                str(entry.number), "any", entry.prompt, entry.answer, limit if ended else None
+            )
+
+
+def _from_record(value: Mapping[str, Any], name: str) -> Iterator[Recording]:
+    """Recordings in a record whose rows have tokens, such as that of `bench run`."""
+    record = parse_record(value, name)
+    limit: Any = record.settings.get("max_tokens")
+    limit = limit if isinstance(limit, int) else None
+    seen = set()
+    for row in record.rows:
+        prompt: Any = row.facts.get("prompt_token_ids")
+        answer: Any = row.facts.get("token_ids")
+        if row.case in seen or not (_are_tokens(prompt) and _are_tokens(answer)):
+            continue
+        seen.add(row.case)
+        yield Recording(row.case, row.kind, prompt, answer, limit)
+    if not seen:
+        raise InvalidRequest(f"{name} has no tokens of answers in it, only figures")
+
+
+def _from_trace(lines: Sequence[str], path: Path) -> Iterator[Recording]:
+    trace = parse_trace(lines[:-1], str(path))
+    if not trace.answer:
+        raise InvalidRequest(f"{path} has no answer: it was interrupted before the first token")
+    limit = trace.about["settings"].get("max_tokens")
+    ended = trace.result is not None and trace.result.get("finish_reason") == "stop"
+    if ended and not isinstance(limit, int):
+        limit = len(trace.answer) + _SPARE
+    prediction = trace.about["settings"].get("prediction") or ()
+    yield Recording(
+        path.stem, "any", trace.prompt, trace.answer, limit if ended else None, prediction
+    )
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _are_tokens(value: object) -> bool:
+    """True for a list of token ids with at least one."""
+    return isinstance(value, list) and bool(value) and all(type(v) is int and v >= 0 for v in value)

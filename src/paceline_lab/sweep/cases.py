@@ -1,0 +1,142 @@
+"""Cases of a sweep: prompts of given lengths, and questions at given context depths.
+
+By length: one dense text of code, tiled and cut to the token, without a chat template (the
+prompt-length sweep of the Phi-4-mini experiment). By depth: a suite's questions, with text of other
+prompts before them (the context depths of the DFlash-on-MLX experiment).
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.bench.ab_test import Case, max_context
+from paceline.bench.suite import Suite, load_suite
+from paceline.errors import InvalidRequest
+from paceline.options import Options
+from paceline.runtime.model import Model
+
+TokenCount = int | Literal["max"]
+"""A number of tokens, or as many as fit the context."""
+
+LENGTHS = (100, 200, 372, 800)
+"""Tokens of the experiment's prompts."""
+
+_IN_PACKAGE = "dense_code.txt"
+_IN_CHECKOUT = Path(__file__).parents[3] / "benchmarks" / "dense_code.txt"
+
+_SPARE = 64
+"""Tokens. A text may have more of them after cutting, decoding and encoding with a question."""
+
+
+def dense_text(path: Path | None = None) -> tuple[str, str]:
+    """(text to tile, its SHA-256); paceline's own text if `path` is None.
+
+    Raises InvalidRequest if the file cannot be read, or is empty.
+    """
+    packaged = files("paceline_lab.sweep").joinpath(_IN_PACKAGE)
+    try:
+        if path is not None:
+            content = path.read_bytes()
+        else:
+            content = packaged.read_bytes() if packaged.is_file() else _IN_CHECKOUT.read_bytes()
+        text = content.decode("utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {error.filename}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path} is not UTF-8 text: {error.reason}") from error
+    if not text.strip():
+        raise InvalidRequest(f"{path} is empty; expected a text to tile")
+    return text, sha256(content).hexdigest()
+
+
+def default_lengths(limit: int) -> list[TokenCount]:
+    """The experiment's lengths, then their largest doubled while below `limit`, then `max`."""
+    lengths: list[TokenCount] = [length for length in LENGTHS if length < limit]
+    further = 2 * LENGTHS[-1]
+    while further < limit:
+        lengths.append(further)
+        further *= 2
+    return [*lengths, "max"]
+
+
+def length_cases(
+    model: Model,
+    text: str,
+    lengths: Sequence[TokenCount],
+    temperatures: Sequence[Options],
+    tokens: int,
+) -> list[Case]:
+    """The text, tiled and cut, for each length and temperature; answers have exactly `tokens`.
+
+    Raises InvalidRequest if a length does not fit the context.
+    """
+    limit = max_context(model) - tokens
+    if limit < 1:
+        raise InvalidRequest(
+            f"{model.files.name} has a context of {max_context(model)} tokens; an answer of "
+            f"{tokens} leaves none for the prompt"
+        )
+    tiled = model.tokens(text, raw=True)
+    once = model.files.tokenizer().encode(text)
+    cases = []
+    for length in _numbers(lengths or default_lengths(limit), limit, "prompt"):
+        while len(tiled) < length:
+            tiled += once
+        for sampling in temperatures:
+            options: Options = {**sampling, "max_tokens": tokens, "ignore_eos": True}
+            at = {"prompt_tokens": length, **_temperature(sampling)}
+            name = f"code, {length} tokens{_suffix(sampling)}"
+            cases.append(Case(name, "code", tiled[:length], options, at))
+    return cases
+
+
+def depth_cases(
+    model: Model,
+    suite: Suite,
+    depths: Sequence[TokenCount],
+    temperatures: Sequence[Options],
+    tokens: int,
+) -> list[Case]:
+    """The suite's prompts, each after about `depth` tokens of other prompts' text.
+
+    Raises InvalidRequest if a depth does not fit the context.
+    """
+    tokenizer = model.files.tokenizer()
+    text = "\n\n".join(str(m["content"]) for p in load_suite().prompts for m in p.messages)
+    once = tokenizer.encode(text)
+    longest_prompt = max(len(model.tokens(prompt.messages)) for prompt in suite.prompts)
+    limit = max_context(model) - tokens - longest_prompt - _SPARE
+    cases = []
+    for depth in _numbers(depths, limit, "depth"):
+        before = tokenizer.decode((once * (depth // len(once) + 1))[:depth])
+        for prompt in suite.prompts:
+            last: dict[str, Any] = prompt.messages[-1]
+            content = f"{before}\n\n{last['content']}" if depth else last["content"]
+            messages = [*prompt.messages[:-1], {**last, "content": content}]
+            for sampling in temperatures:
+                options: Options = {**sampling, "max_tokens": tokens}
+                at = {"depth": depth, **_temperature(sampling)}
+                # These words are in recorded results, which `bench compare` matches by case.
+                name = f"{prompt.id} behind {depth} tokens{_suffix(sampling)}"
+                cases.append(Case(name, prompt.kind, messages, options, at))
+    return cases
+
+
+def _numbers(counts: Sequence[TokenCount], limit: int, what: str) -> list[int]:
+    lengths = [max(limit, 0) if count == "max" else count for count in counts]
+    for count in lengths:
+        if count > limit:
+            raise InvalidRequest(
+                f"a {what} of {count} tokens does not fit; expected at most {limit}, or max"
+            )
+    return list(dict.fromkeys(lengths))
+
+
+def _temperature(sampling: Options) -> dict[str, float]:
+    return {"temperature": sampling["temperature"]} if "temperature" in sampling else {}
+
+
+def _suffix(sampling: Options) -> str:
+    return f", temperature {sampling['temperature']:g}" if "temperature" in sampling else ""

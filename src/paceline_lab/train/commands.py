@@ -1,0 +1,238 @@
+"""Implements the commands `train ...`; `cli` prints their reports."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from paceline.drafters.networks.target import TargetWeights, read_matrix, read_target
+from paceline.drafters.table import entry_bytes
+from paceline.drafters.table_counts import accuracy, count_table
+from paceline.engines import EngineSettings, open_engine
+from paceline.engines.base import Engine
+from paceline.errors import InvalidRequest, MissingExtra
+from paceline.models import ModelFiles, Progress, resolve
+from paceline.runtime.load import load
+from paceline.runtime.model import Model
+from paceline.storage.files import held, writing
+from paceline.storage.report import Report
+from paceline_lab.figures import import_matplotlib
+from paceline_lab.train.answers import (
+    Answer,
+    Settings,
+    held_out,
+    make_answers,
+    provenance,
+    read_answers,
+)
+from paceline_lab.train.config import default_head_config
+from paceline_lab.train.hidden_states import HiddenStates, record_hidden_states
+from paceline_lab.train.prompts import LONGEST_PROMPT, write_prompts
+from paceline_lab.train.table import write_table
+
+_OPENING = 64
+"""KV cache tokens for the chat template before the user's text."""
+
+
+def prompts(
+    target: str,
+    out: Path,
+    *,
+    count: int,
+    temperature: float,
+    seed: int,
+    at_once: int,
+    threads: int | None,
+    progress: Progress,
+) -> Report:
+    """Generate prompts with the target."""
+    tokens = _OPENING + LONGEST_PROMPT
+    model = _plain_model(target, at_once, tokens=tokens, threads=threads, progress=progress)
+    total = write_prompts(
+        model,
+        out,
+        count=count,
+        seed=seed,
+        temperature=temperature,
+        at_once=at_once,
+        progress=progress,
+    )
+    return Report({"prompts": total, "file": str(out)}, text=f"{total} prompts in {out}")
+
+
+def answers(
+    target: str,
+    files: Sequence[Path],
+    out: Path,
+    *,
+    progress: Progress,
+    max_tokens: int = 256,
+    temperatures: Sequence[float] = (0.0,),
+    seed: int = 0,
+    at_once: int = 32,
+    threads: int | None = None,
+) -> Report:
+    """Generate the target's answers into a folder."""
+    settings = Settings(max_tokens, tuple(temperatures), seed)
+    tokens = settings.longest_prompt + max_tokens
+    model = _plain_model(target, at_once, tokens=tokens, threads=threads, progress=progress)
+    manifest = make_answers(model, files, out, settings, at_once=at_once, progress=progress)
+    text = f"{manifest['answers']} answers, {manifest['answer_tokens']} tokens, in {out}"
+    return Report(manifest, text=text)
+
+
+def table(
+    target: str, folders: Sequence[Path], out: Path, *, megabytes: float, progress: Progress
+) -> Report:
+    """Count a table from answers and evaluate it on one held-out answer in twenty."""
+    if not 0 < megabytes < 1e6:
+        raise InvalidRequest(f"a table of {megabytes} megabytes; expected more than 0")
+    model = load(target, cache_tokens=_OPENING, drafters=("none",), progress=progress)
+    fingerprint = model.files.fingerprint
+    answers = [answer for folder in folders for answer in read_answers(folder, fingerprint)]
+    training, kept_back = held_out(answers)
+    if not training:
+        raise InvalidRequest(f"one answer is too few to train on; make more in {folders[0]}")
+    progress.say(f"counting {sum(len(answer.answer) for answer in training)} tokens")
+    entries = count_table(training).best(
+        int(megabytes * 1e6 / entry_bytes(model.engine.vocab_size))
+    )
+    facts: dict[str, Any] = {
+        "made_from": [provenance(folder) for folder in folders],
+        "answers": len(training),
+        "answer_tokens": sum(len(answer.answer) for answer in training),
+        "held_out": accuracy(entries, kept_back),
+    }
+    write_table(
+        entries, out, target=model.files.name, vocab_size=model.engine.vocab_size, facts=facts
+    )
+    right, promised = facts["held_out"]["right"], facts["held_out"]["promised"]
+    text = (
+        f"{len(entries.keys)} entries in {out}; of held-out tokens it predicts {right:.1%} at a "
+        f"mean probability of {promised:.1%}"
+    )
+    return Report({"folder": str(out), "entries": len(entries.keys), **facts}, text=text)
+
+
+def check_training(*, rate: float, device: str) -> None:
+    """Check packages and settings before any data is generated.
+
+    Raises:
+        MissingExtra: torch or matplotlib is not installed.
+        InvalidRequest: a setting is out of range, or there is no such device.
+    """
+    try:
+        import torch
+
+        import_matplotlib()
+    except ImportError as error:
+        raise MissingExtra(
+            f"training needs {error.name}; install it with: pip install 'paceline[train]'"
+        ) from error
+    if not 0 < rate < 1:
+        raise InvalidRequest(f"rate is {rate}; expected a learning rate above 0 and below 1")
+    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+        raise InvalidRequest(f"there is no device {device} here; expected cpu, or cuda with a GPU")
+
+
+def mtp(
+    target: str,
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    vocab: int,
+    schedule: Mapping[str, Any],
+    device: str,
+    progress: Progress,
+) -> Report:
+    """Train an MTP head in EAGLE-3's form on answers; `out` also has the state of the run."""
+    from paceline_lab.train.mtp import Schedule, Trainer
+    from paceline_lab.train.plot import plot_curve
+    from paceline_lab.train.target_logits import TargetLogits, check_end
+    from paceline_lab.train.target_tensors import most_frequent, share_weights
+
+    files, graph = _files_to_train_on(target, progress)
+    answers = _read_all(folders, files)
+    drafted = most_frequent(answers, vocab)
+    config = default_head_config(graph, draft_vocab_size=len(drafted))
+    # The last layer has the labels.
+    engine = _open(files, answers, {*config.taps, graph.layers - 1})
+    shared = share_weights(read_matrix(graph.embeddings), read_matrix(graph.head), drafted, device)
+    target_logits = TargetLogits(graph, drafted)
+    check_end(engine, target_logits, drafted, answers[0].prompt)
+    with _held(out):
+        hidden_states = _record(engine, files, answers, out, progress)
+        trainer = Trainer(
+            config,
+            shared,
+            hidden_states=hidden_states,
+            answers=answers,
+            target_logits=target_logits,
+            context_length=files.context_length,
+            schedule=Schedule(**schedule),
+            folder=out,
+            device=device,
+        )
+        tau = trainer.train(progress)
+        picture = plot_curve(trainer.curve, out)
+    measured = trainer.curve[-1]
+    value = {"folder": str(out), "tau": tau, "steps": trainer.step, "curve": trainer.curve}
+    text = (
+        f"a head that predicts {measured['named_1']:.1%} of held-out tokens, with tau {tau:.3f}, "
+        f"is in {out}; see {picture.name}"
+    )
+    return Report(value, text=text)
+
+
+def _plain_model(
+    target: str, at_once: int, *, tokens: int, threads: int | None, progress: Progress
+) -> Model:
+    """The target, to decode `at_once` sequences of up to `tokens` tokens without drafts."""
+    # One row per sequence doubles throughput, and texts to learn from need no exact decoding.
+    return load(
+        target,
+        rows=1,
+        cache_tokens=at_once * tokens,
+        contexts=at_once,
+        threads=threads,
+        drafters=("none",),
+        progress=progress,
+    )
+
+
+@contextmanager
+def _held(out: Path) -> Iterator[None]:
+    """Lock a run's folder, created if missing: two runs at once would write one file."""
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with held(out):
+        yield
+
+
+def _files_to_train_on(target: str, progress: Progress) -> tuple[ModelFiles, TargetWeights]:
+    """Files of a target in the form for openvino, and what a drafter shares with it."""
+    files = resolve(target, progress=progress)
+    if files.engine != "openvino":
+        raise InvalidRequest(
+            f"{target} is for the engine {files.engine}; training needs the form for openvino"
+        )
+    return files, read_target(files.path)
+
+
+def _read_all(folders: Sequence[Path], files: ModelFiles) -> list[Answer]:
+    return [answer for folder in folders for answer in read_answers(folder, files.fingerprint)]
+
+
+def _open(files: ModelFiles, answers: Sequence[Answer], taps: set[int]) -> Engine:
+    """The target, to record hidden states after the layers `taps`."""
+    longest = max(len(answer.tokens) for answer in answers)
+    settings = EngineSettings(cache_tokens=longest, taps=tuple(sorted(taps)))
+    return open_engine("openvino", files.path, files.context_length, settings)
+
+
+def _record(
+    engine: Engine, files: ModelFiles, answers: Sequence[Answer], out: Path, progress: Progress
+) -> HiddenStates:
+    return record_hidden_states(
+        engine, answers, out / "features", fingerprint=files.fingerprint, progress=progress
+    )

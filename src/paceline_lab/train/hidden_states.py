@@ -1,0 +1,107 @@
+"""Records the target's hidden states for every token of the answers, on disk.
+
+One file of float16 rows, in the order of the answers; a stopped run continues after the last
+complete text.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.decoding.types import Block, tap_name
+from paceline.engines.base import Engine
+from paceline.errors import InvalidRequest
+from paceline.models import Progress
+from paceline.storage.files import digest_of, read_json, write_json, writing
+from paceline_lab.train.answers import Answer
+
+ROWS = "features.f16"
+ABOUT = "features.json"
+
+_CHUNK = 512
+"""Tokens of a prefill call."""
+
+
+class HiddenStates:
+    """Hidden states of texts, mapped from disk."""
+
+    def __init__(self, path: Path, lengths: Sequence[int], width: int) -> None:
+        """`width` has the values of a row: taps * d."""
+        self._rows = np.memmap(path, np.float16, "r", shape=(sum(lengths), width))
+        self._ends = list(accumulate(lengths, initial=0))
+
+    def of(self, text: int) -> npt.NDArray[np.float16]:
+        """[tokens, taps * d] of text number `text`."""
+        return self._rows[self._ends[text] : self._ends[text + 1]]
+
+
+def record_hidden_states(
+    engine: Engine, answers: Sequence[Answer], folder: Path, *, fingerprint: str, progress: Progress
+) -> HiddenStates:
+    """Prefill prompts and answers, and record the tapped hidden states.
+
+    Args:
+        engine: the target, opened with the taps to record.
+        answers: the texts.
+        folder: to write to; recorded texts are not computed again.
+        fingerprint: identity of the target's weights.
+        progress: reports tokens.
+
+    Raises:
+        InvalidRequest: the folder is for other texts, taps or weights, or cannot be written.
+    """
+    lengths = [len(answer.tokens) for answer in answers]
+    about: dict[str, Any] = {
+        "fingerprint": fingerprint,
+        "taps": list(engine.taps),
+        "texts": len(answers),
+        "tokens": digest_of([answer.tokens for answer in answers]),
+    }
+    path = folder / ROWS
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / ABOUT).exists():
+            path.unlink(missing_ok=True)
+            write_json(folder / ABOUT, about)
+        if read_json(folder / ABOUT) != about:
+            raise InvalidRequest(
+                f"{folder} has hidden states of other answers, taps or weights; remove it, or "
+                "choose another folder"
+            )
+        return _fill(engine, answers, path, lengths, progress)
+
+
+def _fill(
+    engine: Engine, answers: Sequence[Answer], path: Path, lengths: list[int], progress: Progress
+) -> HiddenStates:
+    ends = list(accumulate(lengths, initial=0))
+    width = _hidden_states(engine, answers[0].tokens).shape[1]
+    with path.open("ab") as file, progress.task("hidden states", ends[-1], unit="tokens") as update:
+        whole = file.tell() // (2 * width)
+        done = max(at for at, end in enumerate(ends) if end <= whole)
+        file.truncate(ends[done] * width * 2)
+        update(ends[done])
+        for number in range(done, len(answers)):
+            file.write(_hidden_states(engine, answers[number].tokens).tobytes())
+            update(ends[number + 1])
+    return HiddenStates(path, lengths, width)
+
+
+def _hidden_states(engine: Engine, tokens: Sequence[int]) -> npt.NDArray[np.float16]:
+    """[tokens, taps * d], the taps in the engine's order."""
+    sequence = engine.open()
+    parts = []
+    try:
+        for at in range(0, len(tokens), _CHUNK):
+            part = tokens[at : at + _CHUNK]
+            taps = engine.step([(sequence, Block(part, 0, prefill=True))]).taps[0]
+            rows = [taps[tap_name(layer)] for layer in engine.taps]
+            parts.append(np.concatenate(rows, axis=1).astype(np.float16))
+            sequence.commit(len(part))
+    finally:
+        sequence.close()
+    return np.concatenate(parts)

@@ -1,0 +1,190 @@
+"""The manifest of a Core ML model: whole, or refused with every fault named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.errors import ModelError
+from paceline.storage.coreml import CORE_ML, fingerprint_of
+from paceline.storage.files import sha256_of
+from paceline_coreml.engine.artifact import Shard, read_artifact
+
+Change = Callable[[dict[str, Any]], object]
+
+LAYERS = ["layers-000-002.mlpackage", "layers-002-003.mlpackage"]
+HEADS = ["head-000000-000100.mlpackage", "head-000100-000160.mlpackage"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An artifact whose packages hold a few bytes each: only names and checksums are looked at."""
+    for name in [*LAYERS, *HEADS]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "Manifest.json").write_text(f'{{"of": "{name}"}}')
+    np.save(tmp_path / "embeddings.npy", np.zeros((160, 8), np.float16))
+    np.save(tmp_path / "rotary.npy", np.zeros((2, 64, 4), np.float32))
+    files = {
+        path.relative_to(tmp_path).as_posix(): {
+            "bytes": path.stat().st_size,
+            "sha256": sha256_of(path),
+        }
+        for path in sorted(tmp_path.rglob("*"))
+        if path.is_file()
+    }
+    value = {
+        "kind": CORE_ML,
+        "version": 1,
+        "name": "tiny",
+        "family": "llama",
+        "task": "causal-lm",
+        "labels": [],
+        "reach": 0,
+        "layers": 3,
+        "hidden_size": 8,
+        "stream_size": 8,
+        "vocab_size": 160,
+        "slots": 64,
+        "rows": 4,
+        "functions": [],
+        "ring": 0,
+        "lags": 0,
+        "layer_shards": [
+            {"path": LAYERS[0], "start": 0, "end": 2, "taps": [1]},
+            {"path": LAYERS[1], "start": 2, "end": 3},
+        ],
+        "head_shards": [
+            {"path": HEADS[0], "start": 0, "end": 100},
+            {"path": HEADS[1], "start": 100, "end": 160},
+        ],
+        "fingerprint": fingerprint_of({name: file["sha256"] for name, file in files.items()}),
+        "files": files,
+    }
+    (tmp_path / "manifest.json").write_text(json.dumps(value))
+    return tmp_path
+
+
+def changed(folder: Path, change: Change) -> str:
+    """What is said of the artifact when its manifest was changed."""
+    path = folder / "manifest.json"
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+    with pytest.raises(ModelError) as raised:
+        read_artifact(folder)
+    return str(raised.value)
+
+
+def test_a_whole_artifact_is_read(folder: Path):
+    found = read_artifact(folder)
+    assert found.layer_shards == (Shard(LAYERS[0], 0, 2, (1,)), Shard(LAYERS[1], 2, 3))
+    assert [(shard.start, shard.end) for shard in found.head_shards] == [(0, 100), (100, 160)]
+    assert (found.taps, found.rows, found.slots) == ((1,), 4, 64)
+
+
+def put(*keys: Any, value: Any) -> Change:
+    def change(found: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            found = found[key]
+        found[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (put("kind", value="paceline thing"), "expected a coreml-model of version 1"),
+        (put("version", value=2), "expected a coreml-model of version 1"),
+        (put("layers", value=None), "layers: Input should be a valid integer, not None"),
+        (put("rows", value=0), "rows: Input should be greater than or equal to 1, not 0"),
+        (put("slots", value=True), "slots: Input should be a valid integer, not True"),
+        (put("functions", value="t4"), "functions: "),
+        (put("task", value="painting"), "task: "),
+        (put("name", value=3), "name: Input should be a valid string, not 3"),
+        (
+            lambda value: value["layer_shards"].pop(0),
+            "layers 0 to 1 are in no shard: layers-002-003.mlpackage begins at 2",
+        ),
+        (lambda value: value["layer_shards"].pop(), "the last shard ends at layer 2, expected 3"),
+        (put("layer_shards", value=[]), "layer_shards: "),
+        (
+            put("layer_shards", 1, "start", value=1),
+            "layers-002-003.mlpackage begins at layer 1, which the shard before it holds too",
+        ),
+        (
+            put("head_shards", 1, "start", value=110),
+            "tokens 100 to 109 are in no shard: head-000100-000160.mlpackage begins at 110",
+        ),
+        (put("head_shards", 0, "start", value=1), "tokens 0 to 0 are in no shard"),
+        (put("head_shards", 1, "end", value=170), "ends at token 170, expected 160"),
+        (
+            put("head_shards", 1, "end", value=100),
+            "holds no token: it begins at 100",
+        ),
+        (put("layer_shards", 0, "taps", value=[2]), "has taps [2], not all of them layers"),
+        (put("files", value={}), "the files of layers-000-002.mlpackage are not listed"),
+        (put("files", "embeddings.npy", "bytes", value=1), "embeddings.npy has"),
+        (
+            put("files", "rotary.npy", "sha256", value="0" * 64),
+            "rotary.npy is not what was made: SHA-256 is",
+        ),
+        (
+            lambda value: value["files"].update({"../x": {"bytes": 1, "sha256": "0" * 64}}),
+            "'../x', expected a file in this folder",
+        ),
+    ],
+)
+def test_a_fault_is_named(folder: Path, change: Change, said: str):
+    assert said in changed(folder, change)
+
+
+def test_every_wrong_value_is_named_at_once(folder: Path):
+    def change(value: dict[str, Any]) -> None:
+        value["rows"] = 0
+        value["head_shards"][1]["start"] = "x"
+        del value["lags"]
+
+    message = changed(folder, change)
+    for part in ("rows: ", "head_shards.1.start: ", "lags: "):
+        assert part in message
+
+
+def test_every_contradiction_is_named_at_once(folder: Path):
+    def change(value: dict[str, Any]) -> None:
+        value["layer_shards"].pop()
+        value["head_shards"][1]["start"] = 90
+
+    message = changed(folder, change)
+    for part in ("ends at layer 2", "begins at token 90"):
+        assert part in message
+
+
+def test_a_missing_package_is_named(folder: Path):
+    (folder / LAYERS[1] / "Manifest.json").unlink()
+    with pytest.raises(ModelError, match=r"layers-002-003.mlpackage/Manifest.json is missing"):
+        read_artifact(folder)
+
+
+def test_a_flipped_bit_is_named(folder: Path):
+    path = folder / HEADS[0] / "Manifest.json"
+    path.write_bytes(path.read_bytes().replace(b"of", b"og"))
+    with pytest.raises(ModelError, match=r"head-000000-000100.mlpackage/Manifest.json is not what"):
+        read_artifact(folder)
+
+
+def test_a_truncated_file_is_named(folder: Path):
+    path = folder / "embeddings.npy"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ModelError, match=r"embeddings.npy has \d+ bytes, expected \d+"):
+        read_artifact(folder)
+
+
+def test_a_damaged_manifest_is_one_line(folder: Path):
+    (folder / "manifest.json").write_text('{"kind": "core')
+    with pytest.raises(ModelError, match=r"manifest.json is not valid JSON") as raised:
+        read_artifact(folder)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,346 @@
+"""A token classifier from checkpoint to labels: converted, rehearsed, against transformers."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("coremltools")
+transformers = pytest.importorskip("transformers", minversion="5.23")
+
+from paceline.cli.app import main  # noqa: E402
+from paceline.errors import InvalidRequest, ModelError  # noqa: E402
+from paceline.models import QUIET  # noqa: E402
+from paceline.storage.manifest import MANIFEST  # noqa: E402
+from paceline_coreml.conversion.conversion_options import ConversionOptions  # noqa: E402
+from paceline_coreml.conversion.convert import convert  # noqa: E402
+from paceline_coreml.conversion.source import Source  # noqa: E402
+from paceline_coreml.engine.artifact import read_artifact  # noqa: E402
+from paceline_coreml.engine.classifier import TextClassifier  # noqa: E402
+from paceline_coreml.engine.engine import CoreMlEngine  # noqa: E402
+from paceline_coreml.rehearsal.program import Constant, Op, read_package  # noqa: E402
+from support.coreml import FACTS  # noqa: E402
+
+pytestmark = pytest.mark.coreml
+
+ROWS, REACH, VOCAB, HIDDEN, FF, EXPERTS = 24, 5, 160, 64, 40, 12
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "pre_tokenizer": {"type": "Whitespace"},
+    "model": {
+        "type": "WordLevel",
+        "vocab": {f"w{number}": number for number in range(VOCAB)},
+        "unk_token": "w0",
+    },
+}
+LENGTHS = [1, 2, REACH, 2 * REACH + 1, ROWS - 1, ROWS]
+
+
+class Made:
+    """A random checkpoint on disk, and transformers' own model of it."""
+
+    def __init__(self, folder: Path) -> None:
+        config = transformers.OpenAIPrivacyFilterConfig(
+            hidden_size=HIDDEN,
+            intermediate_size=FF,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            vocab_size=VOCAB,
+            num_local_experts=EXPERTS,
+            num_experts_per_tok=4,
+            sliding_window=REACH,
+            pad_token_id=0,
+            eos_token_id=0,
+            # Large enough that queries, keys and routers tell tokens apart.
+            initializer_range=0.2,
+        )
+        torch.manual_seed(0)
+        model = transformers.OpenAIPrivacyFilterForTokenClassification(config).eval().float()
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if weight.dim() == 1 or name.endswith("_bias"):
+                    weight.add_(torch.randn_like(weight) * 0.3)
+                # As the packages have them, so that what differs is not the weights.
+                weight.copy_(weight.half())
+        model.save_pretrained(folder)
+        self.folder, self.model = folder, model
+
+    def scores(self, tokens: Sequence[int]) -> np.ndarray:
+        with torch.no_grad():
+            found: np.ndarray = self.model(torch.tensor([list(tokens)])).logits[0].numpy()
+        return found
+
+    def labels(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        names = self.model.config.id2label
+        return tuple(names[int(best)] for best in self.scores(tokens).argmax(-1))
+
+    def convert(self, out: Path, **recipe: Any) -> Path:
+        settings: dict[str, Any] = {"weights": "f16", "rows": ROWS, "topology": "1+1", **recipe}
+        about = {"kind": "checkpoint", "from": "filter"}
+        tokenizer = self.folder / "tokenizer.json"
+        tokenizer.write_text(json.dumps(TOKENIZER))
+        source = Source("filter", about, "filter", self.folder, tokenizer, None, FACTS)
+        return convert(source, out, ConversionOptions(**settings), progress=QUIET).folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def folder(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made.convert(tmp_path_factory.mktemp("filter") / "artifact")
+
+
+@pytest.fixture(scope="module")
+def int8(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All layers in one package, with other functions, and taps."""
+    out = tmp_path_factory.mktemp("filter") / "int8"
+    return made.convert(out, weights="int8", topology="2", functions=(8, ROWS), taps="all")
+
+
+@pytest.fixture(scope="module")
+def exact(folder: Path) -> TextClassifier:
+    return TextClassifier(folder, rounding="f32")
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(1, VOCAB, length).tolist() for length in LENGTHS]
+
+
+def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Of each row."""
+    norms = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
+    found: np.ndarray = (one * other).sum(-1) / norms
+    return found
+
+
+def called(classifier: TextClassifier, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Fills with the rows of every call of the head."""
+    rows: list[int] = []
+
+    def spied(predict: Callable[..., Any]) -> Callable[..., Any]:
+        def run(data: Any, state: Any = None) -> Any:
+            rows.append(data["hidden"].shape[2])
+            return predict(data, state)
+
+        return run
+
+    for call in classifier._buckets.values():
+        (head,) = call.packages.heads
+        monkeypatch.setattr(head, "predict", spied(head.predict))
+    return rows
+
+
+def test_the_manifest_says_what_it_classifies(made: Made, folder: Path):
+    artifact = read_artifact(folder)
+    assert (artifact.task, artifact.window) == ("token-classification", REACH)
+    assert artifact.labels == tuple(made.model.config.id2label.values())
+    assert (artifact.functions, artifact.slots) == ((1, ROWS), ROWS)
+    assert [(one.start, one.end) for one in artifact.layer_shards] == [(0, 1), (1, 2)]
+    assert [(one.start, one.end) for one in artifact.head_shards] == [(0, len(artifact.labels))]
+
+
+@pytest.mark.parametrize("which", range(len(LENGTHS)), ids=LENGTHS)
+def test_labels_and_scores_are_those_of_transformers(
+    made: Made, exact: TextClassifier, texts: list[list[int]], which: int
+):
+    text = texts[which]
+    (found,) = exact.label([text])
+    assert found.labels == made.labels(text)
+    assert found.scores.shape == (len(text), len(exact.labels))
+    np.testing.assert_allclose(found.scores, made.scores(text), atol=1e-3, rtol=1e-3)
+
+
+def test_in_half_precision_labels_are_those_of_transformers(
+    made: Made, folder: Path, texts: list[list[int]]
+):
+    for found, text in zip(TextClassifier(folder).label(texts), texts, strict=True):
+        assert found.labels == made.labels(text)
+        # Not row by row: where two experts are as good, rounding may choose the other.
+        assert np.median(cosines(found.scores, made.scores(text))) > 0.9999
+
+
+def test_a_text_says_the_same_alone_and_among_others(
+    made: Made, exact: TextClassifier, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+):
+    rows = called(exact, monkeypatch)
+    together = exact.label([*texts, texts[1]])
+    assert rows == [ROWS, ROWS, ROWS, ROWS]  # 1 + 2 + 5 + 11, 23, 24, and 2
+    for one, text in zip(together, [*texts, texts[1]], strict=True):
+        (alone,) = exact.label([text])
+        assert one.labels == alone.labels == made.labels(text)
+        np.testing.assert_allclose(one.scores, alone.scores, atol=1e-5, rtol=1e-5)
+
+
+def test_a_call_takes_the_smallest_function_that_holds_it(
+    exact: TextClassifier, monkeypatch: pytest.MonkeyPatch
+):
+    rows = called(exact, monkeypatch)
+    exact.label([[7]])
+    exact.label([[7], [8]])
+    assert rows == [1, ROWS]
+
+
+def test_a_token_says_the_same_with_one_row_and_with_many(folder: Path, exact: TextClassifier):
+    wide = TextClassifier(folder, functions=[ROWS], rounding="f32")
+    for token in (3, 90):
+        (one,), (many,) = exact.label([[token]]), wide.label([[token]])
+        np.testing.assert_allclose(one.scores, many.scores, atol=1e-5, rtol=1e-5)
+
+
+def test_no_text_has_no_labels(exact: TextClassifier):
+    assert exact.label([]) == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([[1, 2], []], "text 2 of 2 is empty"),
+        ([[1] * (ROWS + 1)], rf"text 1 of 1 has {ROWS + 1} tokens.*at most {ROWS}.*more rows"),
+        ([[1, VOCAB]], rf"text 1 of 1 has the token {VOCAB}; expected 0 to {VOCAB - 1}"),
+        ([[1, -1]], "text 1 of 1 has the token -1"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(
+    exact: TextClassifier, texts: list[list[int]], message: str
+):
+    with pytest.raises(InvalidRequest, match=message):
+        exact.label(texts)
+
+
+def test_a_function_that_is_not_there_is_refused(folder: Path):
+    with pytest.raises(InvalidRequest, match=f"no function for 3 rows; expected some of 1, {ROWS}"):
+        TextClassifier(folder, functions=[3])
+
+
+def test_the_engine_for_texts_refuses_a_classifier(folder: Path):
+    with pytest.raises(ModelError, match=r"token-classification.*TextClassifier"):
+        CoreMlEngine(folder)
+
+
+def test_the_classifier_refuses_a_model_that_writes(folder: Path, tmp_path: Path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    manifest = json.loads((copy / MANIFEST).read_text(encoding="utf-8"))
+    manifest |= {"task": "causal-lm", "vocab_size": len(manifest["labels"]), "labels": []}
+    (copy / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"causal-lm.*no labels.*token-classification"):
+        TextClassifier(copy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "chat"}, "task: .*'causal-lm' or 'token-classification', not 'chat'"),
+        ({"task": None}, "task: .*, not None"),
+        ({"task": "causal-lm"}, "it has 33 labels, expected none"),
+        (
+            {"labels": []},
+            r"(?s)the labels \[\].*the last shard ends at label 33, expected 0",
+        ),
+        ({"labels": ["O", "O"]}, "expected at least one, and each once"),
+        ({"labels": ["O", 1]}, "labels.1: "),
+        ({"labels": ["O", "B"]}, "the last shard ends at label 33, expected 2"),
+        ({"reach": 0}, "reach is 0, expected a number of 1 or more"),
+        ({"functions": [1]}, rf"functions is \[1\], expected one for {ROWS} rows"),
+        ({"slots": ROWS - 1}, f"slots is {ROWS - 1}, expected at least the {ROWS} rows"),
+        (
+            {
+                "head_shards": [
+                    {"path": "head-000000-000033.mlpackage", "start": 0, "end": 3},
+                    {"path": "head-000000-000033.mlpackage", "start": 3, "end": 33},
+                ]
+            },
+            "it has 2 head_shards, expected one",
+        ),
+    ],
+)
+def test_a_manifest_that_does_not_fit_together_is_refused(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], message: str
+):
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    (tmp_path / MANIFEST).write_text(json.dumps({**manifest, **changes}), encoding="utf-8")
+    with pytest.raises(ModelError, match=message):
+        read_artifact(tmp_path)
+
+
+def scales(path: Path) -> dict[str, tuple[Any, ...]]:
+    """By the name of a weight, the shapes of its numbers and of their scales."""
+
+    def shape(op: Op, name: str) -> tuple[int, ...]:
+        (operand,) = op.inputs[name] if name in op.inputs else (op.attributes[name],)
+        assert isinstance(operand, Constant)
+        return operand.shape
+
+    block = read_package(path).function(f"t{ROWS}").block
+    return {
+        op.outputs[0].name: (shape(op, "data"), shape(op, "scale"))
+        for op in block.walk()
+        if op.type == "constexpr_blockwise_shift_scale"
+    }
+
+
+def test_every_expert_has_scales_of_its_own_channels(int8: Path):
+    found = scales(int8 / "layers-000-002.mlpackage")
+    for kind in ("gates", "ups"):
+        each = [both for name, both in found.items() if f"experts_{kind}" in name]
+        assert each == [((EXPERTS * FF, HIDDEN, 1, 1), (EXPERTS * FF, 1, 1, 1))] * 2
+    # Experts are summed as channels are: there is one scale for a channel of their sum.
+    downs = [both for name, both in found.items() if "experts_downs" in name]
+    assert downs == [((HIDDEN, EXPERTS * FF, 1, 1), (HIDDEN, 1, 1, 1))] * 2
+
+
+def test_eight_bits_say_nearly_what_transformers_says(
+    made: Made, int8: Path, texts: list[list[int]]
+):
+    found = TextClassifier(int8, rounding="f32").label(texts)
+    rows = [cosines(one.scores, made.scores(text)) for one, text in zip(found, texts, strict=True)]
+    same = [
+        here == there
+        for one, text in zip(found, texts, strict=True)
+        for here, there in zip(one.labels, made.labels(text), strict=True)
+    ]
+    # A random model's experts are often as good as each other: then another is chosen.
+    assert np.median(np.concatenate(rows)) > 0.99
+    assert np.mean(same) > 0.8
+
+
+def test_the_command_prints_tokens_and_entities_with_their_characters(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    text = "w3 w90  w41"
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert main(["classify", str(folder), "w7", "-", "--tokens", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["texts"]
+    (expected,) = TextClassifier(folder).label([[3, 90, 41]])
+    assert first["text"] == "w7"
+    assert [each["label"] for each in second["tokens"]] == [*expected.labels]
+    assert [(each["start"], each["end"]) for each in second["tokens"]] == [(0, 2), (3, 6), (8, 11)]
+    assert [each["text"] for each in second["tokens"]] == ["w3", "w90", "w41"]
+    assert all(0 < each["score"] <= 1 for each in second["tokens"])
+
+    assert main(["classify", str(folder), text, "--json"]) == 0
+    (value,) = json.loads(capsys.readouterr().out)["texts"]
+    names = {label[2:] for label in expected.labels if label != "O"}
+    assert {each["label"] for each in value["entities"]} == names
+    assert main(["classify", str(folder), text]) == 0
+    assert "score" in capsys.readouterr().out
+
+
+def test_the_command_names_a_text_that_is_too_long(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["classify", str(folder), "w1 " * (ROWS + 1)]) == 2
+    assert f"{ROWS + 1} tokens" in capsys.readouterr().err

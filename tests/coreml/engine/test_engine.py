@@ -1,0 +1,227 @@
+"""The engine for Core ML artifacts, rehearsed: against torch, and what it asks of its shards."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.decoding.types import Best, Block
+from paceline.engines import EngineSettings, open_engine
+from paceline.errors import CacheFull, InvalidRequest, ModelError
+from paceline_coreml.engine.call import keep_best
+from paceline_coreml.engine.engine import CoreMlEngine
+from support.coreml import tiny_artifact
+
+pytestmark = pytest.mark.coreml
+
+TEXT = [(7 * i + i * i) % 160 for i in range(23)]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_core_ml: Path) -> CoreMlEngine:
+    return CoreMlEngine(tiny_core_ml, EngineSettings(taps=(0, 2)), rounding="f32")
+
+
+@pytest.fixture(scope="module")
+def static(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact with functions for one row and for four."""
+    return tiny_artifact(tmp_path_factory.mktemp("static"), functions=(1, 4), topology="3")
+
+
+def rows_of(engine: CoreMlEngine, text: Sequence[int], cuts: Sequence[int]) -> np.ndarray:
+    """Logits of every row of a text, run in blocks of these lengths."""
+    found, at = [], 0
+    with closing(engine.open()) as sequence:
+        for count in cuts:
+            block = Block(text[at : at + count], count)
+            found.append(engine.step([(sequence, block)]).logits[0].copy())
+            sequence.commit(count)
+            at += count
+    assert at == len(text)
+    return np.concatenate(found)
+
+
+def test_rows_are_those_of_the_layers_in_torch(engine: CoreMlEngine, tiny_core_ml: Path):
+    from paceline_coreml.conversion.families import open_family
+    from paceline_coreml.conversion.torch_model import TorchModel
+
+    family = open_family(tiny_core_ml.parent / "checkpoint", slots=192, conv_slots=64)
+    network = TorchModel(family, slots=192, rows=4)
+    expected, streams = [], []
+    for at in range(0, len(TEXT), 4):
+        ran = network.step(TEXT[at : at + 4])
+        network.keep(len(TEXT[at : at + 4]))
+        expected.append(ran.logits)
+        streams.append(ran.streams[2])
+    rows, whole = np.concatenate(expected), rows_of(engine, TEXT, [len(TEXT)])
+    cosines = (rows * whole).sum(1) / np.linalg.norm(rows, axis=1) / np.linalg.norm(whole, axis=1)
+    # The weights are int8 here; without that the difference is rounding alone.
+    assert cosines.min() > 0.999
+    with closing(engine.open()) as sequence:
+        taps = engine.step([(sequence, Block(TEXT, 0))]).taps[0]
+    assert set(taps) == {"tap.0", "tap.2"}
+    last = np.concatenate(streams)
+    assert taps["tap.2"].shape == last.shape
+    assert np.abs(taps["tap.2"] - last).max() < 0.1 * np.abs(last).max()
+    assert np.abs(taps["tap.0"] - last).max() > 0.1 * np.abs(last).max()
+
+
+def test_the_best_are_the_highest_of_all_logits(engine: CoreMlEngine):
+    whole = rows_of(engine, TEXT, [len(TEXT)])
+    with closing(engine.open()) as sequence:
+        for rows in (0, 1, 6, len(TEXT)):
+            result = engine.step([(sequence, Block(TEXT, rows, best=True))])
+            best = result.best[0]
+            assert best is not None
+            assert len(result.logits[0]) == 0
+            expected = whole[len(TEXT) - rows :]
+            assert best.tokens.tolist() == expected.argmax(axis=1).tolist()
+            assert best.scores.tolist() == expected.max(axis=1).tolist()
+
+
+def test_best_and_whole_rows_in_one_call(engine: CoreMlEngine):
+    with closing(engine.open()) as one, closing(engine.open()) as other:
+        result = engine.step([(one, Block(TEXT, 3)), (other, Block(TEXT, 2, best=True))])
+    best = result.best[1]
+    assert result.best[0] is None
+    assert best is not None
+    assert best.tokens.tolist() == result.logits[0][1:].argmax(axis=1).tolist()
+
+
+def parts(rows: np.ndarray, cuts: Sequence[int]) -> Best:
+    best = Best(np.zeros(len(rows), np.int64), np.zeros(len(rows), np.float32))
+    for start, end in zip((0, *cuts), (*cuts, rows.shape[1]), strict=True):
+        keep_best(best, rows[:, start:end], start)
+    return best
+
+
+@pytest.mark.parametrize("cuts", [[], [3], [1, 4], [2, 3, 5]])
+def test_parts_of_a_vocabulary_are_compared_as_argmax_does(cuts: list[int]):
+    nan = np.nan
+    rows = np.array(
+        [
+            [1, 5, 2, 5, 0, 5],  # the first of equals
+            [-3, -2, -9, -1, -1, -4],
+            [-np.inf] * 6,
+            [0, 1, nan, 7, nan, 2],  # NaN is above all
+            [2, 1, 0, 3, 3, nan],
+        ],
+        np.float32,
+    )
+    best = parts(rows, cuts)
+    assert best.tokens.tolist() == rows.argmax(axis=1).tolist()
+    np.testing.assert_array_equal(best.scores, rows.max(axis=1))
+
+
+def test_calls_always_have_the_artifacts_rows(engine: CoreMlEngine):
+    seen: list[int] = []
+    package = engine._buckets[0].packages.layers[0]
+    original = package.predict
+
+    def watched(data: Any, state: Any = None) -> Any:
+        seen.append(data["hidden"].shape[2])
+        return original(data, state)
+
+    package.predict = watched  # type: ignore[method-assign]
+    try:
+        rows_of(engine, TEXT, [9, 1, 4, 3, 6])
+    finally:
+        del package.predict  # type: ignore[attr-defined]
+    assert seen == [4] * (3 + 1 + 1 + 1 + 2)
+
+
+@pytest.mark.parametrize("which", ["flexible", "static"])
+def test_calls_may_have_the_rows_that_they_need(which: str, tiny_core_ml: Path, static: Path):
+    folder = static if which == "static" else tiny_core_ml
+    engine = CoreMlEngine(folder, EngineSettings(min_rows=1), rounding="f32")
+    exact = CoreMlEngine(folder, rounding="f32")
+    expected = rows_of(exact, TEXT, [len(TEXT)])
+    assert rows_of(engine, TEXT, [9, 1, 4, 3, 6]).tobytes() == expected.tobytes()
+    assert [bucket.rows for bucket in exact._buckets] == [4]
+    widths = [1, 4] if which == "static" else [1, 2, 3, 4]
+    assert [bucket.rows for bucket in engine._buckets] == widths
+    assert engine.describe()["rows"] == ",".join(map(str, widths))
+
+
+def test_what_an_earlier_sequence_left_is_not_seen(engine: CoreMlEngine):
+    expected = rows_of(engine, TEXT, [len(TEXT)])
+    with closing(engine.open()) as sequence:
+        engine.step([(sequence, Block(TEXT, 0))])
+        for state in engine._states_of(sequence):
+            for cell in state.cells.values():
+                cell.array = np.full_like(cell.array, np.nan)
+    assert rows_of(engine, TEXT, [len(TEXT)]).tobytes() == expected.tobytes()
+
+
+def test_time_is_put_down_to_parts(tiny_core_ml: Path):
+    engine = CoreMlEngine(tiny_core_ml, EngineSettings(min_rows=1), rounding="f32")
+    assert engine.load_seconds > 0
+    with closing(engine.open()) as sequence:
+        first = engine.step([(sequence, Block(TEXT[:4], 4))])
+        again = engine.step([(sequence, Block(TEXT[:4], 4))])
+        fewer = engine.step([(sequence, Block(TEXT[:1], 1))])
+    assert set(first.parts) == set(fewer.parts) == {"first calls", "inputs"}
+    assert set(again.parts) == {"layers", "head", "inputs"}
+    for result in (first, again, fewer):
+        calls = sum(seconds for part, seconds in result.parts.items() if part != "inputs")
+        assert result.seconds == pytest.approx(calls)
+
+
+def test_a_block_without_logits_leaves_the_head_alone(engine: CoreMlEngine):
+    with closing(engine.open()) as sequence:
+        assert "head" not in engine.step([(sequence, Block(TEXT, 0))]).parts
+
+
+def test_the_cache_holds_as_many_sequences_as_were_asked_for(tiny_core_ml: Path):
+    engine = CoreMlEngine(tiny_core_ml, EngineSettings(cache_tokens=2 * 192), rounding="f32")
+    assert engine.free_slots == 2 * 192
+    with closing(engine.open()) as one, closing(engine.open()) as two:
+        engine.step([(one, Block([1], 0)), (two, Block([1], 0))])
+        assert engine.free_slots == 0
+        with closing(engine.open()) as three, pytest.raises(CacheFull):
+            engine.step([(three, Block([1], 0))])
+
+
+def test_a_tap_that_the_artifact_does_not_give_is_refused(tiny_core_ml: Path):
+    with pytest.raises(InvalidRequest, match=r"no hidden states of layers 1.*--taps"):
+        CoreMlEngine(tiny_core_ml, EngineSettings(taps=(0, 1)))
+
+
+def test_a_shard_with_an_unknown_operation_is_named(tiny_core_ml: Path, tmp_path: Path):
+    """It is found when the artifact is opened, not in the middle of an answer."""
+    import shutil
+
+    from coremltools.proto import Model_pb2
+
+    folder = tmp_path / "artifact"
+    shutil.copytree(tiny_core_ml, folder)
+    path = next(folder.glob("layers-000-*/Data/*/*.mlmodel"))
+    spec = Model_pb2.Model.FromString(path.read_bytes())
+    block = next(iter(spec.mlProgram.functions["main"].block_specializations.values()))
+    softmax = next(op for op in block.operations if op.type == "softmax")
+    softmax.type = "soft_guess"
+    path.write_bytes(spec.SerializeToString())
+    seal(folder)
+    with pytest.raises(ModelError, match=r"layers-000-002.mlpackage.*soft_guess"):
+        CoreMlEngine(folder)
+
+
+def seal(folder: Path) -> None:
+    """Make the manifest agree with what is there: the fault is not in the copy."""
+    from paceline.storage.files import read_json, sha256_of, write_json
+    from paceline.storage.manifest import MANIFEST
+
+    value = read_json(folder / MANIFEST)
+    for name, record in value["files"].items():
+        path = folder / name
+        record.update(bytes=path.stat().st_size, sha256=sha256_of(path))
+    write_json(folder / MANIFEST, value)
+
+
+def test_it_is_opened_by_its_name(tiny_core_ml: Path):
+    engine = open_engine("coreml", tiny_core_ml, 192, EngineSettings(min_rows=2))
+    assert engine.describe()["engine"] == "coreml"
+    assert engine.describe()["units"] == "rehearsed"

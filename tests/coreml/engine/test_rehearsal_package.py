@@ -1,0 +1,337 @@
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("coremltools")
+
+from coremltools.proto import Model_pb2  # noqa: E402
+from rehearsal_modules import COMPRESSIONS, ROWS, SLOTS, D, saved, text  # noqa: E402
+
+from paceline.errors import InvalidRequest, MissingExtra, ModelError  # noqa: E402
+from paceline_coreml.rehearsal import RehearsalModel, proto  # noqa: E402
+from paceline_coreml.rehearsal.program import Constant, read_package  # noqa: E402
+
+pytestmark = [pytest.mark.coreml, pytest.mark.usefixtures("quiet_coremltools")]
+
+MODEL = Path("Data/com.apple.CoreML/model.mlmodel")
+WEIGHTS = Path("Data/com.apple.CoreML/weights/weight.bin")
+
+
+@pytest.fixture
+def copy(block_package: Path, tmp_path: Path) -> Path:
+    """A package that a test may damage."""
+    return shutil.copytree(block_package, tmp_path / "copy.mlpackage")
+
+
+@pytest.fixture
+def edited(copy: Path) -> Callable[[Callable[[Any], object]], Path]:
+    """The package with its specification changed."""
+
+    def edit(change: Callable[[Any], object]) -> Path:
+        spec = Model_pb2.Model.FromString((copy / MODEL).read_bytes())
+        change(spec)
+        (copy / MODEL).write_bytes(spec.SerializeToString())
+        return copy
+
+    return edit
+
+
+def operations(spec: Any) -> Any:
+    function = spec.mlProgram.functions["main"]
+    return function.block_specializations[function.opset].operations
+
+
+def operation(spec: Any, kind: str) -> Any:
+    return next(op for op in operations(spec) if op.type == kind)
+
+
+@pytest.fixture(scope="module")
+def model(block_package: Path) -> RehearsalModel:
+    return RehearsalModel(block_package)
+
+
+# --- reading
+
+
+def test_a_package_says_what_it_declares(block_package: Path):
+    package = read_package(block_package)
+    assert list(package.functions) == ["main"] == [package.default_function]
+    function = package.function()
+    hidden, cos, *_ = function.inputs
+    assert (hidden.name, hidden.dtype, hidden.shape) == ("hidden", "fp16", (1, D, 1, 1))
+    assert (hidden.lower, hidden.upper) == ((1, D, 1, 1), (1, D, ROWS, 1))
+    assert not hidden.is_static
+    assert (cos.lower, cos.upper) == ((1, 8), (ROWS, 8))
+    assert [one.name for one in function.outputs] == ["out"]
+    assert [(one.name, one.dtype, one.shape) for one in function.states] == [
+        ("k_state", "fp16", (1, 2, SLOTS, 16)),
+        ("v_state", "fp16", (1, 2, SLOTS, 16)),
+    ]
+    assert [one.name for one in function.block.inputs if one.is_state] == ["k_state", "v_state"]
+    assert function.block.outputs == ("out",)
+
+
+def test_a_package_says_what_its_operations_are(block_package: Path):
+    ops = list(read_package(block_package).function().block.walk())
+    convolution = next(op for op in ops if op.type == "conv")
+    (out,) = convolution.outputs
+    assert (out.dtype, out.shape) == ("fp16", (1, D, None, 1))
+    assert set(convolution.inputs) >= {"x", "weight", "pad_type", "strides", "groups"}
+    made = {one.name for op in ops for one in op.outputs}
+    assert all(name in made for name in convolution.inputs["weight"])
+    joined = next(op for op in ops if op.type == "concat")
+    assert len(joined.inputs["values"]) == 2
+
+
+@pytest.mark.parametrize("compression", [None, *COMPRESSIONS])
+def test_constants_are_what_coremltools_reads(
+    compression: str | None, block_model: Any, compressed: Callable[[str], Any], tmp_path: Path
+):
+    from coremltools.converters.mil.frontend.milproto import load
+
+    model = compressed(compression) if compression else block_model
+    path = saved(model, tmp_path / "model.mlpackage")
+    program = load.load(
+        model.get_spec(),
+        specification_version=model.get_spec().specificationVersion,
+        file_weights_dir=str(path / WEIGHTS.parent),
+    )
+    theirs = {
+        op.outputs[0].name: op.val.val
+        for op in program.functions["main"].operations
+        if op.op_type == "const"
+    }
+    ours = {
+        op.outputs[0].name: operand
+        for op in read_package(path).function().block.ops
+        if op.type == "const"
+        for operand in op.inputs["val"]
+    }
+    compared = 0
+    for name, operand in ours.items():
+        assert isinstance(operand, Constant)
+        if name in theirs:
+            compared += 1
+            np.testing.assert_array_equal(operand.value(), theirs[name])
+    assert compared >= 0.9 * len(ours)
+
+
+# --- what is refused
+
+
+def refused(path: Path, message: str, **options: Any) -> None:
+    with pytest.raises(ModelError, match=message):
+        RehearsalModel(path, **options)
+
+
+def test_a_folder_that_is_no_package_is_refused(tmp_path: Path):
+    refused(tmp_path / "none", r"none is no folder; expected a Core ML package")
+    refused(tmp_path, r"has no Manifest\.json")
+    (tmp_path / "Manifest.json").write_text(json.dumps({"itemInfoEntries": {}}))
+    refused(tmp_path, r"Manifest\.json does not say where the model is")
+
+
+def test_a_damaged_specification_is_refused(copy: Path):
+    (copy / MODEL).write_bytes(b"\xff" * 100)
+    refused(copy, r"model\.mlmodel is no Core ML model")
+    (copy / MODEL).unlink()
+    refused(copy, r"model\.mlmodel cannot be read: No such file")
+
+
+def test_a_model_that_is_no_program_is_refused(copy: Path):
+    spec = Model_pb2.Model(specificationVersion=4)
+    spec.neuralNetwork.SetInParent()
+    (copy / MODEL).write_bytes(spec.SerializeToString())
+    refused(copy, "holds a neuralNetwork; expected an mlProgram")
+    (copy / MODEL).write_bytes(b"")
+    refused(copy, "holds a model without content; expected an mlProgram")
+
+
+def test_weights_that_are_cut_off_are_refused(copy: Path):
+    whole = (copy / WEIGHTS).read_bytes()
+    for size, message in (
+        (len(whole) - 10_000, "it is cut off|is outside the file"),
+        (100, "is outside the file, which has 100 bytes"),
+        (10, "has 10 bytes; expected a weight file"),
+        (0, "cannot be read"),
+    ):
+        (copy / WEIGHTS).write_bytes(whole[:size])
+        refused(copy, message)
+    (copy / WEIGHTS).unlink()
+    refused(copy, r"weight\.bin cannot be read: .*No such file")
+
+
+def test_weights_that_are_damaged_are_refused(copy: Path):
+    whole = (copy / WEIGHTS).read_bytes()
+    for at, message in (
+        (4, "is a weight file of version 99; expected version 2"),
+        (64, "the record at 64 is no record; the file is damaged"),
+        (68, r"of type 99; expected \d+ bytes of type 1 \(fp16\)"),
+    ):
+        (copy / WEIGHTS).write_bytes(whole[:at] + bytes([99, 0, 0, 0]) + whole[at + 4 :])
+        refused(copy, message)
+
+
+def test_weights_outside_the_package_are_refused(edited: Callable[..., Path]):
+    def elsewhere(spec: Any) -> None:
+        for op in operations(spec):
+            for value in op.attributes.values():
+                if value.WhichOneof("value") == "blobFileValue":
+                    value.blobFileValue.fileName = "@model_path/../../../secret.bin"
+
+    refused(edited(elsewhere), "is no weight file of this package")
+
+
+def test_what_is_not_known_is_refused_when_a_package_is_opened(edited: Callable[..., Path]):
+    def change(spec: Any) -> None:
+        operation(spec, "softmax").type = "softmax_of_tomorrow"
+        operation(spec, "rsqrt").inputs["accuracy"].CopyFrom(operation(spec, "rsqrt").inputs["x"])
+        del operation(spec, "tile").inputs["reps"]
+
+    path = edited(change)
+    refused(path, r"softmax_of_tomorrow 'weights\w*' is an operation that is not known here")
+    refused(path, r"rsqrt '\w+' has the parameter accuracy, which is not known")
+    refused(path, r"tile '\w+' has no reps")
+    refused(path, r"copy\.mlpackage cannot be rehearsed")
+
+
+def test_an_option_that_is_not_known_is_refused_when_a_package_is_opened(
+    edited: Callable[..., Path],
+):
+    def change(spec: Any) -> None:
+        for op in operations(spec):
+            value = op.attributes["val"].immediateValue.tensor if op.type == "const" else None
+            if value is not None and "valid" in value.strings.values:
+                value.strings.values[0] = "mirrored"
+
+    refused(edited(change), r"conv '\w+' has the pad_type mirrored, expected one of custom, same")
+
+
+def test_options_that_do_not_go_together_are_refused_when_a_package_is_opened(
+    save_program: Callable[..., Path],
+):
+    given = {"x": np.zeros((1, 2, 7), np.float32)}
+    filters = np.zeros((2, 2, 3), np.float32)
+    path = save_program(
+        lambda mb, x: mb.conv(x=x, weight=filters, pad_type="same", strides=[2]), given
+    )
+    refused(path, r"conv '\w+' has the pad_type same with strides \[2\], expected strides of 1")
+
+
+def test_values_that_nothing_makes_are_refused(edited: Callable[..., Path]):
+    def change(spec: Any) -> None:
+        operation(spec, "softmax").inputs["x"].arguments[0].name = "nowhere"
+        del operation(spec, "silu").inputs["x"].arguments[:]
+
+    path = edited(change)
+    refused(path, r"softmax '\w+' reads nowhere, which nothing before it makes")
+    refused(path, r"silu '\w+' has 0 values for x, expected one")
+
+
+def test_a_loop_is_refused(edited: Callable[..., Path]):
+    def change(spec: Any) -> None:
+        operation(spec, "softmax").blocks.add()
+
+    refused(edited(change), "softmax .* is an operation that is not known here")
+
+
+def test_a_function_that_is_not_there_is_refused(block_package: Path):
+    refused(block_package, "no function 't4'; expected one of main", function_name="t4")
+
+
+def test_a_rounding_that_is_not_known_is_refused(block_package: Path):
+    with pytest.raises(InvalidRequest, match="'f8'"):
+        RehearsalModel(block_package, rounding="f8")
+
+
+def test_an_optional_input_is_refused(edited: Callable[..., Path]):
+    def change(spec: Any) -> None:
+        spec.description.input[0].type.isOptional = True
+
+    refused(edited(change), "hidden is optional; expected an array")
+
+
+def test_a_model_that_declares_other_inputs_than_its_program_is_refused(
+    edited: Callable[..., Path],
+):
+    def change(spec: Any) -> None:
+        spec.description.input[0].name = "hiden"
+
+    refused(edited(change), r"main declares the inputs \[.*'hiden'.*and its program has.*'hidden'")
+
+
+def test_operands_that_do_not_go_together_are_an_error_that_names_the_operation(
+    edited: Callable[..., Path],
+):
+    def change(spec: Any) -> None:
+        for one in spec.description.input:
+            if one.name == "rope_cos":
+                one.type.multiArrayType.shapeRange.sizeRanges[1].upperBound = 9
+
+    model = RehearsalModel(edited(change))
+    given = text().block([0])
+    given["rope_cos"] = np.ones((1, 9), np.float32)
+    with pytest.raises(ModelError, match=r"mul '\w+': operands could not be broadcast"):
+        model.predict(given, model.make_state())
+
+
+def test_without_coremltools_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, block_package: Path
+):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "coremltools"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "_paceline_coreml_proto", raising=False)
+    monkeypatch.setattr(proto.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtra, match=r"install it with: pip install 'paceline\[coreml\]'"):
+        read_package(block_package)
+
+
+def test_opening_a_package_says_nothing_and_imports_nothing_heavy(block_package: Path):
+    code = (
+        "import sys; from paceline_coreml.rehearsal import RehearsalModel; "
+        f"RehearsalModel({str(block_package)!r}); "
+        "print([name for name in ('coremltools', 'torch', 'scipy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+# --- calling
+
+
+def test_inputs_that_do_not_fit_are_all_named(model: RehearsalModel):
+    given = text().block([0, 1])
+    given["hidden"] = given["hidden"][0]
+    given["rope_cos"] = np.ones((5, 8), np.float32)
+    given["attn_mask"] = np.full(given["attn_mask"].shape, "no")
+    given["more"] = given.pop("rope_sin")
+    with pytest.raises(InvalidRequest) as refusal:
+        model.predict(given, model.make_state())
+    assert str(refusal.value) == (
+        "block.mlpackage: rope_sin is missing; more is no input of this model; hidden has shape "
+        f"[{D}, 2, 1], expected [1, {D}, 1 to {ROWS}, 1]; rope_cos has shape [5, 8], expected "
+        f"[1 to {ROWS}, 8]; attn_mask is str64, expected numbers"
+    )
+
+
+def test_shapes_that_are_listed_are_the_only_ones(edited: Callable[..., Path]):
+    def change(spec: Any) -> None:
+        for one in spec.description.input:
+            if one.name == "hidden":
+                for rows in (1, 4):
+                    one.type.multiArrayType.enumeratedShapes.shapes.add(shape=[1, D, rows, 1])
+
+    model = RehearsalModel(edited(change))
+    model.predict(text().block([0]), model.make_state())
+    with pytest.raises(
+        InvalidRequest, match=r"hidden has shape \[1, 64, 2, 1\], expected \[1, 64, 1, 1\] or \[1"
+    ):
+        model.predict(text().block([0, 1]), model.make_state())

@@ -1,0 +1,267 @@
+"""A row's numbers, bit for bit, whatever stands beside it: operation by operation, numpy alone."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline_coreml.rehearsal.ops import OPS
+from paceline_coreml.rehearsal.ops.products import SHORT, dots
+from paceline_coreml.rehearsal.ops.table import Cell
+from paceline_coreml.rehearsal.rounding import to_half
+
+Numbers = Callable[..., np.ndarray]
+Made = Callable[[Numbers, int, int], dict[str, Any]]
+
+
+class Rows(NamedTuple):
+    """How an operation meets rows: its arguments for so many rows, of which these have rows."""
+
+    op: str
+    arguments: Made
+    """From a source of numbers, the number of rows, and a width."""
+    axes: dict[str, int]
+    """Arguments that have rows, and along which axis; `out` is what comes out."""
+
+
+def channels(op: str, **more: Any) -> Rows:
+    """An operation on the layout of a model: [1, d, T, 1]."""
+    return Rows(op, lambda make, t, d: {"x": make(1, d, t, 1), **more}, {"x": 2, "out": 2})
+
+
+def with_columns(op: str, **more: Any) -> Rows:
+    """An operation on scores: [1, 2, T, d]."""
+    return Rows(op, lambda make, t, d: {"x": make(1, 2, t, d), **more}, {"x": 2, "out": 2})
+
+
+ROWS = [
+    *(channels(op) for op in ("exp", "tanh", "sin", "cos", "sigmoid", "silu", "softplus", "erf")),
+    *(channels(op) for op in ("sqrt", "rsqrt", "log", "inverse", "relu", "sign", "square", "abs")),
+    *(channels("gelu", mode=mode) for mode in OPS["gelu"].accepts["mode"]),
+    channels("clip", alpha=-0.5, beta=0.5),
+    channels("cast", dtype="fp16"),
+    *(
+        Rows(
+            op,
+            lambda make, t, d: {"x": make(1, d, t, 1), "y": make(1, d, t, 1)},
+            {"x": 2, "y": 2, "out": 2},
+        )
+        for op in ("add", "sub", "mul", "real_div", "maximum", "minimum", "floor_div", "mod", "pow")
+    ),
+    Rows(
+        "pow", lambda make, t, d: {"x": make(1, d, t, 1), "y": np.float32(1.7)}, {"x": 2, "out": 2}
+    ),
+    Rows(
+        "mul",
+        lambda make, t, d: {"x": make(1, d, t, 1), "y": make(1, d, 1, 1)},
+        {"x": 2, "out": 2},
+    ),
+    *(
+        channels(op, axes=(1,), keep_dims=True)
+        for op in OPS
+        if op.startswith("reduce_") and op != "reduce_argmax"
+    ),
+    *(
+        with_columns(op, axes=(-1, 1), keep_dims=True)
+        for op in ("reduce_sum", "reduce_mean", "reduce_max")
+    ),
+    channels("reduce_argmax", axis=1, keep_dims=True),
+    channels("argsort", axis=1),
+    channels("cumsum", axis=1),
+    with_columns("softmax"),
+    channels("softmax", axis=1),
+    with_columns("layer_norm", axes=(-1,)),
+    channels("layer_norm", axes=(1,)),
+    Rows("l2_norm", lambda make, t, d: {"x": make(t, 1, 1, d)}, {"x": 0, "out": 0}),
+    Rows(
+        "conv",
+        lambda make, t, d: {"x": make(1, d, t, 1), "weight": make(7, d, 1, 1), "bias": make(7)},
+        {"x": 2, "out": 2},
+    ),
+    Rows(
+        "conv",
+        lambda make, t, d: {"x": make(1, 2 * d, t, 1), "weight": make(6, d, 1, 1), "groups": 2},
+        {"x": 2, "out": 2},
+    ),
+    Rows(  # along columns, a row at a time
+        "conv",
+        lambda make, t, d: {
+            "x": make(1, 3, t, d + 3),
+            "weight": make(3, 1, 1, 3),
+            "groups": 3,
+            "pad_type": "custom",
+            "pad": (0, 0, 2, 0),
+        },
+        {"x": 2, "out": 2},
+    ),
+    Rows(
+        "linear",
+        lambda make, t, d: {"x": make(1, t, d), "weight": make(9, d), "bias": make(9)},
+        {"x": 1, "out": 1},
+    ),
+    Rows(
+        "matmul",
+        lambda make, t, d: {"x": make(1, 3, t, d), "y": make(1, 3, d, 11)},
+        {"x": 2, "out": 2},
+    ),
+    Rows(
+        "matmul",
+        lambda make, t, d: {"x": make(1, 3, 11, d), "y": make(1, 3, d, t)},
+        {"y": 3, "out": 3},
+    ),
+    Rows(
+        "matmul",
+        lambda make, t, d: {
+            "x": make(1, 3, d, t),
+            "y": make(1, 1, 11, d),
+            "transpose_x": True,
+            "transpose_y": True,
+        },
+        {"x": 3, "out": 2},
+    ),
+    Rows(
+        "scaled_dot_product_attention",
+        lambda make, t, d: {
+            "query": make(1, 2, t, d),
+            "key": make(1, 2, 37, d),
+            "value": make(1, 2, 37, 5),
+            "attn_mask": make(1, 1, t, 37),
+        },
+        {"query": 2, "attn_mask": 2, "out": 2},
+    ),
+    Rows(
+        "einsum",
+        lambda make, t, d: {
+            "values": (make(1, t, 2, d), make(1, d, 2, 5)),
+            "equation": "nchw,nwhu->nchu",
+        },
+        {"values": 1, "out": 1},
+    ),
+]
+
+
+def taken(value: Any, axis: int, place: int) -> Any:
+    """One row of an argument; of several values, of the first."""
+    if isinstance(value, tuple):
+        return taken(value[0], axis, place), *value[1:]
+    return np.take(value, [place], axis)
+
+
+@pytest.mark.parametrize("case", ROWS, ids=lambda case: case.op)
+@settings(max_examples=12)
+@given(
+    rows=st.integers(2, 9), width=st.integers(1, 90), place=st.integers(0, 8), seed=st.integers(0)
+)
+def test_a_row_is_what_it_is_alone(case: Rows, rows: int, width: int, place: int, seed: int):
+    rng = np.random.default_rng(seed)
+
+    def make(*shape: int) -> np.ndarray:
+        found = rng.normal(size=shape).astype(np.float32)
+        found[rng.random(shape) < 0.1] = rng.choice([0.0, -0.0])  # as masks leave them
+        return found
+
+    place %= rows
+    run = OPS[case.op].run
+    arguments = case.arguments(make, rows, width)
+    alone = {
+        name: taken(value, case.axes[name], place) if name in case.axes else value
+        for name, value in arguments.items()
+    }
+    with np.errstate(all="ignore"):
+        expected = np.take(run(**arguments), [place], case.axes["out"])
+        found = run(**alone)
+    assert found.tobytes() == np.ascontiguousarray(expected).tobytes()
+
+
+def test_every_operation_that_computes_is_here():
+    # What only moves numbers has nothing to get wrong; the rest makes whole numbers or constants.
+    elsewhere = {
+        "floor", "logical_and", "logical_or", "logical_xor", "logical_not", "equal", "not_equal",
+        "greater", "greater_equal", "less", "less_equal", "range_1d", "topk",
+    }  # fmt: skip
+    computing = {
+        name for name, entry in OPS.items() if not entry.moves and not name.startswith("constexpr_")
+    }
+    assert computing - elsewhere == {case.op for case in ROWS}
+
+
+@given(
+    slots=st.integers(1, 40),
+    rows=st.integers(1, 2 * SHORT),
+    width=st.integers(1, 40),
+    seed=st.integers(0),
+)
+def test_rows_are_written_into_slots_as_they_are(slots: int, rows: int, width: int, seed: int):
+    # The product of a one-hot mask and the new rows, over the rows.
+    rng = np.random.default_rng(seed)
+    new = rng.normal(size=(1, 2, rows, width)).astype(np.float32)
+    mask = np.zeros((1, 1, slots, rows), np.float32)
+    expected = np.zeros((1, 2, slots, width), np.float32)
+    for row, slot in enumerate(rng.permutation(slots)[:rows]):
+        mask[0, 0, slot, row] = 1
+        expected[:, :, slot] = new[:, :, row]
+    found = OPS["matmul"].run(x=mask, y=new)
+    np.testing.assert_array_equal(found, expected)
+
+
+@given(terms=st.integers(0, 3 * SHORT), seed=st.integers(0))
+def test_dots_are_sums_of_products(terms: int, seed: int):
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(2, 1, 3, terms)), rng.normal(size=(4, 5, terms))
+    found = dots(a.astype(np.float32), b.astype(np.float32))
+    np.testing.assert_allclose(found, a @ b.swapaxes(-1, -2), rtol=1e-4, atol=1e-4)
+
+
+def test_vectors_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match="3 and 4"):
+        dots(np.zeros((1, 3), np.float32), np.zeros((1, 4), np.float32))
+
+
+def test_what_was_read_of_a_state_stays_when_it_is_written():
+    cell = Cell(np.zeros(3, np.float32))
+    read = OPS["read_state"].run(input=cell)
+    OPS["write_state"].run(input=cell, data=np.ones(3, np.float32))
+    assert read.tolist() == [0, 0, 0]
+    assert cell.array.tolist() == [1, 1, 1]
+
+
+# --- rounding
+
+
+def bits(numbers: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(numbers, np.float32).view(np.uint32)
+
+
+def cast(numbers: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return numbers.astype(np.float16).astype(np.float32)
+
+
+def test_rounding_is_a_cast_to_fp16_for_every_number_between_two():
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    halves = np.sort(halves[np.isfinite(halves)])
+    between = ((halves[1:].astype(np.float64) + halves[:-1]) / 2).astype(np.float32)
+    for numbers in (
+        halves,
+        between,
+        np.nextafter(between, np.float32(np.inf)),
+        np.nextafter(between, np.float32(-np.inf)),
+    ):
+        np.testing.assert_array_equal(bits(to_half(numbers)), bits(cast(numbers)))
+
+
+@given(st.lists(st.floats(width=32), max_size=8))
+def test_rounding_is_a_cast_to_fp16_for_any_numbers(numbers: list[float]):
+    given_numbers = np.array(numbers, np.float32)
+    with np.errstate(all="ignore"):
+        found = to_half(given_numbers)
+    np.testing.assert_array_equal(found, cast(given_numbers))
+    assert not np.shares_memory(found, given_numbers)
+
+
+def test_rounding_keeps_the_shape_of_one_number():
+    assert to_half(np.float32(0.1)).shape == ()
+    assert to_half(np.zeros((0, 3))).shape == (0, 3)

@@ -1,0 +1,290 @@
+"""Conversion of checkpoints to Core ML artifacts: results, resumption, errors."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("coremltools")
+pytest.importorskip("torch")
+pytest.importorskip("transformers", minversion="5.23")
+
+from paceline.decoding.types import Block
+from paceline.errors import InvalidRequest, ModelError
+from paceline.models import QUIET
+from paceline.models.files import open_folder
+from paceline.models.manifest import GENERATION
+from paceline.storage.files import read_json
+from paceline.storage.manifest import MANIFEST
+from paceline_coreml.conversion import convert as conversion
+from paceline_coreml.conversion.conversion_options import ConversionOptions
+from paceline_coreml.conversion.convert import convert
+from paceline_coreml.conversion.source import Source
+from paceline_coreml.engine.artifact import Artifact, read_artifact
+from paceline_coreml.engine.engine import CoreMlEngine
+from paceline_coreml.rehearsal.program import read_package
+from paceline_coreml.rehearsal.weights import Constant
+from support.coreml import tiny_llama, tiny_source
+from support.zaya import zaya_artifact
+
+pytestmark = pytest.mark.coreml
+
+SAMPLING = {"temperature": 0.6, "top_k": 20}
+TEXT = [(7 * i + i * i) % 160 for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    source = tiny_source(tmp_path_factory.mktemp("checkpoint"))
+    source.tokenizer.with_name(GENERATION).write_text(json.dumps(SAMPLING), encoding="utf-8")
+    return source
+
+
+def made(source: Source, out: Path, **recipe: Any) -> Artifact:
+    common = {"slots": 64, "topology": "3", "head_rows": 160, "weights": "f16"}
+    return convert(source, out, ConversionOptions(**(common | recipe)), progress=QUIET)
+
+
+def logits(artifact: Artifact) -> np.ndarray:
+    engine = CoreMlEngine(artifact.folder, rounding="f32")
+    sequence = engine.open()
+    rows: np.ndarray = engine.step([(sequence, Block(TEXT, len(TEXT)))]).logits[0]
+    return rows
+
+
+def cosine(found: np.ndarray, expected: np.ndarray) -> float:
+    size = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    return float(((found * expected).sum(1) / size).min())
+
+
+def stored(package: Path) -> dict[str, set[str]]:
+    """The stored types of a package's weights, by module name."""
+    found: dict[str, set[str]] = {}
+    for op in read_package(package).function().block.walk():
+        if op.type.startswith("const") and "_weight" in op.outputs[0].name:
+            name = op.outputs[0].name.partition("_weight")[0]
+            kept = next(op.inputs[key][0] for key in ("data", "indices", "val") if key in op.inputs)
+            assert isinstance(kept, Constant)
+            found.setdefault(name, set()).add(kept.dtype)
+    return found
+
+
+@pytest.fixture(scope="module")
+def finished(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """Treat it as read-only."""
+    return made(source, tmp_path_factory.mktemp("f16") / "out", keep=("head",))
+
+
+@pytest.fixture(scope="module")
+def exact(finished: Artifact) -> np.ndarray:
+    return logits(finished)
+
+
+@pytest.mark.parametrize(
+    ("weights", "least", "kept"),
+    [("int8", 0.9995, "int8"), ("int8-per-tensor", 0.999, "int8"), ("int4", 0.95, "uint4")],
+)
+def test_weights_are_compressed(
+    source: Source, exact: np.ndarray, tmp_path: Path, weights: str, least: float, kept: str
+):
+    artifact = made(source, tmp_path / "out", weights=weights)
+    assert cosine(logits(artifact), exact) > least
+    assert kept in stored(artifact.folder / artifact.layer_shards[0].path)["layers_1_mix_q"]
+
+
+def test_weights_to_keep_stay_float16(source: Source, tmp_path: Path):
+    artifact = made(source, tmp_path / "out", weights="int8", keep=("layers.1.*", "head"))
+    layers = stored(artifact.folder / artifact.layer_shards[0].path)
+    assert layers["layers_0_mix_q"] == {"int8"}
+    assert layers["layers_1_mix_q"] == {"fp16"}
+    assert stored(artifact.folder / artifact.head_shards[0].path)["head"] == {"fp16"}
+
+
+def test_all_layers_can_be_tapped(source: Source, tmp_path: Path):
+    artifact = made(source, tmp_path / "out", topology="2+1", taps="all")
+    assert [shard.taps for shard in artifact.layer_shards] == [(0, 1), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ({"topology": "2+2"}, "2+2 is 4 layers; the model has 3"),
+        ({"topology": "a+b"}, "is not a topology; expected numbers of layers"),
+        ({"taps": (1, 3)}, r"layers \[3\] cannot be tapped; there are 3"),
+        ({"keep": ("layers.0.*", "layer.1.*")}, r"no weight matches layer\.1\.\*"),
+        ({"rows": -1}, "rows is -1; expected 1 or more"),
+        ({"functions": (1, 2), "rows": 4}, "functions are for 1, 2 rows; expected one for 4"),
+        ({"weights": "int3"}, "weights is 'int3'; expected one of int8"),
+    ],
+)
+def test_options_that_do_not_fit_the_model_are_rejected(
+    source: Source, tmp_path: Path, recipe: dict[str, Any], said: str
+):
+    with pytest.raises(InvalidRequest, match=said.replace("+", r"\+")):
+        made(source, tmp_path / "out", **recipe)
+    assert not (tmp_path / "out").exists()
+
+
+# --- resumption
+
+
+def test_finished_packages_are_kept(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    out, parts = tmp_path / "out", []
+    whole = conversion._make
+
+    def interrupted(part: Any, *rest: Any) -> None:
+        if len(parts) == 2:
+            raise KeyboardInterrupt
+        parts.append(part.path)
+        whole(part, *rest)
+
+    monkeypatch.setattr(conversion, "_make", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made(source, out, topology="1+1+1")
+    assert not (out / MANIFEST).exists()
+    assert sorted(path.name for path in out.glob("*.mlpackage")) == parts
+    with pytest.raises(ModelError):
+        read_artifact(out)
+    # An incomplete package, as after a crash during the move.
+    (out / ".layers-002-003.mlpackage").mkdir()
+    (out / ".layers-002-003.mlpackage" / "junk").write_text("x")
+    again: list[str] = []
+    monkeypatch.setattr(
+        conversion, "_make", lambda part, *rest: (again.append(part.path), whole(part, *rest))
+    )
+    artifact = made(source, out, topology="1+1+1")
+    assert again == ["layers-002-003.mlpackage", "head-000000-000160.mlpackage"]
+    assert not any(path.name.startswith(".") for path in out.iterdir())
+    assert len(artifact.layer_shards) == 3
+    monkeypatch.setattr(conversion, "_make", lambda *_: pytest.fail("made again"))
+    assert made(source, out, topology="1+1+1") == artifact
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_another_conversion_in_the_same_folder_is_rejected(
+    source: Source,
+    finished: Artifact,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_finished: bool,
+):
+    out = finished.folder if is_finished else tmp_path / "out"
+    if not is_finished:
+        monkeypatch.setattr(
+            conversion, "_make", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            made(source, out, keep=("head",))
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    with pytest.raises(InvalidRequest, match="another recipe"):
+        made(source, out, weights="int8")
+    with pytest.raises(InvalidRequest, match="another weights_of"):
+        made(source._replace(identity="other"), out, keep=("head",))
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_a_folder_with_other_things_is_left_alone(source: Source, tmp_path: Path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(InvalidRequest, match="is not empty; choose another folder"):
+        made(source, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_packages_are_built_in_the_temporary_folder(tmp_path: Path, monkeypatch: Any):
+    source = tiny_source(tmp_path, num_hidden_layers=1)
+    place = tmp_path / "scratch"
+    place.mkdir()
+    seen = []
+    whole = shutil.move
+
+    def moved(made: Any, to: Any) -> Any:
+        seen.append(Path(made))
+        return whole(made, to)
+
+    monkeypatch.setattr(conversion.shutil, "move", moved)
+    recipe = ConversionOptions(slots=64, head_rows=160, weights="f16")
+    convert(source, tmp_path / "out", recipe, temporary=place, progress=QUIET)
+    assert len(seen) == 2
+    assert all(path.is_relative_to(place) for path in seen)
+    assert list(place.iterdir()) == []
+
+
+# --- invalid checkpoints
+
+
+def changed_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def without(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        path = folder / "model.safetensors"
+        weights = load_file(path)
+        del weights[name]
+        save_file(weights, path)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda folder: changed_config(folder, model_type="gpt2"),
+            "gpt2",
+        ),
+        (
+            without("model.layers.2.mlp.up_proj.weight"),
+            r"has no tensor model\.layers\.2\.mlp\.up_proj\.weight",
+        ),
+        (without("model.norm.weight"), r"has no tensor model\.norm\.weight"),
+        (
+            lambda folder: changed_config(folder, num_attention_heads=8, head_dim=16),
+            "layer 0 of this llama model cannot be built from its tensors",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"nonsense"),
+            "cannot be read as safetensors",
+        ),
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+    ],
+    ids=["family", "layer", "norm", "shape", "damaged", "config"],
+)
+def test_an_incomplete_checkpoint_is_rejected_before_conversion(
+    tmp_path: Path, change: Callable[[Path], Any], said: str
+):
+    folder = tiny_llama(tmp_path / "checkpoint")
+    source = tiny_source(tmp_path, folder)
+    change(folder)
+    with pytest.raises(ModelError, match=said) as raised:
+        made(source, tmp_path / "out")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_manifest_has_source_and_options(source: Source, finished: Artifact):
+    value = read_json(finished.folder / MANIFEST)
+    assert value["source"] == source.about
+    assert value["recipe"]["keep"] == ["head"]
+    assert value["facts"]["context_length"] == 64
+    assert value["made_by"].startswith("paceline ")
+    assert not (finished.folder / "making.json").exists()
+
+
+def test_the_sampling_settings_of_a_checkpoint_are_kept(finished: Artifact):
+    assert open_folder(finished.folder, "mine").settings == SAMPLING
+
+
+def test_a_weight_to_keep_without_a_name_is_rejected(tmp_path: Path):
+    """The converter merges ZAYA's projections with the scale after them, under a new name."""
+    with pytest.raises(InvalidRequest, match=r"layers\.0\..*cannot stay float16"):
+        zaya_artifact(tmp_path, keep=("layers.0.*downs*",))

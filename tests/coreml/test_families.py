@@ -1,0 +1,323 @@
+"""Conformance of every family: torch layers against transformers, on random tiny checkpoints.
+
+A new family is a new entry of `support.coreml_families.FORMS`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5.23")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+
+# Starting threads takes longer than tensors this small.
+torch.set_num_threads(1)
+
+from paceline.errors import ModelError  # noqa: E402
+from paceline_coreml.conversion.families import open_family  # noqa: E402
+from paceline_coreml.conversion.torch_model import TorchClassifier, TorchModel  # noqa: E402
+from support.coreml_families import (  # noqa: E402
+    CAUSAL,
+    CLASSIFIERS,
+    LFM2,
+    LFM2_MOE,
+    LLAMA,
+    LONGROPE,
+    PHI3,
+    PRIVACY_FILTER,
+    ROWS,
+    SLOTS,
+    VOCAB,
+    WINDOW,
+    ZAYA,
+    TinyModel,
+    whole,
+)
+from support.programs import faults, kinds  # noqa: E402
+
+pytestmark = pytest.mark.coreml
+
+
+@pytest.fixture(scope="module")
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return TinyModel(request.param, tmp_path_factory.mktemp("checkpoint"))
+
+
+causal = pytest.mark.parametrize("made", CAUSAL, indirect=True, scope="module")
+classifiers = pytest.mark.parametrize("made", CLASSIFIERS, indirect=True, scope="module")
+
+
+@pytest.fixture
+def network(made: TinyModel) -> TorchModel:
+    return TorchModel(made.family(), slots=SLOTS, rows=ROWS)
+
+
+@pytest.fixture(scope="module")
+def text() -> list[int]:
+    return np.random.default_rng(0).integers(1, VOCAB, 40).tolist()
+
+
+def close(found: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def run(network: TorchModel, tokens: Sequence[int], blocks: Callable[[int], int]) -> np.ndarray:
+    """Logits of every token, with `blocks(number)` rows in each block."""
+    found: list[np.ndarray] = []
+    at = number = 0
+    while at < len(tokens):
+        block = tokens[at : at + blocks(number)]
+        found.append(network.step(block).logits)
+        network.keep(len(block))
+        at, number = at + len(block), number + 1
+    return np.concatenate(found)
+
+
+@causal
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_logits_equal_transformers_for_every_block_length(
+    made: TinyModel, network: TorchModel, text: list[int], rows: int
+):
+    close(run(network, text[:23], lambda _: rows), made.logits(text[:23]))
+
+
+@causal
+def test_prefill_in_blocks_and_then_single_tokens(
+    made: TinyModel, network: TorchModel, text: list[int]
+):
+    found = run(network, text[:23], lambda number: ROWS if number < 3 else 1)
+    close(found, made.logits(text[:23]))
+
+
+@causal
+def test_rejected_rows_leave_no_trace(made: TinyModel, network: TorchModel, text: list[int]):
+    text = text[:23]
+    expected = made.logits(text)
+    at = 0
+    while at < len(text):
+        here = min(1 + at % 3, len(text) - at)
+        found = network.step([*text[at : at + here], *[7] * (ROWS - here)]).logits
+        close(found[:here], expected[at : at + here])
+        network.keep(here)
+        at += here
+
+
+@causal
+def test_a_call_may_be_padded(made: TinyModel, network: TorchModel, text: list[int]):
+    expected = made.logits(text[:23])
+    for token, logits in zip(text[:23], expected, strict=True):
+        close(network.step([token], width=ROWS).logits[0], logits)
+        network.keep(1)
+
+
+# --- token classifiers
+
+
+@pytest.fixture(scope="module")
+def classifier(made: TinyModel) -> TorchClassifier:
+    return TorchClassifier(made.family())
+
+
+@classifiers
+def test_a_classifiers_shape(made: TinyModel):
+    family = made.family()
+    shape = family.shape
+    assert (shape.task, shape.window, shape.lags) == ("token-classification", WINDOW, 0)
+    assert shape.labels == tuple(made.model.config.id2label.values())
+    assert "S-private_person" in shape.labels
+    assert family.head() is None
+    assert not list(family.layer(0).buffers()), "a classifier's layer has states"
+
+
+@classifiers
+@pytest.mark.parametrize("length", [1, 2, 3, 4, WINDOW, 2 * WINDOW + 1, 40])
+def test_labels_equal_transformers_for_every_length(
+    made: TinyModel, classifier: TorchClassifier, text: list[int], length: int
+):
+    found, expected = classifier.read([text[:length]]).logits, made.logits(text[:length])
+    close(found, expected)
+    np.testing.assert_array_equal(found.argmax(-1), expected.argmax(-1))
+
+
+@classifiers
+def test_a_row_sees_the_window_on_both_sides(made: TinyModel, text: list[int]):
+    # With one layer, because rows of the second see those that the first saw.
+    family = made.family()
+    family.shape = replace(family.shape, layers=1)
+    one = TorchClassifier(family)
+    first = one.read([text]).logits
+    for token in (0, 20, 39):
+        changed = [*text[:token], 1 + text[token] % (VOCAB - 1), *text[token + 1 :]]
+        seen = np.abs(one.read([changed]).logits - first).max(-1) > 0
+        near = [row for row in range(40) if abs(row - token) <= WINDOW]
+        assert seen.nonzero()[0].tolist() == near
+
+
+@classifiers
+def test_texts_of_one_call_do_not_see_each_other(
+    made: TinyModel, classifier: TorchClassifier, text: list[int]
+):
+    texts = [text[:9], text[9:10], text[10:33]]
+    found = np.split(classifier.read(texts).logits, [9, 10])
+    for here, one in zip(found, texts, strict=True):
+        close(here, made.logits(one))
+
+
+@classifiers
+def test_a_classifiers_call_may_be_padded(
+    made: TinyModel, classifier: TorchClassifier, text: list[int]
+):
+    close(classifier.read([text[:7]], width=11).logits, made.logits(text[:7]))
+    close(classifier.read([text], width=SLOTS + 50).logits, made.logits(text))
+
+
+@pytest.mark.parametrize(
+    ("form", "factor"), [("privacy filter", 1.3466), ("privacy filter with default rope", 1)]
+)
+def test_the_attention_scaling_is_in_the_rope_tables(form: str, factor: float, tmp_path: Path):
+    tables = TinyModel(form, tmp_path).family().rope_tables()
+    assert tables.cos.max() == pytest.approx(factor, abs=1e-4)
+
+
+# --- configs and conversion
+
+UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "another activation": ("LlamaConfig", {**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    "feed-forward biases": ("LlamaConfig", {**LLAMA, "mlp_bias": True}, "mlp_bias True"),
+    "rope that depends on the length": (
+        "LlamaConfig",
+        {**LLAMA, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+        "rope_type 'dynamic'.*'default' or 'linear'",
+    ),
+    "partial rope, where transformers has none": (
+        "LlamaConfig",
+        {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}
+        | {"partial_rotary_factor": 0.5},
+        "partial_rotary_factor 0.5",
+    ),
+    "a window shorter than the longest text": (
+        "Qwen3Config",
+        {**LLAMA, "use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
+        "sliding_window 40.*64 slots.*at most 40 slots",
+    ),
+    "layers of another type": (
+        "Qwen3Config",
+        {**LLAMA, "layer_types": ["full_attention", "full_attention", "chunked_attention"]},
+        "layer_types .*chunked_attention",
+    ),
+    "longrope beyond its first set of frequencies": (
+        "Phi3Config",
+        {
+            **{**PHI3, **whole(3, 1, 128), "rope_parameters": LONGROPE},
+            "original_max_position_embeddings": SLOTS - 1,
+        },
+        "original_max_position_embeddings 63.*64 slots.*Choose at most 63 slots",
+    ),
+    "a window of all layers": ("Phi3Config", {**PHI3, "sliding_window": 63}, "at most 63 slots"),
+    "dynamic without alpha": (
+        "HunYuanDenseV1Config",
+        {**LLAMA, "head_dim": 8, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+        "alpha None",
+    ),
+    "no head size": ("HunYuanDenseV1Config", {**LLAMA, "head_dim": None}, "head_dim None"),
+    "a convolution of one tap": ("Lfm2Config", {**LFM2, "conv_L_cache": 1}, "conv_L_cache 1"),
+    "sliding attention beside convolutions": (
+        "Lfm2Config",
+        {**LFM2, "layer_types": ["conv", "conv", "sliding_attention", "conv"]},
+        "layer_types .*sliding_attention.*'full_attention' or 'conv'",
+    ),
+    "more experts than there are": (
+        "Lfm2MoeConfig",
+        {**LFM2_MOE, "num_experts_per_tok": 7},
+        "num_experts_per_tok 7.*6 experts",
+    ),
+    "no layer types": (
+        "Lfm2MoeConfig",
+        {**LFM2_MOE, "layer_types": None},
+        "layer_types .*4 of 'full_attention' or 'conv'",
+    ),
+    **{
+        f"zaya's {field}": ("ZayaConfig", {**ZAYA, field: value}, f"{field}.*expected")
+        for field, value in (
+            ("cca_time0", 3),
+            ("cca_time1", 3),
+            ("hidden_act", "gelu"),
+            ("attention_bias", True),
+            ("lm_head_bias", True),
+        )
+    },
+    "zaya with a window": (
+        "ZayaConfig",
+        {**ZAYA, "layer_types": ["hybrid_sliding"] * ZAYA["num_hidden_layers"]}
+        | {"sliding_window": 8},
+        "layer_types.*expected",
+    ),
+    "zaya with another rope": (
+        "ZayaConfig",
+        {
+            **ZAYA,
+            "rope_parameters": {
+                "hybrid": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+            },
+        },
+        "rope_type.*expected",
+    ),
+    "a classifier without biases": (
+        "OpenAIPrivacyFilterConfig",
+        {**PRIVACY_FILTER, "attention_bias": False},
+        "attention_bias.*expected",
+    ),
+    "a classifier with dynamic rope": (
+        "OpenAIPrivacyFilterConfig",
+        {
+            **PRIVACY_FILTER,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+        },
+        "rope_type.*expected",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", UNSUPPORTED)
+def test_an_unsupported_config_is_rejected(form: str, tmp_path: Path):
+    name, settings, message = UNSUPPORTED[form]
+    getattr(transformers, name)(**settings).save_pretrained(tmp_path)
+    safetensors_torch.save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=message):
+        open_family(tmp_path, slots=SLOTS, conv_slots=ROWS + 2)
+
+
+STATES = {"read_state", "coreml_update_state"}
+
+
+@pytest.mark.parametrize(
+    ("form", "layer", "expected"),
+    [
+        ("llama", 0, STATES),
+        ("qwen3", 1, STATES),
+        ("phi-4-mini", 0, STATES),
+        ("hunyuan with alpha, tied", 2, STATES),
+        ("lfm2", 0, STATES),
+        ("lfm2", 2, STATES),
+        ("lfm2 with experts", 1, STATES),
+        ("lfm2 with experts, three of them, not to a sum of one, scaled", 2, STATES),
+        ("zaya", 0, STATES | {"gelu"}),
+        ("zaya", 1, STATES | {"gelu"}),
+        ("privacy filter", 0, {"exp", "sigmoid"}),
+    ],
+)
+def test_a_layer_is_converted(form: str, layer: int, expected: set[str], tmp_path: Path):
+    pytest.importorskip("coremltools")
+    from paceline_coreml.conversion.shards import Sizes, convert_layers
+
+    made = TinyModel(form, tmp_path)
+    sizes = Sizes(rows=ROWS, slots=SLOTS, conv_slots=ROWS + made.lags)
+    program = convert_layers(made.family(), layer, layer + 1, sizes=sizes)._mil_program
+    assert faults(program) == []
+    assert {"conv", *expected} <= kinds(program)
+    assert ("read_state" in kinds(program)) == (form not in CLASSIFIERS)

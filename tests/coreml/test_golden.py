@@ -1,0 +1,396 @@
+"""`golden` passes a right artifact and names the faults planted in others."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5.23")
+ct = pytest.importorskip("coremltools")
+torch.set_num_threads(1)
+
+from paceline.errors import InvalidRequest, ModelError, PacelineError  # noqa: E402
+from paceline.models import QUIET  # noqa: E402
+from paceline.models.checkpoints import read_facts  # noqa: E402
+from paceline.models.manifest import TOKENIZER  # noqa: E402
+from paceline.storage.coreml import EMBEDDINGS, fingerprint_of  # noqa: E402
+from paceline.storage.files import sha256_of, write_json  # noqa: E402
+from paceline.storage.manifest import MANIFEST  # noqa: E402
+from paceline.storage.report import Report  # noqa: E402
+from paceline_coreml import golden  # noqa: E402
+from paceline_coreml.conversion import layers  # noqa: E402
+from paceline_coreml.conversion.checkpoint import read_checkpoint  # noqa: E402
+from paceline_coreml.conversion.compress import compress  # noqa: E402
+from paceline_coreml.conversion.convert import CONV_SLOTS  # noqa: E402
+from paceline_coreml.conversion.families import open_family  # noqa: E402
+from paceline_coreml.conversion.shards import Sizes, convert_layers  # noqa: E402
+from paceline_coreml.engine.artifact import (  # noqa: E402
+    ROTARY,
+    TOKEN_CLASSIFICATION,
+    read_artifact,
+)
+from paceline_coreml.golden.reference import Reference  # noqa: E402
+from paceline_coreml.golden.texts import LOW_NORM  # noqa: E402
+from support.coreml_checkpoints import (  # noqa: E402
+    BOS,
+    RARE,
+    VOCAB,
+    convert_tiny,
+    tiny_checkpoint,
+    write_tokenizer,
+)
+
+pytestmark = pytest.mark.coreml
+
+TOKENS = 14
+"""Of each text: five blocks, the last not full."""
+
+LAYERS = ("layers-000-002.mlpackage", "layers-002-003.mlpackage")
+HEADS = ("head-000000-000080.mlpackage", "head-000080-000160.mlpackage")
+
+
+def check(artifact: Path, checkpoint: Path, **options: Any) -> Report:
+    return golden.report(artifact, checkpoint, **{"tokens": TOKENS, "progress": QUIET, **options})
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def good(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return convert_tiny(checkpoint, tmp_path_factory.mktemp("artifact") / "llama")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The last layer of another checkpoint of the same sizes, as the artifact has its own."""
+    folder = tmp_path_factory.mktemp("other")
+    family = open_family(
+        tiny_checkpoint(folder / "checkpoint", seed=1), slots=64, conv_slots=CONV_SLOTS
+    )
+    program = convert_layers(family, 2, 3, sizes=Sizes(3, 64, CONV_SLOTS), taps=(2,))
+    compress(program, "int8").save(str(folder / LAYERS[1]))
+    return folder / LAYERS[1]
+
+
+@pytest.fixture
+def artifact(good: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(good, tmp_path / "artifact"))
+
+
+def seal(folder: Path, **changes: Any) -> None:
+    """Update the manifest's checksums, so that they do not show the fault."""
+    value = json.loads((folder / MANIFEST).read_text())
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST]
+    files = {
+        path.relative_to(folder).as_posix(): {
+            "bytes": path.stat().st_size,
+            "sha256": sha256_of(path),
+        }
+        for path in paths
+    }
+    fingerprint = fingerprint_of({name: file["sha256"] for name, file in files.items()})
+    write_json(folder / MANIFEST, {**value, **changes, "files": files, "fingerprint": fingerprint})
+
+
+def test_a_converted_artifact_passes(good: Path, checkpoint: Path):
+    report = check(good, checkpoint)
+    value = json.loads(json.dumps(report.value, allow_nan=False))
+    assert report.passed, report.text
+    assert (value["passed"], value["faults"]) == (True, [])
+    assert (value["family"], value["units"], value["rounding"]) == ("llama", "rehearsed", "f16")
+    assert [(way["way"], way["difference"]) for way in value["ways"]] == [
+        ("calls of 1 rows", 0),
+        ("calls of 2 rows", 0),
+        ("the engine, whole texts", 0),
+        ("the engine, single tokens", 0),
+        ("the engine, with rejected rows", 0),
+    ]
+    assert [place["layer"] for place in value["layers"]] == [None, 0, 1, 1, 2, 2]
+    assert all(place["nearness"]["cosine"]["worst"] > 0.999 for place in value["layers"])
+    assert value["picks"]["ordinary"]["rows"] == 2 * TOKENS
+    assert "graph-correct" in report.text
+    assert "shows nothing about the Neural Engine" in report.text
+    assert [len(rows) for _, _, rows in report.tables] == [5, 7]
+
+
+def test_tokens_of_low_norm_are_compared_separately(good: Path, checkpoint: Path):
+    value = check(good, checkpoint).value
+    low = next(text["tokens"] for text in value["texts"] if text["name"] == LOW_NORM)
+    assert set(low[-RARE:]) == set(range(VOCAB - RARE, VOCAB))
+    assert not set(low[:-RARE]) & set(range(VOCAB - RARE, VOCAB))
+    # Their embeddings underflow float16, so that a cosine would fail.
+    before, after = value["layers"][0], value["layers"][-1]
+    assert before["nearness"]["cosine"]["worst"] > 0.9999
+    assert 0 < before["nearness"]["small"]["worst"] < 1e-3
+    assert after["nearness"]["small"]["worst"] < 0.05
+
+
+@pytest.mark.parametrize("model", ["lfm2", "zaya"])
+def test_other_families_pass(model: str, tmp_path: Path):
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint", model)
+    artifact = convert_tiny(checkpoint, tmp_path / "artifact", head_rows=VOCAB)
+    report = check(artifact, checkpoint)
+    assert report.passed, report.text
+    assert report.value["judged_by"] == ("median row" if model == "zaya" else "worst row")
+
+
+def test_static_functions_pass(checkpoint: Path, tmp_path: Path):
+    artifact = convert_tiny(
+        checkpoint, tmp_path / "artifact", functions=(1, 3), taps=(), head_rows=VOCAB
+    )
+    report = check(artifact, checkpoint)
+    assert report.passed, report.text
+    assert report.value["ways"][0]["way"] == "calls of 1 rows"
+    assert len(report.value["ways"]) == 4
+    # Without taps, outputs are the ends of shards.
+    assert [place["layer"] for place in report.value["layers"]] == [None, 1, 2]
+
+
+def test_without_a_tokenizer_texts_are_random(artifact: Path, checkpoint: Path):
+    (artifact / TOKENIZER).unlink()
+    seal(artifact)
+    report = check(artifact, checkpoint)
+    assert report.passed, report.text
+    assert [text["name"] for text in report.value["texts"]] == ["random 1", "random 2", LOW_NORM]
+
+
+def test_texts_begin_with_the_checkpoints_bos(good: Path, checkpoint: Path, tmp_path: Path):
+    with_bos = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
+    write_tokenizer(with_bos, bos=True)
+    begun = Path(shutil.copytree(good, tmp_path / "artifact"))
+    facts = json.loads((begun / MANIFEST).read_text())["facts"]
+    assert read_facts(with_bos).add_bos
+    seal(begun, facts={**facts, "add_bos": True, "bos_token_id": BOS})
+    report = check(begun, with_bos)
+    assert report.passed, report.text
+    assert all(text["tokens"].count(BOS) == 1 for text in report.value["texts"])
+    assert all(text["tokens"][0] == BOS for text in report.value["texts"])
+    (fault,) = check(good, with_bos).value["faults"]
+    assert fault == ("BOS: a text begins with no BOS; the checkpoint's begins with token 1")
+
+
+def swap(folder: Path, first: str, second: str) -> None:
+    (folder / first).rename(folder / "beside")
+    (folder / second).rename(folder / first)
+    (folder / "beside").rename(folder / second)
+
+
+def another_shard(artifact: Path, other: Path) -> None:
+    shutil.rmtree(artifact / LAYERS[1])
+    shutil.copytree(other, artifact / LAYERS[1])
+
+
+def swapped_taps(artifact: Path, _other: Path) -> None:
+    path = artifact / LAYERS[0]
+    model = ct.models.MLModel(str(path), skip_model_load=True)
+    spec = model.get_spec()
+    for old, new in (("tap_0", "beside"), ("tap_1", "tap_0"), ("beside", "tap_1")):
+        ct.utils.rename_feature(spec, old, new)
+    changed = ct.models.MLModel(spec, weights_dir=model.weights_dir, skip_model_load=True)
+    shutil.rmtree(path)
+    changed.save(str(path))
+
+
+def swapped_heads(artifact: Path, _other: Path) -> None:
+    swap(artifact, *HEADS)
+
+
+def bad_rotary(artifact: Path, _other: Path) -> None:
+    tables = np.load(artifact / ROTARY)
+    tables[:, 1:32] = tables[:, 2:64:2].copy()
+    np.save(artifact / ROTARY, tables)
+
+
+def long_embeddings(artifact: Path, _other: Path) -> None:
+    np.save(artifact / EMBEDDINGS, np.load(artifact / EMBEDDINGS) * np.float16(2))
+
+
+def rare_embeddings(artifact: Path, _other: Path) -> None:
+    embeddings = np.load(artifact / EMBEDDINGS)
+    embeddings[-RARE:] = embeddings[:RARE]
+    np.save(artifact / EMBEDDINGS, embeddings)
+
+
+def nan_embeddings(artifact: Path, _other: Path) -> None:
+    embeddings = np.load(artifact / EMBEDDINGS)
+    embeddings[:, 3] = np.nan
+    np.save(artifact / EMBEDDINGS, embeddings)
+
+
+def another_tokenizer(artifact: Path, _other: Path) -> None:
+    value = json.loads((artifact / TOKENIZER).read_text())
+    words = value["model"]["vocab"]
+    words["a"], words["e"] = words["e"], words["a"]
+    (artifact / TOKENIZER).write_text(json.dumps(value))
+
+
+def wrong_bos(artifact: Path, _other: Path) -> None:
+    value = json.loads((artifact / MANIFEST).read_text())
+    value["facts"] |= {"add_bos": True, "bos_token_id": 7}
+    write_json(artifact / MANIFEST, value)
+
+
+FAULTS: dict[str, tuple[Callable[[Path, Path], None], Sequence[str]]] = {
+    "a shard of another checkpoint": (
+        another_shard,
+        [r"layer 2, tap_2 of layers-002-003\.mlpackage: cosine .* \(and 1 of the 1 outputs after"],
+    ),
+    "taps of the wrong layers": (
+        swapped_taps,
+        [
+            r"layer 0, tap_0 of layers-000-002.*it matches the reference after layer 1",
+            r"layer 1, tap_1 of layers-000-002.*it matches the reference after layer 0",
+        ],
+    ),
+    "shards of the head that are swapped": (
+        swapped_heads,
+        [
+            r"head-000000-000080\.mlpackage: is for tokens 0 to 79 and gives the logits of 80 "
+            "to 159",
+            r"head-000080-000160\.mlpackage: is for tokens 80 to 159",
+        ],
+    ),
+    "a bad rotary table": (
+        bad_rotary,
+        [
+            r"rotary\.npy: differs from the checkpoint's from position 1 on",
+            r"layer 0, tap_0 .*cosine .* at row",
+        ],
+    ),
+    "embeddings with a factor": (
+        long_embeddings,
+        [
+            r"embeddings\.npy: differs from the checkpoint's from token 0 on",
+            r"embeddings, embeddings\.npy: rows are 2 times as long",
+        ],
+    ),
+    "other embeddings of rare tokens only": (
+        rare_embeddings,
+        [
+            rf"embeddings\.npy: differs from the checkpoint's from token {VOCAB - RARE} on",
+            r"embeddings, embeddings\.npy: rows of low norm are off",
+        ],
+    ),
+    "NaN": (
+        nan_embeddings,
+        [
+            r"embeddings\.npy: differs from the checkpoint's from token 0 on",
+            r"embeddings, embeddings\.npy: cosine -1\.0000",
+        ],
+    ),
+    "another tokenizer": (
+        another_tokenizer,
+        ["tokenizer: prose gives other tokens", "tokenizer: code gives other tokens"],
+    ),
+    "another beginning": (
+        wrong_bos,
+        ["BOS: a text begins with token 7; the checkpoint's begins with no BOS"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named(name: str, artifact: Path, other: Path, checkpoint: Path):
+    plant, expected = FAULTS[name]
+    plant(artifact, other)
+    seal(artifact)
+    report = check(artifact, checkpoint)
+    assert not report.passed
+    faults = report.value["faults"]
+    assert len(faults) >= len(expected), faults
+    for fault, pattern in zip(faults, expected, strict=False):
+        assert_matches(pattern, fault)
+    assert "is NOT" in report.text.splitlines()[-1]
+
+
+def assert_matches(pattern: str, found: str) -> None:
+    assert re.match(pattern, found), f"{pattern!r} does not match {found}"
+
+
+def test_a_wrong_order_of_heads_and_tokens_is_found_although_one_row_is_right(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    right = layers.Attention.forward
+
+    def wrong(self: Any, q: Any, k: Any, v: Any, step: Any) -> Any:
+        seen = right(self, q, k, v, step)
+        by_head = seen.reshape(1, self.heads, self.head_dim, -1).transpose(2, 3)
+        return by_head.reshape(1, self.heads * self.head_dim, -1, 1)
+
+    monkeypatch.setattr(layers.Attention, "forward", wrong)
+    artifact = convert_tiny(checkpoint, tmp_path / "artifact", head_rows=VOCAB)
+    faults = check(artifact, checkpoint).value["faults"]
+    assert_matches(
+        r"calls of 1 rows: tap_0 of layers-000-002\.mlpackage differs from blocks", faults[0]
+    )
+    assert any(fault.startswith("layer 0, tap_0") for fault in faults)
+
+
+INVALID: dict[str, tuple[dict[str, Any], type[PacelineError], str]] = {
+    "too short": ({"tokens": 4}, InvalidRequest, "texts of 4 tokens .* more than 4"),
+    "too long": ({"tokens": 62}, InvalidRequest, "65 slots, of which the artifact has 64"),
+    "no cosine": ({"threshold": 1.5}, InvalidRequest, "threshold is 1.5; expected a cosine"),
+    "no margin": ({"margin": -1.0}, InvalidRequest, "margin is -1.0; expected nats"),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_options_are_rejected(name: str, good: Path, checkpoint: Path):
+    options, error, message = INVALID[name]
+    with pytest.raises(error, match=message):
+        check(good, checkpoint, **options)
+
+
+def test_another_familys_checkpoint_is_rejected(good: Path, tmp_path: Path):
+    with pytest.raises(
+        ModelError, match=r"was not made of .*family llama, not lfm2, layers 3, not"
+    ):
+        check(good, tiny_checkpoint(tmp_path, "lfm2"))
+
+
+def test_a_checkpoint_without_a_weight_is_rejected(good: Path, checkpoint: Path, tmp_path: Path):
+    safetensors_torch = pytest.importorskip("safetensors.torch")
+    lacking = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
+    weights = dict(read_checkpoint(checkpoint).weights)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    safetensors_torch.save_file(weights, lacking / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
+        check(good, lacking)
+
+
+def test_a_token_classifier_is_rejected(
+    good: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+):
+    found = replace(read_artifact(good), task=TOKEN_CLASSIFICATION)
+    monkeypatch.setattr(golden, "read_artifact", lambda _: found)
+    with pytest.raises(InvalidRequest, match="token-classification"):
+        check(good, checkpoint)
+
+
+def test_the_reference_has_the_output_of_each_layer(checkpoint: Path):
+    reference = Reference(checkpoint)
+    tokens = [5, 9, 100, 3, 3, 41]
+    said = reference.run(tokens)
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    with torch.no_grad():
+        out = model(torch.tensor([tokens]), output_hidden_states=True)
+        hidden = [each[0].numpy() for each in out.hidden_states]
+        last = model.model.norm(torch.from_numpy(said.streams[-1])).numpy()
+    assert len(said.streams) == len(hidden) == 4
+    for found, expected in zip(said.streams[:-1], hidden[:-1], strict=True):
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(last, hidden[-1], atol=1e-6)
+    assert np.abs(said.streams[-1] - hidden[-1]).max() > 0.1
+    np.testing.assert_array_equal(said.logits, out.logits[0].numpy())
+    assert not reference.experts

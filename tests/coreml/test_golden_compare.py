@@ -1,0 +1,145 @@
+"""Criteria of `golden`: the first position, small rows, factors, experts, near ties."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from paceline_coreml.golden.compare import (
+    RowPairs,
+    allowed_error,
+    centred,
+    cosines,
+    nearest,
+    nearness,
+    parity,
+)
+
+pytestmark = pytest.mark.coreml
+
+THRESHOLD = 0.99
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def rows(rng: np.random.Generator) -> np.ndarray:
+    """Ten rows, the first of which is a sink: one channel of it outweighs all others."""
+    found = rng.normal(size=(10, 32))
+    found[0, 7] = 10_000
+    return found
+
+
+def off(rows: np.ndarray, row: int, rng: np.random.Generator, by: float) -> np.ndarray:
+    """Adds to one row a random vector of `by` times its length."""
+    other = rng.normal(size=rows.shape[1])
+    changed = rows.copy()
+    changed[row] += other / np.linalg.norm(other) * np.linalg.norm(rows[row]) * by
+    return changed
+
+
+def faults(*texts: RowPairs, experts: bool = False) -> list[str]:
+    return nearness(texts).faults(THRESHOLD, experts=experts)
+
+
+def test_the_first_row_does_not_hide_a_wrong_row(rows: np.ndarray, rng: np.random.Generator):
+    found = off(rows, 4, rng, 0.5)
+    flat = cosines(found.reshape(1, -1), rows.reshape(1, -1))[0]
+    assert flat > 0.99999, "all rows at once look right"
+    (fault,) = faults(RowPairs("text", found, rows))
+    assert fault.startswith("cosine 0.")
+    assert "at row 4 of text, expected 0.99 or more" in fault
+
+
+def test_the_first_position_has_its_own_criterion(rows: np.ndarray):
+    near = nearness([RowPairs("text", rows, rows)])
+    assert near.first_length > 1000
+    assert near.faults(THRESHOLD, experts=False) == []
+    found = rows.copy()
+    found[0] = np.roll(found[0], 1)
+    (fault,) = faults(RowPairs("text", found, rows))
+    assert "at the first position" in fault
+
+
+@pytest.mark.parametrize("low", [None, 6])
+def test_the_direction_of_a_row_near_zero_does_not_count(
+    rows: np.ndarray, rng: np.random.Generator, low: int | None
+):
+    rows[6:] *= 1e-3
+    found = rows.copy()
+    found[6:] = rng.normal(size=(4, 32)) * 1e-3
+    assert cosines(found, rows)[6:].max() < 0.9
+    assert faults(RowPairs("text", found, rows, low)) == []
+    found[8] = rows[3]
+    (fault,) = faults(RowPairs("text", found, rows, low))
+    assert fault.startswith("rows of low norm are off by ")
+
+
+def test_the_error_of_a_low_norm_token_is_relative_to_an_ordinary_row(
+    rows: np.ndarray, rng: np.random.Generator
+):
+    allowed = allowed_error(THRESHOLD)
+    usual = np.median(np.linalg.norm(rows[1:6], axis=1))
+    for share, passed in ((0.9, True), (1.1, False)):
+        error = rng.normal(size=32)
+        found = rows.copy()
+        found[8] += error / np.linalg.norm(error) * usual * allowed * share
+        assert (faults(RowPairs("text", found, rows, 6)) == []) is passed
+
+
+@pytest.mark.parametrize(("factor", "passed"), [(1.1, True), (1.2, False), (0.8, False)])
+def test_a_factor_is_a_fault(rows: np.ndarray, factor: float, *, passed: bool):
+    found = faults(RowPairs("text", rows * factor, rows))
+    assert found == ([] if passed else [f"rows are {factor:.3g} times as long as they should be"])
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("row", [0, 3, 8])
+def test_nan_and_infinity_are_faults(rows: np.ndarray, row: int, number: float):
+    found = rows.copy()
+    found[row, 5] = number
+    assert faults(RowPairs("text", found, rows, 7))
+
+
+def test_with_experts_the_median_row_is_compared(rows: np.ndarray, rng: np.random.Generator):
+    found = off(rows, 4, rng, 1.5)
+    assert faults(RowPairs("text", found, rows))
+    assert faults(RowPairs("text", found, rows), experts=True) == []
+    for row in range(1, 10):
+        found = off(found, row, rng, 0.5)
+    (fault,) = faults(RowPairs("text", found, rows), experts=True)
+    assert "at the median row" in fault
+
+
+def test_nearest_finds_the_layer_among_similar_ones(rng: np.random.Generator):
+    first = rng.normal(size=(10, 64))
+    streams = [first + rng.normal(size=first.shape) * 0.05 * k for k in range(4)]
+    found = streams[2] + rng.normal(size=first.shape) * 0.01
+    assert cosines(found, streams[1]).min() > THRESHOLD
+    assert nearest([[RowPairs("text", found, stream)] for stream in streams]) == 2
+
+
+def test_a_common_offset_of_logits_is_removed(rng: np.random.Generator):
+    logits = rng.normal(size=(4, 50))
+    wrong = rng.normal(size=(4, 50))
+    assert cosines(wrong + 30, logits + 30).min() > 0.99
+    assert cosines(centred(wrong + 30), centred(logits + 30)).max() < 0.5
+
+
+def test_a_top_token_counts_by_the_references_margin():
+    expected = np.array([[2.0, 1.9, 0, 0, 0, 0, 0], [5, 3, 0, 0, 0, 0, 0], [1, 0, 4, 0, 0, 0, 0]])
+    found = expected.copy()
+    found[0, 1] = 3  # a near tie flipped
+    one = parity([RowPairs("text", found, expected)], 0.5)
+    assert (one.rows, one.equal, one.decided, one.decided_equal) == (3, 2, 2, 2)
+    assert (one.worst, one.at, one.contained) == (pytest.approx(0.1), "row 0 of text", 3)
+    # The first two are near, but the third is the top token.
+    found[0] = [0, 0, 3, 0.5, 0.4, 0.3, 0.2]
+    far = parity([RowPairs("text", found, expected)], 0.5)
+    assert (far.worst, far.contained) == (2.0, 2)
+    assert far.divergence > one.divergence > 0
+    assert parity([RowPairs("text", expected, expected)], 0.5).divergence == 0

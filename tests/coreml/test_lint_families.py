@@ -1,0 +1,85 @@
+"""Converted shards of every family break no rule with the verdict "fail"."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers", minversion="5.23")
+pytest.importorskip("coremltools")
+
+torch.set_num_threads(1)
+
+from paceline_coreml.conversion.compress import compress  # noqa: E402
+from paceline_coreml.conversion.shards import (  # noqa: E402
+    Sizes,
+    convert_head,
+    convert_layers,
+    shapes_of,
+    static_functions,
+)
+from paceline_coreml.lint import lint  # noqa: E402
+from support.coreml_families import ONE_PER_FAMILY, ROWS, SLOTS, TinyModel  # noqa: E402
+
+pytestmark = pytest.mark.coreml
+
+SIZES = Sizes(rows=ROWS, slots=SLOTS, conv_slots=ROWS + 2)
+WIDER = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 64,
+    "router_hidden_size": 32,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+}
+"""Wide enough that every form of compression applies to the weights."""
+ALIKE = ("llama", "qwen3", "phi-3", "hunyuan")
+"""Families whose layers are all alike: two show what three do."""
+
+
+@pytest.fixture(scope="module", params=ONE_PER_FAMILY)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    sizes = {**WIDER, **({"num_hidden_layers": 2} if request.param in ALIKE else {})}
+    return TinyModel(request.param, tmp_path_factory.mktemp("checkpoint"), **sizes).family()
+
+
+@pytest.fixture(scope="module")
+def packages(family: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All layers and the head as ML programs, uncompressed."""
+    size = family.shape.vocab_size if family.head() is not None else len(family.shape.labels)
+    return {
+        "layers": convert_layers(family, 0, family.shape.layers, sizes=SIZES),
+        "head": convert_head(family, 0, size, sizes=SIZES),
+    }
+
+
+def broken(path: Path) -> list[str]:
+    """Findings that fail, and those about rows that could not be tracked."""
+    return [
+        f"{one.rule} {one.where}: {one.what}"
+        for one in lint(path)
+        if one.verdict == "fail" or one.rule in ("row-order-unknown", "cast", "unknown-operation")
+    ]
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("part", ["layers", "head"])
+def test_a_converted_shard_breaks_no_failing_rule(
+    packages: dict[str, Any], part: str, form: str, tmp_path: Path
+):
+    compress(packages[part], form).save(str(tmp_path / "model.mlpackage"))
+    assert broken(tmp_path / "model.mlpackage") == []
+
+
+@pytest.mark.parametrize(
+    "family", ["lfm2", "privacy filter"], indirect=True, scope="module"
+)  # these have every kind of input
+def test_static_functions_break_no_failing_rule(
+    family: Any, packages: dict[str, Any], tmp_path: Path
+):
+    packages["layers"].save(str(tmp_path / "flexible.mlpackage"))
+    shapes = {rows: shapes_of(family, SIZES, rows, head=False) for rows in (1, 4)}
+    static_functions(tmp_path / "flexible.mlpackage", shapes, tmp_path / "static.mlpackage")
+    assert broken(tmp_path / "static.mlpackage") == []

@@ -1,0 +1,365 @@
+"""Faults in the order of rows that T = 1 hides, planted in a model and converted."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("coremltools")
+
+torch.set_num_threads(1)
+
+from paceline_coreml.conversion.families import open_family  # noqa: E402
+from paceline_coreml.conversion.family import Family  # noqa: E402
+from paceline_coreml.conversion.layers import Attention, ConvState, LayerInputs, RMSNorm  # noqa: E402
+from paceline_coreml.conversion.shards import (  # noqa: E402
+    Sizes,
+    convert_head,
+    convert_layers,
+    shapes_of,
+    static_functions,
+)
+from paceline_coreml.engine.inputs import CallInputs  # noqa: E402
+from paceline_coreml.lint import Finding, lint  # noqa: E402
+from paceline_coreml.lint.program import Program  # noqa: E402
+from paceline_coreml.lint.row_order import row_axes_of  # noqa: E402
+from paceline_coreml.lint.row_tracker import RowTracker  # noqa: E402
+from paceline_coreml.rehearsal import RehearsalModel  # noqa: E402
+from paceline_coreml.rehearsal.program import read_package  # noqa: E402
+from support import mil  # noqa: E402
+from support.coreml_checkpoints import tiny_checkpoint  # noqa: E402
+from support.marks import marked  # noqa: E402
+
+pytestmark = pytest.mark.coreml
+
+ROWS, SLOTS, CONV_SLOTS = 4, 32, 8
+SIZES = Sizes(ROWS, SLOTS, CONV_SLOTS)
+
+
+# --- faults
+
+
+def heads_after_tokens(self: Attention, q: Any, k: Any, v: Any, inputs: LayerInputs) -> Any:
+    """[head, token, dim] becomes channels."""
+    made = _attention(self, q, k, v, inputs)
+    heads = made.reshape(1, self.heads, self.head_dim, -1)
+    return heads.transpose(2, 3).reshape(1, self.heads * self.head_dim, -1, 1)
+
+
+def tokens_before_heads(self: Attention, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+    """Splits channels of [1, d, T, 1] as if they were [1, T, d]."""
+    return tuple(
+        x.reshape(1, -1, heads, self.head_dim).permute(0, 2, 3, 1)
+        for x, heads in ((q, self.heads), (k, self.kv_heads), (v, self.kv_heads))
+    )
+
+
+def values_by_tokens(self: Attention, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+    """Queries and keys are right; values, which get no RoPE, are wrong."""
+    q, k, _ = _by_head(self, q, k, v)
+    return q, k, v.reshape(1, self.kv_heads, -1, self.head_dim).transpose(2, 3)
+
+
+def norm_of_rows(self: RMSNorm, x: Any) -> Any:
+    """A mean over the rows; of one row it is the row itself."""
+    return x * torch.rsqrt((x * x).mean(2, keepdim=True) + 1e-3) * self.weight
+
+
+def softmax_of_rows(self: Attention, q: Any, k: Any, v: Any, inputs: LayerInputs) -> Any:
+    """A softmax of queries over the rows."""
+    return _attention(self, q.softmax(-1), k, v, inputs)
+
+
+def first_row_for_all(self: Attention, q: Any, k: Any, v: Any, inputs: LayerInputs) -> Any:
+    """All rows get the first row's queries."""
+    return _attention(self, q[..., :1] + 0 * q, k, v, inputs)
+
+
+def channels_of_rows(self: ConvState, x: Any, inputs: LayerInputs, lags: int) -> Any:
+    """Swaps rows and channels of a short convolution's state."""
+    channels = x.shape[1]
+    return _conv_state(self, x.reshape(1, -1, channels, 1).permute(0, 2, 1, 3), inputs, lags)
+
+
+_attention, _by_head, _conv_state = Attention.forward, Attention.by_head, ConvState.forward
+
+FAULTS: dict[str, tuple[type, str, Callable[..., Any], str, str]] = {
+    "heads after tokens": (Attention, "forward", heads_after_tokens, "llama", "reshape"),
+    "tokens before heads": (Attention, "by_head", tokens_before_heads, "llama", "reshape"),
+    "values by tokens": (Attention, "by_head", values_by_tokens, "llama", "reshape"),
+    "a norm of rows": (RMSNorm, "forward", norm_of_rows, "llama", "mul"),
+    "a softmax of rows": (Attention, "forward", softmax_of_rows, "llama", "softmax"),
+    "the first row for all": (Attention, "forward", first_row_for_all, "llama", "add"),
+    "channels for rows": (ConvState, "forward", channels_of_rows, "lfm2", "reshape"),
+}
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Family]:
+    folders: dict[str, Path] = {}
+
+    def opened(model: str) -> Family:
+        if model not in folders:
+            folders[model] = tiny_checkpoint(tmp_path_factory.mktemp(model), model)
+        return open_family(folders[model], slots=SLOTS, conv_slots=CONV_SLOTS)
+
+    return opened
+
+
+Converted = Callable[[str, str | None], Path]
+"""The package of a model's first layer, with a fault or without; treat it as read-only."""
+
+
+@pytest.fixture(scope="module")
+def converted(
+    family: Callable[[str], Family], tmp_path_factory: pytest.TempPathFactory
+) -> Converted:
+    packages: dict[tuple[str, str | None], Path] = {}
+
+    def package(model: str, fault: str | None) -> Path:
+        if (model, fault) not in packages:
+            path = tmp_path_factory.mktemp("converted") / "model.mlpackage"
+            with pytest.MonkeyPatch.context() as patch:
+                if fault is not None:
+                    patch.setattr(*FAULTS[fault][:3])
+                convert_layers(family(model), 0, 1, sizes=SIZES).save(str(path))
+            packages[model, fault] = path
+        return packages[model, fault]
+
+    return package
+
+
+def named(path: Path, *rules: str) -> list[Finding]:
+    return [one for one in lint(path) if one.rule in rules]
+
+
+def ran(path: Path, family: Family, rows: int) -> np.ndarray:
+    """The stream of the first rows of a text, [stream_size, rows]."""
+    model = RehearsalModel(path, rounding="f32")
+    cos, sin = family.rope_tables()
+    inputs = dict(CallInputs(rows, cos, sin).at(0, rows))
+    rng = np.random.default_rng(0)
+    stream = rng.normal(size=(1, family.shape.stream_size, ROWS, 1)).astype(np.float32)
+    found = model.predict({"hidden": stream[:, :, :rows], **inputs}, model.make_state())
+    return found["out_hidden"][0, :, :, 0]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_invisible_with_one_row_is_found(fault: str, converted: Converted):
+    *_, model, kind = FAULTS[fault]
+    path = converted(model, fault)
+    found = named(path, "row-order")
+    assert found
+    assert {one.verdict for one in found} == {"fail"}
+    ops = {op.name: op.type for op in read_package(path).function().block.ops}
+    assert ops[found[0].where] == kind
+    assert found[0].what.startswith(kind)
+
+
+@pytest.mark.parametrize("fault", ["heads after tokens", "values by tokens"])
+def test_the_fault_changes_nothing_with_one_row(
+    fault: str, family: Callable[[str], Family], converted: Converted
+):
+    model = FAULTS[fault][3]
+    right, planted = converted(model, None), converted(model, fault)
+    assert named(right, "row-order", "row-order-unknown") == []
+    np.testing.assert_allclose(
+        ran(planted, family(model), 1), ran(right, family(model), 1), atol=1e-4
+    )
+    far = np.abs(ran(planted, family(model), ROWS) - ran(right, family(model), ROWS))
+    assert far.max() > 0.1
+
+
+@pytest.mark.parametrize("fault", [None, "heads after tokens", "tokens before heads"])
+def test_rows_are_tracked_through_static_functions(
+    fault: str | None, family: Callable[[str], Family], converted: Converted, tmp_path: Path
+):
+    opened, path = family("llama"), converted("llama", fault)
+    for functions in ((1, ROWS), (ROWS,)):
+        out = tmp_path / f"{len(functions)}.mlpackage"
+        shapes = {rows: shapes_of(opened, SIZES, rows, head=False) for rows in functions}
+        static_functions(path, shapes, out)
+        found = named(out, "row-order", "row-order-unknown")
+        assert ("row-order" in {one.rule for one in found}) == (fault is not None)
+        assert found == [] or fault
+
+
+@pytest.mark.parametrize("part", ["layers", "head"])
+@pytest.mark.parametrize("model", ["llama", "lfm2", "zaya"])
+def test_rows_are_tracked_from_inputs_to_outputs(
+    model: str, part: str, family: Callable[[str], Family], tmp_path: Path
+):
+    opened = family(model)
+    convert: Mapping[str, Callable[..., Any]] = {"layers": convert_layers, "head": convert_head}
+    convert[part](opened, 0, opened.shape.layers, sizes=SIZES).save(
+        str(tmp_path / "model.mlpackage")
+    )
+    package = read_package(tmp_path / "model.mlpackage")
+    program = Program(package, package.function())
+    axes, number = row_axes_of(program)
+    assert axes["hidden"] == [2]
+    assert number is None
+    tracker = RowTracker(program, axes, number)
+    assert list(tracker.run()) == []
+    lost = [
+        op.name for op in program.ops for out in op.outputs if tracker.layouts[out.name] is None
+    ]
+    assert lost == []
+    channels = opened.shape.stream_size if part == "layers" else opened.shape.layers
+    (out,) = (tracker.layouts[name] for name in program.function.block.outputs)
+    assert out is not None
+    assert str(out) == f"[1, {channels}, T, 1]"
+
+
+# --- one operation at a time
+
+
+def moves(mb: Any, x: Any, table: Any) -> dict[str, Any]:
+    """Operations on x [1, 12, T, 1] and table [T, 4] that move whole elements."""
+    by_head = mb.reshape(x=x, shape=[1, 3, 4, -1])
+    rows_first = mb.transpose(x=by_head, perm=[0, 3, 1, 2])
+    merged = mb.reshape(x=mb.transpose(x=by_head, perm=[0, 1, 3, 2]), shape=[1, -1, 4])
+    transposed = mb.transpose(x=table, perm=[1, 0])
+    return {
+        "by_head": by_head,
+        "rows_first": rows_first,
+        "merged": merged,
+        "taken_apart": mb.reshape(x=merged, shape=[1, 3, -1, 4]),
+        "expanded": mb.expand_dims(x=table, axes=[0, -1]),
+        "squeezed": mb.squeeze(x=x, axes=[0, 3]),
+        "all_squeezed": mb.squeeze(x=mb.reshape(x=x, shape=[1, 12, -1, 1, 1])),
+        "joined": mb.concat(values=[x, x], axis=1),
+        "interleaved": mb.concat(values=[by_head, by_head], axis=2, interleave=True),
+        "stacked": mb.stack(values=[table, table], axis=1),
+        "part": mb.split(x=by_head, axis=2, split_sizes=[1, 3])[1],
+        "tiled": mb.tile(x=merged, reps=[2, 1, 3]),
+        "rows_tiled": mb.tile(x=table, reps=[2, 1]),
+        "slice": mb.slice_by_index(
+            x=by_head, begin=[0, 1, 0, 0], end=[1, 2, 3, 0], stride=[1, 1, 2, 1],
+            begin_mask=[True, False, False, True], end_mask=[True, False, False, True],
+            squeeze_mask=[False, True, False, False],
+        ),
+        "slice_by_size": mb.slice_by_size(x=by_head, begin=[0, 1, 2, 0], size=[1, 2, 1, -1]),
+        "spread": mb.maximum(x=by_head, y=transposed),
+        "largest": mb.reduce_max(x=by_head, axes=[1, 2], keep_dims=False),
+        "kept_largest": mb.reduce_max(x=by_head, axes=[1], keep_dims=True),
+        "absolute": mb.abs(x=merged),
+        "sorted": mb.topk(x=rows_first, k=2, axis=2)[0],
+        "chosen": mb.select(cond=mb.greater(x=x, y=np.float16(9)), a=x, b=x),
+    }  # fmt: skip
+
+
+def test_tracked_rows_are_those_of_the_rehearsal(tmp_path: Path):
+    names: dict[str, str] = {}
+
+    def build(mb: Any, x: Any, table: Any) -> list[Any]:
+        made = moves(mb, x, table)
+        names.update({one.name: what for what, one in made.items()})
+        return list(made.values())
+
+    inputs = {"x": np.zeros((1, 12, 1, 1), np.float16), "table": np.zeros((1, 4), np.float16)}
+    path = mil.save_program(
+        tmp_path / "moves.mlpackage", build, inputs, flexible={"x": 2, "table": 0}, rows=8
+    )
+    model = RehearsalModel(path)
+    tracker = RowTracker(
+        Program(model.package, model.function), *row_axes_of(Program(model.package, model.function))
+    )
+    assert list(tracker.run()) == []
+    rows = np.arange(7, dtype=np.float32)
+    found = model.predict(
+        {
+            "x": np.broadcast_to(rows[:, None], (1, 12, 7, 1)),
+            "table": np.broadcast_to(rows[:, None], (7, 4)),
+        }
+    )
+    assert set(found) == set(names)
+    for name, numbers in found.items():
+        layout = tracker.layouts[name]
+        assert layout is not None, names[name]
+        np.testing.assert_array_equal(numbers, marked(layout, 7), names[name])
+
+
+def attend(mb: Any, query: Any, key: Any, value: Any) -> Any:
+    """Attention among the rows of [1, 16, T, 1]."""
+    q, k, v = (
+        mb.transpose(x=mb.reshape(x=x, shape=[1, 2, 8, -1]), perm=[0, 1, 3, 2])
+        for x in (query, key, value)
+    )
+    return mb.scaled_dot_product_attention(query=q, key=k, value=v)
+
+
+def convolved(pad: list[int]) -> Callable[..., Any]:
+    """A convolution over three rows."""
+    weight = np.ones((16, 16, 3, 1), np.float16)
+    return lambda mb, x, _: mb.conv(x=x, weight=weight, pad_type="custom", pad=pad)
+
+
+def summed_rows(mb: Any, x: Any, _: Any) -> Any:
+    """A sum over rows, [1, 1, 16, 16], used for all of them."""
+    rows = mb.reshape(x=x, shape=[1, 1, 16, -1])
+    shared = mb.matmul(x=rows, y=rows, transpose_y=True)
+    return mb.matmul(x=rows, y=shared, transpose_x=True)
+
+
+ONE_OPERATION: dict[str, tuple[Callable[..., Any], str | None]] = {
+    "rows of a text that see each other": (lambda mb, x, _: attend(mb, x, x, x), None),
+    "values of no row": (
+        lambda mb, x, _: attend(mb, x, x, mb.add(x=np.ones((1, 16, 4, 1), np.float16), y=_one(mb))),
+        "row-order",
+    ),
+    "a window of the rows before": (convolved([2, 0, 0, 0]), None),
+    "a window of the rows around": (convolved([1, 1, 0, 0]), "row-order-unknown"),
+    "channels of merged rows": (
+        lambda mb, x, _: mb.conv(
+            x=mb.reshape(x=mb.transpose(x=x, perm=[0, 2, 1, 3]), shape=[1, -1, 1, 1]),
+            weight=np.ones((4, 16, 1, 1), np.float16),
+            pad_type="valid",
+        ),
+        "row-order",
+    ),
+    "what rows have in common, by products": (summed_rows, None),
+    "rows looked up": (
+        lambda mb, _, ids: mb.gather(x=np.ones((9, 16), np.float16), indices=ids, axis=0),
+        None,
+    ),
+    "rows beside others": (lambda mb, x, _: mb.concat(values=[x, x], axis=2), "row-order-unknown"),
+    "all rows but the first": (
+        lambda mb, x, _: mb.slice_by_index(
+            x=x, begin=[0, 0, 1, 0], end=[1, 16, 0, 1], end_mask=[True] * 4
+        ),
+        "row-order-unknown",
+    ),
+    "rows in the order of their numbers": (
+        lambda mb, x, _: mb.topk(x=x, k=1, axis=2)[0],
+        "row-order",
+    ),
+    "heads that give their axis to the rows": (
+        lambda mb, x, _: mb.reshape(
+            x=mb.transpose(x=mb.reshape(x=x, shape=[1, 2, 8, -1]), perm=[0, 2, 1, 3]),
+            shape=[1, 8, -1, 1],
+        ),
+        "row-order",
+    ),
+}
+
+
+def _one(mb: Any) -> Any:
+    return mb.const(val=np.float16(1))
+
+
+@pytest.mark.parametrize("what", ONE_OPERATION)
+def test_one_operation_is_checked(what: str, tmp_path: Path):
+    build, expected = ONE_OPERATION[what]
+    inputs = {"x": np.zeros((1, 16, 1, 1), np.float16), "ids": np.zeros(1, np.int32)}
+    path = mil.save_program(
+        tmp_path / "model.mlpackage",
+        lambda mb, x, ids: [build(mb, x, ids), mb.abs(x=x), mb.abs(x=ids)],
+        inputs,
+        flexible={"x": 2, "ids": 0},
+    )
+    found = {one.rule for one in named(path, "row-order", "row-order-unknown", "declared-shape")}
+    assert found == ({expected} if expected else set())

@@ -1,0 +1,91 @@
+"""The default model's own weights: what the tiny ones cannot show.
+
+Its first layers are enough to show it, and take a third of the time; with PACELINE_WHOLE=1 all 30.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("coremltools")
+pytest.importorskip("transformers", minversion="5.23")
+
+import paceline
+from paceline.models import QUIET, Progress
+from paceline.runtime.model import Model
+from paceline_coreml import commands
+from paceline_coreml.conversion.source import open_source
+
+pytestmark = [pytest.mark.coreml, pytest.mark.real_model, pytest.mark.timeout(900)]
+
+PROMPT = "Write the list of the days of the week, and then write the same list again."
+TOKENS = 32
+WHOLE = bool(os.environ.get("PACELINE_WHOLE"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """SmolLM2 as a Hugging Face checkpoint."""
+    with open_source("smollm2-135m", None, QUIET) as found:
+        folder = found.checkpoint
+        config = json.loads((folder / "config.json").read_text())
+        config["num_hidden_layers"] = 30 if WHOLE else 9
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "tokenizer.json").write_bytes(found.tokenizer.read_bytes())
+        (folder / "chat_template.jinja").write_text(str(found.template))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def folder(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With INT8 weights, in calls of up to four rows, all layers tapped."""
+    folder = tmp_path_factory.mktemp("real") / "made"
+    topology = "20+10" if WHOLE else "5+4"
+    options = {"topology": topology, "rows": 4, "slots": 256, "taps": "all"}
+    quiet = Progress(quiet=True)
+    commands.convert(str(source), options=options, output=folder, temporary=None, progress=quiet)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Iterator[Model]:
+    yield paceline.load(folder)
+
+
+def test_the_model_is_in_several_packages(folder: Path):
+    names = sorted(path.name for path in folder.glob("*.mlpackage"))
+    assert [name.partition("-")[0] for name in names] == ["head"] * 3 + ["layers"] * 2
+
+
+def test_golden_passes(folder: Path, source: Path):
+    report: Any = commands.golden(
+        str(folder),
+        source=str(source),
+        tokens=12,
+        threshold=0.99,
+        rounding="f16",
+        temporary=None,
+        progress=QUIET,
+    )
+    assert report.passed, report.value
+
+
+def test_speculation_changes_no_token(model: Model):
+    plain = model.generate(PROMPT, max_tokens=TOKENS, drafter="none")
+    assert len(plain.token_ids) == TOKENS
+    if WHOLE:
+        assert plain.text.count("day") > 3
+    drafted = model.generate(
+        PROMPT, max_tokens=TOKENS, drafter="ngram:min=1", policy="fixed", max_block=4
+    )
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.accepted > 0
+    assert drafted.stats.steps < plain.stats.steps
+
+
+def test_lint_passes(folder: Path):
+    assert commands.lint(str(folder)).passed

@@ -1,0 +1,257 @@
+"""Evaluation of recorded compute plans, and their recording.
+
+`residency_plans.json` was written by hand in the form of `--record`. Its plans of a model of one
+layer resemble real ones: convolutions on the Neural Engine, some other operations off it, and no
+device for constants and states.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.errors import InvalidRequest, ModelError
+from paceline.storage.files import sha256_of
+from paceline_coreml import compute_plan, residency
+from paceline_coreml.compute_plan import Plan, PlannedOp
+from paceline_coreml.residency import Counts, OffEngine, evaluate, report
+
+RECORDED = Path(__file__).with_name("residency_plans.json")
+LAYERS, HEAD = "layers-000-001.mlpackage", "head-000000-000160.mlpackage"
+
+Value = dict[str, Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An artifact whose packages hold a few bytes each: nothing looks into them."""
+    return artifact(tmp_path / "artifact")
+
+
+def artifact(folder: Path, **changes: Any) -> Path:
+    for name in (LAYERS, HEAD):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "Manifest.json").write_text("{}")
+    np.save(folder / "embeddings.npy", np.zeros((160, 8), np.float16))
+    np.save(folder / "rotary.npy", np.zeros((2, 64, 4), np.float32))
+    files = {
+        path.relative_to(folder).as_posix(): {
+            "bytes": path.stat().st_size,
+            "sha256": sha256_of(path),
+        }
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    value = {
+        **{"kind": "coreml-model", "version": 1, "name": "tiny", "family": "llama"},
+        **{"task": "causal-lm", "labels": [], "reach": 0, "layers": 1, "hidden_size": 8},
+        **{"stream_size": 8, "vocab_size": 160, "slots": 64, "rows": 4, "functions": []},
+        **{"ring": 0, "lags": 0, "fingerprint": "made-by-hand", "files": files},
+        "layer_shards": [{"path": LAYERS, "start": 0, "end": 1}],
+        "head_shards": [{"path": HEAD, "start": 0, "end": 160}],
+        **changes,
+    }
+    (folder / "manifest.json").write_text(json.dumps(value))
+    return folder
+
+
+def changed(path: Path, change: Callable[[Value], object]) -> Path:
+    """The recording with something else in it."""
+    value = json.loads(RECORDED.read_text(encoding="utf-8"))
+    change(value)
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return path
+
+
+def plan_of(value: Value, package: str, rows: int) -> Value:
+    (found,) = (one for one in value["plans"] if (one["package"], one["rows"]) == (package, rows))
+    return found
+
+
+def op_of(value: Value, package: str, rows: int, name: str) -> Value:
+    (found,) = (op for op in plan_of(value, package, rows)["ops"] if op["name"] == name)
+    return found
+
+
+def op(kind: str, preferred: str | None = "neural-engine", cost: float | None = None) -> PlannedOp:
+    return PlannedOp(f"a-{kind}", kind, preferred, ("neural-engine", "cpu"), cost)
+
+
+def plan(*ops: PlannedOp) -> Plan:
+    return Plan(LAYERS, 1, None, ops)
+
+
+def test_a_recorded_plan_is_evaluated_without_a_mac(folder: Path):
+    found = report(folder, recorded=RECORDED)
+    assert found.passed
+    assert found.value["passed"]
+    assert (found.value["units"], found.value["rows"]) == ("cpu-and-ne", [1, 4])
+    layers, _, head, _ = found.value["plans"]
+    assert layers["convs"] == {"on": 5, "off": 0, "unknown": 0}
+    assert layers["others"] == {"on": 3, "off": 2, "unknown": 2}
+    assert [(one["type"], one["device"], one["able"]) for one in layers["elsewhere"]] == [
+        ("transpose", "cpu", 1),
+        ("gather", "cpu", 0),
+        ("read_state", "unknown", 0),
+        ("write_state", "unknown", 0),
+    ]
+    assert head["elsewhere"] == []
+    assert "convolutions of tiny all stay on the Neural Engine" in found.text
+    assert "8 other operations do not or may not" in found.text
+    assert json.loads(json.dumps(found.value)) == found.value
+
+
+def test_the_tables_have_a_line_per_package_and_number_of_rows(folder: Path):
+    (_, head, rows), (_, _, off) = report(folder, recorded=RECORDED).tables
+    assert head[:3] == ["package", "T", "convs on"]
+    assert [row[:2] for row in rows] == [[LAYERS, "1"], [LAYERS, "4"], [HEAD, "1"], [HEAD, "4"]]
+    assert {len(row) for row in rows} == {len(head)}
+    assert off[0] == [LAYERS, "1", "transpose", "cpu", "1", "1", "4.0 %"]
+    assert off[2][-1] == "", "the plan has no cost of a state"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda value: op_of(value, LAYERS, 4, "q").update(preferred="cpu"),
+            f"{LAYERS} at T = 4: 1 of 5 convolutions leave the Neural Engine",
+        ),
+        (
+            lambda value: op_of(value, HEAD, 1, "logits").update(preferred=None, supported=None),
+            f"{HEAD} at T = 1: the plan has no device for 1 of 1 convolutions",
+        ),
+        (
+            lambda value: plan_of(value, HEAD, 4)["ops"].pop(),
+            f"{HEAD} at T = 4: the plan has no convolutions",
+        ),
+        (
+            lambda value: plan_of(value, LAYERS, 1).update(ops=[], fault="ended by signal 9"),
+            f"{LAYERS} at T = 1: Core ML made no plan: ended by signal 9",
+        ),
+        (
+            lambda value: value["plans"].remove(plan_of(value, LAYERS, 4)),
+            f"{LAYERS} at T = 4: Core ML made no plan: it is not in the recording",
+        ),
+    ],
+    ids=["on the CPU", "unknown", "no convolutions", "no plan", "not asked"],
+)
+def test_convolutions_off_the_engine_are_named(
+    folder: Path, tmp_path: Path, change: Callable[[Value], object], message: str
+):
+    found = report(folder, recorded=changed(tmp_path / "plans.json", change))
+    assert not found.passed
+    assert found.text.splitlines()[0] == message
+    assert "convolutions of tiny do NOT all stay" in found.text
+    assert [one["passed"] for one in found.value["plans"]].count(False) == 1
+
+
+def test_the_report_names_the_planned_shapes(folder: Path, tmp_path: Path):
+    text = report(folder, recorded=RECORDED).text
+    assert "T = 1 and T = 4, each as the default shape of a copy" in text
+    assert "--functions 1,4" in text
+    static = artifact(tmp_path / "static", functions=[1, 4])
+    text = report(static, recorded=RECORDED).text
+    assert "T = 1 and T = 4, each in a function of its own\n" in text
+    four = artifact(tmp_path / "four", functions=[4])
+    assert "T = 1 has no function and no plan" in report(four, recorded=RECORDED).text
+
+
+def test_supported_is_not_enough():
+    verdict = evaluate(plan(op("conv"), op("conv", "cpu", 0.5), op("conv", "cpu", 0.25)))
+    assert verdict.convs == Counts(on=1, off=2, unknown=0)
+    assert verdict.elsewhere == (OffEngine("conv", "cpu", ops=2, able=2, cost=0.75),)
+    assert verdict.fault
+
+
+def test_other_operations_are_listed_and_do_not_fail():
+    verdict = evaluate(plan(op("conv"), op("add", "gpu"), op("softmax", None), op("mul")))
+    assert verdict.fault is None
+    assert verdict.others == Counts(on=1, off=1, unknown=1)
+    assert [(one.type, one.device) for one in verdict.elsewhere] == [
+        ("add", "gpu"),
+        ("softmax", "unknown"),
+    ]
+
+
+def test_constants_have_no_device():
+    constants = [op("const", None), op("constexpr_blockwise_shift_scale", "cpu")]
+    verdict = evaluate(plan(op("conv"), *constants))
+    assert (verdict.others, verdict.elsewhere) == (Counts(0, 0, 0), ())
+
+
+def test_convolutions_come_first_then_by_cost():
+    found = evaluate(plan(op("add", "cpu", 0.1), op("mul", "cpu", 0.6), op("conv", "cpu", 0.0)))
+    assert [one.type for one in found.elsewhere] == ["conv", "mul", "add"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda value: value.update(kind="plans"), "is a plans of version 1; expected coreml-plan"),
+        (lambda value: value.update(version=2), "version 2"),
+        (lambda value: value.pop("system"), r"plans\.json: system"),
+        (lambda value: value.update(plans={"a": 1}), r"plans\.json: plans"),
+        (lambda value: op_of(value, HEAD, 1, "logits").pop("cost"), r"plans\.json: .*\.cost"),
+        (lambda value: value.update(fingerprint="other"), "plans of another artifact.*again"),
+    ],
+)
+def test_an_invalid_recording_is_rejected(
+    folder: Path, tmp_path: Path, change: Callable[[Value], object], message: str
+):
+    with pytest.raises(ModelError, match=message):
+        report(folder, recorded=changed(tmp_path / "plans.json", change))
+
+
+def test_without_a_mac_and_a_recording_the_error_names_the_options(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(residency, "on_a_mac", lambda: False)
+    with pytest.raises(InvalidRequest, match=r"on a Mac.*--record FILE.*--recorded FILE"):
+        report(folder)
+
+
+def test_units_and_files_are_checked_first(folder: Path, tmp_path: Path):
+    with pytest.raises(InvalidRequest, match="'npu'"):
+        report(folder, units="npu", recorded=RECORDED)
+    with pytest.raises(InvalidRequest, match="either recorded or evaluated"):
+        report(folder, recorded=RECORDED, record=tmp_path / "plans.json")
+
+
+@pytest.mark.parametrize("functions", [[], [1, 4]])
+def test_a_recording_gives_the_same_report_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, functions: list[int]
+):
+    folder = artifact(tmp_path / "artifact", functions=functions)
+    asked = []
+
+    def planned(folder: Path, package: str, rows: int, *, function: str | None, units: str) -> Plan:
+        asked.append((package, rows, function, units))
+        if (package, rows) == (HEAD, 4):
+            return Plan(package, rows, function, fault="ended by signal 9")
+        return replace(plan(op("conv"), op("add", "cpu", 0.5)), package=package, rows=rows)
+
+    monkeypatch.setattr(residency, "on_a_mac", lambda: True)
+    monkeypatch.setattr(compute_plan, "record", planned)
+    here = report(folder, units="all", record=tmp_path / "plans.json")
+    assert asked == [
+        (package, rows, f"t{rows}" if functions else None, "all")
+        for package in (LAYERS, HEAD)
+        for rows in (1, 4)
+    ]
+    assert not here.passed
+    there = report(folder, recorded=tmp_path / "plans.json")
+    assert (there.value, there.text, there.tables) == (here.value, here.text, here.tables)
+
+
+def test_a_recording_that_cannot_be_written_is_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(residency, "on_a_mac", lambda: True)
+    monkeypatch.setattr(compute_plan, "record", lambda *_, **__: plan(op("conv")))
+    with pytest.raises(InvalidRequest, match="cannot write"):
+        report(folder, record=tmp_path / "none" / "plans.json")

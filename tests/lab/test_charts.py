@@ -1,0 +1,242 @@
+"""What charts a record has, and what is in them."""
+
+import json
+import math
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.bench.plan.table import is_plan, plan_record
+from paceline.bench.record import Record, Row, Spread, parse_record
+from paceline.errors import InvalidRequest
+from paceline_lab.report.charts import record_charts
+from paceline_lab.report.shapes import Chart, Curves, Dots, Stacks
+from support.results import BLOCKS, HEAD, PLAN, RUN, SERVE, SIMULATED, SWEEP, row
+
+_Kind = TypeVar("_Kind", Dots, Curves, Stacks)
+
+
+def charts(record: Record) -> dict[str, Chart]:
+    found = record_charts(record)
+    by_slug = {chart.slug: chart for chart in found}
+    assert len(by_slug) == len(found), "every chart has a name of its own"
+    for chart in found:
+        _, head, rows = chart.table
+        assert rows
+        assert all(len(each) == len(head) for each in rows)
+        assert chart.title
+        assert chart.note
+    return by_slug
+
+
+def the(kind: type[_Kind], chart: Chart) -> _Kind:
+    assert isinstance(chart, kind)
+    return chart
+
+
+def close(found: Spread | None, *expected: float) -> bool:
+    return found is not None and [*found] == pytest.approx(expected)
+
+
+def test_a_run_has_speed_and_tau_by_kind_acceptance_and_time():
+    found = charts(RUN)
+    assert [*found] == [
+        "ratio-by-kind",
+        "tokens_per_step-by-kind",
+        "acceptance-by-position",
+        "time-by-bucket",
+    ]
+    speed = the(Dots, found["ratio-by-kind"])
+    assert speed.groups == ["all", "chat", "code"]
+    assert [*speed.series] == ["x", "y"], "plain is what the others are measured by"
+    # Medians of the rounds are 1.25 times the first; of several cases the geometric mean.
+    whole, chat, code = speed.series["x"]
+    assert close(chat, 1.25 * math.sqrt(1.25 * 2), 1.25 * 1.25, 1.25 * 2)
+    assert close(whole, 1.25 * 10 ** (1 / 3), 1.25 * 1.25, 1.25 * 4)
+    assert close(code, 5.0, 4.0, 6.0), "of one case its rounds"
+    assert (speed.line, speed.log) == (1.0, True)
+    tau = the(Dots, found["tokens_per_step-by-kind"])
+    assert close(tau.series["y"][1], (0.625 + 1) / 2, 0.625, 1.0)
+
+
+def test_acceptance_is_charted_by_position_where_enough_was_drafted():
+    found = the(Curves, charts(RUN)["acceptance-by-position"])
+    assert [*found.series] == ["x", "y"]
+    points = found.series["x"]
+    assert [at for at, _ in points] == [1, 2, 3, 4]
+    assert [each.median for _, each in points] == [0.75, 0.5, 0.0, 0.0]
+    few = charts(replace(RUN, rows=RUN.rows[:3]))
+    assert [at for at, _ in the(Curves, few["acceptance-by-position"]).series["x"]] == [1, 2, 3]
+
+
+def test_time_is_milliseconds_a_token_in_four_parts():
+    found = the(Stacks, charts(RUN)["time-by-bucket"])
+    assert found.names == ["plain", "x", "y"]
+    # Medians 3.0, of which 2.25, 0.375 and 0.1875, for ten tokens after the first.
+    parts = {part: values[1] for part, values in found.parts.items()}
+    assert parts == pytest.approx(
+        {"verify": 225, "draft": 37.5, "sample and text": 18.75, "the rest of the host": 18.75}
+    )
+
+
+def test_a_sweep_has_curves_and_cold_apart_from_warm():
+    found = charts(SWEEP)
+    assert [*found] == [
+        "ratio-by-prompt_tokens",
+        "tokens_per_step-by-prompt_tokens",
+        "decode_tokens_per_second-by-prompt_tokens",
+        "prefill_tokens_per_second-by-prompt_tokens",
+        "acceptance-by-position",
+        "time-by-bucket",
+        "cold-and-warm",
+    ]
+    speed = the(Curves, found["ratio-by-prompt_tokens"])
+    assert [(at, *each) for at, each in speed.series["x"]] == [
+        (100, 2.5, 2.0, 3.0),
+        (800, 11.25, 9.0, 13.5),
+    ]
+    assert [*the(Curves, found["decode_tokens_per_second-by-prompt_tokens"]).series] == [
+        "plain",
+        "x",
+    ]
+    cold = the(Dots, found["cold-and-warm"])
+    assert [each.median for each in cold.series["x"] if each] == [2.0, 1.0, 0.375]
+
+
+def test_contenders_that_differ_in_their_block_alone_are_one_curve():
+    speed = the(Curves, charts(BLOCKS)["ratio-by-block"])
+    assert {name: [at for at, _ in points] for name, points in speed.series.items()} == {
+        "suffix, fixed": [2, 4, 8],
+        "suffix, kelly": [2, 4, 8],
+    }
+
+
+def test_two_numbers_that_run_have_a_curve_each_over_the_mean_of_the_other():
+    rows = [
+        row(f"{depth} {heat}", "chat", "x", 2.0 * (1 + heat), at={"depth": depth, "heat": heat})
+        for depth in (0, 512)
+        for heat in (0, 1)
+    ]
+    found = charts(Record("sweep", rows, **HEAD))
+    depth_cases, by_heat = (the(Curves, found[f"ratio-by-{name}"]) for name in ("depth", "heat"))
+    assert close(dict(depth_cases.series["x"])[0], 1.25 * math.sqrt(8), 2.5, 5.0)
+    assert close(dict(by_heat.series["x"])[1], 5.0, 5.0, 5.0)
+
+
+def test_a_server_has_its_loads():
+    found = charts(SERVE)
+    assert [*found] == ["tokens_per_second-by-load", "first_token_seconds-by-load"]
+    first = the(Dots, found["first_token_seconds-by-load"])
+    assert first.groups == ["1 clients", "8 clients"]
+    assert close(first.series["m"][1], 1.6, 0.8, 2.4)
+
+
+def test_simulated_speed_ups_are_charted_beside_measured_ones():
+    speed = the(Dots, charts(SIMULATED)["ratio-by-prompt"])
+    assert [*speed.series] == ["x", "x, as simulated"]
+    assert close(speed.series["x, as simulated"][0], 2.5, 2.5, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([], []),
+        ([Row("a", "k", "x", {})], []),
+        ([Row("a", "k", "x", {"beauty": [1.0]})], []),
+        (
+            [
+                Row(c, "k", "x", {"ratio": [2.0]}, {"depth": at})
+                for c, at in (("a", 1), ("b", "many"))
+            ],
+            ["ratio-by-prompt"],
+        ),
+        (
+            [Row("a", "k", "x", {"ratio": [2.0]}), Row("b", "l", "y", {"ratio": [2.0]})],
+            ["ratio-by-kind"],
+        ),
+        (
+            [Row("a", "k", "x", {"ratio": [2.0]}, {}, {"drafted_at": {"b": 1}}, {"tokens": "ten"})],
+            ["ratio-by-prompt"],
+        ),
+        ([Row("a", "k", "x", {"tokens_per_step": [0.0]})], ["tokens_per_step-by-prompt"]),
+        (
+            [replace(RUN.rows[1], facts={"tokens": 1})],
+            ["ratio-by-prompt", "tokens_per_step-by-prompt", "acceptance-by-position"],
+        ),
+    ],
+)
+def test_rows_with_less_have_fewer_charts(rows: list[Row], expected: list[str]):
+    assert [*charts(Record("run", rows, **HEAD))] == expected
+
+
+NAMES = st.sampled_from(
+    [
+        *("ratio", "tokens_per_step", "decode_tokens_per_second", "prefill_tokens_per_second"),
+        *("first_token_seconds", "load_seconds", "decode_seconds", "verify_seconds"),
+        *("draft_seconds", "sample_seconds", "tokens_per_second", "requests_per_second"),
+        *("expected_ratio", "cost_ratio", "break_even"),
+    ]
+)
+SMALL = st.sampled_from(["a", "b", "plain", "cold"])
+COUNTS = st.lists(st.integers(-1, 20), max_size=4)
+ROWS = st.builds(
+    Row,
+    case=SMALL,
+    kind=SMALL,
+    contender=SMALL,
+    measures=st.dictionaries(NAMES, st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=3)),
+    at=st.dictionaries(
+        st.sampled_from(["depth", "block", "state", "rows"]), st.integers(-2, 2) | SMALL
+    ),
+    counts=st.dictionaries(
+        st.sampled_from(["drafted_at", "accepted_at"]), COUNTS | st.integers(0, 3)
+    ),
+    facts=st.dictionaries(
+        st.sampled_from(["tokens", "way", "same_tokens"]), st.none() | st.integers() | SMALL
+    ),
+)
+
+
+@settings(max_examples=50)
+@given(rows=st.lists(ROWS, max_size=6, unique_by=lambda row: row.key))
+def test_any_record_has_charts_or_none(rows: list[Row]):
+    charts(parse_record(json.loads(json.dumps(Record("any", rows, **HEAD).as_dict())), "it"))
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+
+def test_a_plan_has_costs_and_what_drafting_must_bring():
+    assert is_plan(PLAN)
+    found = charts(plan_record(PLAN, "it"))
+    costs = the(Curves, found["cost-by-rows"])
+    assert {
+        name: [(at, each.median) for at, each in points] for name, points in costs.series.items()
+    } == {
+        "m, here": [(1, 1.0), (2, 1.0), (4, 1.2)],
+        "the same at a context of 4096 tokens": [(1, 1.0), (2, 2.1)],
+    }
+    assert costs.bound is not None
+    assert costs.bound[1] == [(1, 1), (2, 2), (4, 4)]
+    even = the(Curves, found["break-even-by-rows"])
+    assert [*even.series] == ["m, here"], "at the longer context even certainty does not pay"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {**PLAN, "rows": [5]},
+        {**PLAN, "rows": 5},
+        {**PLAN, "rows": [{"rows": "2", "milliseconds": "x", "ratio": 1}]},
+        {**PLAN, "engine": 5},
+        {**PLAN, "deep": {"context": 1}},
+        {**PLAN, "rows": PLAN["rows"] * 2},
+        {name: value for name, value in PLAN.items() if name != "model"},
+    ],
+)
+def test_a_broken_plan_is_rejected_by_name(broken: dict[str, object]):
+    with pytest.raises(InvalidRequest, match=r"^it\b"):
+        plan_record(broken, "it")

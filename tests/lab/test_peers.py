@@ -1,0 +1,358 @@
+"""How peers are chosen, asked and compared, with peers of our own making."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.bench.journal import journal_path
+from paceline.bench.record import Row, parse_record
+from paceline.bench.servers import Access
+from paceline.errors import InvalidRequest, MissingExtra, ModelError, PacelineError
+from paceline.models import QUIET, Progress
+from paceline.runtime.model import Model
+from paceline.storage.report import Report
+from paceline_lab.peers import command, registry
+from paceline_lab.peers.base import Answer, Peer, Question
+from paceline_lab.peers.measure import OWN, PeerVariant, measure, variants_of
+from paceline_lab.peers.paceline_peer import PacelinePeer
+from paceline_lab.peers.registry import KNOWN, KnownPeer, check_names, open_all
+from paceline_lab.peers.summary import PeerRows, is_exact, summary, tables
+from support.bench import measurement_of
+from support.faulty import FaultyEngine, other_picks_when_drafting
+
+QUESTION = Question("one", "chat", [{"role": "user", "content": "Hello"}], [1, 2, 3])
+
+
+def answered(*tokens: int, seconds: float = 1.0, **more: Any) -> Answer:
+    return Answer(" ".join(map(str, tokens)), tokens, len(tokens), 0.1, seconds, **more)
+
+
+@dataclass
+class Fake:
+    """Gives the answers it has for a mode, one after the other and then again."""
+
+    answers: Mapping[str, Sequence[Answer]]
+    name: str = "fake"
+    packages: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def modes(self) -> Sequence[str]:
+        return tuple(self.answers)
+
+    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+        given = self.answers[mode]
+        turn = self.asked.count((question.id, mode))
+        self.asked.append((question.id, mode))
+        return replace(given[turn % len(given)])
+
+
+PACELINE = Fake({"plain": [answered(7, 8, 9)], "auto": [answered(7, 8, 9, seconds=0.5)]})
+
+
+def rows_of(peer: Peer, rounds: int = 1) -> dict[str, Row]:
+    ours = [PeerVariant(mode, "plain", PACELINE, mode) for mode in PACELINE.modes]
+    theirs = variants_of(PACELINE, [peer])[2:]  # type: ignore[arg-type]
+    return {
+        row.contender: row
+        for row in measure(QUESTION, [*ours, *theirs], rounds=rounds, max_tokens=9)
+    }
+
+
+def test_speeds_are_compared_with_plain_decodings_ours_and_the_peers_own():
+    found = rows_of(Fake({"plain": [answered(7, 8, 9, seconds=4)], "lookup": [answered(7, 8, 9)]}))
+    assert [*found] == ["plain", "auto", "fake, plain", "fake, lookup"]
+    assert found["fake, lookup"].measures == {
+        "decode_tokens_per_second": [2.0],
+        "first_token_seconds": [0.1],
+        "decode_seconds": [1.0],
+        "ratio": [1.0],
+        OWN: [4.0],
+    }
+    assert OWN not in found["fake, plain"].measures
+    assert found["auto"].measures["ratio"] == found["auto"].measures[OWN] == [2.0]
+
+
+def test_a_ratio_is_taken_within_its_round():
+    slow, fast = answered(7, 8, 9, seconds=4), answered(7, 8, 9, seconds=1)
+    found = rows_of(Fake({"plain": [slow, fast], "lookup": [fast, slow]}), rounds=2)
+    assert found["fake, lookup"].measures[OWN] == [4.0, 0.25]
+    assert found["fake, plain"].measures["ratio"] == [0.25, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("plain", "lookup", "same", "ours"),
+    [
+        ([(7, 8, 9)], [(7, 8, 9)], True, True),
+        ([(7, 8)], [(7, 8)], True, False),
+        ([(7, 8)], [(7, 8, 9)], False, True),
+        ([(7, 8, 9)], [(7, 8, 9), (7, 8)], False, False),  # in one of two rounds
+    ],
+)
+def test_texts_are_compared_with_the_peers_own_and_with_ours(
+    plain: list[tuple[int, ...]], lookup: list[tuple[int, ...]], same: bool, ours: bool
+):
+    peer = Fake({"plain": [answered(*t) for t in plain], "lookup": [answered(*t) for t in lookup]})
+    facts = rows_of(peer, rounds=2)["fake, lookup"].facts
+    assert (facts["same_tokens"], facts["same_as_paceline"]) == (same, ours)
+
+
+def test_a_peer_that_changes_its_mind_without_speculation_is_found_out():
+    found = rows_of(Fake({"plain": [answered(7, 8), answered(7, 9)]}), rounds=2)
+    assert found["fake, plain"].facts["same_tokens"] is False
+
+
+def test_answers_are_the_same_by_tokens_where_both_have_them_and_else_by_text():
+    one, other = answered(7, 8), replace(answered(7, 8), tokens=[9])
+    assert not one.same(other)
+    assert one.same(replace(other, tokens=None))
+    assert not replace(one, tokens=None).same(replace(other, text="else"))
+
+
+def test_a_rate_counts_the_tokens_behind_those_that_came_with_the_first():
+    assert answered(1, 2, 3, 4, 5, seconds=2).rate == 2.0
+    assert answered(1, 2, 3, 4, 5, seconds=2, at_first=3).rate == 1.0
+
+
+def test_an_answer_without_decoding_has_no_speed_and_is_no_obstacle():
+    found = rows_of(Fake({"plain": [answered(7)], "lookup": [answered(7, 8)]}))
+    assert [*found["fake, plain"].measures] == ["first_token_seconds", "decode_seconds"]
+    assert OWN not in found["fake, lookup"].measures
+    assert found["fake, lookup"].measures["ratio"] == [0.5]
+    assert "-" in tables_of([*found.values()])["fake, plain"]
+
+
+def test_the_summary_says_how_fast_and_of_which_texts():
+    def rows(case: str, speed: float, *, kept: bool, ours: bool) -> list[Row]:
+        facts = {"same_tokens": True, "same_as_paceline": True}
+        rates = {"plain": 10.0, "auto": 20.0, "x, plain": 10.0, "x, lookup": speed}
+        return [
+            Row(
+                case,
+                "chat",
+                name,
+                {
+                    "decode_tokens_per_second": [rate],
+                    "first_token_seconds": [0.2 if name == "x, lookup" else 0.1],
+                    **({OWN: [rate / 10]} if name in ("auto", "x, lookup") else {}),
+                },
+                facts={"same_tokens": kept, "same_as_paceline": ours} if name[-1] == "p" else facts,
+            )
+            for name, rate in rates.items()
+        ]
+
+    found = [
+        *rows("a", 5, kept=True, ours=True),
+        *rows("b", 20, kept=True, ours=False),
+        *rows("c", 320, kept=False, ours=False),
+    ]
+    value = summary(PeerRows(found))
+    assert value["texts_changed"] == {"auto": 0, "x, lookup": 1}
+    assert value["texts_of_paceline"] == {"plain": 3, "x, plain": 3, "x, lookup": 1}
+    assert value["over_own_plain"]["x, lookup"] == pytest.approx((0.5 * 2 * 32) ** (1 / 3))
+    assert value["auto_over"]["x, lookup"] == pytest.approx((4 * 1 / 16) ** (1 / 3))
+    assert value["auto_over_where_text_is_kept"]["x, lookup"] == pytest.approx(2)
+    assert value["auto_over_where_text_is_paceline's"]["x, lookup"] == pytest.approx(4)
+    assert value["auto_over"]["x, plain"] == pytest.approx(2)
+    assert value["first_token_over_auto"]["x, lookup"] == pytest.approx(2)
+    assert tables_of(found)["x, lookup"][2] == "1 of 3"
+    assert is_exact(PeerRows(found)), "only paceline is held to it"
+    assert not is_exact(PeerRows([replace(row, facts={"same_tokens": False}) for row in found]))
+
+
+def tables_of(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
+    found = [*tables(PeerRows(rows))]
+    assert all(len(line) == len(head) for _, head, lines in found for line in lines)
+    return {line[0]: line for line in found[0][2]}
+
+
+def test_a_peer_that_fails_is_named_with_the_question():
+    class Broken(Fake):
+        def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+            raise RuntimeError("out of\nmemory")
+
+    with pytest.raises(ModelError, match="fake, plain fails at one: out of memory"):
+        rows_of(Broken({"plain": []}))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "says"),
+    [
+        (
+            "ollama",
+            InvalidRequest,
+            "no peer is called 'ollama'; expected openvino-genai, llama-cpp",
+        ),
+        ("absent", MissingExtra, "absent is not installed here: pip install something"),
+    ],
+)
+def test_a_name_that_means_nothing_here_is_refused(
+    name: str, error: type[PacelineError], says: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(KNOWN, "absent", KnownPeer("none", ["no_such_module"], "something"))
+    with pytest.raises(error, match=says):
+        check_names(["http://127.0.0.1:1/v1", name])
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, Any]], None]:
+    """Makes these the peers that there are: a `Fake`, an error, or None for not installed."""
+
+    class Opens:
+        def __init__(self, what: Any) -> None:
+            self.what = what
+
+        def open_peers(self, _: Any) -> Sequence[Peer]:
+            if isinstance(self.what, Exception):
+                raise self.what
+            return [self.what]
+
+    def peers(found: Mapping[str, Any]) -> None:
+        here = {
+            name: KnownPeer(name, ["json" if what else "no_such_module"], f"the-{name}")
+            for name, what in found.items()
+        }
+        monkeypatch.setattr(registry, "KNOWN", here)
+        monkeypatch.setattr(
+            registry, "import_module", lambda name: Opens(found[name.rpartition(".")[2]])
+        )
+
+    return peers
+
+
+def test_those_that_cannot_answer_are_left_out_with_a_line_each(
+    peers: Callable[..., None], model: Model
+):
+    fake = Fake({"plain": []})
+    peers({"a": None, "b": ValueError("no such\nlayer"), "c": fake, "d": ModelError("not for d")})
+    said = StringIO()
+    target: Any = type("TargetModel", (), {"files": model.files})
+    assert open_all([], target, Access(), Progress(said)) == [fake]
+    left = [line for line in said.getvalue().splitlines() if "skipped" in line]
+    assert left == [
+        "a is skipped: a is not installed here: pip install the-a",
+        f"b is skipped: b cannot open {model.files.name}: no such layer",
+        "d is skipped: not for d",
+    ]
+
+
+@pytest.mark.parametrize("error", [ValueError("no such layer"), ModelError("no such layer")])
+def test_one_that_was_asked_for_is_opened_or_is_an_error(
+    error: Exception, peers: Callable[..., None], model: Model
+):
+    peers({"b": error})
+    target: Any = type("TargetModel", (), {"files": model.files})
+    with pytest.raises(ModelError, match="no such layer"):
+        open_all(["b"], target, Access(), QUIET)
+
+
+def bench(model: Model, suite: Path, **options: Any) -> Report:
+    settings: dict[str, Any] = {
+        "peers": [],
+        "access": Access(),
+        "draft": None,
+        "threads": None,
+        "kinds": [],
+        "per_kind": None,
+        "rounds": 1,
+        "max_tokens": 6,
+        "suite": suite,
+        "progress": QUIET,
+        **options,
+    }
+    return command.bench_peers(lambda: model, measurement_of(settings), **settings)
+
+
+def test_a_run_has_every_way_of_every_peer_on_every_prompt(
+    model: Model, suite_file: Path, peers: Callable[..., None]
+):
+    fake = Fake({"plain": [answered(7, 8)], "lookup": [answered(7, 9)]}, packages=["pytest"])
+    peers({"fake": fake})
+    report = bench(model, suite_file, rounds=2)
+    record = parse_record(json.loads(json.dumps(report.value)), "it")
+    assert record.contenders == ["plain", "auto", "fake, plain", "fake, lookup"]
+    assert record.cases == ["one", "three", "two"], "kind by kind"
+    assert all(len(row.measures["ratio"]) == 2 for row in record.rows)
+    assert record.summary["texts_changed"] == {"auto": 0, "fake, lookup": 3}
+    assert record.versions["pytest"] == pytest.__version__
+    assert record.settings["peers"] == {"fake": {}}
+    assert len(fake.asked) == 2 * (1 + 2 * 3), "once before, then twice a prompt"
+    assert report.passed, "it is no fault of ours"
+
+
+def test_a_run_fails_where_our_own_speculation_changes_a_token(
+    model: Model, suite_file: Path, peers: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+):
+    peers({"fake": Fake({"plain": [answered(7)]})})
+    liar = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
+    generate = Model.generate
+
+    def drafting(self: Model, prompt: Any, **options: Any) -> Any:
+        drafts = {"drafter": "suffix", "policy": "fixed"} if options["drafter"] == "auto" else {}
+        return generate(self, prompt, **{**options, **drafts})
+
+    monkeypatch.setattr(Model, "generate", drafting)
+    assert not bench(liar, suite_file, max_tokens=60).passed
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(
+    model: Model, suite_file: Path, peers: Callable[..., None], tmp_path: Path
+):
+    class Stops(Fake):
+        def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+            if question.id == "two":
+                raise KeyboardInterrupt
+            return super().answer(question, max_tokens, mode)
+
+    output = tmp_path / "peers.json"
+    peers({"fake": Stops({"plain": [answered(7, 8)]})})
+    with pytest.raises(KeyboardInterrupt):
+        bench(model, suite_file, output=output)
+    again, said = Fake({"plain": [answered(7, 8)]}), StringIO()
+    peers({"fake": again})
+    report = bench(model, suite_file, output=output, progress=Progress(said))
+    assert report.journal == journal_path(output)
+    assert [id for id, _ in again.asked] == ["one", "two"], "one: to warm up"
+    assert said.getvalue().count("(measured before)") == 2
+    assert len(report.value["rows"]) == 9
+    peers({"fake": Fake({"plain": []}, name="other")})
+    with pytest.raises(InvalidRequest, match="interrupted run with another settings"):
+        bench(model, suite_file, output=output)
+
+
+def test_without_any_peer_there_is_nothing_to_compare(
+    model: Model, suite_file: Path, peers: Callable[..., None]
+):
+    peers({"a": None})
+    with pytest.raises(MissingExtra, match="no peer is installed"):
+        bench(model, suite_file)
+
+
+def test_ours_is_asked_as_a_first_request_each_time(model: Model):
+    tokens = model.tokens("this is one and the user, this is one and the user")
+    question, ours = Question("one", "chat", [], tokens), PacelinePeer(model)
+    first, second, auto = (ours.answer(question, 40, mode) for mode in ("plain", "plain", "auto"))
+    assert first.tokens == model.generate(tokens, max_tokens=40, drafter="none").token_ids
+    assert first.same(second)
+    assert first.same(auto)
+    assert first.first_token_seconds > 0
+    assert auto.rate
+
+
+@pytest.mark.parametrize(
+    ("access", "says"),
+    [
+        (Access(plain="{", speculation="{}"), "--plain is '{'; expected a JSON object"),
+        (Access(plain="{}", speculation="3"), "--speculation is '3'; expected a JSON object"),
+        (Access(plain="{}"), "--plain and --speculation go together"),
+    ],
+)
+def test_fields_for_a_server_are_objects_and_come_in_pairs(access: Access, says: str):
+    with pytest.raises(InvalidRequest, match=says):
+        access.check()

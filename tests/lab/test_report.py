@@ -1,0 +1,204 @@
+"""The page and the pictures: the same bytes every time, whole in themselves, and safe."""
+
+import builtins
+import json
+import os
+import re
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from paceline.bench.record import Row
+from paceline.cli.app import main
+from paceline.errors import InvalidRequest, MissingExtra
+from paceline.storage.report import json_file
+from paceline_lab.report.charts import record_charts
+from paceline_lab.report.command import bench_report, read_result
+from paceline_lab.report.drawing import picture
+from support.results import BLOCKS, PLAN, RUN, SERVE, SIMULATED, SWEEP
+
+VOID = {"meta", "img"}
+
+
+class Page(HTMLParser):
+    """A page whose tags are all closed, in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> list[Path]:
+    """Recorded results of every kind."""
+    records = {"run": RUN, "sweep": SWEEP, "blocks": BLOCKS, "serve": SERVE, "check": SIMULATED}
+    for name, record in records.items():
+        (tmp_path / f"{name}.json").write_bytes(json_file(record.as_dict()))
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    return [tmp_path / f"{name}.json" for name in (*records, "plan")]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_report_made_twice_is_the_same_bytes(results: Sequence[Path], tmp_path: Path):
+    results = [results[0], results[3], results[5]]
+    written = bench_report(results, tmp_path / "one")
+    assert written[0] == tmp_path / "one" / "index.html"
+    assert {path.name for path in written} == content(tmp_path / "one").keys()
+    # By somebody else, with other settings of matplotlib, another hash seed and another folder.
+    (tmp_path / "matplotlibrc").write_text("font.size: 30\nsavefig.dpi: 40\naxes.grid: True\n")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    copies = [elsewhere / path.name for path in results]
+    for path, copy in zip(results, copies, strict=True):
+        copy.write_bytes(path.read_bytes())
+    environment = {"MATPLOTLIBRC": str(tmp_path / "matplotlibrc"), "PYTHONHASHSEED": "7"}
+    command = [sys.executable, "-m", "paceline", "bench", "report", *(c.name for c in copies)]
+    found = subprocess.run(
+        [*command, "--output", "out"],
+        cwd=elsewhere,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert content(elsewhere / "out") == content(tmp_path / "one")
+
+
+def test_the_page_is_whole_in_itself(results: Sequence[Path], tmp_path: Path):
+    bench_report(results, tmp_path / "page.html")
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "object"})
+    pictures = page.all("img")
+    for attributes in pictures:
+        source = attributes["src"] or ""
+        assert source.startswith("data:image/svg+xml;base64,")
+        root = ElementTree.fromstring(b64decode(source.partition(",")[2]))
+        assert root.tag.endswith("svg")
+        assert len(attributes["alt"] or "") > 20
+    # A table for every picture, one with all rows of each result, and the run's groups by drafter.
+    groups = len(RUN.contenders) - 1
+    assert len(page.all("table")) == len(pictures) + len(results) + groups
+    assert len(page.all("figure")) == len(pictures)
+    assert len(pictures) == sum(len(record_charts(read_result(path))) for path in results)
+    assert all(each["scope"] in ("col", "row") for each in page.all("th"))
+    links = [each["href"] for each in page.all("a")]
+    anchors = [each["id"] for each in page.all("h2")]
+    assert links == [f"#{anchor}" for anchor in anchors]
+    assert page.all("html") == [{"lang": "en"}]
+
+
+def test_what_comes_from_a_result_is_text(tmp_path: Path):
+    name = "<script>alert('x')</script> & \"co\""
+    rows = [replace(row, case=name, kind=name, contender=name) for row in RUN.rows[:1]]
+    (tmp_path / "x.json").write_bytes(json_file(replace(RUN, rows=rows, command=name).as_dict()))
+    bench_report([tmp_path / "x.json"], tmp_path / "page.html")
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert not page.all("script")
+    assert page.text.count(name) >= 2
+
+
+def test_what_comes_from_a_result_is_no_path(tmp_path: Path):
+    rows = [Row(str(at), "k", "x", {"ratio": [2.0]}, {"../../up": at}) for at in (1, 2)]
+    (tmp_path / "x.json").write_bytes(json_file(replace(RUN, rows=rows).as_dict()))
+    written = bench_report([tmp_path / "x.json"], tmp_path / "out")
+    assert [path.name for path in written] == ["index.html", "x-ratio-by--up.png"]
+    assert all(path.parent == tmp_path / "out" for path in written)
+
+
+def test_results_of_one_name_get_different_file_names(tmp_path: Path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.json").write_bytes(json_file(SERVE.as_dict()))
+    paths = [tmp_path / "a" / "x.json", tmp_path / "b" / "x.json"]
+    names = {path.name for path in bench_report(paths, tmp_path / "out")}
+    assert {"x-tokens_per_second-by-load.png", "x-2-tokens_per_second-by-load.png"} < names
+    with pytest.raises(InvalidRequest, match="named twice"):
+        bench_report([paths[0], paths[0]], tmp_path / "out")
+
+
+def test_a_picture_is_a_png_or_an_svg():
+    chart = record_charts(RUN)[0]
+    assert picture(chart, "png").startswith(b"\x89PNG")
+    assert b"</svg>" in picture(chart, "svg")
+    assert picture(chart, "png") != picture(chart, "png", ["y", "x"]), "y looks as the first does"
+
+
+def test_without_matplotlib_it_is_said_what_to_install(
+    results: Sequence[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole = builtins.__import__
+
+    def without(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.partition(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return whole(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingExtra, match=re.escape("pip install 'paceline[lab]'")):
+        bench_report(results, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_mistakes_are_one_line(
+    results: Sequence[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    whole = results[0].read_bytes()
+    broken = {
+        "torn.json": (whole[: len(whole) // 2], "is no result of `paceline bench`, or is trunc"),
+        "other.json": (b'{"a": 1}', "is no result of `paceline bench`: expected"),
+        "list.json": (b"[1]", "is no result of `paceline bench`: expected"),
+        "plan.json": (b'{"plain_milliseconds": 1, "rows": 1, "best": 1}', "is not what `paceline"),
+    }
+    for name, (bytes_, reason) in broken.items():
+        (tmp_path / name).write_bytes(bytes_)
+        command = ["bench", "report", str(results[0]), str(tmp_path / name)]
+        assert main([*command, "--output", str(tmp_path / "out")]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"paceline: {tmp_path / name} {reason}")
+        assert said.count("\n") == 1
+        assert not (tmp_path / "out").exists()
+    (tmp_path / "file").write_text("")
+    for output in (tmp_path / "file", tmp_path / "none" / "x.html"):
+        assert main(["bench", "report", str(results[-2]), "--output", str(output)]) == 2
+        assert capsys.readouterr().err.startswith(f"paceline: cannot write {output}")
+
+
+def test_from_the_command_line(
+    results: Sequence[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    command = ["bench", "report", str(results[3]), "--output", str(tmp_path / "out")]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == str(tmp_path / "out" / "index.html")
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"written": lines}

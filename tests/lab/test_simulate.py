@@ -1,0 +1,318 @@
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.decoding.auto import Acceptance, Auto
+from paceline.decoding.costs import CostTable
+from paceline.decoding.policy import Adaptive, Fixed, Kelly
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
+from paceline.decoding.text import TextPiece
+from paceline.decoding.types import Policy
+from paceline.drafters import DrafterResources, DrafterSpec, KeptText, RequestContext, create
+from paceline.errors import InvalidRequest
+from paceline.options import Options
+from paceline.runtime.model import Model
+from paceline.runtime.request import check as check_options
+from paceline.runtime.trace import Trace
+from paceline_lab.simulate.replay import (
+    Recording,
+    SimulatedStep,
+    Simulation,
+    check,
+    simulate,
+    steps,
+)
+from paceline_lab.trace.reader import read_trace
+from support.drafters import write_toy_table
+from support.driver import CHEAP, answer, generation
+from support.toy import ToyEngine
+
+EVEN = CostTable({1: 1.0, 32: 1.0})
+
+
+def one(
+    recording: Recording, drafter: str, cost: CostTable = EVEN, **options: int | str
+) -> Simulation:
+    asked: Options = {"drafter": drafter, "policy": "fixed", **options}  # type: ignore[typeddict-item]
+    (found,) = simulate([recording], check_options(asked), cost, DrafterResources(vocab_size=64))
+    return found
+
+
+def text(prompt: Sequence[int], answer: Sequence[int], max_tokens: int | None = None) -> Recording:
+    return Recording("one", "any", prompt, answer, max_tokens)
+
+
+def real(engine: ToyEngine, prompt: list[int], **settings: object) -> Iterator[SimulatedStep]:
+    """The steps of a real generation, as a simulation has them."""
+    machine = generation(engine, prompt, **settings)  # type: ignore[arg-type]
+    with closing(engine.open()) as sequence:
+        while not machine.finished:
+            prefilling = machine.prefilling
+            block, context = machine.next_block(), machine.length
+            result = engine.step([(sequence, block)])
+            step = machine.accept(result.logits[0], taps={}, seconds=CHEAP(len(block.tokens)))
+            sequence.commit(step.kept)
+            if not prefilling:
+                silent = step._replace(pieces=[TextPiece()] * len(step.tokens))
+                yield SimulatedStep(len(block.tokens), context, silent)
+    machine.close()
+
+
+def policy(name: str) -> Policy:
+    if name == "auto":
+        return Auto(16, CHEAP, Acceptance())
+    rules: dict[str, type[Fixed]] = {"fixed": Fixed, "adaptive": Adaptive, "kelly": Kelly}
+    return rules[name](8)
+
+
+@pytest.mark.parametrize("name", ["auto", "fixed", "adaptive", "kelly"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "suffix", "table", "suffix+table"])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=3)])
+def test_the_steps_are_those_of_a_real_generation(
+    name: str, drafter: str, sampling: Sampling, tmp_path: Path
+):
+    engine = ToyEngine()
+    prompt, most = [1, 2, 3, 1, 2], 60
+    stopping = Stopping(max_tokens=most)
+    whole = answer(engine, prompt, sampling=sampling, stopping=stopping).tokens
+    folder = write_toy_table(tmp_path / "table", [[*prompt, *whole[:20]]], engine.vocab_size)
+    spec = drafter.replace("table", f"table:{folder}")
+    shared = DrafterResources(vocab_size=engine.vocab_size)
+    taken = list(
+        real(
+            engine,
+            prompt,
+            sampling=sampling,
+            stopping=stopping,
+            drafters=create(spec, shared),
+            policy=policy(name),
+        )
+    )
+    simulated = list(steps(text(prompt, whole), create(spec, shared), policy(name), CHEAP))
+    assert simulated == taken
+    assert drafter == "none" or any(each.step.accepted for each in taken)
+
+
+@given(
+    came=st.lists(st.integers(0, 5), min_size=1, max_size=40),
+    drafter=st.sampled_from(["ngram", "suffix", "ngram:min=2,max=3,length=4"]),
+    block=st.integers(2, 9),
+)
+def test_every_token_comes_once(came: list[int], drafter: str, block: int):
+    recording = text([1, 2, 3], came)
+    found = list(steps(recording, create(drafter), Fixed(block), EVEN))
+    assert [token for each in found for token in each.step.tokens] == came[1:]
+    assert all(each.rows == each.step.drafted + 1 <= block for each in found)
+
+
+def test_drafts_continue_after_a_stop_token():
+    # What follows the end was said in the prompt, so that it is drafted, too.
+    recording = text([1, 2, 3, 9, 1, 2, 3], [9], max_tokens=None)
+    assert one(recording, "suffix").counters.steps == 0
+    ended = text([1, 2, 3, 9, 4, 5, 6, 7, 1, 2, 3], [9, 4, 5], max_tokens=50)
+    assert ended.ended_by == 5
+    (step,) = steps(ended, create("suffix"), Fixed(8), EVEN)
+    assert (step.rows, step.step.accepted, step.step.drafted) == (8, 2, 7)
+    cut = text(ended.prompt, ended.answer)
+    (step,) = steps(cut, create("suffix"), Fixed(8), EVEN)
+    assert (step.rows, step.step.accepted, step.step.drafted) == (2, 1, 1)
+
+
+def test_an_end_that_stood_before_is_where_the_text_is_cut():
+    assert text([1], [5, 2, 5], max_tokens=9).ended_by is None
+    assert one(text([1], [5, 2, 5], max_tokens=9), "none").counters.steps == 2
+
+
+def test_figures_of_a_text_that_repeats():
+    # The prompt says it once; five rows bring five tokens a pass.
+    recording = text([1, 2, 3, 4, 5, 6] * 2, [1, 2, 3, 4, 5, 6] * 5)
+    found = one(recording, "ngram", CostTable({1: 2.0, 5: 3.0}), max_block=5)
+    assert found.decoded == 29
+    assert found.counters.steps == 6
+    assert found.tokens_per_step == pytest.approx(29 / 6)
+    # The last pass has room for three guesses.
+    assert found.counters.drafted_at == [6, 6, 6, 5]
+    assert found.counters.accepted_at == [6, 6, 6, 5]
+    assert found.plain_seconds == pytest.approx(29 * 2.0)
+    assert found.seconds == pytest.approx(5 * 3.0 + 2.75)
+    assert found.speed_up == pytest.approx(58 / 17.75)
+
+
+def test_acceptance_is_counted_by_length_of_match():
+    # After 1, 2 comes 3 the first time, and 4 then: a match of two that does not stand.
+    recording = text([1, 2, 3, 9, 1, 2], [4, 7])
+    evidence = one(recording, "suffix").evidence
+    assert evidence.by_match == {}, "the first token comes with the prompt"
+    recording = text([1, 2, 3, 4, 9, 1], [2, 3, 5, 8])
+    evidence = one(recording, "suffix").evidence
+    assert evidence.by_match == {("suffix", 2): [1, 1], ("suffix", 3): [1, 0]}
+
+
+def test_acceptance_is_counted_by_the_drafters_own_probability(toy_table: Path):
+    recording = text([0, 1], [2, 3, 4, 5, 0, 1, 2, 3, 3, 1, 2, 0, 2])
+    request = check_options({"drafter": f"table:{toy_table}", "policy": "fixed"})
+    (found,) = simulate([recording], request, EVEN, DrafterResources(vocab_size=6))
+    evidence = found.evidence
+    assert not evidence.by_match
+    assert {source for source, _ in evidence.by_chance} == {"table"}
+    assert all(0 <= tenth <= 10 for _, tenth in evidence.by_chance)
+    accepted = sum(count for _, count in evidence.by_chance.values())
+    assert accepted == found.counters.accepted > 0
+    assert any(count < compared for compared, count in evidence.by_chance.values())
+
+
+def test_a_longer_context_costs_more():
+    cost = CostTable({1: 1.0, 8: 1.0}, 0, {1: 0.01, 8: 0.02})
+    near, far = (one(text([7] * n, [7, 1, 2, 3]), "none", cost) for n in (1, 6401))
+    assert far.plain_seconds - near.plain_seconds == pytest.approx(3 * 64.0, rel=0.01)
+
+
+def test_nothing_is_learnt_from_other_texts_unless_it_is_asked():
+    same = [5, 9, 2, 7, 1, 8, 3, 6]
+    texts = [text([1, 2], same), text([3, 4], same)]
+    request = check_options({"drafter": "suffix:earlier", "policy": "fixed"})
+
+    def passes(*, carry: bool) -> list[int]:
+        found = simulate(texts, request, EVEN, DrafterResources(), carry=carry)
+        return [each.counters.steps for each in found]
+
+    assert passes(carry=False) == [7, 7]
+    assert passes(carry=True) == [7, 1]
+    shared = DrafterResources()
+    for _ in range(2):  # nor from the same texts by another variant
+        assert [s.counters.steps for s in simulate(texts, request, EVEN, shared, carry=True)] == [
+            7,
+            1,
+        ]
+
+
+def test_kept_answers_are_counted_once_enough_of_them_were_replayed():
+    answers = [[start, *range(10, 510)] for start in range(3)]
+    texts = [text([1, 2], answer) for answer in answers]
+    request = check_options({"drafter": "kept", "policy": "fixed"})
+    found = list(simulate(texts, request, EVEN, DrafterResources(), carry=True))
+    drafted = [each.counters.drafted > 0 for each in found]
+    assert drafted == [False, False, True]  # 1,002 tokens before the third
+    assert found[2].counters.drafted_by["kept text"] > 400
+    apart = simulate(texts, request, EVEN, DrafterResources())
+    assert not any(each.counters.drafted for each in apart)
+    kept = KeptText.count(answers, 600)
+    (first, *_) = simulate(texts, request, EVEN, DrafterResources(), kept=kept)
+    assert first.counters.drafted > 0
+
+
+def test_acceptance_is_learnt_anew_for_each_text():
+    # Guesses never stand in the first text, and always in the second.
+    poor = text([1, 2, 3, 4, 5, 6, 7, 8] * 4, [1, 9, 2, 9, 3, 9, 4, 9, 5, 9, 6, 9, 7, 9, 8, 9] * 3)
+    good = text([1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8] * 4)
+    request = check_options({"drafter": "suffix"})
+    cost = CostTable({1: 1.0, 2: 1.6, 8: 2.0})
+    (alone,) = simulate([good], request, cost, DrafterResources())
+    _, second = simulate([poor, good], request, cost, DrafterResources())
+    assert second.counters == alone.counters
+    _, learnt = simulate([poor, good], request, cost, DrafterResources(), carry=True)
+    assert learnt.counters != alone.counters
+
+
+@pytest.mark.parametrize(("block", "most"), [(5, 4), (None, 31)])
+def test_blocks_are_as_long_as_was_asked(block: int | None, most: int):
+    recording = text([1, 2, 3, 4] * 20, [1, 2, 3, 4] * 40)
+    options: Options = {"drafter": "suffix", "max_block": block}
+    (found,) = simulate([recording], check_options(options), CHEAP, DrafterResources())
+    assert len(found.counters.drafted_at) == most
+
+
+def test_a_prediction_is_drafted_from_as_in_a_real_request():
+    same = [5, 9, 2, 7, 1, 8, 3, 6]
+    guessed = Recording("one", "any", [1, 2], same, prediction=same)
+    assert one(guessed, "suffix").counters.drafted_by == {"prediction": 6}
+    assert one(guessed, "none").counters.drafted == 0
+    assert create("prediction", request=RequestContext(prediction=same, prompt_length=2))
+
+
+@pytest.mark.parametrize(
+    ("spec", "needs"),
+    [
+        ("suffix+mtp", "hidden states"),
+        ("dflash:folder", "hidden states"),
+        ("model:other", "calls of another model"),
+        ("ahead:model:other", "calls of another model"),
+    ],
+)
+def test_drafters_that_need_a_model_are_refused_in_one_line(spec: str, needs: str):
+    with pytest.raises(InvalidRequest, match=needs) as raised:
+        check(DrafterSpec.parse(spec), DrafterResources())
+    assert "\n" not in str(raised.value)
+    with pytest.raises(InvalidRequest, match=needs):
+        list(simulate([text([1], [2])], check_options({"drafter": spec}), EVEN, DrafterResources()))
+
+
+def test_progress_is_reported_in_tokens():
+    told: list[int] = []
+    texts = [text([1], [2, 3]), text([1], [4])]
+    list(
+        simulate(
+            texts, check_options({"drafter": "none"}), EVEN, DrafterResources(), watch=told.append
+        )
+    )
+    assert told == [2, 3]
+
+
+PROMPT = "this is one and the user, this is one and the user, this is one"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"drafter": "suffix"},
+        {"drafter": "suffix", "policy": "fixed", "max_block": 5},
+        {"drafter": "ngram", "policy": "adaptive"},
+        {"drafter": "suffix", "policy": "fixed", "temperature": 0.9, "seed": 2},
+    ],
+    ids=str,
+)
+def test_a_trace_of_an_engine_simulates_to_itself(options: Options, model: Model, tmp_path: Path):
+    assert_same_steps(model, options, tmp_path / "trace.jsonl", max_tokens=50)
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("drafter", ["auto", "ngram"])
+@pytest.mark.parametrize("name", ["auto", "fixed"])
+def test_the_default_model_takes_the_simulated_steps(
+    drafter: str, name: str, real_model: Model, tmp_path: Path
+):
+    options: Options = {"drafter": drafter, "policy": name}
+    drafted = assert_same_steps(real_model, options, tmp_path / "trace.jsonl", max_tokens=40)
+    assert drafted > 0
+
+
+def assert_same_steps(model: Model, options: Options, path: Path, max_tokens: int) -> int:
+    """Trace an answer, simulate it, compare step by step; how many guesses there were."""
+    asked: Options = {**options, "max_tokens": max_tokens}
+    fresh = model.fresh()
+    cost = fresh.profile.cost  # after the answer it may be measured again, if it was outdated
+    with fresh.stream(PROMPT, **asked) as stream, Trace(path, fresh, stream, asked) as traced:
+        list(traced)
+    trace = read_trace(path)
+    recording = Recording("one", "any", trace.prompt, trace.answer, max_tokens)
+    shared = DrafterResources(shipped=model._shared.shipped, vocab_size=model.engine.vocab_size)
+    (found,) = simulate([recording], check_options(asked), cost, shared)
+    assert found.counters.steps == len(trace.steps)
+    chosen = check_options(asked)
+    rule = (
+        Auto(chosen.max_block, cost, Acceptance(), len(trace.prompt))
+        if chosen.policy == "auto"
+        else {"fixed": Fixed, "adaptive": Adaptive}[chosen.policy](chosen.max_block)
+    )
+    simulated = steps(recording, create(chosen.drafter.resolve(shared.shipped), shared), rule, cost)
+    for mine, theirs in zip(simulated, trace.steps, strict=True):
+        assert (mine.rows, mine.context) == (theirs.rows, theirs.context)
+        assert list(mine.step.proposal.tokens) == list(theirs.proposed)
+        assert mine.step.proposal.source == (theirs.source if theirs.proposed else "none")
+        assert (mine.step.matched, list(mine.step.tokens)) == (theirs.stood, list(theirs.tokens))
+    return found.counters.drafted

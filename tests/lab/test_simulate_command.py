@@ -1,0 +1,270 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.bench.ab_test import PLAIN
+from paceline.bench.record import parse_record
+from paceline.cli.app import main
+from paceline.errors import InvalidRequest
+from paceline.models import QUIET, ModelFiles
+from paceline.runtime.model import Model
+from paceline.storage.report import Report
+from paceline_lab.simulate import report as simulate_report
+from paceline_lab.simulate.check import bench_simulate_check
+from paceline_lab.simulate.command import bench_simulate
+from support.bench import contenders_of, measurement_of
+from support.faulty import FaultyEngine, other_picks_when_drafting
+
+AROUND = [1, 2, 3, 4, 5, 6]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    entries = [
+        {"id": "round", "kind": "code", "prompt": AROUND * 2, "answer": AROUND * 5},
+        {"id": "new", "kind": "chat", "prompt": [7, 8], "answer": [20, 21, 22, 23, 24]},
+        {"id": "short", "kind": "chat", "prompt": [7, 8], "answer": [20]},
+    ]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in entries))
+    return path
+
+
+def never() -> Any:
+    raise AssertionError("a model was opened")
+
+
+def simulated(texts: Path, **options: Any) -> Report:
+    settings: dict[str, Any] = {
+        "model": "any",
+        "raw": False,
+        "prompt_tokens": 100,
+        "drafters": ["ngram"],
+        "policies": ["fixed:5"],
+        "blocks": [],
+        "cost": "1=2,5=3",
+        "carry": False,
+        "progress": QUIET,
+        **options,
+    }
+    return bench_simulate(never, never, contenders_of(settings), texts=[texts], **settings)
+
+
+def test_texts_that_take_longer_than_plain_decoding_are_counted(texts: Path):
+    (found,) = simulated(texts, cost="1=2,5=30").value["summary"].values()
+    assert (found["slower"], found["expected_worst"] < 1) == (1, True), "the others have no draft"
+
+
+def test_a_report_has_the_figures_of_each_text_and_of_all(texts: Path):
+    report = simulated(texts, drafters=["ngram", "suffix"])
+    record = parse_record(json.loads(json.dumps(report.value)), "this")
+    assert record.kind == "simulate"
+    assert record.contenders == [PLAIN, "ngram, fixed 5", "suffix, fixed 5"]
+    assert record.cases == ["round", "new", "short"]
+    plain, ngram, _ = record.rows[:3]
+    assert ngram.measures["tokens_per_step"] == [pytest.approx(29 / 6)]
+    assert ngram.measures["ratio"] == [pytest.approx(58 / 17.75)]
+    assert (ngram.counts["steps"], ngram.counts["drafted_at"]) == (6, [6, 6, 6, 5])
+    assert (plain.counts["steps"], plain.measures["decode_seconds"]) == (29, [pytest.approx(0.058)])
+    assert record.settings["cost"]["milliseconds"] == {"1": 2.0, "5": 3.0}
+    found = record.summary["ngram, fixed 5"]
+    assert (found["passes"], found["tokens"]) == (10, 33)
+    assert found["ideal"] == pytest.approx(3.3)
+    assert found["expected"] == pytest.approx((58 + 8) / (17.75 + 8))
+    assert (found["expected_worst"], found["slower"]) == (1.0, 0)
+    assert found["accepted_by_place"] == [1.0] * 4
+    assert {each["source"] for each in found["by_match"]} == {"ngram"}
+    assert "3 texts, 36 tokens of answers" in report.text
+    titles = [title for title, _, _ in report.tables]
+    assert len(titles) == 4
+    for _, head, rows in report.tables:
+        assert rows
+        assert all(len(row) == len(head) for row in rows)
+
+
+def test_many_texts_are_a_row_for_each_kind(texts: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(simulate_report, "_MAX_TEXT_ROWS", 2)
+    record = parse_record(simulated(texts).value, "this")
+    assert [(row.case, row.kind, row.contender) for row in record.rows] == [
+        ("1 texts", "code", PLAIN),
+        ("1 texts", "code", "ngram, fixed 5"),
+        ("2 texts", "chat", PLAIN),
+        ("2 texts", "chat", "ngram, fixed 5"),
+    ]
+    assert [row.facts["tokens"] for row in record.rows] == [30, 30, 6, 6]
+
+
+def test_the_same_texts_have_the_same_hash(texts: Path, tmp_path: Path):
+    first = simulated(texts).value["suite_sha256"]
+    assert simulated(texts, drafters=["suffix"]).value["suite_sha256"] == first
+    texts.write_text(texts.read_text().replace("24", "25"))
+    assert simulated(texts).value["suite_sha256"] != first
+
+
+def test_a_table_needs_no_model(texts: Path, toy_table: Path):
+    report = simulated(texts, drafters=[f"table:{toy_table}"])
+    record = parse_record(report.value, "this")
+    assert record.contenders[1] == f"table:{toy_table.name}, fixed 5"
+    assert len(report.tables) == 5, "and one by the drafter's own chance"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drafters": ["mtp"]}, "cannot be simulated"),
+        ({"drafters": ["auto+table"]}, "no drafter"),
+        ({"drafters": ["table"]}, "no table comes with any"),
+        ({"policies": ["rash"]}, "policy is 'rash'"),
+        ({"cost": "1=x"}, "milliseconds"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(texts: Path, options: Any, message: str):
+    with pytest.raises(InvalidRequest, match=message):
+        simulated(texts, **options)
+
+
+def checked(model: Model, suite: Path, **options: Any) -> Report:
+    settings: dict[str, Any] = {
+        "model": model.files.name,
+        "kinds": [],
+        "per_kind": None,
+        "drafters": ["suffix", "ngram"],
+        "policies": ["fixed:4", "auto"],
+        "blocks": [],
+        "rounds": 1,
+        "max_tokens": 30,
+        "suite": suite,
+        "progress": QUIET,
+        **options,
+    }
+    contenders, measurement = contenders_of(settings), measurement_of(settings)
+    return bench_simulate_check(lambda: model, contenders, measurement, **settings)
+
+
+def test_measured_steps_are_the_simulated_ones(model: Model, suite_file: Path, tmp_path: Path):
+    report = checked(model, suite_file, rounds=2)
+    record = parse_record(json.loads(json.dumps(report.value)), "this")
+    assert record.summary["same_steps"] is True
+    names = ["suffix, fixed 4", "suffix", "ngram, fixed 4", "ngram"]
+    assert record.contenders == [PLAIN, *names]
+    assert set(record.summary["error_of_mean"]) == set(names)
+    assert sum(row.counts["accepted"] for row in record.rows) > 0  # type: ignore[misc]
+    for row in record.rows[1:5]:
+        assert len(row.measures["ratio"]) == 2
+        assert row.facts["simulated"]["steps"] * 2 == row.counts["steps"]
+    # What it kept is a text to simulate, with the same steps again.
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps(report.value))
+    again = parse_record(simulated(path, drafters=["suffix"], policies=["fixed:4"]).value, "this")
+    steps = [row.counts["steps"] for row in again.rows if row.contender == names[0]]
+    measured = [row.counts["steps"] for row in record.rows if row.contender == names[0]]
+    assert [2 * each for each in steps] == measured  # type: ignore[operator]
+
+
+def test_steps_that_are_not_the_simulated_ones_do_not_pass(
+    model: Model, suite_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("paceline_lab.simulate.check.TOLERANCE", 1e9)
+    liar = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
+    report = checked(liar, suite_file, policies=["fixed:4"])
+    assert report.value["summary"]["same_steps"] is False
+    assert not report.passed
+    assert "are NOT the same" in report.text
+
+
+def test_an_expectation_that_is_far_off_does_not_pass(
+    model: Model, suite_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("paceline_lab.simulate.check.TOLERANCE", 1e-9)
+    report = checked(model, suite_file, policies=["fixed:4"])
+    assert report.value["summary"]["same_steps"] is True
+    assert not report.passed
+
+
+def test_a_stopped_measurement_goes_on(model: Model, suite_file: Path, tmp_path: Path):
+    output = tmp_path / "out.json"
+
+    class Stopped(Exception):
+        pass
+
+    class Impatient(type(QUIET)):  # type: ignore[misc]
+        def say(self, text: str) -> None:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        checked(model, suite_file, output=output, progress=Impatient(quiet=True))
+    journal = tmp_path / "out.json.journal"
+    assert len(journal.read_text().splitlines()) == 2, "the head and one prompt"
+    report = checked(model, suite_file, output=output)
+    assert report.journal == journal
+    assert len(parse_record(report.value, "this").cases) == 3
+
+
+def run(*arguments: object) -> int:
+    return main([str(each) for each in arguments])
+
+
+def test_the_command(texts: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "out.json"
+    common = ("bench", "simulate", "--texts", texts, "--cost", "zaya", "--quiet")
+    assert run(*common, "--drafter", "suffix", "--block", 5, "--output", out) == 0
+    printed = capsys.readouterr().out
+    assert "suffix, fixed 5" in printed
+    assert "by position" in printed
+    record = parse_record(json.loads(out.read_text()), "out")
+    assert record.command.startswith("paceline")
+    assert run(*common, "--drafter", "suffix", "--json") == 0
+    assert parse_record(json.loads(capsys.readouterr().out), "this").kind == "simulate"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "either --texts, or --measure"),
+        (("--texts", "{texts}", "--measure"), "either --texts, or --measure"),
+        (("--texts", "nowhere.jsonl", "--cost", "zaya"), "cannot read nowhere.jsonl"),
+        (("--texts", "{texts}", "--drafter", "dflash"), "cannot be simulated"),
+        (("--texts", "{texts}", "--cost", "{texts}"), "is no"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: tuple[str, ...],
+    message: str,
+    texts: Path,
+    cache: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    given = [each.replace("{texts}", str(texts)) for each in arguments]
+    assert run("bench", "simulate", *given) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_costs_of_this_machine_are_the_models(
+    texts: Path,
+    cache: Path,
+    tiny_files: ModelFiles,
+    tiny_gguf: Path,
+    tiny_model: Model,
+    capsys: pytest.CaptureFixture[str],
+):
+    assert (
+        run(
+            "bench",
+            "simulate",
+            "--texts",
+            texts,
+            "--model",
+            tiny_gguf,
+            "--drafter",
+            "suffix",
+            "--json",
+        )
+        == 0
+    )
+    record = parse_record(json.loads(capsys.readouterr().out), "this")
+    assert record.settings["cost"]["name"] == "here"
+    assert len(record.settings["cost"]["milliseconds"]) > 3

@@ -1,0 +1,159 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.bench.record import Record, Row, here
+from paceline.errors import InvalidRequest
+from paceline.models import ModelFiles
+from paceline.storage.files import write_json
+from paceline_lab.simulate.replay import Recording
+from paceline_lab.simulate.texts import Texts
+
+
+@pytest.fixture
+def texts(tiny_files: ModelFiles) -> Texts:
+    return Texts(lambda: tiny_files, prompt_tokens=4)
+
+
+@pytest.fixture
+def alone() -> Texts:
+    """Without a model."""
+
+    def none() -> ModelFiles:
+        raise AssertionError("token ids need no model")
+
+    return Texts(none)
+
+
+def lines(path: Path, *entries: Any) -> Path:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+    return path
+
+
+def test_token_ids_are_taken_as_they_are(alone: Texts, tmp_path: Path):
+    path = lines(
+        tmp_path / "a.jsonl",
+        {"prompt": [1, 2], "answer": [3, 4], "id": "x", "kind": "chat"},
+        {"prompt_token_ids": [1], "token_ids": [5], "finish_reason": "length"},
+    )
+    assert alone.read([path]) == [
+        Recording("x", "chat", [1, 2], [3, 4]),
+        Recording("a:2", "any", [1], [5]),
+    ]
+
+
+def test_text_is_made_tokens_of_as_for_a_request(
+    texts: Texts, tiny_files: ModelFiles, tmp_path: Path
+):
+    tokenizer, template = tiny_files.tokenizer(), tiny_files.template()
+    messages = [{"role": "user", "content": "and the user"}]
+    path = lines(
+        tmp_path / "a.jsonl",
+        {"prompt": "and the user", "answer": "this is one"},
+        {"messages": messages, "answer": "this is one", "prediction": "this is"},
+    )
+    found = texts.read([path])
+    prompt = tokenizer.encode(template.render(messages), special=True)
+    assert [each.prompt for each in found] == [prompt, prompt]
+    assert found[0].answer == tokenizer.encode("this is one")
+    assert found[1].prediction == tokenizer.encode("this is")
+    raw = Texts(lambda: tiny_files, raw=True).read([path])
+    assert raw[0].prompt == tokenizer.encode("and the user", special=True)
+
+
+def test_of_a_plain_text_the_beginning_is_the_prompt(
+    texts: Texts, tiny_files: ModelFiles, tmp_path: Path
+):
+    path = tmp_path / "code.py"
+    path.write_text("this is one and the user, this is two", encoding="utf-8")
+    tokens = tiny_files.tokenizer().encode(path.read_text())
+    (found,) = texts.read([path])
+    assert found == Recording("code.py", "text", tokens[:4], tokens[4:])
+
+
+def test_where_an_answer_ended_by_itself_is_known(alone: Texts, tmp_path: Path):
+    path = lines(
+        tmp_path / "a.json",
+        {"prompt": [1], "answer": [2, 3], "finish": "stop", "max_tokens": 9},
+        {"prompt": [1], "answer": [2, 3], "finish_reason": "stop"},
+        {"prompt": [1], "answer": [2, 3], "finish": "loop"},
+    )
+    assert [each.max_tokens for each in alone.read([path])] == [9, 66, None]
+
+
+def test_answers_to_train_on(alone: Texts, tmp_path: Path):
+    folder = tmp_path / "answers"
+    folder.mkdir()
+    write_json(folder / "manifest.json", {"kind": "paceline answers", "max_tokens": 50})
+    lines(
+        folder / "answers.jsonl",
+        {"number": 3, "prompt": [1], "answer": [2, 3], "finish": "stop"},
+        {"number": 4, "prompt": [1], "answer": [2], "finish": "length"},
+        {"number": 5, "prompt": [1], "answer": [], "finish": "stop"},
+    )
+    assert alone.read([folder]) == [
+        Recording("3", "any", [1], [2, 3], 50),
+        Recording("4", "any", [1], [2]),
+    ]
+    write_json(folder / "manifest.json", {"kind": "another"})
+    with pytest.raises(InvalidRequest, match="has no answers"):
+        alone.read([folder])
+
+
+def test_a_result_that_kept_its_tokens(alone: Texts, tmp_path: Path):
+    facts = {"prompt_token_ids": [1, 2], "token_ids": [3, 4]}
+    rows = [
+        Row("a", "chat", "plain", {"ratio": [1.0]}, facts=facts),
+        Row("a", "chat", "auto", {"ratio": [2.0]}, facts=facts),
+        Row("b", "chat", "plain", {"ratio": [1.0]}),
+    ]
+    path = tmp_path / "result.json"
+    write_json(path, Record("run", rows, {"max_tokens": 30}, **here()).as_dict())
+    assert alone.read([path]) == [Recording("a", "chat", [1, 2], [3, 4], 30)]
+    write_json(path, Record("run", rows[2:], **here()).as_dict())
+    with pytest.raises(InvalidRequest, match="only figures"):
+        alone.read([path])
+
+
+def test_no_two_have_one_name(alone: Texts, tmp_path: Path):
+    entry = {"id": "x", "prompt": [1], "answer": [2]}
+    one, two = lines(tmp_path / "a.jsonl", entry), lines(tmp_path / "b.jsonl", entry)
+    assert [each.id for each in alone.read([one, two])] == ["x", "x (2)"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "there are no answers"),
+        ("{}\n", "line 1 of .*a.jsonl: expected a prompt"),
+        ("[1]\n", "line 1 of .*expected an object"),
+        ('{"prompt": [1], "answer": [2]}\n{"prompt": [1]', "line 2 of .*a.jsonl"),
+        ('{"prompt": [1]}\n', "line 1 of .*expected an answer"),
+        ('{"prompt": [], "answer": [2]}\n', "prompt is empty"),
+        ('{"prompt": [1, -2], "answer": [2]}\n', "neither text nor token ids"),
+        ('{"prompt": [1, true], "answer": [2]}\n', "neither text nor token ids"),
+        ('{"prompt": [1], "answer": ""}\n', "answer is empty"),
+        ('{"messages": "hi", "answer": [2]}\n', "messages is no list"),
+        ('{"prompt": [1], "answer": [2], "finish": "stop", "max_tokens": "x"}\n', "max_tokens"),
+        ("\xff", "is not UTF-8"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    texts: Texts, tmp_path: Path, content: str, message: str
+):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(InvalidRequest, match=message) as raised:
+        texts.read([path])
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there_and_one_that_is_too_short(texts: Texts, tmp_path: Path):
+    with pytest.raises(InvalidRequest, match="cannot read"):
+        texts.read([tmp_path / "none.jsonl"])
+    path = tmp_path / "short.txt"
+    path.write_text("this")
+    with pytest.raises(InvalidRequest, match="first 4"):
+        texts.read([path])

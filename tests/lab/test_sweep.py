@@ -1,0 +1,187 @@
+"""`bench sweep`: variants, cold and warm, and going on after a stop."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.bench.ab_test import PLAIN, variant_options
+from paceline.bench.record import Record, parse_record, read_record
+from paceline.cli.app import main
+from paceline.errors import InvalidRequest
+from paceline.models import QUIET
+from paceline.runtime.model import Model
+from paceline.storage.report import Report
+from paceline_lab.sweep.command import bench_sweep
+from support.bench import contenders_of, measurement_of
+
+
+class Loading:
+    """Opens a model, and counts how often."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.times = 0
+
+    def __call__(self) -> Model:
+        self.times += 1
+        fresh = Model(self.model.files, self.model.engine)
+        fresh.load_seconds = float(self.times)
+        return fresh
+
+
+def sweep(model: Model, **options: Any) -> Report:
+    settings: dict[str, Any] = {
+        **dict.fromkeys(("lengths", "depths", "kinds", "drafters", "policies", "blocks"), ()),
+        **dict.fromkeys(("text", "suite", "per_kind")),
+        "temperatures": [],
+        "seed": 0,
+        "rounds": 1,
+        "max_tokens": 6,
+        "progress": QUIET,
+        **options,
+    }
+    load = settings.pop("load", Loading(model))
+    contenders, measurement = contenders_of(settings), measurement_of(settings)
+    return bench_sweep(load, contenders, measurement, **settings)
+
+
+def record_of(report: Report) -> Record:
+    return parse_record(json.loads(json.dumps(report.value)), "it")
+
+
+@pytest.mark.parametrize(
+    ("drafters", "policies", "blocks", "names"),
+    [
+        ([], [], [], ["auto"]),
+        (["suffix", "ngram"], [], [], ["suffix", "ngram"]),
+        (["suffix"], [], [4, 8], ["suffix, fixed 4", "suffix, fixed 8"]),
+        (["suffix"], ["fixed:4", "kelly:16", "auto"], [], None),
+        (["suffix"], ["fixed:4", "kelly"], [8], ["suffix, fixed 4", "suffix, kelly 8"]),
+        (["dflash:/some/where/d"], ["auto:8"], [], ["dflash:d, auto 8"]),
+    ],
+)
+def test_every_drafter_meets_every_policy_and_block(
+    drafters: list[str], policies: list[str], blocks: list[int], names: list[str] | None
+):
+    expected = names or ["suffix, fixed 4", "suffix, kelly 16", "suffix"]
+    found = variant_options(drafters, policies, blocks)
+    assert [*found] == [PLAIN, *expected]
+    assert found[PLAIN] == {"drafter": "none"}
+
+
+def test_a_sweep_by_length_has_cold_and_warm_rows_of_all(model: Model):
+    load = Loading(model)
+    report = sweep(model, load=load, lengths=[20, 40], drafters=["suffix"], rounds=2)
+    assert report.passed
+    record = record_of(report)
+    cold = [row for row in record.rows if row.at.get("state") == "cold"]
+    warm = [row for row in record.rows if "state" not in row.at]
+    assert [row.key for row in cold] == [
+        ("code, 20 tokens, cold", PLAIN),
+        ("code, 20 tokens, cold", "suffix"),
+    ]
+    # The first load measures what calls cost; each cold request has one of its own.
+    assert load.times == 3
+    assert [row.measures["load_seconds"] for row in cold] == [[2.0], [3.0]]
+    assert all("ratio" not in row.measures for row in cold)
+    assert [(row.at["prompt_tokens"], row.contender) for row in warm] == [
+        (length, name) for length in (20, 40) for name in (PLAIN, "suffix")
+    ]
+    for row in warm:
+        assert row.facts["tokens"] == 6
+        assert row.facts["prompt_tokens"] == row.at["prompt_tokens"]
+        assert len(row.measures["ratio"]) == 2
+    assert record.settings["contenders"][PLAIN] == {"drafter": "none"}
+    for _, head, rows in report.tables:
+        assert rows
+        assert all(len(row) == len(head) for row in rows)
+
+
+def test_a_sweep_by_depth_asks_one_question_of_each_kind(model: Model, suite_file: Path):
+    report = sweep(model, depths=[0, 64], suite=suite_file, temperatures=[0.0, 0.7])
+    record = record_of(report)
+    assert report.passed
+    warm = [row for row in record.rows if "state" not in row.at]
+    assert {row.kind for row in warm} == {"chat", "code"}
+    assert {(row.at["depth"], row.at["temperature"]) for row in warm} == {
+        (depth, temperature) for depth in (0, 64) for temperature in (0.0, 0.7)
+    }
+    assert len(warm) == 2 * 2 * 2 * 2
+
+
+def test_a_sweep_that_was_stopped_goes_on_where_it_was(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    output = tmp_path / "result.json"
+    whole = Model.generate
+    asked = 0
+
+    def generate(self: Model, *arguments: Any, **options: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 2 + 2 + 2 + 1:  # cold, warming up, the first length; then in the second
+            raise KeyboardInterrupt
+        return whole(self, *arguments, **options)
+
+    monkeypatch.setattr(Model, "generate", generate)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(model, lengths=[20, 40], output=output)
+    load = Loading(model)
+    report = sweep(model, lengths=[20, 40], output=output, load=load)
+    assert load.times == 1, "what was measured cold is not loaded for again"
+    assert asked == 7 + 2 + 2
+    assert record_of(report).cases == [
+        "code, 20 tokens, cold",
+        "code, 20 tokens",
+        "code, 40 tokens",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"lengths": [5], "depths": [5]}, "--depth does not go with --length"),
+        ({"text": Path("x"), "depths": [5]}, "--depth does not go with --length or --text"),
+        ({"kinds": ["chat"]}, "are for --depth"),
+        ({"per_kind": 2}, "are for --depth"),
+        ({"drafters": ["magic"]}, "no drafter is called 'magic'"),
+        ({"policies": ["best"]}, "policy is 'best'"),
+        ({"policies": ["fixed:x"]}, "policy 'fixed:x' has no block"),
+        ({"policies": ["fixed:99"]}, "max_block is 99"),
+        ({"blocks": [1]}, "max_block is 1"),
+        ({"temperatures": [-1.0]}, "temperature is -1"),
+        ({"temperatures": [0.5], "seed": -1}, "seed is -1"),
+    ],
+)
+def test_what_does_not_go_is_refused_before_anything_is_loaded(
+    options: dict[str, Any], reason: str, model: Model
+):
+    load = Loading(model)
+    with pytest.raises(InvalidRequest, match=reason):
+        sweep(model, load=load, **options)
+    assert load.times == 0
+
+
+@pytest.mark.usefixtures("cache", "tiny_model")
+def test_from_the_command_line(tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    output = tmp_path / "result.json"
+    common = ["bench", "sweep", "--model", str(tiny_gguf), "--max-tokens", "4", "--rounds", "1"]
+    common += ["--quiet", "--output", str(output)]
+    assert main([*common, "--length", "9", "--length", "max", "--block", "4"]) == 0
+    assert "auto, fixed 4" in capsys.readouterr().out
+    record = read_record(output)
+    assert record.contenders == [PLAIN, "auto, fixed 4"]
+    assert [row.at["prompt_tokens"] for row in record.rows[2::2]] == [9, 508]
+    assert [*tmp_path.iterdir()] == [output], "what kept the work is not needed any more"
+    # What a sweep writes can be laid side by side, and drawn.
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(output.read_bytes())
+    assert main(["bench", "compare", str(output), str(copy)]) == 0
+    assert main(["bench", "report", str(output), "--output", str(tmp_path / "x.html")]) == 0
+    assert main([*common, "--length", "99999"]) == 2
+    assert "a prompt of 99999 tokens does not fit; expected at most 508" in capsys.readouterr().err
+    for wrong in ("x", "-5", "1.5", ""):
+        assert main([*common, "--length", wrong]) == 2
+        assert f"{wrong!r} is not a whole number of 1 or more, nor max" in capsys.readouterr().err

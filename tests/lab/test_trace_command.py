@@ -1,0 +1,189 @@
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.app import main
+from paceline.errors import InvalidRequest
+from paceline.runtime.trace import FORM
+from paceline_lab.trace.command import (
+    ACCEPTED,
+    BONUS,
+    REJECTED,
+    bench_trace,
+    draft_source,
+    escaped,
+    headline,
+    totals,
+)
+from paceline_lab.trace.page import page
+from paceline_lab.trace.reader import RecordedTrace, parse_trace
+
+
+def step(**changes: object) -> dict[str, object]:
+    seconds = {"draft": 0.001, "verify": 0.02, "sample": 0.002, "whole": 0.025}
+    return {
+        "context": 3,
+        "rows": 3,
+        "source": "suffix",
+        "match": 4,
+        "chances": [],
+        "proposed": [11, 12],
+        "guess": " <i>big <b>",
+        "stood": 1,
+        "tokens": [11, 13],
+        "pieces": [" <i>big", "\n<dog>"],
+        "seconds": seconds,
+        **changes,
+    }
+
+
+LINES = [
+    {
+        "form": FORM,
+        "version": 1,
+        "made": "2026-01-01T00:00:00+00:00",
+        "model": "tiny",
+        "settings": {"drafter": "suffix+table", "stop": ["</p>"]},
+        "cached": 0,
+        "prompt_token_ids": [1, 2, 3],
+    },
+    {"tokens": [10], "pieces": ["The"], "prefill_seconds": 0.1},
+    step(),
+    step(source="none", match=0, proposed=[], guess="", stood=0, tokens=[14], pieces=[" &"]),
+    step(source="table", chances=[0.5, 0.4], stood=2, tokens=[11, 12], pieces=["x", "y"]),
+    step(source="forced", proposed=[15], guess="{", stood=1, tokens=[15, 16], pieces=["{", "}"]),
+]
+RESULT = {"result": {"finish_reason": "stop", "policy": "auto", "drafter": "suffix+table"}}
+
+
+@pytest.fixture
+def trace() -> RecordedTrace:
+    return parse_trace([json.dumps(line) for line in [*LINES, RESULT]], "this")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*LINES, RESULT]))
+    return path
+
+
+def test_totals(trace: RecordedTrace):
+    found = totals(trace)
+    assert (found["tokens"], found["steps"], found["ended"]) == (8, 4, True)
+    assert found["tokens_per_step"] == 7 / 4
+    # Tokens that a grammar forces are no draft.
+    assert found["drafted_by"] == {"suffix": 2, "table": 2}
+    assert found["accepted_by"] == {"suffix": 1, "table": 2}
+    assert found["seconds"]["whole"] == pytest.approx(0.1)
+    assert headline(trace) == (
+        "tiny: 8 tokens, 1.75 a step in 4 steps, 3 of 4 draft tokens accepted, 70.0 tokens/s"
+    )
+
+
+def test_a_trace_that_was_interrupted_before_the_first_step_is_shown(tmp_path: Path):
+    for count in (1, 2):
+        trace = parse_trace([json.dumps(line) for line in LINES[:count]], "this")
+        assert headline(trace).endswith("0 steps, no drafts; interrupted")
+        assert "interrupted" in page(trace)
+
+
+def test_a_draft_source_has_its_match_length_or_probability(trace: RecordedTrace):
+    assert [draft_source(each) for each in trace.steps] == [
+        "suffix 4",
+        "-",
+        "table 50%",
+        "forced 4",
+    ]
+    assert escaped("a\n\tb\\") == "a\\n\\tb\\\\"
+
+
+def test_the_terminal_shows_every_step_in_one_line(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert main(["bench", "trace", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "The <i>big\n<dog> &xy{}" in out, "the answer as it is"
+    bars = [line.split() for line in out.splitlines() if re.match(r" *\d+ ", line)]
+    assert [line[-2] for line in bars] == [
+        ACCEPTED + REJECTED + BONUS,
+        BONUS,
+        ACCEPTED * 2,
+        ACCEPTED + BONUS,
+    ]
+    assert "\x1b" not in out
+
+
+def test_json_has_the_totals(file: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["bench", "trace", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 4
+
+
+@pytest.mark.parametrize("name", ["trace.png", "trace.html"])
+def test_the_same_trace_is_the_same_bytes(name: str, file: Path, tmp_path: Path, capsys):
+    pytest.importorskip("matplotlib")
+    output = tmp_path / name
+    drawn = []
+    for _ in range(2):
+        assert main(["bench", "trace", str(file), "--output", str(output)]) == 0
+        drawn.append(output.read_bytes())
+    assert drawn[0] == drawn[1]
+    assert drawn[0].startswith(b"\x89PNG" if name.endswith("png") else b"<!DOCTYPE html>")
+    assert capsys.readouterr().out.count(str(output)) == 2
+
+
+class Reader(HTMLParser):
+    """Collects texts by the tag around them, and fails on what is not closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[tuple[str, str]] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def of(self, tag: str) -> Iterator[str]:
+        return (text for where, text in self.texts if where == tag)
+
+
+def test_the_page_is_whole_and_escaped(trace: RecordedTrace):
+    pytest.importorskip("matplotlib")
+    made = page(trace)
+    reader = Reader()
+    reader.feed(made)
+    assert reader.open == []
+    assert "<dog>" not in made
+    assert "<b>" not in made
+    assert "<i>" not in made
+    assert "https://" not in made and "http://" not in made.replace("http://www.w3.org", "")
+    marked = list(reader.of("u"))
+    assert {" <i>big", "xy", "{"} <= set(marked), "accepted draft tokens are underlined"
+    assert list(reader.of("s")) == [" <b>"], "rejected ones are struck out"
+    assert "suffix+table" in " ".join(reader.of("dd"))
+
+
+def test_a_picture_of_another_form_is_refused(file: Path, tmp_path: Path):
+    with pytest.raises(InvalidRequest, match=r"ends in \.png or \.html"):
+        bench_trace(file, tmp_path / "trace.gif")
+
+
+def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "foreign.jsonl"
+    path.write_text('{"form": "other"}\n')
+    assert main(["bench", "trace", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "is no trace" in said
+    assert said.count("\n") == 1
