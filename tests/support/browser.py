@@ -57,6 +57,11 @@ def words(page: "Page") -> str:
     return page.locator(".model .words").last.text_content() or ""
 
 
+def note(page: "Page") -> str:
+    """The line below the last answer."""
+    return page.locator(".model .note").last.text_content() or ""
+
+
 def alert(page: "Page", part: str) -> None:
     """Wait for a line about what went wrong that contains `part`."""
     until(page, "part => document.getElementById('alert').textContent.includes(part)", part)

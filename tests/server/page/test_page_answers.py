@@ -9,7 +9,7 @@ import pytest
 
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
-from support.browser import REPEATED, alert, ask, ended, opened, send, until, words
+from support.browser import REPEATED, alert, ask, ended, note, opened, send, until, words
 from support.scripted import always, called, engine_of, scripted_model, when
 from support.server import Running, running
 
@@ -64,7 +64,7 @@ def test_text_and_figures_are_updated_during_an_answer(page: "Page", slow: Runni
     ended(page)
     assert words(page).startswith(early.rstrip()[:3])
     assert page.locator("#log").get_attribute("aria-busy") == "false"
-    assert page.locator(".model .note").inner_text().startswith("Stopped after")
+    assert note(page).startswith("Stopped after")
     assert page.get_by_role("button", name="Continue").is_visible()
 
 
@@ -139,7 +139,7 @@ def test_a_cut_answer_says_so_and_continues_from_its_tokens(page: "Page", server
     opened(page, server.url)
     ask(page, tokens=20)
     ended(page)
-    assert "cut" in page.locator(".model .note").inner_text()
+    assert "cut" in note(page)
     with page.expect_request("**/v1/completions") as request:
         page.get_by_role("button", name="Continue").click()
     until(page, "document.getElementById('stop').hidden")
@@ -173,7 +173,7 @@ def test_plain_decoding_is_measured_and_gives_the_same_text(page: "Page", server
     ended(page)
     until(page, "document.querySelector('.model .note').textContent.includes('the same text')")
     assert server.scheduler.load.submitted == before + 2
-    assert re.search(r"plain .*[\d.,]+ times as fast", page.locator(".model .note").inner_text())
+    assert re.search(r"plain .*[\d.,]+ times as fast", note(page))
     assert page.locator("#bars").is_visible()
     assert page.locator("#session").inner_text().startswith("One answer generated both ways:")
 
@@ -196,7 +196,7 @@ def test_answers_are_asked_for_again_and_messages_edited_and_deleted(
     page.keyboard.press("Enter")
     until(page, "document.querySelector('.model .words')?.innerText === 'Two.'")
     ended(page)
-    assert page.locator(".user .words").all_inner_texts() == ["second"]
+    assert page.locator(".user .words").all_text_contents() == ["second"]
     assert "first" not in engine.prompts[-1]
     page.on("dialog", lambda dialog: dialog.accept())
     page.locator(".user").hover()

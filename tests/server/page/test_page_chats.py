@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.browser import alert, ended, opened, send, until
+from support.browser import REPEATED, alert, ended, note, opened, send, until
 from support.scripted import always, engine_of
 from support.server import Running
 
@@ -49,7 +49,7 @@ def test_chats_are_found_again_searched_and_deleted(talking: "Page"):
     titles(page, ["Name a river."])
     page.get_by_role("button", name="Name a river.", exact=True).click()
     until(page, "document.querySelector('.model .words')?.innerText === 'The Danube.'")
-    assert page.locator(".user .words").inner_text() == "Name a river."
+    assert page.locator(".user .words").text_content() == "Name a river."
     page.get_by_label("Search chats").fill("")
     titles(page, ["Name a hill.", "Name a river."])
     page.get_by_role("button", name="Delete Name a river.").click()
@@ -60,6 +60,25 @@ def test_chats_are_found_again_searched_and_deleted(talking: "Page"):
     page.reload()
     until(page, "document.title.startsWith('scripted')")
     titles(page, [])
+
+
+def test_an_answer_in_progress_stays_in_its_chat_when_another_is_opened(
+    page: "Page", slow: Running
+):
+    opened(page, slow.url)
+    page.get_by_label("Longest answer").fill("300")
+    page.get_by_label("Temperature").fill("0")
+    send(page, REPEATED)
+    until(page, "document.querySelector('.model .words')?.textContent.length > 5")
+    page.get_by_role("button", name="New chat").click()
+    slow.rest()
+    until(page, "document.getElementById('stop').hidden")
+    titles(page, [f"{REPEATED[:59]}…"])
+    assert page.locator("article").count() == 0
+    page.get_by_role("button", name=REPEATED[:20]).first.click()
+    until(page, "document.querySelector('.model .words')?.textContent.length > 5")
+    assert note(page).startswith("Stopped after")
+    assert page.get_by_role("button", name="Continue").is_visible()
 
 
 def test_a_chat_is_exported(talking: "Page", tmp_path: Path):
@@ -85,7 +104,7 @@ def test_a_full_storage_loses_no_message(talking: "Page"):
     send(page, "And another.")
     ended(page, 2)
     alert(page, "storage is full")
-    assert page.locator(".user .words").all_inner_texts() == ["Name a river.", "And another."]
+    assert page.locator(".user .words").all_text_contents() == ["Name a river.", "And another."]
 
 
 def test_of_two_windows_with_one_chat_neither_loses_a_message(talking: "Page"):

@@ -3,16 +3,16 @@
 // Invariants: text is inserted as text, or as Markdown that was sanitised; a request that fails
 // loses no message; the key is not stored.
 
-import { ask, write } from "./client.js";
-import { announce, at, element, trouble } from "./dom.js";
-import { bars, compared, figures, summary } from "./figures.js";
+import { ask } from "./client.js";
+import { at, element, trouble } from "./dom.js";
 import * as files from "./files.js";
 import * as history from "./history.js";
 import * as panels from "./panels.js";
+import { receive } from "./receiving.js";
 import { startScrolling, toEnd, whenNear } from "./scrolling.js";
 import { chatFields, key, remember, sampling } from "./settings.js";
 import { load } from "./storage.js";
-import { AnswerView, UserView, copying, pieces } from "./turns.js";
+import { AnswerView, UserView, copying } from "./turns.js";
 
 let chat = blank();
 let views = []; // of the chat's messages, in their order
@@ -26,7 +26,8 @@ function blank() {
 
 // -- messages ------------------------------------------------------------------------------------
 
-const modelName = () => (at("models").hidden ? at("model").textContent : at("choice").value);
+const modelName = () =>
+  (at("models").hidden ? at("model").textContent : at("choice").value).trim() || "Model";
 
 function show(message) {
   const view =
@@ -146,72 +147,6 @@ function remove(place) {
 
 // -- one answer ----------------------------------------------------------------------------------
 
-// Draws a view once a frame, and less often where drawing takes long.
-function painter(view) {
-  let frame = 0;
-  let free = 0;
-  const paint = () => {
-    const start = performance.now();
-    frame = 0;
-    if (start < free) return next();
-    view.draw(false);
-    free = performance.now() + 3 * (performance.now() - start);
-  };
-  const next = () => {
-    frame ||= requestAnimationFrame(paint);
-  };
-  return { next, end: () => cancelAnimationFrame(frame) };
-}
-
-// Receives an answer into a message, after the text that it has. Returns it, null if nothing came.
-async function receive(body, message, view, onChunk) {
-  const { content: before, ids = body.prompt } = message;
-  const tokens = [...(pieces.get(message) ?? [])];
-  const arrived = [];
-  const painted = painter(view);
-  let answer = null;
-  if (!body.tools) pieces.set(message, tokens);
-  at("bars").hidden = true;
-  view.note();
-  try {
-    await write(body, key(), stopper.signal, (current, more) => {
-      answer = current;
-      tokens.push(...more);
-      arrived.push(...more);
-      message.content = before + answer.text;
-      if (answer.thought) message.reasoning_content = answer.thought;
-      if (answer.calls.length) message.tool_calls = answer.calls;
-      painted.next();
-      figures(answer);
-      onChunk();
-    });
-    const plain = comparing() ? await again(body, answer, view) : null;
-    message.note = summary(answer, plain);
-  } catch (error) {
-    if (error.name !== "AbortError") trouble(error);
-    if (answer) {
-      message.note = answer.timings ? summary(answer) : `Stopped after ${answer.tokens} tokens`;
-    }
-  }
-  painted.end();
-  if (answer) {
-    delete message.ids;
-    const cut = answer.reason === null || answer.reason === "length";
-    if (answer.reason === "length") message.note += " · cut at the longest answer";
-    if (cut && answer.text && !answer.calls.length) {
-      // It can go on from its tokens; text that waited for the next token comes again.
-      message.ids = [...(ids ?? answer.prompt), ...answer.ids];
-      message.content = before + arrived.map(({ text }) => text).join("");
-    }
-    view.draw(true);
-    announce(message.note);
-  }
-  view.note(message.note);
-  return answer;
-}
-
-const comparing = () => at("plain").checked && at("drafter").value !== "none";
-
 // Asks for an answer to the chat. False: there is none, and what went wrong is on the screen.
 async function answer() {
   const asked = chat;
@@ -227,7 +162,7 @@ async function answer() {
   view.draw(false);
   offer();
   toEnd();
-  const received = await receive(body, message, view, () => kept(asked, message));
+  const received = await receive(body, message, view, stopper.signal, () => kept(asked, message));
   if (received?.text || received?.timings) {
     add(asked, message);
     await history.save(asked);
@@ -259,18 +194,8 @@ async function resume(view) {
   const { message } = view;
   const body = { ...sampling(), prompt: message.ids, stream: true };
   if (body.model) body.model = message.model;
-  await receive(body, message, view, () => kept(asked, message));
+  await receive(body, message, view, stopper.signal, () => kept(asked, message));
   await history.save(asked);
-}
-
-// Generates the same answer with plain decoding, to time it; it is not shown.
-async function again(body, answered, view) {
-  view.note("Generating it again with plain decoding …");
-  announce("Generating it again with plain decoding …");
-  const same = { ...body, speculation: { drafter: "none", pieces: true } };
-  const plain = await write(same, key(), stopper.signal, (so) => bars(answered, so));
-  compared(answered, plain);
-  return plain;
 }
 
 function titled({ content, files: list }) {
