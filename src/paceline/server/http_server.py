@@ -222,7 +222,7 @@ def request_log(*, quiet: bool) -> Generator[None, None, None]:
 
 def serving_line(name: str, url: str) -> str:
     """What a server says once it listens at `url`."""
-    return f"serving {name} at {url}/v1; a page to chat: {url}/"
+    return f"serving {name} at {url}/v1 (a page to chat: {url}/)"
 
 
 def say_line(line: str) -> None:

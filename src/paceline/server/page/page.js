@@ -299,7 +299,10 @@ at("message").addEventListener("keydown", (event) => {
   send();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") stopper?.abort();
+  if (event.key !== "Escape") return;
+  const opener = panels.uncover();
+  if (opener) opener.focus();
+  else stopper?.abort();
 });
 at("stop").addEventListener("click", () => stopper?.abort());
 at("new").addEventListener("click", newChat);

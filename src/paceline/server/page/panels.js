@@ -27,11 +27,12 @@ export function open(name) {
   else set(name, true);
 }
 
-// Closes a panel that covers the chat.
+// Closes the panel that covers the chat. Returns its button, if there was one.
 export function uncover() {
   const name = covering();
-  if (name) set(name, false);
-  return name;
+  if (!name) return null;
+  set(name, false);
+  return at(NAMES[name]);
 }
 
 export async function start() {
@@ -46,11 +47,6 @@ export async function start() {
       keep("panels", shown).catch(() => {}); // they stay as they are until the page closes
     });
   }
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
-    const name = uncover();
-    if (name) at(NAMES[name]).focus();
-  });
   narrow.addEventListener("change", () => {
     if (narrow.matches) for (const name of Object.keys(NAMES)) set(name, false);
     else cover();

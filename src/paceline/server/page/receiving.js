@@ -26,7 +26,8 @@ function painter(view) {
 // Receives an answer into a message, after the text that it has. Returns it, null if nothing came.
 export async function receive(body, message, view, signal, onChunk) {
   const { content: before, ids = body.prompt } = message;
-  const tokens = [...(pieces.get(message) ?? [])];
+  const known = pieces.get(message) ?? (before ? [{ text: before, source: null }] : []);
+  const tokens = [...known];
   const arrived = [];
   const painted = painter(view);
   let answer = null;
@@ -77,7 +78,7 @@ async function again(body, answered, view, signal) {
   view.note("Generating it again with plain decoding …");
   announce("Generating it again with plain decoding …");
   const same = { ...body, speculation: { drafter: "none", pieces: true } };
-  const plain = await write(same, key(), signal, (so) => bars(answered, so));
+  const plain = await write(same, key(), signal, (current) => bars(answered, current));
   compared(answered, plain);
   return plain;
 }
