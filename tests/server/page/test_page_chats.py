@@ -62,6 +62,20 @@ def test_chats_are_found_again_searched_and_deleted(talking: "Page"):
     titles(page, [])
 
 
+def test_an_edited_question_leaves_the_chat_with_its_later_answers(talking: "Page"):
+    page = talking
+    send(page, "And a lake.")
+    ended(page, 2)
+    page.locator(".user").first.hover()
+    page.locator(".user").first.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edited message").fill("Name a sea.")
+    page.keyboard.press("Enter")
+    titles(page, ["Name a sea.", "Name a river."])
+    ended(page)
+    page.get_by_role("button", name="Name a river.", exact=True).click()
+    until(page, "document.querySelectorAll('article').length === 4")
+
+
 def test_an_answer_in_progress_stays_in_its_chat_when_another_is_opened(
     page: "Page", slow: Running
 ):

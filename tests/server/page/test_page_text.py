@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from support.browser import ended, opened, send, until
+from support.browser import ended, opened, send, until, words
 from support.scripted import always, engine_of
 from support.server import Running
 
@@ -64,6 +64,15 @@ def test_markdown_becomes_elements_and_code_is_highlighted(page: "Page", scripte
     until(page, "navigator.clipboard.readText().then((text) => text === 'def f(): return 1')")
     page.locator(".model .actions").get_by_role("button", name="Copy").click()
     until(page, "text => navigator.clipboard.readText().then((read) => read === text)", SHOWN)
+
+
+def test_thoughts_are_folded_apart_from_the_answer(page: "Page", scripted_server: Running):
+    shown(page, scripted_server, "<think>\nA **river**.\n</think>\n\nThe Rhine.")
+    assert words(page).strip() == "The Rhine."
+    fold = page.locator(".model details")
+    assert fold.get_attribute("open") is None
+    fold.locator("summary").click()
+    assert fold.locator("p").inner_text().strip() == "A **river**."
 
 
 def test_markup_of_a_model_or_a_user_is_text(page: "Page", scripted_server: Running):

@@ -32,6 +32,9 @@ _POLICY = {
     "base-uri": "'none'",
     "form-action": "'none'",
     "frame-ancestors": "'none'",
+    # Text becomes elements by way of the sanitiser alone, whatever a mistake in the page would do.
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "dompurify",
 }
 
 _HEADERS = {

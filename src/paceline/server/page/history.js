@@ -7,6 +7,7 @@ import * as storage from "./storage.js";
 let current = null; // the id of the chat on the screen
 let drawn = ""; // what the list shows
 let handlers = null;
+const deleted = new Set(); // ids
 
 const when = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
 
@@ -15,6 +16,7 @@ const reason = (error) =>
 
 // Saves a chat; without storage it stays on the screen, and a line says so.
 export async function save(chat) {
+  if (deleted.has(chat.id)) return; // an answer to it may still have been in progress
   try {
     await storage.save(chat);
     if (handlers.chat() === chat) current = chat.id;
@@ -61,6 +63,7 @@ export function mark(id) {
 async function remove({ id, title }) {
   if (!confirm(`Delete the chat “${title}”?`)) return;
   await act(async () => {
+    deleted.add(id);
     await storage.remove(id);
     handlers.removed(id);
     announce("The chat is deleted.");
@@ -69,9 +72,10 @@ async function remove({ id, title }) {
 }
 
 async function removeAll() {
-  const { length: count } = await storage.heads().catch(() => []);
-  if (!confirm(`Delete all ${count} chats in this browser?`)) return;
+  const heads = await storage.heads().catch(() => []);
+  if (!confirm(`Delete all ${heads.length} chats in this browser?`)) return;
   await act(async () => {
+    for (const { id } of heads) deleted.add(id);
     await storage.removeAll();
     handlers.removed(current);
     announce("All chats are deleted.");

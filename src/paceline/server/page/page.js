@@ -20,8 +20,12 @@ let stopper = null; // aborts the answer in progress
 
 const STORE_MS = 3000; // between two times that a growing answer is stored
 
+function newId() {
+  return crypto.getRandomValues(new Uint32Array(4)).join("-");
+}
+
 function blank() {
-  return { id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, title: "", system: "", messages: [] };
+  return { id: newId(), title: "", system: "", messages: [] };
 }
 
 // -- messages ------------------------------------------------------------------------------------
@@ -113,23 +117,31 @@ function offer() {
   });
 }
 
+// Sends a question again with another text. The chat with its later answers stays in the list.
 function edit(view, place) {
-  const later = views.length - place - 1;
-  const warning = later > 1 ? `Sending removes the ${later} messages below.` : "";
+  const branches = views.length - place > 2;
   view.edit((text) => {
     const { files: list } = view.message;
     if (!text && !list) return;
     const edited = { role: "user", content: text, ...(list ? { files: list } : {}) };
-    act(() => instead(place, [edited]));
-  }, warning);
+    act(async () => {
+      const asked = chat;
+      const { id, version, title } = asked;
+      if (branches) Object.assign(asked, { id: newId(), version: undefined });
+      if (place === 0) asked.title = "";
+      if (!(await instead(place, [edited]))) Object.assign(asked, { id, version, title });
+    });
+  }, branches ? "The chat as it is now stays in the list." : "");
 }
 
-// Asks for an answer to other messages from a place on; if there is none, the old ones stay.
+// Asks for an answer to other messages from a place on. False: there is none, and the old ones stay.
 async function instead(place, messages) {
   const asked = chat;
   const removed = chat.messages.slice(place);
   replace(asked, place, messages);
-  if (!(await answer())) replace(asked, place, removed);
+  const received = await answer();
+  if (!received) replace(asked, place, removed);
+  return received;
 }
 
 // Deletes a question and everything up to the next one.

@@ -25,7 +25,7 @@ function painter(view) {
 
 // Receives an answer into a message, after the text that it has. Returns it, null if nothing came.
 export async function receive(body, message, view, signal, onChunk) {
-  const { content: before, ids = body.prompt } = message;
+  const { content: before } = message;
   const known = pieces.get(message) ?? (before ? [{ text: before, source: null }] : []);
   const tokens = [...known];
   const arrived = [];
@@ -61,7 +61,7 @@ export async function receive(body, message, view, signal, onChunk) {
     if (answer.reason === "length") message.note += " · cut at the longest answer";
     if (cut && answer.text && !answer.calls.length) {
       // It can go on from its tokens; text that waited for the next token comes again.
-      message.ids = [...(ids ?? answer.prompt), ...answer.ids];
+      message.ids = [...(body.prompt ?? answer.prompt), ...answer.ids];
       message.content = before + arrived.map(({ text }) => text).join("");
     }
     view.draw(true);

@@ -119,7 +119,7 @@ export class AnswerView extends View {
   draw(whole) {
     const { content, reasoning_content: thought, tool_calls: calls = [] } = this.message;
     this.#waiting = false;
-    if (thought) this.#think(thought);
+    if (thought) this.#think(thought, whole || content);
     this.words.classList.toggle("raw", this.#tinted);
     if (this.#tinted) this.#drawTokens(content);
     else (this.#markdown ??= new Markdown(this.words)).show(content, whole);
@@ -137,14 +137,15 @@ export class AnswerView extends View {
     if (text) this.actions.before(element("p", text, "note"));
   }
 
-  #think(text) {
+  #think(text, ended) {
     if (!this.#thought) {
       const fold = element("details", "", "thought");
       this.#thought = element("p");
-      fold.append(element("summary", "Thoughts"), this.#thought);
+      fold.append(element("summary"), this.#thought);
       this.words.before(fold);
     }
     this.#thought.textContent = text;
+    this.#thought.previousSibling.textContent = ended ? "Thoughts" : "Thinking …";
   }
 
   // Text may arrive before its tokens; it is not tinted until then.
