@@ -7,6 +7,7 @@ nothing from other origins and runs no script but its own and those in `vendor/`
 import gzip
 import hashlib
 from collections.abc import Iterator
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
@@ -48,15 +49,15 @@ _HEADERS = {
 }
 
 
-def routes() -> list[BaseRoute]:
+@cache
+def routes() -> tuple[BaseRoute, ...]:
     """The routes of the page: a path for each of its files, and / for index.html."""
-    pages: list[BaseRoute] = []
-    for path, file in _files(files(__name__)):
-        content = file.read_bytes()
-        pages.append(
-            page_route("/" if path == "/index.html" else path, content, path.rpartition(".")[2])
+    return tuple(
+        page_route(
+            "/" if path == "/index.html" else path, file.read_bytes(), path.rpartition(".")[2]
         )
-    return pages
+        for path, file in _files(files(__name__))
+    )
 
 
 def page_route(path: str, content: bytes, ending: str) -> Route:

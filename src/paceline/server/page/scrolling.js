@@ -53,6 +53,10 @@ export function startScrolling() {
     toEnd();
     at("message").focus();
   });
+  // Where a keyboard on the screen covers the page, the page becomes shorter, so that Send stays.
+  visualViewport?.addEventListener("resize", () => {
+    if (visualViewport.scale === 1) document.body.style.height = `${visualViewport.height}px`;
+  });
   const resized = new ResizeObserver(follow);
   resized.observe(at("turns"));
   resized.observe(at("log"));
