@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import socket
 import struct
 import threading
@@ -15,6 +16,7 @@ import pytest
 from openai import APIError
 
 from paceline.runtime.model import Model
+from paceline.server.http_server import request_log
 from paceline.server.readers import Lane
 from paceline.server.run import Server, serve
 from paceline.server.settings import Settings
@@ -225,8 +227,32 @@ def test_the_log_has_paths_and_no_prompts(own_server: Running, caplog: pytest.Lo
         ("/tokenize", {"prompt": "hushhush"}),
     ]:
         own_server.post(path, body, headers={"x-request-id": "number-1"})
-    assert "number-1 /v1/completions 200" in caplog.text
+    own_server.get("/v1/models/none%0Aforged")
+    own_server.get("/v1/models")  # successful ones of a browser or of a monitor are left out
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
+    assert re.fullmatch(r"POST /v1/completions 200 \d+\.\d{3} s number-1", lines[0])
+    assert lines[-1].startswith("GET /v1/models/none%0Aforged 404 ")
     assert "hush" not in caplog.text
+
+
+def test_a_request_is_a_line_of_standard_error_unless_quiet(
+    own_server: Running, capsys: pytest.CaptureFixture[str]
+):
+    lines = ""
+
+    def requested(count: int) -> bool:
+        nonlocal lines
+        lines += capsys.readouterr().err
+        return lines.count("\n") >= count
+
+    with request_log(quiet=False):
+        own_server.post("/v1/tokenize", {"prompt": "a"})
+        until(lambda: requested(1))
+    assert re.fullmatch(r"\d\d:\d\d:\d\d POST /v1/tokenize 200 [\d.]+ s req-\w+\n", lines)
+    with request_log(quiet=True):
+        own_server.post("/v1/tokenize", {"prompt": "a"})
+        own_server.get("/none")
+    assert capsys.readouterr().err == ""
 
 
 def test_answers_under_load_are_those_of_each_alone(own_server: Running):

@@ -167,7 +167,15 @@ def serve(
             loaded, memory_bytes() if memory is None else int(memory * 1e9), idle, queue
         )
         options = _child_options(settings, model, generation_config, keep=keep)
-        serve_all(model.model, options, host, port, settings=settings, limits=limits)
+        serve_all(
+            model.model,
+            options,
+            host,
+            port,
+            settings=settings,
+            limits=limits,
+            quiet=output.quiet,
+        )
         return 0
     from paceline.cli.crash import say_crashes
     from paceline.server.http_server import check_address
@@ -185,7 +193,9 @@ def serve(
         keep=keep,
         embeddings=True,
     )
-    run(answering, host, port, settings, until_input_ends=until_input_ends)
+    # A server of several models writes the lines of its models' requests itself.
+    quiet = output.quiet or until_input_ends
+    run(answering, host, port, settings, until_input_ends=until_input_ends, quiet=quiet)
     answering.settle()
     return 0
 

@@ -8,8 +8,10 @@ costs next to nothing; and the status is sent once, a later error can only be pa
 import asyncio
 import hmac
 import json
+import logging
 import re
 import secrets
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -21,11 +23,16 @@ from paceline.server.api_keys import encode_keys
 from paceline.server.errors import ApiError
 from paceline.server.settings import Settings
 
+log = logging.getLogger("paceline.server")
+
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 """Clients that read events with Python's `splitlines` (httpx, for one) end lines there, too."""
+
+_LOGGED_CHARACTERS = 200
+"""Of a path."""
 
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
 
@@ -163,7 +170,7 @@ OnError = Callable[[ApiError], None]
 
 
 class HostMiddleware:
-    """Gives every request an id, and rejects those with another Host.
+    """Gives every request an id and a line in the log, and rejects those with another Host.
 
     A web page whose name resolves to this machine (DNS rebinding) still sends its own name in Host.
     """
@@ -185,11 +192,21 @@ class HostMiddleware:
         request_id = sent if _ID.fullmatch(sent) else f"req-{secrets.token_hex(8)}"
         scope.setdefault("state", {})["request_id"] = request_id
 
+        started, status = time.perf_counter(), 0
+
         async def send_with_id(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
+                status = message["status"]
             await send(message)
 
+        try:
+            await self._pass(headers, scope, receive, send_with_id)
+        finally:
+            _log_request(scope, status, time.perf_counter() - started)
+
+    async def _pass(self, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
         if self._hosts is not None and host_of(headers.get("host", "")) not in self._hosts:
             error = ApiError(
                 "the Host header is not allowed; see --allow-host",
@@ -198,9 +215,28 @@ class HostMiddleware:
                 code="wrong_host",
             )
             self._on_error(error)
-            await Reply(send_with_id, scope).error(error)
+            await Reply(send, scope).error(error)
             return
-        await self._app(scope, receive, send_with_id)
+        await self._app(scope, receive, send)
+
+
+def _log_request(scope: Scope, status: int, seconds: float) -> None:
+    """Log a request; `status` is 0 if its client left without a reply.
+
+    Successful GETs, of pages and of what polls the server, are of the level DEBUG.
+    """
+    quiet = scope["method"] == "GET" and 0 < status < HTTPStatus.BAD_REQUEST
+    # The path as it was sent: decoded, it could contain the end of a line.
+    path = scope["raw_path"].decode("ascii", "replace")[:_LOGGED_CHARACTERS]
+    log.log(
+        logging.DEBUG if quiet else logging.INFO,
+        "%s %s %s %.3f s %s",
+        scope["method"],
+        path,
+        status or "gone",
+        seconds,
+        scope["state"]["request_id"],
+    )
 
 
 class ApiKeyMiddleware:

@@ -6,6 +6,7 @@ it; at shutdown the application drains before connections are closed.
 
 import asyncio
 import ipaddress
+import logging
 import os
 import socket
 import sys
@@ -198,6 +199,30 @@ def _end_process() -> None:
     """End the process at once: files appear by a rename, so that none is left half-written."""
     say_line("the server has not ended within its grace period: its process is ended")
     os._exit(1)
+
+
+@contextmanager
+def request_log(*, quiet: bool) -> Generator[None, None, None]:
+    """Meanwhile write a line for each request to standard error, unless `quiet`."""
+    if quiet:
+        yield
+        return
+    log = logging.getLogger("paceline.server")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
+
+
+def serving_line(name: str, url: str) -> str:
+    """What a server says once it listens at `url`."""
+    return f"serving {name} at {url}/v1 (a page to chat: {url}/)"
 
 
 def say_line(line: str) -> None:

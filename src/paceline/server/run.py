@@ -16,7 +16,7 @@ from paceline.models import cache_dir
 from paceline.runtime.model import Model
 from paceline.server import page
 from paceline.server.app import make_app
-from paceline.server.http_server import HttpServer, say_line
+from paceline.server.http_server import HttpServer, request_log, say_line, serving_line
 from paceline.server.metrics import Metrics
 from paceline.server.prompt_store import PromptStore
 from paceline.server.scheduler import Scheduler
@@ -39,6 +39,7 @@ def serve(
     *,
     say: Callable[[str], Any] | None = None,
     until_input_ends: bool = False,
+    quiet: bool = True,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT; a second signal ends it at once.
 
@@ -50,6 +51,7 @@ def serve(
         say: gets the line with the URL once the server listens; None: standard error.
         until_input_ends: also shut down when standard input ends, as it does with the process that
             started this one.
+        quiet: False: write a line for each request to standard error.
 
     Raises:
         InvalidRequest: the address requires an API key, or the model's chat template cannot turn
@@ -62,7 +64,8 @@ def serve(
         server.service.grammars.json_object()  # warm up: the first grammar takes half a second
     if until_input_ends:
         threading.Thread(target=_stop_at_end, args=(server,), daemon=True).start()
-    server.run(say=say or say_line, signals=True)
+    with request_log(quiet=quiet):
+        server.run(say=say or say_line, signals=True)
 
 
 class Server:
@@ -92,7 +95,7 @@ class Server:
     def run(self, *, say: Callable[[str], Any] = lambda _: None, signals: bool = False) -> None:
         """Serve until `stop` is called, or with `signals` until a signal."""
         self.scheduler.start()
-        line = f"serving {self.service.name} at {self.url}/v1"
+        line = serving_line(self.service.name, self.url)
         self.http.run(self._app, self.service, lambda: say(line), signals=signals)
 
     def stop(self) -> None:

@@ -7,7 +7,6 @@ error has its own status; and the work for a request ends as soon as its client 
 import asyncio
 import logging
 import secrets
-import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
@@ -189,7 +188,6 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        started = time.perf_counter()
         reply = Reply(send, scope)
         request_id = scope.get("state", {}).get("request_id", "")
         try:
@@ -210,8 +208,6 @@ class Endpoint:
             await reply.error(error)
         except ClientGone:
             pass
-        seconds = time.perf_counter() - started
-        log.info("%s %s %s %.3f s", request_id, scope["path"], reply.status or "gone", seconds)
 
     async def _reply(self, body: bytes, reply: Reply, request_id: str) -> None:
         try:

@@ -1,4 +1,4 @@
-"""GET /openapi.json, generated from the models that parse the requests."""
+"""GET /openapi.json, generated from the models that parse the requests, and /docs, a page of it."""
 
 from collections.abc import Collection
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from paceline import __version__
 from paceline.server.api.info import DetokenizeBody, TokenizeBody
@@ -15,6 +15,8 @@ from paceline.server.api.response_body import ResponsesBody
 from paceline.server.body import ChatBody, CompletionBody, EmbeddingsBody
 from paceline.server.errors import is_anthropic
 from paceline.server.json_body import Body
+from paceline.server.page import page_route
+from paceline.server.page.reference import reference
 
 _POSTS: dict[str, type[Body]] = {
     "/v1/chat/completions": ChatBody,
@@ -66,8 +68,8 @@ _ERROR = {
 }
 
 
-def openapi_route(without: Collection[str] = ()) -> Route:
-    """GET /openapi.json: the document, without the paths that a server does not have."""
+def openapi_routes(without: Collection[str] = ()) -> list[BaseRoute]:
+    """GET /openapi.json and /docs: the document, without the paths that a server does not have."""
     document = openapi()
     for path in without:
         del document["paths"][path]
@@ -75,7 +77,10 @@ def openapi_route(without: Collection[str] = ()) -> Route:
     async def describe(_request: Request) -> Response:
         return JSONResponse(document)
 
-    return Route("/openapi.json", describe, methods=["GET"])
+    return [
+        Route("/openapi.json", describe, methods=["GET"]),
+        page_route("/docs", reference(document), "html"),
+    ]
 
 
 def openapi() -> dict[str, Any]:

@@ -33,14 +33,18 @@ async function* events(response) {
   }
 }
 
-// Requests an answer; calls `onChunk` with the answer so far and the new tokens after each chunk.
+// Requests an answer: a chat's, or with a `prompt` a completion. Calls `onChunk` with the answer so
+// far and the new tokens after each chunk. `prompt` and `ids` are token ids, if they were asked for.
 export async function write(body, key, signal, onChunk) {
   const answer = { text: "", thought: "", calls: [], tokens: 0, steps: 0, drafted: 0, accepted: 0 };
-  const asked = performance.now();
-  const sent = { method: "POST", body: JSON.stringify(body), signal };
-  for await (const chunk of events(await ask("v1/chat/completions", key, sent))) {
+  Object.assign(answer, { prompt: [], ids: [], reason: null });
+  const start = performance.now();
+  const post = { method: "POST", body: JSON.stringify(body), signal };
+  const path = body.prompt ? "v1/completions" : "v1/chat/completions";
+  for await (const chunk of events(await ask(path, key, post))) {
     if (chunk.error) throw new ApiError(chunk.error.message);
-    const { delta, pieces = [], speculation } = chunk.choices[0];
+    const [choice] = chunk.choices;
+    const { delta = { content: choice.text }, pieces = [] } = choice;
     answer.text += delta.content ?? "";
     answer.thought += delta.reasoning_content ?? "";
     for (const { index, id, function: part } of delta.tool_calls ?? []) {
@@ -48,11 +52,14 @@ export async function write(body, key, signal, onChunk) {
       answer.calls[index].function.name += part?.name ?? "";
       answer.calls[index].function.arguments += part?.arguments ?? "";
     }
+    answer.prompt = chunk.prompt_token_ids ?? answer.prompt;
+    answer.ids.push(...(choice.token_ids ?? []));
+    answer.reason = choice.finish_reason ?? answer.reason;
     answer.tokens += pieces.length;
-    Object.assign(answer, speculation);
+    Object.assign(answer, choice.speculation);
     if (!answer.begun && pieces.length) {
       answer.begun = performance.now();
-      answer.first = answer.begun - asked;
+      answer.first = answer.begun - start;
       answer.early = pieces.length;
     }
     if (chunk.timings) {

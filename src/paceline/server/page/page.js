@@ -1,312 +1,303 @@
-// The page: a chat that shows which tokens were drafted.
+// The page: one chat on the screen, and what its buttons do.
 //
-// Invariants: every figure was measured since the page was opened; text is inserted as text only;
-// nothing is stored, neither the chat nor the key.
+// Invariants: text is inserted as text, or as Markdown that was sanitised; a request that fails
+// loses no message; the key is not stored.
 
-import { ask, speed, write } from "./client.js";
+import { ask } from "./client.js";
+import { at, element, trouble } from "./dom.js";
+import * as files from "./files.js";
+import * as history from "./history.js";
+import * as panels from "./panels.js";
+import { receive } from "./receiving.js";
+import { startScrolling, toEnd, whenNear } from "./scrolling.js";
+import { chatFields, key, remember, sampling } from "./settings.js";
+import { load } from "./storage.js";
+import { AnswerView, UserView, copying } from "./turns.js";
 
-const at = (id) => document.getElementById(id);
-const key = () => at("key").value.trim();
-const one = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
-const two = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
-const percent = new Intl.NumberFormat("en", { style: "percent" });
-
-let chat = []; // messages, in the API's form
-let open = []; // calls of the last answer that have no result yet
+let chat = blank();
+let views = []; // of the chat's messages, in their order
 let stopper = null; // aborts the answer in progress
-const session = { answers: 0, drafted: { tokens: 0, ms: 0 }, plain: { tokens: 0, ms: 0 } };
 
-// -- output --------------------------------------------------------------------------------------
+const STORE_MS = 3000; // between two times that a growing answer is stored
 
-function made(name, text = "", kind = "") {
-  const element = document.createElement(name);
-  element.textContent = text;
-  if (kind) element.className = kind;
-  return element;
+function newId() {
+  return crypto.getRandomValues(new Uint32Array(4)).join("-");
 }
 
-function say(who, text = "") {
-  const turn = made("article", "", who);
-  const words = made("p", text, "words");
-  turn.append(made("h3", who === "user" ? "You" : "Model"), words);
+function blank() {
+  return { id: newId(), title: "", system: "", messages: [] };
+}
+
+// -- messages ------------------------------------------------------------------------------------
+
+const modelName = () =>
+  (at("models").hidden ? at("model").textContent : at("choice").value).trim() || "Model";
+
+function show(message) {
+  const view =
+    message.role === "assistant"
+      ? new AnswerView(message, message.model ?? "Model", at("tints").checked)
+      : new UserView(message);
+  views.push(view);
   at("welcome").hidden = true;
-  at("log").append(turn);
-  at("log").scrollTop = at("log").scrollHeight;
-  return { turn, words };
+  at("turns").append(view.article);
+  return view;
 }
 
-// An element for the model's thoughts, folded, above its answer.
-function folded(words) {
-  const thought = made("p");
-  const fold = made("details", "", "thought");
-  fold.append(made("summary", "Thoughts"), thought);
-  words.before(fold);
-  return thought;
+function clear(place = 0) {
+  for (const view of views.splice(place)) view.article.remove();
+  at("welcome").hidden = place > 0;
 }
 
-// Shows calls of functions after the text of an answer, as they are written.
-function calls(words, all) {
-  const shown = words.parentElement.querySelectorAll(".call");
-  all.forEach(({ function: { name, arguments: given } }, index) => {
-    const call = shown[index] ?? words.parentElement.appendChild(made("pre", "", "call"));
-    call.textContent = `${name}(${given})`;
-  });
+// Replaces the messages of a chat from a place on.
+function replace(changed, place, messages) {
+  changed.messages.splice(place, Infinity, ...messages);
+  if (changed !== chat) return; // another one is on the screen meanwhile
+  clear(place);
+  for (const message of messages) whenNear(show(message));
 }
 
-// Appends the tokens of an answer. Text may arrive before its tokens; it is not tinted until then.
-// With functions it is not tinted at all, because tokens of calls are no text.
-function writer(words, tinted) {
-  const rest = document.createTextNode("");
-  words.append(rest);
-  let shown = 0;
-  let thought = null;
-  return (answer, pieces) => {
-    if (answer.thought) {
-      thought ??= folded(words);
-      thought.textContent = answer.thought;
-    }
-    const log = at("log");
-    const below = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-    calls(words, answer.calls);
-    for (const { text, source } of tinted ? pieces : []) {
-      const word = made("span", text, source ? "drafted" : "own");
-      if (source) word.title = `drafted by ${source}`;
-      rest.before(word);
-      shown += text.length;
-    }
-    rest.data = answer.text.slice(shown);
-    if (below) log.scrollTop = log.scrollHeight;
-  };
+function showChat(opened) {
+  stopper?.abort();
+  clear();
+  chat = opened;
+  for (const message of chat.messages) whenNear(show(message));
+  if (chat.messages.length) at("system").value = chat.system;
+  offer();
+  toEnd();
 }
 
-function rate(tokensPerSecond) {
-  return tokensPerSecond ? one.format(tokensPerSecond) : "–";
-}
-
-function figures(answer) {
-  at("speed").textContent = rate(speed(answer));
-  at("tokens").textContent = answer.tokens;
-  at("first").textContent = answer.first ? `${two.format(answer.first / 1e3)} s` : "–";
-  at("acceptance").textContent = answer.drafted
-    ? `${answer.accepted} of ${answer.drafted} (${percent.format(answer.accepted / answer.drafted)})`
-    : "no drafts";
-  const later = answer.tokens - (answer.early ?? 0);
-  at("per-step").textContent = answer.steps ? two.format(later / answer.steps) : "–";
-  const { timings, about } = answer;
-  at("cached").textContent = timings
-    ? `${timings.cache_n} of ${timings.cache_n + timings.prompt_n} tokens`
-    : "–";
-  const by = Object.entries(about?.drafted_by ?? {});
-  at("drafters").textContent =
-    by.map(([who, all]) => `${who} ${about.accepted_by[who] ?? 0}/${all}`).join(", ") || "–";
-}
-
-function bars(drafted, plain) {
-  const speeds = { speculative: speed(drafted), plain: plain ? speed(plain) : 0 };
-  const most = Math.max(speeds.speculative, speeds.plain) || 1;
-  at("bars").hidden = false;
-  for (const [which, value] of Object.entries(speeds)) {
-    at("bars").querySelector(`.${which}`).style.setProperty("--share", value / most);
-    at(`bar-${which}`).textContent = rate(value);
-  }
-}
-
-function faster(drafted, plain) {
-  return `${two.format(drafted / plain)} times as fast`;
-}
-
-function note(turn, text) {
-  turn.append(made("p", text, "note"));
-  at("status").textContent = text;
-}
-
-function summary(answer, plain) {
-  const parts = [`${answer.tokens} tokens`, `${rate(speed(answer))} tokens/s`];
-  if (answer.drafted) parts.push(`${answer.accepted} of ${answer.drafted} draft tokens accepted`);
-  if (plain) {
-    parts.push(`plain ${rate(speed(plain))} tokens/s`);
-    if (speed(plain)) parts.push(faster(speed(answer), speed(plain)));
-    parts.push(plain.text === answer.text ? "the same text" : "a different text");
-  }
-  return parts.join(" · ");
-}
-
-function compared(answer, plain) {
-  session.answers += 1;
-  for (const [kind, { timings }] of Object.entries({ drafted: answer, plain })) {
-    session[kind].tokens += (timings.predicted_per_second * timings.predicted_ms) / 1e3;
-    session[kind].ms += timings.predicted_ms;
-  }
-  const [drafted, plainly] = [session.drafted, session.plain].map((all) => (1e3 * all.tokens) / all.ms);
-  const answers = session.answers === 1 ? "One answer" : `${session.answers} answers`;
-  at("session").textContent = Number.isFinite(drafted / plainly)
-    ? `${answers} generated both ways: ${rate(drafted)} against ${rate(plainly)} tokens/s, ` +
-      `${faster(drafted, plainly)}.`
-    : "";
-}
-
-// What the model may call. Throws if the field is no JSON.
-function functions() {
-  const text = at("tools").value.trim();
-  if (!text) return [];
-  try {
-    return [JSON.parse(text)].flat().map((each) =>
-      each.function ? each : { type: "function", function: each },
-    );
-  } catch (error) {
-    throw new Error(`Functions: ${error.message}`);
-  }
+// Calls of the last answer that have no result yet.
+function openCalls() {
+  const place = chat.messages.findLastIndex(({ role }) => role === "assistant");
+  const results = new Set(chat.messages.slice(place + 1).map((message) => message.tool_call_id));
+  return (chat.messages[place]?.tool_calls ?? []).filter(({ id }) => !results.has(id));
 }
 
 // The message for a text: the result of a call that waits for one, else the user's.
-function message(text) {
-  if (!open.length) return { role: "user", content: text };
-  const call = open.shift();
-  return { role: "tool", tool_call_id: call.id, name: call.function.name, content: text };
+function message(text, list) {
+  const [call] = openCalls();
+  const sent = { role: "user", content: text, ...(list.length ? { files: list } : {}) };
+  if (!call) return sent;
+  return { role: "tool", tool_call_id: call.id, name: call.function.name, content: files.composed(sent) };
 }
 
-function prompted() {
-  at("asked").textContent = open.length ? `Result of ${open[0].function.name}` : "Message";
+// A message in the API's form.
+function sent({ role, content, files: list, reasoning_content, tool_calls, tool_call_id, name }) {
+  return { role, content: files.composed({ content, files: list }), reasoning_content, tool_calls, tool_call_id, name };
 }
 
-// The request for the next answer. Empty fields are not sent, so that the model's defaults apply.
 function request() {
-  const speculation = { pieces: true };
-  if (at("drafter").value) speculation.drafter = at("drafter").value;
-  if (at("policy").value) speculation.policy = at("policy").value;
-  if (at("block").value) speculation.max_block = at("block").valueAsNumber;
-  const temperature = at("temperature").valueAsNumber;
-  const tools = functions();
+  const system = at("system").value.trim();
+  chat.system = system;
   return {
-    ...(tools.length ? { tools } : {}),
-    ...(at("models").hidden ? {} : { model: at("choice").value }),
-    messages: [...chat],
+    ...sampling(),
+    ...chatFields(),
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...chat.messages.map(sent)],
     stream: true,
-    ...(Number.isNaN(temperature) ? {} : { temperature }),
-    seed: crypto.getRandomValues(new Uint32Array(1))[0],
-    max_tokens: at("most").valueAsNumber || 256,
-    speculation,
   };
 }
 
-// -- one turn -------------------------------------------------------------------------------------
+// Names the field, and gives every message the buttons that it may have now.
+function offer() {
+  const [call] = openCalls();
+  at("asked").textContent = call ? `Result of ${call.function.name}` : "Message";
+  views.forEach((view, place) => {
+    const { message } = view;
+    const actions = [copying(message)];
+    const last = place === views.length - 1;
+    if (!stopper && message.role === "user") {
+      actions.push(["Edit", () => edit(view, place)], ["Delete", () => remove(place)]);
+    }
+    if (!stopper && last && message.role === "assistant") {
+      actions.push(["Regenerate", () => act(() => instead(place, []))]);
+      if (message.ids) actions.push(["Continue", () => act(() => resume(view))]);
+    }
+    view.act(actions);
+  });
+}
 
-async function turn(text) {
-  const mine = chat; // a new chat may replace it meanwhile
-  const left = [...open];
-  const asked = say("user", text);
-  chat.push(message(text));
-  prompted();
-  if (open.length) return; // the next message is another call's result
-  const { turn, words } = say("model");
-  const compare = at("plain").checked && at("drafter").value !== "none";
+// Sends a question again with another text. The chat with its later answers stays in the list.
+function edit(view, place) {
+  const branches = views.length - place > 2;
+  view.edit((text) => {
+    const { files: list } = view.message;
+    if (!text && !list) return;
+    const edited = { role: "user", content: text, ...(list ? { files: list } : {}) };
+    act(async () => {
+      const asked = chat;
+      const { id, version, title } = asked;
+      if (branches) Object.assign(asked, { id: newId(), version: undefined });
+      if (place === 0) asked.title = "";
+      if (!(await instead(place, [edited]))) Object.assign(asked, { id, version, title });
+    });
+  }, branches ? "The chat as it is now stays in the list." : "");
+}
+
+// Asks for an answer to other messages from a place on. False: there is none, and the old ones stay.
+async function instead(place, messages) {
+  const asked = chat;
+  const removed = chat.messages.slice(place);
+  replace(asked, place, messages);
+  const received = await answer();
+  if (!received) replace(asked, place, removed);
+  return received;
+}
+
+// Deletes a question and everything up to the next one.
+function remove(place) {
+  const next = chat.messages.findIndex(({ role }, other) => other > place && role === "user");
+  const count = (next < 0 ? chat.messages.length : next) - place;
+  if (!confirm("Delete this message and its answer?")) return;
+  chat.messages.splice(place, count);
+  for (const view of views.splice(place, count)) view.article.remove();
+  at("welcome").hidden = chat.messages.length > 0;
+  offer();
+  history.save(chat);
+  at("message").focus();
+}
+
+// -- one answer ----------------------------------------------------------------------------------
+
+// Asks for an answer to the chat. False: there is none, and what went wrong is on the screen.
+async function answer() {
+  const asked = chat;
   let body = null;
   try {
     body = request();
   } catch (error) {
     trouble(error);
-    undo();
-    return;
+    return false;
   }
-  const show = writer(words, !body.tools);
-  let answer = null;
-  at("bars").hidden = true;
-  try {
-    await write(body, key(), stopper.signal, (so, pieces) => {
-      answer = so;
-      show(so, pieces);
-      figures(so);
-    });
-    const plain = compare ? await again(body, answer, turn) : null;
-    note(turn, summary(answer, plain));
-  } catch (error) {
-    if (error.name !== "AbortError") trouble(error);
-    const ended = answer?.timings ? summary(answer) : `Stopped after ${answer?.tokens} tokens`;
-    if (answer) note(turn, ended);
+  const message = { role: "assistant", content: "", model: modelName() };
+  const view = show(message);
+  view.draw(false);
+  offer();
+  toEnd();
+  const received = await receive(body, message, view, stopper.signal, () => kept(asked, message));
+  if (received?.text || received?.timings) {
+    add(asked, message);
+    await history.save(asked);
+    return true;
   }
-  if (answer?.text || answer?.timings) {
-    const thoughts = answer.thought ? { reasoning_content: answer.thought } : {};
-    const made = answer.calls.length ? { tool_calls: answer.calls } : {};
-    mine.push({ role: "assistant", content: answer.text, ...made, ...thoughts });
-    if (mine === chat) open = [...answer.calls];
-    prompted();
-    return;
-  }
-  undo();
-
-  // There is no answer: remove the question.
-  function undo() {
-    mine.pop();
-    asked.turn.remove();
-    turn.remove();
-    if (mine === chat) {
-      open = left;
-      at("message").value ||= text;
-    }
-    prompted();
-    at("welcome").hidden = chat.length > 0;
-  }
+  view.article.remove();
+  views = views.filter((other) => other !== view);
+  return false;
 }
 
-// Generates the same answer with plain decoding, to time it; it is not shown.
-async function again(body, answer, turn) {
-  const waiting = made("p", "Generating it again with plain decoding …", "note");
-  turn.append(waiting);
-  at("status").textContent = waiting.textContent;
+function add(asked, message) {
+  if (asked.messages.at(-1) !== message) asked.messages.push(message);
+  asked.title ||= titled(asked.messages[0]);
+}
+
+let stored = 0; // when a growing answer was stored
+
+// Stores an answer while it grows, now and then: the page may be closed before its end.
+function kept(asked, message) {
+  if (!message.content || performance.now() - stored < STORE_MS) return;
+  stored = performance.now();
+  add(asked, message);
+  history.save(asked);
+}
+
+// Continues an answer that was cut, from its own tokens: as if it had not ended.
+async function resume(view) {
+  const asked = chat;
+  const { message } = view;
+  const body = { ...sampling(), prompt: message.ids, stream: true };
+  if (body.model) body.model = message.model;
+  await receive(body, message, view, stopper.signal, () => kept(asked, message));
+  await history.save(asked);
+}
+
+function titled({ content, files: list }) {
+  const line = content.trim().split("\n")[0] || list?.[0].name || "Chat";
+  return line.length > 60 ? `${line.slice(0, 59)}…` : line;
+}
+
+// Runs what asks for an answer; one at a time.
+async function act(work) {
+  if (stopper) return;
+  const isLost = () => [at("send"), document.body].includes(document.activeElement);
+  busy(true);
+  trouble(null);
+  offer();
+  if (isLost()) at("stop").focus();
   try {
-    const same = { ...body, speculation: { drafter: "none", pieces: true } };
-    const plain = await write(same, key(), stopper.signal, (so) => bars(answer, so));
-    compared(answer, plain);
-    return plain;
+    await work();
   } finally {
-    waiting.remove();
+    const returns = isLost() || document.activeElement === at("stop");
+    busy(false);
+    offer();
+    if (returns) at("message").focus();
   }
-}
-
-function trouble(error) {
-  at("alert").textContent = error.message;
-  if (error.status === 401) at("key").focus();
 }
 
 function busy(yes) {
   stopper = yes ? new AbortController() : null;
-  at("stop").disabled = !yes;
-  at("send").disabled = yes;
+  at("stop").hidden = !yes;
+  at("send").hidden = yes;
   at("log").setAttribute("aria-busy", yes);
 }
 
 async function send() {
   const text = at("message").value.trim();
-  if (stopper || !text) return;
-  const left = [at("send"), document.body].includes(document.activeElement);
-  at("alert").textContent = "";
+  const list = files.files();
+  if (stopper || !(text || list.length)) return;
+  const asked = chat;
+  const place = chat.messages.length;
   at("message").value = "";
-  busy(true);
-  if (left) at("stop").focus();
-  try {
-    await turn(text);
-  } finally {
-    const onStop = [at("stop"), document.body].includes(document.activeElement);
-    busy(false);
-    if (onStop) at("message").focus();
-  }
+  files.attach([]);
+  await act(async () => {
+    const question = message(text, list);
+    chat.messages.push(question);
+    show(question);
+    toEnd();
+    if (openCalls().length || (await answer())) return;
+    // There is no answer: the question goes back into its field.
+    replace(asked, place, []);
+    if (asked !== chat) return;
+    at("message").value ||= text;
+    files.attach(list);
+  });
 }
 
-// -- the page -------------------------------------------------------------------------------------
+// -- the page ------------------------------------------------------------------------------------
+
+function newChat() {
+  showChat(blank());
+  history.mark(null);
+  panels.uncover();
+  at("message").focus();
+}
+
+async function open(id) {
+  const opened = await load(id).catch(() => null);
+  if (!opened) return trouble({ message: "The browser no longer has this chat." });
+  trouble(null);
+  showChat(opened);
+  history.mark(id);
+  panels.uncover();
+  at("message").focus();
+}
 
 async function greet() {
   try {
     const { data } = await (await ask("v1/models", key())).json();
     const several = data.length > 1;
-    at("choice").replaceChildren(...data.map(({ id }) => made("option", id)));
+    at("choice").replaceChildren(...data.map(({ id }) => element("option", id)));
     at("choice").value = (data.find(({ status }) => status?.value === "loaded") ?? data[0]).id;
     at("models").hidden = !several;
     at("model").hidden = several;
     at("model").textContent = data[0].id;
     document.title = several ? "paceline" : `${data[0].id} · paceline`;
-    at("alert").textContent = "";
+    trouble(null);
   } catch (error) {
     trouble(error);
+    if (error.status === 401) {
+      panels.open("panel");
+      at("key").focus();
+    }
   }
 }
 
@@ -314,24 +305,39 @@ at("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
 });
-at("settings").addEventListener("submit", (event) => event.preventDefault());
 at("message").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   send();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") stopper?.abort();
+  if (event.key !== "Escape") return;
+  const opener = panels.uncover();
+  if (opener) opener.focus();
+  else stopper?.abort();
 });
 at("stop").addEventListener("click", () => stopper?.abort());
-at("clear").addEventListener("click", () => {
-  stopper?.abort();
-  chat = [];
-  open = [];
-  prompted();
-  for (const turn of at("log").querySelectorAll("article")) turn.remove();
-  at("welcome").hidden = false;
-  at("message").focus();
-});
+at("new").addEventListener("click", newChat);
 at("key").addEventListener("change", greet);
-greet();
+at("tints").addEventListener("change", tint);
+
+function tint() {
+  at("legend").hidden = !at("tints").checked;
+  for (const view of views) if (view instanceof AnswerView) view.tinted = at("tints").checked;
+}
+
+async function start() {
+  startScrolling();
+  files.accept();
+  at("message").focus();
+  await Promise.all([panels.start(), remember()]);
+  tint();
+  history.start({
+    chat: () => chat,
+    open,
+    removed: (id) => id === chat.id && newChat(),
+  });
+  await greet();
+}
+
+start();

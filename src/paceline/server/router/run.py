@@ -7,7 +7,7 @@ from paceline.errors import InvalidRequest
 from paceline.models import DEFAULT_MODEL, Listed, list_models
 from paceline.server import page
 from paceline.server.app import application
-from paceline.server.http_server import HttpServer, say_line
+from paceline.server.http_server import HttpServer, request_log, say_line, serving_line
 from paceline.server.router.app import Router
 from paceline.server.router.child import Child
 from paceline.server.router.pool import Limits, Pool
@@ -45,7 +45,7 @@ class RouterServer:
 
     def run(self, *, signals: bool = False) -> None:
         """Serve until `stop` is called, or with `signals` until a signal."""
-        line = f"serving all models at {self.url}/v1"
+        line = serving_line("all models", self.url)
         self.http.run(
             self._app, self.router, lambda: self._say(line), signals=signals, descriptors=2
         )
@@ -63,6 +63,7 @@ def serve_all(
     *,
     settings: Settings,
     limits: Limits,
+    quiet: bool = True,
 ) -> None:
     """Serve all models that are here until SIGTERM or SIGINT; a second signal ends it at once.
 
@@ -73,6 +74,7 @@ def serve_all(
         port: 0 chooses a free one.
         settings: of the server; what concerns answers is among the `options`.
         limits: how many models are loaded, and for how long.
+        quiet: False: write a line for each request to standard error.
 
     Raises:
         InvalidRequest: the address requires an API key, or the default model is not here. The one
@@ -87,6 +89,8 @@ def serve_all(
             "or fetch it first with paceline pull"
         )
     allow_open_files()
-    RouterServer(default, options, host, port, settings=settings, limits=limits, say=say_line).run(
-        signals=True
+    server = RouterServer(
+        default, options, host, port, settings=settings, limits=limits, say=say_line
     )
+    with request_log(quiet=quiet):
+        server.run(signals=True)

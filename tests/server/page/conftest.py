@@ -1,0 +1,77 @@
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from paceline.runtime.model import Model
+from support.server import Running, running
+from support.waiting import PATIENCE
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+EXPECTED = re.compile("failed: .*/completions|Failed to load resource: .* status of 40[014] ")
+"""What Stop does, and what the browser says of a request that was refused."""
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator["Browser"]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    with sync_api.sync_playwright() as playwright:
+        try:
+            browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        except sync_api.Error:
+            pytest.skip("no Chromium is installed")
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: "Browser") -> Iterator["Page"]:
+    """A page that is not loaded yet, in a browser without chats.
+
+    A test in which it complains, or loads anything from another host, fails.
+    """
+    context = browser.new_context(viewport={"width": 1200, "height": 820})
+    context.set_default_timeout(1000 * PATIENCE)
+    page = context.new_page()
+    complaints: list[str] = []
+
+    def on_console(message: "ConsoleMessage") -> None:
+        if message.type in ("error", "warning"):
+            complaints.append(message.text)
+
+    def on_request(request: "Request") -> None:
+        url = urlsplit(request.url)
+        if url.scheme not in ("blob", "data") and url.hostname != "127.0.0.1":
+            complaints.append(f"to another host: {request.url}")
+
+    context.on("request", on_request)
+    page.on("console", on_console)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("requestfailed", lambda request: complaints.append(f"failed: {request.url}"))
+    yield page
+    assert not [line for line in complaints if not EXPECTED.match(line)]
+    context.close()
+
+
+@pytest.fixture
+def slow(module_model: Model) -> Iterator[Running]:
+    """A server whose calls take 20 ms each."""
+    step = module_model.engine.step
+
+    def later(work: Any) -> Any:
+        time.sleep(0.02)
+        return step(work)
+
+    module_model.engine.step = later  # type: ignore[method-assign]
+    with running(module_model) as server:
+        yield server
+        server.rest()
+    del module_model.engine.step

@@ -1,0 +1,307 @@
+"""An answer on the page: requested, shown, stopped, continued, and asked for again."""
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.runtime.model import Model
+from paceline.server.settings import Settings
+from support.browser import REPEATED, alert, ask, ended, note, opened, send, until, words
+from support.scripted import always, called, engine_of, scripted_model, when
+from support.server import Running, running
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+def requested(page: "Page", text: str, tokens: str = "3") -> dict[str, object]:
+    """The body of the request for an answer."""
+    answers = page.locator(".model .note").count()
+    with page.expect_request("**/chat/completions") as request:
+        ask(page, text, tokens=tokens, temperature=None)
+    ended(page, answers + 1)
+    body: dict[str, object] = request.value.post_data_json
+    return body
+
+
+def test_an_answer_is_the_one_that_generate_gives_and_is_tinted(page: "Page", server: Running):
+    opened(page, server.url)
+    until(page, "name => document.title.startsWith(name)", server.server.service.name)
+    page.get_by_label("Show drafted tokens").check()
+    page.get_by_label("Policy").select_option("fixed")
+    ask(page)
+    ended(page)
+    server.rest()
+    chat = [{"role": "user", "content": REPEATED}]
+    alone = server.model.generate(chat, max_tokens=60, drafter="none")
+    assert words(page) == alone.text
+    drafted = page.locator(".model .words .drafted").count()
+    assert drafted > 0
+    assert page.locator(".model .words .own").count() > 0
+    accepted, of = re.findall(r"\d+", page.locator("#acceptance").inner_text())[:2]
+    assert drafted <= int(accepted) <= int(of)
+    assert page.locator("#tokens").inner_text() == str(page.locator(".model .words span").count())
+    assert float(page.locator("#speed").inner_text().replace(",", "")) > 0
+    assert "accepted" in (page.locator("#status").text_content() or "")
+    page.get_by_label("Show drafted tokens").uncheck()
+    assert page.locator(".model .words .drafted").count() == 0
+    page.get_by_label("Show drafted tokens").check()
+    assert page.locator(".model .words .drafted").count() == drafted
+
+
+def test_text_and_figures_are_updated_during_an_answer(page: "Page", slow: Running):
+    opened(page, slow.url)
+    page.get_by_label("Show drafted tokens").check()
+    ask(page, tokens=300)
+    until(page, "document.querySelectorAll('.model .words span').length > 5")
+    assert page.locator("#log").get_attribute("aria-busy") == "true"
+    early, figure = words(page), page.locator("#tokens").inner_text()
+    until(page, "before => document.getElementById('tokens').innerText !== before", figure)
+    assert float(page.locator("#speed").inner_text()) > 0
+    page.get_by_role("button", name="Stop").click()
+    ended(page)
+    assert words(page).startswith(early)
+    assert page.locator("#log").get_attribute("aria-busy") == "false"
+    assert note(page).startswith("Stopped after")
+    assert page.get_by_role("button", name="Continue").is_visible()
+
+
+def test_one_of_several_models_is_chosen_and_named(page: "Page", server: Running):
+    own = {"id": server.server.service.name, "status": {"value": "loaded"}}
+    data = [{"id": "another", "status": {"value": "unloaded"}}, own]
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": data}))
+    opened(page, server.url)
+    choice = page.get_by_label("Model", exact=True)
+    until(page, "count => document.querySelectorAll('#choice option').length === count", 2)
+    assert choice.input_value() == own["id"]
+    assert not page.locator("#model").is_visible()
+    assert requested(page, "a")["model"] == own["id"]
+    choice.select_option("another")
+    with page.expect_request("**/chat/completions") as request:
+        ask(page, tokens=3)
+    assert (request.value.post_data_json or {})["model"] == "another"
+    alert(page, "another")
+
+
+def test_calls_of_functions_are_shown_and_answered(page: "Page", tmp_path: Path):
+    model = scripted_model(tmp_path, tmp_path, context_length=4096)
+    arguments = {"city": "<b>Oslo</b>"}
+    rules = [
+        when("<tool_response>", "It rains."),
+        always("Let me see.\n" + called("weather", arguments)),
+    ]
+    with running(model) as server:
+        engine_of(server).rules = rules
+        opened(page, server.url)
+        page.get_by_label("Functions").fill("[{")
+        ask(page, "How is the weather?", tokens=200)
+        alert(page, "Functions")
+        assert page.get_by_label("Message", exact=True).input_value() == "How is the weather?"
+        tool = {"name": "weather", "parameters": {"type": "object"}}
+        page.get_by_label("Functions").fill(json.dumps(tool))
+        ask(page, "How is the weather?", tokens=200)
+        ended(page)
+        assert page.locator(".model .call").inner_text() == f"weather({json.dumps(arguments)})"
+        assert words(page).strip() == "Let me see."
+        page.get_by_label("Result of weather").fill("wet")
+        page.get_by_role("button", name="Send").click()
+        ended(page, answers=2)
+        assert words(page).strip() == "It rains."
+        assert "wet" in engine_of(server).prompts[-1]
+        assert page.get_by_label("Message", exact=True).count() == 1
+        server.rest()
+
+
+def test_settings_are_sent_if_they_are_filled_in_and_stay_in_the_browser(
+    page: "Page", server: Running
+):
+    opened(page, server.url)
+    body = requested(page, "a", tokens="")
+    assert body["max_tokens"] == 2048
+    assert not {"temperature", "top_p", "min_p", "reasoning_effort"} & body.keys()
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_label("Top p").fill("0.5")
+    page.get_by_label("Seed").fill("7")
+    page.get_by_label("Temperature").fill("0.25")
+    body = requested(page, "b")
+    assert (body["top_p"], body["temperature"], body["seed"]) == (0.5, 0.25, 7)
+    assert isinstance(body["messages"], list)
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    until(page, "document.getElementById('panel').hidden === false")
+    page.reload()
+    until(page, "document.getElementById('seed').value === '7'")
+    assert page.get_by_label("System prompt").input_value() == "Be brief."
+
+
+def test_a_cut_answer_says_so_and_continues_from_its_tokens(page: "Page", server: Running):
+    opened(page, server.url)
+    ask(page, tokens=20)
+    ended(page)
+    assert "cut" in note(page)
+    with page.expect_request("**/v1/completions") as request:
+        page.get_by_role("button", name="Continue").click()
+    until(page, "document.getElementById('stop').hidden")
+    server.rest()
+    prompt = request.value.post_data_json["prompt"]
+    chat = [{"role": "user", "content": REPEATED}]
+    begun = server.model.generate(chat, max_tokens=20, drafter="none")
+    assert prompt == [*server.model.tokens(chat), *begun.token_ids]
+    rest = server.model.generate(prompt, max_tokens=20, drafter="none")
+    assert words(page).split() == (begun.text + rest.text).split()
+    assert page.locator(".model").count() == 1
+
+
+def test_stop_cancels_the_request_and_the_chat_continues(page: "Page", slow: Running):
+    opened(page, slow.url)
+    ask(page, tokens=300)
+    until(page, "document.querySelector('.model .words')?.textContent.length > 5")
+    page.get_by_role("button", name="Stop").click()
+    slow.rest()
+    ask(page, "and", tokens=5)
+    ended(page, answers=2)
+    assert slow.scheduler.load.submitted == 2
+
+
+def test_plain_decoding_is_measured_and_gives_the_same_text(page: "Page", server: Running):
+    opened(page, server.url)
+    page.get_by_label("Repeat with plain decoding").check()
+    before = server.scheduler.load.submitted
+    assert page.locator("#session").inner_text() == "No measurement yet."
+    ask(page, temperature="0.9")
+    ended(page)
+    until(page, "document.querySelector('.model .note').textContent.includes('the same text')")
+    assert server.scheduler.load.submitted == before + 2
+    assert re.search(r"plain .*[\d.,]+ times as fast", note(page))
+    assert page.locator("#bars").is_visible()
+    assert page.locator("#session").inner_text().startswith("One answer generated both ways:")
+
+
+def test_answers_are_asked_for_again_and_messages_edited_and_deleted(
+    page: "Page", scripted_server: Running
+):
+    engine = engine_of(scripted_server)
+    engine.rules = [when("second", "Two."), always("One.")]
+    opened(page, scripted_server.url)
+    send(page, "first")
+    ended(page)
+    engine.rules = [when("second", "Two."), always("One again.")]
+    page.get_by_role("button", name="Regenerate").click()
+    until(page, "document.querySelector('.model .words').innerText === 'One again.'")
+    ended(page)
+    page.locator(".user").hover()
+    page.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edited message").fill("second")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('.model .words')?.innerText === 'Two.'")
+    ended(page)
+    assert page.locator(".user .words").all_text_contents() == ["second"]
+    assert "first" not in engine.prompts[-1]
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.locator(".user").hover()
+    page.locator(".user").get_by_role("button", name="Delete").click()
+    assert page.locator("article").count() == 0
+    scripted_server.rest()
+
+
+def test_without_a_new_answer_the_old_one_stays(page: "Page", scripted_server: Running):
+    engine_of(scripted_server).rules = [always("One.")]
+    opened(page, scripted_server.url)
+    send(page, "first")
+    ended(page)
+    page.route("**/chat/completions", lambda route: route.fulfill(status=400, json={}))
+    page.get_by_role("button", name="Regenerate").click()
+    alert(page, "400")
+    ended(page)
+    until(page, "document.querySelector('.model .words').innerText === 'One.'")
+    scripted_server.rest()
+
+
+def test_the_keyboard_is_enough(page: "Page", slow: Running):
+    opened(page, slow.url, settings=False)
+    assert page.evaluate("document.activeElement.id") == "message"
+    page.keyboard.type("one")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("two")
+    assert page.get_by_label("Message", exact=True).input_value() == "one\ntwo"
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('.model .words')?.textContent.length > 2")
+    page.keyboard.press("Escape")
+    ended(page)
+    assert page.evaluate("document.activeElement.id") == "message"
+    for name in ("attach", "send"):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.id") == name
+    page.locator("#message").focus()
+    reached: list[str] = []
+    name_of = "(({ id, innerText }) => id || innerText)(document.activeElement)"
+    while "show-history" not in reached:
+        page.keyboard.press("Shift+Tab")
+        reached.append(page.evaluate(name_of))
+        assert len(reached) < 20
+    # The buttons of the two messages, the log, the list of chats, and the head.
+    expected = ["Continue", "Regenerate", "Copy", "Delete", "Edit", "Copy", "log"]
+    expected += ["delete-all", "export-all", "export-json", "export-markdown"]
+    assert reached[: len(expected)] == expected
+    assert reached[-4:] == ["search", "show-panel", "new", "show-history"]
+    page.locator("#show-panel").focus()
+    page.keyboard.press("Enter")
+    assert page.get_by_label("System prompt").is_visible()
+
+
+def test_a_required_key_is_requested_and_not_stored(page: "Page", module_model: Model):
+    with running(module_model, Settings(api_keys=("secret",))) as locked:
+        page.goto(locked.url)
+        until(page, "document.activeElement.id === 'key'")
+        assert "API key" in page.locator("#alert").inner_text()
+        page.keyboard.type("secret")
+        page.keyboard.press("Tab")
+        until(page, "document.getElementById('alert').textContent === ''")
+        ask(page, tokens=5)
+        ended(page)
+        page.reload()
+        until(page, "document.getElementById('most').value === '5'")  # which is stored
+        assert page.get_by_label("API key").input_value() == ""
+        locked.rest()
+
+
+def test_an_error_is_shown_and_the_message_is_kept(page: "Page", server: Running):
+    opened(page, server.url)
+    ask(page, "a " * 2000)
+    alert(page, "context length")
+    assert page.get_by_label("Message", exact=True).input_value().startswith("a a")
+    assert page.locator("article").count() == 0
+    ask(page, "short", tokens=5)
+    ended(page)
+    assert page.locator("#alert").inner_text() == ""
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1200, "dark"), (2560, "light")])
+def test_axe_finds_nothing_and_send_stays_on_the_screen(
+    page: "Page", scripted_server: Running, width: int, scheme: str
+):
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
+    )
+    code = '```python\ndef f(x): return "a" * 80, 1  # comment\n```'
+    text = f"# One\n\n{code}\n\n| a | b |\n|---|---|\n| `1` | [2](http://x.test) |\n\n" * 3
+    engine_of(scripted_server).rules = [always(text)]
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    page.set_viewport_size({"width": width, "height": 740})
+    opened(page, scripted_server.url, settings=False)
+    send(page, "Show me all.")
+    ended(page)
+    until(page, "document.querySelectorAll('.hljs-keyword').length > 2")
+    assert page.evaluate("document.getElementById('send').getBoundingClientRect().bottom") <= 740
+    page.evaluate("document.getElementById('alert').textContent = 'what an error looks like'")
+    checks = axe.Axe()
+    for opener in (None, "Settings"):
+        if opener:
+            page.get_by_role("button", name=opener).click()
+            page.get_by_label("Show drafted tokens").check()
+        violations = checks.run(page).response["violations"]
+        assert [violation["id"] for violation in violations] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    scripted_server.rest()

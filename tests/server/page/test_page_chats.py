@@ -1,0 +1,209 @@
+"""Chats in the browser: stored, found, exported and deleted; and files that go with a message."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.browser import REPEATED, alert, ended, note, opened, send, until
+from support.scripted import always, engine_of
+from support.server import Running
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+@pytest.fixture
+def talking(page: "Page", scripted_server: Running) -> "Page":
+    """A page with one chat, about rivers."""
+    engine_of(scripted_server).rules = [always("The Danube.")]
+    opened(page, scripted_server.url, settings=False)
+    page.on("dialog", lambda dialog: dialog.accept())
+    send(page, "Name a river.")
+    ended(page)
+    titles(page, ["Name a river."])
+    scripted_server.rest()
+    return page
+
+
+def titles(page: "Page", expected: list[str]) -> None:
+    """Wait until the list has these chats."""
+    until(
+        page,
+        "titles => JSON.stringify([...document.querySelectorAll('#chats button:first-child')]"
+        ".map((chat) => chat.textContent)) === JSON.stringify(titles)",
+        expected,
+    )
+
+
+def test_chats_are_found_again_searched_and_deleted(talking: "Page"):
+    page = talking
+    page.get_by_role("button", name="New chat").click()
+    send(page, "Name a hill.")
+    ended(page)
+    titles(page, ["Name a hill.", "Name a river."])
+    page.reload()
+    titles(page, ["Name a hill.", "Name a river."])
+    page.get_by_label("Search chats").fill("RIVER")
+    titles(page, ["Name a river."])
+    page.get_by_role("button", name="Name a river.", exact=True).click()
+    until(page, "document.querySelector('.model .words')?.innerText === 'The Danube.'")
+    assert page.locator(".user .words").text_content() == "Name a river."
+    page.get_by_label("Search chats").fill("")
+    titles(page, ["Name a hill.", "Name a river."])
+    page.get_by_role("button", name="Delete Name a river.").click()
+    titles(page, ["Name a hill."])
+    assert page.locator("article").count() == 0
+    page.get_by_role("button", name="Delete all chats").click()
+    titles(page, [])
+    page.reload()
+    until(page, "document.title.startsWith('scripted')")
+    titles(page, [])
+
+
+def test_an_edited_question_leaves_the_chat_with_its_later_answers(talking: "Page"):
+    page = talking
+    send(page, "And a lake.")
+    ended(page, 2)
+    page.locator(".user").first.hover()
+    page.locator(".user").first.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edited message").fill("Name a sea.")
+    page.keyboard.press("Enter")
+    titles(page, ["Name a sea.", "Name a river."])
+    ended(page)
+    page.get_by_role("button", name="Name a river.", exact=True).click()
+    until(page, "document.querySelectorAll('article').length === 4")
+
+
+def test_an_answer_in_progress_stays_in_its_chat_when_another_is_opened(
+    page: "Page", slow: Running
+):
+    opened(page, slow.url)
+    page.get_by_label("Longest answer").fill("300")
+    page.get_by_label("Temperature").fill("0")
+    send(page, REPEATED)
+    until(page, "document.querySelector('.model .words')?.textContent.length > 5")
+    page.get_by_role("button", name="New chat").click()
+    slow.rest()
+    until(page, "document.getElementById('stop').hidden")
+    titles(page, [f"{REPEATED[:59]}…"])
+    assert page.locator("article").count() == 0
+    page.get_by_role("button", name=REPEATED[:20]).first.click()
+    until(page, "document.querySelector('.model .words')?.textContent.length > 5")
+    assert note(page).startswith("Stopped after")
+    assert page.get_by_role("button", name="Continue").is_visible()
+
+
+def test_a_chat_is_exported(talking: "Page", tmp_path: Path):
+    page = talking
+    for name in ("Export this chat as Markdown", "Export this chat as JSON", "Export all chats"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=name).click()
+        download.value.save_as(tmp_path / download.value.suggested_filename)
+    text = (tmp_path / "Name-a-river.md").read_text(encoding="utf-8")
+    assert text == "# Name a river.\n\n## You\n\nName a river.\n\n## scripted\n\nThe Danube.\n"
+    chat = json.loads((tmp_path / "Name-a-river.json").read_text(encoding="utf-8"))
+    assert [message["content"] for message in chat["messages"]] == ["Name a river.", "The Danube."]
+    assert json.loads((tmp_path / "chats.json").read_text(encoding="utf-8")) == [chat]
+
+
+def test_a_full_storage_loses_no_message(talking: "Page"):
+    page = talking
+    page.evaluate(
+        """() => { IDBObjectStore.prototype.put = () => {
+            throw new DOMException("full", "QuotaExceededError");
+        }; }"""
+    )
+    send(page, "And another.")
+    ended(page, 2)
+    alert(page, "storage is full")
+    assert page.locator(".user .words").all_text_contents() == ["Name a river.", "And another."]
+
+
+def test_of_two_windows_with_one_chat_neither_loses_a_message(talking: "Page"):
+    page = talking
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.get_by_role("button", name="Name a river.", exact=True).click()
+    send(other, "In the other window.")
+    ended(other, 2)
+    send(page, "In this window.")
+    ended(page, 2)
+    titles(page, ["Name a river.", "Name a river."])
+    found = page.evaluate(
+        """async () => {
+            const { chats } = await import("./storage.js");
+            return (await chats()).map(({ messages }) => messages[2].content).sort();
+        }"""
+    )
+    assert found == ["In the other window.", "In this window."]
+    other.close()
+
+
+def test_a_text_file_goes_with_a_message_and_another_is_refused(
+    talking: "Page", scripted_server: Running
+):
+    page = talking
+    picker = page.locator("#picker")
+    picker.set_input_files(
+        [
+            {"name": "notes.md", "mimeType": "", "buffer": "a ``` fence, ü".encode()},
+            {"name": "photo.png", "mimeType": "image/png", "buffer": b"\x89PNG\x00\xff"},
+        ]
+    )
+    alert(page, "photo.png is not text")
+    assert page.locator("#files li").count() == 1
+    page.evaluate(
+        """() => {
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File(["dropped text"], "dropped.txt"));
+            document.body.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true }));
+        }"""
+    )
+    until(page, "document.querySelectorAll('#files li').length === 2")
+    send(page, "Read this.")
+    ended(page, 2)
+    prompt = engine_of(scripted_server).prompts[-1]
+    assert "notes.md:\n````\na ``` fence, ü\n````" in prompt
+    assert "dropped.txt:\n```\ndropped text\n```\n\nRead this." in prompt
+    assert page.locator("#files li").count() == 0
+    assert page.locator(".user .file summary").all_inner_texts() == ["notes.md", "dropped.txt"]
+    scripted_server.rest()
+
+
+def test_of_a_chat_of_500_messages_only_those_near_are_drawn(talking: "Page"):
+    page = talking
+    page.evaluate(
+        """async () => {
+            const { save } = await import("./storage.js");
+            const text = "Some **bold** words.\\n\\n```python\\nprint(1)\\n```\\n\\n".repeat(5);
+            const messages = Array.from({ length: 500 }, (_, place) =>
+                ({ role: place % 2 ? "assistant" : "user", content: `${place} ${text}` }));
+            await save({ id: "long", title: "Long", system: "", messages });
+        }"""
+    )
+    page.reload()
+    page.get_by_role("button", name="Long", exact=True).click()
+    until(page, "document.querySelectorAll('article').length === 500")
+    until(page, "document.querySelectorAll('article:last-child strong').length === 5")
+    assert page.evaluate("document.querySelectorAll('article:has(.words strong)').length") < 30
+    at_end = "() => { const log = document.getElementById('log');"
+    at_end += " return log.scrollHeight - log.scrollTop - log.clientHeight < 3; }"
+    until(page, at_end)
+    slowest = page.evaluate(
+        """async () => {
+            const log = document.getElementById("log");
+            let slowest = 0;
+            for (let frame = 0; frame < 60; frame++) {
+                log.scrollTop -= 400;
+                const start = performance.now();
+                await new Promise(requestAnimationFrame);
+                await new Promise((resolve) => setTimeout(resolve));
+                slowest = Math.max(slowest, performance.now() - start);
+            }
+            return slowest;
+        }"""
+    )
+    assert slowest < 1000  # milliseconds; without drawing on demand it is several seconds at once
+    assert page.get_by_role("button", name="Latest").is_visible()
