@@ -2,7 +2,7 @@
 
 A record has a head (time, command, versions, machine, model, engine, prompts, settings) and rows. A
 row is one measurement: one case by one contender, with the values of every round, so medians,
-spreads and charts need nothing else. This module does not depend on how anything is measured or drawn.
+spreads and charts need nothing else. Nothing here depends on how it is measured or drawn.
 Invariant: a file is validated as a whole, and every fault is reported.
 """
 
