@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench.plan.table import ZAYA
 from paceline.decoding.costs import CostTable, break_even
 from paceline.models import QUIET, Facts
 from paceline.storage.files import read_json, write_json
@@ -34,6 +33,7 @@ from paceline_coreml.engine.flops import (
 )
 from paceline_coreml.engine.parts import EXPERTS
 from paceline_coreml.engine.work_report import as_dict, tables
+from paceline_lab.simulate.costs import ZAYA
 
 SCALE, LAYERS, ROWS = 8, 4, 4
 """Widths and slots are divided by `SCALE`, and the vocabulary by as much as the layers are besides,

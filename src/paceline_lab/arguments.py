@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contenders:
-    """Drafters and policies, each with each; see `variant_options`."""
+class Comparison:
+    """Drafters and policies, each with each; see `contender_options`."""
 
     drafters: Sequence[str] = ()
     policies: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""Contenders on cases, in turns: what a row says, and that it is fair."""
+"""Comparison on cases, in turns: what a row says, and that it is fair."""
 
 from pathlib import Path
 from statistics import median
@@ -9,7 +9,7 @@ from paceline.bench.ab_test import (
     PLAIN,
     SINGLE_ROW,
     Case,
-    Variant,
+    Contender,
     drafter_name,
     interleaved,
     measure,
@@ -33,8 +33,8 @@ def cases(tokens: int, **options: object) -> list[Case]:
     ]
 
 
-def plain(model: Model) -> Variant:
-    return Variant(PLAIN, model, {"drafter": "none"})
+def plain(model: Model) -> Contender:
+    return Contender(PLAIN, model, {"drafter": "none"})
 
 
 def by_contender(rows: list[Row]) -> dict[str, Row]:
@@ -42,14 +42,14 @@ def by_contender(rows: list[Row]) -> dict[str, Row]:
 
 
 def test_every_contender_has_a_row_with_the_values_of_every_round(model: Model):
-    variants = [
+    contenders = [
         plain(model),
-        Variant(SINGLE_ROW, model, {"drafter": "none"}),
-        Variant("x", model, {"drafter": "suffix", "policy": "fixed", "max_block": 4}),
+        Contender(SINGLE_ROW, model, {"drafter": "none"}),
+        Contender("x", model, {"drafter": "suffix", "policy": "fixed", "max_block": 4}),
     ]
     for case in cases(30):
-        rows = measure(case, variants, rounds=3)
-        assert [row.key for row in rows] == [(case.id, each.name) for each in variants]
+        rows = measure(case, contenders, rounds=3)
+        assert [row.key for row in rows] == [(case.id, each.name) for each in contenders]
         for row in rows:
             assert (row.kind, row.at["number"]) == ("chat", case.at["number"])
             assert row.facts["same_tokens"] is True
@@ -69,9 +69,9 @@ def test_every_contender_has_a_row_with_the_values_of_every_round(model: Model):
 
 
 def test_counts_are_summed_over_the_rounds(model: Model):
-    variants = [plain(model), Variant("x", model, {"drafter": "suffix", "policy": "fixed"})]
+    contenders = [plain(model), Contender("x", model, {"drafter": "suffix", "policy": "fixed"})]
     case = cases(40)[1]
-    once, thrice = (by_contender(measure(case, variants, rounds=n))["x"] for n in (1, 3))
+    once, thrice = (by_contender(measure(case, contenders, rounds=n))["x"] for n in (1, 3))
     assert once.counts["accepted"] > 0  # type: ignore[operator]
     for name, count in once.counts.items():
         if isinstance(count, list):
@@ -91,23 +91,25 @@ def test_without_a_single_row_contender_there_is_no_second_ratio(model: Model):
 
 
 def test_answers_of_one_token_have_no_speed_and_are_no_obstacle(model: Model):
-    rows = measure(cases(1)[0], [plain(model), Variant("n", model, {"drafter": "ngram"})], rounds=1)
+    rows = measure(
+        cases(1)[0], [plain(model), Contender("n", model, {"drafter": "ngram"})], rounds=1
+    )
     assert [row.measures["ratio"] for row in rows] == [[1.0], [1.0]]
     assert [row.measures["decode_tokens_per_second"] for row in rows] == [[0.0], [0.0]]
 
 
 def test_sampled_answers_are_compared_with_plain_ones_of_the_same_seed(model: Model):
-    variants = [plain(model), Variant("x", model, {"drafter": "suffix", "policy": "fixed"})]
+    contenders = [plain(model), Contender("x", model, {"drafter": "suffix", "policy": "fixed"})]
     for case in cases(30, temperature=0.8, seed=5):
-        assert all(row.facts["same_tokens"] for row in measure(case, variants, rounds=2))
+        assert all(row.facts["same_tokens"] for row in measure(case, contenders, rounds=2))
 
 
 def test_a_contender_with_other_tokens_is_found_out(model: Model):
     liar = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
-    variants = [plain(model), Variant("liar", liar, {"drafter": "suffix", "policy": "fixed"})]
+    contenders = [plain(model), Contender("liar", liar, {"drafter": "suffix", "policy": "fixed"})]
     same: dict[str, list[bool]] = {PLAIN: [], "liar": []}
     for case in cases(60):
-        for row in measure(case, variants, rounds=1):
+        for row in measure(case, contenders, rounds=1):
             same[row.contender].append(row.facts["same_tokens"])
     assert same[PLAIN] == [True] * 3
     assert False in same["liar"]
@@ -115,25 +117,25 @@ def test_a_contender_with_other_tokens_is_found_out(model: Model):
 
 def test_an_answer_knows_nothing_of_those_before_it(model: Model):
     # With its answers remembered, the second round would need far fewer steps.
-    variants = [
+    contenders = [
         plain(model),
-        Variant("earlier", model, {"drafter": "suffix:earlier", "policy": "fixed"}),
-        Variant("not", model, {"drafter": "suffix", "policy": "fixed"}),
+        Contender("earlier", model, {"drafter": "suffix:earlier", "policy": "fixed"}),
+        Contender("not", model, {"drafter": "suffix", "policy": "fixed"}),
     ]
     for case in cases(40):
-        found = by_contender(measure(case, variants, rounds=2))
+        found = by_contender(measure(case, contenders, rounds=2))
         steps = found["earlier"].measures["tokens_per_step"]
         assert steps == found["not"].measures["tokens_per_step"]
         assert steps[0] == median(steps)
 
 
 def test_what_is_kept_is_not_measured_again(model: Model, tmp_path: Path):
-    variants = [plain(model)]
+    contenders = [plain(model)]
     head = Record("run", [])
     with open_journal(tmp_path / "x.json", head) as journal:
-        first = measure_all(cases(5)[:2], variants, rounds=1, journal=journal, progress=QUIET)
+        first = measure_all(cases(5)[:2], contenders, rounds=1, journal=journal, progress=QUIET)
     with open_journal(tmp_path / "x.json", head) as journal:
-        every = measure_all(cases(5), variants, rounds=1, journal=journal, progress=QUIET)
+        every = measure_all(cases(5), contenders, rounds=1, journal=journal, progress=QUIET)
     assert every[:2] == first
     assert [row.case for row in every] == ["p0", "p1", "p2"]
 

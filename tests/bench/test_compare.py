@@ -19,9 +19,9 @@ from paceline.storage.report import json_file
 Write = Callable[..., Path]
 
 
-def row(case: str, kind: str, variant: str, *ratio: float) -> Row:
-    measures = {"ratio": [*ratio], "acceptance_rate": [0.0 if variant == PLAIN else 0.5]}
-    return Row(case, kind, variant, measures)
+def row(case: str, kind: str, contender: str, *ratio: float) -> Row:
+    measures = {"ratio": [*ratio], "acceptance_rate": [0.0 if contender == PLAIN else 0.5]}
+    return Row(case, kind, contender, measures)
 
 
 ROWS = [
@@ -118,7 +118,7 @@ def test_results_that_differ_in_settings_are_rejected_without_anyway(
 @pytest.mark.parametrize("anyway", [False, True])
 def test_where_nothing_is_in_common_there_is_nothing_to_compare(anyway: bool, write: Write):
     paths = write("old", RECORD), write("new", replace(RECORD, rows=FASTER[2:]))
-    with pytest.raises(InvalidRequest, match="no case has ratio by the same variant"):
+    with pytest.raises(InvalidRequest, match="no case has ratio by the same contender"):
         compare(*paths, anyway=anyway)
     with pytest.raises(InvalidRequest, match="beauty"):
         compare(paths[0], paths[0], measure="beauty", anyway=anyway)

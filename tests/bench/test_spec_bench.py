@@ -117,8 +117,8 @@ def test_a_second_turn_is_asked_after_plain_decodings_answer_to_the_first(
     )
     assert rows["81", PLAIN].facts["token_ids"] == first.token_ids
     assert rows["81, turn 2", PLAIN].facts["token_ids"] == second.token_ids
-    for variant in (PLAIN, SINGLE_ROW, "suffix"):
-        row = rows["81, turn 2", variant]
+    for contender in (PLAIN, SINGLE_ROW, "suffix"):
+        row = rows["81, turn 2", contender]
         assert row.facts["prompt_tokens"] == second.prompt_tokens
         assert (row.facts["category"], row.facts["turn"]) == ("writing", 2)
     assert record.summary["same_tokens"] is True

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.bench.journal import journal_path
+from paceline.bench.measurement import Verification
 from paceline.bench.plan.command import plan
 from paceline.bench.suite import load_suite
 from paceline.bench.verify import checks, command
@@ -37,9 +38,7 @@ def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few_cases")
 def test_verify_passes_where_the_promise_is_kept(model: Model, suite_file: Path):
-    report = command.verify(
-        lambda: model, suite=suite_file, max_tokens=20, whole=False, drafters=[], progress=QUIET
-    )
+    report = command.verify(lambda: model, Verification(suite=suite_file, max_tokens=20), QUIET)
     assert report.passed
     assert report.value["exact"] is True
     assert report.value["answers_compared"] == 1 + 2 + 1 + 3 + 1 + 5 + 1 + 8
@@ -55,13 +54,7 @@ def test_a_quick_verification_compares_a_part_and_estimates_the_whole(
     monkeypatch.setattr(command, "_QUICK_ROWS_SECONDS", 0)
     monkeypatch.setattr(command, "_QUICK_SECONDS", 0)
     report = command.verify(
-        lambda: model,
-        suite=suite_file,
-        max_tokens=5,
-        whole=False,
-        quick=True,
-        drafters=[],
-        progress=QUIET,
+        lambda: model, Verification(suite=suite_file, max_tokens=5, quick=True), QUIET
     )
     assert report.passed
     assert report.value["parts"]["contexts"]["done"] == 1
@@ -73,9 +66,7 @@ def test_a_quick_verification_compares_a_part_and_estimates_the_whole(
 @pytest.mark.usefixtures("few_cases")
 def test_a_base_model_is_verified_with_prompts_as_they_are(model: Model, suite_file: Path):
     base = Model(replace(model.files, chat_template=None), model.engine)
-    report = command.verify(
-        lambda: base, suite=suite_file, max_tokens=5, whole=False, drafters=[], progress=QUIET
-    )
+    report = command.verify(lambda: base, Verification(suite=suite_file, max_tokens=5), QUIET)
     assert report.passed
     assert report.value["answers_compared"] == 1 + 2 + 1 + 3 + 1 + 5 + 1 + 8
 
@@ -84,9 +75,7 @@ def test_a_base_model_is_verified_with_prompts_as_they_are(model: Model, suite_f
 @pytest.mark.parametrize("change", [by_block_length, other_picks_when_drafting])
 def test_verify_fails_where_the_promise_is_broken(change: Any, model: Model, suite_file: Path):
     broken = Model(model.files, FaultyEngine(model.engine, change))
-    report = command.verify(
-        lambda: broken, suite=suite_file, max_tokens=60, whole=False, drafters=[], progress=QUIET
-    )
+    report = command.verify(lambda: broken, Verification(suite=suite_file, max_tokens=60), QUIET)
     assert not report.passed
     assert report.value["exact"] is False
     assert "is NOT exact here" in report.text
@@ -158,13 +147,9 @@ def test_a_stopped_verification_resumes_and_checks_nothing_twice(
             yield reach
 
     def verified(after: int = -1, **changes: Any) -> Report:
-        settings: dict[str, Any] = {"max_tokens": 20, "whole": False, "drafters": []}
+        settings: dict[str, Any] = {"suite": suite_file, "output": output, "max_tokens": 20}
         return command.verify(
-            lambda: model,
-            suite=suite_file,
-            output=output,
-            progress=Watched(after),
-            **{**settings, **changes},
+            lambda: model, Verification(**{**settings, **changes}), Watched(after)
         )
 
     with pytest.raises(KeyboardInterrupt):
@@ -202,13 +187,7 @@ def test_a_difference_found_before_a_stop_still_fails_the_verification(
 
     def verified(now: Model) -> Report:
         return command.verify(
-            lambda: now,
-            suite=suite_file,
-            max_tokens=60,
-            whole=False,
-            drafters=[],
-            output=output,
-            progress=QUIET,
+            lambda: now, Verification(suite=suite_file, max_tokens=60, output=output), QUIET
         )
 
     first = verified(broken)

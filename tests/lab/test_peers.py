@@ -18,7 +18,7 @@ from paceline.runtime.model import Model
 from paceline.storage.report import Report
 from paceline_lab.peers import command, registry
 from paceline_lab.peers.base import Answer, Peer, Question
-from paceline_lab.peers.measure import OWN, PeerVariant, measure, variants_of
+from paceline_lab.peers.measure import OWN, PeerContender, contenders_of, measure
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.peers.registry import KNOWN, KnownPeer, check_names, open_all
 from paceline_lab.peers.summary import PeerRows, is_exact, summary, tables
@@ -57,8 +57,8 @@ PACELINE = Fake({"plain": [answered(7, 8, 9)], "auto": [answered(7, 8, 9, second
 
 
 def rows_of(peer: Peer, rounds: int = 1) -> dict[str, Row]:
-    ours = [PeerVariant(mode, "plain", PACELINE, mode) for mode in PACELINE.modes]
-    theirs = variants_of(PACELINE, [peer])[2:]  # type: ignore[arg-type]
+    ours = [PeerContender(mode, "plain", PACELINE, mode) for mode in PACELINE.modes]
+    theirs = contenders_of(PACELINE, [peer])[2:]  # type: ignore[arg-type]
     return {
         row.contender: row
         for row in measure(QUESTION, [*ours, *theirs], rounds=rounds, max_tokens=9)

@@ -184,7 +184,7 @@ def test_nothing_is_learnt_from_other_texts_unless_it_is_asked():
     assert passes(carry=False) == [7, 7]
     assert passes(carry=True) == [7, 1]
     shared = DrafterResources()
-    for _ in range(2):  # nor from the same texts by another variant
+    for _ in range(2):  # nor from the same texts by another contender
         assert [s.counters.steps for s in simulate(texts, request, EVEN, shared, carry=True)] == [
             7,
             1,

@@ -14,7 +14,7 @@ from paceline.storage.report import Report
 from paceline_lab.simulate import report as simulate_report
 from paceline_lab.simulate.check import bench_simulate_check
 from paceline_lab.simulate.command import bench_simulate
-from support.bench import contenders_of, measurement_of
+from support.bench import comparison_of, measurement_of
 from support.faulty import FaultyEngine, other_picks_when_drafting
 
 AROUND = [1, 2, 3, 4, 5, 6]
@@ -49,7 +49,7 @@ def simulated(texts: Path, **options: Any) -> Report:
         "progress": QUIET,
         **options,
     }
-    return bench_simulate(never, never, contenders_of(settings), texts=[texts], **settings)
+    return bench_simulate(never, never, comparison_of(settings), texts=[texts], **settings)
 
 
 def test_texts_that_take_longer_than_plain_decoding_are_counted(texts: Path):
@@ -139,7 +139,7 @@ def checked(model: Model, suite: Path, **options: Any) -> Report:
         "progress": QUIET,
         **options,
     }
-    contenders, measurement = contenders_of(settings), measurement_of(settings)
+    contenders, measurement = comparison_of(settings), measurement_of(settings)
     return bench_simulate_check(lambda: model, contenders, measurement, **settings)
 
 

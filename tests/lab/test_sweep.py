@@ -1,4 +1,4 @@
-"""`bench sweep`: variants, cold and warm, and going on after a stop."""
+"""`bench sweep`: contenders, cold and warm, and going on after a stop."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.ab_test import PLAIN, variant_options
+from paceline.bench.ab_test import PLAIN, contender_options
 from paceline.bench.record import Record, parse_record, read_record
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest
@@ -14,7 +14,7 @@ from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
 from paceline_lab.sweep.command import bench_sweep
-from support.bench import contenders_of, measurement_of
+from support.bench import comparison_of, measurement_of
 
 
 class Loading:
@@ -43,8 +43,8 @@ def sweep(model: Model, **options: Any) -> Report:
         **options,
     }
     load = settings.pop("load", Loading(model))
-    contenders, measurement = contenders_of(settings), measurement_of(settings)
-    return bench_sweep(load, contenders, measurement, **settings)
+    comparison, measurement = comparison_of(settings), measurement_of(settings)
+    return bench_sweep(load, comparison, measurement, **settings)
 
 
 def record_of(report: Report) -> Record:
@@ -66,7 +66,7 @@ def test_every_drafter_meets_every_policy_and_block(
     drafters: list[str], policies: list[str], blocks: list[int], names: list[str] | None
 ):
     expected = names or ["suffix, fixed 4", "suffix, kelly 16", "suffix"]
-    found = variant_options(drafters, policies, blocks)
+    found = contender_options(drafters, policies, blocks)
     assert [*found] == [PLAIN, *expected]
     assert found[PLAIN] == {"drafter": "none"}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.ab_test import Case, Variant
+from paceline.bench.ab_test import Case, Contender
 from paceline.bench.suite import load_suite
 from paceline.bench.verify.checks import SAMPLED, Verdict, VerifyCase, check_tokens
 from paceline.models import QUIET
@@ -33,12 +33,12 @@ def suite(tmp_path: Path) -> Path:
 
 
 def _run(model: Model, _: Path, __: Path) -> None:
-    Variant("x", model, {"drafter": "none"}).answer(Case("a", "a", "Hi", {"max_tokens": 4}))
+    Contender("x", model, {"drafter": "none"}).answer(Case("a", "a", "Hi", {"max_tokens": 4}))
 
 
 def _swept(model: Model, _: Path, __: Path) -> None:
     (case,) = length_cases(model, "this is the one", [12], [{}], 4)
-    Variant("x", model, {"drafter": "suffix"}).answer(case)
+    Contender("x", model, {"drafter": "suffix"}).answer(case)
 
 
 def _peers(model: Model, _: Path, __: Path) -> None:

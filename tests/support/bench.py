@@ -10,7 +10,7 @@ from paceline.bench.run.command import bench_run
 from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline_lab.arguments import Contenders
+from paceline_lab.arguments import Comparison
 
 _SUITE = [
     ("one", "chat", "Hello"),
@@ -26,8 +26,8 @@ def measurement_of(settings: dict[str, Any]) -> Measurement:
     return Measurement(**{name: settings.pop(name) for name in names})
 
 
-def contenders_of(settings: dict[str, Any]) -> Contenders:
-    return Contenders(**{field.name: settings.pop(field.name) for field in fields(Contenders)})
+def comparison_of(settings: dict[str, Any]) -> Comparison:
+    return Comparison(**{field.name: settings.pop(field.name) for field in fields(Comparison)})
 
 
 def bench(model: Model, suite: Path, **options: Any) -> Report:

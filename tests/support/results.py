@@ -16,9 +16,9 @@ HEAD: dict[str, Any] = {
 }
 
 
-def row(case: str, kind: str, variant: str, ratio: float, **options: Any) -> Row:
+def row(case: str, kind: str, contender: str, ratio: float, **options: Any) -> Row:
     """A row with all measures, of two rounds."""
-    drafts = variant != "plain"
+    drafts = contender != "plain"
     measures = {
         "ratio": [ratio, ratio * 1.5] if drafts else [1.0, 1.0],
         "tokens_per_step": [ratio, ratio],
@@ -34,7 +34,7 @@ def row(case: str, kind: str, variant: str, ratio: float, **options: Any) -> Row
     return Row(
         case,
         kind,
-        variant,
+        contender,
         {**measures, **options.pop("measures", {})},
         options.pop("at", {}),
         counts,

@@ -1,6 +1,6 @@
-"""Interleaved A/B test of variants: every variant answers the same cases, and rows come out.
+"""Interleaved A/B test of contenders: every contender answers the same cases, and rows come out.
 
-In every round all variants answer a case, with fresh caches and drafters, and a ratio is taken
+In every round all contenders answer a case, with fresh caches and drafters, and a ratio is taken
 within the round. Every answer is compared with plain decoding's, token by token. Prefill and decode
 are measured separately.
 """
@@ -35,7 +35,7 @@ class Case:
     kind: str
     prompt: Prompt
     options: Options = field(default_factory=Options)
-    """Options for all variants; with a temperature there is a seed."""
+    """Options for all contenders; with a temperature there is a seed."""
     at: Mapping[str, float | str] = field(default_factory=dict)
     """As in `Row`."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class Contender:
     """A model (with its engine's settings) and the options it decodes with."""
 
     name: str
@@ -61,7 +61,7 @@ class Variant:
 
     @property
     def curve(self) -> str:
-        """Name of the curve that joins the variants that differ in the block alone."""
+        """Name of the curve that joins the contenders that differ in the block alone."""
         return f"{drafter_name(self.options['drafter'])}, {self.options.get('policy', 'auto')}"
 
     def answer(self, case: Case) -> Result:
@@ -75,15 +75,15 @@ def drafter_name(spec: str) -> str:
     return DrafterSpec.parse(spec).without_folders
 
 
-def warm_up(variants: Sequence[Variant], case: Case) -> None:
-    """Answer once with every variant, so that the work of a first request is not measured."""
-    for variant in variants:
-        variant.answer(case)
+def warm_up(contenders: Sequence[Contender], case: Case) -> None:
+    """Answer once with every contender, so that the work of a first request is not measured."""
+    for contender in contenders:
+        contender.answer(case)
 
 
 def measure_all(
     cases: Sequence[Case],
-    variants: Sequence[Variant],
+    contenders: Sequence[Contender],
     *,
     rounds: int,
     journal: Journal,
@@ -92,24 +92,28 @@ def measure_all(
     """Rows of all cases; those in the journal are not measured again."""
     rows: list[Row] = []
     for number, case in enumerate(cases, start=1):
-        call = partial(measure, case, variants, rounds=rounds, start=number)
+        call = partial(measure, case, contenders, rounds=rounds, start=number)
         rows += journal.get_or_measure(case.id, call, progress, f"{number}/{len(cases)}")
     return rows
 
 
-def measure(case: Case, variants: Sequence[Variant], *, rounds: int, start: int = 0) -> list[Row]:
-    """Answer a case with all variants, interleaved; one row per variant.
+def measure(
+    case: Case, contenders: Sequence[Contender], *, rounds: int, start: int = 0
+) -> list[Row]:
+    """Answer a case with all contenders, interleaved; one row per contender.
 
-    The first variant is plain decoding, the baseline of `ratio`; one called `SINGLE_ROW` is the
+    The first contender is plain decoding, the baseline of `ratio`; one called `SINGLE_ROW` is the
     baseline of `ratio_single_row`. The first row's facts have the tokens of answer and prompt.
     """
-    calls = {variant.name: partial(variant.answer, case) for variant in variants}
+    calls = {contender.name: partial(contender.answer, case) for contender in contenders}
     answers = interleaved(calls, rounds, start)
-    first, *others = (_row(case, variant, answers, variants[0].name) for variant in variants)
+    first, *others = (
+        _row(case, contender, answers, contenders[0].name) for contender in contenders
+    )
     # With its tokens a case can be simulated.
     tokens = {"token_ids": answers[first.contender][0].token_ids}
     if case.keep_prompt:
-        tokens = {"prompt_token_ids": variants[0].model.tokens(case.prompt), **tokens}
+        tokens = {"prompt_token_ids": contenders[0].model.tokens(case.prompt), **tokens}
     return [replace(first, facts={**first.facts, **tokens}), *others]
 
 
@@ -143,14 +147,14 @@ def max_context(model: Model) -> int:
     return min(model.engine.context_length, model.engine.free_slots)
 
 
-def variant_options(
+def contender_options(
     drafters: Sequence[str], policies: Sequence[str], blocks: Sequence[int]
 ) -> dict[str, Options]:
-    """Variant -> its options: plain decoding, then every drafter with every policy and block.
+    """Contender -> its options: plain decoding, then every drafter with every policy and block.
 
     Raises InvalidRequest if the part of a policy after its colon is no number.
     """
-    variants: dict[str, Options] = {PLAIN: {"drafter": "none"}}
+    contenders: dict[str, Options] = {PLAIN: {"drafter": "none"}}
     for drafter in drafters or ["auto"]:
         for policy in policies or (["fixed"] if blocks else ["auto"]):
             rule, colon, rows = policy.partition(":")
@@ -163,12 +167,12 @@ def variant_options(
                 name = drafter_name(drafter)
                 if rule != "auto" or block:
                     name += f", {rule}{f' {block}' if block else ''}"
-                variants[name] = {"drafter": drafter, "policy": rule, "max_block": block}
-    return variants
+                contenders[name] = {"drafter": drafter, "policy": rule, "max_block": block}
+    return contenders
 
 
 def options_facts(options: Mapping[str, Options]) -> dict[str, Any]:
-    """The options of variants by name, for a record's settings: drafters without folders."""
+    """The options of contenders by name, for a record's settings: drafters without folders."""
     return {
         name: {**settings, "drafter": drafter_name(settings["drafter"])}
         for name, settings in options.items()
@@ -202,8 +206,10 @@ def _whole_rate(result: Result) -> float:
     return result.completion_tokens / (result.stats.prefill_seconds + result.stats.decode_seconds)
 
 
-def _row(case: Case, variant: Variant, answers: Mapping[str, Sequence[Result]], plain: str) -> Row:
-    results = answers[variant.name]
+def _row(
+    case: Case, contender: Contender, answers: Mapping[str, Sequence[Result]], plain: str
+) -> Row:
+    results = answers[contender.name]
 
     def ratios(base: str, rate: Callable[[Result], float] = _decode_rate) -> list[float]:
         pairs = zip(results, answers[base], strict=True)
@@ -219,16 +225,16 @@ def _row(case: Case, variant: Variant, answers: Mapping[str, Sequence[Result]], 
     return Row(
         case=case.id,
         kind=case.kind,
-        contender=variant.name,
+        contender=contender.name,
         measures=measures,
-        at={**case.at, **variant.block},
+        at={**case.at, **contender.block},
         counts=_counts(results),
         facts={
             **case.facts,
             "tokens": results[0].completion_tokens,
             "prompt_tokens": results[0].prompt_tokens,
             "same_tokens": all(result.token_ids == expected for result in results),
-            **({"way": variant.curve} if variant.block else {}),
+            **({"way": contender.curve} if contender.block else {}),
         },
     )
 

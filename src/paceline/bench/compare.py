@@ -18,11 +18,11 @@ from paceline.storage.report import Report, Table
 
 
 class Line(NamedTuple):
-    """A case by a variant, with its value in every result."""
+    """A case by a contender, with its value in every result."""
 
     case: str
     kind: str
-    variant: str
+    contender: str
     spreads: Sequence[Spread]
     """One per result."""
 
@@ -47,7 +47,7 @@ def bench_compare(paths: Sequence[Path], *, measure: str, anyway: bool) -> Repor
     lines = list(_lines(records, measure))
     if not lines:
         raise InvalidRequest(
-            f"no case has {measure} by the same variant in all of "
+            f"no case has {measure} by the same contender in all of "
             f"{', '.join(map(str, paths))}; {measure} is in "
             f"{sum(measure in row.measures for record in records for row in record.rows)} rows"
         )
@@ -78,7 +78,7 @@ def _check_alike(first: Path, base: Record, path: Path, other: Record) -> None:
 
 
 def _lines(records: Sequence[Record], measure: str) -> Iterator[Line]:
-    """Cases and variants that all results have, in the order of the first one."""
+    """Cases and contenders that all results have, in the order of the first one."""
     by_key: list[dict[tuple[str, str], Row]] = [
         {row.key: row for row in record.rows} for record in records
     ]
@@ -93,20 +93,20 @@ def _lines(records: Sequence[Record], measure: str) -> Iterator[Line]:
 
 
 def _means(lines: Sequence[Line], results: int) -> Iterator[tuple[str, str, list[Spread]]]:
-    """(variant, kind or `all`, one spread over the cases per further result, of its quotients).
+    """(contender, kind or `all`, one spread over the cases per further result, of its quotients).
 
     The `median` of these spreads is the geometric mean.
     """
-    for variant in dict.fromkeys(line.variant for line in lines):
-        variant_lines = [line for line in lines if line.variant == variant]
-        kinds = dict.fromkeys(line.kind for line in variant_lines)
+    for contender in dict.fromkeys(line.contender for line in lines):
+        contender_lines = [line for line in lines if line.contender == contender]
+        kinds = dict.fromkeys(line.kind for line in contender_lines)
         for kind in [*(kinds if len(kinds) > 1 else ()), "all"]:
-            chosen = [line for line in variant_lines if kind in (line.kind, "all")]
+            chosen = [line for line in contender_lines if kind in (line.kind, "all")]
             quotients = [
                 [line.over_first(place).median for line in chosen] for place in range(1, results)
             ]
             yield (
-                variant,
+                contender,
                 kind,
                 [Spread(geometric_mean(ratios), min(ratios), max(ratios)) for ratios in quotients],
             )
@@ -118,16 +118,16 @@ def _about(path: Path, record: Record) -> dict[str, Any]:
     return {"file": str(path), **{name: head[name] for name in names}}
 
 
-def _mean(variant: str, kind: str, over: Sequence[Spread]) -> dict[str, Any]:
+def _mean(contender: str, kind: str, over: Sequence[Spread]) -> dict[str, Any]:
     spreads = [spread._asdict() for spread in over]
-    return {"contender": variant, "kind": kind, "over_first": spreads}
+    return {"contender": contender, "kind": kind, "over_first": spreads}
 
 
 def _row(line: Line) -> dict[str, Any]:
     return {
         "case": line.case,
         "kind": line.kind,
-        "contender": line.variant,
+        "contender": line.contender,
         "found": [spread._asdict() for spread in line.spreads],
         "over_first": [line.over_first(n)._asdict() for n in range(1, len(line.spreads))],
     }
@@ -135,18 +135,20 @@ def _row(line: Line) -> dict[str, Any]:
 
 def _mean_table(lines: Sequence[Line], names: Sequence[str], measure: str) -> Table:
     letters = [name[0] for name in names]
-    head = ["variant", "kind", *(f"{letter} / A, of cases" for letter in letters[1:])]
-    rows = [[variant, kind, *map(str, over)] for variant, kind, over in _means(lines, len(names))]
+    head = ["contender", "kind", *(f"{letter} / A, of cases" for letter in letters[1:])]
+    rows = [
+        [contender, kind, *map(str, over)] for contender, kind, over in _means(lines, len(names))
+    ]
     return f"{measure}: geometric mean of the cases (least to most of a case)", head, rows
 
 
 def _case_table(lines: Sequence[Line], names: Sequence[str], measure: str) -> Table:
     letters = [name[0] for name in names]
-    head = ["case", "variant", *letters, *(f"{letter} / A" for letter in letters[1:])]
+    head = ["case", "contender", *letters, *(f"{letter} / A" for letter in letters[1:])]
     rows = [
         [
             line.case,
-            line.variant,
+            line.contender,
             *map(str, line.spreads),
             *(str(line.over_first(place)) for place in range(1, len(names))),
         ]

@@ -28,7 +28,7 @@ class _Entry:
 
 
 class Journal:
-    """Rows measured so far, by key: mostly a case's id, with rows of all variants."""
+    """Rows measured so far, by key: mostly a case's id, with rows of all contenders."""
 
     def __init__(self, done: Mapping[str, list[Row]], append: Append) -> None:
         self._done = dict(done)

@@ -1,8 +1,8 @@
 """The recorded result of a benchmark, as one JSON file: written, read and validated.
 
 A record has a head (time, command, versions, machine, model, engine, prompts, settings) and rows. A
-row is one measurement: one case by one variant, with the values of every round, so medians, spreads
-and charts need nothing else. This module does not depend on how anything is measured or drawn.
+row is one measurement: one case by one contender, with the values of every round, so medians,
+spreads and charts need nothing else. Nothing here depends on how it is measured or drawn.
 Invariant: a file is validated as a whole, and every fault is reported.
 """
 
@@ -54,16 +54,16 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement: a case by a variant. A record has one row at most per pair."""
+    """One measurement: a case by a contender. A record has one row at most per pair."""
 
     case: str
     """Id of the prompt, or another unique name of the case, such as `code, 372 tokens`."""
     kind: str
     """Kind of prompt; `any` if there are none."""
     contender: str
-    """Name of the variant that answered. The baseline is called `plain`."""
+    """Name of the contender that answered. The baseline is called `plain`."""
     measures: Mapping[str, Sequence[_Number]]
-    """Name -> its values, by round. All variants of a case took part in the same rounds, so the
+    """Name -> its values, by round. All contenders of a case took part in the same rounds, so the
     values at one index belong together. Usual names: `ratio` (decode speed over plain decoding's
     in the same round), `ratio_single_row` (over single-row plain decoding's), `ratio_with_prefill`
     (over plain decoding's, prefill included), `decode_tokens_per_second`,
@@ -80,7 +80,7 @@ class Row:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Anything else, as JSON. Usual names: `tokens` and `prompt_tokens`; `same_tokens`, true if the
     answers of all rounds equal plain decoding's; `way`, the name of a curve over a number of `at`
-    (such as the block) that joins the variants that differ in nothing else."""
+    (such as the block) that joins the contenders that differ in nothing else."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a measure without values, or a ratio that is not more than 0."""
@@ -92,7 +92,7 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Case and variant."""
+        """Case and contender."""
         return self.case, self.contender
 
     def spread(self, measure: str) -> Spread | None:

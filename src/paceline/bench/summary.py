@@ -12,9 +12,9 @@ from paceline.storage.report import Table
 def means(
     rows: Sequence[Row], measure: str = "ratio", kind: str | None = None
 ) -> Mapping[str, float]:
-    """Variant -> geometric mean of a measure's medians, over all rows or those of a kind.
+    """Contender -> geometric mean of a measure's medians, over all rows or those of a kind.
 
-    Rows without the measure do not count; a variant without other rows is left out.
+    Rows without the measure do not count; a contender without other rows is left out.
     """
     medians: dict[str, list[float]] = {}
     for row in rows:
@@ -23,12 +23,12 @@ def means(
     return {name: geometric_mean(values) for name, values in medians.items()}
 
 
-def worst(rows: Sequence[Row], variant: str) -> float:
-    """Least median ratio of a variant in any case."""
+def worst(rows: Sequence[Row], contender: str) -> float:
+    """Least median ratio of a contender in any case."""
     return min(
         median(row.measures["ratio"])
         for row in rows
-        if row.contender == variant and "ratio" in row.measures
+        if row.contender == contender and "ratio" in row.measures
     )
 
 
@@ -66,7 +66,7 @@ def kind_table(rows: Sequence[Row]) -> Table:
 
 def case_table(rows: Sequence[Row]) -> Table:
     """A line per row: its tokens, speeds, acceptance, and whether its tokens are the same."""
-    head = ["prompt", "variant", "tokens", "tok/s", "prefill", "tau", "accepted", "host"]
+    head = ["prompt", "contender", "tokens", "tok/s", "prefill", "tau", "accepted", "host"]
     single = any("ratio_single_row" in row.measures for row in rows)
     head += ["/ plain", "rounds", *(["/ 1 row"] if single else []), "same"]
     return "prompts", head, [_line(row, single=single) for row in rows]
@@ -74,7 +74,7 @@ def case_table(rows: Sequence[Row]) -> Table:
 
 def cold_table(rows: Sequence[Row]) -> Table:
     """The first requests after loading."""
-    head = ["variant", "load", "first token", "prefill tok/s", "tok/s"]
+    head = ["contender", "load", "first token", "prefill tok/s", "tok/s"]
     lines = []
     for row in rows:
         first = {name: values[0] for name, values in row.measures.items()}

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +17,8 @@ from paceline.errors import InvalidRequest
 app = group()
 
 _OPENVINO = "openvino"
-_FORMS = ", ".join((_OPENVINO, *added_names("convert.")))
+_added_forms = partial(added_names, "convert.")
+_FORMS = ", ".join((_OPENVINO, *_added_forms()))
 
 Folder = Annotated[
     Path | None,
@@ -30,13 +32,13 @@ class Convert(Command):
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
         """Parse the words, as the command of the form that they name."""
         form = _form_named(args)
-        if form in added_names("convert."):
+        if form in _added_forms():
             return self.form(form).make_context(info_name, args, *rest, **extra)
         return super().make_context(info_name, args, *rest, **extra)
 
     def forms(self) -> Sequence[str]:
         """Forms that other packages add."""
-        return added_names("convert.")
+        return _added_forms()
 
     def form(self, name: str) -> Any:
         """The command of a form that another package adds."""
@@ -58,10 +60,7 @@ def convert(
     source: Annotated[str, Argument(help="a folder, a hub name (owner/name)")],
     to: Annotated[
         str,
-        Option(
-            metavar="FORM",
-            help=f"{_FORMS}; options of another form: convert --to FORM --help",
-        ),
+        Option(metavar="FORM", help=f"{_FORMS}; options of another: convert --to FORM --help"),
     ] = _OPENVINO,
     weights: Literal["int8", "int4", "f16"] = "int8",
     folder: Folder = None,

@@ -42,9 +42,11 @@ class Unavailable(TyperCommand):
         super().__init__(name, help=f"(cannot be imported) {error}")
         self._error = error
 
-    def make_context(self, *_: Any, **__: Any) -> Any:
-        """Raise the error of the import."""
-        raise self._error
+    def make_context(self, *words: Any, resilient_parsing: bool = False, **more: Any) -> Any:
+        """Raise the error of the import, except to a shell that completes words."""
+        if not resilient_parsing:
+            raise self._error
+        return super().make_context(*words, resilient_parsing=True, **more)
 
 
 class Group(TyperGroup):

@@ -1,9 +1,11 @@
 """`paceline verify`."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from typer import Option
 
+from paceline.bench.measurement import Verification
 from paceline.cli import declare
 from paceline.cli.console import check_writable, load_model, print_report, progress_of
 from paceline.cli.options import (
@@ -21,57 +23,78 @@ from paceline.errors import InvalidRequest
 app = group()
 
 
-@command(app)
-def verify(
-    *,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationArguments(Verification):
+    """What is checked, on the command line."""
+
     whole: Annotated[
         bool, Option("--whole", help="every combination, not only a part that covers every pair")
-    ] = False,
+    ] = False
     quick: Annotated[
         bool, Option("--quick", help="a part that fits into a minute, and what all would take")
-    ] = False,
-    drafter: Annotated[
-        list[str], declare.several(help="check this one; may be repeated; default: all there are")
-    ],
-    suite: Suite = None,
-    max_tokens: MaxTokens = 64,
+    ] = False
+    drafters: Annotated[
+        list[str],
+        declare.several(
+            "--drafter", help="check this one; may be repeated; default: all there are"
+        ),
+    ]
+    suite: Suite = None
+    max_tokens: MaxTokens = 64
+    output: ResultFile = None
+
+    def __post_init__(self) -> None:
+        check_writable(self.output)
+        if self.quick and self.whole:
+            raise InvalidRequest(
+                "--quick is a part of what is compared and --whole all; leave out one"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerArguments:
+    """A server to check instead of a model here."""
+
     url: Annotated[
         str | None,
         Option(
             metavar="BASE",
             help="check a server instead: do its texts change in company, or with speculation?",
         ),
-    ] = None,
+    ] = None
     served_model: Annotated[
         str | None, Option(metavar="NAME", help="with --url: its model; default: its first")
-    ] = None,
-    api_key: ApiKey = None,
+    ] = None
+    api_key: ApiKey = None
     plain: Annotated[
         str | None,
         Option(metavar="JSON", help="with --url: fields of a request without speculation"),
-    ] = None,
+    ] = None
     speculation: Annotated[
         str | None, Option(metavar="JSON", help="with --url: fields of a request with speculation")
-    ] = None,
+    ] = None
     plain_url: Annotated[
         str | None,
         Option(
             metavar="BASE",
             help="with --url: a second server of the same model, started without speculation",
         ),
-    ] = None,
-    clients: Annotated[int, declare.count(help="with --url: requests at once")] = 8,
-    rounds: Annotated[int, declare.count(help="with --url: repetitions")] = 2,
-    result: ResultFile = None,
+    ] = None
+    clients: Annotated[int, declare.count(help="with --url: requests at once")] = 8
+    rounds: Annotated[int, declare.count(help="with --url: repetitions")] = 2
+
+
+@command(app)
+def verify(
+    *,
+    verification: VerificationArguments,
+    server: ServerArguments,
     model: ModelOptions,
     output: Output,
 ) -> int:
     """Check row invariance and token parity on this machine, or a server's texts."""
-    check_writable(result)
-    if quick and whole:
-        raise InvalidRequest("--quick is a part of what is compared and --whole all; leave out one")
-    if url is not None:
-        if drafter or whole or quick:
+    if server.url is not None:
+        if verification.drafters or verification.whole or verification.quick:
             raise InvalidRequest(
                 "--drafter, --whole and --quick are of a model here; leave out --url"
             )
@@ -79,27 +102,27 @@ def verify(
         from paceline.bench.verify.server import verify_server
 
         outcome = verify_server(
-            url=url,
-            access=Access(served_model, api_key, plain, speculation, plain_url),
-            suite=suite,
-            max_tokens=max_tokens,
-            clients=clients,
-            rounds=rounds,
-            progress=progress_of(output),
+            server.url,
+            Access(
+                server.served_model,
+                server.api_key,
+                server.plain,
+                server.speculation,
+                server.plain_url,
+            ),
+            verification,
+            progress_of(output),
+            clients=server.clients,
+            rounds=server.rounds,
         )
-        return print_report(outcome, output, result)
-    if plain_url is not None:
+        return print_report(outcome, output, verification.output)
+    if server.plain_url is not None:
         raise InvalidRequest("--plain-url is the second of two servers; give the first with --url")
     from paceline.bench.verify.command import verify as run
 
     report = run(
-        lambda: load_model(model, output, drafters=drafter),
-        suite=suite,
-        max_tokens=max_tokens,
-        whole=whole,
-        quick=quick,
-        drafters=drafter,
-        output=result,
-        progress=progress_of(output),
+        lambda: load_model(model, output, drafters=verification.drafters),
+        verification,
+        progress_of(output),
     )
-    return print_report(report, output, result)
+    return print_report(report, output, verification.output)

@@ -10,7 +10,7 @@ from paceline.cli.bench import MeasurementArguments
 from paceline.cli.console import load_model, obey_offline, print_report, progress_of
 from paceline.cli.options import ModelOptions, Output, command, group
 from paceline.errors import InvalidRequest
-from paceline_lab.cli.contenders import ContenderArguments
+from paceline_lab.cli.comparison import ComparisonArguments
 
 if TYPE_CHECKING:
     from paceline.runtime.model import Model
@@ -34,7 +34,7 @@ def simulate(
     prompt_tokens: Annotated[
         int, declare.count(help="tokens of a plain text that are its prompt")
     ] = 100,
-    contenders: ContenderArguments,
+    comparison: ComparisonArguments,
     cost: Annotated[
         str,
         Option(
@@ -64,11 +64,11 @@ def simulate(
     progress = progress_of(output)
 
     def load() -> "Model":
-        return load_model(model, output, drafters=contenders.drafters)
+        return load_model(model, output, drafters=comparison.drafters)
 
     if measure:
         result = bench_simulate_check(
-            load, contenders, measurement, model=model.model, progress=progress
+            load, comparison, measurement, model=model.model, progress=progress
         )
     else:
         result = bench_simulate(
@@ -76,7 +76,7 @@ def simulate(
             lambda: resolve(
                 model.model, progress=progress, revision=model.revision, weights=model.weights
             ),
-            contenders,
+            comparison,
             model=model.model,
             texts=texts,
             raw=raw,

@@ -8,7 +8,7 @@ from paceline.cli import declare, numbers
 from paceline.cli.bench import MeasurementArguments, Rounds
 from paceline.cli.console import load_model, print_report, progress_of
 from paceline.cli.options import MaxTokens, ModelOptions, Output, Seed, command, group
-from paceline_lab.cli.contenders import ContenderArguments
+from paceline_lab.cli.comparison import ComparisonArguments
 
 app = group()
 
@@ -48,7 +48,7 @@ def sweep(
         list[float],
         declare.several(parser=numbers.TEMPERATURE, help="may be repeated; default: greedy"),
     ],
-    contenders: ContenderArguments,
+    comparison: ComparisonArguments,
     text: Annotated[
         Path | None, declare.file(help="repeat this text instead of paceline's own")
     ] = None,
@@ -61,8 +61,8 @@ def sweep(
     from paceline_lab.sweep.command import bench_sweep
 
     report = bench_sweep(
-        lambda: load_model(model, output, drafters=contenders.drafters),
-        contenders,
+        lambda: load_model(model, output, drafters=comparison.drafters),
+        comparison,
         measurement,
         lengths=length,
         depths=depth,

@@ -14,7 +14,7 @@ from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
 from paceline_lab.peers.base import Question
-from paceline_lab.peers.measure import measure_all, variants_of
+from paceline_lab.peers.measure import contenders_of, measure_all
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.peers.registry import KNOWN, check_names, open_all
 from paceline_lab.peers.summary import PeerRows, is_exact, summary, tables
@@ -55,13 +55,13 @@ def bench_peers(
         opened = open_all(peers, target, access, progress)
         if not opened:
             raise MissingExtra(f"no peer is installed; install one of {', '.join(KNOWN)} with pip")
-        variants = variants_of(PacelinePeer(model), opened)
+        contenders = contenders_of(PacelinePeer(model), opened)
         head = Record(
             "peers",
             rows=[],
             settings={
                 "peers": {peer.name: peer.settings for peer in opened},
-                "contenders": [variant.name for variant in variants],
+                "contenders": [contender.name for contender in contenders],
                 "rounds": rounds,
                 "max_tokens": max_tokens,
                 "prompts": len(questions),
@@ -72,11 +72,11 @@ def bench_peers(
             **here([*PACKAGES, *dict.fromkeys(name for peer in opened for name in peer.packages)]),
         )
         with open_journal(output, head) as journal:
-            for variant in variants:  # warm-up
-                variant.answer(questions[0], max_tokens)
+            for contender in contenders:  # warm-up
+                contender.answer(questions[0], max_tokens)
             rows = measure_all(
                 questions,
-                variants,
+                contenders,
                 rounds=rounds,
                 max_tokens=max_tokens,
                 journal=journal,

@@ -21,12 +21,12 @@ OWN = "ratio_own_plain"
 """A name in `Row.measures`: decode speed over that of the peer's first mode, in the same round."""
 
 
-class PeerVariant(NamedTuple):
+class PeerContender(NamedTuple):
     """A peer answering in one mode."""
 
     name: str
     own: str
-    """Name of the variant of the peer's first mode, its plain decoding."""
+    """Name of the contender of the peer's first mode, its plain decoding."""
     peer: Peer
     mode: str
 
@@ -40,20 +40,20 @@ class PeerVariant(NamedTuple):
             raise ModelError(f"{self.name} fails at {question.id}: {one_line(error)}") from error
 
 
-def variants_of(ours: PacelinePeer, peers: Sequence[Peer]) -> list[PeerVariant]:
-    """Variants of paceline, then of the peers: one per mode."""
-    variants = [PeerVariant(mode, PLAIN, ours, mode) for mode in ours.modes]
+def contenders_of(ours: PacelinePeer, peers: Sequence[Peer]) -> list[PeerContender]:
+    """Contenders of paceline, then of the peers: one per mode."""
+    contenders = [PeerContender(mode, PLAIN, ours, mode) for mode in ours.modes]
     for peer in peers:
         plain_name = f"{peer.name}, {peer.modes[0]}"
-        variants += [
-            PeerVariant(f"{peer.name}, {mode}", plain_name, peer, mode) for mode in peer.modes
+        contenders += [
+            PeerContender(f"{peer.name}, {mode}", plain_name, peer, mode) for mode in peer.modes
         ]
-    return variants
+    return contenders
 
 
 def measure_all(
     questions: Sequence[Question],
-    variants: Sequence[PeerVariant],
+    contenders: Sequence[PeerContender],
     *,
     rounds: int,
     max_tokens: int,
@@ -64,7 +64,7 @@ def measure_all(
     rows: list[Row] = []
     for number, question in enumerate(questions, start=1):
         call = partial(
-            measure, question, variants, rounds=rounds, max_tokens=max_tokens, start=number
+            measure, question, contenders, rounds=rounds, max_tokens=max_tokens, start=number
         )
         rows += journal.get_or_measure(question.id, call, progress, f"{number}/{len(questions)}")
     return rows
@@ -72,27 +72,32 @@ def measure_all(
 
 def measure(
     question: Question,
-    variants: Sequence[PeerVariant],
+    contenders: Sequence[PeerContender],
     *,
     rounds: int,
     max_tokens: int,
     start: int = 0,
 ) -> list[Row]:
-    """Answer a question with all variants, interleaved; one row per variant.
+    """Answer a question with all contenders, interleaved; one row per contender.
 
-    The first variant is paceline's plain decoding; `start` is as for `interleaved`. Raises
+    The first contender is paceline's plain decoding; `start` is as for `interleaved`. Raises
     ModelError if a peer fails.
     """
-    calls = {variant.name: partial(variant.answer, question, max_tokens) for variant in variants}
+    calls = {
+        contender.name: partial(contender.answer, question, max_tokens) for contender in contenders
+    }
     answers = interleaved(calls, rounds, start)
-    return [_row(question, variant, answers, variants[0].name) for variant in variants]
+    return [_row(question, contender, answers, contenders[0].name) for contender in contenders]
 
 
 def _row(
-    question: Question, variant: PeerVariant, answers: Mapping[str, Sequence[Answer]], plain: str
+    question: Question,
+    contender: PeerContender,
+    answers: Mapping[str, Sequence[Answer]],
+    plain: str,
 ) -> Row:
-    peer_answers = answers[variant.name]
-    peer_plain, paceline_plain = answers[variant.own][0], answers[plain][0]
+    peer_answers = answers[contender.name]
+    peer_plain, paceline_plain = answers[contender.own][0], answers[plain][0]
     rates = [answer.rate for answer in peer_answers]
     measures: dict[str, Sequence[float | None]] = {
         "decode_tokens_per_second": rates,
@@ -100,15 +105,15 @@ def _row(
         "decode_seconds": [answer.decode_seconds for answer in peer_answers],
         "ratio": _ratios(rates, answers[plain]),
     }
-    if variant.name != variant.own:
-        measures[OWN] = _ratios(rates, answers[variant.own])
+    if contender.name != contender.own:
+        measures[OWN] = _ratios(rates, answers[contender.own])
     return Row(
         question.id,
         question.kind,
-        variant.name,
+        contender.name,
         {name: complete for name, values in measures.items() if (complete := _complete(values))},
         facts={
-            "peer": variant.peer.name,
+            "peer": contender.peer.name,
             "tokens": peer_answers[0].count,
             "prompt_tokens": len(question.tokens),
             "same_tokens": all(answer.same(peer_plain) for answer in peer_answers),

@@ -1,4 +1,4 @@
-"""Aggregates of the rows: speed of the variants, changed texts, and speed of paceline over them.
+"""Aggregates of the rows: speed of the contenders, changed texts, and speed of paceline over them.
 
 Every figure is a geometric mean over questions of medians over rounds of ratios within a round. A
 ratio between answers with different texts compares the speed of two texts, so there are also means
@@ -18,11 +18,11 @@ from paceline_lab.peers.paceline_peer import AUTO
 _RATE, _FIRST = "decode_tokens_per_second", "first_token_seconds"
 
 Means = Mapping[str, float]
-"""Variant -> a mean; variants without values are left out."""
+"""Contender -> a mean; contenders without values are left out."""
 
 
 class PeerRows:
-    """The rows of a run, by question and variant."""
+    """The rows of a run, by question and contender."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows
@@ -30,20 +30,20 @@ class PeerRows:
         self.contenders = [*dict.fromkeys(row.contender for row in rows)]
         self.kinds = [*dict.fromkeys(row.kind for row in rows)]
 
-    def of(self, variant: str) -> list[Row]:
-        """The rows of a variant."""
-        return [row for row in self.rows if row.contender == variant]
+    def of(self, contender: str) -> list[Row]:
+        """The rows of a contender."""
+        return [row for row in self.rows if row.contender == contender]
 
-    def count(self, variant: str, fact: str) -> int:
-        """Number of a variant's rows in which a fact is true."""
-        return sum(bool(row.facts[fact]) for row in self.of(variant))
+    def count(self, contender: str, fact: str) -> int:
+        """Number of a contender's rows in which a fact is true."""
+        return sum(bool(row.facts[fact]) for row in self.of(contender))
 
     def over_own_plain(self) -> Means:
         """Decode speed over the peer's own plain decoding."""
         return self._means(lambda row: row.measures.get(OWN))
 
     def auto_over(self, of: Callable[[Row], bool] = lambda _: True) -> Means:
-        """Decode speed of paceline's auto over every other variant, in the rows that pass `of`."""
+        """Decode speed of paceline's auto over every other contender, in rows that pass `of`."""
 
         def ratios(row: Row) -> list[float] | None:
             auto, other = self._auto(row).measures.get(_RATE), row.measures.get(_RATE)
@@ -108,7 +108,7 @@ def tables(rows: PeerRows) -> Iterator[Table]:
     """The same to print."""
     aggregates = summary(rows)
     questions = aggregates["questions"]
-    head = ["variant", "/ own plain", "changed its text", "auto / it", "text kept", "text ours"]
+    head = ["contender", "/ own plain", "changed its text", "auto / it", "text kept", "text ours"]
     head += ["has our text", "first token / auto's"]
     lines = []
     for name in rows.contenders:
@@ -130,7 +130,7 @@ def tables(rows: PeerRows) -> Iterator[Table]:
     by_kind = aggregates["auto_over_by_kind"]
     yield (
         "speed of paceline's auto over each, by kind of prompt",
-        ["variant", *by_kind],
+        ["contender", *by_kind],
         [
             [name, *(_number(means.get(name)) for means in by_kind.values())]
             for name in rows.contenders

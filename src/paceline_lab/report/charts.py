@@ -69,7 +69,7 @@ def _curves(rows: Sequence[Row], place: str) -> Iterator[Chart]:
             at = row.at.get(place, "")
             if measure not in row.measures or isinstance(at, str):
                 continue
-            # Variants that differ in the block alone are one line.
+            # Contenders that differ in the block alone are one line.
             name = str(row.facts.get("way", row.contender)) if place == "block" else row.contender
             groups.setdefault(name, {}).setdefault(float(at), []).append(row)
         curves = {
@@ -109,12 +109,14 @@ def _by_group(rows: Sequence[Row]) -> Iterator[Chart]:
         dots: dict[str, list[Spread | None]] = {}
         joined: list[Sequence[Row]] = []
         for name in names:
-            variant_rows = [row for row in measured if row.contender == name]
-            columns = [[row for row in variant_rows if group_of(row) == group] for group in groups]
+            contender_rows = [row for row in measured if row.contender == name]
+            columns = [
+                [row for row in contender_rows if group_of(row) == group] for group in groups
+            ]
             joined += columns
-            columns = [variant_rows, *columns] if len(groups) > 1 else columns
+            columns = [contender_rows, *columns] if len(groups) > 1 else columns
             dots[name] = [_joined(column, measure) if column else None for column in columns]
-            if measure == "ratio" and all(_EXPECTED in row.measures for row in variant_rows):
+            if measure == "ratio" and all(_EXPECTED in row.measures for row in contender_rows):
                 expected = [_joined(column, _EXPECTED) if column else None for column in columns]
                 dots[f"{name}, as simulated"] = expected
         what = "kind of prompt" if len(kinds) > 1 else "prompt"
@@ -134,9 +136,9 @@ def _positions(rows: Sequence[Row]) -> Iterator[Chart]:
     """Acceptance rate by position in the draft."""
     curves = {}
     for name in dict.fromkeys(row.contender for row in rows):
-        variant_rows = [row for row in rows if row.contender == name]
-        drafted = _summed(variant_rows, "drafted_at")
-        accepted = _summed(variant_rows, "accepted_at")
+        contender_rows = [row for row in rows if row.contender == name]
+        drafted = _summed(contender_rows, "drafted_at")
+        accepted = _summed(contender_rows, "accepted_at")
         points = [
             (place, _single(accepted_here / tried))
             for place, (tried, accepted_here) in enumerate(
@@ -164,22 +166,22 @@ def _times(rows: Sequence[Row]) -> Iterator[Chart]:
     """Decode time per token, by part."""
     names, parts = [], {part: [0.0] * 0 for part in (*_PARTS, "the rest of the host")}
     for name in dict.fromkeys(row.contender for row in rows):
-        variant_rows = [
+        contender_rows = [
             row
             for row in rows
             if row.contender == name
             and {"decode_seconds", *_PARTS.values()} <= row.measures.keys()
             and _decoded(row)
         ]
-        tokens = sum(map(_decoded, variant_rows))
+        tokens = sum(map(_decoded, contender_rows))
         if not tokens:
             continue
         names.append(name)
         spent = {
-            part: 1e3 * sum(median(row.measures[measure]) for row in variant_rows) / tokens
+            part: 1e3 * sum(median(row.measures[measure]) for row in contender_rows) / tokens
             for part, measure in _PARTS.items()
         }
-        whole = 1e3 * sum(median(row.measures["decode_seconds"]) for row in variant_rows) / tokens
+        whole = 1e3 * sum(median(row.measures["decode_seconds"]) for row in contender_rows) / tokens
         spent["the rest of the host"] = max(whole - sum(spent.values()), 0.0)
         for part, value in spent.items():
             parts[part].append(value)

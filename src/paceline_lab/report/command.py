@@ -128,7 +128,7 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     if record.suite_sha256:
         yield "prompts (SHA-256)", record.suite_sha256[:12]
     if any("same_tokens" in row.facts for row in record.rows):
-        whose = "the variant's own plain ones" if record.kind == "peers" else "plain decoding's"
+        whose = "the contender's own plain ones" if record.kind == "peers" else "plain decoding's"
         yield f"answers equal to {whose}", "; ".join(_same(record))
     if record.kind == "run" and record.rows:
         yield "answers", next(notes(record.rows))
@@ -138,7 +138,7 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def _same(record: Record) -> Iterator[str]:
-    """By variant, the number of cases in which its tokens equal plain decoding's."""
+    """By contender, the number of cases in which its tokens equal plain decoding's."""
     for name in record.contenders:
         verdicts = [
             row.facts["same_tokens"]
@@ -155,7 +155,7 @@ def _every(record: Record) -> Table:
         column for column in _COLUMNS if any(column[0] in row.measures for row in record.rows)
     ]
     same = any("same_tokens" in row.facts for row in record.rows)
-    head = ["case", "variant", *(title for _, title, _ in columns), *(["same"] if same else [])]
+    head = ["case", "contender", *(title for _, title, _ in columns), *(["same"] if same else [])]
     rows = [
         [
             row.case,

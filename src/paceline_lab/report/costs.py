@@ -37,10 +37,10 @@ def cost_charts(rows: Sequence[Row]) -> Iterator[Chart]:
 
 
 def _points(rows: Sequence[Row], measure: str) -> Mapping[str, Sequence[Point]]:
-    """Variant -> a point per T of 1 or more, ascending."""
-    by_variant: dict[str, dict[float, Point]] = {}
+    """Contender -> a point per T of 1 or more, ascending."""
+    by_contender: dict[str, dict[float, Point]] = {}
     for row in rows:
         at, spread = row.at.get("rows", ""), row.spread(measure)
         if spread is not None and not isinstance(at, str) and at >= 1:
-            by_variant.setdefault(row.contender, {})[float(at)] = (float(at), spread)
-    return {name: [points[at] for at in sorted(points)] for name, points in by_variant.items()}
+            by_contender.setdefault(row.contender, {})[float(at)] = (float(at), spread)
+    return {name: [points[at] for at in sorted(points)] for name, points in by_contender.items()}

@@ -12,11 +12,11 @@ from typing import Any
 from paceline.bench.ab_test import (
     PLAIN,
     Case,
-    Variant,
+    Contender,
     about,
+    contender_options,
     measure,
     options_facts,
-    variant_options,
     warm_up,
 )
 from paceline.bench.journal import journal_path, open_journal
@@ -27,7 +27,7 @@ from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.runtime.request import check
 from paceline.storage.report import Report, Table
-from paceline_lab.arguments import Contenders
+from paceline_lab.arguments import Comparison
 from paceline_lab.simulate.command import drafter_resources
 from paceline_lab.simulate.replay import Recording, Simulation, simulate
 
@@ -39,7 +39,7 @@ _READS_THE_CLOCK = "kelly"
 
 def bench_simulate_check(
     load: Callable[[], Model],
-    contenders: Contenders,
+    comparison: Comparison,
     measurement: Measurement,
     *,
     model: str,
@@ -53,14 +53,14 @@ def bench_simulate_check(
     """
     rounds, max_tokens, output = measurement.rounds, measurement.max_tokens, measurement.output
     prompts = load_suite(measurement.suite).only(measurement.kinds, measurement.per_kind)
-    options = variant_options(contenders.drafters, contenders.policies, contenders.blocks)
+    options = contender_options(comparison.drafters, comparison.policies, comparison.blocks)
     shared = drafter_resources(
         model, {name: settings for name, settings in options.items() if name != PLAIN}, progress
     )
     opened = load()
     cost = opened.profile.cost
     opened.fix_costs()  # else steps would change from answer to answer
-    variants = [Variant(name, opened, settings) for name, settings in options.items()]
+    contenders = [Contender(name, opened, settings) for name, settings in options.items()]
     cases = [
         Case(prompt.id, prompt.kind, prompt.messages, {"max_tokens": max_tokens})
         for prompt in prompts.prompts
@@ -80,11 +80,11 @@ def bench_simulate_check(
     )
     rows: list[Row] = []
     with open_journal(output, head) as journal:
-        warm_up(variants, cases[0])
+        warm_up(contenders, cases[0])
         for number, case in enumerate(cases, start=1):
             known = journal.get(case.id)
             if known is None:
-                plain, *others = measure(case, variants, rounds=rounds, start=number)
+                plain, *others = measure(case, contenders, rounds=rounds, start=number)
                 recording = Recording(
                     case.id,
                     case.kind,
@@ -93,8 +93,8 @@ def bench_simulate_check(
                     max_tokens,
                 )
                 known = [plain]
-                for row, variant in zip(others, variants[1:], strict=True):
-                    request = check(variant.options)
+                for row, contender in zip(others, contenders[1:], strict=True):
+                    request = check(contender.options)
                     (simulation,) = simulate([recording], request, cost, shared)
                     exact = request.policy != _READS_THE_CLOCK
                     known.append(_with_expected(row, simulation, rounds, exact=exact))
@@ -133,26 +133,26 @@ def _with_expected(row: Row, simulation: Simulation, rounds: int, *, exact: bool
     )
 
 
-def _pairs(rows: Sequence[Row], variant: str) -> list[tuple[float, float]]:
+def _pairs(rows: Sequence[Row], contender: str) -> list[tuple[float, float]]:
     """(expected, measured) median ratio by case."""
     return [
         (row.measures["expected_ratio"][0], median(row.measures["ratio"]))
         for row in rows
-        if row.contender == variant
+        if row.contender == contender
     ]
 
 
-def _error_of_mean(rows: Sequence[Row], variant: str) -> float:
-    expected, measured = zip(*_pairs(rows, variant), strict=True)
+def _error_of_mean(rows: Sequence[Row], contender: str) -> float:
+    expected, measured = zip(*_pairs(rows, contender), strict=True)
     return geometric_mean(expected) / geometric_mean(measured) - 1
 
 
-def _largest_error(rows: Sequence[Row], variant: str) -> float:
-    return max((expected / measured - 1 for expected, measured in _pairs(rows, variant)), key=abs)
+def _largest_error(rows: Sequence[Row], contender: str) -> float:
+    return max((expected / measured - 1 for expected, measured in _pairs(rows, contender)), key=abs)
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    head = ["prompt", "variant", "steps", "simulated", "accepted", "simulated"]
+    head = ["prompt", "contender", "steps", "simulated", "accepted", "simulated"]
     lines = []
     for row in rows:
         if row.contender == PLAIN:

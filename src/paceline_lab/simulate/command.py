@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from paceline import drafters as drafting
-from paceline.bench.ab_test import PLAIN, options_facts, variant_options
+from paceline.bench.ab_test import PLAIN, contender_options, options_facts
 from paceline.bench.record import Record, here
 from paceline.drafters import DrafterResources
 from paceline.drafters import Table as Successors
@@ -20,7 +20,7 @@ from paceline.runtime.model import Model
 from paceline.runtime.request import check as check_options
 from paceline.storage.manifest import read_manifest
 from paceline.storage.report import Report
-from paceline_lab.arguments import Contenders
+from paceline_lab.arguments import Comparison
 from paceline_lab.simulate.costs import Costs, parse_costs
 from paceline_lab.simulate.replay import Recording, check, simulate
 from paceline_lab.simulate.report import Total, rows_of, summary, tables
@@ -30,7 +30,7 @@ from paceline_lab.simulate.texts import Texts
 def bench_simulate(
     load: Callable[[], Model],
     files: Callable[[], ModelFiles],
-    contenders: Contenders,
+    comparison: Comparison,
     *,
     model: str,
     texts: Sequence[Path],
@@ -43,7 +43,7 @@ def bench_simulate(
     """Simulate every drafter with every policy on some texts.
 
     `load` opens the model, only for this machine's costs; `files` opens its files, only to encode
-    text. The model's name decides its shipped drafters. Texts: see `Texts`; contenders: as in
+    text. The model's name decides its shipped drafters. Texts: see `Texts`; comparison: as in
     `bench sweep`; cost: see `parse_costs`. With `carry` the texts are consecutive requests of one
     process.
 
@@ -51,7 +51,7 @@ def bench_simulate(
         InvalidRequest: a value is out of range, or a text or cost table cannot be read.
         ModelError: a drafter cannot be read.
     """
-    options = variant_options(contenders.drafters, contenders.policies, contenders.blocks)
+    options = contender_options(comparison.drafters, comparison.policies, comparison.blocks)
     options.pop(PLAIN, None)
     shared = drafter_resources(model, options, progress)
     recordings = Texts(files, raw=raw, prompt_tokens=prompt_tokens).read(texts)
@@ -96,7 +96,7 @@ def bench_simulate(
 def drafter_resources(
     model: str, options: Mapping[str, Options], progress: Progress
 ) -> DrafterResources:
-    """Resources of the drafters of these variants, which must not need the model.
+    """Resources of the drafters of these contenders, which must not need the model.
 
     The vocabulary of a table is not checked: only the model's name is available.
 

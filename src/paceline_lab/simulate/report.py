@@ -77,7 +77,7 @@ class Total:
             simulation for simulation in self.simulations if simulation.recording.kind == kind
         )
 
-    def row(self, case: str, kind: str, variant: str) -> Row:
+    def row(self, case: str, kind: str, contender: str) -> Row:
         """The total as a row of a record."""
         seconds = self.sum(lambda simulation: simulation.seconds)
         drafted = int(self.sum(lambda simulation: simulation.counters.drafted))
@@ -91,7 +91,7 @@ class Total:
         return Row(
             case,
             kind,
-            variant,
+            contender,
             {name: [value] for name, value in measures.items()},
             counts={
                 "steps": self.steps,
@@ -145,7 +145,7 @@ def total_of(simulations: Iterable[Simulation]) -> Total:
 
 
 def rows_of(totals: Mapping[str, Total]) -> Iterator[Row]:
-    """Rows of plain decoding and of all variants: per text, or per kind if there are many texts."""
+    """Rows of plain decoding and of all contenders: per text, or per kind of many texts."""
     first = next(iter(totals.values()))
     if len(first.simulations) > _MAX_TEXT_ROWS:
         for kind in kinds_of(first):
@@ -205,7 +205,7 @@ def summary(total: Total) -> dict[str, Any]:
 
 
 def _overall(totals: Mapping[str, Total]) -> Table:
-    head = ["variant", "tokens", "steps", "drafted", "accepted", "ideal", "expected"]
+    head = ["contender", "tokens", "steps", "drafted", "accepted", "ideal", "expected"]
     lines = []
     for name, total in totals.items():
         drafted = total.sum(lambda simulation: simulation.counters.drafted)
@@ -233,7 +233,7 @@ def _by_position(totals: Mapping[str, Total]) -> Table:
     for name, total in totals.items():
         shares = (_share(total.accepted_at[at - 1], total.drafted_at[at - 1]) for at in POSITIONS)
         lines.append([name, *shares])
-    return "acceptance rate by position in the draft", ["variant", *map(str, POSITIONS)], lines
+    return "acceptance rate by position in the draft", ["contender", *map(str, POSITIONS)], lines
 
 
 def _by_match(totals: Mapping[str, Total]) -> Table:
@@ -252,7 +252,7 @@ def _by_match(totals: Mapping[str, Total]) -> Table:
                 cells.append(_share(sum(s for _, s in inside), sum(c for c, _ in inside)))
             lines.append([name, source, *cells])
     title = "acceptance rate by length of the match before the draft token"
-    return title, ["variant", "source", *names], lines
+    return title, ["contender", "source", *names], lines
 
 
 def _by_chance(totals: Mapping[str, Total]) -> Table:
@@ -264,7 +264,7 @@ def _by_chance(totals: Mapping[str, Total]) -> Table:
             pairs = (by_chance.get((source, step), [0, 0]) for step in steps)
             lines.append([name, source, *(_share(accepted, seen) for seen, accepted in pairs)])
     head = [f"{step / CHANCE_STEPS:.1f}" for step in steps]
-    return "acceptance rate by the drafter's own probability", ["variant", "source", *head], lines
+    return "acceptance rate by the drafter's own probability", ["contender", "source", *head], lines
 
 
 def _in_order(counts: Counter[int]) -> list[int]:

@@ -1,7 +1,7 @@
 """`bench sweep`: plain decoding against drafters and policies, over lengths, depths, temperatures.
 
-All in one process. First, every variant's first request after loading the model (cold). Then, after
-a warm-up, every case with all variants interleaved (warm).
+All in one process. First, every contender's first request after loading the model (cold). Then,
+after a warm-up, every case with all contenders interleaved (warm).
 """
 
 import gc
@@ -12,12 +12,12 @@ from typing import Any
 
 from paceline.bench.ab_test import (
     Case,
-    Variant,
+    Contender,
     about,
+    contender_options,
     measure_all,
     measures_of,
     options_facts,
-    variant_options,
     warm_up,
 )
 from paceline.bench.journal import journal_path, open_journal
@@ -31,7 +31,7 @@ from paceline.options import Options
 from paceline.runtime.model import Model
 from paceline.runtime.request import check
 from paceline.storage.report import Report
-from paceline_lab.arguments import Contenders
+from paceline_lab.arguments import Comparison
 from paceline_lab.sweep.cases import TokenCount, dense_text, depth_cases, length_cases
 
 COLD = "cold"
@@ -39,7 +39,7 @@ COLD = "cold"
 
 def bench_sweep(
     load: Callable[[], Model],
-    contenders: Contenders,
+    comparison: Comparison,
     measurement: Measurement,
     *,
     lengths: Sequence[TokenCount] = (),
@@ -61,7 +61,7 @@ def bench_sweep(
     max_tokens, per_kind = measurement.max_tokens, measurement.per_kind
     if not depths and (measurement.suite or measurement.kinds or per_kind):
         raise InvalidRequest("--suite, --kind and --per-kind are for --depth")
-    options = variant_options(contenders.drafters, contenders.policies, contenders.blocks)
+    options = contender_options(comparison.drafters, comparison.policies, comparison.blocks)
     sampled: list[Options] = [{"temperature": value, "seed": seed} for value in temperatures]
     for settings in [*options.values(), *sampled]:
         check(settings)
@@ -97,10 +97,10 @@ def bench_sweep(
             del model
             first, model = _measure_cold(load, options, cases[0], progress)
             cold = journal.add(COLD, first)
-        variants = [Variant(name, model, settings) for name, settings in options.items()]
-        warm_up(variants, cases[0])
+        contenders = [Contender(name, model, settings) for name, settings in options.items()]
+        warm_up(contenders, cases[0])
         warm = measure_all(
-            cases, variants, rounds=measurement.rounds, journal=journal, progress=progress
+            cases, contenders, rounds=measurement.rounds, journal=journal, progress=progress
         )
     record = replace(head, rows=[*cold, *warm], summary=summary(warm))
     tables = [case_table(warm), cold_table(cold)]
@@ -111,7 +111,7 @@ def bench_sweep(
 def _measure_cold(
     load: Callable[[], Model], options: Mapping[str, Options], case: Case, progress: Progress
 ) -> tuple[list[Row], Model]:
-    """Rows of the variants' first requests after loading, and the model that was loaded last."""
+    """Rows of the contenders' first requests after loading, and the model that was loaded last."""
     rows = []
     model: Any = None
     with progress.task("first requests after loading", len(options), unit="requests") as reach:
@@ -119,7 +119,7 @@ def _measure_cold(
             model = None  # not two of them in memory
             gc.collect()
             model = load()
-            result = Variant(name, model, settings).answer(case)
+            result = Contender(name, model, settings).answer(case)
             measures = {"load_seconds": model.load_seconds, **measures_of(result)}
             rows.append(
                 Row(

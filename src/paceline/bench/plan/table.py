@@ -69,7 +69,7 @@ def plan_record(value: Mapping[str, Any], name: str) -> Record:
     return parse_record({**about, "rows": rows}, name)
 
 
-def _record_rows(variant: str, value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _record_rows(contender: str, value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     plain = {"rows": 1, "milliseconds": value["plain_milliseconds"], "ratio": 1.0}
     for row in (plain, *value["rows"]):
         even = row.get("break_even")
@@ -77,7 +77,7 @@ def _record_rows(variant: str, value: Mapping[str, Any]) -> Iterator[dict[str, A
         yield {
             "case": f"T = {row['rows']}",
             "kind": "any",
-            "contender": variant,
+            "contender": contender,
             "measures": measures if even is None else {**measures, "break_even": [even]},
             "at": {"rows": row["rows"]},
         }

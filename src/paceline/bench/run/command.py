@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from paceline.bench.ab_test import PLAIN, SINGLE_ROW, Variant, about, drafter_name
+from paceline.bench.ab_test import PLAIN, SINGLE_ROW, Contender, about, drafter_name
 from paceline.bench.journal import journal_path, open_journal
 from paceline.bench.measurement import Measurement
 from paceline.bench.record import Record, here
@@ -47,16 +47,16 @@ def bench_run(
         check({**options, "drafter": name, "policy": policy})
     model = load(2)
     model.measure_profile()
-    variants = [
-        Variant(PLAIN, model, {"drafter": "none"}),
-        Variant(SINGLE_ROW, load(1), {"drafter": "none"}),
-        *(Variant(drafter_name(n), model, {"drafter": n, "policy": policy}) for n in drafters),
+    contenders = [
+        Contender(PLAIN, model, {"drafter": "none"}),
+        Contender(SINGLE_ROW, load(1), {"drafter": "none"}),
+        *(Contender(drafter_name(n), model, {"drafter": n, "policy": policy}) for n in drafters),
     ]
     head = Record(
         "run",
         rows=[],
         settings={
-            "drafters": [variant.name for variant in variants[2:]],
+            "drafters": [contender.name for contender in contenders[2:]],
             "policy": policy,
             "rounds": measurement.rounds,
             "max_tokens": measurement.max_tokens,
@@ -72,7 +72,7 @@ def bench_run(
     with open_journal(output, head) as journal:
         rows, skipped = measure_turns(
             prompts.prompts,
-            variants,
+            contenders,
             options=options,
             rounds=measurement.rounds,
             journal=journal,

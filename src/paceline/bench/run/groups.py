@@ -48,7 +48,7 @@ def group_summary(rows: Sequence[Row]) -> dict[str, Any]:
     """`loop_cases`, `single_row_texts_differing` and `groups`, for a record's summary.
 
     A group is a kind of prompt, or `all`. It has the numbers of its `answers` and `loops`, and the
-    figures of `_COLUMNS` by variant, `with_loops` and `without_loops`.
+    figures of `_COLUMNS` by contender, `with_loops` and `without_loops`.
     """
     cases = dict.fromkeys(row.case for row in rows)
     looping = {row.case for row in rows if row.contender == PLAIN and is_loop(_tokens(row))}
@@ -95,29 +95,31 @@ def _group(rows: Sequence[Row], looping: set[str]) -> dict[str, Any]:
     return {
         "answers": len(cases),
         "loops": sum(case in looping for case in cases),
-        "with_loops": _by_variant(rows),
-        "without_loops": _by_variant([row for row in rows if row.case not in looping]),
+        "with_loops": _by_contender(rows),
+        "without_loops": _by_contender([row for row in rows if row.case not in looping]),
     }
 
 
-def _by_variant(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+def _by_contender(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     ratios = {name: means(rows, name) for name in _RATIOS}
-    by_variant: dict[str, dict[str, float]] = {}
-    for variant in dict.fromkeys(row.contender for row in rows):
-        variant_rows = [row for row in rows if row.contender == variant]
-        steps = sum(_steps(row) for row in variant_rows)
-        medians = [median(row.measures["ratio"]) for row in variant_rows if "ratio" in row.measures]
-        by_variant[variant] = {
-            **({"tokens_per_step": sum(map(_decoded, variant_rows)) / steps} if steps else {}),
-            **{name: values[variant] for name, values in ratios.items() if variant in values},
+    by_contender: dict[str, dict[str, float]] = {}
+    for contender in dict.fromkeys(row.contender for row in rows):
+        contender_rows = [row for row in rows if row.contender == contender]
+        steps = sum(_steps(row) for row in contender_rows)
+        medians = [
+            median(row.measures["ratio"]) for row in contender_rows if "ratio" in row.measures
+        ]
+        by_contender[contender] = {
+            **({"tokens_per_step": sum(map(_decoded, contender_rows)) / steps} if steps else {}),
+            **{name: values[contender] for name, values in ratios.items() if contender in values},
             **({"least_ratio": min(medians)} if medians else {}),
         }
-    return by_variant
+    return by_contender
 
 
-def _line(kind: str, group: dict[str, Any], variant: str) -> list[str]:
+def _line(kind: str, group: dict[str, Any], contender: str) -> list[str]:
     with_loops, without_loops = (
-        group[name].get(variant, {}) for name in ("with_loops", "without_loops")
+        group[name].get(contender, {}) for name in ("with_loops", "without_loops")
     )
     count = group["answers"]
     cells = [

@@ -1,7 +1,7 @@
 """Cases of a suite's prompts, turn by turn, and the turns that do not fit the context.
 
 The prompt of a later turn has the questions before it and plain decoding's answers to them, so all
-variants read the same tokens. A turn fits if its prompt plus `max_tokens` does. One that does not
+contenders read the same tokens. A turn fits if its prompt plus `max_tokens` does. One that does not
 is skipped and listed, and so are the turns after it.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from paceline.bench.ab_test import Case, Variant, max_context, measure, warm_up
+from paceline.bench.ab_test import Case, Contender, max_context, measure, warm_up
 from paceline.bench.journal import Journal
 from paceline.bench.record import Row
 from paceline.bench.suite import SuitePrompt, prompt_for
@@ -53,20 +53,20 @@ def check_names(prompts: Sequence[SuitePrompt]) -> None:
 
 def measure_turns(
     prompts: Sequence[SuitePrompt],
-    variants: Sequence[Variant],
+    contenders: Sequence[Contender],
     *,
     options: Options,
     rounds: int,
     journal: Journal,
     progress: Progress,
 ) -> Measured:
-    """Answer every turn with all variants, the first of which is plain decoding.
+    """Answer every turn with all contenders, the first of which is plain decoding.
 
-    `options` are those of all variants, with a `max_tokens`. Raises InvalidRequest if no prompt
+    `options` are those of all contenders, with a `max_tokens`. Raises InvalidRequest if no prompt
     fits the context.
     """
-    room = min(max_context(variant.model) for variant in variants)
-    plain = variants[0]
+    room = min(max_context(contender.model) for contender in contenders)
+    plain = contenders[0]
     first_turns = [_first_turn(plain.model, prompt, options) for prompt in prompts]
     fitting = next((case for case in first_turns if _size(case, plain) <= room), None)
     if fitting is None:
@@ -74,7 +74,7 @@ def measure_turns(
             f"no prompt fits: prompt and answer may have {room} tokens together; use a smaller "
             "--max-tokens, or load the model with more cache tokens"
         )
-    warm_up(variants, fitting)
+    warm_up(contenders, fitting)
     total = sum(1 + len(prompt.turns) for prompt in prompts)
     measured = Measured([], [])
     for prompt, first in zip(prompts, first_turns, strict=True):
@@ -85,8 +85,8 @@ def measure_turns(
                     measured.skipped.append(Skipped(name, size, room))
                     progress.say(str(measured.skipped[-1]))
                 break
-            number = len(measured.rows) // len(variants) + len(measured.skipped) + 1
-            call = partial(measure, case, variants, rounds=rounds, start=number)
+            number = len(measured.rows) // len(contenders) + len(measured.skipped) + 1
+            call = partial(measure, case, contenders, rounds=rounds, start=number)
             rows = journal.get_or_measure(case.id, call, progress, f"{number}/{total}")
             measured.rows.extend(rows)
             if following is not None:
@@ -123,12 +123,12 @@ def _names(prompt: SuitePrompt, turn: int) -> Iterator[str]:
         yield prompt.id if number == 1 else f"{prompt.id}, turn {number}"
 
 
-def _size(case: Case, variant: Variant) -> int:
+def _size(case: Case, contender: Contender) -> int:
     """Tokens of the prompt plus `max_tokens`."""
-    return len(variant.model.tokens(case.prompt)) + (case.options["max_tokens"] or 0)
+    return len(contender.model.tokens(case.prompt)) + (case.options["max_tokens"] or 0)
 
 
-def _answer(plain: Variant, rows: Sequence[Row]) -> str:
+def _answer(plain: Contender, rows: Sequence[Row]) -> str:
     """Text of plain decoding's answer without a stop token at its end."""
     tokens: list[int] = rows[0].facts["token_ids"]
     files = plain.model.files

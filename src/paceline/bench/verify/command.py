@@ -4,13 +4,13 @@ import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from math import inf
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import paceline
 from paceline.bench.ab_test import drafter_name
 from paceline.bench.journal import journal_path
+from paceline.bench.measurement import Verification
 from paceline.bench.suite import Suite, load_suite
 from paceline.bench.verify.checks import (
     LONG,
@@ -37,41 +37,32 @@ _QUICK_SECONDS = 45.0
 of rows, and of answers. The last one that was begun comes on top: a minute in all."""
 
 
-def verify(
-    load: Callable[[], Model],
-    *,
-    suite: Path | None,
-    max_tokens: int,
-    whole: bool,
-    drafters: Sequence[str],
-    progress: Progress,
-    quick: bool = False,
-    output: Path | None = None,
-) -> Report:
+def verify(load: Callable[[], Model], checked: Verification, progress: Progress) -> Report:
     """Check row invariance and token parity; the report passes if the model is exact here.
-
-    `whole` checks all cases, not only enough to cover every pair of their parameters; `quick` those
-    that fit into a minute, and estimates how long all of them take. Without `drafters` they are
-    `default_drafters`. Results are journaled beside `output` until it is written.
 
     Raises InvalidRequest if the suite or a drafter is invalid, or the journal is another run's.
     """
     started = perf_counter()
 
     def left(until: float) -> float:
-        return until + started - perf_counter() if quick else inf
+        return until + started - perf_counter() if checked.quick else inf
 
-    prompts = load_suite(suite)
-    for name in drafters:
+    prompts = load_suite(checked.suite)
+    for name in checked.drafters:
         check({"drafter": name})
     model = load()
-    named = drafters or default_drafters(model)
-    cases = verify_cases(whole=whole, drafters=named)
-    about = {**_about(model, prompts), "max_tokens": max_tokens, "whole": whole, "quick": quick}
+    named = checked.drafters or default_drafters(model)
+    cases = verify_cases(whole=checked.whole, drafters=named)
+    about = {
+        **_about(model, prompts),
+        "max_tokens": checked.max_tokens,
+        "whole": checked.whole,
+        "quick": checked.quick,
+    }
     settings = {"drafters": [drafter_name(name) for name in named], "cases": len(cases)}
     verdict = Verdict()
     fixed = {name: fact for name, fact in {**about, **settings}.items() if name != "date"}
-    with open_verify_journal(output, fixed) as journal:
+    with open_verify_journal(checked.output, fixed) as journal:
         checks = len(row_checks(model.engine))
         with progress.task("comparing rows", checks, unit="contexts") as reach:
             if journal.rows is None:
@@ -89,7 +80,7 @@ def verify(
                 prompts,
                 cases,
                 verdict,
-                max_tokens=max_tokens,
+                max_tokens=checked.max_tokens,
                 long=LONG,
                 together=_TOGETHER,
                 watch=reach,
@@ -101,12 +92,16 @@ def verify(
         **about,
         "drafters": settings["drafters"],
         **verdict.as_dict(),
-        **({"parts": {name: part._asdict() for name, part in parts.items()}} if quick else {}),
+        **(
+            {"parts": {name: part._asdict() for name, part in parts.items()}}
+            if checked.quick
+            else {}
+        ),
     }
     text = _text(model, verdict)
-    if quick:
+    if checked.quick:
         text = f"{text}\n{_quick_line(rows, answers)}"
-    return Report(value, verdict.exact, text, journal=journal_path(output))
+    return Report(value, verdict.exact, text, journal=journal_path(checked.output))
 
 
 def _text(model: Model, verdict: Verdict) -> str:

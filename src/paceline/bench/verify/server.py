@@ -10,11 +10,11 @@ import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import paceline
 from paceline.bench.client import Endpoint, Sample, closed_loop
+from paceline.bench.measurement import Verification
 from paceline.bench.servers import PLAIN, SPECULATION, Access, Server
 from paceline.bench.suite import SuitePrompt, load_suite
 from paceline.errors import InvalidRequest
@@ -64,26 +64,27 @@ class Pass:
 
 
 def verify_server(
-    *,
     url: str,
     access: Access,
-    suite: Path | None,
-    max_tokens: int,
+    checked: Verification,
+    progress: Progress,
+    *,
     clients: int,
     rounds: int,
-    progress: Progress,
 ) -> Report:
     """Compare a server's texts; the report passes if none changed and no request failed.
+
+    `clients` is the number of requests at once, `rounds` that of repetitions.
 
     A plain answer for which tokens were drafted is a failed request.
 
     Raises InvalidRequest if there is no OpenAI-compatible server at a URL, it requires another
     key, does not answer the first request, or drafts for it although that should be plain.
     """
-    prompts = load_suite(suite)
+    prompts = load_suite(checked.suite)
     access.check()
     server = Server(url, access)
-    endpoints = {mode: server.endpoint(mode, max_tokens) for mode in server.modes}
+    endpoints = {mode: server.endpoint(mode, checked.max_tokens) for mode in server.modes}
     first, *others = _passes(server.modes, clients, rounds)
     with progress.task(first.condition, len(prompts.prompts), unit="requests") as reach:
         expected = _texts(endpoints[first.mode], first.mode, prompts.prompts, reach)
@@ -125,7 +126,7 @@ def verify_server(
         **server.settings,
         "suite_sha256": prompts.sha256,
         "prompts": len(prompts.prompts),
-        "max_tokens": max_tokens,
+        "max_tokens": checked.max_tokens,
         "clients": clients,
         "rounds": rounds,
         "conditions": conditions,

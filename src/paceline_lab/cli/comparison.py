@@ -5,11 +5,11 @@ from typing import Annotated
 
 from paceline.cli import declare, numbers
 from paceline.cli.bench import Drafters
-from paceline_lab.arguments import Contenders
+from paceline_lab.arguments import Comparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContenderArguments(Contenders):
+class ComparisonArguments(Comparison):
     """Drafters and policies on the command line."""
 
     drafters: Drafters
