@@ -2,7 +2,7 @@
 
 Eight clients ask the real model for chats and completions in every way there is to ask, find
 beginnings of their prompts in the cache or not, and go away now and then. With PACELINE_WHOLE=1
-they do so five times as often, for longer answers, and with the neural drafter, too.
+they do so eight times as often, for longer answers, and with the neural drafter, too.
 `test_hybrid_load.py` asks the same of tiny hybrid models.
 """
 
@@ -20,7 +20,7 @@ from support.load import Load, check_load, plain_answers
 pytestmark = pytest.mark.real_model
 
 WHOLE = bool(os.environ.get("PACELINE_WHOLE"))
-LOAD = Load(1000, 48) if WHOLE else Load(200, 16)
+LOAD = Load(1000, 48) if WHOLE else Load(120, 16)
 
 
 @pytest.mark.slow

@@ -99,7 +99,8 @@ def test_a_forced_answer_of_the_default_model_is_one_complete_call_or_none(
 ):
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     counts = []
-    for most in (1, 4, 9, 14, 20, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 60):
+    # A stream and a response at once cut the call at every second place.
+    for most in (4, 20, 25, 27, 29, 31, 33, 60) if stream else (1, 14, 24, 26, 28, 30, 32, 60):
         body = {**BODIES[path], "temperature": 0, "stream": stream, limit: most}
         if stream:
             text, calls = streamed(path, shipped.events(path, body))
