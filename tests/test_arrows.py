@@ -26,7 +26,7 @@ ALLOWED = {
     "engines": BELOW | {"decoding"},
     "models": BELOW | {""},
     "constraints": BELOW | {"decoding", "models"},
-    "runtime": MODEL,
+    "runtime": MODEL | {"constraints"},
     "server": MODEL | {"constraints", "runtime"},
     "tools": MODEL | {"constraints", "runtime"},
     "cli": MODEL | {"constraints", "runtime", "server", "tools"},

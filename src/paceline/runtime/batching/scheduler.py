@@ -17,32 +17,37 @@ again.
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
+from typing import Protocol
 
 import numpy as np
 
 from paceline.decoding.types import Step
+from paceline.drafters import DrafterSpec, DraftKV, Fault
+from paceline.engines.base import Engine, KVSequence
+from paceline.engines.profile import CostProfile
 from paceline.errors import CacheFull, InvalidRequest
-from paceline.runtime.model import Model
-from paceline.runtime.pooled import Embedding, PooledStream
-from paceline.runtime.result import Result
-from paceline.runtime.stream import Stream
-from paceline.server.admission import Admission
-from paceline.server.batch import Batcher, Work
-from paceline.server.prefix_cache import CachedPrefix, PrefixCache, close_sequence
-from paceline.server.prompt_store import PromptStore
-from paceline.server.request import (
+from paceline.models import ModelFiles
+from paceline.runtime.batching.admission import Admission
+from paceline.runtime.batching.batch import Batcher, Work
+from paceline.runtime.batching.prefix_cache import CachedPrefix, PrefixCache, close_sequence
+from paceline.runtime.batching.prompt_store import PromptStore
+from paceline.runtime.batching.request import (
+    BatchRequest,
     Draining,
     Event,
     Listener,
     Load,
     QueuedRequest,
     QueueFull,
-    ServerRequest,
     TimedOut,
 )
+from paceline.runtime.pooled import Embedding, PooledStream
+from paceline.runtime.request import Request
+from paceline.runtime.result import Result
+from paceline.runtime.stream import Stream
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +61,47 @@ _MAX_FAULTS = 8
 """Consecutive errors that belong to no request after which all requests are failed."""
 
 
+class BatchModel(Protocol):
+    """What a scheduler needs of its model, which is a `Model`; see the methods there."""
+
+    files: ModelFiles
+    engine: Engine
+
+    @property
+    def profile(self) -> CostProfile:
+        """What calls cost."""
+        ...
+
+    def taps_for(self, request: Request) -> set[int]:
+        """Return the layers whose hidden states the request's drafters read."""
+        ...
+
+    def draft_slots(self, drafter: DrafterSpec) -> int | None:
+        """Return the KV slots of the drafter's own model."""
+        ...
+
+    def open_stream(
+        self,
+        tokens: Sequence[int],
+        request: Request,
+        sequence: KVSequence,
+        started: float,
+        *,
+        end: Callable[[Stream], None],
+        memory: DraftKV | None = None,
+        fault: Fault | None = None,
+        shared: bool = False,
+    ) -> Stream:
+        """Return a stream on a sequence that holds the KV of a prefix of `tokens`."""
+        ...
+
+
 class Scheduler:
     """The scheduler of one model."""
 
     def __init__(
         self,
-        model: Model,
+        model: BatchModel,
         *,
         max_waiting: int = 256,
         max_running: int = 64,
@@ -118,7 +158,7 @@ class Scheduler:
         """Fraction of the slots that running requests hold, 0 to 1; shared slots count for each."""
         return self.admission.usage(list(self._running))
 
-    def submit(self, ticket: ServerRequest, listener: Listener) -> QueuedRequest:
+    def submit(self, ticket: BatchRequest, listener: Listener) -> QueuedRequest:
         """Put a request into the queue.
 
         The listener gets the request's events in the engine's thread, and must return quickly.
