@@ -12,10 +12,10 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from runtime.batching.test_fault_injection import Injected, Site, injected
 
 import paceline.server
 from paceline.runtime.model import Model
+from runtime.batching.test_fault_injection import Injected, Site, injected
 from support.scripted import always, called, engine_of
 from support.server import Running, running
 

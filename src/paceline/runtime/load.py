@@ -12,8 +12,9 @@ from paceline.engines import ENGINES, EngineSettings, check_settings, open_engin
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.models import DEFAULT_MODEL, QUIET, Progress, cache_dir, resolve, start_templates
+from paceline.runtime.drafting import MEASUREMENTS, drafter_resources, warmed_up
 from paceline.runtime.engine_choice import LLAMACPP, Costs, EngineChoice
-from paceline.runtime.model import MEASUREMENTS, Model, drafter_resources, warmed_up
+from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults, defaults_of
 
 PACKED = "packed"

@@ -95,6 +95,7 @@ class Request:
     max_block: int
     probe: DrafterSpec | None
     raw: bool
+    system: str | None = None
     parse_special: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
@@ -198,6 +199,7 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
         max_block=block,
         probe=probe,
         raw=values.get("raw", False),
+        system=values.get("system"),
         parse_special=values.get("parse_special", False),
         min_tokens=values.get("min_tokens", 0),
         logprobs=values.get("logprobs"),

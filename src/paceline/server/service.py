@@ -18,12 +18,12 @@ from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.text import SIGN
 from paceline.decoding.types import FINAL_NORM, Constraint
 from paceline.drafters import DrafterSpec
-from paceline.models import TOKENIZER, ModelFiles
+from paceline.models import ModelFiles
 from paceline.options import Options
 from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
-from paceline.runtime.pooled import Embedding
+from paceline.runtime.pooled import NO_EMBEDDINGS, Embedding
 from paceline.server.body import (
     ChatBody,
     CompletionBody,
@@ -100,11 +100,7 @@ class Service:
         self.token_bytes = self.prompts.token_bytes
         self.created = self.now()
         self.fingerprint = f"fp_{files.fingerprint[:12]}"
-        self.grammars = Grammars(
-            files.folder / TOKENIZER,
-            vocab_size=model.engine.vocab_size,
-            stop_token_ids=files.stop_token_ids,
-        )
+        self.grammars = model.grammars
 
     def close(self, grace: float = 0.0) -> None:
         """Accept nothing new; end what still runs after `grace` seconds. Blocks."""
@@ -192,31 +188,15 @@ class Service:
         return [ticket for tokens in prompts for ticket in self._requests(body, tokens, answer)]
 
     def _embeddings(self, body: EmbeddingsBody) -> list[BatchRequest]:
-        facts, model = self.files.facts, self.model
-        if facts.pooling is None or FINAL_NORM not in model.engine.taps:
+        if self.files.facts.pooling is None or FINAL_NORM not in self.model.engine.taps:
             raise ApiError(
-                f"{self.name} makes no embeddings; serve an embedding model whose GGUF file names "
-                "its pooling (mean, first or last) and whose attention is causal, such as "
-                "Qwen3-Embedding",
+                f"{self.name} {NO_EMBEDDINGS}",
                 status=HTTPStatus.NOT_IMPLEMENTED,
                 code="not_implemented",
             )
-        request = model.request({"max_tokens": 1, "drafter": "none"})
-        tickets = []
-        for text in body.input:
-            tokens = self.prompts.tokens(text, field="input")
-            if facts.pooled_end is not None and tokens[-1] != facts.pooled_end:
-                tokens.append(facts.pooled_end)
-            tickets.append(
-                BatchRequest(
-                    tokens,
-                    request,
-                    cached=False,
-                    timeout=self.settings.request_seconds,
-                    pooling=facts.pooling,
-                )
-            )
-        return tickets
+        texts = [self.prompts.tokens(text, field="input") for text in body.input]
+        requests = map(self.model.embedding_request, texts)
+        return [replace(request, timeout=self.settings.request_seconds) for request in requests]
 
     def _requests(
         self, body: ChatBody | CompletionBody, tokens: list[int], answer: "_Answer"
