@@ -1,6 +1,6 @@
 """Answer many prompts together; each gets the tokens that it gets alone.
 
-The engine openvino has rows of several answers in a call, which llamacpp has not.
+With several contexts the engine is one whose calls have rows of many answers, where there is one.
 """
 
 import paceline
@@ -8,7 +8,7 @@ import paceline
 topics = ["rivers", "maps", "bread", "clocks", "bridges", "salt", "glass", "wind"]
 prompts = [f"Say one thing about {topic}." for topic in topics]
 
-with paceline.load(engine="openvino") as model:
+with paceline.load(contexts=4) as model:
     answers = model.generate(prompts, max_tokens=30, temperature=0.8, seed=1)
     alone = model.generate(prompts[0], max_tokens=30, temperature=0.8, seed=1)
     assert alone.token_ids == answers[0].token_ids

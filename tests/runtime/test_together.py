@@ -12,6 +12,7 @@ from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline.options import Options
+from paceline.runtime.batching.request import Draining
 from paceline.runtime.model import Model
 from support.plain import PROMPT, PROMPTS, SAMPLED, plain, small
 from support.waiting import PATIENCE, until
@@ -262,7 +263,7 @@ def test_closing_ends_answers_of_a_batch_with_an_error(own_model: Model):
     answers = own_model.map(MANY, max_tokens=100, ignore_eos=True)
     next(answers)
     own_model.close()
-    with pytest.raises(Exception, match="shut down"):
+    with pytest.raises(Draining):
         list(answers)
 
 

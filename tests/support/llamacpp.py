@@ -12,9 +12,9 @@ from paceline.models import QUIET, cache_dir, resolve
 from paceline.models.cache import workspace
 from paceline.models.hub.wheel import fetch_member
 from paceline.models.names import WheelModel
-from paceline.runtime.drafting import MEASUREMENTS
 from paceline.runtime.load import PACKED
 from paceline.runtime.model import Model
+from paceline.runtime.profile import MEASUREMENTS
 
 _MODULES = {"ik_llama.cpp": "ik_llama_cpp", "llama.cpp": "llama_cpp"}
 _EXTRAS = {"ik_llama.cpp": "llamacpp", "llama.cpp": "llamacpp-all, which compiles it"}

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 from paceline import drafters as drafting
-from paceline.constraints.grammar import Grammars
 from paceline.decoding.auto import Acceptance
 from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Generation
@@ -34,17 +33,17 @@ from paceline.errors import InvalidRequest
 from paceline.models import QUIET, TOKENIZER, ModelFiles, Progress, TokenBytes, cache_dir
 from paceline.options import Options
 from paceline.runtime.closed import Closed
-from paceline.runtime.drafting import MEASUREMENTS, drafter_resources, open_draft_model
+from paceline.runtime.drafting import drafter_resources, open_draft_model
 from paceline.runtime.kept import kept_answers
-from paceline.runtime.profile import ModelProfile
+from paceline.runtime.profile import MEASUREMENTS, ModelProfile
 from paceline.runtime.prompt import Prompt, encode_prompt
-from paceline.runtime.request import Defaults, Request, check, defaults_of
+from paceline.runtime.request import Defaults, Request, check, defaults_of, structure
 from paceline.runtime.result import Stats
 from paceline.runtime.stream import Stream
-from paceline.runtime.structure import structure
 from paceline.runtime.turns import Turns
 
 if TYPE_CHECKING:
+    from paceline.constraints.grammar import Grammars
     from paceline.runtime.engine_choice import EngineChoice
 
 
@@ -116,8 +115,10 @@ class ModelCore:
         return ModelProfile(self.engine, self.files.fingerprint, folder, self._progress)
 
     @cached_property
-    def grammars(self) -> Grammars:
+    def grammars(self) -> "Grammars":
         """Compiles what answers are constrained to."""
+        from paceline.constraints.grammar import Grammars
+
         return Grammars(
             self.files.folder / TOKENIZER,
             vocab_size=self.engine.vocab_size,

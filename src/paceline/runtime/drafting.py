@@ -10,9 +10,7 @@ from paceline.engines.base import Engine
 from paceline.engines.profile import load_profile, warm_up
 from paceline.errors import ModelError
 from paceline.models import ModelFiles, Progress, cache_dir, resolve, resolve_drafter
-
-MEASUREMENTS = "measurements"
-"""Folder in the cache of what was measured of models here."""
+from paceline.runtime.profile import MEASUREMENTS
 
 
 def drafter_resources(files: ModelFiles, progress: Progress) -> DrafterResources:

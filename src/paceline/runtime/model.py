@@ -4,7 +4,6 @@ A single answer runs in the caller's thread; lists of prompts and coroutines sha
 thread (`batching/`). Invariant: neither way, nor who else asks, changes a token of an answer.
 """
 
-import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -138,6 +137,8 @@ class Model(ModelCore):
                 async for _ in stream:
                     pass
                 return stream.result
+        import asyncio
+
         try:
             async with asyncio.TaskGroup() as group:
                 answers = [group.create_task(self.agenerate(one, **options)) for one in prompts]

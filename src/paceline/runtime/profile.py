@@ -38,6 +38,8 @@ from paceline.errors import CacheFull
 from paceline.models import Progress
 from paceline.runtime.stream import Stream
 
+MEASUREMENTS = "measurements"
+"""Folder in the cache of what was measured of models here."""
 _SHARE = 0.1
 """Share of the time of answers that further parts may take."""
 

@@ -7,6 +7,7 @@ Independent of prompts and options: it gets requests.
 """
 
 import asyncio
+import atexit
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -16,6 +17,7 @@ from itertools import islice
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
+from weakref import ref
 
 from paceline.decoding.types import Step
 from paceline.runtime.batching.request import (
@@ -45,6 +47,8 @@ class Batches:
         self._model = model
         self._scheduler: Scheduler | None = None
         self._guard = threading.Lock()
+        # A thread that is in the engine when the process ends would crash it.
+        atexit.register(_close, ref(self))
 
     @property
     def busy(self) -> bool:
@@ -107,6 +111,12 @@ class Batches:
             scheduler, self._scheduler = self._scheduler, None
         if scheduler is not None:
             scheduler.close()
+
+
+def _close(batches: "ref[Batches]") -> None:
+    """Close batches that are still there."""
+    if (batches_left := batches()) is not None:
+        batches_left.close()
 
 
 class AsyncStream:

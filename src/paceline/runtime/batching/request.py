@@ -22,7 +22,7 @@ class QueueFull(PacelineError):
 
 
 class Draining(PacelineError):
-    """The server is shutting down and accepts no more requests."""
+    """The scheduler or the server is shutting down and accepts no more requests."""
 
 
 class TimedOut(PacelineError):

@@ -133,7 +133,7 @@ class Scheduler:
         Raises:
             InvalidRequest: it can never be served.
             QueueFull: too many requests wait.
-            Draining: the server is shutting down.
+            Draining: it is shutting down.
         """
         missing = self.model.taps_for(ticket.request) - set(self.model.engine.taps)
         if missing:
@@ -150,7 +150,7 @@ class Scheduler:
         )
         with self._wake:
             if self._draining:
-                raise Draining("the server is shutting down and accepts no more requests")
+                raise Draining("the model is shutting down and accepts no more requests")
             if len(self._waiting) >= self.max_waiting:
                 self.load.rejected += 1
                 raise QueueFull(f"{len(self._waiting)} requests wait already; try again later")
@@ -197,7 +197,7 @@ class Scheduler:
         with self._wake:
             self._draining = True
         with self.model.lock:
-            self._end_all(Draining("the server has shut down"))
+            self._end_all(Draining("the model was shut down before the answer ended"))
             self.prefix_cache.clear()
 
     def _wait_for_work(self) -> bool:
