@@ -111,7 +111,7 @@ def test_vectors_are_of_length_one_and_the_same_alone_and_in_a_batch(
         assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0)
         for text, vector in zip(texts, vectors, strict=True):
             assert np.array_equal(model.embed(text), vector)
-        for wrong in ("", ["a", ""], ["a", 3], "too long " * 999):
+        for wrong in ("", [], ["a", ""], ["a", 3], ["a", "too long " * 999]):
             with pytest.raises(InvalidRequest):
                 model.embed(wrong)  # type: ignore[call-overload]
 

@@ -75,6 +75,7 @@ def test_lists_of_chats_and_of_token_ids_are_batches_and_a_list_of_messages_is_n
         (b"a", ["bytes"]),
         (["a", ""], ["prompt 1", "empty"]),
         (["a", []], ["prompt 1", "empty"]),
+        (["a", "far too long " * 2000], ["prompt 1", "context"]),
         ([], ["empty"]),
     ],
 )

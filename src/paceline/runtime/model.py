@@ -6,6 +6,7 @@ thread (`batching/`). Invariant: neither way, nor who else asks, changes a token
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from time import perf_counter
 from types import TracebackType
@@ -83,11 +84,13 @@ class Model(ModelCore):
                     for _ in (stream := self.stream(cast("Prompt", prompt), **options)):
                         pass
                     return stream.result
-        requests = self._requests(prompts or [cast("Prompt", prompt)], options)
-        results = [*self._as_they_end(iter([*requests]))]
-        results.sort(key=itemgetter(0))
-        answers = [result for _, result in results]
-        return answers[0] if prompts is None else answers
+        if prompts is None:
+            request = self._batch_request(cast("Prompt", prompt), options)
+            ((_, result),) = self._as_they_end(iter([request]), noun=None)
+            return result
+        requests = [*self._requests(prompts, options)]  # a wrong one is refused before any runs
+        results = sorted(self._as_they_end(iter(requests)), key=itemgetter(0))
+        return [result for _, result in results]
 
     def map(
         self, prompts: Iterable[Prompt], **options: Unpack[Options]
@@ -99,7 +102,7 @@ class Model(ModelCore):
         """
         if isinstance(prompts, str | Mapping):
             raise InvalidRequest("map answers several prompts, and this is one; use generate")
-        self.request(options)  # a wrong option is no fault of the first prompt
+        self.request(options)  # refused now, and not when the first answer is asked for
         return self._as_they_end(self._requests(prompts, options))
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
@@ -133,15 +136,17 @@ class Model(ModelCore):
         """Do as `generate` in a coroutine: answers of several run together."""
         prompts = batch_of(prompt)
         if prompts is None:
-            async with self.astream(cast("Prompt", prompt), **options) as stream:
-                async for _ in stream:
-                    pass
-                return stream.result
+            return await self.astream(cast("Prompt", prompt), **options).finish()
         import asyncio
 
+        from paceline.runtime.batching.batches import AsyncStream
+
+        requests = await asyncio.to_thread(lambda: [*self._requests(prompts, options)])
+        submit = self._running_batches.submit
+        streams = [AsyncStream(partial(submit, request)) for request in requests]
         try:
             async with asyncio.TaskGroup() as group:
-                answers = [group.create_task(self.agenerate(one, **options)) for one in prompts]
+                answers = [group.create_task(stream.finish()) for stream in streams]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [answer.result() for answer in answers]
@@ -151,7 +156,7 @@ class Model(ModelCore):
         from paceline.runtime.batching.batches import AsyncStream
 
         def submit(listener: "Listener") -> "QueuedRequest":
-            (request,) = self._requests([prompt], options)
+            request = self._batch_request(prompt, options)
             return self._running_batches.submit(request, listener)
 
         return AsyncStream(submit)
@@ -169,15 +174,19 @@ class Model(ModelCore):
             InvalidRequest: the model makes no embeddings, or a text is empty or too long.
         """
         texts = [text] if isinstance(text, str) else [*text]
-        for number, one in enumerate(texts):
-            if not isinstance(one, str) or not one:
-                raise InvalidRequest(f"text {number} is {one!r}; expected a string with characters")
+        kinds = ["nothing" if one == "" else type(one).__name__ for one in texts]
+        for number, kind in enumerate(kinds):
+            if kind != "str":
+                raise InvalidRequest(f"text {number} is {kind}; expected a string with characters")
+        if not texts:
+            raise InvalidRequest("there is no text; expected a string, or several")
         with self.lock:
             self._check_pooling()
             self._ensure_taps({FINAL_NORM}, "embed")
         encode = self.files.tokenizer().encode
         requests = [self.embedding_request(encode(one, special=True)) for one in texts]
-        results = sorted(self._running_batches.as_they_end(iter(requests)), key=itemgetter(0))
+        pairs = self._running_batches.as_they_end(iter(requests), "text")
+        results = sorted(pairs, key=itemgetter(0))
         vectors = np.stack([cast("Embedding", result).vector for _, result in results])
         return vectors[0] if isinstance(text, str) else vectors
 
@@ -271,21 +280,26 @@ class Model(ModelCore):
 
     def _requests(self, prompts: Iterable[Prompt], options: Options) -> Iterator["BatchRequest"]:
         """Return a request for each prompt. Raises InvalidRequest, which names a wrong prompt."""
-        from paceline.runtime.batching.request import BatchRequest
-
+        self.request(options)  # a wrong option is no fault of the first prompt
         for number, prompt in enumerate(prompts):
-            request = self.request(options)
             try:
-                tokens, request = self.encode_prompt(prompt, request)
+                yield self._batch_request(prompt, options)
             except InvalidRequest as error:
                 raise InvalidRequest(f"prompt {number}: {error}") from error
-            with self.lock:
-                self.ensure_taps(request)
-            yield BatchRequest(tokens, request)
 
-    def _as_they_end(self, requests: Iterator["BatchRequest"]) -> Iterator[tuple[int, Result]]:
+    def _batch_request(self, prompt: Prompt, options: Options) -> "BatchRequest":
+        from paceline.runtime.batching.request import BatchRequest
+
+        tokens, request = self.encode_prompt(prompt, self.request(options))
+        with self.lock:
+            self.ensure_taps(request)
+        return BatchRequest(tokens, request)
+
+    def _as_they_end(
+        self, requests: Iterator["BatchRequest"], noun: str | None = "prompt"
+    ) -> Iterator[tuple[int, Result]]:
         """Run requests together; see `Batches.as_they_end`."""
-        for number, result in self._running_batches.as_they_end(requests):
+        for number, result in self._running_batches.as_they_end(requests, noun):
             assert isinstance(result, Result)
             yield number, result
 

@@ -20,6 +20,7 @@ from typing import Self
 from weakref import ref
 
 from paceline.decoding.types import Step
+from paceline.errors import InvalidRequest
 from paceline.runtime.batching.request import (
     BatchRequest,
     Draining,
@@ -74,12 +75,12 @@ class Batches:
             return queued
 
     def as_they_end(
-        self, requests: Iterator[BatchRequest]
+        self, requests: Iterator[BatchRequest], noun: str | None
     ) -> Generator[tuple[int, Result | Embedding], None, None]:
         """Run requests together; yield each one's number, from 0, and its result when it has ended.
 
         Requests are taken as places become free. An error of one, or closing the generator, ends
-        all of them.
+        all of them. The error of one that is too long has its number, after `noun`.
         """
         events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
         queued: dict[int, QueuedRequest] = {}
@@ -92,7 +93,12 @@ class Batches:
         try:
             while True:
                 for number, request in islice(numbered, _AHEAD - len(queued)):
-                    queued[number] = self.submit(request, partial(listen, number))
+                    try:
+                        queued[number] = self.submit(request, partial(listen, number))
+                    except InvalidRequest as error:
+                        if noun is None:
+                            raise
+                        raise InvalidRequest(f"{noun} {number}: {error}") from error
                 if not queued:
                     return
                 number, event = events.get()
@@ -156,6 +162,13 @@ class AsyncStream:
             case Result() as result:
                 self._result = result
         raise StopAsyncIteration
+
+    async def finish(self) -> Result:
+        """Wait for the end; if the caller is cancelled, the answer ends."""
+        async with self:
+            async for _ in self:
+                pass
+        return self.result
 
     async def _start(self) -> None:
         self._started = True

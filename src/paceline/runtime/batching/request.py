@@ -37,7 +37,7 @@ Listener = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """One answer or embedding to compute: what an endpoint submits to the scheduler."""
+    """One answer or embedding to compute: what is submitted to the scheduler."""
 
     tokens: list[int]
     """The prompt."""
