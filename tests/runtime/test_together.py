@@ -43,12 +43,17 @@ def test_a_list_of_prompts_gets_the_answers_of_each_alone_in_its_order(
     way: Options, model: Model, sizes: list[int]
 ):
     options: Any = {"max_tokens": 15, **way}
+    model.generate(PROMPTS, max_tokens=1)  # measures the engine's calls, once
+    sizes.clear()
     results = model.generate(MANY, **options)
     assert max(sizes) > len(MANY) // 2
+    calls = len(sizes)
     assert [result.token_ids for result in results] == [
         alone(model, prompt, **options) for prompt in MANY
     ]
+    sizes.clear()
     texts = [model.generate(prompt, **options).text for prompt in MANY]
+    assert len(sizes) > 3 * calls
     assert [result.text for result in results] == texts
 
 
@@ -66,8 +71,8 @@ def test_lists_of_chats_and_of_token_ids_are_batches_and_a_list_of_messages_is_n
 @pytest.mark.parametrize(
     ("prompt", "named"),
     [
-        (["a", {"role": "user", "content": "b"}], ["messages", "prompts"]),
-        (["a", 1], ["prompts", "token ids"]),
+        (["a", {"role": "user", "content": "b"}], ["messages", "strings"]),
+        (["a", 1], ["strings", "token ids"]),
         ([{"role": "user", "content": "b"}, 3], ["messages", "token ids"]),
         (["a", None], ["item 1", "NoneType"]),
         ([True], ["item 0", "bool"]),

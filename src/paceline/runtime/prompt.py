@@ -44,23 +44,28 @@ def batch_of(prompt: Prompt | Prompts) -> list[Prompt] | None:
             f"item {kinds.index('')} of the prompt is of type {type(wrong).__name__}; expected "
             f"{_EXPECTED}"
         )
-    distinct = sorted({*kinds})
+    distinct = {*kinds}
+    if distinct and distinct <= _OF_BATCH:
+        return list(cast("Sequence[Prompt]", prompt))
     if len(distinct) > 1:
         raise InvalidRequest(
-            f"the prompt is a list with both {' and '.join(distinct)}; a list of prompts is a "
+            f"the prompt is a list of {' and '.join(sorted(distinct))}; a list of strings is a "
             "batch, and a list of messages is one chat: give one of them"
         )
-    return list(cast("Sequence[Prompt]", prompt)) if distinct == ["prompts"] else None
+    return None
 
 
+_OF_BATCH = {"strings", "lists"}
 _EXPECTED = "a string, messages, token ids, or a list of these"
 
 
 def _kind(item: object) -> str:
     """Return what a list with this item is a list of; empty: of nothing that is known."""
     match item:
-        case str() | list() | tuple():
-            return "prompts"
+        case str():
+            return "strings"
+        case list() | tuple():
+            return "lists"
         case Mapping():
             return "messages"
         case bool():
