@@ -1,6 +1,7 @@
 """Answers of one model together: lists of prompts, threads and coroutines."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -233,6 +234,21 @@ def test_a_coroutine_that_leaves_ends_its_answer(model: Model):
 
     asyncio.run(leave())
     until(lambda: model.engine.free_slots == free)
+
+
+def test_a_stream_that_is_forgotten_frees_its_slots_though_another_thread_has_the_model(
+    model: Model,
+):
+    free = model.engine.free_slots
+    stream = model.stream(PROMPT, max_tokens=50, ignore_eos=True)
+    next(stream)
+    forgotten = threading.Thread(target=gc.collect)
+    with model.lock:
+        del stream
+        forgotten.start()
+        forgotten.join(PATIENCE)
+        assert not forgotten.is_alive()
+    assert model.engine.free_slots == free
 
 
 @pytest.fixture

@@ -56,3 +56,17 @@ def test_an_error_in_a_turn_releases_the_lock():
     with pytest.raises(ZeroDivisionError), turns, turns:
         _ = 1 / 0
     assert not turns.taken
+
+
+def test_what_runs_soon_runs_at_once_or_at_the_end_of_a_turn_and_never_waits():
+    turns, order = Turns(), list[str]()
+    turns.run_soon(lambda: order.append(f"at once, {turns.taken}"))
+    with turns:
+        with turns:
+            turns.run_soon(lambda: order.append(f"soon, {turns.taken}"))
+            thread = threading.Thread(target=turns.run_soon, args=(lambda: order.append("other"),))
+            thread.start()
+            thread.join(PATIENCE)
+        order.append("in the turn")
+    assert order == ["at once, True", "in the turn", "soon, True", "other"]
+    assert not turns.taken

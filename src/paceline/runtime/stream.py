@@ -177,7 +177,11 @@ class Stream:
 
     def __next__(self) -> Step:
         with self.lock:
-            return next(self._steps)
+            try:
+                return next(self._steps)
+            except BaseException:
+                self._finish()
+                raise
 
     def __repr__(self) -> str:
         state = self._result or f"{len(self.answer)} tokens so far"
@@ -203,8 +207,8 @@ class Stream:
         except Exception:
             self.failed = True
             raise
-        finally:
-            self._finish()
+        finally:  # perhaps in a finalizer
+            self.lock.run_soon(self._finish)
 
     def _step(self) -> Step:
         """Run one block; without a free slot the answer ends."""
