@@ -33,10 +33,11 @@ ALLOWED = {
         "engines": {"decoding", "plugins", "storage"},
         "models": {"storage"},
         "constraints": {"decoding", "models", "storage"},
-        "runtime": {"decoding", "drafters", "engines", "models", "options", "storage"},
+        "runtime": {
+            *("constraints", "decoding", "drafters", "engines", "models", "options", "storage"),
+        },
         "server": {
-            *("constraints", "decoding", "drafters", "engines", "models", "options", "runtime"),
-            "storage",
+            *("constraints", "decoding", "drafters", "models", "options", "runtime", "storage"),
         },
         "bench": {"decoding", "drafters", "engines", "models", "options", "runtime", "storage"},
         "cli": {

@@ -17,10 +17,11 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 __version__ = "0.1.0"
 
-__all__ = ["Conversation", "Model", "Options", "Result", "Stats", "Stream", "load"]
+__all__ = ["AsyncStream", "Conversation", "Model", "Options", "Result", "Stats", "Stream", "load"]
 
 if TYPE_CHECKING:
     from paceline.options import Options
+    from paceline.runtime.batching.batches import AsyncStream
     from paceline.runtime.conversation import Conversation
     from paceline.runtime.load import load
     from paceline.runtime.model import Model
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.runtime.stream import Stream
 
 _ROOMS = {
+    "AsyncStream": "paceline.runtime.batching.batches",
     "Model": "paceline.runtime.model",
     "load": "paceline.runtime.load",
     **dict.fromkeys(("Result", "Stats"), "paceline.runtime.result"),

@@ -67,6 +67,8 @@ class Options(TypedDict, total=False):
     """The most rows in a block, its first token included: 2 to 32."""
     probe: str | None
     """A drafter that is only watched: the statistics have what it would have drafted."""
+    system: str | None
+    """The system message, before a string or before messages that have none."""
     raw: bool
     """Use a string as it is, without the chat template."""
     parse_special: bool
@@ -83,8 +85,14 @@ class Options(TypedDict, total=False):
     """Return the logprob of each token of the answer, and of this many likeliest ones: 0 to 20."""
     prompt_logprobs: bool
     """Return the same for the prompt, which is then computed whole."""
+    json_schema: Mapping[str, Any] | None
+    """The answer is JSON, on one line, that matches this schema."""
+    regex: str | None
+    """The answer matches this regular expression (Rust's, no look-around)."""
+    grammar: str | None
+    """The answer matches the rule `start` of this grammar, in llguidance's Lark syntax."""
     constraint: "Constraint | None"
-    """The grammar of the answer; an object serves one answer."""
+    """A compiled grammar of the answer; an object serves one answer."""
     prediction: Sequence[int] | None
     """Tokens of which the answer is expected to have many. They are drafted first, unless `drafter`
     is `none` or has `prediction` in another place."""
@@ -155,7 +163,13 @@ RANGES: Mapping[str, Whole | Real] = {
 BIAS_TOKEN, BIAS = Whole(0), Real(-1e6, 1e6)
 """The ranges of a token and its bias in `logit_bias`."""
 
-_OR_NONE = ("max_tokens", "seed", "max_block", "logprobs", "think", "probe", "prediction")
+STRUCTURES = ("json_schema", "regex", "grammar")
+"""Options that give the answer a structure, of which an answer has one at most."""
+
+_OR_NONE = (
+    *("max_tokens", "seed", "max_block", "logprobs", "think", "probe", "prediction", "system"),
+    *STRUCTURES,
+)
 """Options that may be None."""
 
 
@@ -177,6 +191,13 @@ _KINDS: Mapping[str, _Kind] = {
     **{name: _Kind(str(limits), limits.fits) for name, limits in RANGES.items()},
     **dict.fromkeys(("ignore_eos", "raw", "parse_special", "prompt_logprobs", "think"), _FLAG),
     **dict.fromkeys(("drafter", "probe"), _TEXT),
+    **dict.fromkeys(
+        ("system", "regex", "grammar"),
+        _Kind("a string that is not empty", lambda value: isinstance(value, str) and bool(value)),
+    ),
+    "json_schema": _Kind(
+        'a JSON schema, such as {"type": "object"}', lambda value: isinstance(value, Mapping)
+    ),
     "policy": _Kind(
         ", ".join(POLICIES), lambda value: isinstance(value, str) and value in POLICIES
     ),
@@ -208,7 +229,7 @@ def faults(values: Mapping[str, Any]) -> list[str]:
     The syntax of `drafter` and `probe`, and the parts of `repetition_detection`, are checked where
     they are parsed.
     """
-    return [*_unknown(values), *_wrong(values)]
+    return [*_unknown(values), *_wrong(values), *_contradictory(values)]
 
 
 def _unknown(values: Mapping[str, Any]) -> Iterator[str]:
@@ -237,6 +258,14 @@ def _wrong(values: Mapping[str, Any]) -> Iterator[str]:
         if not (BIAS_TOKEN.fits(token) and BIAS.fits(bias)):
             yield f"logit_bias is {_shown({token: bias})}; expected token id -> {BIAS}"
             break
+
+
+def _contradictory(values: Mapping[str, Any]) -> Iterator[str]:
+    names = [name for name in (*STRUCTURES, "constraint") if values.get(name) is not None]
+    if len(names) > 1:
+        yield f"{' and '.join(names)} cannot be combined; give one of them"
+    if names and names[0] != "constraint" and values.get("ignore_eos"):
+        yield f"ignore_eos cannot be combined with {names[0]}: the answer ends with its structure"
 
 
 def _shown(value: object) -> str:

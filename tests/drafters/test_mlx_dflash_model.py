@@ -91,9 +91,9 @@ def test_streams_may_be_interleaved_and_run_together(
 def test_a_server_answers_several_at_once(model: Model, drafter: Path, plain: list[list[int]]):
     import queue
 
+    from paceline.runtime.batching.request import BatchRequest
+    from paceline.runtime.batching.scheduler import Scheduler
     from paceline.runtime.result import Result
-    from paceline.server.request import ServerRequest
-    from paceline.server.scheduler import Scheduler
 
     options = {"drafter": f"suffix+dflash:{drafter}", **OPTIONS}
     model.generate("a", **options)
@@ -105,7 +105,7 @@ def test_a_server_answers_several_at_once(model: Model, drafter: Path, plain: li
             policy = ("fixed", "auto")[number % 2]
             tell = lambda event, number=number: heard.put((number, event))  # noqa: E731
             tokens = model.tokens(text, raw=True)
-            request = ServerRequest(tokens, check({**options, "policy": policy}))
+            request = BatchRequest(tokens, check({**options, "policy": policy}))
             scheduler.submit(request, tell)
         answers: dict[int, list[int]] = {}
         while len(answers) < 4 * len(TEXTS):

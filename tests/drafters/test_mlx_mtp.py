@@ -12,9 +12,9 @@ from paceline.drafters import DrafterResources, shipped
 from paceline.drafters.networks.tensors import stored_tensors
 from paceline.engines import EngineSettings
 from paceline.errors import InvalidRequest
+from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from paceline.runtime.stream import run_together
-from paceline.server.scheduler import Scheduler
 from paceline.storage.files import read_json, write_json
 from support import mlx
 from support.dflash import write_tensors

@@ -16,8 +16,8 @@ from paceline.drafters.networks.tensors import stored_tensors
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.models.checkpoints.convert import plan, write
+from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.stream import run_together
-from paceline.server.scheduler import Scheduler
 from support.dflash import write_tensors
 from support.engine_rows import run
 from support.heads import LENGTH, answers_in_rounds

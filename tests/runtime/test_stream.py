@@ -212,7 +212,7 @@ def test_token_ids_outside_the_vocabulary_are_rejected(prompt: list[int], model:
 
 
 @pytest.mark.parametrize(
-    "prompt", [[{"role": "tool", "content": "x"}], [{"role": "user"}], ["x"], [1, "x"]]
+    "prompt", [[{"role": "tool", "content": "x"}], [{"role": "user"}], [1, "x"]]
 )
 def test_messages_that_the_template_rejects_are_invalid_requests(prompt: Any, model: Model):
     with pytest.raises(InvalidRequest):

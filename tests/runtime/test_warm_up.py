@@ -9,8 +9,9 @@ import pytest
 
 from paceline.engines.openvino import OpenVinoEngine
 from paceline.models import QUIET, Progress
+from paceline.runtime.drafting import warmed_up
 from paceline.runtime.load import load
-from paceline.runtime.model import Model, warmed_up
+from paceline.runtime.model import Model
 from support.toy import ToyEngine
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import paceline.server
 from paceline.runtime.model import Model
-from server.test_fault_injection import Injected, Site, injected
+from runtime.batching.test_fault_injection import Injected, Site, injected
 from support.scripted import always, called, engine_of
 from support.server import Running, running
 

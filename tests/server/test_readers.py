@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from paceline.constraints.grammar import Grammars
+from paceline.runtime.batching.request import Draining
 from paceline.runtime.model import Model
 from paceline.server.readers import Lane, Readers
-from paceline.server.request import Draining
 from support.others import CHAT
 from support.server import running
 from support.waiting import PATIENCE, until

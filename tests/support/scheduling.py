@@ -4,9 +4,9 @@ import queue
 from typing import Any
 
 from paceline.decoding.types import Step
+from paceline.runtime.batching.request import BatchRequest, Event, QueuedRequest
+from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.result import Result
-from paceline.server.request import Event, QueuedRequest, ServerRequest
-from paceline.server.scheduler import Scheduler
 from support.waiting import PATIENCE
 
 _FIELDS = ("salt", "cached", "timeout")
@@ -23,7 +23,7 @@ class Submitted:
         self._events: queue.Queue[Event] = queue.Queue()
         tokens = scheduler.model.tokens(prompt, raw=True)
         request = scheduler.model.request(options, private=bool(fields.get("salt")))  # type: ignore[arg-type]
-        request = ServerRequest(tokens, request, **fields)
+        request = BatchRequest(tokens, request, **fields)
         self.queued: QueuedRequest = scheduler.submit(request, self._events.put)
 
     def result(self) -> Result:

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 from openai import OpenAI
 
+from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from paceline.server.run import Server
-from paceline.server.scheduler import Scheduler
 from paceline.server.settings import Settings
 from support.waiting import PATIENCE, until
 

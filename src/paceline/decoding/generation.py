@@ -13,7 +13,7 @@ are recomputed. Tokens and text change in `accept` and `cancel` alone. Invariant
 those of decoding one row at a time, whatever was drafted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from paceline.decoding.logprobs import token_logprob
 from paceline.decoding.sampling import Sampler, Sampling
@@ -63,6 +63,7 @@ class Generation:
         constraint: Constraint | None = None,
         logprobs: int | None = None,
         prompt_logprobs: bool = False,
+        name: Callable[[int], str] = lambda _: "",
         text: TextStream | None = None,
         counters: Counters | None = None,
     ) -> None:
@@ -83,6 +84,7 @@ class Generation:
             logprobs: record the logprob of each token of the answer, and of this many most likely
                 tokens; None: record none.
             prompt_logprobs: the same for the prompt, no token of which may be cached.
+            name: token -> its text, for logprobs.
             text: detokenizer with the stop strings; None: one without reasoning.
             counters: counts steps and tokens; None: a new object.
 
@@ -117,7 +119,7 @@ class Generation:
         """Of each token of the answer, if recorded."""
         self.prompt_logprobs: list[TokenLogprob | None] = [None] if prompt_logprobs else []
         """Of each token of the prompt, if recorded; None for the first, which has no logits."""
-        self._top = logprobs
+        self._top, self._name = logprobs, name
         self._best = (
             self._sampler.picks_argmax
             and logprobs is None
@@ -301,7 +303,7 @@ class Generation:
             row, position, self._stop_token_ids if position < self._may_stop else ()
         )
         if self._top is not None:
-            self.logprobs.append(token_logprob(row, token, self._top))
+            self.logprobs.append(token_logprob(row, token, self._top, self._name))
         return token
 
     def _keep_prompt_logprobs(self, block: Block, logits: Logits) -> range:
@@ -310,7 +312,8 @@ class Generation:
             return range(len(logits))
         known = min(len(block.tokens), self.prompt_length - 1 - self._length)
         for row, token in enumerate(self._tokens[self._length + 1 : self._length + 1 + known]):
-            self.prompt_logprobs.append(token_logprob(logits[row], token, self._top or 0))
+            logprob = token_logprob(logits[row], token, self._top or 0, self._name)
+            self.prompt_logprobs.append(logprob)
         return range(known, len(logits))
 
     def _recompute_block(self, max_rows: int | None) -> Block:

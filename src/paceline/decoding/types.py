@@ -256,6 +256,10 @@ class TokenLogprob(NamedTuple):
     """Natural logarithm of its probability."""
     top: Sequence[tuple[int, float]] = ()
     """(token, logprob) of the most likely tokens, best first; of equals the lower id first."""
+    text: str = ""
+    """The token's text; `bytes:\\xf0\\x9f` if its bytes are not whole characters."""
+    top_texts: Sequence[str] = ()
+    """The texts of `top`."""
 
 
 class Step(NamedTuple):

@@ -125,6 +125,15 @@ class KeepsKV(Protocol):
         ...
 
 
+@runtime_checkable
+class Closes(Protocol):
+    """An engine that holds more than Python's objects."""
+
+    def close(self) -> None:
+        """Free it; its sequences are gone."""
+        ...
+
+
 class StepResult(NamedTuple):
     """Result of one call. The arrays are views of engine memory, valid until the next call."""
 

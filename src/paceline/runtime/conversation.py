@@ -22,6 +22,7 @@ from paceline.options import Options
 from paceline.runtime.prompt import Message, Prompt
 from paceline.runtime.request import Request
 from paceline.runtime.stream import Stream
+from paceline.runtime.turns import Turns
 
 _PINNED = ("system", "developer")
 """Roles of messages that `drop_oldest` keeps."""
@@ -35,6 +36,7 @@ class ChatModel(Protocol):
 
     files: ModelFiles
     engine: Engine
+    lock: Turns
 
     def request(self, options: Options) -> Request:
         """Validate options."""
@@ -81,11 +83,15 @@ class Conversation:
         self.messages: list[Message] = list(messages)
         """The turns so far; may be edited between turns."""
         self.model = model
-        self._sequence = model.open_sequence()
+        with model.lock:
+            self._sequence = model.open_sequence()
         self._held: list[int] = []  # tokens whose KV the sequence holds
         self._memory = DraftKV()
         self._answering = False
         self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Conversation with {self.model.files.name}: {self.turns} turns>"
 
     @property
     def context(self) -> int:
@@ -119,6 +125,10 @@ class Conversation:
             raise InvalidRequest("the message is empty; expected some text")
         if self._answering:
             raise InvalidRequest("the last answer has not ended: read on, or close its stream")
+        with self.model.lock:
+            return self._say(text, options)
+
+    def _say(self, text: str, options: Options) -> Stream:
         started = perf_counter()
         request = self.model.request(options)
         self.model.ensure_taps(request)
@@ -164,7 +174,8 @@ class Conversation:
         """Free the KV blocks. Further calls do nothing."""
         if not self._closed:
             self._closed = True
-            self.model.close_sequence(self._sequence)
+            with self.model.lock:
+                self.model.close_sequence(self._sequence)
             self._held = []
 
     def _reuse(self, tokens: Sequence[int]) -> None:

@@ -12,8 +12,9 @@ from paceline.engines import EngineSettings, check_engine, check_settings, open_
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.models import DEFAULT_MODEL, QUIET, Progress, cache_dir, resolve, start_templates
+from paceline.runtime.drafting import drafter_resources, warmed_up
 from paceline.runtime.engine_choice import LLAMACPP, Costs, EngineChoice
-from paceline.runtime.model import Model, drafter_resources, warmed_up
+from paceline.runtime.model import Model
 from paceline.runtime.profile import MEASUREMENTS
 from paceline.runtime.request import Defaults, defaults_of
 
@@ -65,7 +66,8 @@ def load(
         keep: keep the tokens of answers in the cache folder, for all processes of this user, and
             draft later answers from them; `Model.settle` waits until they are counted.
         embeddings: an embedding model's engine also returns the hidden states that its vectors are
-            made of, for `serve`; of other models it has no effect.
+            made of, for `serve`, and for `Model.embed`, which else opens the engine again; of other
+            models it has no effect.
         progress: gets the progress of long work.
 
     Raises:

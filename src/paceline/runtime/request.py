@@ -7,7 +7,7 @@ entry for the model, the model's own files, the fallback. `paceline.options` has
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
@@ -21,6 +21,9 @@ from paceline.engines.profile import MAX_ROWS
 from paceline.errors import CacheFull, InvalidRequest, ModelError
 from paceline.models import ModelFiles, settings_of
 from paceline.options import Options, faults
+
+if TYPE_CHECKING:
+    from paceline.constraints.grammar import Grammars
 
 _RULES: Mapping[str, type[Fixed]] = {"fixed": Fixed, "adaptive": Adaptive, "kelly": Kelly}
 
@@ -95,6 +98,7 @@ class Request:
     max_block: int
     probe: DrafterSpec | None
     raw: bool
+    system: str | None = None
     parse_special: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
@@ -198,6 +202,7 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
         max_block=block,
         probe=probe,
         raw=values.get("raw", False),
+        system=values.get("system"),
         parse_special=values.get("parse_special", False),
         min_tokens=values.get("min_tokens", 0),
         logprobs=values.get("logprobs"),
@@ -209,6 +214,23 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
         repetition=_repetition(values.get("repetition_detection")),
         settings=settings,
     )
+
+
+def structure(options: Options, grammars: "Callable[[], Grammars]") -> Constraint | None:
+    """Compile the structure that checked options give an answer; None: they give it none.
+
+    Raises:
+        InvalidRequest: it is invalid, matches nothing, or is too complex.
+        MissingExtra: llguidance is not installed.
+        ModelError: llguidance cannot use the model's tokenizer.
+    """
+    if (schema := options.get("json_schema")) is not None:
+        return grammars().json_schema(schema)
+    if (regex := options.get("regex")) is not None:
+        return grammars().regex(regex)
+    if (grammar := options.get("grammar")) is not None:
+        return grammars().lark(grammar)
+    return None
 
 
 def defaults_of(files: ModelFiles) -> Defaults:

@@ -8,8 +8,11 @@ from paceline.decoding.types import Counters, FinishReason, TokenLogprob
 from paceline.engines.invariance import Compared
 from paceline.runtime.request import Setting
 
+_SHOWN = 60
+"""Characters of an answer's text in its repr."""
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, repr=False)
 class Stats(Counters):
     """What a generation did and where its time went. Times are seconds."""
 
@@ -41,6 +44,10 @@ class Stats(Counters):
     """Tokens after the first."""
     probe: dict[str, dict[str, int]] | None = None
     """With a probe: drafter -> the steps, drafted and accepted that it would have had."""
+
+    def __repr__(self) -> str:
+        drafts = f"{self.accepted} of {self.drafted} drafts accepted"
+        return f"<Stats: {self.decoded} tokens decoded in {self.steps} steps, {drafts}>"
 
     @property
     def acceptance_rate(self) -> float:
@@ -94,7 +101,7 @@ class Stats(Counters):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
     """A finished answer."""
 
@@ -132,6 +139,10 @@ class Result:
     answer of `generate` depends on `block_length` alone; one of a conversation's later turns on
     `chunked_prefill` and `prefix_cache`, too; one of the server also on `batch`. Empty where
     nothing can differ, and where there was no room to measure."""
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
+        return f"<Result {text!r}: {self.completion_tokens} tokens, {self.finish_reason}>"
 
     @property
     def sampled(self) -> bool:

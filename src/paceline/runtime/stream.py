@@ -24,6 +24,7 @@ from paceline.engines.base import Engine, KVSequence, StepResult
 from paceline.engines.invariance import Compared
 from paceline.runtime.request import Request
 from paceline.runtime.result import Result, Stats
+from paceline.runtime.turns import Turns
 
 _KEPT_CALLS = 4096
 
@@ -60,6 +61,7 @@ class Stream:
         drafter: str,
         exactness: Callable[[], Mapping[str, Compared] | None],
         started: float,
+        lock: Turns,
         probes: Sequence[Probe] = (),
         on_end: Sequence[Callable[["Stream"], None]] = (),
     ) -> None:
@@ -75,6 +77,7 @@ class Stream:
             drafter: the drafter's name, for the result.
             exactness: called at the end for `Result.exactness`; None: it could not be measured.
             started: when the request came (`perf_counter`).
+            lock: the model's, which is taken for each step.
             probes: drafters that are only watched.
             on_end: called once each, in this order, when the answer has ended in any way.
         """
@@ -83,6 +86,7 @@ class Stream:
         """Whether an error ended the answer."""
         self.engine = engine
         self.sequence = sequence
+        self.lock = lock
         self._generation = generation
         self._model, self._drafter, self._exactness = model, drafter, exactness
         self._probes = probes
@@ -164,14 +168,24 @@ class Stream:
 
     def close(self) -> None:
         """End here; the answer so far is the result. After the end it does nothing."""
-        self._steps.close()
-        self._finish()
+        with self.lock:
+            self._steps.close()
+            self._finish()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Step:
-        return next(self._steps)
+        with self.lock:
+            try:
+                return next(self._steps)
+            except BaseException:
+                self._finish()
+                raise
+
+    def __repr__(self) -> str:
+        state = self._result or f"{len(self.answer)} tokens so far"
+        return f"<Stream of {self._model}: {state}>"
 
     def __enter__(self) -> Self:
         return self
@@ -193,8 +207,8 @@ class Stream:
         except Exception:
             self.failed = True
             raise
-        finally:
-            self._finish()
+        finally:  # perhaps in a finalizer
+            self.lock.run_soon(self._finish)
 
     def _step(self) -> Step:
         """Run one block; without a free slot the answer ends."""
@@ -263,6 +277,10 @@ class Stream:
         """Make the result and release what was held; only the first call does anything."""
         if self._result is not None:
             return
+        with self.lock:
+            self._make_result()
+
+    def _make_result(self) -> None:
         generation, stats = self._generation, self._stats
         self._text.append(generation.cancel())
         if self._probes:
@@ -384,12 +402,13 @@ def as_they_end(
             going += islice(streams, at_once - len(going))
             if not going:
                 return
-            fitting = blocks_that_fit(going[0].engine, going)
-            if fitting:
-                for step in run_step(going[0].engine, fitting):
-                    raised(step)
-            else:
-                going[-1].end(FinishReason.LENGTH)
+            with going[0].lock:
+                fitting = blocks_that_fit(going[0].engine, going)
+                if fitting:
+                    for step in run_step(going[0].engine, fitting):
+                        raised(step)
+                else:
+                    going[-1].end(FinishReason.LENGTH)
             for stream, _ in fitting:
                 watch(stream)
             ended = [stream for stream in going if stream.finished]

@@ -1,1 +1,1 @@
-"""Many users of one loaded model: a scheduler that shares its calls, and an HTTP server over it."""
+"""The HTTP server: the API of one loaded model, or of several, for many clients."""

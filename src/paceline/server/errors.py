@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.errors import Busy, CacheFull, InvalidRequest, MissingExtra, ModelError
 from paceline.options import Options
-from paceline.server.request import Draining, QueueFull, TimedOut
+from paceline.runtime.batching.request import Draining, QueueFull, TimedOut
 
 _RETRY_AFTER = {"retry-after": "1"}
 """Seconds after which a client may retry."""

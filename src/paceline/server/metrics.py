@@ -27,9 +27,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from paceline import __version__
+from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.pooled import Embedding
 from paceline.server.errors import ApiError
-from paceline.server.request import ServerRequest
 from paceline.server.service import Service
 from paceline.server.stream_text import Answer
 
@@ -96,7 +96,7 @@ class Metrics(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def on_answer(self, request: ServerRequest, answer: Answer) -> None:
+    def on_answer(self, request: BatchRequest, answer: Answer) -> None:
         """An answer has ended."""
         result = answer.done
         stats = result.stats

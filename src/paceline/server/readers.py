@@ -11,7 +11,7 @@ from enum import Enum
 from time import monotonic
 from typing import Any, TypeVar
 
-from paceline.server.request import Draining
+from paceline.runtime.batching.request import Draining
 
 _T = TypeVar("_T")
 

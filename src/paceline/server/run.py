@@ -13,13 +13,13 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.models import cache_dir
+from paceline.runtime.batching.prompt_store import PromptStore
+from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from paceline.server import page
 from paceline.server.app import make_app
 from paceline.server.http_server import HttpServer, request_log, say_line, serving_line
 from paceline.server.metrics import Metrics
-from paceline.server.prompt_store import PromptStore
-from paceline.server.scheduler import Scheduler
 from paceline.server.service import Service
 from paceline.server.settings import Settings
 from paceline.storage.system import allow_open_files
@@ -86,7 +86,7 @@ class Server:
             max_running=settings.max_running,
             store=_store(model, settings),
         )
-        self.service = Service(self.scheduler, self.settings)
+        self.service = Service(model, self.scheduler, self.settings)
         metrics = Metrics(self.service)
         self.service.observer = metrics
         self._app = make_app(self.service, metrics.routes(), page.routes())

@@ -18,9 +18,12 @@ from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.text import SIGN
 from paceline.decoding.types import FINAL_NORM, Constraint
 from paceline.drafters import DrafterSpec
-from paceline.models import TOKENIZER, ModelFiles
+from paceline.models import ModelFiles
 from paceline.options import Options
-from paceline.runtime.pooled import Embedding
+from paceline.runtime.batching.request import BatchRequest
+from paceline.runtime.batching.scheduler import Scheduler
+from paceline.runtime.model import Model
+from paceline.runtime.pooled import NO_EMBEDDINGS, Embedding
 from paceline.server.body import (
     ChatBody,
     CompletionBody,
@@ -34,8 +37,6 @@ from paceline.server.body import (
 from paceline.server.errors import ApiError, unknown_model
 from paceline.server.prompts import Prompts
 from paceline.server.readers import Readers
-from paceline.server.request import ServerRequest
-from paceline.server.scheduler import Scheduler
 from paceline.server.settings import Settings
 from paceline.server.stream_text import Answer, Answers
 
@@ -53,7 +54,7 @@ _TINY_TOP_P = 1e-9
 class Observer(Protocol):
     """Observes the outcome of requests, in the event loop: it must be quick, and not raise."""
 
-    def on_answer(self, request: ServerRequest, answer: Answer) -> None:
+    def on_answer(self, request: BatchRequest, answer: Answer) -> None:
         """An answer has ended."""
         ...
 
@@ -69,7 +70,7 @@ class Observer(Protocol):
 class NullObserver:
     """An observer that does nothing."""
 
-    def on_answer(self, request: ServerRequest, answer: Answer) -> None:
+    def on_answer(self, request: BatchRequest, answer: Answer) -> None:
         """Do nothing."""
 
     def on_embedding(self, embedding: Embedding) -> None:
@@ -82,35 +83,31 @@ class NullObserver:
 class Service:
     """One model for many clients. Its methods are thread-safe."""
 
-    def __init__(self, scheduler: Scheduler, settings: Settings) -> None:
-        """Serve the scheduler's model.
+    def __init__(self, model: Model, scheduler: Scheduler, settings: Settings) -> None:
+        """Serve a model by its scheduler.
 
         Raises InvalidRequest if its chat template cannot do what the setting `think` says.
         """
-        files = scheduler.model.files
-        self.scheduler = scheduler
+        files = model.files
+        self.model, self.scheduler = model, scheduler
         self.settings = settings
         self.observer: Observer = NullObserver()
         self.readers = Readers()
-        self.defaults = replace(scheduler.model.defaults, fallback=_FALLBACK)
+        self.defaults = replace(model.defaults, fallback=_FALLBACK)
         self.tokenizer = files.tokenizer()
         self.name = settings.name or served_name(files.name)
-        self.prompts = Prompts(scheduler.model, self.name, settings, self.max_length)
+        self.prompts = Prompts(model, self.name, settings, self.max_length)
         self.token_bytes = self.prompts.token_bytes
         self.created = self.now()
         self.fingerprint = f"fp_{files.fingerprint[:12]}"
-        self.grammars = Grammars(
-            files.folder / TOKENIZER,
-            vocab_size=scheduler.model.engine.vocab_size,
-            stop_token_ids=files.stop_token_ids,
-        )
+        self.grammars = model.grammars
 
     def close(self, grace: float = 0.0) -> None:
         """Accept nothing new; end what still runs after `grace` seconds. Blocks."""
         self.scheduler.close(grace)
         self.readers.close()
 
-    def answers(self, requests: Sequence[ServerRequest]) -> Answers:
+    def answers(self, requests: Sequence[BatchRequest]) -> Answers:
         """The answers to the requests of one client; entering them submits the requests."""
         return Answers(self.scheduler, requests, self.observer.on_answer)
 
@@ -134,7 +131,7 @@ class Service:
         if name is not None and name not in (self.name, *self.settings.aliases):
             raise unknown_model(name, self.name)
 
-    def prepare(self, body: ChatBody | CompletionBody | EmbeddingsBody) -> list[ServerRequest]:
+    def prepare(self, body: ChatBody | CompletionBody | EmbeddingsBody) -> list[BatchRequest]:
         """What the scheduler has to do for a body: `n` answers to each prompt, in their order.
 
         Raises:
@@ -161,7 +158,7 @@ class Service:
             return form
         return form.signed()
 
-    def _chat(self, body: ChatBody) -> list[ServerRequest]:
+    def _chat(self, body: ChatBody) -> list[BatchRequest]:
         text, thoughts = self.prompts.chat(body)
         tokens = self.prompts.chat_tokens(text)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -174,7 +171,7 @@ class Service:
             answer = answer._replace(thoughts=thoughts)  # a grammar has no place for them
         return self._requests(body, tokens, answer)
 
-    def _completions(self, body: CompletionBody) -> list[ServerRequest]:
+    def _completions(self, body: CompletionBody) -> list[BatchRequest]:
         answer = _Answer(
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs is not None and body.echo,
@@ -190,36 +187,20 @@ class Service:
         ]
         return [ticket for tokens in prompts for ticket in self._requests(body, tokens, answer)]
 
-    def _embeddings(self, body: EmbeddingsBody) -> list[ServerRequest]:
-        facts, model = self.files.facts, self.scheduler.model
-        if facts.pooling is None or FINAL_NORM not in model.engine.taps:
+    def _embeddings(self, body: EmbeddingsBody) -> list[BatchRequest]:
+        if self.files.facts.pooling is None or FINAL_NORM not in self.model.engine.taps:
             raise ApiError(
-                f"{self.name} makes no embeddings; serve an embedding model whose GGUF file names "
-                "its pooling (mean, first or last) and whose attention is causal, such as "
-                "Qwen3-Embedding",
+                f"{self.name} {NO_EMBEDDINGS}",
                 status=HTTPStatus.NOT_IMPLEMENTED,
                 code="not_implemented",
             )
-        request = model.request({"max_tokens": 1, "drafter": "none"})
-        tickets = []
-        for text in body.input:
-            tokens = self.prompts.tokens(text, field="input")
-            if facts.pooled_end is not None and tokens[-1] != facts.pooled_end:
-                tokens.append(facts.pooled_end)
-            tickets.append(
-                ServerRequest(
-                    tokens,
-                    request,
-                    cached=False,
-                    timeout=self.settings.request_seconds,
-                    pooling=facts.pooling,
-                )
-            )
-        return tickets
+        texts = [self.prompts.tokens(text, field="input") for text in body.input]
+        requests = map(self.model.embedding_request, texts)
+        return [replace(request, timeout=self.settings.request_seconds) for request in requests]
 
     def _requests(
         self, body: ChatBody | CompletionBody, tokens: list[int], answer: "_Answer"
-    ) -> list[ServerRequest]:
+    ) -> list[BatchRequest]:
         """The `n` requests for answers to one prompt."""
         constraint = answer.constraint or _constraint(body)
         if constraint is not None and body.ignore_eos:
@@ -243,11 +224,9 @@ class Service:
         tickets = []
         for index in range(body.n):
             options["seed"] = None if seed is None else (seed + index) % 2**64
-            request = self.scheduler.model.request(
-                cast("Options", options), self.defaults, private=private
-            )
+            request = self.model.request(cast("Options", options), self.defaults, private=private)
             tickets.append(
-                ServerRequest(
+                BatchRequest(
                     tokens,
                     replace(request, thoughts=answer.thoughts, shown=answer.shown),
                     body.cache_salt,

@@ -22,10 +22,10 @@ from typing import NamedTuple, Self
 from paceline.decoding.text import Decode, TextStream, unsigned
 from paceline.decoding.types import FinishReason, Step, TokenLogprob
 from paceline.errors import InvalidRequest
+from paceline.runtime.batching.request import BatchRequest, Event, QueuedRequest
+from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.pooled import Embedding
 from paceline.runtime.result import Result
-from paceline.server.request import Event, QueuedRequest, ServerRequest
-from paceline.server.scheduler import Scheduler
 
 
 class Piece(NamedTuple):
@@ -195,8 +195,8 @@ class Answers:
     def __init__(
         self,
         scheduler: Scheduler,
-        requests: Sequence[ServerRequest],
-        on_answer: Callable[[ServerRequest, Answer], None],
+        requests: Sequence[BatchRequest],
+        on_answer: Callable[[BatchRequest, Answer], None],
     ) -> None:
         """Prepare; entering submits the requests. `on_answer` gets each answer that has ended."""
         self._scheduler, self._on_answer = scheduler, on_answer

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.runtime.batching.prompt_store import PromptStore
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
-from paceline.server.prompt_store import PromptStore
 from paceline.server.settings import Settings
 from support.server import Running, running
 

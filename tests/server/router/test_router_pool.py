@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from paceline.errors import InvalidRequest, ModelError
-from paceline.server.request import Draining, QueueFull
+from paceline.runtime.batching.request import Draining, QueueFull
 from paceline.server.router import pool as pool_module
 from paceline.server.router.pool import Limits, Pool
 from support.waiting import PATIENCE

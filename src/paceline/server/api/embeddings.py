@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.runtime.batching.request import BatchRequest, Event, QueuedRequest
 from paceline.runtime.pooled import Embedding, normalized
 from paceline.server.api.endpoint import Endpoint
 from paceline.server.body import EmbeddingsBody
@@ -19,7 +20,6 @@ from paceline.server.errors import ApiError
 from paceline.server.http import Reply
 from paceline.server.json_body import parse
 from paceline.server.readers import Lane
-from paceline.server.request import Event, QueuedRequest, ServerRequest
 from paceline.server.service import Service
 
 _AT_ONCE = 8
@@ -44,16 +44,16 @@ def embeddings(service: Service) -> Endpoint:
     return Endpoint(service, work)
 
 
-def _prepared(service: Service, text: bytes) -> tuple[EmbeddingsBody, list[ServerRequest]]:
+def _prepared(service: Service, text: bytes) -> tuple[EmbeddingsBody, list[BatchRequest]]:
     body = parse(EmbeddingsBody, text)
     return body, service.prepare(body)
 
 
-async def _embedded(service: Service, requests: Sequence[ServerRequest]) -> list[Embedding]:
+async def _embedded(service: Service, requests: Sequence[BatchRequest]) -> list[Embedding]:
     """The embeddings, `_AT_ONCE` at a time; the first error ends all of them."""
     places = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(request: ServerRequest) -> Embedding:
+    async def one(request: BatchRequest) -> Embedding:
         async with places:
             return await _submitted(service, request)
 
@@ -65,7 +65,7 @@ async def _embedded(service: Service, requests: Sequence[ServerRequest]) -> list
     return [task.result() for task in tasks]
 
 
-async def _submitted(service: Service, request: ServerRequest) -> Embedding:
+async def _submitted(service: Service, request: BatchRequest) -> Embedding:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[Event] = loop.create_future()
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from paceline.constraints.compile_queue import Caller
+from paceline.runtime.batching.request import BatchRequest
 from paceline.server.api.usage import telemetry, usage
 from paceline.server.body import GenerationBody
 from paceline.server.errors import ApiError, api_error
@@ -32,7 +33,6 @@ from paceline.server.http import (
 )
 from paceline.server.json_body import parse
 from paceline.server.readers import Lane
-from paceline.server.request import ServerRequest
 from paceline.server.service import Observer, Service
 from paceline.server.settings import Settings
 from paceline.server.stream_text import Answer, Answers, Delta, Piece
@@ -62,7 +62,7 @@ class ApiRequest(ABC, Generic[_B]):
     id_prefix: ClassVar[str]
     keepalive: ClassVar[bytes] = KEEPALIVE
     """What a stream sends while there is nothing new."""
-    requests: Sequence[ServerRequest]
+    requests: Sequence[BatchRequest]
     """The answers to compute: `body.n` for each prompt, in the order of the prompts."""
     _predicted = False
     """Whether the request has a prediction."""

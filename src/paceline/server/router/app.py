@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 
 from paceline.errors import ModelError
 from paceline.models import Listed, memory_needed
+from paceline.runtime.batching.request import BatchRequest, TimedOut
 from paceline.runtime.pooled import Embedding
 from paceline.server.api.endpoint import Endpoint
 from paceline.server.api.models import model_entry, model_list
@@ -28,7 +29,6 @@ from paceline.server.errors import ApiError, unknown_model
 from paceline.server.http import CLIENT_HEADER, Reply, client_of
 from paceline.server.json_body import Body, parse
 from paceline.server.readers import Lane
-from paceline.server.request import ServerRequest, TimedOut
 from paceline.server.router.child import Child
 from paceline.server.router.metrics import CONTENT_TYPE, labelled
 from paceline.server.router.pool import Pool
@@ -85,7 +85,7 @@ class Router:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
         )
 
-    def on_answer(self, request: ServerRequest, answer: Answer) -> None:
+    def on_answer(self, request: BatchRequest, answer: Answer) -> None:
         """Never called: answers are counted where they are made."""
 
     def on_embedding(self, embedding: Embedding) -> None:

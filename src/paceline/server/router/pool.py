@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
 from paceline.errors import InvalidRequest
-from paceline.server.request import Draining, QueueFull
+from paceline.runtime.batching.request import Draining, QueueFull
 from paceline.storage.files import megabytes
 
 _OVERTAKING_SECONDS = 20.0

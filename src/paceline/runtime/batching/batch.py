@@ -11,9 +11,9 @@ from paceline.decoding.auto import Auto
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block, Step
 from paceline.engines.base import Engine, StepResult
+from paceline.runtime.batching.request import Load, QueuedRequest
 from paceline.runtime.pooled import PooledStream
 from paceline.runtime.stream import Stream, run_step
-from paceline.server.request import Load, QueuedRequest
 
 Work = tuple[Stream | PooledStream, Block]
 """An answer or an embedding, and its next block."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from paceline.decoding.types import common_prefix_length
 from paceline.drafters import DraftKV
 from paceline.engines.base import Engine, KVSequence
-from paceline.server.prompt_store import PromptStore, Tokens
+from paceline.runtime.batching.prompt_store import PromptStore, Tokens
 
 log = logging.getLogger(__name__)
 

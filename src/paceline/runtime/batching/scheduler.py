@@ -25,24 +25,24 @@ import numpy as np
 
 from paceline.decoding.types import Step
 from paceline.errors import CacheFull, InvalidRequest
-from paceline.runtime.model import Model
-from paceline.runtime.pooled import Embedding, PooledStream
-from paceline.runtime.result import Result
-from paceline.runtime.stream import Stream
-from paceline.server.admission import Admission
-from paceline.server.batch import Batcher, Work
-from paceline.server.prefix_cache import CachedPrefix, PrefixCache, close_sequence
-from paceline.server.prompt_store import PromptStore
-from paceline.server.request import (
+from paceline.runtime.batching.admission import Admission
+from paceline.runtime.batching.batch import Batcher, Work
+from paceline.runtime.batching.prefix_cache import CachedPrefix, PrefixCache, close_sequence
+from paceline.runtime.batching.prompt_store import PromptStore
+from paceline.runtime.batching.request import (
+    BatchRequest,
     Draining,
     Event,
     Listener,
     Load,
     QueuedRequest,
     QueueFull,
-    ServerRequest,
     TimedOut,
 )
+from paceline.runtime.core import ModelCore
+from paceline.runtime.pooled import Embedding, PooledStream
+from paceline.runtime.result import Result
+from paceline.runtime.stream import Stream
 
 log = logging.getLogger(__name__)
 
@@ -61,28 +61,34 @@ class Scheduler:
 
     def __init__(
         self,
-        model: Model,
+        model: ModelCore,
         *,
         max_waiting: int = 256,
         max_running: int = 64,
         store: PromptStore | None = None,
+        until_idle: bool = False,
     ) -> None:
         """Prepare; `start` starts the thread.
 
         Args:
-            model: loaded, with the drafters that requests may use; for this scheduler alone.
+            model: loaded, with the drafters that requests may use. Other users of its KV cache take
+                slots from requests.
             max_waiting: requests in the queue.
             max_running: requests that run at once.
             store: keeps prompts on disk; None: they are kept in memory alone.
+            until_idle: close with the last request, before its listener gets the result; the prefix
+                cache is then empty.
         """
         self.model = model
         self.prefix_cache = PrefixCache(model.engine, store)
         self.admission = Admission(model.engine, self.prefix_cache, model.draft_slots)
         self.load = Load()
         self.max_waiting, self._max_running = max_waiting, max_running
+        self._until_idle = until_idle
         self._waiting: deque[QueuedRequest] = deque()
         self._running: list[QueuedRequest] = []
-        self._unfinished = 0  # submitted and not ended
+        self.unfinished = 0
+        """Requests that were submitted and have not ended."""
         self._wake = threading.Condition()
         self._draining = self._failing = self._stopped = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
@@ -90,7 +96,8 @@ class Scheduler:
 
     def start(self) -> None:
         """Start the thread that drives the engine."""
-        self._batcher.warm_up()
+        with self.model.lock:
+            self._batcher.warm_up()
         self._thread.start()
 
     @property
@@ -118,7 +125,7 @@ class Scheduler:
         """Fraction of the slots that running requests hold, 0 to 1; shared slots count for each."""
         return self.admission.usage(list(self._running))
 
-    def submit(self, ticket: ServerRequest, listener: Listener) -> QueuedRequest:
+    def submit(self, ticket: BatchRequest, listener: Listener) -> QueuedRequest:
         """Put a request into the queue.
 
         The listener gets the request's events in the engine's thread, and must return quickly.
@@ -126,13 +133,13 @@ class Scheduler:
         Raises:
             InvalidRequest: it can never be served.
             QueueFull: too many requests wait.
-            Draining: the server is shutting down.
+            Draining: it is shutting down.
         """
         missing = self.model.taps_for(ticket.request) - set(self.model.engine.taps)
         if missing:
             raise InvalidRequest(
                 f"drafter {ticket.request.drafter} needs hidden states that the model was loaded "
-                "without; start the server with that drafter"
+                "without; name it when loading, or start the server with it"
             )
         ticket = self.admission.limited(ticket)
         queued = QueuedRequest(
@@ -143,12 +150,12 @@ class Scheduler:
         )
         with self._wake:
             if self._draining:
-                raise Draining("the server is shutting down and accepts no more requests")
+                raise Draining("the model is shutting down and accepts no more requests")
             if len(self._waiting) >= self.max_waiting:
                 self.load.rejected += 1
                 raise QueueFull(f"{len(self._waiting)} requests wait already; try again later")
             self._waiting.append(queued)
-            self._unfinished += 1
+            self.unfinished += 1
             self.load.submitted += 1
             self.load.waiting = len(self._waiting)
             self._wake.notify()
@@ -160,7 +167,7 @@ class Scheduler:
             self._draining = True
             self._wake.notify()
         end = monotonic() + grace
-        while self.alive and self._unfinished and monotonic() < end:
+        while self.alive and self.unfinished and monotonic() < end:
             threading.Event().wait(0.02)
         with self._wake:
             self._stopped = True
@@ -176,7 +183,8 @@ class Scheduler:
         faults = 0
         while self._wait_for_work():
             try:
-                self._iterate()
+                with self.model.lock:
+                    self._iterate()
                 faults, self._failing = 0, False
             except Exception as error:  # no request may wait forever because of it
                 log.exception("the scheduler failed and continues")
@@ -184,15 +192,20 @@ class Scheduler:
                 faults += 1
                 if faults >= _MAX_FAULTS:
                     self._failing = True
-                    self._end_all(error)
+                    with self.model.lock:
+                        self._end_all(error)
         with self._wake:
             self._draining = True
-        self._end_all(Draining("the server has shut down"))
-        self.prefix_cache.clear()
+        with self.model.lock:
+            self._end_all(Draining("the model was shut down before the answer ended"))
+            self.prefix_cache.clear()
 
     def _wait_for_work(self) -> bool:
         """Wait for a request; False once the scheduler is stopped."""
         with self._wake:
+            if self._until_idle and not self.unfinished:
+                self._draining = True
+                return False
             while not (self._stopped or self._waiting or self._running):
                 self._wake.wait()
             return not self._stopped
@@ -361,7 +374,7 @@ class Scheduler:
             if queued in self._waiting:
                 self._waiting.remove(queued)
             self._update_load()
-            self._unfinished -= 1
+            self.unfinished -= 1
         with suppress(Exception):  # its listener gets the event in any case
             self.load.count_cut(queued, error)
         stream, prefix, queued.prefix = queued.stream, queued.prefix, None
@@ -375,6 +388,8 @@ class Scheduler:
                 error = error or failed
         if prefix is not None:
             self._release(queued, prefix, None if error else tokens)
+        if self._until_idle and not self.unfinished:
+            self.prefix_cache.clear()
         if error is not None:
             self.load.failed += 1
             self._send(queued, error)

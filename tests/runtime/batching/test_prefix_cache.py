@@ -8,7 +8,7 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.drafters.dflash import HostKV
 from paceline.drafters.networks.context import ContextCache
-from paceline.server.prefix_cache import CachedPrefix, PrefixCache
+from paceline.runtime.batching.prefix_cache import CachedPrefix, PrefixCache
 from support.toy import ToyEngine
 
 TEXT = list(range(40))

@@ -10,9 +10,9 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import StepResult
 from paceline.engines.openvino.engine import OpenVinoEngine
 from paceline.models import resolve
+from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.conversation import Conversation
 from paceline.runtime.model import Model
-from paceline.server.scheduler import Scheduler
 from support.scheduling import Submitted
 from support.tiny_checkpoints import write_gguf_of
 

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from paceline.decoding.costs import CostTable
-from paceline.server.batch import BatchCost
+from paceline.runtime.batching.batch import BatchCost
 
 ALONE = CostTable({1: 1.0, 8: 1.0, 9: 4.1, 32: 4.1})
 """Steps: on the whole a row adds 0.1."""

@@ -10,11 +10,11 @@ from paceline.decoding.types import Constraint, Step
 from paceline.drafters import DraftKV
 from paceline.errors import PacelineError
 from paceline.models import Pooling
+from paceline.runtime.batching.prefix_cache import CachedPrefix
 from paceline.runtime.pooled import Embedding, PooledStream
 from paceline.runtime.request import Request
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
-from paceline.server.prefix_cache import CachedPrefix
 
 
 class QueueFull(PacelineError):
@@ -22,7 +22,7 @@ class QueueFull(PacelineError):
 
 
 class Draining(PacelineError):
-    """The server is shutting down and accepts no more requests."""
+    """The scheduler or the server is shutting down and accepts no more requests."""
 
 
 class TimedOut(PacelineError):
@@ -36,8 +36,8 @@ Listener = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
-class ServerRequest:
-    """One answer or embedding to compute: what an endpoint submits to the scheduler."""
+class BatchRequest:
+    """One answer or embedding to compute: what is submitted to the scheduler."""
 
     tokens: list[int]
     """The prompt."""
@@ -57,7 +57,7 @@ class ServerRequest:
     constraint: Callable[[Grammars], Constraint] | None = None
     """Compiles the constraint of the answer, which may take seconds; None: it has none."""
 
-    def compiled(self, grammars: Grammars) -> "ServerRequest":
+    def compiled(self, grammars: Grammars) -> "BatchRequest":
         """The request with its constraint. Raises InvalidRequest if that cannot be compiled."""
         if self.constraint is None:
             return self
@@ -72,7 +72,7 @@ class QueuedRequest:
     The listener gets its events. A request that is cancelled in the queue ends without one.
     """
 
-    ticket: ServerRequest
+    ticket: BatchRequest
     listener: Listener
     max_length: int
     """Most tokens of prompt and answer together."""

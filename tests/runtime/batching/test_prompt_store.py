@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from paceline.engines.base import KVSequence
+from paceline.runtime.batching.prompt_store import PromptStore
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
-from paceline.server.prompt_store import PromptStore
 from paceline.server.settings import Settings
 from support.server import Running, running
 from support.waiting import until
@@ -196,7 +196,7 @@ def test_a_disk_that_fails_is_one_warning_and_requests_go_on(
         text, _ = ask(server)
     for path in files(cache):
         path.unlink()
-    monkeypatch.setattr("paceline.server.prompt_store.write_bytes", fail)
+    monkeypatch.setattr("paceline.runtime.batching.prompt_store.write_bytes", fail)
     with (
         caplog.at_level(logging.WARNING),
         running(model, Settings(prompt_cache_bytes=LIMIT)) as server,

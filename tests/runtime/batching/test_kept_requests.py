@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from paceline.runtime import kept as kept_module
+from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.kept import all_kept
 from paceline.runtime.model import Model
-from paceline.server.scheduler import Scheduler
 from support.scheduling import Submitted
 
 PROMPT = "the rain in the rain in the"

@@ -9,9 +9,9 @@ import pytest
 
 from paceline.engines import EngineSettings, open_engine
 from paceline.models import ModelFiles
+from paceline.runtime.batching.request import QueuedRequest
+from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
-from paceline.server.request import QueuedRequest
-from paceline.server.scheduler import Scheduler
 from support.command import served
 from support.others import CHAT, TEXT
 from support.scheduling import Submitted

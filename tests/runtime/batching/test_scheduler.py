@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidRequest
+from paceline.runtime.batching.request import Draining, QueueFull, TimedOut
+from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
-from paceline.server.request import Draining, QueueFull, TimedOut
-from paceline.server.scheduler import Scheduler
 from support.scheduling import Submitted
 from support.waiting import until
 

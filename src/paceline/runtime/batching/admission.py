@@ -16,8 +16,8 @@ import numpy as np
 from paceline.drafters import DrafterSpec
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
-from paceline.server.prefix_cache import CachedPrefix, PrefixCache, close_sequence
-from paceline.server.request import QueuedRequest, ServerRequest
+from paceline.runtime.batching.prefix_cache import CachedPrefix, PrefixCache, close_sequence
+from paceline.runtime.batching.request import BatchRequest, QueuedRequest
 
 _HEADROOM = 128
 """Tokens by which each running answer can grow before a request is admitted beside it. Fewer admit
@@ -50,7 +50,7 @@ class Admission:
         """Most tokens of prompt and answer together."""
         return min(self._engine.context_length, self._slots)
 
-    def limited(self, ticket: ServerRequest) -> ServerRequest:
+    def limited(self, ticket: BatchRequest) -> BatchRequest:
         """The ticket with `max_tokens` set so that it fits the cache when it runs alone.
 
         Raises InvalidRequest if its prompt does not fit.

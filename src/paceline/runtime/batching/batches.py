@@ -1,0 +1,212 @@
+"""Answers of one process in batches: lists of prompts, and requests of coroutines.
+
+A scheduler and its thread exist while there is work. With the last answer the KV cache is as it was
+before, so that streams and conversations find its slots. Requests that come meanwhile join.
+
+Independent of prompts and options: it gets requests.
+"""
+
+import asyncio
+import atexit
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Self
+from weakref import ref
+
+from paceline.decoding.types import Step
+from paceline.errors import InvalidRequest
+from paceline.runtime.batching.request import (
+    BatchRequest,
+    Draining,
+    Event,
+    Listener,
+    QueuedRequest,
+)
+from paceline.runtime.batching.scheduler import Scheduler
+from paceline.runtime.core import ModelCore
+from paceline.runtime.pooled import Embedding
+from paceline.runtime.result import Result
+
+AT_ONCE = 64
+"""Requests of a caller that run at once."""
+
+_AHEAD = 2 * AT_ONCE
+"""Requests of a caller in the scheduler: those that wait fill the places of those that end."""
+
+
+class Batches:
+    """The batches of one model. Thread-safe."""
+
+    def __init__(self, model: ModelCore) -> None:
+        """Start nothing yet."""
+        self._model = model
+        self._scheduler: Scheduler | None = None
+        self._guard = threading.Lock()
+        # A thread that is in the engine when the process ends would crash it.
+        atexit.register(_close, ref(self))
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests run or wait."""
+        return self._scheduler is not None and self._scheduler.unfinished > 0
+
+    def submit(self, request: BatchRequest, listener: Listener) -> QueuedRequest:
+        """Run a request beside the others; its events go to the listener, in another thread.
+
+        Raises InvalidRequest if it can never be served.
+        """
+        with self._guard:
+            if self._scheduler is not None:
+                with suppress(Draining):  # it ended with its last request
+                    return self._scheduler.submit(request, listener)
+            with self._model.lock:
+                scheduler = Scheduler(
+                    self._model, max_waiting=sys.maxsize, max_running=AT_ONCE, until_idle=True
+                )
+                queued = scheduler.submit(request, listener)
+                scheduler.start()
+                self._scheduler = scheduler
+            return queued
+
+    def as_they_end(
+        self, requests: Iterator[BatchRequest], noun: str | None
+    ) -> Generator[tuple[int, Result | Embedding], None, None]:
+        """Run requests together; yield each one's number, from 0, and its result when it has ended.
+
+        Requests are taken as places become free. An error of one, or closing the generator, ends
+        all of them. The error of one that is too long has its number, after `noun`.
+        """
+        events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
+        queued: dict[int, QueuedRequest] = {}
+
+        def listen(number: int, event: Event) -> None:
+            if not isinstance(event, Step):
+                events.put((number, event))
+
+        numbered = enumerate(requests)
+        try:
+            while True:
+                for number, request in islice(numbered, _AHEAD - len(queued)):
+                    try:
+                        queued[number] = self.submit(request, partial(listen, number))
+                    except InvalidRequest as error:
+                        if noun is None:
+                            raise
+                        raise InvalidRequest(f"{noun} {number}: {error}") from error
+                if not queued:
+                    return
+                number, event = events.get()
+                del queued[number]
+                if isinstance(event, Exception):
+                    raise event
+                assert not isinstance(event, Step)
+                yield number, event
+        finally:
+            for unfinished in queued.values():
+                unfinished.cancel()
+
+    def close(self) -> None:
+        """End all requests, and wait for the call that runs."""
+        with self._guard:
+            scheduler, self._scheduler = self._scheduler, None
+        if scheduler is not None:
+            scheduler.close()
+
+
+def _close(batches: "ref[Batches]") -> None:
+    """Close batches that are still there."""
+    if (batches_left := batches()) is not None:
+        batches_left.close()
+
+
+class AsyncStream:
+    """An answer as it is made, for one coroutine: `async for` its steps, then read `result`.
+
+    To leave early, `await aclose()`, or an `async with` block.
+    """
+
+    def __init__(self, submit: Callable[[Listener], QueuedRequest]) -> None:
+        """Submit at the first step; `submit` may take a while, and runs in another thread."""
+        self._submit = submit
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._queued: QueuedRequest | None = None
+        self._started = False
+        self._result: Result | None = None
+
+    @property
+    def result(self) -> Result:
+        """The finished answer. Raises RuntimeError if it has not ended."""
+        if self._result is None:
+            raise RuntimeError("the answer has not ended: iterate to its end")
+        return self._result
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Step:
+        if self._result is not None:
+            raise StopAsyncIteration
+        if not self._started:
+            await self._start()
+        match await self._events.get():
+            case Step() as step:
+                return step
+            case Exception() as error:
+                raise error
+            case Result() as result:
+                self._result = result
+        raise StopAsyncIteration
+
+    async def finish(self) -> Result:
+        """Wait for the end; if the caller is cancelled, the answer ends."""
+        async with self:
+            async for _ in self:
+                pass
+        return self.result
+
+    async def _start(self) -> None:
+        self._started = True
+        loop = asyncio.get_running_loop()
+
+        def listen(event: Event) -> None:  # in the engine's thread
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+        submitting = asyncio.ensure_future(asyncio.to_thread(self._submit, listen))
+        try:
+            self._queued = await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            submitting.add_done_callback(_cancel)
+            raise
+
+    async def aclose(self) -> None:
+        """End the answer here."""
+        if self._queued is not None:
+            self._queued.cancel()
+
+    def __del__(self) -> None:
+        if self._queued is not None:  # a loop was left without `aclose`
+            self._queued.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+def _cancel(submitting: "asyncio.Future[QueuedRequest]") -> None:
+    """Cancel a request that was submitted after its caller had gone."""
+    if not submitting.cancelled() and submitting.exception() is None:
+        submitting.result().cancel()

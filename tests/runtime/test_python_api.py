@@ -1,0 +1,121 @@
+"""What the Python API adds to an answer: structures, system messages, texts of tokens, vectors."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import paceline
+from paceline.errors import InvalidRequest
+from paceline.runtime.model import Model
+from support.plain import PROMPT
+from support.tiny import write_tiny
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ada", "Bo"]}, "age": {"type": "integer", "maximum": 9}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def is_json(text: str) -> bool:
+    return json.loads(text).keys() == {"name", "age"}
+
+
+STRUCTURES: list[tuple[dict[str, Any], Any]] = [
+    ({"json_schema": SCHEMA}, is_json),
+    ({"regex": "(yes|no), [0-9]{2}"}, re.compile("(yes|no), [0-9]{2}").fullmatch),
+    ({"grammar": 'start: "up" | "down"'}, ("up", "down").__contains__),
+]
+
+
+@pytest.mark.parametrize(("option", "fits"), STRUCTURES, ids=["schema", "regex", "grammar"])
+def test_an_answer_has_the_structure_that_is_asked_for_alone_and_in_a_batch(
+    option: Any, fits: Any, model: Model
+):
+    answer = model.generate(PROMPT, temperature=1.0, seed=5, **option)
+    assert fits(answer.text)
+    both = model.generate([PROMPT, "Hello"], temperature=1.0, seed=5, **option)
+    assert both[0].token_ids == answer.token_ids
+    assert fits(both[1].text)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"regex": "(", "max_tokens": 3}, "regular expression"),
+        ({"grammar": "begin: 1"}, "grammar"),
+        ({"json_schema": {"type": "nothing"}}, "JSON schema"),
+        ({"json_schema": "{}"}, "json_schema"),
+        ({"regex": ""}, "regex"),
+        ({"regex": "a", "grammar": 'start: "a"'}, "regex and grammar"),
+        ({"regex": "a", "ignore_eos": True}, "ignore_eos"),
+        ({"system": 3}, "system"),
+        ({"system": "a", "raw": True}, "system"),
+    ],
+)
+def test_a_wrong_structure_or_system_message_is_refused_by_name(
+    options: Any, named: str, model: Model
+):
+    with pytest.raises(InvalidRequest) as error:
+        model.generate(PROMPT, **options)
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_system_is_the_system_message(model: Model):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROMPT}]
+    expected = model.generate(messages, max_tokens=5)
+    assert expected.prompt_tokens != model.generate(PROMPT, max_tokens=5).prompt_tokens
+    for prompt in (PROMPT, messages[1:]):
+        answer = model.generate(prompt, max_tokens=5, system="Be brief.")
+        assert answer.token_ids == expected.token_ids
+        assert answer.prompt_tokens == expected.prompt_tokens
+    with pytest.raises(InvalidRequest):
+        model.generate(messages, system="Be long.")
+
+
+def test_detokenize_is_the_inverse_of_raw_tokens(model: Model):
+    assert model.detokenize(model.tokens(PROMPT, raw=True)) == PROMPT
+    for wrong in ([-1], [320], ["a"]):
+        with pytest.raises(InvalidRequest):
+            model.detokenize(wrong)  # type: ignore[arg-type]
+
+
+def test_logprobs_have_the_texts_of_their_tokens(model: Model):
+    answer = model.generate(PROMPT, max_tokens=9, ignore_eos=True, logprobs=2, prompt_logprobs=True)
+    for logprob in [*answer.logprobs, *filter(None, answer.prompt_logprobs)]:
+        assert logprob.text
+        assert len(logprob.top_texts) == len(logprob.top)
+        texts = dict(zip([token for token, _ in logprob.top], logprob.top_texts, strict=True))
+        assert texts.get(logprob.token, logprob.text) == logprob.text
+
+
+@pytest.fixture
+def embedder(cache: Path, tmp_path: Path) -> Path:
+    return write_tiny(tmp_path / "embedder.gguf", "qwen3", fields={"qwen3.pooling_type": 1})
+
+
+@pytest.mark.parametrize("embeddings", [True, False])
+def test_vectors_are_of_length_one_and_the_same_alone_and_in_a_batch(
+    embeddings: bool, embedder: Path
+):
+    with paceline.load(embedder, cache_tokens=1024, embeddings=embeddings) as model:
+        texts = ["the rain", "a", "this is the one " * 9]
+        vectors = model.embed(texts)
+        assert vectors.shape == (3, model.embed("a").size)
+        assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0)
+        for text, vector in zip(texts, vectors, strict=True):
+            assert np.array_equal(model.embed(text), vector)
+        for wrong in ("", [], ["a", ""], ["a", 3], ["a", "too long " * 999]):
+            with pytest.raises(InvalidRequest):
+                model.embed(wrong)  # type: ignore[call-overload]
+
+
+def test_a_model_that_makes_no_embeddings_says_so(model: Model):
+    with pytest.raises(InvalidRequest):
+        model.embed("a")

@@ -1,0 +1,299 @@
+"""Answers of one model together: lists of prompts, threads and coroutines."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.decoding.types import FinishReason
+from paceline.errors import InvalidRequest
+from paceline.models import ModelFiles
+from paceline.options import Options
+from paceline.runtime.batching.request import Draining
+from paceline.runtime.model import Model
+from support.plain import PROMPT, PROMPTS, SAMPLED, plain, small
+from support.waiting import PATIENCE, until
+
+MANY = [f"{prompt} {number}" for number in range(2) for prompt in PROMPTS]
+WAYS: list[Options] = [{"drafter": "suffix"}, {**SAMPLED, "stop": "T"}]
+
+
+def alone(model: Model, prompt: Any, **options: Any) -> list[int]:
+    return plain(model.fresh(), prompt, **{**options, "drafter": "none"}).token_ids
+
+
+@pytest.fixture
+def sizes(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sequences of each call."""
+    step, counts = type(model.engine).step, list[int]()
+
+    def counting(engine: Any, work: Any) -> Any:
+        counts.append(len(work))
+        return step(engine, work)
+
+    monkeypatch.setattr(type(model.engine), "step", counting)
+    return counts
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_list_of_prompts_gets_the_answers_of_each_alone_in_its_order(
+    way: Options, model: Model, sizes: list[int]
+):
+    options: Any = {"max_tokens": 15, **way}
+    model.generate(PROMPTS, max_tokens=1)  # measures the engine's calls, once
+    sizes.clear()
+    results = model.generate(MANY, **options)
+    assert max(sizes) > len(MANY) // 2
+    calls = len(sizes)
+    assert [result.token_ids for result in results] == [
+        alone(model, prompt, **options) for prompt in MANY
+    ]
+    sizes.clear()
+    texts = [model.generate(prompt, **options).text for prompt in MANY]
+    assert len(sizes) > 3 * calls
+    assert [result.text for result in results] == texts
+
+
+def test_lists_of_chats_and_of_token_ids_are_batches_and_a_list_of_messages_is_not(model: Model):
+    chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    token_ids = [model.tokens(prompt) for prompt in PROMPTS]
+    expected = [alone(model, prompt, max_tokens=5) for prompt in PROMPTS]
+    for batch in (chats, token_ids, [PROMPTS[0], *chats[1:]]):
+        results = model.generate(batch, max_tokens=5)
+        assert [result.token_ids for result in results] == expected
+    assert model.generate(chats[0], max_tokens=5).token_ids == expected[0]
+    assert model.generate(token_ids[0], max_tokens=5).token_ids == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "named"),
+    [
+        (["a", {"role": "user", "content": "b"}], ["messages", "strings"]),
+        (["a", 1], ["strings", "token ids"]),
+        ([{"role": "user", "content": "b"}, 3], ["messages", "token ids"]),
+        (["a", None], ["item 1", "NoneType"]),
+        ([True], ["item 0", "bool"]),
+        (7, ["int"]),
+        (b"a", ["bytes"]),
+        (["a", ""], ["prompt 1", "empty"]),
+        (["a", []], ["prompt 1", "empty"]),
+        (["a", "far too long " * 2000], ["prompt 1", "context"]),
+        ([], ["empty"]),
+    ],
+)
+def test_a_list_that_is_of_no_one_kind_is_refused_by_name(
+    prompt: Any, named: list[str], model: Model
+):
+    with pytest.raises(InvalidRequest) as error:
+        model.generate(prompt)
+    assert all(name in str(error.value) for name in named), error.value
+
+
+def test_a_wrong_option_is_no_fault_of_a_prompt(model: Model):
+    with pytest.raises(InvalidRequest) as error:
+        model.generate(PROMPTS, top_k=-1)
+    assert "top_k" in str(error.value)
+    assert "prompt" not in str(error.value)
+
+
+@pytest.mark.parametrize("ask", [Model.stream, Model.tokens], ids=["stream", "tokens"])
+def test_what_takes_one_prompt_refuses_several(ask: Any, model: Model):
+    with pytest.raises(InvalidRequest):
+        ask(model, PROMPTS)
+
+
+def test_map_yields_each_answer_when_it_ends_and_reads_prompts_as_places_become_free(
+    model: Model,
+):
+    read = list[int]()
+
+    def prompts() -> Iterator[str]:
+        for number in range(150):
+            read.append(number)
+            yield f"a {number}"
+
+    answers = model.map(prompts(), max_tokens=1)
+    first = next(answers)
+    assert len(read) < 150
+    results = dict([first, *answers])
+    assert sorted(results) == [*range(150)]
+    for number in (0, 149):
+        assert results[number].token_ids == alone(model, f"a {number}", max_tokens=1)
+
+
+def test_leaving_map_early_ends_the_other_answers(model: Model):
+    free = model.engine.free_slots
+    for _ in model.map(MANY, max_tokens=40, ignore_eos=True):
+        break
+    until(lambda: model.engine.free_slots == free)
+    assert plain(model, PROMPT).token_ids
+
+
+def test_an_error_of_one_prompt_of_map_ends_all(model: Model):
+    free = model.engine.free_slots
+    with pytest.raises(InvalidRequest):
+        list(model.map([*PROMPTS, "far too long " * 2000], max_tokens=40, ignore_eos=True))
+    until(lambda: model.engine.free_slots == free)
+
+
+def test_map_refuses_a_single_prompt(model: Model):
+    with pytest.raises(InvalidRequest):
+        model.map("one")
+
+
+def test_answers_that_do_not_fit_together_are_those_of_each_alone(
+    tiny_files: ModelFiles, cache: Path
+):
+    model = small(tiny_files, 96)
+    free = model.engine.free_slots
+    options: Any = {"max_tokens": 30, "ignore_eos": True, "drafter": "none"}
+    results = model.generate(PROMPTS * 2, **options)
+    expected = [alone(model, prompt, **options) for prompt in PROMPTS * 2]
+    assert [result.token_ids for result in results] == expected
+    assert model.engine.free_slots == free
+
+
+def test_threads_get_the_answers_of_each_alone(model: Model):
+    expected = [alone(model, prompt, max_tokens=20) for prompt in MANY]
+    answers = dict[int, list[int]]()
+
+    def ask(number: int) -> None:
+        prompt = MANY[number]
+        if number % 3 == 0:
+            answers[number] = model.generate(prompt, max_tokens=20).token_ids
+        elif number % 3 == 1:
+            with model.stream(prompt, max_tokens=20) as stream:
+                answers[number] = [token for step in stream for token in step.tokens]
+        else:
+            (result,) = model.generate([prompt], max_tokens=20)
+            answers[number] = result.token_ids
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(MANY))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert [answers.get(number) for number in range(len(MANY))] == expected
+
+
+def test_coroutines_share_calls_and_get_the_answers_of_each_alone(model: Model, sizes: list[int]):
+    async def ask() -> list[list[int]]:
+        answers = await asyncio.gather(
+            *(model.agenerate(prompt, max_tokens=30) for prompt in PROMPTS)
+        )
+        more = await model.agenerate(PROMPTS, max_tokens=30)
+        return [answer.token_ids for answer in (*answers, *more)]
+
+    answers = asyncio.run(ask())
+    assert max(sizes) >= len(PROMPTS) // 2
+    expected = [alone(model, prompt, max_tokens=30) for prompt in PROMPTS]
+    assert answers == expected * 2
+
+
+def test_steps_of_a_coroutines_stream_are_the_answer(model: Model):
+    async def ask() -> None:
+        stream = model.astream(PROMPT, max_tokens=20)
+        with pytest.raises(RuntimeError):
+            _ = stream.result
+        steps = [step async for step in stream]
+        expected = plain(model, PROMPT, max_tokens=20)
+        assert [token for step in steps for token in step.tokens] == expected.token_ids
+        assert stream.result.text == expected.text
+
+    asyncio.run(ask())
+
+
+def test_errors_reach_the_coroutine(model: Model):
+    free = model.engine.free_slots
+
+    async def ask(prompt: Any, **options: Any) -> None:
+        await model.agenerate(prompt, **options)
+
+    for prompt, options in ((PROMPT, {"top_k": -1}), ([PROMPT, ""], {}), ("long " * 2000, {})):
+        with pytest.raises(InvalidRequest):
+            asyncio.run(ask(prompt, **options))
+    until(lambda: model.engine.free_slots == free)
+
+
+def test_a_coroutine_that_leaves_ends_its_answer(model: Model):
+    free = model.engine.free_slots
+
+    async def leave() -> None:
+        async with model.astream(PROMPT, max_tokens=400, ignore_eos=True) as stream:
+            async for _ in stream:
+                break
+        task = asyncio.ensure_future(model.agenerate(PROMPT, max_tokens=400, ignore_eos=True))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leave())
+    until(lambda: model.engine.free_slots == free)
+
+
+def test_a_stream_that_is_forgotten_frees_its_slots_though_another_thread_has_the_model(
+    model: Model,
+):
+    free = model.engine.free_slots
+    stream = model.stream(PROMPT, max_tokens=50, ignore_eos=True)
+    next(stream)
+    forgotten = threading.Thread(target=gc.collect)
+    with model.lock:
+        del stream
+        forgotten.start()
+        forgotten.join(PATIENCE)
+        assert not forgotten.is_alive()
+    assert model.engine.free_slots == free
+
+
+@pytest.fixture
+def own_model(tiny_files: ModelFiles, cache: Path) -> Model:
+    return small(tiny_files, 512)
+
+
+def test_a_closed_model_refuses_every_use_and_ends_its_streams(own_model: Model):
+    chat = own_model.conversation()
+    with own_model as model:
+        stream = model.stream(PROMPT, max_tokens=50, ignore_eos=True)
+        next(stream)
+        model.generate(PROMPTS, max_tokens=3)
+    assert stream.result.finish_reason == FinishReason.CANCELLED
+    uses = (
+        lambda: model.generate(PROMPT),
+        lambda: model.generate(PROMPTS),
+        lambda: model.stream(PROMPT),
+        lambda: model.embed("a"),
+        model.conversation,
+        lambda: chat.say("a"),
+        lambda: model.profile.cost(1),
+        lambda: model.detokenize([1]),
+    )
+    for use in uses:
+        with pytest.raises(InvalidRequest):
+            use()
+    chat.close()
+    model.close()
+    assert "closed" in repr(model)
+
+
+def test_closing_ends_answers_of_a_batch_with_an_error(own_model: Model):
+    answers = own_model.map(MANY, max_tokens=100, ignore_eos=True)
+    next(answers)
+    own_model.close()
+    with pytest.raises(Draining):
+        list(answers)
+
+
+def test_a_repr_is_one_short_line(model: Model):
+    with model.stream(PROMPT, max_tokens=200, ignore_eos=True) as stream:
+        next(stream)
+        chat = model.conversation([{"role": "user", "content": "a"}])
+        shown = [repr(value) for value in (model, stream, chat)]
+        chat.close()
+    shown += [repr(stream), repr(stream.result), repr(stream.result.stats)]
+    assert all(len(line) < 250 and "\n" not in line for line in shown), shown
