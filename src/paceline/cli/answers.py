@@ -23,7 +23,7 @@ _answer = partial(Option, rich_help_panel="Answer")
 _sampling = partial(Option, rich_help_panel=SAMPLING)
 _drafting = partial(Option, rich_help_panel="Speculation")
 
-_SAME_NAME = (
+SAME_NAME = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "max_tokens", "drafter", "policy", "max_block", "probe"),
 )
@@ -146,7 +146,7 @@ class AnswerArguments:
     def options(self, *, raw: bool = False) -> "Options":
         """The options of `Model.stream`, without those that were left out."""
         options: Any = {
-            name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None
+            name: value for name in SAME_NAME if (value := getattr(self, name)) is not None
         }
         if self.max_tokens == -1:
             options["max_tokens"] = None

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from paceline.storage.report import Report
 
 
+def say(text: str) -> None:
+    """Print a line that is no part of an answer."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def progress_of(output: Output) -> "Progress":
     """Prints the progress of long work; nothing with --quiet."""
     from paceline.models import Progress
