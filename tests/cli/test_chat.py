@@ -20,7 +20,8 @@ from support.process import Run
 from support.waiting import PATIENCE, until
 
 COMMAND = [sys.executable, "-m", "paceline", "chat"]
-QUESTION = "[s]ave first: "
+QUESTION = "[s]ave first:"
+HINT = "/help has the rest"
 CTRL_C, CTRL_D = "\x03", "\x04"
 SMALL = ["--cache-tokens", "160", "--max-tokens", "30", "--ignore-eos", "--drafter", "none"]
 
@@ -31,7 +32,7 @@ def environment(cache: Path, tiny_model: Any) -> dict[str, str]:
         **os.environ,
         "HF_HUB_OFFLINE": "1",
         "PIP_NO_INDEX": "1",
-        "TERM": "dumb",
+        "TERM": "xterm",
         "PROMPT_TOOLKIT_NO_CPR": "1",
     }
 
@@ -93,7 +94,7 @@ def _state(pid: int) -> str:
 
 @contextlib.contextmanager
 def terminal(
-    environment: dict[str, str], model: Path, *arguments: str, until: str = "> "
+    environment: dict[str, str], model: Path, *arguments: str, until: str = HINT
 ) -> Iterator[Any]:
     """A chat on a pseudo-terminal, and its process; killed if it does not end."""
     master, inner = pty.openpty()
@@ -137,7 +138,6 @@ def test_a_full_context_at_a_terminal_asks_and_goes_on_with_turns_dropped(
         found.type("y")
         shown = found.wait_for("tokens per step")
         assert "[30 tokens" in shown, "the message that asked is answered"
-        found.wait_for("> ")
         found.press(CTRL_D)
         assert child.wait(PATIENCE) == 0
 
@@ -148,21 +148,22 @@ def test_who_declines_to_drop_turns_loses_nothing_and_can_save_shorten_and_leave
     with terminal(environment, tiny_gguf, *SMALL, "--system", "one") as (found, child):
         fill(found)
         found.type("s")
-        found.wait_for("File: ")
+        found.wait_for("File:")
         path = tmp_path / "chat.json"
         found.type(str(path))
         found.wait_for(QUESTION)
         found.type("s")
-        found.wait_for("File: ")
-        found.type(str(path))
+        found.wait_for("File:")
+        (tmp_path / "other").touch()
+        found.type(str(tmp_path / "other"))
         assert "exists" in found.wait_for(QUESTION)
         found.type("s")
-        found.wait_for("File: ")
+        found.wait_for("File:")
         found.type(str(tmp_path / "no" / "folder"))
         assert "cannot write" in found.wait_for(QUESTION)
         found.type("n")
         found.wait_for("drop the oldest")
-        found.wait_for("\n> ")
+        found.wait_for("was not sent")
         messages = json.loads(path.read_text())
         assert [each["role"] for each in messages[:3]] == ["system", "user", "assistant"]
         assert messages[0]["content"] == "one"
@@ -171,7 +172,6 @@ def test_who_declines_to_drop_turns_loses_nothing_and_can_save_shorten_and_leave
         found.type("Hello again, and again")
         assert f"of {len(messages) // 2} turns" in found.wait_for(QUESTION)
         found.type("n")
-        found.wait_for("\n> ")
         found.press(CTRL_D)
         assert child.wait(PATIENCE) == 0
 
@@ -180,12 +180,11 @@ def test_ctrl_c_at_the_question_keeps_the_chat(environment: dict[str, str], tiny
     with terminal(environment, tiny_gguf, *SMALL) as (found, child):
         fill(found)
         found.interrupt(child)
-        found.wait_for("\n> ")
+        found.wait_for("was not sent")
         found.type("Hello again, and again")
         found.wait_for(QUESTION)
         found.type("yes")
         found.wait_for("tokens per step")
-        found.wait_for("\n> ")
         found.press(CTRL_D)
         assert child.wait(PATIENCE) == 0
 
@@ -199,7 +198,6 @@ def test_a_message_that_never_fits_is_a_line_and_the_chat_goes_on(
         assert "Traceback" not in found.shown
         assert "Drop" not in found.shown
         found.answer_to("Hello")
-        found.wait_for("> ")
         found.press(CTRL_D)
         assert child.wait(PATIENCE) == 0
 
@@ -207,7 +205,7 @@ def test_a_message_that_never_fits_is_a_line_and_the_chat_goes_on(
 # -- what is typed ---------------------------------------------------------------------------------
 
 FEW = ["--max-tokens", "4", "--ignore-eos"]
-PASTE = "\n".join("" if line % 3 == 1 else f"/line {line}" for line in range(20))
+PASTE = "\n".join("" if line % 3 == 1 else f"/line {line}" for line in range(21))
 
 
 def saved(found: Terminal, folder: Path) -> list[str]:
@@ -222,8 +220,9 @@ def saved(found: Terminal, folder: Path) -> list[str]:
 def test_a_paste_with_blank_lines_is_one_message(
     early: bool, environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
 ):
-    environment["TERM"] = "xterm"
-    with terminal(environment, tiny_gguf, *FEW, until="200" if early else "> ") as (found, child):
+    with terminal(
+        environment, tiny_gguf, *FEW, until="2004h" if early else "/help has the rest"
+    ) as (found, child):
         found.paste(PASTE)
         found.press("\r")
         found.wait_for("tokens per step")
@@ -232,9 +231,11 @@ def test_a_paste_with_blank_lines_is_one_message(
         assert child.wait(PATIENCE) == 0
 
 
+@pytest.mark.parametrize("name", ["xterm", "dumb"])
 def test_lines_between_three_quotes_are_one_message_and_blank_lines_none(
-    environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
+    name: str, environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
 ):
+    environment["TERM"] = name
     with terminal(environment, tiny_gguf, *FEW) as (found, child):
         for line in ("", "  ", '"""one', "", "two", '"""'):
             found.type(line)
@@ -299,6 +300,22 @@ def test_a_chat_with_keep_remembers_messages_for_the_next_and_forget_removes_the
         assert child.wait(PATIENCE) == 0
     assert "typed" in run("forget", env=environment).stdout
     assert not path.exists()
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+def test_an_unknown_command_is_named_and_not_sent_and_a_path_is_a_message(
+    environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
+):
+    with terminal(environment, tiny_gguf, *FEW) as (found, child):
+        found.type("/modle")
+        assert "/model" in found.wait_for("a space before it sends it")
+        found.answer_to("/usr/bin is")
+        found.answer_to(" /modle")
+        assert saved(found, tmp_path) == ["/usr/bin is", " /modle"]
+        found.type("/bye")
+        assert child.wait(PATIENCE) == 0
 
 
 # -- from a pipe -----------------------------------------------------------------------------------

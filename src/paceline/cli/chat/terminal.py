@@ -21,6 +21,9 @@ QUOTES = '"""'
 """Around a message of several lines."""
 
 HINT = 'Enter sends, """ begins several lines, Ctrl-C stops an answer; /help has the rest.'
+_DUMB = ("dumb", "unknown")
+"""Values of TERM of terminals that cannot move a cursor."""
+
 _ENDS = "Ctrl-C again, Ctrl-D or /bye ends the chat."
 
 
@@ -29,23 +32,25 @@ class Terminal:
 
     def __init__(self, commands: Sequence[str], *, keep: bool) -> None:
         """Complete `commands`; with `keep`, keep messages for the history of later chats."""
+        self._kept = KeptHistory() if keep else None
+        self._interrupted = False  # Ctrl-C was the last key
+        self._pasted_quotes = False  # the quotes at the beginning are a part of what was pasted
+        self._dumb = os.environ.get("TERM", "").lower() in _DUMB
+        if not self._dumb:
+            self._open([*commands])
+
+    def _open(self, commands: list[str]) -> None:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter
         from prompt_toolkit.history import InMemoryHistory
         from prompt_toolkit.output import create_output
-        from prompt_toolkit.utils import is_dumb_terminal
 
-        self._marks_pastes = not is_dumb_terminal()
-        self._kept = KeptHistory() if keep else None
-        history = InMemoryHistory([] if self._kept is None else self._kept.messages())
         self._output = create_output(_screen())
-        self._interrupted = False  # Ctrl-C was the last key
-        self._pasted_quotes = False  # the quotes at the beginning are a part of what was pasted
         self._session: Any = PromptSession(
-            history=history,
+            history=InMemoryHistory([] if self._kept is None else self._kept.messages()),
             output=self._output,
             key_bindings=self._bindings(),
-            completer=WordCompleter([*commands], sentence=True),
+            completer=WordCompleter(commands, sentence=True),
             complete_while_typing=False,
             enable_open_in_editor=True,
             enable_suspend=True,
@@ -58,15 +63,16 @@ class Terminal:
         while True:
             self._pasted_quotes = False
             try:
-                text = self._prompt(self._session, "> ")
+                text = _plain_message() if self._dumb else self._prompt(self._session, "> ")
             except KeyboardInterrupt:
                 if self._interrupted:
                     return None
                 self._interrupted = True
-                say(_ENDS)
+                say(f"\n{_ENDS}" if self._dumb else _ENDS)
                 continue
             except EOFError:
                 return None
+            self._interrupted = False
             message = text if self._pasted_quotes else _unquoted(text)
             if not message.strip():
                 continue
@@ -77,21 +83,24 @@ class Terminal:
     def ask(self, question: str) -> str:
         """The answer to a question, without spaces around it; empty after Ctrl-C or Ctrl-D."""
         try:
-            return self._prompt(self._question, question).strip()
+            line = _line(question) if self._dumb else self._prompt(self._question, question)
+            return line.strip()
         except (KeyboardInterrupt, EOFError):
             return ""
 
     @contextlib.contextmanager
     def holding_keys(self) -> Iterator[None]:
         """Between prompts, leave what is typed to the next prompt, unseen."""
+        if self._dumb:
+            yield
+            return
         with _unseen_keys():
             self._mark_pastes()
             try:
                 yield
             finally:
-                if self._marks_pastes:
-                    self._output.disable_bracketed_paste()
-                    self._output.flush()
+                self._output.disable_bracketed_paste()
+                self._output.flush()
 
     def _prompt(self, session: Any, text: str) -> str:
         try:
@@ -101,9 +110,8 @@ class Terminal:
 
     def _mark_pastes(self) -> None:
         """Let the terminal mark a paste, as it does at a prompt."""
-        if self._marks_pastes:
-            self._output.enable_bracketed_paste()
-            self._output.flush()
+        self._output.enable_bracketed_paste()
+        self._output.flush()
 
     def _typed(self, buffer: Any) -> None:
         if buffer.text:
@@ -142,6 +150,22 @@ class Terminal:
             event.app.exit(exception=KeyboardInterrupt)
 
         return bindings
+
+
+def _plain_message() -> str:
+    """A message of a terminal that can only show lines."""
+    text = _line("> ")
+    while _is_open(text):
+        text += f"\n{_line('')}"
+    return text
+
+
+def _line(prompt: str) -> str:
+    """A line, without its end. Raises EOFError."""
+    if prompt and not sys.stdout.isatty():  # answers go there, and nothing else
+        print(prompt, end="", file=sys.stderr, flush=True)
+        prompt = ""
+    return input(prompt)
 
 
 def _is_open(text: str) -> bool:
