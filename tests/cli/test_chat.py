@@ -282,16 +282,15 @@ def test_keys_while_an_answer_runs_are_unseen_and_kept_for_the_next_prompt(
 
 
 def test_a_chat_with_keep_remembers_messages_for_the_next_and_forget_removes_them(
-    environment: dict[str, str], tiny_gguf: Path, tmp_path: Path, run: Run
+    environment: dict[str, str], tiny_gguf: Path, cache: Path, run: Run
 ):
-    environment["PACELINE_CACHE"] = str(tmp_path / "cache")
     for options in ([], ["--keep"]):
         with terminal(environment, tiny_gguf, *FEW, *options) as (found, child):
             found.answer_to("Hello")
             found.press(CTRL_D)
             assert child.wait(PATIENCE) == 0
-        assert bool([*tmp_path.glob("cache/history/*")]) == bool(options)
-    (path,) = tmp_path.glob("cache/history/*")
+        assert bool([*cache.glob("history/*")]) == bool(options)
+    (path,) = cache.glob("history/*")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with terminal(environment, tiny_gguf, *FEW, "--keep") as (found, child):
         found.press("\x1b[A\r")

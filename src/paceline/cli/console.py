@@ -5,6 +5,7 @@ Reports go to standard output, everything else to standard error.
 
 import json
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from paceline.models import Progress
     from paceline.runtime.model import Model
     from paceline.storage.report import Report
+
+_PATIENCE = 2.0
+"""Seconds without a word on what a command waits for."""
 
 
 def say(text: str) -> None:
@@ -147,3 +151,23 @@ def read_stdin() -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"standard input is not UTF-8 text: {error.reason}") from error
+
+
+def piped_text(output: Output) -> str:
+    """The text of a pipe or file at standard input; empty if it is something else.
+
+    Other inputs, such as a socket or a service's, may never end. Raises InvalidRequest if the text
+    is not UTF-8.
+    """
+    try:
+        kind = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # closed, or not a file of the system
+        return ""
+    if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
+        return ""
+    if not output.quiet and sys.platform != "win32":
+        import select
+
+        if not select.select([sys.stdin], [], [], _PATIENCE)[0]:
+            say("reading standard input, which is a part of the prompt; Ctrl-C stops")
+    return read_stdin()

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from paceline.cli import declare
 from paceline.cli.answers import AnswerArguments, load_for_answers, print_end, step_printer
-from paceline.cli.console import check_writable, read_stdin, read_text
+from paceline.cli.console import check_writable, piped_text, read_stdin, read_text
 from paceline.cli.options import ModelOptions, Output, command, group
 from paceline.errors import InvalidRequest
 
@@ -30,7 +30,8 @@ app = group()
 def generate(
     *,
     prompt: Annotated[
-        str | None, Argument(parser=str, help="the prompt; - or nothing reads it from stdin")
+        str | None,
+        Argument(parser=str, help="the prompt, before what is piped in; - or nothing: that alone"),
     ] = None,
     file: Annotated[Path | None, declare.file(help="read the prompt from a file")] = None,
     raw: Annotated[bool, Option("--raw", help="no chat template")] = False,
@@ -45,7 +46,7 @@ def generate(
     output: Output,
 ) -> int:
     """Answer one prompt."""
-    messages: Any = _prompt(prompt, file)
+    messages: Any = _prompt(prompt, file, output)
     if answer.system is not None:
         if raw:
             raise InvalidRequest("--system needs the chat template; leave --raw away")
@@ -78,14 +79,15 @@ def generate(
     return 0
 
 
-def _prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt: the argument, a file, or standard input."""
+def _prompt(prompt: str | None, file: Path | None, output: Output) -> str:
+    """The prompt: the argument and what is piped in after it, a file, or standard input."""
     if prompt is not None and file is not None:
         raise InvalidRequest("give the prompt as an argument or with --file, not both")
     if file is not None:
         return read_text(file)
     if prompt not in (None, "-"):
-        return str(prompt)
+        text = piped_text(output).strip("\n")
+        return f"{prompt}\n\n{text}" if text.strip() else str(prompt)
     if sys.stdin.isatty() and prompt is None:
         raise InvalidRequest("there is no prompt; give it as an argument, with --file, or piped in")
     return read_stdin()

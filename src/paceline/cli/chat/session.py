@@ -166,9 +166,11 @@ class Session:
         Raises InvalidRequest if it cannot be written, or exists and is not of this chat.
         """
         path = path_of(name or self._saved_as)
+        exists = False
         with contextlib.suppress(OSError, ValueError):  # writing says it better
-            if path.exists() and str(path) != self._saved_as:
-                raise InvalidRequest(f"{path} exists already; choose another name")
+            exists = path.exists()
+        if exists and str(path) != self._saved_as:
+            raise InvalidRequest(f"{path} exists already; choose another name")
         write_chat(path, self.messages)
         self._saved_as = str(path)
         return self._saved_as
