@@ -34,11 +34,18 @@ SAME_NAME = (
 class AnswerArguments:
     """What the command line says of an answer; `options` has it as `Options`."""
 
-    system: Annotated[str | None, Option(help="a system message")] = None
+    system: Annotated[
+        str | None, Option("-s", "--system", help="a system message: how to answer")
+    ] = None
+    stats: Annotated[
+        bool, Option("--stats", help="how it went: speed, accepted drafts, engine and seed")
+    ] = False
     tint: Annotated[bool, Option("--tint", help="colour the accepted draft tokens")] = False
     max_tokens: Annotated[
         int | None,
         _answer(
+            "-n",
+            "--max-tokens",
             parser=numbers.LIMIT,
             help="maximum tokens of an answer; -1: until the context is full; "
             f"default: {MAX_TOKENS}",
@@ -76,7 +83,13 @@ class AnswerArguments:
     ] = None
     generation_config: GenerationConfig = "auto"
     temperature: Annotated[
-        float | None, _sampling(parser=numbers.real("temperature"), help="0 is greedy")
+        float | None,
+        _sampling(
+            "-t",
+            "--temperature",
+            parser=numbers.real("temperature"),
+            help="0 takes the likeliest token each time; 0.7 varies",
+        ),
     ] = None
     top_k: Annotated[
         int | None, _sampling(parser=numbers.whole("top_k"), help="keep the k most likely tokens")
@@ -124,11 +137,21 @@ class AnswerArguments:
         ),
     ] = None
     drafter: Annotated[
-        str | None, _drafting(help="auto, none, or parts joined by +: see the guide")
+        str | None,
+        _drafting(
+            help="what guesses the next tokens, for the model to verify: auto, none, or parts "
+            "joined by +; never changes the answer"
+        ),
     ] = None
-    policy: Annotated[str | None, _drafting(help="auto, fixed, adaptive or kelly")] = None
+    policy: Annotated[
+        str | None,
+        _drafting(
+            help="how many tokens are drafted: auto, by measured costs; fixed, adaptive or kelly"
+        ),
+    ] = None
     max_block: Annotated[
-        int | None, _drafting(parser=numbers.BLOCK, help="maximum rows of a block, 2 to 32")
+        int | None,
+        _drafting(parser=numbers.BLOCK, help="most tokens that one call verifies, 2 to 32"),
     ] = None
     probe: Annotated[
         str | None, _drafting(metavar="DRAFTER", help="count what another drafter would have done")
@@ -139,7 +162,8 @@ class AnswerArguments:
         _drafting(
             "--keep/--no-keep",
             envvar="PACELINE_KEEP",
-            help="keep the tokens of answers on this machine, and draft later answers from them",
+            help="keep answers, and what is typed in a chat, on this machine, and draft later "
+            "answers from them; `paceline forget` removes both",
         ),
     ] = False
 
@@ -213,13 +237,26 @@ def step_printer(
     return show_both
 
 
-def print_end(result: "Result", output: Output) -> None:
-    """End an answer's line, then print why it ended and its statistics, unless --quiet."""
+def print_end(result: "Result", output: Output, statistics: str | None = None) -> None:
+    """End an answer's line, then print why it was stopped and the statistics, unless --quiet."""
     print()
     if not output.quiet:
-        for line in (ending(result), result.line()):
+        for line in (ending(result), statistics):
             if line is not None:
-                print(f"[{line}]", file=sys.stderr)
+                print(f"[{line}]", file=sys.stderr, flush=True)
+
+
+def short_statistics(result: "Result") -> str | None:
+    """The line under an answer in a chat; None: it has no tokens."""
+    stats = result.stats
+    if not result.token_ids:
+        return None
+    if not stats.steps:
+        return "1 token"
+    line = f"{result.completion_tokens} tokens, {stats.decode_tokens_per_second:.1f} tokens/s"
+    if stats.drafted:
+        line += f", {stats.accepted} of {stats.drafted} drafts accepted"
+    return line
 
 
 def ending(result: "Result") -> str | None:

@@ -17,13 +17,14 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from paceline import __version__
+from paceline.cli.aliases import translated
 from paceline.cli.interrupt import EXIT, LINE, is_interrupt, stop_by_exception
 from paceline.errors import PacelineError
 from paceline.storage.system import BROKEN_PIPE_EXIT
 
 COMMANDS = (
     *("pull", "models", "convert", "coreml", "generate", "chat", "classify", "serve", "bench"),
-    *("verify", "train", "plan", "forget"),
+    *("verify", "train", "plan", "rm", "forget"),
 )
 """Every command, or family of commands, is the module of the same name in this folder."""
 
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):  # a terminal that lacks a letter shows another
         sys.stdout.reconfigure(errors="replace")
     command = get_command(app)
-    words = sys.argv[1:] if arguments is None else [*arguments]
+    words = translated(sys.argv[1:] if arguments is None else arguments)
     try:
         code: int = command.main(words, prog_name="paceline", standalone_mode=False)
         sys.stdout.flush()  # of --help and --version

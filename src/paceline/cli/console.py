@@ -113,16 +113,19 @@ def print_report(report: "Report", output: Output, path: Path | None = None) -> 
     return 0 if report.passed else 1
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows under a head, as wide as the terminal."""
+def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, gap: bool = False) -> None:
+    """Print rows under a head, as wide as the terminal; with `gap` after an empty line."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(*head, box=None, pad_edge=False)
+    table = Table(*(Column(name, overflow="fold") for name in head), box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    if gap:
+        console.print()
+    console.print(table)
 
 
 def check_writable(path: Path | None) -> None:

@@ -61,7 +61,13 @@ class CoreMlOptions:
     ] = None
 
 
-@command(app)
+@command(
+    app,
+    examples=(
+        "paceline convert Qwen/Qwen3-0.6B --weights int4",
+        "paceline convert ./checkpoint --weights int8",
+    ),
+)
 def convert(
     *,
     source: Annotated[

@@ -12,18 +12,20 @@ from paceline.errors import InvalidRequest, PacelineError
 app = group()
 
 
-@command(app)
+@command(app, examples=("paceline forget --dry-run", "paceline forget"))
 def forget(
     *,
     model: Annotated[
-        str | None, Option(help="only those of this model, as `paceline models` names it")
+        str | None,
+        Option("-m", "--model", help="only answers of this model, as `paceline models` names it"),
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="list them, and remove nothing")] = False,
     output: Output,
 ) -> int:
-    """Remove the answers that `generate`, `chat` and `serve` have kept with --keep.
+    """Remove what --keep has kept.
 
-    Without --model also the messages that were typed in `chat`.
+    Answers of `generate`, `chat` and `serve`; without --model also messages that were typed in a
+    chat.
     """
     from paceline.cli.chat.history import history_file
     from paceline.runtime.kept import all_kept

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 app = group()
 
 
-@command(app)
+@command(
+    app,
+    first=("model", "max_tokens", "temperature", "system", "file", "stats", "json", "quiet"),
+    examples=(
+        'paceline generate "Write a haiku about rain."',
+        'git diff | paceline generate "Write a commit message." -n 60',
+    ),
+)
 def generate(
     *,
     prompt: Annotated[
@@ -73,7 +80,7 @@ def generate(
         result = {**stream.result.as_dict(), "prompt_token_ids": prompt_token_ids}
         print(json.dumps(result, ensure_ascii=False))
     else:
-        print_end(stream.result, output)
+        print_end(stream.result, output, stream.result.line() if answer.stats else None)
     sys.stdout.flush()
     loaded.settle()
     return 0

@@ -22,7 +22,14 @@ _default = partial(Option, rich_help_panel="Defaults of requests")
 _all = partial(Option, rich_help_panel="Several models")
 
 
-@command(app)
+@command(
+    app,
+    first=("model", "every", "host", "port", "api_key", "name", "quiet"),
+    examples=(
+        "paceline serve -m qwen3-0.6b  # http://127.0.0.1:8000/v1, and a page to chat",
+        "paceline serve --all  # every model here, loaded when a request names it",
+    ),
+)
 def serve(
     *,
     host: Annotated[

@@ -21,7 +21,14 @@ from paceline.errors import InvalidRequest
 app = group()
 
 
-@command(app)
+@command(
+    app,
+    first=("model", "quick", "whole", "drafter", "url", "json"),
+    examples=(
+        "paceline verify --quick  # in a minute",
+        "paceline verify --url http://127.0.0.1:8000/v1  # any OpenAI-compatible server",
+    ),
+)
 def verify(
     *,
     whole: Annotated[
@@ -66,7 +73,7 @@ def verify(
     model: ModelOptions,
     output: Output,
 ) -> int:
-    """Check row invariance and token parity on this machine, or a server's texts."""
+    """Check that drafts change no token, on this machine or of a server."""
     check_writable(result)
     if quick and whole:
         raise InvalidRequest("--quick is a part of what is compared and --whole all; leave out one")

@@ -1,6 +1,6 @@
 """Loads a model by name or path: finds its files, opens its engine, and joins them in a `Model`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -136,6 +136,14 @@ def remember_costs(model: Model) -> None:
     if costs is not None and model.engine_choice is not None:
         batches = engine != LLAMACPP
         model.engine_choice.remember(engine, Costs(model.load_seconds, costs, batches))
+
+
+def packed_copies(weights: Iterable[Path]) -> list[Path]:
+    """The packed copies of GGUF files, and the files beside them that name their source."""
+    names = {str(path) for path in weights} | {str(path.resolve()) for path in weights}
+    sources = (cache_dir() / PACKED).glob("*.source")
+    copies = [path for path in sources if path.read_text(encoding="utf-8") in names]
+    return [part for path in copies for part in (path.with_suffix(".gguf"), path)]
 
 
 def _check_engine(name: str) -> None:

@@ -14,7 +14,11 @@ from paceline.errors import InvalidRequest
 app = group()
 
 
-@command(app)
+@command(
+    app,
+    first=("model", "max_tokens", "temperature", "system", "stats", "keep", "quiet"),
+    examples=("paceline chat", 'paceline chat -m qwen3-0.6b -s "Answer in one line."'),
+)
 def chat(
     *,
     drop_oldest: Annotated[
@@ -28,9 +32,9 @@ def chat(
     model: ModelOptions,
     output: Output,
 ) -> int:
-    """Chat. Of the earlier turns, only the last answer is prefilled again.
+    """Chat at the terminal; /help there lists its commands.
 
-    At a terminal /help lists the commands of the chat. What is piped in is one message.
+    What is piped in is one message. Of the earlier turns, only the last answer is computed again.
     """
     from paceline.cli.chat.session import Session
     from paceline.runtime.request import check

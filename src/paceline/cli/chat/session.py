@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from paceline.cli.answers import AnswerArguments, load_for_answers, print_end, step_printer
+from paceline.cli.answers import (
+    AnswerArguments,
+    load_for_answers,
+    print_end,
+    short_statistics,
+    step_printer,
+)
 from paceline.cli.chat.saved import path_of, read_chat, write_chat
 from paceline.cli.console import progress_of, say
 from paceline.cli.options import ModelOptions, Output
@@ -122,7 +128,8 @@ class Session:
         if self._output.json:
             print(json.dumps(stream.result.as_dict(), ensure_ascii=False), flush=True)
         else:
-            print_end(stream.result, self._output)
+            result, full = stream.result, self._answer.stats
+            print_end(result, self._output, result.line() if full else short_statistics(result))
 
     def answer_again(self) -> None:
         """Replace the last answer. Raises InvalidRequest if there is none."""
