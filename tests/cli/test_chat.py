@@ -83,7 +83,7 @@ class Terminal:
     def answer_to(self, message: str) -> str:
         """Send a message, and wait for the prompt after its answer."""
         self.type(message)
-        return self.wait_for("tokens per step")
+        return self.wait_for("tokens/s")
 
 
 def _state(pid: int) -> str:
@@ -122,7 +122,7 @@ def fill(found: Terminal) -> str:
     """Talk until the chat asks whether turns may be dropped; what it shows."""
     for turn in range(20):
         found.type(f"Hello {turn}")
-        if QUESTION in found.wait_for(QUESTION, "tokens per step"):
+        if QUESTION in found.wait_for(QUESTION, "tokens/s"):
             return found.shown
     raise AssertionError("the context never gets full")
 
@@ -136,7 +136,7 @@ def test_a_full_context_at_a_terminal_asks_and_goes_on_with_turns_dropped(
         found.type("maybe")
         found.wait_for(QUESTION)
         found.type("y")
-        shown = found.wait_for("tokens per step")
+        shown = found.wait_for("tokens/s")
         assert "[30 tokens" in shown, "the message that asked is answered"
         found.press(CTRL_D)
         assert child.wait(PATIENCE) == 0
@@ -184,7 +184,7 @@ def test_ctrl_c_at_the_question_keeps_the_chat(environment: dict[str, str], tiny
         found.type("Hello again, and again")
         found.wait_for(QUESTION)
         found.type("yes")
-        found.wait_for("tokens per step")
+        found.wait_for("tokens/s")
         found.press(CTRL_D)
         assert child.wait(PATIENCE) == 0
 
@@ -225,7 +225,7 @@ def test_a_paste_with_blank_lines_is_one_message(
     ) as (found, child):
         found.paste(PASTE)
         found.press("\r")
-        found.wait_for("tokens per step")
+        found.wait_for("tokens/s")
         assert saved(found, tmp_path) == [PASTE]
         found.press(CTRL_D)
         assert child.wait(PATIENCE) == 0
@@ -239,7 +239,7 @@ def test_lines_between_three_quotes_are_one_message_and_blank_lines_none(
     with terminal(environment, tiny_gguf, *FEW) as (found, child):
         for line in ("", "  ", '"""one', "", "two", '"""'):
             found.type(line)
-        found.wait_for("tokens per step")
+        found.wait_for("tokens/s")
         assert saved(found, tmp_path) == ["one\n\ntwo"]
         found.type("/bye")
         assert child.wait(PATIENCE) == 0
@@ -254,7 +254,7 @@ def test_ctrl_c_clears_the_line_which_the_up_key_brings_back_and_twice_ends_the_
         found.wait_for("Ctrl-C again")
         found.answer_to("Hello")
         found.press(f"{up}{up}, but later\r")
-        found.wait_for("tokens per step")
+        found.wait_for("tokens/s")
         assert saved(found, tmp_path) == ["Hello", "not this, but later"]
         found.press(CTRL_C)
         found.wait_for("Ctrl-C again")
@@ -294,7 +294,7 @@ def test_a_chat_with_keep_remembers_messages_for_the_next_and_forget_removes_the
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with terminal(environment, tiny_gguf, *FEW, "--keep") as (found, child):
         found.press("\x1b[A\r")
-        found.wait_for("tokens per step")
+        found.wait_for("tokens/s")
         found.press(CTRL_D)
         assert child.wait(PATIENCE) == 0
     assert "typed" in run("forget", env=environment).stdout

@@ -17,7 +17,8 @@ def test_an_answer_goes_to_standard_output_and_all_else_to_standard_error(answer
     found = answer("Hello", "--max-tokens", 20)
     assert found.returncode == 0
     assert found.stdout == model.generate("Hello", max_tokens=20).text + "\n"
-    assert "20 tokens" in found.stderr
+    assert found.stderr == ""
+    assert "20 tokens" in answer("Hello", "--max-tokens", 20, "--stats").stderr
     assert answer("Hello", "--max-tokens", 20, "--quiet").stderr == ""
 
 

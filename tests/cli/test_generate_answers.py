@@ -108,8 +108,9 @@ def test_the_seed_that_was_drawn_is_shown_and_gives_the_same_answer_again(
     command: str, answer: Answer
 ):
     def ask(*options: object) -> tuple[str, str]:
-        words = ("Hello",) if command == "generate" else ()
-        return answer(*words, "--max-tokens", 12, *options, command=command, said="Hello\n")
+        words: tuple[object, ...] = ("Hello",) if command == "generate" else ()
+        words += ("--max-tokens", 12, "--stats")
+        return answer(*words, *options, command=command, said="Hello\n")
 
     text, said = ask()
     seed = re.findall(r"seed (\d+)", said)

@@ -55,13 +55,13 @@ def test_ctrl_c_at_a_terminal_ends_the_answer_and_the_chat_goes_on(
         os.write(terminal, b"Hello\r")
         assert child.stdout.read(40)
         os.killpg(child.pid, signal.SIGINT)
-        heard = wait_for(child.stderr, b"tokens per step")
+        heard = wait_for(child.stderr, b"tokens/s")
         assert b"Traceback" not in heard
         os.write(terminal, b"more\r")
         rest = child.stdout.read(200)
         assert rest
         os.killpg(child.pid, signal.SIGINT)
-        wait_for(child.stderr, b"tokens per step")
+        wait_for(child.stderr, b"tokens/s")
         os.write(terminal, b"\x04")
         child.communicate(timeout=PATIENCE)
     assert child.returncode == 0

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from paceline.cli import numbers
-from paceline.cli.console import check_kept, load_model
+from paceline.cli.console import check_kept, load_model, say
 from paceline.cli.options import MAX_TOKENS, SAMPLING, GenerationConfig, ModelOptions, Output
+from paceline.cli.trial import trial_notice
 
 if TYPE_CHECKING:
     from paceline.decoding.types import Step
@@ -192,6 +193,8 @@ def load_for_answers(model: ModelOptions, answer: AnswerArguments, output: Outpu
     """The model, with MAX_TOKENS as the limit of answers without one."""
     drafters = [answer.drafter or "auto", *([] if answer.probe is None else [answer.probe])]
     check_kept(drafters, keep=answer.keep)
+    if not output.quiet and (notice := trial_notice(model.model)):
+        say(notice)
     loaded = load_model(
         model,
         output,

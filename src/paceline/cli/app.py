@@ -4,8 +4,10 @@ Answers go to standard output, everything else to standard error. Exit codes: 0 
 failed, 2 the user's mistake, 130 stopped with Ctrl-C.
 """
 
+import difflib
 import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -27,6 +29,8 @@ COMMANDS = (
     *("verify", "train", "plan", "rm", "forget"),
 )
 """Every command, or family of commands, is the module of the same name in this folder."""
+
+_UNKNOWN = re.compile("No such command '(.+)'")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of an output that takes no more."""
@@ -121,6 +125,12 @@ def _usage_error(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "paceline"
     message = error.format_message()
+    if word := _UNKNOWN.search(message):
+        group: Any = context.command if context else None
+        near = difflib.get_close_matches(
+            word[1], group.list_commands(context) if group else (), n=1
+        )
+        message += f" Did you mean {near[0]}?" if near else ""
     option = getattr(error, "param", None)
     if option is not None and error.message:
         name = "/".join(option.opts) if option.param_type_name == "option" else option.name
