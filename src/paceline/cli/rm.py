@@ -26,10 +26,11 @@ def rm(
     from paceline.storage.files import megabytes
 
     removal = find_removal(model).with_paths(packed_copies)
+    freed = removal.bytes
     if not dry_run:
         removal.remove()
     done = "to free" if dry_run else "freed"
-    lines = [*map(str, removal.paths), f"{megabytes(removal.bytes)} {done}", *removal.stays]
-    value = {"model": model, "paths": [*map(str, removal.paths)], "bytes": removal.bytes}
+    lines = [*map(str, removal.paths), f"{megabytes(freed)} {done}", *removal.stays]
+    value = {"model": model, "paths": [*map(str, removal.paths)], "bytes": freed}
     print_value(output, {**value, "removed": not dry_run}, "\n".join(lines))
     return 0

@@ -65,8 +65,13 @@ class Progress:
             else (text, BarColumn(), done, TimeElapsedColumn())
         )
         console = Console(file=self._target())
-        still = {"redirect_stdout": False, "redirect_stderr": False}
-        with Bars(*columns, console=console, transient=True, **still) as bars:
+        with Bars(
+            *columns,
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        ) as bars:
             bar = bars.add_task(label, total=total)
             yield lambda done: bars.update(bar, completed=done)
             if total is not None:
