@@ -256,8 +256,8 @@ class ModelOptions:
             "--model",
             default_factory=default_model,
             show_default=False,
-            help="name, path or hub name; `paceline models` lists them; default: $PACELINE_MODEL, or a "
-            "small one to try",
+            help="name, path or hub name; `paceline models` lists them; default: $PACELINE_MODEL, "
+            "or a small one to try",
         ),
     ]
     weights: Annotated[

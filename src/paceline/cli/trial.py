@@ -1,4 +1,4 @@
-"""What is said before the default model is fetched: that it is a trial, and which one to take then."""
+"""The notice before the default model is fetched: it is a trial, and which one is for real work."""
 
 from paceline.cli.options import MODEL_VARIABLE
 
