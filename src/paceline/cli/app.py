@@ -26,7 +26,7 @@ from paceline.storage.system import BROKEN_PIPE_EXIT
 
 COMMANDS = (
     *("pull", "models", "convert", "coreml", "generate", "chat", "classify", "serve", "bench"),
-    *("verify", "train", "plan", "rm", "forget"),
+    *("verify", "train", "plan", "ps", "rm", "forget"),
 )
 """Every command, or family of commands, is the module of the same name in this folder."""
 
