@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.aliases import translated
-from paceline.cli.app import COMMANDS, main
+from paceline.cli.answers import trial_notice
+from paceline.cli.app import COMMANDS, main, translated
 from paceline.cli.options import default_model
-from paceline.cli.trial import trial_notice
 from paceline.models import DEFAULT_MODEL
 from paceline.models.names import known_models
 from support.process import Run

@@ -10,8 +10,14 @@ from typer import Option
 
 from paceline.cli import numbers
 from paceline.cli.console import check_kept, load_model, say
-from paceline.cli.options import MAX_TOKENS, SAMPLING, GenerationConfig, ModelOptions, Output
-from paceline.cli.trial import trial_notice
+from paceline.cli.options import (
+    MAX_TOKENS,
+    MODEL_VARIABLE,
+    SAMPLING,
+    GenerationConfig,
+    ModelOptions,
+    Output,
+)
 
 if TYPE_CHECKING:
     from paceline.decoding.types import Step
@@ -23,6 +29,9 @@ if TYPE_CHECKING:
 _answer = partial(Option, rich_help_panel="Answer")
 _sampling = partial(Option, rich_help_panel=SAMPLING)
 _drafting = partial(Option, rich_help_panel="Speculation")
+
+_TRIAL_SHARE = 3
+"""1 / this of memory is what the weights of a suggested model take at most."""
 
 SAME_NAME = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
@@ -204,6 +213,25 @@ def load_for_answers(model: ModelOptions, answer: AnswerArguments, output: Outpu
     )
     loaded.defaults = replace(loaded.defaults, fallback={"max_tokens": MAX_TOKENS})
     return loaded
+
+
+def trial_notice(name: str) -> str | None:
+    """Two lines for the first use of the default model; None: it is another, or is here already."""
+    from paceline.models import DEFAULT_MODEL, cache_dir, list_models
+    from paceline.storage.files import megabytes
+    from paceline.storage.system import memory_bytes
+
+    if name != DEFAULT_MODEL or any((cache_dir() / "models").glob(f"{DEFAULT_MODEL}*")):
+        return None
+    notice = f"{name} is a small model to try paceline with."
+    models = [model for model in list_models() if model.to_fetch * _TRIAL_SHARE <= memory_bytes()]
+    best = max(models, key=lambda model: model.to_fetch, default=None)
+    if best is None or best.name == name:
+        return notice
+    return (
+        f"{notice} A better one that fits this memory is {best.name}: `paceline pull {best.name}` "
+        f"({megabytes(best.to_fetch)}), then -m {best.name} or {MODEL_VARIABLE}={best.name}."
+    )
 
 
 def step_printer(

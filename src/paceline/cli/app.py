@@ -19,7 +19,6 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from paceline import __version__
-from paceline.cli.aliases import translated
 from paceline.cli.interrupt import EXIT, LINE, is_interrupt, stop_by_exception
 from paceline.errors import PacelineError
 from paceline.storage.system import BROKEN_PIPE_EXIT
@@ -29,6 +28,9 @@ COMMANDS = (
     *("verify", "train", "plan", "ps", "rm", "forget"),
 )
 """Every command, or family of commands, is the module of the same name in this folder."""
+
+_OTHER_NAMES = {"list": "models", "ls": "models", "remove": "rm"}
+"""Names of other programs -> commands."""
 
 _UNKNOWN = re.compile("No such command '(.+)'")
 
@@ -106,6 +108,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_usage_error(error), file=sys.stderr)
         return 2
     return code
+
+
+def translated(words: Sequence[str]) -> list[str]:
+    """The words of a command line, with our names; without any word, those for help.
+
+    `run MODEL` is a chat with the model, `run MODEL PROMPT` one answer of it.
+    """
+    if not words:
+        return ["--help"]
+    name, *rest = words
+    if name != "run":
+        return [_OTHER_NAMES.get(name, name), *rest]
+    if not rest or rest[0].startswith("-"):
+        return ["chat", *rest]
+    model, *rest = rest
+    command = "generate" if rest and not rest[0].startswith("-") else "chat"
+    return [command, *rest, "--model", model]
 
 
 def _output_failed(error: OSError) -> int:
