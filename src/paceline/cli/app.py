@@ -152,6 +152,6 @@ def _usage_error(error: typer.TyperException) -> str:
         message += f" Did you mean {near[0]}?" if near else ""
     option = getattr(error, "param", None)
     if option is not None and error.message:
-        name = "/".join(option.opts) if option.param_type_name == "option" else option.name
+        name = option.opts[-1] if option.param_type_name == "option" else option.name
         message = f"argument {name}: {error.message.removeprefix('Value error, ')}"
     return f"{path}: {' '.join(message.split()).rstrip('.')}; see {path} --help"
