@@ -155,8 +155,9 @@ class Terminal:
 def _plain_message() -> str:
     """A message of a terminal that can only show lines."""
     text = _line("> ")
-    while _is_open(text):
-        text += f"\n{_line('')}"
+    with contextlib.suppress(EOFError):  # which ends the message, too
+        while _is_open(text):
+            text += f"\n{_line('')}"
     return text
 
 
