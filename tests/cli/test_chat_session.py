@@ -144,7 +144,8 @@ def test_the_conversation_goes_on_with_another_model_and_with_the_same_after_a_f
     other.write_bytes(tiny_gguf.read_bytes())
     run_command(session, f"/model {other}")
     session.turn("two")
-    monkeypatch.setattr(Session, "_find", lambda *_: None)  # it vanishes after that
+    # It vanishes after that.
+    monkeypatch.setattr("paceline.cli.chat.session.find_files", lambda *_, **__: None)
     with pytest.raises(ModelError):
         run_command(session, f"/model {tmp_path / 'gone.gguf'}")
     assert session.model == str(other)

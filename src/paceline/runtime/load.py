@@ -11,7 +11,15 @@ from paceline.drafters import DrafterSpec
 from paceline.engines import ENGINES, EngineSettings, check_settings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
-from paceline.models import DEFAULT_MODEL, QUIET, Progress, cache_dir, resolve, start_templates
+from paceline.models import (
+    DEFAULT_MODEL,
+    QUIET,
+    ModelFiles,
+    Progress,
+    cache_dir,
+    resolve,
+    start_templates,
+)
 from paceline.runtime.engine_choice import LLAMACPP, Costs, EngineChoice
 from paceline.runtime.model import MEASUREMENTS, Model, drafter_resources, warmed_up
 from paceline.runtime.request import Defaults, defaults_of
@@ -136,6 +144,13 @@ def remember_costs(model: Model) -> None:
     if costs is not None and model.engine_choice is not None:
         batches = engine != LLAMACPP
         model.engine_choice.remember(engine, Costs(model.load_seconds, costs, batches))
+
+
+def find_files(name: str, engine: str = AUTO, *, progress: Progress = QUIET) -> ModelFiles:
+    """The files that `load` opens for a model, fetched or converted first. Raises as `load` does."""
+    named = None if engine == AUTO else engine
+    choice = EngineChoice(cache_dir() / MEASUREMENTS, engine=named, contexts=1)
+    return resolve(name, progress=progress, engine=named, choose=choice)
 
 
 def packed_copies(weights: Iterable[Path]) -> list[Path]:

@@ -23,6 +23,7 @@ from paceline.cli.console import progress_of, say
 from paceline.cli.options import ModelOptions, Output
 from paceline.errors import ContextFull, InvalidRequest, PacelineError
 from paceline.runtime.conversation import Conversation
+from paceline.runtime.load import find_files
 from paceline.runtime.model import Model
 
 Messages = list[Mapping[str, Any]]
@@ -196,7 +197,8 @@ class Session:
     def change_model(self, name: str) -> None:
         """Go on with another model; after a failure, with the same. Raises PacelineError."""
         options = replace(self._model, model=name, revision=None, weights=None)
-        self._find(options)  # most mistakes end here, while the model is still loaded
+        # Most mistakes end here, while the model is still loaded.
+        find_files(name, options.engine, progress=progress_of(self._output))
         old = self._model
         self.close()
         try:
@@ -210,17 +212,6 @@ class Session:
         loaded = load_for_answers(options, self._answer, self._output)
         self._conversation = loaded.conversation(self._messages)
         self._loaded, self._model = loaded, options
-
-    def _find(self, options: ModelOptions) -> None:
-        """Find or fetch the files of a model."""
-        from paceline.models import cache_dir, resolve
-        from paceline.runtime.engine_choice import EngineChoice
-        from paceline.runtime.model import MEASUREMENTS
-
-        engine = None if options.engine == "auto" else options.engine
-        choice = EngineChoice(cache_dir() / MEASUREMENTS, engine=engine, contexts=1)
-        progress = progress_of(self._output)
-        resolve(options.model, progress=progress, engine=engine, choose=choice)
 
     def _change(self, messages: Sequence[Mapping[str, Any]], step: str) -> None:
         self._record(self.messages, step)
