@@ -147,7 +147,7 @@ def remember_costs(model: Model) -> None:
 
 
 def find_files(name: str, engine: str = AUTO, *, progress: Progress = QUIET) -> ModelFiles:
-    """The files that `load` opens for a model, fetched or converted first. Raises as `load` does."""
+    """The files that `load` opens, fetched or converted first. Raises as `load` does."""
     named = None if engine == AUTO else engine
     choice = EngineChoice(cache_dir() / MEASUREMENTS, engine=named, contexts=1)
     return resolve(name, progress=progress, engine=named, choose=choice)
