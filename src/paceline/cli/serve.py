@@ -192,9 +192,35 @@ def serve(
         keep=keep,
         embeddings=True,
     )
-    run(answering, host, port, settings, until_input_ends=until_input_ends)
+    if not keep and _is_for_generate(settings, model):
+        from paceline.cli.running import registration
+        from paceline.server.http_server import say_line
+
+        with registration(answering) as register:
+
+            def say(line: str) -> None:
+                say_line(line)
+                register(line)
+
+            run(answering, host, port, settings, say=say)
+    else:
+        run(answering, host, port, settings, until_input_ends=until_input_ends)
     answering.settle()
     return 0
+
+
+def _is_for_generate(settings: "Settings", model: ModelOptions) -> bool:
+    """Whether `generate` may ask the server.
+
+    It needs no key, keeps nothing on the disk, and answers as a model does that is loaded without
+    options.
+    """
+    own = (
+        *(settings.api_keys, settings.behind_router, settings.parse_special),
+        *(settings.prompt_cache_bytes, settings.request_seconds),
+        *(model.cache_tokens, model.threads, model.compute_units),
+    )
+    return not any(own) and settings.think is None and model.rows == 2
 
 
 def _child_options(
