@@ -21,7 +21,7 @@ from paceline.cli.answers import AnswerArguments, ending_of
 from paceline.cli.console import SERVING, say
 from paceline.cli.models import exactness_of, exactness_text
 from paceline.cli.options import MAX_TOKENS, ModelOptions, Output
-from paceline.storage.system import cache_dir, lock_path
+from paceline.storage.system import Release, cache_dir, lock_path
 
 if TYPE_CHECKING:
     from paceline.models import ModelFiles
@@ -60,11 +60,11 @@ class Unavailable(Exception):
 def registration(model: "Model") -> Iterator[Any]:
     """Yield a function that registers a server from the line that says where it listens."""
     path = _folder() / f"{os.getpid()}.json"
-    release = None
+    release: Release | None = None
 
     def register(line: str) -> None:
         nonlocal release
-        if not (url := _URL.search(line)):
+        if release is not None or not (url := _URL.search(line)):
             return
         server = _Server(url[1], model.files.fingerprint, model.engine.name, __version__)
         with contextlib.suppress(OSError):  # `generate` then loads the model
