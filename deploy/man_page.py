@@ -19,7 +19,8 @@ _NAME = "paceline \\- run language models here, faster by exact speculation"
 _EXIT = (("0", "done"), ("1", "a check failed"), ("2", "a mistake of the user"), ("130", "Ctrl-C"))
 _ENVIRONMENT = (
     ("PACELINE_CACHE", "folder of models and measurements, instead of the user's cache folder"),
-    ("PACELINE_KEEP", "1: generate and chat keep the tokens of answers, as with --keep"),
+    ("PACELINE_MODEL", "name of the model where none is given"),
+    ("PACELINE_KEEP", "1: generate and chat keep answers and typed messages, as with --keep"),
     (VARIABLE, "key of a server, for serve and for what asks one"),
     ("HF_TOKEN, HF_ENDPOINT, HF_HOME", "as the tools of Hugging Face read them"),
 )

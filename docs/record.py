@@ -29,13 +29,13 @@ RECORDINGS = (
     (
         "Tinted: prose",
         "Accepted draft tokens are underlined; a terminal shows them in green, too.",
-        'paceline generate "Why do cats purr, in two sentences?" --temperature 0 --tint',
+        'paceline generate "Why do cats purr, in two sentences?" --temperature 0 --tint --stats',
     ),
     (
         "Tinted: an extraction",
         "The answer repeats its prompt, so much of it is drafted. The model is very small: it "
         "gives the first order again, not the other three. `orders.txt`:",
-        "paceline generate --file orders.txt --temperature 0 --tint",
+        "paceline generate --file orders.txt --temperature 0 --tint --stats",
     ),
 )
 

@@ -88,6 +88,7 @@ PARTS = {
     "source": {"checkpoints", "gguf", "hub", "manifest", "names"},
     "prepare": {"cache", "checkpoints", "files", "gguf", "hub", "manifest", "names"},
     "installed": {"gguf", "hub", "manifest", "names", "prepare"},
+    "removal": {"hub", "installed", "manifest", "names", "prepare"},
     "resolver": {"checkpoints", "files", "gguf", "hub", "manifest", "names", "prepare"},
 }
 PARTS["__init__"] = {*PARTS}

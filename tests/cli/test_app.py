@@ -1,6 +1,8 @@
 """The command line as a whole: help, version, completion, exit codes, one-line errors."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.app import main
+from paceline.cli.answers import trial_notice
+from paceline.cli.app import main, translated
+from paceline.cli.options import default_model
 from paceline.models import DEFAULT_MODEL
+from paceline.models.names import known_models
 from support.process import Run
 from support.words import commands, parse
 
@@ -18,7 +23,83 @@ COMMANDS = sorted({words[0] for words, _ in commands()})
 
 def test_help_and_version_are_no_errors(run: Run):
     assert run("--version").stdout.startswith("paceline ")
-    assert all(command in run("--help").stdout for command in COMMANDS)
+    help_ = run("--help").stdout
+    assert all(command in help_ for command in COMMANDS)
+    assert run().stdout == help_
+
+
+def own_commands() -> list[Any]:
+    return [pytest.param(command, id=" ".join(name)) for name, command in commands()]
+
+
+@pytest.mark.parametrize("command", own_commands())
+def test_examples_of_help_are_commands_that_exist(command: Any):
+    for example in getattr(command, "examples", ()):
+        line = shlex.split(example, comments=True)
+        parse(line[line.index("paceline") + 1 :])
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "serve"])
+def test_help_is_one_screen_and_help_all_has_every_option(
+    command: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main([command, "--help"]) == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) <= 30
+    assert "-m, --model" in short
+    assert main([command, "--help-all"]) == 0
+    whole = capsys.readouterr().out
+    (shown,) = (made for name, made in commands() if name == (command,))
+    for option in shown.params:
+        if option.param_type_name == "option" and not option.hidden:
+            assert option.name == "compute_units" or option.opts[-1] in whole
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("list --json", "models --json"),
+        ("run tiny", "chat --model tiny"),
+        ("run tiny -t 0", "chat -t 0 --model tiny"),
+        ("run tiny Hello --json", "generate Hello --json --model tiny"),
+        ("rm tiny", "rm tiny"),
+        ("", "--help"),
+    ],
+)
+def test_names_of_other_programs_are_understood(words: str, meant: str):
+    assert translated(words.split()) == meant.split()
+
+
+def test_the_default_model_is_that_of_the_variable_or_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delenv("PACELINE_MODEL", raising=False)
+    path = tmp_path / "config.toml"
+    monkeypatch.setattr("paceline.cli.options.settings_file", lambda: path)
+    assert default_model() == DEFAULT_MODEL
+    path.write_text('model = "mine"')
+    assert default_model() == "mine"
+    monkeypatch.setenv("PACELINE_MODEL", "other")
+    assert default_model() == "other"
+    monkeypatch.delenv("PACELINE_MODEL")
+    for wrong in ("model =", "model = 5", 'modle = "mine"', "\0"):
+        path.write_text(wrong)
+        assert main(["generate", "x"]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_trial_model_is_announced_once_with_a_better_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    monkeypatch.setattr("paceline.storage.system.memory_bytes", lambda: 4 * 10**9)
+    notice = trial_notice(DEFAULT_MODEL)
+    assert notice is not None
+    (name,) = re.findall(r"paceline pull (\S+)`", notice)
+    assert known_models()[name].bytes <= 4 * 10**9 / 3
+    assert trial_notice(name) is None
+    (tmp_path / "models" / DEFAULT_MODEL).mkdir(parents=True)
+    assert trial_notice(DEFAULT_MODEL) is None
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -92,8 +173,9 @@ def test_an_option_without_its_value_is_named(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ((), "Missing command"),
         (("dance",), "dance"),
+        (("generat", "x"), "Did you mean generate?"),
+        (("generate", "--modle", "x"), "--model"),
         (("bench",), "Missing command"),
         (("bench", "dance"), "dance"),
         (("generate", "a", "b"), "extra argument(s) (b)"),

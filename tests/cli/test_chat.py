@@ -1,12 +1,12 @@
-"""`paceline chat` when a turn does not go as it should: at a terminal, and in a script."""
+"""`paceline chat` at a terminal, where nothing that is typed is lost, and from a pipe."""
 
 import contextlib
-import io
 import json
 import os
 import pty
 import select
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,21 +15,26 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.app import main
-from paceline.runtime.conversation import Conversation
 from paceline.runtime.load import load
 from support.process import Run
-from support.tiny import TEMPLATE, write_tiny
 from support.waiting import PATIENCE, until
 
 COMMAND = [sys.executable, "-m", "paceline", "chat"]
-QUESTION = "[s]ave first: "
+QUESTION = "[s]ave first:"
+HINT = "/help has the rest"
+CTRL_C, CTRL_D = "\x03", "\x04"
 SMALL = ["--cache-tokens", "160", "--max-tokens", "30", "--ignore-eos", "--drafter", "none"]
 
 
 @pytest.fixture
 def environment(cache: Path, tiny_model: Any) -> dict[str, str]:
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "TERM": "dumb"}
+    return {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "PIP_NO_INDEX": "1",
+        "TERM": "xterm",
+        "PROMPT_TOOLKIT_NO_CPR": "1",
+    }
 
 
 class Terminal:
@@ -39,28 +44,38 @@ class Terminal:
         self._master = master
         self.shown = ""
 
-    def type(self, line: str) -> None:
+    def press(self, keys: str) -> None:
         self.shown = ""
-        os.write(self._master, line.encode() + b"\n")
+        os.write(self._master, keys.encode())
+
+    def type(self, line: str) -> None:
+        self.press(f"{line}\r")
+
+    def paste(self, text: str) -> None:
+        """Paste a text, as a terminal that marks pastes sends it."""
+        line_ends = text.replace("\n", "\r")
+        self.press(f"\x1b[200~{line_ends}\x1b[201~")
 
     def wait_for(self, *texts: str) -> str:
         """Read until one of `texts` is shown; all that was since the last line was typed."""
         while not any(text in self.shown for text in texts):
-            ready, _, _ = select.select([self._master], [], [], PATIENCE)
-            assert ready, self.shown
-            try:
-                read = os.read(self._master, 4096)
-            except OSError:  # the other side is closed
-                read = b""
-            assert read, self.shown
-            self.shown += read.decode(errors="replace").replace("\r\n", "\n")
+            self.read()
+        return self.shown
+
+    def read(self) -> str:
+        """Read a piece; all that was shown since the last key was pressed."""
+        ready, _, _ = select.select([self._master], [], [], PATIENCE)
+        assert ready, self.shown
+        try:
+            read = os.read(self._master, 4096)
+        except OSError:  # the other side is closed
+            read = b""
+        assert read, self.shown
+        self.shown += read.decode(errors="replace").replace("\r\n", "\n")
         return self.shown
 
     def interrupt(self, child: "subprocess.Popen[bytes]") -> None:
-        """Press Ctrl-C once the command waits for a line.
-
-        Python's `input` loses one that comes between the prompt and the wait (8 of 150 here).
-        """
+        """Press Ctrl-C once the command waits for a key."""
         until(lambda: _state(child.pid).startswith("S"))
         self.shown = ""
         os.killpg(child.pid, signal.SIGINT)
@@ -68,7 +83,7 @@ class Terminal:
     def answer_to(self, message: str) -> str:
         """Send a message, and wait for the prompt after its answer."""
         self.type(message)
-        return self.wait_for("tokens per step")
+        return self.wait_for("tokens/s")
 
 
 def _state(pid: int) -> str:
@@ -78,7 +93,9 @@ def _state(pid: int) -> str:
 
 
 @contextlib.contextmanager
-def terminal(environment: dict[str, str], model: Path, *arguments: str) -> Iterator[Any]:
+def terminal(
+    environment: dict[str, str], model: Path, *arguments: str, until: str = HINT
+) -> Iterator[Any]:
     """A chat on a pseudo-terminal, and its process; killed if it does not end."""
     master, inner = pty.openpty()
     child = subprocess.Popen(
@@ -92,7 +109,7 @@ def terminal(environment: dict[str, str], model: Path, *arguments: str) -> Itera
     os.close(inner)
     found = Terminal(master)
     try:
-        found.wait_for("> ")
+        found.wait_for(until)
         yield found, child
     finally:
         if child.poll() is None:
@@ -105,7 +122,7 @@ def fill(found: Terminal) -> str:
     """Talk until the chat asks whether turns may be dropped; what it shows."""
     for turn in range(20):
         found.type(f"Hello {turn}")
-        if QUESTION in found.wait_for(QUESTION, "tokens per step"):
+        if QUESTION in found.wait_for(QUESTION, "tokens/s"):
             return found.shown
     raise AssertionError("the context never gets full")
 
@@ -119,10 +136,9 @@ def test_a_full_context_at_a_terminal_asks_and_goes_on_with_turns_dropped(
         found.type("maybe")
         found.wait_for(QUESTION)
         found.type("y")
-        shown = found.wait_for("tokens per step")
+        shown = found.wait_for("tokens/s")
         assert "[30 tokens" in shown, "the message that asked is answered"
-        found.wait_for("> ")
-        found.type("")
+        found.press(CTRL_D)
         assert child.wait(PATIENCE) == 0
 
 
@@ -132,21 +148,22 @@ def test_who_declines_to_drop_turns_loses_nothing_and_can_save_shorten_and_leave
     with terminal(environment, tiny_gguf, *SMALL, "--system", "one") as (found, child):
         fill(found)
         found.type("s")
-        found.wait_for("File: ")
+        found.wait_for("File:")
         path = tmp_path / "chat.json"
         found.type(str(path))
         found.wait_for(QUESTION)
         found.type("s")
-        found.wait_for("File: ")
-        found.type(str(path))
+        found.wait_for("File:")
+        (tmp_path / "other").touch()
+        found.type(str(tmp_path / "other"))
         assert "exists" in found.wait_for(QUESTION)
         found.type("s")
-        found.wait_for("File: ")
+        found.wait_for("File:")
         found.type(str(tmp_path / "no" / "folder"))
         assert "cannot write" in found.wait_for(QUESTION)
         found.type("n")
         found.wait_for("drop the oldest")
-        found.wait_for("\n> ")
+        found.wait_for("was not sent")
         messages = json.loads(path.read_text())
         assert [each["role"] for each in messages[:3]] == ["system", "user", "assistant"]
         assert messages[0]["content"] == "one"
@@ -155,8 +172,7 @@ def test_who_declines_to_drop_turns_loses_nothing_and_can_save_shorten_and_leave
         found.type("Hello again, and again")
         assert f"of {len(messages) // 2} turns" in found.wait_for(QUESTION)
         found.type("n")
-        found.wait_for("\n> ")
-        found.type("")
+        found.press(CTRL_D)
         assert child.wait(PATIENCE) == 0
 
 
@@ -164,13 +180,12 @@ def test_ctrl_c_at_the_question_keeps_the_chat(environment: dict[str, str], tiny
     with terminal(environment, tiny_gguf, *SMALL) as (found, child):
         fill(found)
         found.interrupt(child)
-        found.wait_for("\n> ")
+        found.wait_for("was not sent")
         found.type("Hello again, and again")
         found.wait_for(QUESTION)
         found.type("yes")
-        found.wait_for("tokens per step")
-        found.wait_for("\n> ")
-        found.type("")
+        found.wait_for("tokens/s")
+        found.press(CTRL_D)
         assert child.wait(PATIENCE) == 0
 
 
@@ -183,130 +198,156 @@ def test_a_message_that_never_fits_is_a_line_and_the_chat_goes_on(
         assert "Traceback" not in found.shown
         assert "Drop" not in found.shown
         found.answer_to("Hello")
-        found.wait_for("> ")
-        found.type("")
+        found.press(CTRL_D)
         assert child.wait(PATIENCE) == 0
 
 
-# -- scripts ---------------------------------------------------------------------------------------
+# -- what is typed ---------------------------------------------------------------------------------
+
+FEW = ["--max-tokens", "4", "--ignore-eos"]
+PASTE = "\n".join("" if line % 3 == 1 else f"/line {line}" for line in range(21))
 
 
-def script(environment: dict[str, str], model: Path, lines: list[str], *arguments: str) -> Any:
-    return subprocess.run(
-        [*COMMAND, "--model", str(model), *arguments],
-        input="".join(f"{line}\n" for line in lines),
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-        timeout=PATIENCE,
-    )
+def saved(found: Terminal, folder: Path) -> list[str]:
+    """What the user has said so far."""
+    path = folder / f"{len([*folder.iterdir()])}.json"
+    found.type(f"/save {path}")
+    found.wait_for("messages are in")
+    return [each["content"] for each in json.loads(path.read_text()) if each["role"] == "user"]
 
 
-def test_a_chat_answers_line_by_line_and_ends_with_the_input(
-    run: Run, tiny_gguf: Path, cache: Path
+@pytest.mark.parametrize("early", [False, True], ids=["at the prompt", "while the model is loaded"])
+def test_a_paste_with_blank_lines_is_one_message(
+    early: bool, environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
 ):
-    found = run("chat", "--model", tiny_gguf, "--max-tokens", 5, "--json", input="Hello\nand\n")
-    first, second = (json.loads(line) for line in found.stdout.splitlines())
+    with terminal(
+        environment, tiny_gguf, *FEW, until="2004h" if early else "/help has the rest"
+    ) as (found, child):
+        found.paste(PASTE)
+        found.press("\r")
+        found.wait_for("tokens/s")
+        assert saved(found, tmp_path) == [PASTE]
+        found.press(CTRL_D)
+        assert child.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize("name", ["xterm", "dumb"])
+def test_lines_between_three_quotes_are_one_message_and_blank_lines_none(
+    name: str, environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
+):
+    environment["TERM"] = name
+    with terminal(environment, tiny_gguf, *FEW) as (found, child):
+        for line in ("", "  ", '"""one', "", "two", '"""'):
+            found.type(line)
+        found.wait_for("tokens/s")
+        assert saved(found, tmp_path) == ["one\n\ntwo"]
+        found.type("/bye")
+        assert child.wait(PATIENCE) == 0
+
+
+def test_ctrl_c_clears_the_line_which_the_up_key_brings_back_and_twice_ends_the_chat(
+    environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
+):
+    up = "\x1b[A"
+    with terminal(environment, tiny_gguf, *FEW) as (found, child):
+        found.press(f"not this{CTRL_C}")
+        found.wait_for("Ctrl-C again")
+        found.answer_to("Hello")
+        found.press(f"{up}{up}, but later\r")
+        found.wait_for("tokens/s")
+        assert saved(found, tmp_path) == ["Hello", "not this, but later"]
+        found.press(CTRL_C)
+        found.wait_for("Ctrl-C again")
+        found.press(CTRL_C)
+        assert child.wait(PATIENCE) == 0
+
+
+def test_keys_while_an_answer_runs_are_unseen_and_kept_for_the_next_prompt(
+    environment: dict[str, str], endless_gguf: Path, tmp_path: Path
+):
+    with terminal(environment, endless_gguf, "--ignore-eos") as (found, child):
+        found.type("Hello")
+        found.wait_for("Hello")
+        until(lambda: len(found.read()) > 100)
+        found.press("later")
+        until(lambda: len(found.read()) > 100)
+        assert "later" not in found.shown
+        os.killpg(child.pid, signal.SIGINT)
+        found.wait_for("later")
+        found.press(CTRL_C)
+        found.wait_for("Ctrl-C again")
+        assert saved(found, tmp_path) == ["Hello"]
+        found.press(CTRL_D)
+        assert child.wait(PATIENCE) == 0
+
+
+def test_a_chat_with_keep_remembers_messages_for_the_next_and_forget_removes_them(
+    environment: dict[str, str], tiny_gguf: Path, cache: Path, run: Run
+):
+    for options in ([], ["--keep"]):
+        with terminal(environment, tiny_gguf, *FEW, *options) as (found, child):
+            found.answer_to("Hello")
+            found.press(CTRL_D)
+            assert child.wait(PATIENCE) == 0
+        assert bool([*cache.glob("history/*")]) == bool(options)
+    (path,) = cache.glob("history/*")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with terminal(environment, tiny_gguf, *FEW, "--keep") as (found, child):
+        found.press("\x1b[A\r")
+        found.wait_for("tokens/s")
+        found.press(CTRL_D)
+        assert child.wait(PATIENCE) == 0
+    assert "typed" in run("forget", env=environment).stdout
+    assert not path.exists()
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+def test_an_unknown_command_is_named_and_not_sent_and_a_path_is_a_message(
+    environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
+):
+    with terminal(environment, tiny_gguf, *FEW) as (found, child):
+        found.type("/modle")
+        assert "/model" in found.wait_for("a space before it sends it")
+        found.answer_to("/usr/bin is")
+        found.answer_to(" /modle")
+        assert saved(found, tmp_path) == ["/usr/bin is", " /modle"]
+        found.type("/bye")
+        assert child.wait(PATIENCE) == 0
+
+
+# -- from a pipe -----------------------------------------------------------------------------------
+
+
+def test_what_is_piped_in_is_one_message(run: Run, tiny_gguf: Path, cache: Path):
+    text = "Hello\n\n/help and\n"
+    found = run("chat", "--model", tiny_gguf, "--max-tokens", 5, "--json", input=text)
     assert found.returncode == 0
-    messages = [
-        {"role": "user", "content": "Hello"},
-        {"role": "assistant", "content": first["text"]},
-        {"role": "user", "content": "and"},
-    ]
-    assert second["token_ids"] == load(tiny_gguf).generate(messages, max_tokens=5).token_ids
-    assert second["stats"]["cached_tokens"] > 0
-    plain = run("chat", "--model", tiny_gguf, "--max-tokens", 5, "--quiet", input="Hello\n\nnot")
-    assert plain.stdout == first["text"] + "\n", "an empty line ends it"
-    assert plain.stderr == ""
+    expected = load(tiny_gguf).generate(text.rstrip("\n"), max_tokens=5)
+    assert json.loads(found.stdout)["token_ids"] == expected.token_ids
+    plain = run("chat", "--model", tiny_gguf, "--max-tokens", 5, "--quiet", input=text)
+    assert (plain.stdout, plain.stderr) == (f"{expected.text}\n", "")
 
 
-LINES = [f"Hello {turn}" for turn in range(8)]
-
-
-def test_a_script_in_a_full_context_has_a_line_for_each_message_and_exits_with_2(
-    environment: dict[str, str], tiny_gguf: Path
+@pytest.mark.parametrize("text", ["", "\n \n", "x " * 200], ids=["empty", "blank", "too long"])
+def test_a_pipe_without_a_message_that_can_be_answered_is_one_line(
+    text: str, refused: Any, tiny_gguf: Path
 ):
-    found = script(environment, tiny_gguf, LINES, *SMALL, "--json")
-    assert found.returncode == 2
-    results = [json.loads(line) for line in found.stdout.splitlines()]
-    assert len(results) == len(LINES)
-    refused = [result["error"] for result in results if "error" in result]
-    assert 1 <= len(refused) < len(LINES)
-    assert all("context holds 160" in error for error in refused)
-    assert all("--drop-oldest" in error for error in refused)
-    said = [line for line in found.stderr.splitlines() if line.startswith("paceline")]
-    assert said == [f"paceline: {error}" for error in refused]
-    assert "Traceback" not in found.stderr
+    assert refused("chat", "--model", tiny_gguf, *SMALL, input=text)
 
 
-def test_a_script_that_may_drop_the_oldest_turns_gets_every_answer(
-    environment: dict[str, str], tiny_gguf: Path
-):
-    found = script(environment, tiny_gguf, LINES, *SMALL, "--json", "--drop-oldest")
-    assert found.returncode == 0, found.stderr
-    results = [json.loads(line) for line in found.stdout.splitlines()]
-    assert [result["completion_tokens"] for result in results] == [30] * len(LINES)
-    assert "dropped the oldest" in found.stderr
-    quiet = script(environment, tiny_gguf, LINES, *SMALL, "--drop-oldest", "--quiet")
-    assert quiet.returncode == 0
-    assert quiet.stderr == ""
-
-
-def test_an_answer_that_fills_the_context_says_so_and_ends_with_length(
-    environment: dict[str, str], tiny_gguf: Path
-):
-    room = ["--cache-tokens", "96", "--ignore-eos", "--max-tokens", "500"]
-    found = script(environment, tiny_gguf, ["Hello"], *room)
+def test_an_answer_that_fills_the_context_says_so_and_ends_with_length(run: Run, tiny_gguf: Path):
+    room = ("--cache-tokens", 96, "--ignore-eos", "--max-tokens", 500)
+    found = run("chat", "--model", tiny_gguf, *room, input="Hello")
     assert found.returncode == 0
     assert "is full]" in found.stderr
-    (result,) = map(
-        json.loads, script(environment, tiny_gguf, ["Hello"], *room, "--json").stdout.splitlines()
-    )
-    assert result["finish_reason"] == "length"
-
-
-def test_a_template_that_refuses_one_message_is_one_line_and_the_next_is_answered(
-    environment: dict[str, str], tmp_path: Path
-):
-    fails = "{% if messages[-1]['content'] == 'bad' %}{{ 1 // 0 }}{% endif %}" + TEMPLATE
-    model = write_tiny(tmp_path / "fails.gguf", fields={"tokenizer.chat_template": fails})
-    found = script(environment, model, ["Hello", "bad", "Hello"], "--max-tokens", "5", "--json")
-    assert found.returncode == 2
-    first, second, third = map(json.loads, found.stdout.splitlines())
-    assert "chat template" in second["error"]
-    assert third["prompt_tokens"] > first["prompt_tokens"], "the first turn is there"
-    assert "Traceback" not in found.stderr
-
-
-def test_a_fault_in_one_turn_is_one_line_and_the_next_is_answered(
-    cache: Path,
-    tiny_gguf: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    say, calls = Conversation.say, 0
-
-    def fails(*arguments: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise RuntimeError("a fault\nof ours")
-        return say(*arguments, **options)
-
-    monkeypatch.setattr(Conversation, "say", fails)
-    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\nHello\nHello\n"))
-    code = main(["chat", "--model", str(tiny_gguf), "--max-tokens", "9", "--json"])
-    first, second, third = map(json.loads, capsys.readouterr().out.splitlines())
-    assert code == 1
-    assert "RuntimeError: a fault of ours" in second["error"]
-    assert third["prompt_tokens"] > first["prompt_tokens"], "the first turn is there"
+    value = json.loads(run("chat", "--model", tiny_gguf, *room, "--json", input="Hello").stdout)
+    assert value["finish_reason"] == "length"
 
 
 def test_an_option_that_no_turn_can_take_is_found_before_the_model_is_loaded(
-    environment: dict[str, str], tmp_path: Path
+    refused: Any, tmp_path: Path
 ):
-    found = script(environment, tmp_path / "none.gguf", ["Hello"], "--drafter", "no")
-    assert found.returncode == 2
-    assert "drafter" in found.stderr
-    assert found.stderr.count("\n") == 1
+    path = tmp_path / "none.gguf"
+    assert "drafter" in refused("chat", "--model", path, "--drafter", "no", input="Hello")

@@ -2,20 +2,23 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.cli.app import main
-from support.process import Run
+from support.process import Run, started, wait_for
+from support.waiting import PATIENCE
 
 
 def test_an_answer_goes_to_standard_output_and_all_else_to_standard_error(answer: Run, model: Any):
     found = answer("Hello", "--max-tokens", 20)
     assert found.returncode == 0
     assert found.stdout == model.generate("Hello", max_tokens=20).text + "\n"
-    assert "20 tokens" in found.stderr
+    assert found.stderr == ""
+    assert "20 tokens" in answer("Hello", "--max-tokens", 20, "--stats").stderr
     assert answer("Hello", "--max-tokens", 20, "--quiet").stderr == ""
 
 
@@ -67,6 +70,30 @@ def test_a_prompt_comes_as_argument_file_or_on_standard_input(answer: Run, tmp_p
     ]
     assert len({value["prompt_tokens"] for value in values}) == 1
     assert all(value["token_ids"] == values[0]["token_ids"] for value in values)
+
+
+def test_what_is_piped_in_follows_the_prompt(answer: Run, tmp_path: Path):
+    options = ("--max-tokens", 5, "--json")
+    joined = json.loads(answer("Say\n\n a\n\nb", *options).stdout)
+    for text in ("\n a\n\nb\n", " a\n\nb"):
+        piped = json.loads(answer("Say", *options, input=text).stdout)
+        assert piped["prompt_token_ids"] == joined["prompt_token_ids"]
+    alone = json.loads(answer("Say", *options).stdout)
+    assert json.loads(answer("Say", *options, input="\n").stdout)["text"] == alone["text"]
+    with (tmp_path / "text").open("wb+") as file:
+        file.write(b" a\n\nb")
+        file.seek(0)
+        redirected = json.loads(answer("Say", *options, stdin=file).stdout)
+    assert redirected["prompt_token_ids"] == joined["prompt_token_ids"]
+
+
+def test_an_input_that_does_not_end_is_named(environment: dict[str, str], tiny_gguf: Path):
+    words = ("generate", "Hello", "--model", tiny_gguf, "--max-tokens", 5)
+    with started(environment, *words, stdin=subprocess.PIPE) as child:
+        wait_for(child.stderr, b"standard input")
+        child.stdin.close()
+        assert child.stdout.read()
+        assert child.wait(PATIENCE) == 0
 
 
 def test_what_the_answer_may_be_comes_from_a_file(answer: Run, tmp_path: Path):

@@ -39,10 +39,49 @@ def test_models_are_listed_for_people_and_as_json(run: Run, cache: Path, tiny_fi
     for each in mine["exactness"]:
         assert each["engine"]["engine"] in ("openvino", "llamacpp")
         assert each["conditions"]["block_length"]["rows"] > 0
+    here = [each["here"] for each in value]
+    assert here == sorted(here, reverse=True), "those that are here come first"
+    assert mine["context_length"] == 512
+    assert all(each["to_fetch"] > 0 for each in value if not each["here"])
     text = run("models").stdout
     assert "fits memory" in text
-    assert DEFAULT_MODEL in text
-    assert "not here" in text
+    assert f"{DEFAULT_MODEL} (default)" in text
+    assert "to fetch" in text
+
+
+def test_a_model_that_is_removed_is_gone_but_not_the_users_file(
+    run: Run, refused: Any, tiny_gguf: Path, tmp_path: Path, environment: dict[str, str]
+):
+    environment["PACELINE_CACHE"] = str(tmp_path / "cache")
+    path = tmp_path / "mine.gguf"
+    path.write_bytes(tiny_gguf.read_bytes())
+    for name in (path, f"{path}@int8"):
+        assert run("pull", name).returncode == 0
+    assert run("rm", path, "--dry-run").returncode == 0
+    models = models_dir(tmp_path / "cache")
+    assert len([*models.iterdir()]) == 2
+    freed = json.loads(run("rm", path, "--json").stdout)
+    assert freed["bytes"] > 0
+    assert [*models.iterdir()] == []
+    assert path.is_file()
+    assert "not on this machine" in refused("rm", path)
+
+
+def test_a_model_of_the_hub_is_removed_with_its_file(
+    run: Run, tiny_gguf: Path, tmp_path: Path, environment: dict[str, str]
+):
+    environment["PACELINE_CACHE"] = str(tmp_path / "cache")
+    environment["HF_HUB_CACHE"] = str(tmp_path / "hub")
+    repository = tmp_path / "hub" / "models--owner--tiny"
+    blob, snapshot = repository / "blobs" / "abc", repository / "snapshots" / "def"
+    for folder in (blob.parent, snapshot, repository / "refs"):
+        folder.mkdir(parents=True)
+    (repository / "refs" / "main").write_text("def")
+    blob.write_bytes(tiny_gguf.read_bytes())
+    (snapshot / "tiny-F16.gguf").symlink_to(blob)
+    assert run("rm", "owner/tiny:f16").returncode == 0
+    assert not blob.exists()
+    assert [*snapshot.iterdir()] == []
 
 
 def test_heads_in_the_hubs_cache_are_listed_with_the_models_they_fit(

@@ -150,12 +150,12 @@ def test_with_an_empty_cache_the_list_is_what_can_be_had(tmp_path: Path):
     assert [model.name for model in found] == [DEFAULT_MODEL, *known_models()]
     for model in found:
         assert (model.here, model.bytes, model.folder, model.file) == (False, 0, None, None)
-        assert "to fetch" in model.about
+        assert model.to_fetch > 0
         assert model.fits is not None
     for model in found[1:]:
         known = known_models()[model.name]
-        assert ("not tried yet" in model.about) == (known.ran is None)
-        assert all(engine in model.about for engine in known.engines)
+        assert ("not tried yet" in model.tested) == (known.ran is None)
+        assert all(engine in model.tested for engine in known.engines)
 
 
 def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(

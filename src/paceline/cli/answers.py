@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from paceline.cli import numbers
-from paceline.cli.console import check_kept, load_model
-from paceline.cli.options import MAX_TOKENS, SAMPLING, GenerationConfig, ModelOptions, Output
+from paceline.cli.console import check_kept, load_model, say
+from paceline.cli.options import (
+    MAX_TOKENS,
+    MODEL_VARIABLE,
+    SAMPLING,
+    GenerationConfig,
+    ModelOptions,
+    Output,
+)
 
 if TYPE_CHECKING:
     from paceline.decoding.types import Step
@@ -23,7 +30,10 @@ _answer = partial(Option, rich_help_panel="Answer")
 _sampling = partial(Option, rich_help_panel=SAMPLING)
 _drafting = partial(Option, rich_help_panel="Speculation")
 
-_SAME_NAME = (
+_TRIAL_SHARE = 3
+"""1 / this of memory is what the weights of a suggested model take at most."""
+
+SAME_NAME = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "max_tokens", "drafter", "policy", "max_block", "probe"),
 )
@@ -34,11 +44,18 @@ _SAME_NAME = (
 class AnswerArguments:
     """What the command line says of an answer; `options` has it as `Options`."""
 
-    system: Annotated[str | None, Option(help="a system message")] = None
+    system: Annotated[
+        str | None, Option("-s", "--system", help="a system message: how to answer")
+    ] = None
+    stats: Annotated[
+        bool, Option("--stats", help="how it went: speed, accepted drafts, engine and seed")
+    ] = False
     tint: Annotated[bool, Option("--tint", help="colour the accepted draft tokens")] = False
     max_tokens: Annotated[
         int | None,
         _answer(
+            "-n",
+            "--max-tokens",
             parser=numbers.LIMIT,
             help="maximum tokens of an answer; -1: until the context is full; "
             f"default: {MAX_TOKENS}",
@@ -76,7 +93,13 @@ class AnswerArguments:
     ] = None
     generation_config: GenerationConfig = "auto"
     temperature: Annotated[
-        float | None, _sampling(parser=numbers.real("temperature"), help="0 is greedy")
+        float | None,
+        _sampling(
+            "-t",
+            "--temperature",
+            parser=numbers.real("temperature"),
+            help="0 takes the likeliest token each time; 0.7 varies",
+        ),
     ] = None
     top_k: Annotated[
         int | None, _sampling(parser=numbers.whole("top_k"), help="keep the k most likely tokens")
@@ -124,11 +147,21 @@ class AnswerArguments:
         ),
     ] = None
     drafter: Annotated[
-        str | None, _drafting(help="auto, none, or parts joined by +: see the guide")
+        str | None,
+        _drafting(
+            help="what guesses the next tokens, for the model to verify: auto, none, or parts "
+            "joined by +; never changes the answer"
+        ),
     ] = None
-    policy: Annotated[str | None, _drafting(help="auto, fixed, adaptive or kelly")] = None
+    policy: Annotated[
+        str | None,
+        _drafting(
+            help="how many tokens are drafted: auto, by measured costs; fixed, adaptive or kelly"
+        ),
+    ] = None
     max_block: Annotated[
-        int | None, _drafting(parser=numbers.BLOCK, help="maximum rows of a block, 2 to 32")
+        int | None,
+        _drafting(parser=numbers.BLOCK, help="most tokens that one call verifies, 2 to 32"),
     ] = None
     probe: Annotated[
         str | None, _drafting(metavar="DRAFTER", help="count what another drafter would have done")
@@ -139,14 +172,15 @@ class AnswerArguments:
         _drafting(
             "--keep/--no-keep",
             envvar="PACELINE_KEEP",
-            help="keep the tokens of answers on this machine, and draft later answers from them",
+            help="keep answers, and what is typed in a chat, on this machine, and draft later "
+            "answers from them; `paceline forget` removes both",
         ),
     ] = False
 
     def options(self, *, raw: bool = False) -> "Options":
         """The options of `Model.stream`, without those that were left out."""
         options: Any = {
-            name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None
+            name: value for name in SAME_NAME if (value := getattr(self, name)) is not None
         }
         if self.max_tokens == -1:
             options["max_tokens"] = None
@@ -168,6 +202,8 @@ def load_for_answers(model: ModelOptions, answer: AnswerArguments, output: Outpu
     """The model, with MAX_TOKENS as the limit of answers without one."""
     drafters = [answer.drafter or "auto", *([] if answer.probe is None else [answer.probe])]
     check_kept(drafters, keep=answer.keep)
+    if not output.quiet and (notice := trial_notice(model.model)):
+        say(notice)
     loaded = load_model(
         model,
         output,
@@ -177,6 +213,25 @@ def load_for_answers(model: ModelOptions, answer: AnswerArguments, output: Outpu
     )
     loaded.defaults = replace(loaded.defaults, fallback={"max_tokens": MAX_TOKENS})
     return loaded
+
+
+def trial_notice(name: str) -> str | None:
+    """Two lines for the first use of the default model; None: it is another, or is here already."""
+    from paceline.models import DEFAULT_MODEL, cache_dir, list_models
+    from paceline.storage.files import megabytes
+    from paceline.storage.system import memory_bytes
+
+    if name != DEFAULT_MODEL or any((cache_dir() / "models").glob(f"{DEFAULT_MODEL}*")):
+        return None
+    notice = f"{name} is a small model to try paceline with."
+    models = [model for model in list_models() if model.to_fetch * _TRIAL_SHARE <= memory_bytes()]
+    best = max(models, key=lambda model: model.to_fetch, default=None)
+    if best is None or best.name == name:
+        return notice
+    return (
+        f"{notice} A better one that fits this memory is {best.name}: `paceline pull {best.name}` "
+        f"({megabytes(best.to_fetch)}), then -m {best.name} or {MODEL_VARIABLE}={best.name}."
+    )
 
 
 def step_printer(
@@ -213,27 +268,41 @@ def step_printer(
     return show_both
 
 
-def print_end(result: "Result", output: Output) -> None:
-    """End an answer's line, then print why it ended and its statistics, unless --quiet."""
+def print_end(result: "Result", output: Output, statistics: str | None = None) -> None:
+    """End an answer's line, then print why it was stopped and the statistics, unless --quiet."""
     print()
     if not output.quiet:
-        for line in (ending(result), result.line()):
+        for line in (ending(result), statistics):
             if line is not None:
-                print(f"[{line}]", file=sys.stderr)
+                print(f"[{line}]", file=sys.stderr, flush=True)
+
+
+def short_statistics(result: "Result") -> str | None:
+    """The line under an answer in a chat; None: it has no tokens."""
+    stats = result.stats
+    if not result.token_ids:
+        return None
+    if not stats.steps:
+        return "1 token"
+    line = f"{result.completion_tokens} tokens, {stats.decode_tokens_per_second:.1f} tokens/s"
+    if stats.drafted:
+        line += f", {stats.accepted} of {stats.drafted} drafts accepted"
+    return line
 
 
 def ending(result: "Result") -> str | None:
     """Why an answer was stopped, and how to continue; None: the model ended it."""
-    if result.finish_reason == "repetition":
-        return "stopped: the answer repeats itself; --no-repetition-detection goes on"
-    if result.finish_reason != "length":
-        return None
     limit = result.settings["max_tokens"]
-    if limit.value is None or result.completion_tokens < limit.value:
-        return (
-            f"stopped after {result.completion_tokens} tokens: the context or the key/value cache "
-            "is full"
-        )
-    if limit.source == "request":
+    count, asked = result.completion_tokens, limit.source == "request"
+    return ending_of(result.finish_reason, count, limit.value, asked=asked)
+
+
+def ending_of(reason: str, count: int, limit: int | None, *, asked: bool) -> str | None:
+    """`ending` of an answer of `count` tokens; `asked`: whether the limit is the user's."""
+    if reason == "repetition":
+        return "stopped: the answer repeats itself; --no-repetition-detection goes on"
+    if reason != "length":
         return None
-    return f"stopped after {limit.value} tokens; --max-tokens -1 goes on"
+    if limit in (None, -1) or count < limit:
+        return f"stopped after {count} tokens: the context or the key/value cache is full"
+    return None if asked else f"stopped after {limit} tokens; --max-tokens -1 goes on"

@@ -4,8 +4,10 @@ Answers go to standard output, everything else to standard error. Exit codes: 0 
 failed, 2 the user's mistake, 130 stopped with Ctrl-C.
 """
 
+import difflib
 import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -23,12 +25,17 @@ from paceline.storage.system import BROKEN_PIPE_EXIT
 
 COMMANDS = (
     *("pull", "models", "convert", "generate", "chat", "serve", "bench", "verify", "plan"),
-    "forget",
+    *("ps", "rm", "forget"),
 )
 """Each of these commands, or families of commands, is the module of the same name in this folder.
 
 Other packages add more (`paceline.plugins`).
 """
+
+_OTHER_NAMES = {"list": "models", "ls": "models", "remove": "rm"}
+"""Names of other programs -> commands."""
+
+_UNKNOWN = re.compile("No such command '(.+)'")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of an output that takes no more."""
@@ -98,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):  # a terminal that lacks a letter shows another
         sys.stdout.reconfigure(errors="replace")
     command = get_command(app)
-    words = sys.argv[1:] if arguments is None else [*arguments]
+    words = translated(sys.argv[1:] if arguments is None else arguments)
     try:
         code: int = command.main(words, prog_name="paceline", standalone_mode=False)
         sys.stdout.flush()  # of --help and --version
@@ -108,6 +115,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_usage_error(error), file=sys.stderr)
         return 2
     return code
+
+
+def translated(words: Sequence[str]) -> list[str]:
+    """The words of a command line, with our names; without any word, those for help.
+
+    `run MODEL` is a chat with the model, `run MODEL PROMPT` one answer of it.
+    """
+    if not words:
+        return ["--help"]
+    name, *rest = words
+    if name != "run":
+        return [_OTHER_NAMES.get(name, name), *rest]
+    if not rest or rest[0].startswith("-"):
+        return ["chat", *rest]
+    model, *rest = rest
+    command = "generate" if rest and not rest[0].startswith("-") else "chat"
+    return [command, *rest, "--model", model]
 
 
 def _output_failed(error: OSError) -> int:
@@ -127,8 +151,14 @@ def _usage_error(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "paceline"
     message = error.format_message()
+    if word := _UNKNOWN.search(message):
+        group: Any = context.command if context else None
+        near = difflib.get_close_matches(
+            word[1], group.list_commands(context) if group else (), n=1
+        )
+        message += f" Did you mean {near[0]}?" if near else ""
     option = getattr(error, "param", None)
     if option is not None and error.message:
-        name = "/".join(option.opts) if option.param_type_name == "option" else option.name
+        name = option.opts[-1] if option.param_type_name == "option" else option.name
         message = f"argument {name}: {error.message.removeprefix('Value error, ')}"
     return f"{path}: {' '.join(message.split()).rstrip('.')}; see {path} --help"

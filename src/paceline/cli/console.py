@@ -5,6 +5,7 @@ Reports go to standard output, everything else to standard error.
 
 import json
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
     from paceline.models import Progress
     from paceline.runtime.model import Model
     from paceline.storage.report import Report
+
+SERVING = "serving"
+"""Folder of the cache in which running servers register."""
+
+_PATIENCE = 2.0
+"""Seconds without a word on what a command waits for."""
+
+
+def say(text: str) -> None:
+    """Print a line that is no part of an answer."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def progress_of(output: Output) -> "Progress":
@@ -104,16 +116,19 @@ def print_report(report: "Report", output: Output, path: Path | None = None) -> 
     return 0 if report.passed else 1
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows under a head, as wide as the terminal."""
+def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, gap: bool = False) -> None:
+    """Print rows under a head, as wide as the terminal; with `gap` after an empty line."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(*head, box=None, pad_edge=False)
+    table = Table(*(Column(name, overflow="fold") for name in head), box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    if gap:
+        console.print()
+    console.print(table)
 
 
 def check_writable(path: Path | None) -> None:
@@ -142,3 +157,23 @@ def read_stdin() -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"standard input is not UTF-8 text: {error.reason}") from error
+
+
+def piped_text(output: Output) -> str:
+    """The text of a pipe or file at standard input; empty if it is something else.
+
+    Other inputs, such as a socket or a service's, may never end. Raises InvalidRequest if the text
+    is not UTF-8.
+    """
+    try:
+        kind = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # closed, or not a file of the system
+        return ""
+    if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
+        return ""
+    if not output.quiet and sys.platform != "win32":
+        import select
+
+        if not select.select([sys.stdin], [], [], _PATIENCE)[0]:
+            say("reading standard input, which is a part of the prompt; Ctrl-C stops")
+    return read_stdin()

@@ -54,7 +54,14 @@ def _form_named(words: Sequence[str]) -> str:
     return form
 
 
-@command(app, kind=Convert)
+@command(
+    app,
+    kind=Convert,
+    examples=(
+        "paceline convert Qwen/Qwen3-0.6B --weights int4",
+        "paceline convert ./checkpoint --weights int8",
+    ),
+)
 def convert(
     *,
     source: Annotated[str, Argument(help="a folder, a hub name (owner/name)")],

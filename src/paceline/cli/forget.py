@@ -1,5 +1,6 @@
-"""`paceline forget`: removes the answers that were kept to draft later ones."""
+"""`paceline forget`: removes the answers that were kept to draft later ones, and typed messages."""
 
+from pathlib import Path
 from typing import Annotated
 
 from typer import Option
@@ -11,16 +12,22 @@ from paceline.errors import InvalidRequest, PacelineError
 app = group()
 
 
-@command(app)
+@command(app, examples=("paceline forget --dry-run", "paceline forget"))
 def forget(
     *,
     model: Annotated[
-        str | None, Option(help="only those of this model, as `paceline models` names it")
+        str | None,
+        Option("-m", "--model", help="only answers of this model, as `paceline models` names it"),
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="list them, and remove nothing")] = False,
     output: Output,
 ) -> int:
-    """Remove the answers that `generate`, `chat` and `serve` have kept with --keep."""
+    """Remove what --keep has kept.
+
+    Answers of `generate`, `chat` and `serve`; without --model also messages that were typed in a
+    chat.
+    """
+    from paceline.cli.chat.history import history_file
     from paceline.runtime.kept import all_kept
     from paceline.runtime.kept import forget as remove
     from paceline.storage.files import megabytes
@@ -35,6 +42,10 @@ def forget(
             remove(kept)
         except OSError as error:
             raise PacelineError(f"cannot remove {kept.folder}: {error.strerror}") from error
+    typed = history_file() if model is None else None
+    history = None if typed is None or not typed.is_file() else typed.stat().st_size
+    if typed is not None and history is not None and not dry_run:
+        _remove(typed)
     value = [
         {"model": kept.model, "folder": str(kept.folder), "bytes": kept.bytes} for kept in chosen
     ]
@@ -44,5 +55,15 @@ def forget(
         f"{megabytes(kept.bytes)}"
         for kept in chosen
     ]
-    print_value(output, {done: value}, "\n".join(lines) or "no answers are kept")
+    if history is not None:
+        lines.append(f"{done}: messages typed in chat, {megabytes(history)}")
+    values = {done: value, "history_bytes": history or 0}
+    print_value(output, values, "\n".join(lines) or "no answers are kept")
     return 0
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError as error:
+        raise PacelineError(f"cannot remove {path}: {error.strerror}") from error

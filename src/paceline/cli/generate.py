@@ -10,9 +10,17 @@ from typer import Argument, Option
 
 from paceline.cli import declare
 from paceline.cli.answers import AnswerArguments, load_for_answers, print_end, step_printer
-from paceline.cli.console import check_writable, read_stdin, read_text
+from paceline.cli.console import (
+    SERVING,
+    check_writable,
+    obey_offline,
+    piped_text,
+    read_stdin,
+    read_text,
+)
 from paceline.cli.options import ModelOptions, Output, command, group
 from paceline.errors import InvalidRequest
+from paceline.storage.system import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,11 +34,19 @@ if TYPE_CHECKING:
 app = group()
 
 
-@command(app)
+@command(
+    app,
+    first=("model", "max_tokens", "temperature", "system", "file", "stats", "json", "quiet"),
+    examples=(
+        'paceline generate "Write a haiku about rain."',
+        'git diff | paceline generate "Write a commit message." -n 60',
+    ),
+)
 def generate(
     *,
     prompt: Annotated[
-        str | None, Argument(parser=str, help="the prompt; - or nothing reads it from stdin")
+        str | None,
+        Argument(parser=str, help="the prompt, before what is piped in; - or nothing: that alone"),
     ] = None,
     file: Annotated[Path | None, declare.file(help="read the prompt from a file")] = None,
     raw: Annotated[bool, Option("--raw", help="no chat template")] = False,
@@ -45,17 +61,21 @@ def generate(
     output: Output,
 ) -> int:
     """Answer one prompt."""
-    messages: Any = _prompt(prompt, file)
+    text = _prompt(prompt, file, output)
+    messages: Any = text
     if answer.system is not None:
         if raw:
             raise InvalidRequest("--system needs the chat template; leave --raw away")
         messages = [
             {"role": "system", "content": answer.system},
-            {"role": "user", "content": messages},
+            {"role": "user", "content": text},
         ]
     expected = None if prediction is None else read_text(prediction)
     check_writable(trace)
     options = answer.options(raw=raw)
+    alone = not (raw or output.json or answer.stats or answer.tint or trace or prediction)
+    if alone and _answered_by_server(text, model, answer, output):
+        return 0
     loaded = load_for_answers(model, answer, output)
     if expected is not None:
         options["prediction"] = loaded.files.tokenizer().encode(expected)
@@ -72,20 +92,43 @@ def generate(
         result = {**stream.result.as_dict(), "prompt_token_ids": prompt_token_ids}
         print(json.dumps(result, ensure_ascii=False))
     else:
-        print_end(stream.result, output)
+        print_end(stream.result, output, stream.result.line() if answer.stats else None)
     sys.stdout.flush()
     loaded.settle()
     return 0
 
 
-def _prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt: the argument, a file, or standard input."""
+def _answered_by_server(
+    prompt: str, model: ModelOptions, answer: AnswerArguments, output: Output
+) -> bool:
+    """Print the answer of a running server of the model, if there is one that gives the same."""
+    obey_offline(model.offline)
+    if not any((cache_dir() / SERVING).glob("*.json")):
+        return False
+    from paceline.cli import running
+    from paceline.errors import ModelError
+    from paceline.runtime.request import check
+
+    check(answer.options())
+    try:
+        server = running.running_server(model, answer)
+        if server is None:
+            return False
+        running.print_answer(*server, prompt, answer, output)
+    except (running.Unavailable, ModelError):  # loading the model here says more
+        return False
+    return True
+
+
+def _prompt(prompt: str | None, file: Path | None, output: Output) -> str:
+    """The prompt: the argument and what is piped in after it, a file, or standard input."""
     if prompt is not None and file is not None:
         raise InvalidRequest("give the prompt as an argument or with --file, not both")
     if file is not None:
         return read_text(file)
     if prompt not in (None, "-"):
-        return str(prompt)
+        text = piped_text(output).strip("\n")
+        return f"{prompt}\n\n{text}" if text.strip() else str(prompt)
     if sys.stdin.isatty() and prompt is None:
         raise InvalidRequest("there is no prompt; give it as an argument, with --file, or piped in")
     return read_stdin()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typer import Option
 
 from paceline.cli.console import print_table, print_value, progress_of
-from paceline.cli.options import Output, command, group
+from paceline.cli.options import Output, command, default_model, group
 from paceline.errors import ModelError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ app = group()
 _FITS = {True: "yes", False: "no", None: ""}
 
 
-@command(app)
+@command(app, examples=("paceline models", "paceline models --check"))
 def models(
     *,
     check: Annotated[bool, Option("--check", help="compare every file's checksum")] = False,
@@ -32,9 +32,11 @@ def models(
     ] = None,
     output: Output,
 ) -> int:
-    """List the models that are here or have a short name, and heads in the hub's cache."""
+    """List the models that are here, and others by name.
+
+    Also heads for drafting in the hub's cache.
+    """
     from paceline.models import check_models, list_models
-    from paceline.storage.files import megabytes
 
     if check:
         count = check_models(progress=progress_of(output))
@@ -51,22 +53,48 @@ def models(
         ]
         print(json.dumps([*values, *map(_as_model, heads)], default=str))
         return 0
+    _print_models(pairs, heads)
+    return 0
+
+
+def _print_models(
+    pairs: Sequence[tuple["Listed", Sequence[Mapping[str, Any]]]], heads: Sequence["_Head"]
+) -> None:
+    from paceline.storage.files import megabytes
+
+    default = default_model()
     rows = [
         [
-            model.name,
-            megabytes(model.bytes) if model.here else "not here",
+            f"{model.name} (default)" if model.name == default else model.name,
+            megabytes(model.bytes),
+            "" if model.context_length is None else str(model.context_length),
             _FITS[model.fits],
             exactness_text(measured),
             model.about,
         ]
         for model, measured in pairs
+        if model.here or model.folder is not None
     ]
-    for one in heads:
-        fitting = ", ".join(one.fits) or "no model that is here"
-        about = one.fault or f"{one.form} head for {fitting}: --drafter {one.drafter}:{one.name}"
-        rows.append([one.name, megabytes(one.bytes), "", "", about])
-    print_table(["model", "size", "fits memory", "exact here", "about"], rows)
-    return 0
+    for head in heads:
+        fitting = ", ".join(head.fits) or "no model that is here"
+        about = (
+            head.fault or f"{head.form} head for {fitting}: --drafter {head.drafter}:{head.name}"
+        )
+        rows.append([head.name, megabytes(head.bytes), "", "", "", about])
+    if rows:
+        print_table(["model", "size", "context", "fits memory", "exact here", "about"], rows)
+    absent = [
+        [
+            f"{model.name} (default)" if model.name == default else model.name,
+            megabytes(model.to_fetch),
+            _FITS[model.fits],
+            model.about,
+        ]
+        for model, _ in pairs
+        if not model.here and model.folder is None
+    ]
+    if absent:
+        print_table(["paceline pull", "to fetch", "fits memory", "about"], absent, gap=bool(rows))
 
 
 class _Head(NamedTuple):

@@ -5,7 +5,9 @@ are in one place. A dataclass parameter is an option for each of its fields.
 """
 
 import inspect
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial, wraps
@@ -18,18 +20,54 @@ from typer.core import TyperCommand, TyperOption
 
 from paceline.cli import declare, numbers
 from paceline.cli.groups import Group
+from paceline.errors import InvalidRequest
+
+MODEL_VARIABLE = "PACELINE_MODEL"
+"""Names the default model."""
 
 MAX_TOKENS = 2048
 """Maximum tokens of an answer of `generate` and `chat` without --max-tokens."""
+
+_MAC = ("compute_units",)
+"""Options that help shows on macOS alone."""
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
 
 def default_model() -> str:
-    """The model of a command without --model. Imported late: its package imports numpy."""
-    from paceline.models import DEFAULT_MODEL
+    """The model of a command without --model: $PACELINE_MODEL, the settings file's, or the trial's.
 
-    return DEFAULT_MODEL
+    Raises InvalidRequest for a settings file that cannot be read.
+    """
+    from paceline.models import DEFAULT_MODEL  # late: its package imports numpy
+
+    return os.environ.get(MODEL_VARIABLE) or _settings().get("model") or DEFAULT_MODEL
+
+
+def settings_file() -> Path:
+    """The user's settings: TOML, with `model = "NAME"`."""
+    from platformdirs import user_config_path
+
+    return user_config_path("paceline") / "config.toml"
+
+
+def _settings() -> dict[str, str]:
+    """The settings in the user's file; none where there is no file."""
+    import tomllib
+
+    path = settings_file()
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidRequest(f"{path} is not TOML: {error}") from error
+    for name, value in values.items():
+        if name != "model" or not isinstance(value, str):
+            raise InvalidRequest(f'{path} has {name} = {value!r}; expected model = "NAME" alone')
+    return values
 
 
 def group(about: str | None = None) -> Typer:
@@ -44,12 +82,26 @@ def group(about: str | None = None) -> Typer:
 
 
 def command(
-    app: Typer, name: str | None = None, *, kind: "type[Command] | None" = None
+    app: Typer,
+    name: str | None = None,
+    *,
+    kind: "type[Command] | None" = None,
+    first: Sequence[str] = (),
+    examples: Sequence[str] = (),
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Decorator: add a function to `app` as a command; a dataclass parameter becomes options."""
+    """Decorator: add a function to `app` as a command; a dataclass parameter becomes options.
+
+    Args:
+        app: of `group`.
+        name: of the command; None: the function's.
+        kind: its class, if it is more than a `Command`.
+        first: the options that --help shows, by parameter; empty: all. --help-all has the others.
+        examples: command lines for --help, each with a comment after #.
+    """
 
     def add(function: Callable[..., int]) -> Callable[..., int]:
-        app.command(name, cls=kind or Command)(_flat(function))
+        shown = type("Command", (kind or Command,), {"first": first, "examples": examples})
+        app.command(name, cls=shown)(_flat(function))
         return function
 
     return add
@@ -88,6 +140,10 @@ class Command(TyperCommand):
     or text with a space in it, is an argument even if it begins with a dash.
     """
 
+    first: Sequence[str] = ()
+    examples: Sequence[str] = ()
+    _shows_all = False
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """See the class."""
         words = args if ctx.resilient_parsing else [*self._plain(ctx, args)]
@@ -95,19 +151,41 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options, in a section for each panel."""
+        short = bool(self.first) and not self._shows_all
         sections: dict[str, list[Any]] = {"Arguments": [], "Options": []}
-        for parameter in self.get_params(ctx):
-            title = (
-                getattr(parameter, "rich_help_panel", None)
-                or f"{parameter.param_type_name}s".title()
-            )
+        for parameter in self._shown(ctx, short=short):
+            panel = None if short else getattr(parameter, "rich_help_panel", None)
+            title = panel or f"{parameter.param_type_name}s".title()
             if record := parameter.get_help_record(ctx):
                 name = re.sub(r"<list\[(.*)\]>", r"<\1>", record[0])
                 sections.setdefault(title, []).append((name, record[1]))
+        if short:
+            sections["Options"].append(("--help-all", "all options"))
         for title, records in sections.items():
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples."""
+        if self.examples:
+            with formatter.section("Examples"):
+                lines = [example.partition("  # ") for example in self.examples]
+                width = max(len(line) for line, _, _ in lines)
+                for line, mark, about in lines:
+                    indent = " " * formatter.current_indent
+                    formatter.write(f"{indent}{f'{line:<{width}}{mark}{about}'.rstrip()}\n")
+
+    def _shown(self, ctx: Any, *, short: bool) -> Iterator[Any]:
+        """The parameters that help shows: in a short one, `first` in its order."""
+        parameters = self.get_params(ctx)
+        if short:
+            names = {parameter.name: parameter for parameter in parameters}
+            yield from (one for one in parameters if one.param_type_name == "argument")
+            yield from (names[name] for name in self.first)
+        for parameter in () if short else parameters:
+            if sys.platform == "darwin" or parameter.name not in _MAC:
+                yield parameter
 
     def _plain(self, ctx: Any, words: Sequence[str]) -> Iterator[str]:
         """The options and their values, then `--` and all arguments."""
@@ -129,6 +207,10 @@ class Command(TyperCommand):
                     ctx.fail(f"argument {last}: expected a value before {option}")
                 yield word
                 value_follows = False
+            elif word == "--help-all":
+                self._shows_all = True
+                print(self.get_help(ctx))
+                ctx.exit()
             elif word == "--":
                 arguments += words[number + 1 :]
                 break
@@ -152,7 +234,9 @@ class Output:
     """How a command prints what it found."""
 
     json: Annotated[bool, Option("--json", help="print JSON")] = False
-    quiet: Annotated[bool, Option("--quiet", help="no progress, no statistics")] = False
+    quiet: Annotated[
+        bool, Option("-q", "--quiet", help="only the result: no progress, no notes")
+    ] = False
 
 
 ComputeUnits = Literal["all", "cpu-only", "cpu-and-gpu", "cpu-and-ne"]
@@ -174,7 +258,14 @@ class ModelOptions:
 
     model: Annotated[
         str,
-        _model(default_factory=default_model, show_default=False, help="name, path or hub name"),
+        _model(
+            "-m",
+            "--model",
+            default_factory=default_model,
+            show_default=False,
+            help="name, path or hub name; `paceline models` lists them; default: $PACELINE_MODEL, "
+            "or a small one to try",
+        ),
     ]
     weights: Annotated[
         str | None,
@@ -184,13 +275,20 @@ class ModelOptions:
     offline: Offline = False
     engine: Annotated[str, _model(help="auto, openvino, llamacpp, coreml or mlx")] = "auto"
     rows: Annotated[
-        int, _model(parser=numbers.Whole(1, 2), help="minimum rows of a call: 2 is exact, 1 is not")
+        int,
+        _model(
+            parser=numbers.Whole(1, 2),
+            help="fewest tokens that a call computes, with a copy of one if needed: 2 is exact, 1 "
+            "is not",
+        ),
     ] = 2
     cache_tokens: Annotated[
         int | None,
         _model(parser=numbers.COUNT, help="KV cache, in tokens; default: one context, for serve 4"),
     ] = None
-    threads: Annotated[int | None, _model(parser=numbers.THREADS)] = None
+    threads: Annotated[
+        int | None, _model(parser=numbers.THREADS, help="CPU threads; default: the engine's choice")
+    ] = None
     compute_units: Annotated[
         ComputeUnits | None, _model(help="for the engine coreml; default: cpu-and-ne")
     ] = None

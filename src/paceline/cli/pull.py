@@ -10,7 +10,10 @@ from paceline.cli.options import Offline, Output, Revision, command, default_mod
 app = group()
 
 
-@command(app)
+@command(
+    app,
+    examples=("paceline pull qwen3-0.6b", "paceline pull Qwen/Qwen3-0.6B-GGUF:Q8_0"),
+)
 def pull(
     *,
     model: Annotated[

@@ -22,7 +22,14 @@ _default = partial(Option, rich_help_panel="Defaults of requests")
 _all = partial(Option, rich_help_panel="Several models")
 
 
-@command(app)
+@command(
+    app,
+    first=("model", "every", "host", "port", "api_key", "name", "quiet"),
+    examples=(
+        "paceline serve -m qwen3-0.6b  # http://127.0.0.1:8000/v1, and a page to chat",
+        "paceline serve --all  # every model here, loaded when a request names it",
+    ),
+)
 def serve(
     *,
     host: Annotated[
@@ -195,9 +202,35 @@ def serve(
     )
     # A server of several models writes the lines of its models' requests itself.
     quiet = output.quiet or until_input_ends
-    run(answering, host, port, settings, until_input_ends=until_input_ends, quiet=quiet)
+    if not keep and _is_for_generate(settings, model):
+        from paceline.cli.running import registration
+        from paceline.server.http_server import say_line
+
+        with registration(answering) as register:
+
+            def say(line: str) -> None:
+                say_line(line)
+                register(line)
+
+            run(answering, host, port, settings, say=say, quiet=quiet)
+    else:
+        run(answering, host, port, settings, until_input_ends=until_input_ends, quiet=quiet)
     answering.settle()
     return 0
+
+
+def _is_for_generate(settings: "Settings", model: ModelOptions) -> bool:
+    """Whether `generate` may ask the server.
+
+    It needs no key, keeps nothing on the disk, and answers as a model does that is loaded without
+    options.
+    """
+    own = (
+        *(settings.api_keys, settings.behind_router, settings.parse_special),
+        *(settings.prompt_cache_bytes, settings.request_seconds),
+        *(model.cache_tokens, model.threads, model.compute_units),
+    )
+    return not any(own) and settings.think is None and model.rows == 2
 
 
 def _child_options(

@@ -84,7 +84,14 @@ class ServerArguments:
     rounds: Annotated[int, declare.count(help="with --url: repetitions")] = 2
 
 
-@command(app)
+@command(
+    app,
+    first=("model", "quick", "whole", "drafters", "url", "json"),
+    examples=(
+        "paceline verify --quick  # in a minute",
+        "paceline verify --url http://127.0.0.1:8000/v1  # any OpenAI-compatible server",
+    ),
+)
 def verify(
     *,
     verification: VerificationArguments,
@@ -92,7 +99,7 @@ def verify(
     model: ModelOptions,
     output: Output,
 ) -> int:
-    """Check row invariance and token parity on this machine, or a server's texts."""
+    """Check that drafts change no token, on this machine or of a server."""
     if server.url is not None:
         if verification.drafters or verification.whole or verification.quick:
             raise InvalidRequest(

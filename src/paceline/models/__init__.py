@@ -20,6 +20,7 @@ from paceline.models.manifest import (
 )
 from paceline.models.names import CORE_ML_SUFFIX, DEFAULT_MODEL, MLX_SUFFIX, settings_of
 from paceline.models.prepare import convert, core_ml_folder
+from paceline.models.removal import Removal, find_removal
 from paceline.models.resolver import pull, resolve, resolve_drafter
 from paceline.models.source import Origin, open_origin
 from paceline.models.templates import ChatTemplate, start_templates
@@ -43,6 +44,7 @@ __all__ = [
     "Origin",
     "Pooling",
     "Progress",
+    "Removal",
     "Thinking",
     "TokenBytes",
     "Tokenizer",
@@ -55,6 +57,7 @@ __all__ = [
     "checkpoint_from_gguf",
     "convert",
     "core_ml_folder",
+    "find_removal",
     "fits",
     "go_offline",
     "infill_of",

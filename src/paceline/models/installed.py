@@ -13,7 +13,6 @@ from paceline.models.manifest import Manifest, changed_files, read_manifest
 from paceline.models.names import CORE_ML_SUFFIX, REGISTRY, KnownModel, known_models
 from paceline.models.names.other_apps import app_models
 from paceline.models.prepare import models_dir
-from paceline.storage.files import megabytes
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import QUIET, Progress
 
@@ -36,6 +35,12 @@ class Listed:
     """The GGUF file that is used where it is; of a split model, the first."""
     fits: bool | None = None
     """Whether it fits this machine's memory; None for a model that cannot be read."""
+    to_fetch: int = 0
+    """Bytes of a model that is not here."""
+    context_length: int | None = None
+    """In tokens; None: not known before it is prepared."""
+    tested: str = ""
+    """What was run of a model that is not here, and in which engines."""
 
 
 class _File(NamedTuple):
@@ -48,7 +53,7 @@ class _File(NamedTuple):
 
 
 def list_models(cache: Path | None = None) -> list[Listed]:
-    """Models with a short name, prepared models, those in the hub's cache and of other programs.
+    """Prepared models, those in the hub's cache and of other programs; then others to fetch.
 
     Every name can be used. A file that has several is listed once.
     """
@@ -67,7 +72,7 @@ def list_models(cache: Path | None = None) -> list[Listed]:
             file.name, True, file.about, None, file.bytes, file.path, fits=fits(file.bytes)
         )
         models.setdefault(file.name, listed)
-    return [*(model for model in _absent() if model.name not in models), *models.values()]
+    return [*models.values(), *(model for model in _absent() if model.name not in models)]
 
 
 def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
@@ -93,11 +98,14 @@ def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
 def _absent() -> Iterator[Listed]:
     """Models that can be fetched by a short name."""
     for model in REGISTRY.values():
-        about = f"{model.about}; {model.size} to fetch"
-        yield Listed(model.name, False, about, None, 0, fits=fits(model.member_bytes))
+        fitting = fits(model.member_bytes)
+        yield Listed(
+            model.name, False, model.about, None, 0, fits=fitting, to_fetch=model.wheel_bytes
+        )
     for name, known in known_models().items():
-        about = f"{_about(known)}; {megabytes(known.bytes)} to fetch, {_tested(known)}"
-        yield Listed(name, False, about, None, 0, fits=fits(known.bytes))
+        about, fitting = _about(known), fits(known.bytes)
+        tested = _tested(known)
+        yield Listed(name, False, about, None, 0, fits=fitting, to_fetch=known.bytes, tested=tested)
 
 
 def _tested(known: KnownModel) -> str:
@@ -147,10 +155,14 @@ def _listed(folder: Path, files: dict[Path, _File]) -> Listed:
     if origin is not None and _is_of_a_file(manifest):
         path = Path(origin).resolve()
         file, weights = files.get(path), path.stat().st_size if path.is_file() else 0
+    context = manifest.facts.context_length
     if file is None:
-        return Listed(name, True, about, folder, size, fits=fits(max(size, weights)))
-    total = size + file.bytes
-    return Listed(file.name, True, file.about, folder, total, file.path, fits(file.bytes))
+        fitting = fits(max(size, weights))
+        return Listed(name, True, about, folder, size, fits=fitting, context_length=context)
+    total, fitting = size + file.bytes, fits(file.bytes)
+    return Listed(
+        file.name, True, file.about, folder, total, file.path, fitting, context_length=context
+    )
 
 
 def _is_of_a_file(manifest: Manifest) -> bool:

@@ -1,6 +1,6 @@
 """Loads a model by name or path: finds its files, opens its engine, and joins them in a `Model`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -11,7 +11,15 @@ from paceline.drafters import DrafterSpec
 from paceline.engines import EngineSettings, check_engine, check_settings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
-from paceline.models import DEFAULT_MODEL, QUIET, Progress, cache_dir, resolve, start_templates
+from paceline.models import (
+    DEFAULT_MODEL,
+    QUIET,
+    ModelFiles,
+    Progress,
+    cache_dir,
+    resolve,
+    start_templates,
+)
 from paceline.runtime.drafting import drafter_resources, warmed_up
 from paceline.runtime.engine_choice import LLAMACPP, Costs, EngineChoice
 from paceline.runtime.model import Model
@@ -139,6 +147,21 @@ def remember_costs(model: Model) -> None:
     if costs is not None and model.engine_choice is not None:
         batches = engine != LLAMACPP
         model.engine_choice.remember(engine, Costs(model.load_seconds, costs, batches))
+
+
+def find_files(name: str, engine: str = AUTO, *, progress: Progress = QUIET) -> ModelFiles:
+    """The files that `load` opens, fetched or converted first. Raises as `load` does."""
+    named = None if engine == AUTO else engine
+    choice = EngineChoice(cache_dir() / MEASUREMENTS, engine=named, contexts=1)
+    return resolve(name, progress=progress, engine=named, choose=choice)
+
+
+def packed_copies(weights: Iterable[Path]) -> list[Path]:
+    """The packed copies of GGUF files, and the files beside them that name their source."""
+    names = {str(path) for path in weights} | {str(path.resolve()) for path in weights}
+    sources = (cache_dir() / PACKED).glob("*.source")
+    copies = [path for path in sources if path.read_text(encoding="utf-8") in names]
+    return [part for path in copies for part in (path.with_suffix(".gguf"), path)]
 
 
 def _check_engine(name: str) -> None:

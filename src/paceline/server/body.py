@@ -168,6 +168,8 @@ class RepetitionDetection(Body):
     min_pattern_size: int = 0
     min_count: int = 0
     """Repetitions of the pattern, 2 or more."""
+    min_tokens: int = 0
+    """Tokens of all repetitions together; not in vLLM."""
 
 
 _STRUCTURE = "use response_format or structured_outputs"

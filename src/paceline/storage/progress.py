@@ -15,7 +15,8 @@ Update = Callable[[int], None]
 class Progress:
     """Lines and bars on `stream` (standard error by default); silent when `quiet`.
 
-    A bar is drawn only when the stream is a terminal; otherwise each task is one plain line.
+    A bar is drawn only when the stream is a terminal, and gone when its task has ended, so that
+    several are one line with stages; otherwise each task is one plain line.
     """
 
     def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
@@ -64,7 +65,13 @@ class Progress:
             else (text, BarColumn(), done, TimeElapsedColumn())
         )
         console = Console(file=self._target())
-        with Bars(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as bars:
+        with Bars(
+            *columns,
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        ) as bars:
             bar = bars.add_task(label, total=total)
             yield lambda done: bars.update(bar, completed=done)
             if total is not None:

@@ -1,0 +1,65 @@
+"""`paceline chat`: a conversation at a terminal; from a pipe, one message and its answer."""
+
+import contextlib
+import sys
+from typing import Annotated
+
+from typer import Option
+
+from paceline.cli.answers import AnswerArguments
+from paceline.cli.console import read_stdin
+from paceline.cli.options import ModelOptions, Output, command, group
+from paceline.errors import InvalidRequest
+
+app = group()
+
+
+@command(
+    app,
+    first=("model", "max_tokens", "temperature", "system", "stats", "keep", "quiet"),
+    examples=("paceline chat", 'paceline chat -m qwen3-0.6b -s "Answer in one line."'),
+)
+def chat(
+    *,
+    drop_oldest: Annotated[
+        bool,
+        Option(
+            "--drop-oldest",
+            help="when the context is full, drop the oldest turns and go on, without asking",
+        ),
+    ] = False,
+    answer: AnswerArguments,
+    model: ModelOptions,
+    output: Output,
+) -> int:
+    """Chat at the terminal; /help there lists its commands.
+
+    What is piped in is one message. Of the earlier turns, only the last answer is computed again.
+    """
+    from paceline.cli.chat.session import Session
+    from paceline.runtime.request import check
+
+    check(answer.options())  # before the model is loaded
+    session = Session(model, answer, output, drop_oldest=drop_oldest)
+    if not sys.stdin.isatty():
+        session.open()
+        with contextlib.closing(session):
+            session.turn(_piped())
+        return 0
+    from paceline.cli.chat.commands import COMMANDS
+    from paceline.cli.chat.loop import run
+    from paceline.cli.chat.terminal import Terminal
+
+    terminal = Terminal([*COMMANDS], keep=answer.keep)
+    with terminal.holding_keys():
+        session.open(terminal)
+        with contextlib.closing(session):
+            run(session, terminal, output)
+    return 0
+
+
+def _piped() -> str:
+    message = read_stdin().rstrip("\n")
+    if not message.strip():
+        raise InvalidRequest("standard input is empty; expected a message")
+    return message

@@ -1,0 +1,269 @@
+"""A chat without its input: the model, the conversation, the options, and what each step does.
+
+Invariant: a step that fails or is stopped leaves the conversation as it was before, and `undo` goes
+back one step at a time.
+"""
+
+import contextlib
+import gc
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+from paceline.cli.answers import (
+    AnswerArguments,
+    load_for_answers,
+    print_end,
+    short_statistics,
+    step_printer,
+)
+from paceline.cli.chat.saved import path_of, read_chat, write_chat
+from paceline.cli.console import progress_of, say
+from paceline.cli.options import ModelOptions, Output
+from paceline.errors import ContextFull, InvalidRequest, PacelineError
+from paceline.runtime.conversation import Conversation
+from paceline.runtime.load import find_files
+from paceline.runtime.model import Model
+
+Messages = list[Mapping[str, Any]]
+
+_MAX_UNDONE = 1000
+"""Steps that can be undone."""
+
+
+class Questions(Protocol):
+    """Asks the user."""
+
+    def ask(self, question: str) -> str:
+        """The answer, without spaces around it; empty: there is none."""
+        ...
+
+
+class _Before(NamedTuple):
+    """The conversation before a step, and the step."""
+
+    messages: Messages
+    step: str
+
+
+class Session:
+    """One chat."""
+
+    def __init__(
+        self,
+        model: ModelOptions,
+        answer: AnswerArguments,
+        output: Output,
+        *,
+        drop_oldest: bool = False,
+    ) -> None:
+        self._model, self._answer, self._output = model, answer, output
+        self._drop_oldest = drop_oldest
+        self._questions: Questions | None = None
+        self._loaded: Model | None = None
+        self._conversation: Conversation | None = None
+        self._saved_as = ""  # a file that this chat may write again
+        self._before: list[_Before] = []
+        self._messages: Messages = []  # where no model is loaded
+        if answer.system is not None:
+            self._messages = [{"role": "system", "content": answer.system}]
+        self.options: dict[str, Any] = {**answer.options()}
+        """Options of the next answers."""
+
+    def open(self, questions: Questions | None = None) -> None:
+        """Load the model; `questions` asks what to do when the context is full, None: no one."""
+        self._questions = questions
+        self._load(self._model)
+
+    def close(self) -> None:
+        """Free the model, and wait for what it does in the background."""
+        if self._conversation is not None and self._loaded is not None:
+            self._messages = self._conversation.messages
+            self._conversation.close()
+            self._loaded.settle()
+            self._conversation = self._loaded = None
+            gc.collect()  # its memory is needed by the next one
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self._model.model
+
+    @property
+    def messages(self) -> Messages:
+        """The conversation so far."""
+        return self._messages if self._conversation is None else self._conversation.messages
+
+    @messages.setter
+    def messages(self, messages: Messages) -> None:
+        self._messages = messages
+        if self._conversation is not None:
+            self._conversation.messages = messages
+
+    @property
+    def system(self) -> str | None:
+        """The system message."""
+        return next((m["content"] for m in self.messages if m["role"] == "system"), None)
+
+    @property
+    def last_answer(self) -> str | None:
+        """Text of the newest answer."""
+        answers = (m["content"] for m in reversed(self.messages) if m["role"] == "assistant")
+        return next(answers, None)
+
+    def turn(self, message: str, step: str = "the last message") -> None:
+        """Answer one message, and print the answer."""
+        before = [*self.messages]
+        stream = self._say(message)
+        with stream:
+            show = step_printer(self._answer, self._output, stream)
+            try:
+                for part in stream:
+                    show(part)
+            except KeyboardInterrupt:
+                if self._questions is None:
+                    raise
+        if self.messages != before:
+            self._record(before, step)
+        if self._output.json:
+            print(json.dumps(stream.result.as_dict(), ensure_ascii=False), flush=True)
+        else:
+            result, full = stream.result, self._answer.stats
+            print_end(result, self._output, result.line() if full else short_statistics(result))
+
+    def answer_again(self) -> None:
+        """Replace the last answer. Raises InvalidRequest if there is none."""
+        before, text = self.messages, self.last_answer
+        places = [place for place, message in enumerate(before) if message["role"] == "user"]
+        if not places or text is None:
+            raise InvalidRequest("there is no answer yet")
+        kept = before[: places[-1]]
+        self.messages = kept
+        try:
+            self.turn(before[places[-1]]["content"], "/regen")
+        finally:
+            if self.messages == kept:
+                self.messages = before
+            else:
+                self._before[-1] = _Before(before, "/regen")
+        if self.last_answer == text:
+            say("[the same answer: /set temperature 0.7 or /set seed default varies it]")
+
+    def set_system(self, text: str) -> None:
+        """Replace the system message; an empty text removes it."""
+        others = [message for message in self.messages if message["role"] != "system"]
+        first: Messages = [{"role": "system", "content": text}] if text else []
+        self._change([*first, *others], "/system")
+
+    def clear(self) -> None:
+        """Begin anew, with the system message."""
+        self._change([m for m in self.messages if m["role"] == "system"], "/clear")
+
+    def undo(self) -> str:
+        """Go back one step; returns what was undone. Raises InvalidRequest if there is none."""
+        if not self._before:
+            raise InvalidRequest("there is nothing to undo")
+        before = self._before.pop()
+        self.messages = before.messages
+        return before.step
+
+    def save(self, name: str) -> str:
+        """Write the conversation to a file; returns its path.
+
+        Raises InvalidRequest if it cannot be written, or exists and is not of this chat.
+        """
+        path = path_of(name or self._saved_as)
+        exists = False
+        with contextlib.suppress(OSError, ValueError):  # writing says it better
+            exists = path.exists()
+        if exists and str(path) != self._saved_as:
+            raise InvalidRequest(f"{path} exists already; choose another name")
+        write_chat(path, self.messages)
+        self._saved_as = str(path)
+        return self._saved_as
+
+    @property
+    def saved_as(self) -> str:
+        """The file that this chat was written to or read from; empty: none."""
+        return self._saved_as
+
+    def restore(self, name: str) -> None:
+        """Go on with a conversation that was saved. Raises InvalidRequest if it cannot be read."""
+        path = path_of(name)
+        self._change(read_chat(path), "/load")
+        self._saved_as = str(path)
+
+    def change_model(self, name: str) -> None:
+        """Go on with another model; after a failure, with the same. Raises PacelineError."""
+        options = replace(self._model, model=name, revision=None, weights=None)
+        # Most mistakes end here, while the model is still loaded.
+        find_files(name, options.engine, progress=progress_of(self._output))
+        old = self._model
+        self.close()
+        try:
+            self._load(options)
+        except BaseException:
+            with contextlib.suppress(PacelineError):
+                self._load(old)
+            raise
+
+    def _load(self, options: ModelOptions) -> None:
+        loaded = load_for_answers(options, self._answer, self._output)
+        self._conversation = loaded.conversation(self._messages)
+        self._loaded, self._model = loaded, options
+
+    def _change(self, messages: Sequence[Mapping[str, Any]], step: str) -> None:
+        self._record(self.messages, step)
+        self.messages = [*messages]
+
+    def _record(self, before: Messages, step: str) -> None:
+        self._before = [*self._before[1 - _MAX_UNDONE :], _Before(before, step)]
+
+    def _say(self, message: str) -> Any:
+        """The stream of an answer, after dropping turns where the context is full."""
+        conversation = self._conversation
+        if conversation is None:
+            raise InvalidRequest("no model is loaded; /model NAME loads one")
+        try:
+            return conversation.say(message, **self.options)
+        except ContextFull as full:
+            if full.turns is None or not self._may_drop(full, full.turns):
+                raise
+            conversation.drop_oldest(full.turns)
+            return conversation.say(message, **self.options)
+
+    def _may_drop(self, full: ContextFull, count: int) -> bool:
+        """Whether the oldest turns may be dropped: by the option, or by the user's answer."""
+        assert self._conversation is not None
+        turns = f"the oldest {count} of {self._conversation.turns} turns"
+        counts = f"the context is full: {full.tokens} of {full.context} tokens"
+        if self._drop_oldest:
+            if not self._output.quiet:
+                say(f"[{counts}; dropped {turns}]")
+            return True
+        if self._questions is None:
+            return False
+        say(f"{counts[0].upper()}{counts[1:]}, with the new message.")
+        while True:
+            answer = self._questions.ask(f"Drop {turns} and go on? [y]es, [n]o, [s]ave first: ")
+            match answer.lower():
+                case "y" | "yes":
+                    return True
+                case "" | "n" | "no":
+                    say("Nothing was dropped, and the message was not sent.")
+                    return False
+                case "s" | "save":
+                    self.ask_and_save()
+
+    def ask_and_save(self) -> None:
+        """Save the conversation to a file that the user names, and say what was done."""
+        assert self._questions is not None
+        name = self._questions.ask("File: ")
+        if name:
+            try:
+                path = self.save(name)
+            except InvalidRequest as error:
+                say(f"paceline: {error}")
+            else:
+                say(f"{len(self.messages)} messages are in {path}.")

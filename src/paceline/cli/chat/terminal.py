@@ -1,0 +1,215 @@
+"""A terminal to type messages at: line editing, history, paste, and messages of several lines.
+
+Does not know what a message means. Invariant: keys that are pressed at any time, a paste while an
+answer runs included, are there at the next prompt; Ctrl-C alone is no text.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from paceline.cli.chat.history import KeptHistory
+from paceline.cli.console import say
+
+if TYPE_CHECKING:
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+QUOTES = '"""'
+"""Around a message of several lines."""
+
+HINT = 'Enter sends, """ begins several lines, Ctrl-C stops an answer; /help has the rest.'
+_DUMB = ("dumb", "unknown")
+"""Values of TERM of terminals that cannot move a cursor."""
+
+_ENDS = "Ctrl-C again, Ctrl-D or /bye ends the chat."
+
+
+class Terminal:
+    """Reads messages, and answers to questions."""
+
+    def __init__(self, commands: Sequence[str], *, keep: bool) -> None:
+        """Complete `commands`; with `keep`, keep messages for the history of later chats."""
+        self._kept = KeptHistory() if keep else None
+        self._interrupted = False  # Ctrl-C was the last key
+        self._pasted_quotes = False  # the quotes at the beginning are a part of what was pasted
+        self._dumb = os.environ.get("TERM", "").lower() in _DUMB
+        if not self._dumb:
+            self._open([*commands])
+
+    def _open(self, commands: list[str]) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.history import InMemoryHistory
+        from prompt_toolkit.output import create_output
+
+        self._output = create_output(_screen())
+        self._session: Any = PromptSession(
+            history=InMemoryHistory([] if self._kept is None else self._kept.messages()),
+            output=self._output,
+            key_bindings=self._bindings(),
+            completer=WordCompleter(commands, sentence=True),
+            complete_while_typing=False,
+            enable_open_in_editor=True,
+            enable_suspend=True,
+        )
+        self._session.default_buffer.on_text_changed += self._typed
+        self._question: Any = PromptSession(output=self._output)
+
+    def message(self) -> str | None:
+        """The next message that is not blank, without quotes; None: the chat is to end."""
+        while True:
+            self._pasted_quotes = False
+            try:
+                text = _plain_message() if self._dumb else self._prompt(self._session, "> ")
+            except KeyboardInterrupt:
+                if self._interrupted:
+                    return None
+                self._interrupted = True
+                say(f"\n{_ENDS}" if self._dumb else _ENDS)
+                continue
+            except EOFError:
+                return None
+            self._interrupted = False
+            message = text if self._pasted_quotes else _unquoted(text)
+            if not message.strip():
+                continue
+            if self._kept is not None:
+                self._kept.add(text)
+            return message.strip("\n")
+
+    def ask(self, question: str) -> str:
+        """The answer to a question, without spaces around it; empty after Ctrl-C or Ctrl-D."""
+        try:
+            line = _line(question) if self._dumb else self._prompt(self._question, question)
+            return line.strip()
+        except (KeyboardInterrupt, EOFError):
+            return ""
+
+    @contextlib.contextmanager
+    def holding_keys(self) -> Iterator[None]:
+        """Between prompts, leave what is typed to the next prompt, unseen."""
+        if self._dumb:
+            yield
+            return
+        with _unseen_keys():
+            self._mark_pastes()
+            try:
+                yield
+            finally:
+                self._output.disable_bracketed_paste()
+                self._output.flush()
+
+    def _prompt(self, session: Any, text: str) -> str:
+        try:
+            return str(session.prompt(text))
+        finally:
+            self._mark_pastes()
+
+    def _mark_pastes(self) -> None:
+        """Let the terminal mark a paste, as it does at a prompt."""
+        self._output.enable_bracketed_paste()
+        self._output.flush()
+
+    def _typed(self, buffer: Any) -> None:
+        if buffer.text:
+            self._interrupted = False
+
+    def _bindings(self) -> "KeyBindings":
+        from prompt_toolkit.enums import DEFAULT_BUFFER
+        from prompt_toolkit.filters import has_focus
+        from prompt_toolkit.key_binding import KeyBindings
+
+        bindings, typing = KeyBindings(), has_focus(DEFAULT_BUFFER)
+
+        @bindings.add("enter", filter=typing)
+        def send(event: "KeyPressEvent") -> None:
+            buffer = event.current_buffer
+            if _is_open(buffer.text) and not self._pasted_quotes:
+                buffer.insert_text("\n")
+            else:
+                buffer.validate_and_handle()
+
+        @bindings.add("escape", "enter", filter=typing)
+        def newline(event: "KeyPressEvent") -> None:
+            event.current_buffer.insert_text("\n")
+
+        @bindings.add("<bracketed-paste>", filter=typing)
+        def paste(event: "KeyPressEvent") -> None:
+            text = event.data.replace("\r\n", "\n").replace("\r", "\n")
+            if not event.current_buffer.text:
+                self._pasted_quotes = text.startswith(QUOTES)
+            event.current_buffer.insert_text(text)
+
+        @bindings.add("c-c", filter=typing)
+        @bindings.add("<sigint>", filter=typing)
+        def clear(event: "KeyPressEvent") -> None:
+            event.current_buffer.append_to_history()  # the up key brings it back
+            event.app.exit(exception=KeyboardInterrupt)
+
+        return bindings
+
+
+def _plain_message() -> str:
+    """A message of a terminal that can only show lines."""
+    text = _line("> ")
+    with contextlib.suppress(EOFError):  # which ends the message, too
+        while _is_open(text):
+            text += f"\n{_line('')}"
+    return text
+
+
+def _line(prompt: str) -> str:
+    """A line, without its end. Raises EOFError."""
+    if prompt and not sys.stdout.isatty():  # answers go there, and nothing else
+        print(prompt, end="", file=sys.stderr, flush=True)
+        prompt = ""
+    return input(prompt)
+
+
+def _is_open(text: str) -> bool:
+    """Whether a message began with quotes that are not closed yet."""
+    text = text.strip()
+    return text.startswith(QUOTES) and not (text.endswith(QUOTES) and len(text) >= 2 * len(QUOTES))
+
+
+def _unquoted(text: str) -> str:
+    stripped = text.strip()
+    if not stripped.startswith(QUOTES) or _is_open(stripped):
+        return text
+    return stripped[len(QUOTES) : -len(QUOTES)]
+
+
+def _screen() -> TextIO:
+    """What shows the prompt: an output that is a terminal, or the one that the keys come from."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream.isatty():
+            return stream
+    if sys.platform == "win32":
+        return Path("CONOUT$").open("w", encoding="utf-8")
+    return Path(os.ttyname(sys.stdin.fileno())).open("w", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _unseen_keys() -> Iterator[None]:
+    """While the body runs, the terminal shows no keys, and holds them one by one.
+
+    A held line could not be longer than 4,095 bytes, and Ctrl-C would drop it.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import termios
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    mode = termios.tcgetattr(descriptor)
+    mode[0] &= ~termios.ICRNL
+    mode[3] = mode[3] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH
+    termios.tcsetattr(descriptor, termios.TCSANOW, mode)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)

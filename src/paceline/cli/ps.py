@@ -1,0 +1,60 @@
+"""`paceline ps`: the models that a server on this machine has loaded."""
+
+import os
+from typing import Annotated, Any
+
+from typer import Option
+
+from paceline.cli.console import print_table, print_value, say
+from paceline.cli.options import Output, command, group
+from paceline.errors import PacelineError
+
+app = group()
+
+_SECONDS = 5.0
+
+
+@command(app, examples=("paceline ps", "paceline ps --url http://127.0.0.1:9000/v1"))
+def ps(
+    *,
+    url: Annotated[
+        str, Option(metavar="BASE", help="base URL of the server")
+    ] = "http://127.0.0.1:8000/v1",
+    output: Output,
+) -> int:
+    """List what `paceline serve` serves here."""
+    models = _served(url)
+    if output.json or not models:
+        if not (models or output.json or output.quiet):
+            say(f"no server listens at {url}; `paceline serve` starts one")
+        print_value(output, models, "")
+        return 0
+    rows = [[model["id"], model["state"], url] for model in models]
+    print_table(["model", "state", "server"], rows)
+    return 0
+
+
+def _served(url: str) -> list[dict[str, Any]]:
+    """Name and state of each model; none where no server listens.
+
+    Raises PacelineError for one that does not answer as servers do.
+    """
+    import httpx
+
+    key = os.environ.get("PACELINE_API_KEY")
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    try:
+        with httpx.Client(trust_env=False, timeout=_SECONDS, headers=headers) as client:
+            reply = client.get(f"{url.rstrip('/')}/models")
+            reply.raise_for_status()
+            entries = reply.json()["data"]
+            states = [entry.get("status", {}).get("value", "loaded") for entry in entries]
+            return [
+                {"id": entry["id"], "state": state}
+                for entry, state in zip(entries, states, strict=True)
+            ]
+    except httpx.ConnectError:
+        return []
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, AttributeError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise PacelineError(f"{url} does not list models: {reason}") from error

@@ -1,0 +1,36 @@
+"""`paceline rm`: removes a model from this machine."""
+
+from typing import Annotated
+
+from typer import Argument, Option
+
+from paceline.cli.console import print_value
+from paceline.cli.options import Output, command, group
+
+app = group()
+
+
+@command(app, examples=("paceline rm qwen3-0.6b", "paceline rm qwen3-0.6b --dry-run"))
+def rm(
+    *,
+    model: Annotated[str, Argument(help="name, as `paceline models` has it")],
+    dry_run: Annotated[bool, Option("--dry-run", help="list files, and remove nothing")] = False,
+    output: Output,
+) -> int:
+    """Remove a model from this machine.
+
+    Your own files and those of other programs stay; only what was made of them is removed.
+    """
+    from paceline.models import find_removal
+    from paceline.runtime.load import packed_copies
+    from paceline.storage.files import megabytes
+
+    removal = find_removal(model).with_paths(packed_copies)
+    freed = removal.bytes
+    if not dry_run:
+        removal.remove()
+    done = "to free" if dry_run else "freed"
+    lines = [*map(str, removal.paths), f"{megabytes(freed)} {done}", *removal.stays]
+    value = {"model": model, "paths": [*map(str, removal.paths)], "bytes": freed}
+    print_value(output, {**value, "removed": not dry_run}, "\n".join(lines))
+    return 0

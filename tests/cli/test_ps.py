@@ -1,0 +1,36 @@
+"""`paceline ps` against a server, nothing, and something else that listens."""
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from paceline import Model
+from paceline.cli.app import main
+from support.server import running
+
+
+def listed(url: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    assert main(["ps", "--url", url, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_served_model_is_listed(model: Model, capsys: pytest.CaptureFixture[str]):
+    with running(model) as server:
+        (served,) = listed(f"{server.url}/v1", capsys)
+        assert served["state"] == "loaded"
+        assert main(["ps", "--url", f"{server.url}/v1"]) == 0
+        assert served["id"] in capsys.readouterr().out
+
+
+def test_without_a_server_nothing_is_listed(capsys: pytest.CaptureFixture[str]):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        assert listed(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", capsys) == []
+
+
+@pytest.mark.parametrize("url", ["no url", "http://127.0.0.1:1:2"])
+def test_a_url_that_is_none_is_one_line(url: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["ps", "--url", url]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
