@@ -74,6 +74,16 @@ class Terminal:
         self.shown += read.decode(errors="replace").replace("\r\n", "\n")
         return self.shown
 
+    def clear(self) -> None:
+        """Press Ctrl-C at a prompt that is shown, and wait for the next one.
+
+        Between prompts it is a signal, which needs a terminal that controls the process.
+        """
+        self.press(CTRL_C)
+        self.wait_for("Ctrl-C again")
+        while ">" not in self.shown.rpartition("Ctrl-C again")[2]:
+            self.read()
+
     def interrupt(self, child: "subprocess.Popen[bytes]") -> None:
         """Press Ctrl-C once the command waits for a key."""
         until(lambda: _state(child.pid).startswith("S"))
@@ -250,14 +260,19 @@ def test_ctrl_c_clears_the_line_which_the_up_key_brings_back_and_twice_ends_the_
 ):
     up = "\x1b[A"
     with terminal(environment, tiny_gguf, *FEW) as (found, child):
-        found.press(f"not this{CTRL_C}")
-        found.wait_for("Ctrl-C again")
+        found.press("not this")
+        found.wait_for("not this")
+        found.clear()
         found.answer_to("Hello")
-        found.press(f"{up}{up}, but later\r")
+        for shown in ("Hello", "not this"):
+            found.press(up)
+            found.wait_for(shown)
+        found.type(", but later")
         found.wait_for("tokens/s")
         assert saved(found, tmp_path) == ["Hello", "not this, but later"]
-        found.press(CTRL_C)
-        found.wait_for("Ctrl-C again")
+        found.press("x")
+        found.wait_for("x")
+        found.clear()
         found.press(CTRL_C)
         assert child.wait(PATIENCE) == 0
 
@@ -274,8 +289,7 @@ def test_keys_while_an_answer_runs_are_unseen_and_kept_for_the_next_prompt(
         assert "later" not in found.shown
         os.killpg(child.pid, signal.SIGINT)
         found.wait_for("later")
-        found.press(CTRL_C)
-        found.wait_for("Ctrl-C again")
+        found.clear()
         assert saved(found, tmp_path) == ["Hello"]
         found.press(CTRL_D)
         assert child.wait(PATIENCE) == 0

@@ -117,6 +117,7 @@ def test_a_saved_chat_is_written_again_and_read_but_no_other_file_is_replaced(
     session.turn("two")
     run_command(session, "/save")
     run_command(session, "/clear")
+    assert session.saved_as == "", "a new conversation does not replace the file"
     run_command(session, f"/load {tmp_path / 'chat.json'}")
     assert said(session) == ["one", "two"]
     (tmp_path / "other").touch()

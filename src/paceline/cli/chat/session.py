@@ -25,6 +25,7 @@ from paceline.errors import ContextFull, InvalidRequest, PacelineError
 from paceline.runtime.conversation import Conversation
 from paceline.runtime.load import find_files
 from paceline.runtime.model import Model
+from paceline.runtime.stream import Stream
 
 Messages = list[Mapping[str, Any]]
 
@@ -115,7 +116,22 @@ class Session:
     def turn(self, message: str, step: str = "the last message") -> None:
         """Answer one message, and print the answer."""
         before = [*self.messages]
-        stream = self._say(message)
+        try:
+            stream = self._say(message)
+            self._print(stream)
+        except BaseException:
+            self.messages = before  # oldest turns may have been dropped
+            raise
+        if self.messages != before:
+            self._record(before, step)
+        if self._output.json:
+            print(json.dumps(stream.result.as_dict(), ensure_ascii=False), flush=True)
+        else:
+            result, full = stream.result, self._answer.stats
+            print_end(result, self._output, result.line() if full else short_statistics(result))
+
+    def _print(self, stream: Stream) -> None:
+        """Print the steps of an answer, until it ends or Ctrl-C is pressed at the terminal."""
         with stream:
             show = step_printer(self._answer, self._output, stream)
             try:
@@ -124,13 +140,6 @@ class Session:
             except KeyboardInterrupt:
                 if self._questions is None:
                     raise
-        if self.messages != before:
-            self._record(before, step)
-        if self._output.json:
-            print(json.dumps(stream.result.as_dict(), ensure_ascii=False), flush=True)
-        else:
-            result, full = stream.result, self._answer.stats
-            print_end(result, self._output, result.line() if full else short_statistics(result))
 
     def answer_again(self) -> None:
         """Replace the last answer. Raises InvalidRequest if there is none."""
@@ -142,11 +151,13 @@ class Session:
         self.messages = kept
         try:
             self.turn(before[places[-1]]["content"], "/regen")
-        finally:
-            if self.messages == kept:
-                self.messages = before
-            else:
-                self._before[-1] = _Before(before, "/regen")
+        except BaseException:
+            self.messages = before
+            raise
+        if self.messages == kept:  # stopped before its first token
+            self.messages = before
+            return
+        self._before[-1] = _Before(before, "/regen")
         if self.last_answer == text:
             say("[the same answer: /set temperature 0.7 or /set seed default varies it]")
 
@@ -157,7 +168,8 @@ class Session:
         self._change([*first, *others], "/system")
 
     def clear(self) -> None:
-        """Begin anew, with the system message."""
+        """Begin anew, with the system message, and without a file to save it in."""
+        self._saved_as = ""
         self._change([m for m in self.messages if m["role"] == "system"], "/clear")
 
     def undo(self) -> str:
@@ -220,7 +232,7 @@ class Session:
     def _record(self, before: Messages, step: str) -> None:
         self._before = [*self._before[1 - _MAX_UNDONE :], _Before(before, step)]
 
-    def _say(self, message: str) -> Any:
+    def _say(self, message: str) -> Stream:
         """The stream of an answer, after dropping turns where the context is full."""
         conversation = self._conversation
         if conversation is None:
