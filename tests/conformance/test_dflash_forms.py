@@ -17,6 +17,7 @@ from paceline.drafters.dflash import read_config
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
 from support.dflash import LEFT_OUT, config_json, tiny_config, write_checkpoint, write_config
+from support.errors import raises
 from support.networks import CHAINED, NETWORKS, Case, prefilled, without_prefill
 from support.packages import params
 
@@ -148,7 +149,7 @@ def test_a_head_without_one_of_its_tensors_is_rejected(
     config = tiny_config(tiny_files, **CHAINED[form])
     write_checkpoint(tmp_path, config, tensors={name: LEFT_OUT})
     case = Case(config, tmp_path, tiny_files, None, {})  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match=f"{name}"):
+    with raises(ModelError, name):
         case.opened()
 
 
@@ -157,6 +158,5 @@ def test_a_truncated_file_is_rejected(written: Any, tiny_files: ModelFiles):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-7])
     case = Case(config, folder, tiny_files, None, {})  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match="truncated") as error:
+    with raises(ModelError, "truncated"):
         case.opened()
-    assert "\n" not in str(error.value)

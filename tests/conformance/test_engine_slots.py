@@ -11,6 +11,7 @@ import pytest
 from paceline.engines.base import Engine, KVSequence
 from paceline.errors import CacheFull
 from support.engine_rows import Plain, Rows, feed, random_text, run, same
+from support.errors import raises
 
 
 @pytest.mark.parametrize("kept", range(1, 9))
@@ -176,12 +177,12 @@ def test_no_more_rows_can_be_kept_than_the_block_had(
     feed(engine, sequence, text[:committed])
     run(engine, (sequence, text[committed:], rows))
     for too_many in (rows + 1, -1):
-        with pytest.raises(ValueError, match=rf"commit\({too_many}\)"):
+        with raises(ValueError, f"commit({too_many})"):
             sequence.commit(too_many)
     assert sequence.length == committed
     sequence.commit(rows)
     assert sequence.length == committed + rows
-    with pytest.raises(ValueError, match="commit"):
+    with raises(ValueError, "commit"):
         sequence.commit(1)
 
 
@@ -190,7 +191,7 @@ def test_a_sequence_cannot_be_rewound_to_where_it_never_was(
     engine: Engine, sequence: KVSequence, length: int
 ):
     feed(engine, sequence, random_text(engine, 20))
-    with pytest.raises(ValueError, match=rf"rewind\({length}\)"):
+    with raises(ValueError, f"rewind({length})"):
         sequence.rewind(length)
     assert sequence.length == 20
 
@@ -208,7 +209,7 @@ def test_a_sequence_can_fill_its_context_and_no_more(
     for one in (other, sequence):
         feed(engine, one, text[:-4])
     expected = np.concatenate([_next_row(engine, other, token) for token in text[-4:]])
-    with pytest.raises(CacheFull, match=str(engine.context_length)):
+    with raises(CacheFull, engine.context_length):
         run(engine, (sequence, text[-5:], 5))
     assert sequence.length == engine.context_length - 4
     (logits,) = run(engine, (sequence, text[-4:], 4))
@@ -249,7 +250,7 @@ def test_a_full_cache_begins_no_sequence(engine: Engine, plain: Plain):
     expected = plain(text, 0)
     with ExitStack() as stack, closing(engine.open()) as fresh:
         filling = fill(engine, stack)
-        with pytest.raises(CacheFull, match="full"):
+        with raises(CacheFull, "full"):
             run(engine, (fresh, text, 64))
         assert fresh.length == 0
         filling[0].close()
@@ -268,10 +269,10 @@ def test_a_full_cache_refuses_a_block_and_changes_nothing(
     with ExitStack() as stack:
         filling = fill(engine, stack)
         for _ in range(2):
-            with pytest.raises(CacheFull, match="full"):
+            with raises(CacheFull, "full"):
                 run(engine, (sequence, text[20:], 64))
             assert sequence.length == 20
-            with pytest.raises(ValueError, match="commit"):
+            with raises(ValueError, "commit"):
                 sequence.commit(1)  # nothing was run
         filling[0].close()
         (logits,) = run(engine, (sequence, text[20:], 64))
@@ -295,7 +296,7 @@ def test_a_call_that_does_not_fit_takes_no_slots(
             with pytest.raises(CacheFull):
                 run(engine, (sequence, half, 0), (other, block, 0))
             assert (sequence.length, other.length) == (20, 20)
-            with pytest.raises(ValueError, match="commit"):
+            with raises(ValueError, "commit"):
                 one.commit(1)
             (logits,) = run(engine, (one, block, len(block)))
             assert same(logits, expected)

@@ -11,6 +11,7 @@ from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles, Tokenizer
 from support.driver import answer
+from support.errors import raises
 from support.grammars import COLUMNS, FUNCTIONS, PERSON, STOPS, Make, allowed, settings_for
 
 pytest.importorskip("llguidance")
@@ -124,7 +125,7 @@ def test_an_answer_that_ignores_its_end_continues_with_stop_tokens(
 
 def test_pushing_a_token_that_is_not_allowed_raises(grammars: Grammars):
     constraint = grammars.json_schema({"const": 7})
-    with pytest.raises(InvalidRequest, match="JSON schema"):
+    with raises(InvalidRequest, "JSON"):
         constraint.push(9)
 
 
@@ -132,7 +133,7 @@ def test_a_grammar_without_a_next_token_raises_there(grammars: Grammars, tokeniz
     constraint = grammars.lark('start: "a" | "b" more\nmore: more')
     assert allowed(constraint) == {*tokenizer.encode("a"), *tokenizer.encode("b")}
     constraint.push(*tokenizer.encode("b"))
-    with pytest.raises(InvalidRequest, match="any further: no token is allowed"):
+    with raises(InvalidRequest, "no token"):
         constraint.masked(np.zeros(COLUMNS, np.float32))
 
 
@@ -147,5 +148,5 @@ def test_rows_may_be_shorter_than_the_vocabulary(tiny_files: ModelFiles, tokeniz
     constraint = Grammars(path, vocab_size=columns, stop_token_ids=STOPS).regex("[a-z ]*")
     assert set(STOPS) < allowed(constraint, columns)
     few = Grammars(path, vocab_size=5, stop_token_ids=STOPS).regex("[yz]+")
-    with pytest.raises(InvalidRequest, match="no token is allowed"):
+    with raises(InvalidRequest, "no token"):
         few.masked(np.zeros(5, np.float32))

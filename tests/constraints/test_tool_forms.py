@@ -38,6 +38,7 @@ from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.models import Tokenizer
 from support.driver import answer
+from support.errors import raises
 from support.grammars import STOPS, Takes, Unforced, settings_for
 
 pytest.importorskip("llguidance")
@@ -362,8 +363,8 @@ def test_any_parameters_are_compiled_or_rejected(
 
 
 def test_a_name_or_key_that_a_form_cannot_write_is_rejected(grammars: Grammars):
-    with pytest.raises(InvalidRequest, match="'a b'"):
+    with raises(InvalidRequest, "'a b'"):
         grammars.tools([{"name": "a b"}], form=GEMMA)
     parameters = {"properties": {"a b": {}}}
-    with pytest.raises(InvalidRequest, match="'a b'"):
+    with raises(InvalidRequest, "'a b'"):
         grammars.tools([{"name": "f", "parameters": parameters}], form=LFM2)

@@ -10,6 +10,7 @@ from paceline.decoding.types import (
     FinishReason,
 )
 from support.drafters import Oracle
+from support.errors import raises
 from support.generation import (
     ANSWER,
     PROMPT,
@@ -135,9 +136,9 @@ def test_a_stop_string_that_the_end_completes_stops():
 def test_next_block_after_the_end_raises():
     generation = made(stopping=Stopping(max_tokens=1))
     finished(generation)
-    with pytest.raises(RuntimeError, match="finished"):
+    with raises(RuntimeError, "finished"):
         generation.next_block()
-    with pytest.raises(RuntimeError, match="without a block"):
+    with raises(RuntimeError, "block"):
         generation.accept(np.zeros((1, VOCABULARY), np.float32))
 
 
@@ -157,9 +158,9 @@ def test_a_generation_can_be_cancelled_at_any_time(steps: int, block_is_out: boo
     assert generation.finished
     assert generation.finish_reason is FinishReason.CANCELLED
     assert (generation.answer, generation.length) == (answer, length)
-    with pytest.raises(RuntimeError, match="finished"):
+    with raises(RuntimeError, "finished"):
         generation.next_block()
-    with pytest.raises(RuntimeError, match="without a block"):
+    with raises(RuntimeError, "block"):
         generation.accept(np.zeros((3, VOCABULARY), np.float32))
 
 

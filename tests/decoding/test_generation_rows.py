@@ -18,6 +18,7 @@ from paceline.decoding.types import (
 )
 from paceline.drafters import create
 from support.drafters import Oracle
+from support.errors import raises
 from support.generation import (
     ANSWER,
     PROMPT,
@@ -69,7 +70,7 @@ def test_accept_rejects_too_few_argmax_rows():
     generation = made()
     generation.next_block()
     few = Best(np.zeros(3, np.int64), np.zeros(3, np.float32))
-    with pytest.raises(ValueError, match=r"3 rows"):
+    with raises(ValueError, "3 rows"):
         generation.accept(np.empty((0, VOCABULARY), np.float32), best=few)
 
 

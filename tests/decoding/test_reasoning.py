@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.decoding.reasoning import ReasoningMarks, ReasoningText
+from support.errors import raises
 
 TAGS = ReasoningMarks(("<think>",), ("</think>",), {})
 OPENED = ReasoningMarks(("<think>",), ("</think>",), {}, inside=True)
@@ -197,5 +198,5 @@ def test_characters_of_several_bytes_are_whole_on_both_sides_of_a_mark():
 
 
 def test_an_empty_stop_string_is_rejected():
-    with pytest.raises(ValueError, match="empty"):
+    with raises(ValueError, "empty"):
         ReasoningText(lambda _: "", [""], TAGS)

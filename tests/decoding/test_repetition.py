@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.decoding.stopping import DEFAULT, MAX_PATTERN_SIZE, Repetition, RepetitionDetector
+from support.errors import raises
 
 
 def first_stop(rule: Repetition, tokens: Sequence[int]) -> int | None:
@@ -105,5 +106,5 @@ def test_repetition_in_ordinary_text_does_not_end_an_answer(tokens: list[int]):
     ],
 )
 def test_a_repetition_rule_out_of_range_is_rejected_by_name(values: tuple[int, ...], name: str):
-    with pytest.raises(ValueError, match=name):
+    with raises(ValueError, name):
         Repetition(*values)

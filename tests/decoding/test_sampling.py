@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from paceline.decoding.sampling import Sampler, Sampling, exponentials, noise_key
+from support.errors import raises
 
 
 def row(*logits: float) -> np.ndarray:
@@ -392,5 +393,5 @@ def test_the_ends_of_a_range_are_allowed(name: str, values: tuple[object, object
 
 
 def test_a_logit_bias_beyond_the_vocabulary_is_rejected():
-    with pytest.raises(ValueError, match="token 8"):
+    with raises(ValueError, "token 8"):
         sampler(logit_bias={7: 1.0, 8: 1.0})

@@ -5,6 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paceline.decoding.text import TextStream
+from support.errors import raises
 
 BROKEN = "\ufffd"
 
@@ -193,5 +194,5 @@ def test_the_work_per_token_does_not_grow_with_the_answer():
 
 @pytest.mark.parametrize("stops", [[""], ["a", ""]])
 def test_an_empty_stop_string_is_rejected(stops: list[str]):
-    with pytest.raises(ValueError, match="empty"):
+    with raises(ValueError, "empty"):
         stream_of(["a"], *stops)

@@ -21,6 +21,7 @@ from paceline.engines.base import StepResult
 from paceline.errors import InvalidRequest
 from support.drafters import Oracle
 from support.driver import generation, run
+from support.errors import raises
 from support.toy import ToyEngine
 from support.waiting import PATIENCE
 
@@ -176,5 +177,5 @@ def test_ahead_opens_a_draft_model_of_its_own():
     "spec", ["ahead", "ahead:", "ahead:suffix", "ahead:dflash:x", "ahead:model"]
 )
 def test_drafters_that_are_free_or_need_the_target_cannot_draft_ahead(spec: str):
-    with pytest.raises(InvalidRequest, match=r"cannot draft ahead|needs a name"):
+    with raises(InvalidRequest):
         DrafterSpec.parse(spec)

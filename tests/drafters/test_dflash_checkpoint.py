@@ -23,6 +23,7 @@ from support.dflash import (
     write_checkpoint,
     write_config,
 )
+from support.errors import raises
 
 
 @pytest.fixture
@@ -182,12 +183,12 @@ def test_a_window_counts_only_for_layers_that_slide(config: Config, tmp_path: Pa
 @pytest.mark.parametrize("text", ["", "{", "[]", "5"])
 def test_a_config_must_be_a_json_object(tmp_path: Path, text: str):
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ModelError, match=r"config\.json"):
+    with raises(ModelError, "config.json"):
         read_config(tmp_path)
 
 
 def test_a_folder_without_a_config_is_rejected(tmp_path: Path):
-    with pytest.raises(ModelError, match=r"cannot read .*config\.json"):
+    with raises(ModelError, "config.json"):
         read_config(tmp_path / "nothing")
 
 
@@ -284,24 +285,24 @@ def test_all_faulty_tensors_are_named_at_once(config: Config, tmp_path: Path):
 def test_five_faulty_tensors_are_named_and_the_rest_counted(config: Config, tmp_path: Path):
     write_checkpoint(tmp_path, config)
     deeper = replace(config, num_hidden_layers=4, windows=(None,) * 4)
-    with pytest.raises(ModelError, match=r"layers\.2\..* is missing;.* and 17 more$"):
+    with raises(ModelError, "layers.2.", "17 more"):
         read_weights(tmp_path, deeper)
 
 
 def test_weights_of_another_dtype_are_rejected(config: Config, tmp_path: Path):
     write_checkpoint(tmp_path, config, kind="F64")
-    with pytest.raises(ModelError, match=r"weight is F64"):
+    with raises(ModelError, "F64"):
         read_weights(tmp_path, config)
 
 
 def test_a_folder_without_weights_is_rejected(config: Config, tmp_path: Path):
-    with pytest.raises(ModelError, match=r"has no \.safetensors file"):
+    with raises(ModelError, ".safetensors"):
         read_weights(tmp_path, config)
 
 
 def test_a_file_that_is_not_safetensors_is_rejected(checkpoint: Path, config: Config):
     (checkpoint / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(ModelError, match=r"model\.safetensors"):
+    with raises(ModelError, "model.safetensors"):
         read_weights(checkpoint, config)
 
 
@@ -348,5 +349,5 @@ def test_a_draft_vocab_of_other_values_is_rejected(config: Config, tmp_path: Pat
 )
 def test_a_draft_vocab_that_is_no_array_is_rejected(config: Config, tmp_path: Path, content: bytes):
     (tmp_path / "draft_vocab.npy").write_bytes(content)
-    with pytest.raises(ModelError, match=r"draft_vocab\.npy"):
+    with raises(ModelError, "draft_vocab.npy"):
         read_draft_vocab(tmp_path, config)

@@ -15,6 +15,7 @@ from support.dflash import (
     config_for,
     write_checkpoint,
 )
+from support.errors import raises
 
 pytestmark = pytest.mark.mlx
 mlx.needs()
@@ -141,21 +142,16 @@ def test_a_conversation_may_go_on_in_another_thread(model: Model, drafter: Path)
 
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (",int8=1", "int8, which is for drafting with OpenVINO; .* expected bits=8 or bits=4"),
-        (",bits=3", "dflash has bits=3; expected 4 or 8"),
-        (",window=0", "dflash has window=0"),
-    ],
+    ("option", "value"), [("int8=1", "bits=4"), ("bits=3", "bits=3"), ("window=0", "window=0")]
 )
-def test_an_invalid_option_is_rejected(model: Model, drafter: Path, options: str, said: str):
-    with pytest.raises(InvalidRequest, match=said):
-        model.generate("a", drafter=f"dflash:{drafter}{options}")
+def test_an_invalid_option_is_rejected(model: Model, drafter: Path, option: str, value: str):
+    with raises(InvalidRequest, value):
+        model.generate("a", drafter=f"dflash:{drafter},{option}")
 
 
 @pytest.mark.usefixtures("cache")
 def test_a_missing_folder_is_named(model: Model, tmp_path: Path):
-    with pytest.raises(ModelError, match=r"there is no folder .*nothing"):
+    with raises(ModelError, "nothing"):
         model.generate("a", drafter=f"dflash:{tmp_path / 'nothing'}")
-    with pytest.raises(ModelError, match=r"cannot read .*config\.json"):
+    with raises(ModelError, "config.json"):
         model.generate("a", drafter=f"dflash:{tmp_path}")

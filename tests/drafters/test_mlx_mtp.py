@@ -18,6 +18,7 @@ from paceline.server.scheduler import Scheduler
 from paceline.storage.files import read_json, write_json
 from support import mlx
 from support.dflash import write_tensors
+from support.errors import raises
 from support.heads import LENGTH, answers_in_rounds
 from support.mtp import HeadForm, Rounds, perfect_weights, random_weights
 from support.scheduling import Submitted
@@ -138,5 +139,5 @@ def test_a_conversation_that_goes_back_equals_plain_answers(model: Model):
 
 
 def test_options_of_openvino_are_rejected(model: Model):
-    with pytest.raises(InvalidRequest, match="int8"):
+    with raises(InvalidRequest, "int8"):
         model.generate("a", drafter="mtp:int8=1", **OPTIONS)

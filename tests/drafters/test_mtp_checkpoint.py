@@ -15,6 +15,7 @@ from paceline.drafters.mtp import OpenVinoHead, has_head, names_head, read_confi
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
 from support.dflash import LEFT_OUT
+from support.errors import raises
 from support.mtp import HeadForm, config_json, gguf_name, write_head
 
 EAGLE = HeadForm(drafted=range(5, 300, 3))
@@ -139,31 +140,25 @@ def test_cut_safetensors_are_rejected(tmp_path: Path, cut: int):
         write_head(tmp_path, form)
         path = tmp_path / "model.safetensors"
         path.write_bytes(path.read_bytes()[:cut])
-        with pytest.raises(ModelError, match=r"model\.safetensors") as error:
+        with raises(ModelError, "model.safetensors"):
             read_head(tmp_path, two)
-        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("form", [EAGLE, OWN], ids=["eagle3", "qwen3_5"])
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [({"vocab_size": 400}, "its vocabulary is 400, the target's 320")],
-)
 def test_a_head_of_another_target_is_rejected(
-    tiny_files: ModelFiles, tmp_path: Path, form: HeadForm, change: Mapping[str, Any], reason: str
+    tiny_files: ModelFiles, tmp_path: Path, form: HeadForm
 ):
-    write_head(tmp_path, form, change=change)
-    with pytest.raises(ModelError, match="is a drafter for another target") as error:
+    write_head(tmp_path, form, change={"vocab_size": 400})
+    with raises(ModelError, "another target", 400, 320):
         OpenVinoHead(read_head(tmp_path, two), tiny_files.path)
-    assert reason in str(error.value)
 
 
 def test_a_head_with_another_width_or_depth_is_rejected(tiny_files: ModelFiles, tmp_path: Path):
     wide = HeadForm(d=128)
     deep = HeadForm(own=True, taps=(4,), kv_heads=1, layers=5)
-    for form, reason in ((wide, "hidden size is 128"), (deep, "number of target layers is 5")):
+    for form, size in ((wide, 128), (deep, 5)):
         write_head(tmp_path, form)
-        with pytest.raises(ModelError, match=reason):
+        with raises(ModelError, size):
             OpenVinoHead(read_head(tmp_path, two), tiny_files.path)
 
 
@@ -194,7 +189,7 @@ def test_a_checkpoint_that_names_a_head_and_lacks_its_tensors_is_rejected(tmp_pa
     assert names_head(tmp_path)
     assert not has_head(tmp_path)
     assert shipped("x", tmp_path) == {}, "auto does without"
-    with pytest.raises(ModelError, match=r"has no tensors mtp\.\*"):
+    with raises(ModelError, "mtp.*"):
         create("mtp", DrafterResources(graph=tmp_path))
     assert "mtp.fc.weight is missing" in rejection(
         tmp_path, OWN, tensors={"mtp.fc.weight": LEFT_OUT}
@@ -288,9 +283,9 @@ def test_faults_of_a_gguf_file_are_named(tmp_path: Path):
         write_gguf(path, weights, kind, left_out=left_out)
         assert names_head(path)
         assert not has_head(path)
-        with pytest.raises(ModelError, match=f"{left_out}.weight"):
+        with raises(ModelError, f"{left_out}.weight"):
             read_head(path, two)
     write_gguf(path, weights, kind, family="glm4moe")
     assert not has_head(path)
-    with pytest.raises(ModelError, match="glm4moe"):
+    with raises(ModelError, "glm4moe"):
         read_head(path, two)

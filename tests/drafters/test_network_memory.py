@@ -13,6 +13,7 @@ from paceline.drafters.networks.context import PREFILL_CHUNK
 from paceline.drafters.networks.padding import padded_size
 from paceline.models import ModelFiles
 from support.dflash import tiny_config, write_checkpoint
+from support.errors import raises
 from support.mtp import HeadForm, write_head
 from support.tiny import write_tiny
 
@@ -122,5 +123,5 @@ def test_fewer_hidden_states_than_tokens_are_refused(head_files: tuple[Path, Pat
     folder, target = head_files
     head = OpenVinoHead(read_head(folder, lambda: 2), target)
     short = Rows(np.zeros((8, head.config.tapped_size), np.float32), [0] * 10, 0)
-    with pytest.raises(ValueError, match="8 hidden states"):
+    with raises(ValueError, "8 hidden states"):
         head.draft(head.new_cache(), short, 1, 0.0)

@@ -16,6 +16,7 @@ from paceline.engines.invariance import CONDITIONS, measure_invariance
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.errors import ModelError
 from support.engine_rows import run
+from support.errors import raises
 from support.llamacpp import library
 from support.tiny_checkpoints import FORMS, write_gguf_of
 
@@ -94,7 +95,7 @@ def test_a_family_is_right_and_exact_or_is_refused(name: str, form: str, tmp_pat
     path = gguf_of(name, form, tmp_path / "m.gguf")
     settings = EngineSettings(cache_tokens=3 * CONTEXT, threads=1)
     if form in WRONG[name] | IGNORED:
-        with pytest.raises(ModelError, match="openvino"):
+        with raises(ModelError, "openvino"):
             LlamaCppEngine(path, CONTEXT, settings, binding=binding)
         return
     with closing(LlamaCppEngine(path, CONTEXT, settings, binding=binding)) as engine:
@@ -116,5 +117,5 @@ def test_a_family_is_right_and_exact_or_is_refused(name: str, form: str, tmp_pat
 
 def test_a_window_of_which_ik_llama_cpp_would_end_the_process_is_refused(tmp_path: Path):
     path = write_gguf_of("gemma3_text", tmp_path / "m.gguf", sliding_window=WINDOW - 1)
-    with pytest.raises(ModelError, match="127"):
+    with raises(ModelError, "127"):
         LlamaCppEngine(path, CONTEXT, binding=library("ik_llama.cpp"))

@@ -15,6 +15,7 @@ from paceline.engines.mlx.engine import MlxEngine
 from paceline.engines.mlx.rows import RowRange
 from paceline.errors import InvalidRequest
 from support import mlx
+from support.errors import raises
 from support.mlx_rows import TEXT, rows_of, step
 
 pytestmark = pytest.mark.mlx
@@ -67,7 +68,7 @@ def test_one_model_is_heard_and_it_goes_when_its_engine_goes(
 def test_a_layer_that_is_not_there_cannot_be_tapped(
     opened: Callable[..., MlxEngine], layers: tuple[int, ...]
 ):
-    with pytest.raises(InvalidRequest, match="0 to 1"):
+    with raises(InvalidRequest, "0 to 1"):
         opened("llama", taps=layers)
 
 

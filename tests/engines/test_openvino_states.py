@@ -20,6 +20,7 @@ from paceline.errors import ModelError
 from paceline.models import ModelFiles
 from paceline.storage.openvino import core
 from support.engine_rows import feed, random_text, run
+from support.errors import raises
 from support.hybrids import HYBRIDS, state_of
 from support.tiny_checkpoints import write_gguf_of
 
@@ -181,9 +182,8 @@ def test_states_that_do_not_fit_in_memory_are_refused_at_load(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("paceline.engines.openvino.engine.memory_bytes", lambda: 10_000)
-    with pytest.raises(ModelError, match=r"no memory for the states of .*: 48 blocks of") as caught:
+    with raises(ModelError, "48 blocks", "GiB"):
         opened(path)
-    assert "GiB" in str(caught.value)
 
 
 def test_a_recurrent_state_of_an_unknown_kind_is_refused_by_name(tmp_path: Path, tiny_int8):
@@ -200,7 +200,7 @@ def test_a_recurrent_state_of_an_unknown_kind_is_refused_by_name(tmp_path: Path,
     changed = Model(model.get_results(), [*model.get_sinks(), kept], model.get_parameters())
     path = tmp_path / "openvino_model.xml"
     ov.save_model(changed, path)
-    with pytest.raises(ModelError, match=r"recurrent states of a kind .*ssm\.7"):
+    with raises(ModelError, "ssm.7"):
         open_engine("openvino", path, CONTEXT, EngineSettings())
 
 

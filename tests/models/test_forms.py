@@ -24,6 +24,7 @@ from paceline.models.manifest import GGUF_WEIGHTS
 from paceline.models.names import KnownModel, other_apps
 from paceline.models.prepare import models_dir
 from paceline.runtime.load import load
+from support.errors import raises
 from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
 from support.tiny import write_tiny
 from support.tiny_checkpoints import write_checkpoint
@@ -110,11 +111,10 @@ def test_a_gguf_model_by_any_name_gets_8_bits(
     assert len(converted) == 1, "once"
     assert resolve(name, cache).weights is not None
     for form in ("int4", "f16"):
-        with pytest.raises(ModelNotFound) as caught:
+        with raises(
+            ModelNotFound, f"{name} has no form {form}; expected {name}@int8, or the name alone"
+        ):
             resolve(name, cache, weights=form)
-        assert f"{name} has no form {form}; expected {name}@int8, or the name alone" in str(
-            caught.value
-        )
 
 
 def test_shards_are_joined_before_they_are_converted(tmp_path: Path, converted: list[Path]):
@@ -141,42 +141,42 @@ def test_the_default_models_form_has_its_own_name(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(prepare, "from_wheel", lambda model, *_: model)
     for name in (DEFAULT_MODEL, f"{DEFAULT_MODEL}@int8"):
         assert pull(name, tmp_path).name == DEFAULT_MODEL
-    with pytest.raises(ModelNotFound, match=f"no form int4; expected {DEFAULT_MODEL}@int8, or"):
+    with raises(ModelNotFound, "int4", f"{DEFAULT_MODEL}@int8"):
         pull(f"{DEFAULT_MODEL}@int4", tmp_path)
 
 
 def test_an_openvino_model_has_no_other_form(exported: Path, tmp_path: Path):
-    with pytest.raises(ModelNotFound, match="has no form int8; expected the name alone"):
+    with raises(ModelNotFound, "int8"):
         resolve(f"{exported}@int8", tmp_path)
 
 
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("name", ["x.gguf@int3", "tiny@q4", f"{NAME}@int3", f"{NAME}:f16@Q8"])
 def test_a_form_that_is_none_is_refused_with_those_that_are(name: str, tmp_path: Path):
-    with pytest.raises(ModelNotFound, match="coreml, mlx, int8, int4, f16"):
+    with raises(ModelNotFound, "coreml, mlx, int8, int4, f16"):
         resolve(name, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "values"),
     [
-        ({"weights": "int3"}, "weights is 'int3'; expected one of int8, int4, f16"),
-        ({"weights": "int4"}, "has the form int8, and weights is int4"),
-        ({"weights": "int8", "engine": "mlx"}, "for the engine openvino, not for mlx"),
-        ({"engine": "coreml"}, "for the engine openvino, not for coreml"),
+        ({"weights": "int3"}, ("'int3'", "int8, int4, f16")),
+        ({"weights": "int4"}, ("int8", "int4")),
+        ({"weights": "int8", "engine": "mlx"}, ("openvino", "mlx")),
+        ({"engine": "coreml"}, ("openvino", "coreml")),
     ],
 )
 def test_weights_that_contradict_the_rest_are_refused(
-    more: dict[str, str], said: str, tiny_gguf: Path, tmp_path: Path
+    more: dict[str, str], values: tuple[str, ...], tiny_gguf: Path, tmp_path: Path
 ):
-    with pytest.raises(InvalidRequest, match=said):
+    with raises(InvalidRequest, *values):
         resolve(f"{tiny_gguf}@int8", tmp_path / "cache", **more)
     assert not (tmp_path / "cache").exists()
 
 
 def test_a_model_is_loaded_with_weights(tiny_gguf: Path, cache: Path, converted: list[Path]):
     assert load(tiny_gguf, weights="int8").files.name == f"{tiny_gguf}@int8"
-    with pytest.raises(PacelineError, match="'q4'"):
+    with raises(PacelineError, "'q4'"):
         load(tiny_gguf, weights="q4")
 
 

@@ -16,6 +16,7 @@ from paceline.models.manifest import (
     write_manifest,
 )
 from paceline.storage.manifest import MANIFEST
+from support.errors import raises
 
 FACTS = Facts(512, (0, 2), 1, True, "<s>", None, "cc0-1.0")
 SOURCE = {"kind": "gguf", "from": "/somewhere/é.gguf"}
@@ -36,9 +37,8 @@ def change(folder: Path, **values: Any) -> None:
 
 
 def fault_of(folder: Path) -> str:
-    with pytest.raises(ModelError) as caught:
+    with raises(ModelError, str(folder / MANIFEST)) as caught:
         read_manifest(folder)
-    assert str(folder / MANIFEST) in str(caught.value)
     return str(caught.value)
 
 

@@ -9,6 +9,7 @@ from paceline.errors import InvalidRequest, ModelError, ModelNotFound
 from paceline.models import QUIET, list_models, names, open_origin, prepare, pull, resolve
 from paceline.models.manifest import REQUIRED
 from paceline.models.names import KnownModel
+from support.errors import raises
 from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
 
 NAME = "owner/tiny"
@@ -99,7 +100,7 @@ def test_too_little_disk_for_an_openvino_form_is_said_before_the_first_byte(
     files = {path.name: path.read_bytes() for path in exported.iterdir() if path.is_file()}
     fake.repositories[NAME] = FakeRepository(files)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 1000))
-    with pytest.raises(ModelError, match="disk is full: owner/tiny needs"):
+    with raises(ModelError, "owner/tiny"):
         resolve(NAME, tmp_path / "cache")
     assert not fake.downloads()
 
@@ -107,10 +108,9 @@ def test_too_little_disk_for_an_openvino_form_is_said_before_the_first_byte(
 @pytest.mark.usefixtures("tiny", "no_network")
 def test_offline_a_model_that_is_not_here_is_one_line(fake: FakeHub, tmp_path: Path):
     for name in (NAME, f"{NAME}:F16", f"https://huggingface.co/{NAME}"):
-        with pytest.raises(ModelError, match=r"not on this machine.*--offline") as caught:
+        with raises(ModelError, "--offline"):
             resolve(name, tmp_path)
-        assert "\n" not in str(caught.value)
-        with pytest.raises(ModelError, match="not on this machine"):
+        with raises(ModelError, name):
             pull(name, tmp_path)
     assert fake.asked == []
 
@@ -125,7 +125,7 @@ def test_offline_a_model_that_is_here_works_and_pull_takes_it_as_it_is(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert resolve(f"{NAME}:F16", tmp_path / "cache").folder == first.folder
     assert pull(NAME, tmp_path / "cache").folder == first.folder
-    with pytest.raises(ModelError, match="on this machine is F16"):
+    with raises(ModelError, "F16"):
         resolve(f"{NAME}:Q8_0", tmp_path / "cache")
     assert fake.asked == []
 
@@ -137,14 +137,14 @@ def test_a_revision_selects_another_file_and_is_only_for_the_hub(
     newest = resolve(f"{NAME}:F16", tmp_path / "cache")
     older = resolve(NAME, tmp_path / "cache", revision="v1")
     assert older.folder != newest.folder
-    with pytest.raises(ModelNotFound, match="F16"):
+    with raises(ModelNotFound, "F16"):
         resolve(f"{NAME}:F16", tmp_path / "cache", revision="v1")
-    with pytest.raises(ModelNotFound, match="no such revision"):
+    with raises(ModelNotFound, NAME):
         resolve(NAME, tmp_path / "cache", revision="v9")
     for name in (str(tiny_gguf), "smollm2-135m", "ollama/qwen3"):
-        with pytest.raises(InvalidRequest, match="--revision is for models on the hub"):
+        with raises(InvalidRequest, "--revision"):
             resolve(name, tmp_path / "cache", revision="v1")
-    with pytest.raises(InvalidRequest, match="leave one of them away"):
+    with raises(InvalidRequest, "v1"):
         resolve(f"https://hf.co/{NAME}/resolve/main/{F16}", tmp_path, revision="v1")
 
 
@@ -172,7 +172,7 @@ def test_a_short_name_uses_its_commit(
     tiny: FakeRepository, fake: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     short_name(monkeypatch, revision="0a" * 20)
-    with pytest.raises(ModelNotFound, match="no such revision"):
+    with raises(ModelNotFound, NAME):
         resolve("tiny", tmp_path / "cache")
     tiny.older = dict(tiny.files)
     assert resolve("tiny", tmp_path / "cache").name == "tiny"
@@ -197,7 +197,7 @@ def test_every_listed_file_has_a_name_that_can_be_used_and_is_listed_once(
 
 
 def test_a_path_that_looks_like_a_file_of_the_hub_is_told_both(fake: FakeHub, tmp_path: Path):
-    with pytest.raises(ModelNotFound, match=r"no file some/where/m.gguf, and the hub has no model"):
+    with raises(ModelNotFound, "some/where/m.gguf"):
         resolve("some/where/m.gguf", tmp_path)
 
 

@@ -13,6 +13,7 @@ from paceline.errors import ModelError
 from paceline.models import ModelFiles, list_models, resolve
 from paceline.models.manifest import GRAPH, VISUAL
 from paceline.storage.openvino import EMBEDDINGS, LANGUAGE
+from support.errors import raises
 from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
 from support.visual import split_graph
 
@@ -50,24 +51,22 @@ def test_text_is_answered_as_by_the_model_in_one_graph(
 def test_a_decoder_that_needs_more_of_an_image_is_refused(visual: Path, tmp_path: Path):
     path = visual / LANGUAGE
     path.write_text(path.read_text().replace("attention_mask", "visual_pos_masks"))
-    with pytest.raises(ModelError, match=r"cannot be used for text alone .*visual_pos_masks") as no:
+    with raises(ModelError, "visual_pos_masks"):
         rows(resolve(str(visual), tmp_path / "cache"))
-    assert "\n" not in str(no.value)
 
 
 @pytest.mark.parametrize("name", VISUAL)
 def test_a_missing_part_is_named(name: str, visual: Path, tmp_path: Path):
     (visual / name).unlink()
-    with pytest.raises(ModelError, match="missing") as caught:
+    with raises(ModelError, GRAPH if name == LANGUAGE else name):
         resolve(str(visual), tmp_path / "cache")
-    assert (GRAPH if name == LANGUAGE else name) in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [LANGUAGE, EMBEDDINGS])
 def test_a_truncated_part_is_refused(name: str, visual: Path, tmp_path: Path):
     path = visual / name
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ModelError, match=f"{name}"):
+    with raises(ModelError, name):
         resolve(str(visual), tmp_path / "cache")
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
+from support.errors import raises
 from support.scripted import scripted_model
 from support.server import Running, running
 
@@ -195,5 +196,5 @@ def test_python_has_the_same_default_and_the_same_option(
     assert marks(plain.tokens)["<|im_end|>"] + 2 == marks(parsed.tokens)["<|im_end|>"]
     plain.close()
     parsed.close()
-    with pytest.raises(Exception, match="parse_special"):
+    with raises(Exception, "parse_special"):
         model.stream("x", parse_special="yes")  # type: ignore[arg-type]

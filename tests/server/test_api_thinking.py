@@ -13,6 +13,7 @@ from paceline.models import resolve
 from paceline.runtime.model import Model
 from paceline.server.run import Server
 from paceline.server.settings import Settings
+from support.errors import raises
 from support.server import Running, running
 from support.thinking import CLOSE, OPEN, Scripted
 
@@ -175,17 +176,17 @@ def test_a_server_without_thinking_thinks_for_a_request_with_an_effort(server: R
         assert not prompt_of(quiet, reasoning_effort="high").endswith(EMPTY)
         on = {"enable_thinking": True}
         assert not prompt_of(quiet, chat_template_kwargs=on).endswith(EMPTY)
-        with pytest.raises(BadRequestError, match="reasoning_effort"):
+        with raises(BadRequestError, "reasoning_effort"):
             chat(quiet, reasoning_effort="enormous")
 
 
 def test_a_server_whose_model_cannot_think_does_not_start_with_thinking(model: Model):
-    with pytest.raises(InvalidRequest, match="thoughts"):
+    with raises(InvalidRequest, "thoughts"):
         Server(model, settings=Settings(think=True))
 
 
 def test_an_effort_that_is_none_of_openais_is_refused(server: Running):
-    with pytest.raises(BadRequestError, match="reasoning_effort"):
+    with raises(BadRequestError, "reasoning_effort"):
         chat(server, reasoning_effort="enormous")
 
 

@@ -11,6 +11,7 @@ from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
 from paceline.server.request import Draining, QueueFull, TimedOut
 from paceline.server.scheduler import Scheduler
+from support.errors import raises
 from support.scheduling import Submitted
 from support.waiting import until
 
@@ -186,7 +187,7 @@ def test_requests_that_do_not_fit_wait_in_the_queue(model: Model, scheduler: Sch
 def test_the_queue_is_bounded(model: Model):
     scheduler = Scheduler(model, max_waiting=3)  # not started: nothing is admitted
     asked = [Submitted(scheduler, "a", max_tokens=4) for _ in range(3)]
-    with pytest.raises(QueueFull, match="3 requests"):
+    with raises(QueueFull, "3 requests"):
         Submitted(scheduler, "a", max_tokens=4)
     assert scheduler.load.rejected == 1
     scheduler.start()
@@ -225,7 +226,7 @@ def test_an_error_of_one_request_leaves_the_others_alone(
     monkeypatch.setattr(model.engine, "step", breaking)
     asked = [Submitted(scheduler, prompt, max_tokens=12) for prompt in PROMPTS]
     broken = Submitted(scheduler, "all that it was", max_tokens=12)
-    with pytest.raises(RuntimeError, match="the engine broke"):
+    with raises(RuntimeError, "the engine broke"):
         broken.result()
     results = [each.result() for each in asked]
     monkeypatch.undo()
@@ -265,23 +266,23 @@ def test_a_constraint_that_fails_ends_its_answer_alone(
 ):
     stuck = Submitted(scheduler, "the one", max_tokens=12, constraint=Stuck(where), ignore_eos=True)
     other = Submitted(scheduler, "this is", max_tokens=12)
-    with pytest.raises(InvalidRequest, match="stuck"):
+    with raises(InvalidRequest, "stuck"):
         stuck.result()
     assert other.result().token_ids == alone(model, "this is", {"max_tokens": 12})
     assert scheduler.alive
 
 
 @pytest.mark.parametrize(
-    ("prompt", "options", "message"),
+    ("prompt", "options", "value"),
     [
-        ("this is the one " * 400, {}, "the context holds 512"),
-        ("a", {"drafter": "dflash:/no/such"}, "no folder /no/such"),
+        ("this is the one " * 400, {}, "512"),
+        ("a", {"drafter": "dflash:/no/such"}, "/no/such"),
     ],
 )
 def test_a_request_that_can_never_be_served_is_rejected_at_once(
-    scheduler: Scheduler, prompt: str, options: dict[str, Any], message: str
+    scheduler: Scheduler, prompt: str, options: dict[str, Any], value: str
 ):
-    with pytest.raises(Exception, match=message):
+    with raises(Exception, value):
         Submitted(scheduler, prompt, **options)
     assert scheduler.load.waiting == 0
 

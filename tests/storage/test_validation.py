@@ -4,6 +4,7 @@ import pytest
 
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.validation import validated
+from support.errors import raises
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def test_all_faults_are_named_at_once():
 
 
 def test_one_fault_is_one_line():
-    with pytest.raises(InvalidRequest, match=r"^x\.json: share: .*"):
+    with raises(InvalidRequest, "x.json", "share"):
         validated(Whole, {"name": "a", "share": None}, "x.json")
 
 

@@ -18,6 +18,7 @@ from paceline.models import QUIET, Progress, hub
 from paceline.models.gguf import support
 from paceline.models.hub import download, gguf_files
 from paceline.models.names.hub_names import HubName
+from support.errors import raises
 from support.fake_hub import COMMIT, OLDER, TOKEN, FakeHub, content, serving, use_hub
 
 NAME = "owner/name"
@@ -109,7 +110,7 @@ def test_all_shards_are_fetched_and_the_first_is_the_models_path(name: str, fake
 
 def test_a_shard_that_the_repository_lacks_is_named_before_anything_is_fetched(fake: FakeHub):
     fake.add(NAME, *SHARDS[:2])
-    with pytest.raises(ModelError, match=f"not {SHARDS[2]}"):
+    with raises(ModelError, SHARDS[2]):
         fetch(HubName(NAME))
     assert not fake.downloads()
 
@@ -118,7 +119,7 @@ def test_a_revision_has_its_own_files(fake: FakeHub, cache: Path):
     older = {Q8: b"older" * 100}
     fake.add(NAME, Q4).older = older
     at_tag = HubName(NAME, tag="Q8_0", revision="v1")
-    with pytest.raises(ModelNotFound, match="has no Q8_0"):
+    with raises(ModelNotFound, "Q8_0"):
         fetch(at_tag.at("v1")._replace(revision=None))
     found = fetch(at_tag)
     assert found.read_bytes() == older[Q8]
@@ -130,17 +131,15 @@ def test_a_revision_has_its_own_files(fake: FakeHub, cache: Path):
 
 
 def test_a_revision_that_is_not_there_is_one_line(name: str):
-    with pytest.raises(ModelNotFound, match=r"owner/name") as caught:
+    with raises(ModelNotFound, "owner/name"):
         fetch(HubName(NAME, revision="v9"))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_wrong_tag_and_a_wrong_file_list_what_is_there(name: str, fake: FakeHub):
     for wrong in (HubName(NAME, tag="Q3_K_M"), HubName(NAME, file="other.gguf")):
-        with pytest.raises(ModelNotFound) as caught:
+        with raises(ModelNotFound, "it has BF16, Q4_K_M, Q8_0"):
             fetch(wrong)
-        assert "it has BF16, Q4_K_M, Q8_0" in str(caught.value)
-    with pytest.raises(ModelError, match="no language model by itself"):
+    with raises(ModelError, "mmproj-F16.gguf"):
         fetch(HubName(NAME, file="mmproj-F16.gguf"))
     assert not fake.downloads()
 
@@ -158,15 +157,12 @@ def test_a_repository_without_a_usable_file_says_what_it_has_instead(
     fake: FakeHub, paths: tuple[str, ...], said: str
 ):
     fake.add(NAME, *paths)
-    with pytest.raises(ModelError) as caught:
+    with raises(ModelError, said, "neither a GGUF file nor an OpenVINO form"):
         fetch(HubName(NAME))
-    assert said in str(caught.value)
-    assert "neither a GGUF file nor an OpenVINO form" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_model_that_the_hub_lacks_is_one_line(fake: FakeHub):
-    with pytest.raises(ModelNotFound, match=r"nobody/nothing"):
+    with raises(ModelNotFound, "nobody/nothing"):
         fetch(HubName("nobody/nothing"))
 
 
@@ -177,10 +173,8 @@ def test_a_gated_repository_needs_a_token_and_its_storage_never_gets_it(
     fake: FakeHub, monkeypatch: pytest.MonkeyPatch
 ):
     fake.add(NAME, Q4, gated=True)
-    with pytest.raises(ModelError, match="hf auth login") as caught:
+    with raises(ModelError, "hf auth login", NAME):
         fetch(HubName(NAME))
-    assert NAME in str(caught.value)
-    assert "\n" not in str(caught.value)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert fetch(HubName(NAME)).read_bytes() == content(Q4)
     assert {each.authorization for each in fake.downloads()} == {None}
@@ -194,7 +188,7 @@ def test_what_is_here_works_without_a_network(
     for meant in (HubName(NAME, tag="Q8_0"), HubName(NAME, file=Q8), HubName(NAME)):
         assert gguf_files.cached(meant) == found
     assert gguf_files.cached(HubName(NAME, tag="Q4_K_M")) is None
-    with pytest.raises(ModelError, match=r"cannot fetch owner/name.*--offline"):
+    with raises(ModelError, "owner/name", "--offline"):
         hub.repository(NAME)
     assert gguf_files.what_is_here(HubName(NAME)) == "; on this machine is Q8_0"
     assert fake.asked == []
@@ -204,9 +198,8 @@ def test_a_hub_that_cannot_be_reached_is_one_line(fake: FakeHub, monkeypatch: py
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ModelError, match=r"cannot fetch owner/name.*cannot be reached") as caught:
+    with raises(ModelError, "owner/name"):
         hub.repository(NAME)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_file_of_an_older_commit_is_used_as_long_as_the_newest_has_none(
@@ -245,9 +238,8 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(fake: FakeHub, cach
 def test_a_download_that_was_given_up_goes_on_with_the_next_command(fake: FakeHub, cache: Path):
     fake.add(NAME, Q4, size=SIZE)
     fake.cut_after = [30_000] + [0] * 9
-    with pytest.raises(ModelError, match=r"connection .* was lost; 0.0 MB of 0.1 MB") as caught:
+    with raises(ModelError, "0.0 MB of 0.1 MB"):
         fetch(HubName(NAME))
-    assert "\n" not in str(caught.value)
     assert part_of(cache, Q4).read_bytes() == content(Q4, SIZE)[:30_000]
     assert gguf_files.cached(HubName(NAME)) is None, "half a file is no model"
     fake.cut_after, fake.asked = [], []
@@ -282,7 +274,7 @@ def test_ctrl_c_keeps_what_is_here(fake: FakeHub, cache: Path):
 def test_other_bytes_than_the_published_ones_are_not_kept(fake: FakeHub, cache: Path):
     fake.add(NAME, Q4, size=SIZE)
     fake.other_bytes = True
-    with pytest.raises(ModelError, match=r"not the file that was published.*SHA-256"):
+    with raises(ModelError, "SHA-256"):
         fetch(HubName(NAME))
     assert not part_of(cache, Q4).exists()
     assert gguf_files.cached(HubName(NAME)) is None
@@ -306,7 +298,7 @@ def test_too_little_disk_is_said_before_the_first_byte(
 ):
     fake.add(NAME, *SHARDS, size=SIZE)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**9, 0, 3 * SIZE - 1))
-    with pytest.raises(ModelError, match=r"disk is full: owner/name needs 0.3 MB \(300000 bytes\)"):
+    with raises(ModelError, "owner/name", "300000"):
         fetch(HubName(NAME))
     assert not fake.downloads()
     part = part_of(cache, SHARDS[0])
@@ -325,7 +317,7 @@ def test_a_disk_that_fills_up_during_the_download_is_one_line(
 
     fake.add(NAME, Q4)
     monkeypatch.setattr(file_download, "http_get", full)
-    with pytest.raises(ModelError, match=r"cannot store owner/name: .*No space left"):
+    with raises(ModelError, "owner/name"):
         fetch(HubName(NAME))
 
 
@@ -334,7 +326,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_the_first_byte_unless_
 ):
     fake.add(NAME, Q4, size=SIZE)
     monkeypatch.setattr(support, "memory_bytes", lambda: SIZE - 1)
-    with pytest.raises(ModelError, match=r"memory.*paceline pull owner/name"):
+    with raises(ModelError, "paceline pull owner/name"):
         fetch(HubName(NAME))
     assert not fake.downloads()
     assert fetch(HubName(NAME), to_use=False).is_file()

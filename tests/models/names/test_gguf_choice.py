@@ -14,6 +14,7 @@ from paceline.models.names.hub_names import (
     shards_of,
     tag_of,
 )
+from support.errors import raises
 
 REPOSITORY = "owner/name"
 MANY = [
@@ -125,20 +126,20 @@ def test_a_wrong_tag_lists_those_that_are_there():
 
 
 def test_without_a_tag_and_without_a_usual_one_there_is_a_choice_to_make():
-    with pytest.raises(ModelNotFound, match=r"F16, Q2_K"):
+    with raises(ModelNotFound, "F16", "Q2_K"):
         choose(["m-Q2_K.gguf", "m-F16.gguf"], "", REPOSITORY)
 
 
 def test_two_files_of_one_tag_are_both_named():
     paths = ["1b-Q4_K_M.gguf", "3b-Q4_K_M.gguf", "3b-Q8_0.gguf"]
     for tag in ("", "Q4_K_M"):
-        with pytest.raises(ModelNotFound, match=r"1b-Q4_K_M.gguf, 3b-Q4_K_M.gguf"):
+        with raises(ModelNotFound, "1b-Q4_K_M.gguf", "3b-Q4_K_M.gguf"):
             choose(paths, tag, REPOSITORY)
     assert choose(paths, "3b-q4_k_m.gguf", REPOSITORY) == "3b-Q4_K_M.gguf"
 
 
 def test_a_repository_without_a_model_says_so():
-    with pytest.raises(ModelNotFound, match="no GGUF file of a language model"):
+    with raises(ModelNotFound, "GGUF"):
         choose(MANY[:6], "", REPOSITORY)
 
 
@@ -146,7 +147,7 @@ def test_all_shards_of_a_model_are_found_and_a_missing_one_is_named():
     first, second = MANY[6:8]
     assert shards_of(first, MANY, REPOSITORY) == [first, second]
     assert shards_of(MANY[9], MANY, REPOSITORY) == [MANY[9]]
-    with pytest.raises(ModelError, match=second):
+    with raises(ModelError, second):
         shards_of(first, [first], REPOSITORY)
 
 

@@ -1,13 +1,12 @@
 """What a name of the hub means."""
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidRequest, ModelNotFound
 from paceline.models.names.hub_names import HubName, is_hub_name, parse_hub_name
+from support.errors import raises
 
 PART = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}", fullmatch=True)
 REPOSITORY = st.builds("{}/{}".format, PART, PART).filter(
@@ -95,9 +94,8 @@ def test_other_names_are_none_of_the_hub(name: str):
     ],
 )
 def test_an_address_that_is_not_a_models_is_refused_with_what_is_expected(name: str):
-    with pytest.raises(ModelNotFound, match=re.escape(name)) as caught:
+    with raises(ModelNotFound, name, "expected"):
         parse_hub_name(name)
-    assert "expected" in str(caught.value)
 
 
 def test_an_address_of_the_users_own_hub_is_one_of_the_hub(monkeypatch: pytest.MonkeyPatch):
@@ -113,13 +111,13 @@ def test_a_revision_may_be_given_once():
     assert name.at(None) == name
     assert name.at("v1").revision == "v1"
     assert name.at("v1").at("v1").revision == "v1"
-    with pytest.raises(InvalidRequest, match=r"v1.*v2"):
+    with raises(InvalidRequest, "v1", "v2"):
         name.at("v1").at("v2")
 
 
 @pytest.mark.parametrize("revision", ["", "..", "../../x", "a/../b", "-x", "a b", "/a", "a//b"])
 def test_a_revision_that_can_be_none_is_refused(revision: str):
-    with pytest.raises(InvalidRequest, match="branch, a tag or a commit"):
+    with raises(InvalidRequest, "branch"):
         HubName("owner/name").at(revision)
 
 

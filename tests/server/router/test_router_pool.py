@@ -9,6 +9,7 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.server.request import Draining, QueueFull
 from paceline.server.router import pool as pool_module
 from paceline.server.router.pool import Limits, Pool
+from support.errors import raises
 from support.waiting import PATIENCE
 
 
@@ -130,7 +131,7 @@ def test_memory_is_a_limit_too():
         assert set(pool.states) == {"a", "b"}
         await ask(pool, "c", 9)  # takes the place of both
         assert set(pool.states) == {"c"}
-        with pytest.raises(InvalidRequest, match=r"d needs about .* together"):
+        with raises(InvalidRequest, "together"):
             await ask(pool, "d", 11)
         assert set(pool.states) == {"c"}
         await pool.close(0)
@@ -168,7 +169,7 @@ def test_a_model_that_cannot_be_loaded_fails_its_own_requests_and_can_be_asked_f
         await ask(pool, "a")
         asked = [asyncio.ensure_future(ask(pool, "broken")) for _ in range(2)]
         for each in asked:
-            with pytest.raises(ModelError, match="no such file"):
+            with raises(ModelError):
                 await each
         await settle()
         assert pool.states == {"a": "loaded"}
@@ -231,7 +232,7 @@ def test_a_client_that_leaves_the_queue_leaves_nothing_behind():
         async with pool.use("a", 1):
             gone = asyncio.ensure_future(ask(pool, "b"))
             await settle()
-            with pytest.raises(QueueFull, match="1 requests"):
+            with raises(QueueFull, "1 requests"):
                 await ask(pool, "c")
             gone.cancel()
             await settle()
@@ -270,5 +271,5 @@ def test_closing_ends_what_is_loaded_being_loaded_or_waited_for():
     "wrong", [{"models": 0}, {"memory": 0}, {"waiting": 0}, {"idle_seconds": 0.0}], ids=str
 )
 def test_limits_out_of_range_are_refused(wrong: dict[str, int]):
-    with pytest.raises(InvalidRequest, match=next(iter(wrong))):
+    with raises(InvalidRequest, next(iter(wrong))):
         Limits(**wrong)
