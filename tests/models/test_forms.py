@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ from paceline.models.names import KnownModel, other_apps
 from paceline.models.prepare import models_dir
 from paceline.runtime.load import load
 from support.errors import raises
-from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
+from support.fake_hub import FakeHub, FakeRepository
 from support.tiny import write_tiny
 from support.tiny_checkpoints import write_checkpoint
 
@@ -50,13 +50,12 @@ def converted(monkeypatch: pytest.MonkeyPatch, exported: Path) -> list[Path]:
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path) -> Iterator[FakeHub]:
-    with serving() as found:
-        use_hub(found, tmp_path / "hub", monkeypatch)
-        found.repositories[NAME] = FakeRepository({F16: tiny_gguf.read_bytes()})
-        made = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0")
-        monkeypatch.setattr(names, "known_models", lambda: {"tiny": made})
-        yield found
+def fake(fake: FakeHub, monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path) -> FakeHub:
+    """A hub with the tiny model, which has the short name `tiny`."""
+    fake.repositories[NAME] = FakeRepository({F16: tiny_gguf.read_bytes()})
+    model = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0")
+    monkeypatch.setattr(names, "known_models", lambda: {"tiny": model})
+    return fake
 
 
 def in_ollama(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +10,12 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
-from paceline.models import QUIET, convert, list_models, prepare, resolve
+from paceline.models import convert, list_models, resolve
 from paceline.models.manifest import GGUF_WEIGHTS
 from paceline.models.prepare import models_dir
 from support.errors import raises
-from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
+from support.fake_hub import FakeHub, FakeRepository
 from support.tiny_checkpoints import write_checkpoint
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    with serving() as found:
-        use_hub(found, tmp_path / "hub", monkeypatch)
-        yield found
 
 
 @pytest.mark.parametrize(
@@ -99,19 +91,6 @@ def test_a_checkpoint_of_the_hub_is_fetched_and_converted_when_it_is_used(
     assert resolve("owner/tiny", cache).folder == found.folder
     assert resolve("owner/tiny@int8", cache).folder == found.folder
     assert fake.asked == []
-
-
-def test_a_checkpoint_whose_files_have_changed_is_converted_again(tmp_path: Path):
-    cache, sizes = models_dir(tmp_path / "cache"), list[int]()
-    for vocabulary in (320, 352):
-        folder = write_checkpoint("qwen3", tmp_path / "checkpoint", vocab_size=vocabulary)
-        made = prepare.from_checkpoint(folder, "owner/tiny", cache, QUIET, name="x").path
-        sizes.append(made.stat().st_size)
-        time = made.stat().st_mtime_ns
-        again = prepare.from_checkpoint(folder, "owner/tiny", cache, QUIET, name="x").path
-        assert (again, again.stat().st_mtime_ns) == (made, time)
-    assert sizes[0] < sizes[1]
-    assert len([*cache.iterdir()]) == 1
 
 
 def test_a_revision_of_a_checkpoint_is_a_model_of_its_own(fake: FakeHub, tmp_path: Path):

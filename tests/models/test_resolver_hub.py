@@ -1,6 +1,5 @@
 """Names of the hub, resolved to models that an engine can open; a fake hub."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,10 @@ from paceline.models import QUIET, list_models, names, open_origin, prepare, pul
 from paceline.models.manifest import REQUIRED
 from paceline.models.names import KnownModel
 from support.errors import raises
-from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
+from support.fake_hub import FakeHub, FakeRepository
 
 NAME = "owner/tiny"
 F16 = "tiny-F16.gguf"
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    with serving() as found:
-        use_hub(found, tmp_path / "hub", monkeypatch)
-        yield found
 
 
 @pytest.fixture
@@ -110,7 +102,7 @@ def test_offline_a_model_that_is_not_here_is_one_line(fake: FakeHub, tmp_path: P
     for name in (NAME, f"{NAME}:F16", f"https://huggingface.co/{NAME}"):
         with raises(ModelError, "--offline"):
             resolve(name, tmp_path)
-        with raises(ModelError, name):
+        with raises(ModelError, NAME):
             pull(name, tmp_path)
     assert fake.asked == []
 

@@ -1,7 +1,6 @@
 """Models that also see images, in OpenVINO's format: text alone."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from paceline.models import ModelFiles, list_models, resolve
 from paceline.models.manifest import GRAPH, VISUAL
 from paceline.storage.openvino import EMBEDDINGS, LANGUAGE
 from support.errors import raises
-from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
+from support.fake_hub import FakeHub, FakeRepository
 from support.visual import split_graph
 
 
@@ -68,13 +67,6 @@ def test_a_truncated_part_is_refused(name: str, visual: Path, tmp_path: Path):
     path.write_bytes(path.read_bytes()[:-20])
     with raises(ModelError, name):
         resolve(str(visual), tmp_path / "cache")
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    with serving() as found:
-        use_hub(found, tmp_path / "hub", monkeypatch)
-        yield found
 
 
 def test_its_text_part_is_fetched_from_the_hub_and_no_other(

@@ -58,111 +58,12 @@ def test_an_answer_is_the_one_that_generate_gives(server: Running, fields: dict[
     assert received == expected.text
 
 
-def test_the_default_temperature_is_one(server: Running):
-    found = chat(server, temperature=None, seed=5, max_tokens=12)
-    expected = alone(server, temperature=1.0, seed=5, max_tokens=12)
-    assert found.choices[0].message.content == expected.text
-
-
 def test_usage_in_every_chunk_grows(server: Running):
     body = {**PLAIN, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     events = server.events("/v1/chat/completions", body)[:-1]
     counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == sorted(counts)
     assert counts[-1] == 24
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_several_answers_are_those_of_the_seeds_that_follow(server: Running, stream: bool):
-    expected = [alone(server, temperature=1.0, seed=30 + i, max_tokens=9).text for i in range(3)]
-    found = chat(server, n=3, seed=30, temperature=1, max_tokens=9, stream=stream)
-    texts, reasons = ["", "", ""], dict[int, str]()
-    for part in found if stream else [found]:
-        for choice in part.choices:
-            output = choice.delta if stream else choice.message
-            texts[choice.index] += output.content or ""
-            if choice.finish_reason:
-                reasons[choice.index] = choice.finish_reason
-    assert texts == expected
-    assert sorted(reasons) == [0, 1, 2]
-    if not stream:
-        assert found.usage.completion_tokens == 27
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_logprobs_are_those_of_the_text(server: Running, stream: bool):
-    expected = alone(server, logprobs=2)
-    found = chat(server, logprobs=True, top_logprobs=2, stream=stream)
-    entries: list[Any] = []
-    for part in found if stream else [found]:
-        entries += (part.choices[0].logprobs and part.choices[0].logprobs.content) or []
-    assert "".join(entry.token for entry in entries) == expected.text
-    assert [entry.logprob for entry in entries] == [each.logprob for each in expected.logprobs]
-    assert all(entry.logprob <= 0 and len(entry.top_logprobs) == 2 for entry in entries)
-    raw = bytes(byte for entry in entries for byte in entry.bytes)
-    assert raw.decode(errors="replace") == expected.text
-
-
-def stops(server: Running) -> tuple[str, list[int]]:
-    """A text that the model writes, and its tokens."""
-    whole = alone(server, max_tokens=40, ignore_eos=True, logit_bias={79: -100})
-    return whole.text, whole.token_ids
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_inside_an_accepted_block_ends_the_answer(server: Running, stream: bool):
-    text, tokens = stops(server)
-    at = 17
-    while text.find(text[at : at + 3]) != at:  # its first place
-        at += 1
-    stop = text[at : at + 3]
-    fields: dict[str, Any] = {
-        "max_tokens": 40,
-        "ignore_eos": True,
-        "logit_bias": {"79": -100},
-        "stop": [stop],
-        "prediction": {"type": "content", "content": text},
-        "speculation": {"policy": "fixed", "max_block": 16},
-        "return_token_ids": True,
-        "logprobs": True,
-    }
-    found = chat(server, **fields, stream=stream)
-    output, ids, entries, reasons = "", list[int](), list[Any](), list[str]()
-    for part in found if stream else [found]:
-        choice = part.choices[0]
-        message = choice.delta if stream else choice.message
-        output += message.content or ""
-        ids += choice.token_ids or []
-        entries += (choice.logprobs and choice.logprobs.content) or []
-        reasons += [choice.finish_reason] if choice.finish_reason else []
-    assert output == text[:at]
-    assert reasons == ["stop"]
-    assert "".join(entry.token for entry in entries) == output
-    assert ids == tokens[: len(ids)]
-    assert len(ids) == len(entries)
-    if not stream:
-        assert found.usage.completion_tokens == len(ids)
-
-
-def test_a_length_that_ends_with_a_stop_string_is_a_stop(server: Running):
-    text, _ = stops(server)
-    whole = alone(server, max_tokens=10, ignore_eos=True, logit_bias={79: -100})
-    stop = whole.text[-2:]
-    if text.find(stop) < len(whole.text) - 2:
-        stop = whole.text[-4:]
-    found = chat(server, max_tokens=10, ignore_eos=True, logit_bias={"79": -100}, stop=stop)
-    assert found.choices[0].finish_reason == "stop"
-    assert found.choices[0].message.content == whole.text[: -len(stop)]
-
-
-@pytest.mark.parametrize("drafter", ["none", "suffix", "ngram:min=1"])
-def test_banned_tokens_are_never_sampled(server: Running, drafter: str):
-    first = chat(server, return_token_ids=True)
-    banned = set(first.choices[0].token_ids)
-    bias = dict.fromkeys(map(str, banned), -100)
-    found = chat(server, logit_bias=bias, return_token_ids=True, speculation={"drafter": drafter})
-    assert found.choices[0].token_ids
-    assert not banned & set(found.choices[0].token_ids)
 
 
 def test_accepted_prediction_tokens_are_counted(server: Running):
@@ -221,20 +122,6 @@ def test_a_client_cannot_name_files_as_drafters(server: Running, drafter: str):
         chat(server, speculation={"drafter": drafter})
 
 
-def test_a_prompt_hits_the_prefix_cache_unless_its_salt_differs(server: Running):
-    def cached(**fields: Any) -> tuple[int, int]:
-        long = [{"role": "user", "content": "this is the one " * 20}]
-        usage = chat(server, messages=long, max_tokens=2, **fields).usage
-        return usage.prompt_tokens_details.cached_tokens, usage.prompt_tokens
-
-    assert cached()[0] == 0
-    found, count = cached()
-    assert count - 32 <= found < count
-    assert cached(cache_prompt=False)[0] == 0
-    assert cached(cache_salt="mine")[0] == 0
-    assert cached(cache_salt="mine")[0] > 0
-
-
 def test_content_may_be_parts_and_roles_may_be_new(server: Running):
     parts = [{"type": "text", "text": "this is"}, {"type": "text", "text": "the one"}]
     found = chat(
@@ -256,29 +143,6 @@ def test_max_completion_tokens_comes_first_and_minus_one_is_no_limit(server: Run
     ).json()
     assert found["usage"]["total_tokens"] == 512
     assert found["choices"][0]["finish_reason"] == "length"
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"const": "Ada"}, "age": {"enum": [36]}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
-
-
-@pytest.mark.parametrize("drafter", ["none", "suffix"])
-def test_an_answer_matches_its_json_schema(server: Running, drafter: str):
-    found = chat(
-        server,
-        max_tokens=120,
-        response_format={
-            "type": "json_schema",
-            "json_schema": {"name": "person", "strict": True, "schema": SCHEMA},
-        },
-        speculation={"drafter": drafter},
-    )
-    assert json.loads(found.choices[0].message.content) == {"name": "Ada", "age": 36}
-    assert found.choices[0].finish_reason == "stop"
 
 
 def test_json_object_gives_an_object(server: Running):

@@ -2,13 +2,10 @@
 
 import asyncio
 import json
-import random
 import socket
 import struct
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -44,20 +41,6 @@ def sent(server: Running, body: dict[str, Any]) -> socket.socket:
         b"Content-Length: " + str(len(text)).encode() + b"\r\n\r\n" + text
     )
     return connection
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_is_cancelled_when_its_client_disconnects(slow_model: Model, stream: bool):
-    with running(slow_model) as server:
-        connection = sent(server, {**LONG, "stream": stream})
-        until(lambda: server.scheduler.load.running == 1)
-        if stream:
-            connection.recv(100)
-        time.sleep(0.1)  # sooner it could be a client that only closes its sending side
-        connection.close()
-        until(lambda: server.scheduler.load.running == 0)
-        assert server.scheduler.load.calls < LONG["max_tokens"]
-        assert server.post("/v1/completions", {**LONG, "max_tokens": 2}).status_code == 200
 
 
 def test_compiling_ends_when_the_client_that_waits_for_it_is_gone(
@@ -154,28 +137,6 @@ def test_an_idle_stream_gets_keepalives(slow_model: Model):
         assert len(rest) == 5  # three tokens, the end, [DONE]
 
 
-def test_a_client_that_does_not_read_delays_no_other(model: Model):
-    body = {**LONG, "max_tokens": 200, "n": 4, "logprobs": 20, "stream": True}
-    with running(model) as server, sent(server, body) as connection:
-        connection.settimeout(PATIENCE)
-        until(lambda: server.scheduler.load.submitted == 4)
-        until(lambda: server.scheduler.load.running == 0)
-        assert server.post("/v1/completions", {**LONG, "max_tokens": 2}).status_code == 200
-        read = b""
-        while not read.endswith(b"0\r\n\r\n"):
-            read += connection.recv(1 << 20)
-        assert len(read) > 500_000
-        assert b"data: [DONE]" in read
-
-
-def test_idle_connections_delay_no_request(own_server: Running):
-    with ExitStack() as stack:
-        place = ("127.0.0.1", own_server.server.port)
-        for _ in range(200):
-            stack.enter_context(socket.create_connection(place))
-        assert own_server.post("/v1/completions", {**LONG, "max_tokens": 2}).status_code == 200
-
-
 def breaking(model: Model, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """The engine breaks after a number of calls."""
     step = model.engine.step
@@ -230,41 +191,6 @@ def test_the_log_has_paths_and_no_prompts(own_server: Running, caplog: pytest.Lo
     assert "hush" not in caplog.text
 
 
-def test_answers_under_load_are_those_of_each_alone(own_server: Running):
-    picked = random.Random(2)
-    prompts = ["the rain in the rain in the", "one and two and one and", "a", "this is the " * 12]
-    asks: list[dict[str, Any]] = []
-    for number in range(40):
-        asks.append(
-            {
-                "prompt": picked.choice(prompts),
-                "max_tokens": 4 + number % 17,
-                "seed": number,
-                "temperature": 0 if number % 3 else 1.1,
-                "stream": number % 4 == 1,
-                "speculation": {"drafter": ("auto", "none", "ngram:min=1")[number % 3]},
-            }
-        )
-
-    def answered(ask: dict[str, Any]) -> str | None:
-        if picked.random() < 0.15:
-            sent(own_server, ask).close()
-            return None
-        if ask["stream"]:
-            events = own_server.events("/v1/completions", ask)[:-1]
-            return "".join(event["choices"][0]["text"] for event in events)
-        text: str = own_server.post("/v1/completions", ask).json()["choices"][0]["text"]
-        return text
-
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(answered, asks))
-    own_server.rest()
-    for ask, text in zip(asks, found, strict=True):
-        options = {name: ask[name] for name in ("max_tokens", "seed", "temperature")}
-        expected = own_server.model.generate(ask["prompt"], raw=True, drafter="none", **options)
-        assert text in (None, expected.text)
-
-
 def test_shutdown_finishes_running_answers_and_accepts_no_new_ones(slow_model: Model):
     with running(slow_model, Settings(grace_seconds=20)) as server:
         with HTTP.stream(
@@ -281,14 +207,6 @@ def test_shutdown_finishes_running_answers_and_accepts_no_new_ones(slow_model: M
             rest = [line for line in lines if line.startswith("data: ")]
         assert rest[-1] == "data: [DONE]"
         assert '"finish_reason":"length"' in rest[-2]
-
-
-def test_without_grace_answers_end_with_an_error(slow_model: Model):
-    with running(slow_model, Settings(grace_seconds=0)) as server:
-        threading.Timer(0.3, server.server.stop).start()
-        events = server.events("/v1/completions", LONG)
-        assert events[-1] == "[DONE]"
-        assert events[-2]["error"]["code"] == "draining"
 
 
 def test_grammars_are_warm_before_the_first_request(model: Model, monkeypatch: pytest.MonkeyPatch):

@@ -68,16 +68,6 @@ def change_config(folder: Path, **values: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-@pytest.mark.parametrize("form", sorted(FORMS.keys() - {"lfm2", "lfm2_moe", "qwen3_5_moe_text"}))
-def test_every_family_becomes_a_file_that_openvino_reads(form: str, tmp_path: Path):
-    from openvino.frontend import FrontEndManager
-
-    path = write_gguf_of(form, tmp_path / "model.gguf")
-    frontend = FrontEndManager().load_by_framework("gguf")
-    graph = frontend.convert(frontend.load(str(path)))
-    assert {each.get_friendly_name() for each in graph.get_parameters()} >= {"inp_tokens"}
-
-
 def test_every_row_of_the_table_is_among_the_tested_forms():
     assert {form.split("-")[0].replace("llama3", "llama") for form in FORMS} >= {
         # These hold a text model of the same name beside encoders.

@@ -12,8 +12,6 @@ from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
 from paceline.models import ModelFiles, resolve
-from paceline.models.gguf import write_tokenizer
-from paceline.storage.progress import QUIET
 from support.errors import raises
 from support.tiny import SIZES, WIDE, Type, reference_logits, write_tiny
 
@@ -255,22 +253,3 @@ def test_a_file_cut_off_anywhere_is_refused_as_truncated(
     path = tmp_path / "cut.gguf"
     path.write_bytes(whole_file[: data.draw(in_metadata | in_weights)])
     assert "truncated" in refused(path)
-
-
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_a_file_with_wrong_bytes_in_its_metadata_is_read_or_refused_but_never_crashes(
-    data: st.DataObject, tiny_gguf: Path, tmp_path: Path
-):
-    content = bytearray(tiny_gguf.read_bytes())
-    place = st.integers(8, metadata_bytes(content))
-    for _ in range(data.draw(st.integers(1, 4))):
-        content[data.draw(place)] = data.draw(st.integers(0, 255))
-    path = tmp_path / "wrong.gguf"
-    path.write_bytes(content)
-    work = tmp_path / "work"
-    work.mkdir(exist_ok=True)
-    try:
-        write_tokenizer(path, work, QUIET)
-    except ModelError as error:
-        assert str(path) in str(error)

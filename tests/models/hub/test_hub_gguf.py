@@ -19,7 +19,7 @@ from paceline.models.gguf import support
 from paceline.models.hub import download, gguf_files
 from paceline.models.names.hub_names import HubName
 from support.errors import raises
-from support.fake_hub import COMMIT, OLDER, TOKEN, FakeHub, content, serving, use_hub
+from support.fake_hub import COMMIT, OLDER, TOKEN, FakeHub, content
 
 NAME = "owner/name"
 Q4, Q8 = "name-Q4_K_M.gguf", "name-Q8_0.gguf"
@@ -30,13 +30,6 @@ Usage = namedtuple("Usage", "total used free")
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "hub"
-
-
-@pytest.fixture
-def fake(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    with serving() as found:
-        use_hub(found, cache, monkeypatch)
-        yield found
 
 
 @pytest.fixture
