@@ -69,13 +69,6 @@ def test_an_end_token_inside_an_accepted_block_ends_the_answer_with_it(at: int):
         assert generation.length == len(PROMPT) + at
 
 
-def test_an_end_token_adds_no_text():
-    generation = made(stopping=Stopping(stop_token_ids=frozenset({ord("r")})))
-    steps = finished(generation)
-    assert "".join(one.text for one in steps) == "The "
-    assert generation.answer == list(b"The r")
-
-
 def test_draft_tokens_after_the_end_are_not_counted_as_accepted():
     generation = past_the_prompt(
         stopping=Stopping(stop_token_ids=frozenset({ord(" ")})), drafters=[Oracle(TEXT)]

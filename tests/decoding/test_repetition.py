@@ -38,17 +38,6 @@ texts = st.lists(
 ).map(lambda runs: [token for pattern, times in runs for token in pattern * times])
 
 
-@given(rule=rules, tokens=texts)
-def test_repetition_is_detected_at_the_first_token_that_completes_a_loop(
-    rule: Repetition, tokens: list[int]
-):
-    expected = next(
-        (n for n in range(1, len(tokens) + 1) if is_loop(rule, tokens[:n])),
-        None,
-    )
-    assert first_stop(rule, tokens) == expected
-
-
 @given(tokens=texts, rule=rules)
 def test_a_repetition_stays_detected_as_long_as_the_loop_goes_on(
     tokens: list[int], rule: Repetition

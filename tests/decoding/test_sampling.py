@@ -243,21 +243,6 @@ def test_temperature_comes_before_top_p():
     assert picked(sampler(temperature=9.0, top_p=0.55), logits) == {0, 1, 2}
 
 
-def test_min_p_is_relative_to_the_most_likely_token():
-    logits = np.log(row(0.4, 0.3, 0.19, 0.11))
-    assert picked(sampler(temperature=1.0, min_p=0.5), logits) == {0, 1}
-    assert picked(sampler(temperature=1.0, min_p=1.0), logits) == {0}
-    assert picked(sampler(temperature=1.0, min_p=0.01), logits) == {0, 1, 2, 3}
-
-
-def test_top_k_keeps_all_that_tie_with_the_last():
-    logits = row(1, 3, 1, 2, 1, 2)
-    assert picked(sampler(temperature=1.0, top_k=1), logits) == {1}
-    assert picked(sampler(temperature=1.0, top_k=2), logits) == {1, 3, 5}
-    assert picked(sampler(temperature=1.0, top_k=4), logits) == {0, 1, 2, 3, 4, 5}
-    assert picked(sampler(temperature=1.0, top_k=6), logits) == {0, 1, 2, 3, 4, 5}
-
-
 def test_the_nucleus_of_a_flat_row_extends_beyond_the_window():
     # One likely token, and so many unlikely ones that they hold nearly half of the mass.
     size = 30_000

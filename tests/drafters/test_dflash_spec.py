@@ -19,20 +19,7 @@ from support.dflash import (
 from support.errors import raises
 from support.networks import (
     Case,
-    MakeCase,
 )
-
-
-@pytest.fixture(scope="module")
-def make_case(tiny_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> MakeCase:
-    return lambda *form, **more: Case.make(
-        tiny_files, tmp_path_factory.mktemp("drafter"), *form, **more
-    )
-
-
-@pytest.fixture(scope="module")
-def case(make_case: MakeCase) -> Case:
-    return make_case()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.errors import InvalidRequest, ModelError
 from paceline.runtime.model import Model
 from paceline.runtime.request import check
 from paceline.runtime.stream import run_together
@@ -15,7 +14,6 @@ from support.dflash import (
     config_for,
     write_checkpoint,
 )
-from support.errors import raises
 
 pytestmark = pytest.mark.mlx
 mlx.needs()
@@ -138,20 +136,3 @@ def test_a_conversation_may_go_on_in_another_thread(model: Model, drafter: Path)
         chat.close()
     one, other = told.values()
     assert one == other
-
-
-@pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize(
-    ("option", "value"), [("int8=1", "bits=4"), ("bits=3", "bits=3"), ("window=0", "window=0")]
-)
-def test_an_invalid_option_is_rejected(model: Model, drafter: Path, option: str, value: str):
-    with raises(InvalidRequest, value):
-        model.generate("a", drafter=f"dflash:{drafter},{option}")
-
-
-@pytest.mark.usefixtures("cache")
-def test_a_missing_folder_is_named(model: Model, tmp_path: Path):
-    with raises(ModelError, "nothing"):
-        model.generate("a", drafter=f"dflash:{tmp_path / 'nothing'}")
-    with raises(ModelError, "config.json"):
-        model.generate("a", drafter=f"dflash:{tmp_path}")

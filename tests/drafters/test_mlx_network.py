@@ -14,13 +14,12 @@ from paceline.drafters.dflash import (
     OpenVinoNetwork,
 )
 from paceline.errors import ModelError
-from paceline.models import ModelFiles
 from support import mlx
 from support.dflash import (
     write_checkpoint,
 )
 from support.errors import raises
-from support.networks import FORMS, Case, MakeCase, MlxEnds, assert_close, assert_same, prefilled
+from support.networks import Case, MakeCase, MlxEnds, assert_close, assert_same, prefilled
 
 pytestmark = pytest.mark.mlx
 mlx.needs()
@@ -30,15 +29,8 @@ FIRST_TOKENS = range(0, 320, 53)
 
 
 @pytest.fixture(scope="module")
-def make_case(tiny_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> MakeCase:
-    return lambda *form, **more: Case.make(
-        tiny_files, tmp_path_factory.mktemp("drafter"), *form, runtime="mlx", **more
-    )
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def form(request: pytest.FixtureRequest, make_case: MakeCase) -> Case:
-    return make_case(*FORMS[request.param])
+def runtime() -> str:
+    return "mlx"
 
 
 @pytest.mark.parametrize("kind", ["BF16", "F16"])

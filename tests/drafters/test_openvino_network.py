@@ -27,30 +27,11 @@ from support.dflash import (
 from support.errors import raises
 from support.networks import (
     FIRST_TOKENS,
-    FORMS,
     Case,
-    MakeCase,
     assert_close,
     prefilled,
     without_prefill,
 )
-
-
-@pytest.fixture(scope="module")
-def make_case(tiny_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> MakeCase:
-    return lambda *form, **more: Case.make(
-        tiny_files, tmp_path_factory.mktemp("drafter"), *form, **more
-    )
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def form(request: pytest.FixtureRequest, make_case: MakeCase) -> Case:
-    return make_case(*FORMS[request.param])
-
-
-@pytest.fixture(scope="module")
-def case(make_case: MakeCase) -> Case:
-    return make_case()
 
 
 def test_int8_drafts_are_close_to_the_reference(form: Case):
@@ -159,5 +140,5 @@ def test_a_target_has_layers_hidden_size_and_vocabulary(tiny_files: ModelFiles):
 
 def test_an_invalid_graph_is_rejected(tmp_path: Path):
     (tmp_path / "openvino_model.xml").write_text("<net></net>")
-    with raises(ModelError, "OpenVINO"):
+    with raises(ModelError, tmp_path / "openvino_model.xml", lines=5):  # OpenVINO says its own
         read_target(tmp_path / "openvino_model.xml")

@@ -37,7 +37,7 @@ def change(folder: Path, **values: Any) -> None:
 
 
 def fault_of(folder: Path) -> str:
-    with raises(ModelError, str(folder / MANIFEST)) as caught:
+    with raises(ModelError, folder / MANIFEST, lines=5) as caught:
         read_manifest(folder)
     return str(caught.value)
 

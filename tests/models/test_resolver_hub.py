@@ -102,7 +102,7 @@ def test_offline_a_model_that_is_not_here_is_one_line(fake: FakeHub, tmp_path: P
     for name in (NAME, f"{NAME}:F16", f"https://huggingface.co/{NAME}"):
         with raises(ModelError, "--offline"):
             resolve(name, tmp_path)
-        with raises(ModelError, NAME):
+        with raises(ModelError, "--offline", NAME):
             pull(name, tmp_path)
     assert fake.asked == []
 

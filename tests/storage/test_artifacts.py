@@ -103,5 +103,5 @@ def test_all_missing_and_wrong_files_are_named_at_once(artifact: Path):
         "a.bin": {"bytes": 1, "sha256": SHA256},
     }
     (artifact / MANIFEST).write_text(json.dumps(value))
-    with raises(ModelError, "b.bin", "a.bin has 3 bytes"):
+    with raises(ModelError, "b.bin", "a.bin has 3 bytes", lines=3):
         read_manifest(artifact, "paceline thing", Box)

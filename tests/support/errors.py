@@ -8,10 +8,10 @@ import pytest
 
 
 @contextmanager
-def raises(kind: Any, *names: object) -> Iterator[pytest.ExceptionInfo[Any]]:
-    """The block raises `kind` with a message of one line that has all of `names`."""
+def raises(kind: Any, *names: object, lines: int = 1) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """The block raises `kind` with a message of at most `lines` lines that has all of `names`."""
     with pytest.raises(kind) as caught:
         yield caught
     message = str(caught.value)
-    assert "\n" not in message
+    assert message.count("\n") < lines, message
     assert [name for name in map(str, names) if name not in message] == [], message
