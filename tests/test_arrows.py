@@ -111,7 +111,7 @@ def part(name: str) -> str:
 
 def heavy(name: str) -> str:
     """The heavy room that a name is in, or nothing."""
-    return next((each for each in HEAVY if f"{name}.".startswith(f"paceline.{each}.")), "")
+    return next((item for item in HEAVY if f"{name}.".startswith(f"paceline.{item}.")), "")
 
 
 def parts(module: str) -> Container[str]:
@@ -124,25 +124,25 @@ def parts(module: str) -> Container[str]:
 def faults(module: str, source: str) -> list[str]:
     """What the imports of a module break, one line each."""
     here = room(module)
-    found = []
+    results = []
     for one in imports(ast.parse(source), module):
         top = one.name.partition(".")[0]
         if one.name in SCRIPTS or (top == "paceline" and module in SCRIPTS):
-            found.append(f"{module}:{one.line}: {one.name} in another process's script")
+            results.append(f"{module}:{one.line}: {one.name} in another process's script")
         elif top == "paceline":
             there = room(one.name)
             if there != here and there not in ALLOWED[here]:
-                found.append(f"{module}:{one.line}: {here} imports {one.name}")
+                results.append(f"{module}:{one.line}: {here} imports {one.name}")
             elif there == "models" and part(one.name) not in parts(module):
-                found.append(f"{module}:{one.line}: {one.name} past the door of models")
+                results.append(f"{module}:{one.line}: {one.name} past the door of models")
             elif heavy(one.name) not in ("", heavy(module)) and one.executed:
-                found.append(f"{module}:{one.line}: {one.name} outside a function")
+                results.append(f"{module}:{one.line}: {one.name} outside a function")
         elif top not in sys.stdlib_module_names and top not in LIGHT | OWN.get(here, set()):
             if here == "decoding":
-                found.append(f"{module}:{one.line}: decoding imports {one.name}")
+                results.append(f"{module}:{one.line}: decoding imports {one.name}")
             elif one.executed and heavy(module) not in WITH_PACKAGES and module not in SCRIPTS:
-                found.append(f"{module}:{one.line}: {one.name} outside a function")
-    return found
+                results.append(f"{module}:{one.line}: {one.name} outside a function")
+    return results
 
 
 def modules() -> list[tuple[str, Path]]:
@@ -165,8 +165,8 @@ def imported(name: str, files: Container[str]) -> str:
     """The file that `from a.b import c` runs: c where it is a module, otherwise a.b."""
     above = name.rpartition(".")[0]
     names = (name, f"{name}.__init__", above, f"{above}.__init__")
-    found = next((each for each in names if each in files), "")
-    return "" if found == "paceline.__init__" else found  # its names are imported when asked for
+    result = next((item for item in names if item in files), "")
+    return "" if result == "paceline.__init__" else result  # its names are imported when asked for
 
 
 def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:

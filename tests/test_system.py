@@ -41,16 +41,16 @@ for found in pkgutil.walk_packages(paceline.__path__, "paceline."):
 
 
 def modules() -> list[Path]:
-    found = sorted(SOURCE.rglob("*.py"))
-    assert len(found) > 300, f"only {len(found)} modules in {SOURCE}"
-    return found
+    paths = sorted(SOURCE.rglob("*.py"))
+    assert len(paths) > 300, f"only {len(paths)} modules in {SOURCE}"
+    return paths
 
 
 def imported(path: Path) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names |= {each.name for each in node.names}
+            names |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             names.add(node.module or "")
     return names

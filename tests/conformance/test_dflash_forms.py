@@ -40,9 +40,9 @@ def chained(
     return Case.make(tiny_files, folder, CHAINED[request.param], runtime=runtime)
 
 
-def compare(case: Case, found: Any, rows: np.ndarray, token: int) -> int:
+def compare(case: Case, result: Any, rows: np.ndarray, token: int) -> int:
     """Compare a block with the reference until a near tie; how many drafts were compared."""
-    drafts, chances = found
+    drafts, chances = result
     assert len(drafts) == len(chances) == case.config.drafts
     expected = case.expected(rows, token)
     for at, margin in enumerate(expected.margins):
@@ -121,12 +121,12 @@ def test_a_config_is_read_as_written(written: Any):
 def test_an_invalid_config_gets_one_line(
     tiny_files: ModelFiles, tmp_path: Path, form: str, change: Any, fault: str
 ):
-    said = config_json(tiny_config(tiny_files, **CHAINED[form]))
-    where = said if "architectures" in change or "dspark" in form else said["dflash_config"]
+    config = config_json(tiny_config(tiny_files, **CHAINED[form]))
+    where = config if "architectures" in change or "dspark" in form else config["dflash_config"]
     where |= change
     for name in [name for name, value in where.items() if value is LEFT_OUT]:
         del where[name]
-    write_config(tmp_path, said)
+    write_config(tmp_path, config)
     with pytest.raises(ModelError) as error:
         read_config(tmp_path)
     if "architectures" not in change:

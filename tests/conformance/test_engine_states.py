@@ -96,8 +96,8 @@ class AnyUse(RuleBasedStateMachine):
         if not work:
             return
         result = self.engine.step([(one.sequence, block) for one, block, _ in work])
-        found = [logits.copy() for logits in result.logits]
-        for logits, (one, block, kept) in zip(found, work, strict=True):
+        copies = [logits.copy() for logits in result.logits]
+        for logits, (one, block, kept) in zip(copies, work, strict=True):
             before, text = len(one.tokens), one.tokens + list(block.tokens)
             prompt = len(text) if block.prefill else one.read
             assert same(logits, self.fresh(text, prompt)[before:])

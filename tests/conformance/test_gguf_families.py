@@ -63,9 +63,9 @@ def logits_of(engine: Engine, text: list[int]) -> np.ndarray:
     return logits
 
 
-def apart(found: np.ndarray, expected: np.ndarray) -> float:
+def apart(result: np.ndarray, expected: np.ndarray) -> float:
     """The root mean square difference over that of the values themselves."""
-    return float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
+    return float(np.sqrt(((result - expected) ** 2).mean() / (expected**2).mean()))
 
 
 def test_rows_are_the_same_however_they_are_computed(family: Family):
@@ -236,16 +236,16 @@ def test_experts_in_mxfp4_compute_what_their_values_in_float_do(tmp_path: Path):
     from safetensors.numpy import load_file
 
     path = write_gguf_of("gpt_oss-mxfp4", tmp_path / "m.gguf")
-    values = {each.name: each for each in GGUFReader(path).tensors}
+    values = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
     kept = load_file(tmp_path / "m-checkpoint" / "model.safetensors")
     tensors = {
         name: value for name, value in kept.items() if not name.endswith(("_blocks", "_scales"))
     }
     for layer in range(2):
         gate, up, down = (
-            dequantize(each.data, each.tensor_type).swapaxes(1, 2)
+            dequantize(item.data, item.tensor_type).swapaxes(1, 2)
             for part in ("gate", "up", "down")
-            for each in [values[f"blk.{layer}.ffn_{part}_exps.weight"]]
+            for item in [values[f"blk.{layer}.ffn_{part}_exps.weight"]]
         )
         prefix = f"model.layers.{layer}.mlp.experts."
         both = np.stack([gate, up], axis=-1)

@@ -66,10 +66,10 @@ def test_a_truncated_file_is_rejected(case: Case, tmp_path: Path, end: int):
 
 
 def test_a_checkpoint_may_have_a_prefix_and_several_files(case: Case, tmp_path: Path):
-    found = []
+    results = []
     for name, form in (("one", {}), ("other", {"prefix": "model.", "files": 3})):
         write_checkpoint(tmp_path / name, case.config, **form)
         network = case.opened(tmp_path / name)
         assert network.config == case.config
-        found.append([list(each) for each in without_prefill(network, case.tapped(0), 3)])
-    assert found[0] == found[1]
+        results.append([list(item) for item in without_prefill(network, case.tapped(0), 3)])
+    assert results[0] == results[1]

@@ -151,10 +151,10 @@ def test_a_tokenizer_that_cuts_texts_short_cuts_no_forced_text(
     }
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(parsed), encoding="utf-8")
-    made = Grammars(path, vocab_size=COLUMNS, stop_token_ids=STOPS)
+    compiler = Grammars(path, vocab_size=COLUMNS, stop_token_ids=STOPS)
     forced = grammars.json_schema(SCHEMAS["const"]).forced(99)
     assert len(forced) > 20
-    assert made.json_schema(SCHEMAS["const"]).forced(99) == forced
+    assert compiler.json_schema(SCHEMAS["const"]).forced(99) == forced
 
 
 def test_keywords_that_the_library_does_not_know_are_ignored_in_a_functions_parameters(

@@ -56,11 +56,11 @@ def text_of(grammars: Grammars, count: int, constraint: Any) -> list[int]:
 def child_of(process: WorkerProcess) -> int:
     """The process that answers for another."""
     assert process._child is not None
-    own = process._child.pid
+    pid = process._child.pid
     children: list[str] = []
 
     def has_child() -> bool:
-        children[:] = Path(f"/proc/{own}/task/{own}/children").read_text("ascii").split()
+        children[:] = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
         return bool(children)
 
     until(has_child)

@@ -84,9 +84,9 @@ def read(text: str, form: ToolForm, functions: dict[str, Any] = SCHEMAS) -> Pars
     return tidy(parse_tool_calls(text, form, functions))
 
 
-def tidy(found: Parsed) -> Parsed:
-    calls = (ToolCall(call.name, json.dumps(json.loads(call.arguments))) for call in found.calls)
-    return Parsed(found.content, tuple(calls))
+def tidy(result: Parsed) -> Parsed:
+    calls = (ToolCall(call.name, json.dumps(json.loads(call.arguments))) for call in result.calls)
+    return Parsed(result.content, tuple(calls))
 
 
 def streamed(pieces: list[str], form: ToolForm, functions: dict[str, Any] = SCHEMAS) -> Parsed:
@@ -239,10 +239,10 @@ PARTS = [
 )
 def test_no_text_is_lost_that_is_no_tool_call(text: list[str], form: ToolForm):
     whole = "".join(text)
-    found = parse_tool_calls(whole, form, SCHEMAS)
-    if not found.calls:
-        assert found.content == whole
-    for call in found.calls:
+    result = parse_tool_calls(whole, form, SCHEMAS)
+    if not result.calls:
+        assert result.content == whole
+    for call in result.calls:
         assert isinstance(json.loads(call.arguments), dict)
     assert streamed(text, form) == streamed([*whole], form)
 
@@ -254,18 +254,18 @@ def test_forced_tool_calls_are_valid_and_the_same_with_every_drafter(
 ):
     sampling = Sampling(temperature=1.5, seed=seed)
 
-    def made(drafter: str, *, forced: bool = True) -> Any:
+    def decoded(drafter: str, *, forced: bool = True) -> Any:
         constraint = grammars.tools(FUNCTIONS, "required", form=form, parallel=False)
         inner = constraint if forced else Unforced(constraint)
         return answer(engine, [7, 8], **settings_for(inner, sampling, drafter))
 
-    plain = made("none", forced=False)
+    plain = decoded("none", forced=False)
     assert plain.tokens[-1] in STOPS
     content, (call,) = parse_tool_calls(tokenizer.decode(plain.tokens), form, SCHEMAS)
     assert content == ""
     jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
     for drafter in ("none", "suffix"):
-        assert made(drafter) == plain, drafter
+        assert decoded(drafter) == plain, drafter
 
 
 TAGS = ReasoningMarks(("<think>",), ("</think>",), {})
@@ -280,16 +280,16 @@ def test_with_tools_and_thoughts_every_drafter_gives_the_plain_tokens(
     call = written_calls(form, [TRIP])
     prompt = tokenizer.encode(f"{call} the user</think>{call}")[-400:]
 
-    def made(drafter: str, *, forced: bool = True) -> Any:
+    def decoded(drafter: str, *, forced: bool = True) -> Any:
         constraint = grammars.tools(FUNCTIONS, choice, form=form, thoughts=marks)
         inner = constraint if forced else Unforced(constraint)
         chosen = settings_for(inner, Sampling(temperature=0.7, seed=5), drafter)
         return answer(engine, prompt, **{**chosen, "stopping": Stopping(40, frozenset(STOPS))})
 
-    plain = made("none", forced=False)
+    plain = decoded("none", forced=False)
     assert len(plain.tokens) > 1
     for drafter in ("ngram", "suffix"):
-        assert made(drafter) == plain, drafter
+        assert decoded(drafter) == plain, drafter
 
 
 @every_form

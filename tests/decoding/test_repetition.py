@@ -51,9 +51,9 @@ def test_a_repetition_stays_detected_as_long_as_the_loop_goes_on(
 @pytest.mark.parametrize("size", [1, 2, 7, 30, 64, 128])
 def test_the_default_rule_ends_exact_repetition_of_any_pattern_up_to_its_longest(size: int):
     start = [9_000 + i for i in range(50)]
-    found = first_stop(DEFAULT, [*start, *list(range(size)) * 300])
-    assert found is not None
-    assert found <= len(start) + max(256 + size, 4 * size)
+    number = first_stop(DEFAULT, [*start, *list(range(size)) * 300])
+    assert number is not None
+    assert number <= len(start) + max(256 + size, 4 * size)
 
 
 def test_repetition_of_a_pattern_above_the_maximum_size_is_ignored():

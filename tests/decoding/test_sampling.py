@@ -18,15 +18,15 @@ def row(*logits: float) -> np.ndarray:
 def sampler(
     *, prompt: Sequence[int] = (), vocab_size: int = 8, answer: Sequence[int] = (), **how: object
 ) -> Sampler:
-    made = Sampler(Sampling(**how), prompt, vocab_size)
+    instance = Sampler(Sampling(**how), prompt, vocab_size)
     for token in answer:
-        made.push(token)
-    return made
+        instance.push(token)
+    return instance
 
 
-def picked(made: Sampler, logits: np.ndarray, positions: range = range(200)) -> set[int]:
+def picked(sampler: Sampler, logits: np.ndarray, positions: range = range(200)) -> set[int]:
     """The tokens sampled from one row at many positions."""
-    return {made.pick(logits, position) for position in positions}
+    return {sampler.pick(logits, position) for position in positions}
 
 
 # Written down when paceline 0.1.0 was: (seed, position, key), and the numbers of the tail and of
@@ -83,11 +83,11 @@ def test_a_tokens_number_is_an_output_of_splitmix64(key: int, token: int):
     mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & word
     mixed ^= mixed >> 31
     expected = -math.log(((mixed >> 12) + 0.5) / 2**52)
-    (found,) = exponentials(key, np.array([token]))
-    assert found == pytest.approx(expected, rel=1e-12)
-    assert 0 < found < 37
+    (numbers,) = exponentials(key, np.array([token]))
+    assert numbers == pytest.approx(expected, rel=1e-12)
+    assert 0 < numbers < 37
     # Whichever other tokens are asked for.
-    assert exponentials(key, np.array([3, token, 99]))[1] == found
+    assert exponentials(key, np.array([3, token, 99]))[1] == numbers
 
 
 @pytest.mark.parametrize("varied", ["tokens", "positions", "seeds"])
@@ -320,10 +320,10 @@ def test_penalties_of_a_long_answer_are_those_of_its_counts():
     for token in {*answer}:
         expected[token] -= 0.5 + 0.25 * answer.count(token)
     ranks = np.argsort(-expected)[:50].tolist()
-    made = sampler(prompt=prompt, answer=answer, vocab_size=2000, **how, temperature=0)
+    one = sampler(prompt=prompt, answer=answer, vocab_size=2000, **how, temperature=0)
     best = []
     for _ in ranks:
-        best.append(made.pick(logits, 0, banned=best))
+        best.append(one.pick(logits, 0, banned=best))
     assert best == ranks
 
 
@@ -373,8 +373,8 @@ def test_penalties_change_the_sampled_distribution():
 )
 def test_the_ends_of_a_range_are_allowed(name: str, values: tuple[object, object]):
     for value in values:
-        made = sampler(**{"temperature": 1.0, name: value}, answer=[1])
-        assert made.pick(row(1, 2, 3, 4, 5, 6, 7, 8), 0) in range(8)
+        one = sampler(**{"temperature": 1.0, name: value}, answer=[1])
+        assert one.pick(row(1, 2, 3, 4, 5, 6, 7, 8), 0) in range(8)
 
 
 def test_a_logit_bias_beyond_the_vocabulary_is_rejected():

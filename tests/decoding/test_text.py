@@ -144,9 +144,9 @@ def test_the_end_may_complete_a_stop_string():
 
 def test_a_piece_has_its_tokens_text_even_if_it_is_held_back():
     stream = stream_of(["aE", "N", "x"], "END")
-    found = [stream.push(i) for i in range(3)]
-    assert [piece.text for piece in found] == ["aE", "N", "x"]
-    assert [piece.final for piece in found] == ["a", "", "ENx"]
+    results = [stream.push(i) for i in range(3)]
+    assert [piece.text for piece in results] == ["aE", "N", "x"]
+    assert [piece.final for piece in results] == ["a", "", "ENx"]
 
 
 def test_a_tokenizer_that_drops_the_space_at_a_texts_start_keeps_it_in_the_middle():

@@ -39,8 +39,8 @@ def checkpoint(config: Config, tmp_path: Path) -> Path:
 
 def rejection(folder: Path, config: Config, **change: Any) -> str:
     """The message for a config.json with these changes."""
-    said = {**config_json(config), **change}
-    write_config(folder, {name: value for name, value in said.items() if value is not LEFT_OUT})
+    values = {**config_json(config), **change}
+    write_config(folder, {name: value for name, value in values.items() if value is not LEFT_OUT})
     with pytest.raises(ModelError) as error:
         read_config(folder)
     return str(error.value)
@@ -77,7 +77,7 @@ def test_another_architecture_is_rejected(config: Config, tmp_path: Path, value:
 
 
 def test_all_faults_are_named_at_once(config: Config, tmp_path: Path):
-    said = rejection(
+    message = rejection(
         tmp_path,
         config,
         architectures=["Qwen3ForCausalLM"],
@@ -99,11 +99,11 @@ def test_all_faults_are_named_at_once(config: Config, tmp_path: Path):
         "attention_bias: ",
         "'gelu'",
     ):
-        assert fault in said
+        assert fault in message
 
 
 def test_all_contradictions_are_named_at_once(config: Config, tmp_path: Path):
-    said = rejection(
+    message = rejection(
         tmp_path,
         config,
         num_attention_heads=4,
@@ -119,7 +119,7 @@ def test_all_contradictions_are_named_at_once(config: Config, tmp_path: Path):
         "layer_types has 1 entries, not 2",
         "sliding_window is None",
     ):
-        assert fault in said
+        assert fault in message
 
 
 @pytest.mark.parametrize("value", [LEFT_OUT, None, "DFlash", []], ids=repr)
@@ -203,8 +203,8 @@ def test_a_folder_without_a_config_is_rejected(tmp_path: Path):
     ids=json.dumps,
 )
 def test_fields_of_a_wrong_type_are_rejected(config: Config, tmp_path: Path, change: Any):
-    said = rejection(tmp_path, config, **change)
-    assert any(name in said for name in ("hidden_size", *change))
+    message = rejection(tmp_path, config, **change)
+    assert any(name in message for name in ("hidden_size", *change))
 
 
 def read_weights(folder: Path, config: Config) -> dict[str, np.ndarray]:
@@ -212,11 +212,11 @@ def read_weights(folder: Path, config: Config) -> dict[str, np.ndarray]:
 
 
 def assert_reads(folder: Path, config: Config, expected: dict[str, np.ndarray]) -> None:
-    found = read_weights(folder, config)
-    assert expected.keys() <= found.keys()
+    weights = read_weights(folder, config)
+    assert expected.keys() <= weights.keys()
     for name, rows in expected.items():
-        assert found[name].dtype == np.float32
-        assert np.array_equal(found[name], rows), name
+        assert weights[name].dtype == np.float32
+        assert np.array_equal(weights[name], rows), name
 
 
 @pytest.mark.parametrize("kind", ["BF16", "F16", "F32"])
@@ -256,7 +256,7 @@ def test_all_faulty_tensors_are_named_at_once(config: Config, tmp_path: Path):
     )
     with pytest.raises(ModelError) as error:
         read_weights(tmp_path, config)
-    said = str(error.value)
+    message = str(error.value)
     for fault in (
         str(tmp_path),
         "fc.weight is missing",
@@ -265,8 +265,8 @@ def test_all_faulty_tensors_are_named_at_once(config: Config, tmp_path: Path):
         "layers.1.self_attn.q_proj.weight is [3, 64], expected [64, 64]",
         "layers.1.mlp.down_proj.weight is [192, 64], expected [64, 192]",
     ):
-        assert fault in said
-    assert "more" not in said
+        assert fault in message
+    assert "more" not in message
 
 
 def test_five_faulty_tensors_are_named_and_the_rest_counted(config: Config, tmp_path: Path):
@@ -300,10 +300,10 @@ def test_without_a_draft_vocab_all_tokens_are_drafted(checkpoint: Path, config: 
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.int64])
 def test_a_draft_vocab_may_be_of_any_integer_type(config: Config, tmp_path: Path, kind: type):
     np.save(tmp_path / "draft_vocab.npy", np.array([0, 7, 319], kind))
-    found = read_draft_vocab(tmp_path, config)
-    assert found is not None
-    assert found.dtype == np.int64
-    assert found.tolist() == [0, 7, 319]
+    vocab = read_draft_vocab(tmp_path, config)
+    assert vocab is not None
+    assert vocab.dtype == np.int64
+    assert vocab.tolist() == [0, 7, 319]
 
 
 @pytest.mark.parametrize(

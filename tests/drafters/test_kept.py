@@ -36,8 +36,8 @@ def test_eight_tokens_that_were_said_are_continued_as_they_were_last_time():
 def test_the_length_of_a_match_is_that_of_all_equal_tokens():
     kept = KeptText.count([[*range(39)]], VOCAB)
     lengths = [kept.match([39, *range(at, 38)]) for at in (0, 20, 29, 30, 31)]
-    assert [found and found.length for found in lengths] == [24, 18, 9, 8, None]
-    assert [found and found.next_at for found in lengths] == [38, 38, 38, 38, None]
+    assert [length and length.length for length in lengths] == [24, 18, 9, 8, None]
+    assert [length and length.next_at for length in lengths] == [38, 38, 38, 38, None]
 
 
 def test_no_match_crosses_the_end_of_an_answer():
@@ -84,12 +84,12 @@ def test_a_file_proposes_what_was_counted(
     if proposal.source == "kept text":
         copied = [*context[-MATCH:], *proposal.tokens]
         assert any(
-            each[at : at + len(copied)] == copied for each in said for at in range(len(each))
+            text[at : at + len(copied)] == copied for text in said for at in range(len(text))
         )
 
 
 def columns_of(kept: KeptText) -> dict[str, Any]:
-    return {name: np.array(each) for name, each in kept._columns.items()}
+    return {name: np.array(value) for name, value in kept._columns.items()}
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ def model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
     """Loaded without taps."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        made = paceline.load(checkpoint, engine="mlx", cache_tokens=4096)
-        _ = made.profile
-        return made
+        model = paceline.load(checkpoint, engine="mlx", cache_tokens=4096)
+        _ = model.profile
+        return model
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +62,10 @@ def test_a_model_answers_with_it(model: Model, drafter: Path, plain: list[list[i
     for spec in (f"dflash:{drafter}", f"suffix+dflash:{drafter},bits=4,window=9"):
         for policy in ("fixed", "auto"):
             for text, expected in zip(TEXTS, plain, strict=True):
-                found = model.generate(text, drafter=spec, policy=policy, max_block=5, **OPTIONS)
-                assert found.token_ids == expected
-                assert found.exact
-                drafted += found.stats.drafted_by.get("dflash", 0)
+                result = model.generate(text, drafter=spec, policy=policy, max_block=5, **OPTIONS)
+                assert result.token_ids == expected
+                assert result.exact
+                drafted += result.stats.drafted_by.get("dflash", 0)
     assert drafted > 0
     assert set(model.engine.taps) == {0, 1}
 

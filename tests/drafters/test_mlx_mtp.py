@@ -35,15 +35,15 @@ def with_head(folder: Path, weights: dict[str, np.ndarray], **tensors: np.ndarra
     config = read_json(folder / mlx.CONFIG)
     config["text_config"] |= {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
     write_json(folder / mlx.CONFIG, config)
-    found = {name: tensor.floats() for name, tensor in stored_tensors(folder).items()}
+    by_name = {name: tensor.floats() for name, tensor in stored_tensors(folder).items()}
     for end, rows in tensors.items():
-        found |= {
+        by_name |= {
             name: np.broadcast_to(rows, old.shape).astype(np.float32)
-            for name, old in found.items()
+            for name, old in by_name.items()
             if name.endswith(end.replace("__", ".") + ".weight")
         }
     head = {name: rows for name, rows in weights.items() if name.startswith("mtp.")}
-    write_tensors(folder / "model.safetensors", {**found, **head}, "F32")
+    write_tensors(folder / "model.safetensors", {**by_name, **head}, "F32")
     return folder
 
 
@@ -80,9 +80,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     (folder / "chat_template.jinja").write_text(template)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        made = paceline.load(folder, engine="mlx", cache_tokens=4096)
-        _ = made.profile
-        return made
+        model = paceline.load(folder, engine="mlx", cache_tokens=4096)
+        _ = model.profile
+        return model
 
 
 TEXTS = ["abcabcabcabc", "the rain in the", "x y x y x"]
@@ -97,10 +97,10 @@ def test_a_model_answers_with_its_own_head(model: Model):
     for spec in ("auto", "mtp", "suffix+mtp:length=2,bits=8", "mtp:vocab=90"):
         for policy in ("fixed", "auto"):
             for text, expected in zip(TEXTS, plain, strict=True):
-                found = model.generate(text, drafter=spec, policy=policy, max_block=5, **OPTIONS)
-                assert found.token_ids == expected
-                assert found.exact
-                drafted += found.stats.drafted_by.get("mtp", 0)
+                result = model.generate(text, drafter=spec, policy=policy, max_block=5, **OPTIONS)
+                assert result.token_ids == expected
+                assert result.exact
+                drafted += result.stats.drafted_by.get("mtp", 0)
         together = [model.stream(text, drafter=spec, policy="fixed", **OPTIONS) for text in TEXTS]
         run_together(together)
         assert [stream.result.token_ids for stream in together] == plain
@@ -113,7 +113,7 @@ def test_a_model_answers_with_its_own_head(model: Model):
             for spec in ("mtp", "auto")
             for text in TEXTS * 2
         ]
-        assert [each.result().token_ids for each in sent] == plain * 4
+        assert [request.result().token_ids for request in sent] == plain * 4
     finally:
         scheduler.close()
 

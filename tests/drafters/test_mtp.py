@@ -156,9 +156,9 @@ def test_the_layers_of_a_target_are_counted(target: Path, tiny_files: ModelFiles
 def test_heads_of_both_forms_are_read_as_written(tmp_path: Path):
     for form in (EAGLE, OWN):
         weights = write_head(tmp_path / str(form.own), form, kind="BF16")
-        found = read_head(tmp_path / str(form.own), lambda: 2)
+        head = read_head(tmp_path / str(form.own), lambda: 2)
         name = "mtp.fc.weight" if form.own else "fc.weight"
-        read = found.weights.join if form.own else found.weights.fuse
+        read = head.weights.join if form.own else head.weights.fuse
         assert read is not None
         assert np.array_equal(read, weights[name])
-        assert found.config.taps == tuple(form.taps)
+        assert head.config.taps == tuple(form.taps)

@@ -177,15 +177,15 @@ def test_a_head_with_another_width_or_depth_is_rejected(tiny_files: ModelFiles, 
     ],
 )
 def test_an_unsupported_model_is_rejected(tmp_path: Path, change: Mapping[str, Any], reason: str):
-    said = rejection(tmp_path, OWN, change=change)
-    assert reason in said
-    assert "MTP head" in said
+    message = rejection(tmp_path, OWN, change=change)
+    assert reason in message
+    assert "MTP head" in message
 
 
 def test_a_checkpoint_that_names_a_head_and_lacks_its_tensors_is_rejected(tmp_path: Path):
     names = [name for name in write_head(tmp_path, OWN) if name.startswith("mtp.")]
-    said = rejection(tmp_path, OWN, tensors=dict.fromkeys(names, LEFT_OUT))
-    assert "names an MTP head in its config.json and has no tensors mtp.*" in said
+    message = rejection(tmp_path, OWN, tensors=dict.fromkeys(names, LEFT_OUT))
+    assert "names an MTP head in its config.json and has no tensors mtp.*" in message
     assert names_head(tmp_path)
     assert not has_head(tmp_path)
     assert shipped("x", tmp_path) == {}, "auto does without"
@@ -266,12 +266,12 @@ def write_gguf(
 def test_a_gguf_file_has_the_same_head(tmp_path: Path, kind: GGMLQuantizationType, step: float):
     weights = write_head(tmp_path / "checkpoint", OWN)
     write_gguf(tmp_path / "model.gguf", weights, kind)
-    expected, found = (read_head(tmp_path / n, two) for n in ("checkpoint", "model.gguf"))
+    expected, head = (read_head(tmp_path / n, two) for n in ("checkpoint", "model.gguf"))
     epsilon = expected.config.rms_norm_eps
-    assert found.config.rms_norm_eps == pytest.approx(epsilon)
-    assert replace(found.config, rms_norm_eps=epsilon) == expected.config
+    assert head.config.rms_norm_eps == pytest.approx(epsilon)
+    assert replace(head.config, rms_norm_eps=epsilon) == expected.config
     for name in ("fuse", "join", "query", "attention_gate", "keys_values", "down", "key_norm"):
-        one, other = getattr(found.weights, name), getattr(expected.weights, name)
+        one, other = getattr(head.weights, name), getattr(expected.weights, name)
         np.testing.assert_allclose(one, other, atol=step * np.abs(other).max())
     assert has_head(tmp_path / "model.gguf")
 

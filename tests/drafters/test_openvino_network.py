@@ -37,9 +37,9 @@ from support.networks import (
 def test_int8_drafts_are_close_to_the_reference(form: Case):
     rows = form.tapped(100)
     small = OpenVinoNetwork(form.folder, form.files.path)
-    found = [prefilled(small, rows, token) for token in FIRST_TOKENS]
-    assert_close(found, [form.expected(rows, token) for token in FIRST_TOKENS])
-    assert found[0] != prefilled(form.network, rows, FIRST_TOKENS[0]), "nothing was rounded"
+    drafts = [prefilled(small, rows, token) for token in FIRST_TOKENS]
+    assert_close(drafts, [form.expected(rows, token) for token in FIRST_TOKENS])
+    assert drafts[0] != prefilled(form.network, rows, FIRST_TOKENS[0]), "nothing was rounded"
 
 
 def test_int8_handles_rows_of_zeros_and_tiny_values(tiny_files: ModelFiles, tmp_path: Path):
@@ -50,14 +50,14 @@ def test_int8_handles_rows_of_zeros_and_tiny_values(tiny_files: ModelFiles, tmp_
     weights = write_checkpoint(tmp_path, config, tensors={name: down})
     case = Case(config, tmp_path, tiny_files, ends_of(tiny_files), weights)
     rows, small = case.tapped(10), OpenVinoNetwork(case.folder, case.files.path)
-    found = [without_prefill(small, rows, token) for token in FIRST_TOKENS]
-    assert_close(found, [case.expected(rows, token) for token in FIRST_TOKENS])
+    drafts = [without_prefill(small, rows, token) for token in FIRST_TOKENS]
+    assert_close(drafts, [case.expected(rows, token) for token in FIRST_TOKENS])
 
 
 def test_embeddings_and_head_equal_the_targets(tiny_gguf: Path, tiny_files: ModelFiles):
-    for found, stored in zip(ends_of(tiny_files), stored_ends(tiny_gguf), strict=True):
+    for item, stored in zip(ends_of(tiny_files), stored_ends(tiny_gguf), strict=True):
         step = np.abs(stored).max(axis=1, keepdims=True) / 127
-        assert np.all(np.abs(found - stored) <= 0.51 * step)
+        assert np.all(np.abs(item - stored) <= 0.51 * step)
 
 
 @pytest.mark.parametrize(

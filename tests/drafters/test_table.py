@@ -39,17 +39,17 @@ def test_table_keys_depend_on_the_last_tokens_alone():
 
 def test_a_constant_successor_has_a_high_probability(tmp_path: Path):
     table = Table.open(write_toy_table(tmp_path, [TEXT], 6), 6)
-    found = table.after([2, 3])
-    assert found is not None
-    assert found.token == 4
-    assert found.probability > 0.8
+    result = table.after([2, 3])
+    assert result is not None
+    assert result.token == 4
+    assert result.probability > 0.8
 
 
 def test_the_longest_context_in_the_table_decides(tmp_path: Path):
     texts = [[1, 2, 3] * 9, [4, 2, 5] * 5]
     table = Table.open(write_toy_table(tmp_path, texts, 6), 6)
     after = {context: table.after(context) for context in [(2,), (1, 2), (4, 2), (0, 2)]}
-    assert {context: found.token for context, found in after.items() if found} == {
+    assert {context: value.token for context, value in after.items() if value} == {
         (2,): 3,
         (1, 2): 3,
         (4, 2): 5,
@@ -83,9 +83,9 @@ def test_an_unknown_context_has_no_draft(tmp_path: Path):
 def test_tokens_take_two_bytes_where_they_fit(tmp_path: Path, vocab_size: int):
     folder = write_toy_table(tmp_path, [[0, vocab_size - 1] * 8], vocab_size)
     assert np.load(folder / TOKENS).itemsize == (2 if vocab_size == 6 else 4)
-    found = Table.open(folder, vocab_size).after([0])
-    assert found is not None
-    assert found.token == vocab_size - 1
+    result = Table.open(folder, vocab_size).after([0])
+    assert result is not None
+    assert result.token == vocab_size - 1
 
 
 def test_a_table_for_another_vocabulary_is_rejected(toy_table: Path):

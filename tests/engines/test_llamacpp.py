@@ -429,7 +429,7 @@ def test_sequences_beyond_the_librarys_places_wait_their_turn(tmp_path: Path):
     with closing(engine):
         sequences = [engine.open() for _ in range(70)]
         for token in (5, 6, 7):
-            rows = engine.step([(each, Block([token], 1)) for each in sequences]).logits
+            rows = engine.step([(result, Block([token], 1)) for result in sequences]).logits
             assert {row.tobytes() for row in rows} == {rows[0].tobytes()}
             for sequence in sequences:
                 sequence.commit(1)
@@ -446,8 +446,8 @@ def test_ctrl_c_in_a_call_that_writes_to_the_log_is_raised_after_it(
     def interrupted(*arguments: object) -> int | None:
         signal.raise_signal(signal.SIGINT)  # the library's log would be running
         calls.append(call)
-        found: int | None = original(*arguments)
-        return found
+        result: int | None = original(*arguments)
+        return result
 
     gc.collect()
     before = binding.open

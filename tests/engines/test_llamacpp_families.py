@@ -73,11 +73,11 @@ def check_forks(engine: LlamaCppEngine) -> None:
         for length in (256, 140):
             with closing(whole.fork(length)) as fork, closing(engine.open()) as fresh:
                 assert fork.length == whole.fork_length(length)
-                for each in (fork, fresh):  # with recurrent layers, a fork may be shorter
-                    rest = text[each.length : length]
+                for item in (fork, fresh):  # with recurrent layers, a fork may be shorter
+                    rest = text[item.length : length]
                     if rest:
-                        run(engine, prompts=[(each, rest, 1)])
-                        each.commit(len(rest))
+                        run(engine, prompts=[(item, rest, 1)])
+                        item.commit(len(rest))
                 for rows in (1, 3):
                     block = text[length : length + rows]
                     first, second = run(engine, (fork, block, rows), (fresh, block, rows))

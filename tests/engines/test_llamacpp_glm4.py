@@ -90,7 +90,7 @@ def opened(path: Path) -> Engine:
 
 def test_rows_are_the_same_however_they_are_computed(tmp_path: Path):
     conditions = measure_invariance(opened(write_glm4(tmp_path / "m.gguf")))
-    assert {name: found.differing for name, found in conditions.items()} == dict.fromkeys(
+    assert {name: value.differing for name, value in conditions.items()} == dict.fromkeys(
         CONDITIONS, 0
     )
 

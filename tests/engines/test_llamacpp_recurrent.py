@@ -107,9 +107,9 @@ def test_a_qwen3_5_with_a_head_in_its_file_is_right(
     path = with_head(tmp_path / "m.gguf", random_weights(replace(HEAD, head_dim=64)))
     text, rows = np.random.default_rng(3).integers(3, 250, 120).tolist(), []
     engine = LlamaCppEngine(path, 512, ONE_THREAD, binding=library(UPSTREAM))
-    for each in (engine, open_engine("openvino", path, 512, ONE_THREAD)):
-        with closing(each.open()) as sequence:
-            rows += run(each, prompts=[(sequence, text, 120)])
+    for item in (engine, open_engine("openvino", path, 512, ONE_THREAD)):
+        with closing(item.open()) as sequence:
+            rows += run(item, prompts=[(sequence, text, 120)])
     engine.close()
     assert divergence(*rows) < 1e-4
 
@@ -265,11 +265,11 @@ def test_a_prefix_that_was_asked_for_is_shared_the_next_time(engine: LlamaCppEng
         assert fork.length == (150 if len(sequences) == 3 else 0)
         for start in range(fork.length, 240, 100):
             chunk = text[start : min(start + 100, 240)]
-            (found,) = run(engine, prompts=[(fork, chunk, 1)])
+            (rows,) = run(engine, prompts=[(fork, chunk, 1)])
             fork.commit(len(chunk))
         with closing(engine.open()) as fresh:
             (expected,) = run(engine, prompts=[(fresh, text, 1)])
-        assert same(found, expected)
+        assert same(rows, expected)
         sequences.append(fork)
     for sequence in sequences:
         sequence.close()

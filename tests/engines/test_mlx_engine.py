@@ -31,23 +31,23 @@ def in_cache(sequence: MlxSequence) -> list[np.ndarray]:
     from mlx.utils import tree_flatten
 
     sequence.states.settle(sequence.length)
-    found = []
+    results = []
     for cache in sequence.states.caches:
         held = cache.state
         if hasattr(cache, "offset"):
-            held = [each[..., : cache.offset, :] for each in held[:2]]
-        found += [np.array(each) for _, each in tree_flatten(held) if isinstance(each, mx.array)]
-    return found
+            held = [entry[..., : cache.offset, :] for entry in held[:2]]
+        results += [np.array(item) for _, item in tree_flatten(held) if isinstance(item, mx.array)]
+    return results
 
 
 @pytest.mark.parametrize("family", mlx.FAMILIES)
 def test_rows_are_those_of_transformers(
-    family: str, opened: Callable[..., MlxEngine], made: Callable[..., Path]
+    family: str, opened: Callable[..., MlxEngine], checkpoint_of: Callable[..., Path]
 ):
-    expected = mlx.reference_logits(made(family), family, TEXT)
+    expected = mlx.reference_logits(checkpoint_of(family), family, TEXT)
     for cuts in ([40], [1] * 4 + [3, 9, 24]):
-        found = rows_of(opened(family), TEXT, cuts)
-        assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max() + 2e-5
+        rows = rows_of(opened(family), TEXT, cuts)
+        assert np.abs(rows - expected).max() < 1e-5 * np.abs(expected).max() + 2e-5
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_rows_are_those_of_transformers(
     [("phi3", mlx.whole(2, 2, 96)), ("lfm2", {**mlx.whole(4, 2, 64), "block_dim": 256})],
 )
 def test_heads_of_published_sizes_that_divide_the_width_give_the_rows_of_transformers(
-    family: str, sizes: dict[str, int], made: Callable[..., Path]
+    family: str, sizes: dict[str, int], checkpoint_of: Callable[..., Path]
 ):
-    folder = made(family, **sizes)
+    folder = checkpoint_of(family, **sizes)
     expected = mlx.reference_logits(folder, family, TEXT)
     settings = EngineSettings(cache_tokens=512)
     engine = MlxEngine(folder, mlx.CONTEXT, settings, rows=RowRange(1, 32))
@@ -68,27 +68,27 @@ def test_heads_of_published_sizes_that_divide_the_width_give_the_rows_of_transfo
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("family", ["llama", "lfm2"])
 def test_rows_of_a_quantized_model_are_those_of_mlx_lm(
-    family: str, bits: int, made: Callable[..., Path], tmp_path: Path
+    family: str, bits: int, checkpoint_of: Callable[..., Path], tmp_path: Path
 ):
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
 
-    folder = mlx.quantized(made(family), tmp_path / "quantized", bits=bits)
+    folder = mlx.quantized(checkpoint_of(family), tmp_path / "quantized", bits=bits)
     model, config = load_model(folder)
     assert config["quantization"]["bits"] == bits
     expected = np.array(model(mx.array([TEXT]), cache=make_prompt_cache(model))[0])
     engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512))
     assert np.array_equal(rows_of(engine, TEXT, [3, 8, 29]), expected)
-    exact = mlx.reference_logits(made(family), family, TEXT)
+    exact = mlx.reference_logits(checkpoint_of(family), family, TEXT)
     cosines = (expected * exact).sum(1) / np.linalg.norm(expected, axis=1)
     cosines /= np.linalg.norm(exact, axis=1)
     assert np.median(cosines) > (0.9 if bits == 4 else 0.999)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_model_of_16_bits_gives_rows_of_float32(dtype: str, made: Callable[..., Path]):
-    folder = made("llama", dtype=dtype)
+def test_a_model_of_16_bits_gives_rows_of_float32(dtype: str, checkpoint_of: Callable[..., Path]):
+    folder = checkpoint_of("llama", dtype=dtype)
     engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512, taps=(0,)))
     with closing(engine.open()) as sequence:
         result = engine.step([(sequence, Block(TEXT, 40))])
@@ -238,9 +238,11 @@ def test_few_states_of_recurrences_are_kept(opened: Callable[..., MlxEngine]):
 
 
 @pytest.mark.parametrize("cut", [1, 8])
-def test_a_window_moves_on_and_keeps_what_its_rows_need(made: Callable[..., Path], cut: int):
+def test_a_window_moves_on_and_keeps_what_its_rows_need(
+    checkpoint_of: Callable[..., Path], cut: int
+):
     long = np.random.default_rng(0).integers(0, mlx.VOCAB, 900).tolist()
-    folder = made("gemma3", max_position_embeddings=1024)
+    folder = checkpoint_of("gemma3", max_position_embeddings=1024)
     engine = MlxEngine(folder, 1024, EngineSettings(cache_tokens=4096), rows=RowRange(1, 32))
     expected = mlx.reference_logits(folder, "gemma3", long)
     with closing(engine.open()) as whole, closing(engine.open()) as sequence:
@@ -249,8 +251,8 @@ def test_a_window_moves_on_and_keeps_what_its_rows_need(made: Callable[..., Path
         engine.step([(sequence, Block(long[:500], 0))])
         sequence.commit(500)
         for at in range(500, 900 - cut, cut):
-            found = step(engine, sequence, long[at : at + cut])
-            assert np.array_equal(found, logits[at : at + cut]), f"at {at}"
+            result = step(engine, sequence, long[at : at + cut])
+            assert np.array_equal(result, logits[at : at + cut]), f"at {at}"
             sequence.commit(cut)
         # 24 positions are looked at; not all 900 are held.
         held = [cache.slots.offset for cache in sequence.states.caches if hasattr(cache, "slots")]
@@ -289,10 +291,10 @@ def test_every_number_of_rows_agrees_here(family: str, opened: Callable[..., Mlx
 
 
 def test_with_one_row_nothing_is_asked_and_nothing_filled_up(
-    made: Callable[..., Path], calls: dict[str, int]
+    checkpoint_of: Callable[..., Path], calls: dict[str, int]
 ):
     settings = EngineSettings(cache_tokens=512, min_rows=1)
-    engine = MlxEngine(made("llama"), mlx.CONTEXT, settings)
+    engine = MlxEngine(checkpoint_of("llama"), mlx.CONTEXT, settings)
     assert (engine.min_rows, engine.rows) == (1, RowRange(1, 32))
     assert calls["model"] == 1  # how many columns the logits have
 
@@ -303,14 +305,14 @@ def test_with_one_row_nothing_is_asked_and_nothing_filled_up(
 def test_the_engine_may_be_driven_by_another_thread(opened: Callable[..., MlxEngine]):
     engine = opened("qwen3_5", taps=(0,))
     expected = rows_of(engine, TEXT, [40])
-    found: list[Any] = []
+    results: list[Any] = []
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(TEXT[:10], 0, prefill=True))])
         sequence.commit(10)
 
         def drive() -> None:
             result = engine.step([(sequence, Block(TEXT[10:20], 10, prefill=True))])
-            found.extend([result.logits[0], result.taps[0]["tap.0"]])
+            results.extend([result.logits[0], result.taps[0]["tap.0"]])
 
         for kept in (4, 10):
             worker = threading.Thread(target=drive)
@@ -318,7 +320,7 @@ def test_the_engine_may_be_driven_by_another_thread(opened: Callable[..., MlxEng
             worker.join()
             sequence.commit(kept)
             if kept == 4:
-                assert np.array_equal(found[0], expected[10:20])
+                assert np.array_equal(results[0], expected[10:20])
                 sequence.rewind(10)
         with closing(sequence.fork(20)) as other:
             for one in (sequence, other):
@@ -349,8 +351,8 @@ def test_a_call_that_fails_leaves_its_sequences_as_they_were(
         assert np.array_equal(step(engine, sequence, TEXT[20:30]), expected[20:30])
 
 
-def test_a_fork_that_finds_no_room_shares_nothing(made: Callable[..., Path]):
-    engine = MlxEngine(made("llama"), mlx.CONTEXT, EngineSettings(cache_tokens=64))
+def test_a_fork_that_finds_no_room_shares_nothing(checkpoint_of: Callable[..., Path]):
+    engine = MlxEngine(checkpoint_of("llama"), mlx.CONTEXT, EngineSettings(cache_tokens=64))
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(TEXT, 1, prefill=True))])
         sequence.commit(40)
@@ -360,14 +362,14 @@ def test_a_fork_that_finds_no_room_shares_nothing(made: Callable[..., Path]):
     assert engine.free_slots == 64
 
 
-def test_without_a_number_the_cache_holds_a_context(made: Callable[..., Path]):
-    engine = MlxEngine(made("llama"), 300, rows=RowRange(1, 32))
+def test_without_a_number_the_cache_holds_a_context(checkpoint_of: Callable[..., Path]):
+    engine = MlxEngine(checkpoint_of("llama"), 300, rows=RowRange(1, 32))
     assert engine.free_slots == 320  # whole blocks
 
 
-def test_threads_cannot_be_set(made: Callable[..., Path]):
+def test_threads_cannot_be_set(checkpoint_of: Callable[..., Path]):
     with raises(InvalidRequest, "threads"):
-        open_engine("mlx", made("llama"), 64, EngineSettings(threads=2))
+        open_engine("mlx", checkpoint_of("llama"), 64, EngineSettings(threads=2))
 
 
 def test_sequences_of_another_engine_are_refused(opened: Callable[..., MlxEngine]):

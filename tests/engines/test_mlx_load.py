@@ -55,8 +55,8 @@ def test_the_command_line_takes_a_checkpoint(
 ):
     asked = ["--model", str(folder), "--engine", "mlx", "--raw", "--max-tokens", "8", "--json"]
     assert main(["generate", "abcabc", *asked]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["engine"], said["exact"], len(said["token_ids"])) == ("mlx", True, 8)
+    values = json.loads(capsys.readouterr().out)
+    assert (values["engine"], values["exact"], len(values["token_ids"])) == ("mlx", True, 8)
 
 
 @pytest.mark.mlx
@@ -70,8 +70,8 @@ def test_a_smaller_one_drafts_for_it(folder: Path, cache: Path):
 
 
 def change(folder: Path, **changes: Any) -> None:
-    said = json.loads((folder / mlx.CONFIG).read_text())
-    (folder / mlx.CONFIG).write_text(json.dumps({**said, **changes}))
+    values = json.loads((folder / mlx.CONFIG).read_text())
+    (folder / mlx.CONFIG).write_text(json.dumps({**values, **changes}))
 
 
 def cut(path: Path) -> None:

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.mlx
 
 @pytest.mark.parametrize("family", mlx.FAMILIES)
 def test_taps_are_the_hidden_states_of_transformers(
-    family: str, opened: Callable[..., MlxEngine], made: Callable[..., Path]
+    family: str, opened: Callable[..., MlxEngine], checkpoint_of: Callable[..., Path]
 ):
-    expected = mlx.reference_taps(made(family), family, TEXT)[0]
+    expected = mlx.reference_taps(checkpoint_of(family), family, TEXT)[0]
     engine = opened(family, taps=(0,), rows=RowRange(2, 8), prefill_rows=16)
     for rows in (0, 1, 6, 40):
         with closing(engine.open()) as sequence:
@@ -58,10 +58,10 @@ def test_one_model_is_heard_and_it_goes_when_its_engine_goes(
     assert before.model._taps.take() == {}
     with closing(tapped.open()) as sequence:
         step(tapped, sequence, TEXT)
-    gone = [weakref.ref(each) for each in (tapped, tapped.model.module)]
+    gone = [weakref.ref(item) for item in (tapped, tapped.model.module)]
     del tapped, sequence
     gc.collect()
-    assert [each() for each in gone] == [None, None]
+    assert [name() for name in gone] == [None, None]
 
 
 @pytest.mark.parametrize("layers", [(2,), (0, 5), (-1,)])
@@ -75,7 +75,7 @@ def test_a_layer_that_is_not_there_cannot_be_tapped(
 # -- for those who share the model -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", [each for each in mlx.FAMILIES if each != "gemma3"])
+@pytest.mark.parametrize("family", [result for result in mlx.FAMILIES if result != "gemma3"])
 def test_the_embeddings_and_the_head_can_be_shared(family: str, opened: Callable[..., MlxEngine]):
     import mlx.core as mx
 

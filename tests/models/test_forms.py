@@ -36,17 +36,17 @@ F16 = "tiny-F16.gguf"
 @pytest.fixture(autouse=True)
 def converted(monkeypatch: pytest.MonkeyPatch, exported: Path) -> list[Path]:
     """Paths of the GGUF files that were converted to 8 bits, which takes seconds: as if."""
-    found: list[Path] = []
+    results: list[Path] = []
 
     def convert_gguf(path: Path, work: Path, progress: object) -> object:
-        found.append(path)
-        for each in exported.iterdir():
-            if each.suffix in (".xml", ".bin"):
-                shutil.copy(each, work)
+        results.append(path)
+        for result in exported.iterdir():
+            if result.suffix in (".xml", ".bin"):
+                shutil.copy(result, work)
         return prepare.write_derived(path, prepare.read(path, prepare.QUIET).fields, work)
 
     monkeypatch.setattr(prepare, "convert_gguf", convert_gguf)
-    return found
+    return results
 
 
 @pytest.fixture
@@ -204,9 +204,9 @@ def test_a_checkpoint_that_changed_is_converted_again_when_it_is_used(
 
 def test_a_conversion_outlives_its_checkpoint(tmp_path: Path):
     folder, cache = write_checkpoint("qwen3", tmp_path / "checkpoint"), tmp_path / "cache"
-    made = convert(str(folder), "int8", cache)
+    files = convert(str(folder), "int8", cache)
     shutil.rmtree(folder)
-    assert resolve(str(folder), cache).folder == made.folder
+    assert resolve(str(folder), cache).folder == files.folder
 
 
 def test_a_checkpoint_of_the_hub_that_changed_is_converted_again(fake: FakeHub, tmp_path: Path):

@@ -117,17 +117,17 @@ def test_a_file_outside_the_folder_is_refused(name: str, folder: Path):
 
 def test_every_fault_of_a_manifest_is_named_at_once(folder: Path):
     change(folder, name=5, version=..., context_length=-1, files={GRAPH: {"bytes": 1}})
-    said = fault_of(folder)
+    message = fault_of(folder)
     for fault in ("name: ", "version: ", "context_length: ", f"files.{GRAPH}.sha256: "):
-        assert fault in said
+        assert fault in message
 
 
 def test_every_file_that_is_missing_or_of_another_size_is_named_at_once(folder: Path):
     (folder / WEIGHTS).unlink()
     (folder / GRAPH).write_text("x")
-    said = fault_of(folder)
-    assert f"{WEIGHTS} is missing" in said
-    assert f"{GRAPH} has 1 bytes, expected {len(f'the {GRAPH}')}" in said
+    message = fault_of(folder)
+    assert f"{WEIGHTS} is missing" in message
+    assert f"{GRAPH} has 1 bytes, expected {len(f'the {GRAPH}')}" in message
 
 
 def test_a_file_with_other_bytes_is_found_by_its_checksum(folder: Path):

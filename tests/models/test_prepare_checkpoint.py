@@ -50,8 +50,8 @@ def test_a_checkpoint_is_converted_when_it_is_used(tmp_path: Path):
     assert files.name == str(folder)
     text = "and then"
     assert files.tokenizer().decode(files.tokenizer().encode(text)) == text
-    made = files.path.stat().st_mtime_ns
-    assert resolve(str(folder), cache).path.stat().st_mtime_ns == made
+    time = files.path.stat().st_mtime_ns
+    assert resolve(str(folder), cache).path.stat().st_mtime_ns == time
     assert resolve(f"{folder}@int8", cache).fingerprint == files.fingerprint
     names = [model.name for model in list_models(cache) if model.folder == files.folder]
     assert names == [f"{folder}@int8"]
@@ -82,14 +82,14 @@ def test_a_checkpoint_of_the_hub_is_fetched_and_converted_when_it_is_used(
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     twice = {"original/model.safetensors": b"the same", "consolidated.safetensors": b"again"}
     fake.repositories["owner/tiny"] = FakeRepository({**files, **twice})
-    found = resolve("owner/tiny", cache)
-    assert found.path == found.folder / GGUF_WEIGHTS
-    assert found.name == "owner/tiny"
-    (fetched,) = [each.path for each in fake.downloads()]
+    result = resolve("owner/tiny", cache)
+    assert result.path == result.folder / GGUF_WEIGHTS
+    assert result.name == "owner/tiny"
+    (fetched,) = [download.path for download in fake.downloads()]
     assert fetched.endswith("model.safetensors")
     fake.asked.clear()
-    assert resolve("owner/tiny", cache).folder == found.folder
-    assert resolve("owner/tiny@int8", cache).folder == found.folder
+    assert resolve("owner/tiny", cache).folder == result.folder
+    assert resolve("owner/tiny@int8", cache).folder == result.folder
     assert fake.asked == []
 
 

@@ -110,19 +110,19 @@ def test_a_model_from_a_file_is_the_same_from_everywhere(
 def test_a_converted_checkpoint_is_found_by_the_name_it_was_converted_from(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    made = convert(str(checkpoint), "int8", tmp_path)
-    assert resolve(str(checkpoint), tmp_path).folder == made.folder
-    assert resolve(f"{checkpoint}@int8", tmp_path).folder == made.folder
-    assert resolve(f"{checkpoint}@int4", tmp_path).folder != made.folder
+    files = convert(str(checkpoint), "int8", tmp_path)
+    assert resolve(str(checkpoint), tmp_path).folder == files.folder
+    assert resolve(f"{checkpoint}@int8", tmp_path).folder == files.folder
+    assert resolve(f"{checkpoint}@int4", tmp_path).folder != files.folder
     monkeypatch.setattr(hub, "snapshot", lambda *_: checkpoint)
     convert("owner/name", "int4", tmp_path)
     assert resolve("owner/name", tmp_path).folder == resolve("owner/name@int4", tmp_path).folder
 
 
 def test_a_checkpoint_is_converted_into_a_folder_of_ones_own(checkpoint: Path, tmp_path: Path):
-    made = convert(str(checkpoint), "f16", tmp_path / "cache", tmp_path / "out" / "here")
-    assert made.folder == tmp_path / "out" / "here"
-    assert resolve(str(made.folder), tmp_path / "cache").context_length == 512
+    files = convert(str(checkpoint), "f16", tmp_path / "cache", tmp_path / "out" / "here")
+    assert files.folder == tmp_path / "out" / "here"
+    assert resolve(str(files.folder), tmp_path / "cache").context_length == 512
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["here"]
     with raises(ModelError, tmp_path / "out" / "here"):
         convert(str(checkpoint), "f16", tmp_path / "cache", tmp_path / "out" / "here")
@@ -147,13 +147,13 @@ def test_what_is_no_checkpoint_is_not_converted(tmp_path: Path):
 
 
 def test_with_an_empty_cache_the_list_is_what_can_be_had(tmp_path: Path):
-    found = list_models(tmp_path)
-    assert [model.name for model in found] == [DEFAULT_MODEL, *known_models()]
-    for model in found:
+    models = list_models(tmp_path)
+    assert [model.name for model in models] == [DEFAULT_MODEL, *known_models()]
+    for model in models:
         assert (model.here, model.bytes, model.folder, model.file) == (False, 0, None, None)
         assert "to fetch" in model.about
         assert model.fits is not None
-    for model in found[1:]:
+    for model in models[1:]:
         known = known_models()[model.name]
         assert ("not tried yet" in model.about) == (known.ran is None)
         assert all(engine in model.about for engine in known.engines)
@@ -164,9 +164,9 @@ def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(
 ):
     files = resolve(str(tiny_gguf), tmp_path)
     convert(str(checkpoint), "int8", tmp_path)
-    found = {model.name: model for model in list_models(tmp_path) if model.here}
-    assert found.keys() == {str(tiny_gguf), f"{checkpoint.resolve()}@int8"}
-    mine = found[str(tiny_gguf)]
+    by_name = {model.name: model for model in list_models(tmp_path) if model.here}
+    assert by_name.keys() == {str(tiny_gguf), f"{checkpoint.resolve()}@int8"}
+    mine = by_name[str(tiny_gguf)]
     assert mine.here
     assert mine.folder == files.folder
     assert "cc0-1.0" in mine.about
@@ -202,9 +202,9 @@ def test_models_of_the_hubs_cache_are_listed(
 ):
     monkeypatch.setattr(hub, "cached_names", lambda: ["owner/name"])
     monkeypatch.setattr(hub, "cached_snapshot", lambda *_, **__: exported)
-    found = {model.name: model for model in list_models(tmp_path)}
-    assert found["owner/name"].here
-    assert found["owner/name"].bytes > 0
+    by_name = {model.name: model for model in list_models(tmp_path)}
+    assert by_name["owner/name"].here
+    assert by_name["owner/name"].bytes > 0
 
 
 def test_a_check_counts_the_models_that_are_as_they_were_made(tiny_gguf: Path, tmp_path: Path):
@@ -226,10 +226,10 @@ def test_a_check_names_every_fault_of_every_model(tiny_gguf: Path, tmp_path: Pat
     (third / MANIFEST).write_text(json.dumps({**value, "context_length": "many"}))
     with pytest.raises(CheckFailed) as caught:
         check_models(tmp_path)
-    said = str(caught.value)
-    assert f"{first.name}: {WEIGHTS} is not what was made: SHA-256 is" in said
-    assert f"{GRAPH} has 10 bytes" in said
-    assert "context_length: " in said
+    message = str(caught.value)
+    assert f"{first.name}: {WEIGHTS} is not what was made: SHA-256 is" in message
+    assert f"{GRAPH} has 10 bytes" in message
+    assert "context_length: " in message
     assert caught.value.exit_code == 1
 
 
@@ -245,6 +245,8 @@ def test_what_convert_says_at_its_end_can_be_typed(
     monkeypatch.chdir(tmp_path)
     convert(str(checkpoint), "int4", tmp_path / "cache")
     assert main(["convert", str(checkpoint), *options]) == 0
-    said = capsys.readouterr().out
-    (name,) = shlex.split(said.partition("use it with --model ")[2])
-    assert f"is ready in {resolve(name).folder.name}" in said or str(resolve(name).folder) in said
+    output = capsys.readouterr().out
+    (name,) = shlex.split(output.partition("use it with --model ")[2])
+    assert (
+        f"is ready in {resolve(name).folder.name}" in output or str(resolve(name).folder) in output
+    )

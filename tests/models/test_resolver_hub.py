@@ -20,9 +20,9 @@ def tiny(fake: FakeHub, tiny_gguf: Path) -> FakeRepository:
     """A repository with the tiny model in two quantizations (the name says so)."""
     content = tiny_gguf.read_bytes()
     other = content + bytes(32)  # which is after the last tensor
-    made = FakeRepository({F16: content, "tiny-Q8_0.gguf": other, "README.md": b"tiny"})
-    fake.repositories[NAME] = made
-    return made
+    repository = FakeRepository({F16: content, "tiny-Q8_0.gguf": other, "README.md": b"tiny"})
+    fake.repositories[NAME] = repository
+    return repository
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def no_network(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def short_name(monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
     """Make `tiny` a short name of the repository's file."""
-    made = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0", **more)
-    monkeypatch.setattr(names, "known_models", lambda: {"tiny": made})
+    known_model = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0", **more)
+    monkeypatch.setattr(names, "known_models", lambda: {"tiny": known_model})
 
 
 def test_every_way_to_write_a_name_gives_the_same_model(
@@ -49,10 +49,10 @@ def test_every_way_to_write_a_name_gives_the_same_model(
         f"https://huggingface.co/{NAME}/resolve/main/{F16}",
         f"https://huggingface.co/{NAME}/blob/main/{F16}?download=true",
     ]
-    found = {name: resolve(name, tmp_path / "cache") for name in ways}
-    assert len({files.folder for files in found.values()}) == 1
+    by_name = {name: resolve(name, tmp_path / "cache") for name in ways}
+    assert len({files.folder for files in by_name.values()}) == 1
     assert len(fake.downloads()) == 1
-    for name, files in found.items():
+    for name, files in by_name.items():
         assert files.name == name
         assert files.context_length == 512
         assert files.path.suffix in (".gguf", ".xml"), "as OpenVINO opens it: not a blob's path"
@@ -66,7 +66,7 @@ def test_without_a_tag_what_is_here_is_used_and_pull_asks_for_the_usual_one(
     assert resolve(NAME, tmp_path / "cache").folder == first.folder
     assert fake.asked == [], "a model that is here needs no network"
     assert pull(NAME, tmp_path / "cache").folder != first.folder
-    assert [each.path.rpartition("/")[2] for each in fake.downloads()] == ["tiny-Q8_0.gguf"]
+    assert [download.path.rpartition("/")[2] for download in fake.downloads()] == ["tiny-Q8_0.gguf"]
     assert resolve(NAME, tmp_path / "cache").folder != first.folder, "the usual one is here now"
 
 
@@ -76,9 +76,9 @@ def test_an_openvino_form_is_taken_before_a_gguf_file_unless_a_tag_asks_for_it(
     files = {path.name: path.read_bytes() for path in exported.iterdir() if path.is_file()}
     assert files.keys() >= {*REQUIRED}
     fake.repositories[NAME] = FakeRepository({**files, F16: tiny_gguf.read_bytes()})
-    found = resolve(NAME, tmp_path / "cache")
-    assert found.folder.is_relative_to(tmp_path / "hub")
-    assert not any(each.path.endswith(".gguf") for each in fake.downloads())
+    result = resolve(NAME, tmp_path / "cache")
+    assert result.folder.is_relative_to(tmp_path / "hub")
+    assert not any(download.path.endswith(".gguf") for download in fake.downloads())
     assert resolve(f"{NAME}:F16", tmp_path / "cache").folder.is_relative_to(tmp_path / "cache")
 
 
@@ -197,7 +197,7 @@ def test_a_path_that_looks_like_a_file_of_the_hub_is_told_both(fake: FakeHub, tm
 def test_a_gguf_file_of_the_hub_is_the_origin_of_other_forms(tmp_path: Path):
     work = tmp_path / "work"
     work.mkdir()
-    found = open_origin(f"{NAME}:F16", work, QUIET)
-    assert (found.name, found.kind) == (f"{NAME}:F16", "gguf")
-    assert found.weights.is_file()
-    assert found.facts.context_length == 512
+    origin = open_origin(f"{NAME}:F16", work, QUIET)
+    assert (origin.name, origin.kind) == (f"{NAME}:F16", "gguf")
+    assert origin.weights.is_file()
+    assert origin.facts.context_length == 512

@@ -21,9 +21,9 @@ def rows(files: ModelFiles) -> np.ndarray:
     """Logits [7, vocab] of a prompt, and of a block after it."""
     engine = open_engine("openvino", files.path, files.context_length, EngineSettings())
     sequence = engine.open()
-    found = [*engine.step([(sequence, Block([5, 9, 2, 14, 7], 5))]).logits[0].copy()]
+    items = [*engine.step([(sequence, Block([5, 9, 2, 14, 7], 5))]).logits[0].copy()]
     sequence.commit(5)
-    return np.array([*found, *engine.step([(sequence, Block([11, 30], 2))]).logits[0]])
+    return np.array([*items, *engine.step([(sequence, Block([11, 30], 2))]).logits[0]])
 
 
 @pytest.fixture
@@ -75,10 +75,10 @@ def test_its_text_part_is_fetched_from_the_hub_and_no_other(
     files = {path.name: path.read_bytes() for path in visual.iterdir()}
     more = {"openvino_vision_embeddings_model.bin": bytes(5000)}
     fake.repositories["owner/visual"] = FakeRepository({**files, **more})
-    found = resolve("owner/visual", tmp_path / "cache")
-    assert found.path.name == LANGUAGE
-    assert not any("vision" in each.path for each in fake.downloads())
+    result = resolve("owner/visual", tmp_path / "cache")
+    assert result.path.name == LANGUAGE
+    assert not any("vision" in download.path for download in fake.downloads())
     fake.asked.clear()
-    assert resolve("owner/visual", tmp_path / "cache").folder == found.folder
+    assert resolve("owner/visual", tmp_path / "cache").folder == result.folder
     assert fake.asked == []
     assert "owner/visual" in [model.name for model in list_models(tmp_path / "cache")]

@@ -47,11 +47,11 @@ def test_an_answer_is_the_one_that_generate_gives(server: Running, fields: dict[
     if "logit_bias" in options:
         options["logit_bias"] = {int(k): v for k, v in options["logit_bias"].items()}
     expected = alone(server, **options)
-    found = chat(server, **fields)
-    (choice,) = found.choices
+    response = chat(server, **fields)
+    (choice,) = response.choices
     assert choice.message.content == expected.text
     assert choice.finish_reason == expected.finish_reason
-    assert found.usage.prompt_tokens == expected.prompt_tokens
+    assert response.usage.prompt_tokens == expected.prompt_tokens
     received = "".join(
         chunk.choices[0].delta.content or "" for chunk in chat(server, **fields, stream=True)
     )
@@ -68,15 +68,15 @@ def test_usage_in_every_chunk_grows(server: Running):
 
 def test_accepted_prediction_tokens_are_counted(server: Running):
     expected = alone(server, max_tokens=40, ignore_eos=True)
-    found = chat(
+    response = chat(
         server,
         max_tokens=40,
         ignore_eos=True,
         prediction={"type": "content", "content": [{"type": "text", "text": expected.text}]},
         speculation={"policy": "fixed", "max_block": 8},
     )
-    assert found.choices[0].message.content == expected.text
-    details = found.usage.completion_tokens_details
+    assert response.choices[0].message.content == expected.text
+    details = response.usage.completion_tokens_details
     assert details.accepted_prediction_tokens > 10
     drafted = details.accepted_prediction_tokens + details.rejected_prediction_tokens
     assert drafted <= 7 * 39  # at most 7 for each token after the first
@@ -84,13 +84,13 @@ def test_accepted_prediction_tokens_are_counted(server: Running):
 
 
 def test_counts_of_draft_tokens_add_up(server: Running):
-    found = chat(
+    response = chat(
         server,
         max_tokens=60,
         ignore_eos=True,
         speculation={"drafter": "ngram:min=1", "policy": "fixed", "max_block": 5, "pieces": True},
     )
-    raw = found.model_dump()
+    raw = response.model_dump()
     about = raw["metrics"]["speculative_decoding"]
     histogram = about["acceptance_histogram"]
     assert len(histogram) == about["num_spec_tokens"] + 1
@@ -103,15 +103,15 @@ def test_counts_of_draft_tokens_add_up(server: Running):
     assert timings["draft_n_accepted"] == accepted
     assert timings["predicted_n"] == 60
     pieces = raw["choices"][0]["pieces"]
-    assert "".join(piece["text"] for piece in pieces) == found.choices[0].message.content
+    assert "".join(piece["text"] for piece in pieces) == response.choices[0].message.content
     assert sum(piece["source"] is not None for piece in pieces) == accepted
     assert raw["speculation"]["drafter"] == "ngram:min=1"
 
 
 def test_draft_fields_are_absent_without_drafts(server: Running):
-    found = chat(server, speculation={"drafter": "none"}).model_dump()
-    assert "draft_n" not in found["timings"]
-    assert found["metrics"]["speculative_decoding"]["num_spec_steps"] == 0
+    result = chat(server, speculation={"drafter": "none"}).model_dump()
+    assert "draft_n" not in result["timings"]
+    assert result["metrics"]["speculative_decoding"]["num_spec_steps"] == 0
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,12 @@ def test_a_client_cannot_name_files_as_drafters(server: Running, drafter: str):
 
 def test_content_may_be_parts_and_roles_may_be_new(server: Running):
     parts = [{"type": "text", "text": "this is"}, {"type": "text", "text": "the one"}]
-    found = chat(
+    response = chat(
         server,
         messages=[{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}],
     )
     same = [CHAT[0], {"role": "user", "content": "this is\nthe one"}]
-    assert found.choices[0].message.content == alone_of(server, same)
+    assert response.choices[0].message.content == alone_of(server, same)
 
 
 def alone_of(server: Running, messages: list[Any]) -> str:
@@ -138,16 +138,16 @@ def alone_of(server: Running, messages: list[Any]) -> str:
 
 def test_max_completion_tokens_comes_first_and_minus_one_is_no_limit(server: Running):
     assert chat(server, max_completion_tokens=3).usage.completion_tokens == 3
-    found = server.post(
+    response = server.post(
         "/v1/chat/completions", {**PLAIN, "max_tokens": -1, "ignore_eos": True}
     ).json()
-    assert found["usage"]["total_tokens"] == 512
-    assert found["choices"][0]["finish_reason"] == "length"
+    assert response["usage"]["total_tokens"] == 512
+    assert response["choices"][0]["finish_reason"] == "length"
 
 
 def test_json_object_gives_an_object(server: Running):
-    found = chat(server, max_tokens=60, response_format={"type": "json_object"}, temperature=1)
-    assert found.choices[0].message.content.startswith("{")
+    response = chat(server, max_tokens=60, response_format={"type": "json_object"}, temperature=1)
+    assert response.choices[0].message.content.startswith("{")
 
 
 WEATHER = {
@@ -170,7 +170,7 @@ WEATHER = {
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
 def test_a_required_function_is_called(server: Running, choice: Any, stream: bool):
-    found = chat(
+    response = chat(
         server,
         max_tokens=150,
         tools=[WEATHER],
@@ -179,7 +179,7 @@ def test_a_required_function_is_called(server: Running, choice: Any, stream: boo
         stream=stream,
     )
     calls, reasons, content = list[Any](), list[str](), ""
-    for part in found if stream else [found]:
+    for part in response if stream else [response]:
         message = part.choices[0].delta if stream else part.choices[0].message
         calls += message.tool_calls or []
         content += message.content or ""
@@ -203,7 +203,7 @@ def test_optional_tools_do_not_change_the_text(server: Running):
 
 def test_tool_calls_are_described_to_a_template_without_tools(server: Running):
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
-    found = chat(
+    response = chat(
         server,
         messages=[
             {"role": "user", "content": "the sky?"},
@@ -219,4 +219,4 @@ def test_tool_calls_are_described_to_a_template_without_tools(server: Running):
         },
         {"role": "user", "content": "<tool_response>\nrain\n</tool_response>"},
     ]
-    assert found.choices[0].message.content == alone_of(server, same)
+    assert response.choices[0].message.content == alone_of(server, same)

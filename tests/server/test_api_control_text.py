@@ -120,8 +120,8 @@ def test_tokens_are_counted_as_they_are_prefilled(
     assert counted["input_tokens"] == len(prompts[0])
     messages = [{"role": "user", "content": EVIL}]
     asked(scripted_server, "/v1/chat/completions", {"messages": messages, "max_tokens": 1})
-    found = asked(scripted_server, "/tokenize", {"messages": messages})
-    assert found["tokens"] == prompts[1]
+    response = asked(scripted_server, "/tokenize", {"messages": messages})
+    assert response["tokens"] == prompts[1]
 
 
 def test_template_variables_of_a_request_make_no_control_token(

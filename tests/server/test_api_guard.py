@@ -41,9 +41,9 @@ def test_an_origin_and_a_host_that_no_client_can_send_are_refused(
 ):
     for value in values:
         assert main(["serve", option, value, "--model", "nothing"]) == 2
-        said = capsys.readouterr().err
-        assert f"{value!r} is none: expected" in said
-        assert said.count("\n") == 1
+        output = capsys.readouterr().err
+        assert f"{value!r} is none: expected" in output
+        assert output.count("\n") == 1
 
 
 def test_origins_and_hosts_that_clients_send_are_taken():
@@ -61,10 +61,10 @@ def test_a_json_content_type_may_have_a_charset(server: Running):
 
 
 def test_a_request_keeps_its_id(server: Running):
-    given = server.get("/health", headers={"x-request-id": "mine-1"})
-    assert given.headers["x-request-id"] == "mine-1"
-    made = [server.get("/nothing").headers["x-request-id"] for _ in range(2)]
-    assert made[0] != made[1]
+    response = server.get("/health", headers={"x-request-id": "mine-1"})
+    assert response.headers["x-request-id"] == "mine-1"
+    results = [server.get("/nothing").headers["x-request-id"] for _ in range(2)]
+    assert results[0] != results[1]
     strange = server.get("/health", headers={"x-request-id": "a" * 500})
     assert len(strange.headers["x-request-id"]) < 200
 

@@ -210,10 +210,10 @@ def test_shutdown_finishes_running_answers_and_accepts_no_new_ones(slow_model: M
 
 
 def test_grammars_are_warm_before_the_first_request(model: Model, monkeypatch: pytest.MonkeyPatch):
-    made = list[Server]()
-    monkeypatch.setattr(Server, "run", lambda server, **_: made.append(server))
+    results = list[Server]()
+    monkeypatch.setattr(Server, "run", lambda server, **_: results.append(server))
     serve(model, port=0)
     monkeypatch.setattr("llguidance.LLTokenizer", None)  # what takes long is made by now
-    (server,) = made
+    (server,) = results
     assert server.service.grammars.json_schema({"const": "a"}).forced(9)
     server.http._socket.close()

@@ -73,5 +73,5 @@ def test_a_long_prediction_of_one_token_is_drafted_from(server: Running):
         "prediction": {"type": "content", "content": "the the " * 200},
     }
     plain = server.post(CHAT, {**body, "speculation": {"drafter": "none"}}).json()
-    found = server.post(CHAT, body).json()
-    assert found["choices"][0]["message"] == plain["choices"][0]["message"]
+    response = server.post(CHAT, body).json()
+    assert response["choices"][0]["message"] == plain["choices"][0]["message"]

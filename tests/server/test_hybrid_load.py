@@ -17,7 +17,9 @@ from support.load import SPECULATIONS, Load, check_load, plain_answers
 from support.mtp import random_weights
 from support.tiny_checkpoints import write_gguf_of
 
-ALL = tuple(each for each in SPECULATIONS if "table" not in each.get("drafter", ""))
+ALL = tuple(
+    speculation for speculation in SPECULATIONS if "table" not in speculation.get("drafter", "")
+)
 OWN: tuple[dict[str, Any], ...] = (
     {"policy": "fixed", "max_block": 5},
     {"policy": "adaptive", "max_block": 8},
@@ -63,6 +65,6 @@ def test_answers_and_states_are_those_of_plain_decoding(hybrid: Model, form: str
     with states_seen(engine) as seen:
         check_load(hybrid, load, answers, drafter)
     expected = plain_states(engine, seen)
-    assert all(each.state == expected[each.text] for each in seen)
+    assert all(item.state == expected[item.text] for item in seen)
     assert len({*expected.values()}) == len(expected)
-    assert any(each.rows > 1 and each.shared for each in seen)
+    assert any(item.rows > 1 and item.shared for item in seen)

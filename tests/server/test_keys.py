@@ -34,18 +34,18 @@ def test_an_empty_api_key_from_any_source_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    given = ["serve", "--host", host, "--port", "0"]
+    items = ["serve", "--host", host, "--port", "0"]
     monkeypatch.delenv(VARIABLE, raising=False)
     if source == VARIABLE:
         monkeypatch.setenv(VARIABLE, empty)
     elif source == "--api-key-file":
-        given += [source, str(keys_file(tmp_path, empty.encode()))]
+        items += [source, str(keys_file(tmp_path, empty.encode()))]
     else:
-        given += [source, empty]
+        items += [source, empty]
     monkeypatch.setattr(
         "paceline.cli.serve.load_model", lambda *_, **__: pytest.fail("a model was loaded")
     )
-    assert main(given) == 2
+    assert main(items) == 2
     assert source in capsys.readouterr().err
 
 

@@ -33,8 +33,10 @@ def model(tiny_gguf: Path) -> Model:
 def ask(server: Running, **more: object) -> tuple[str, int]:
     """The answer, and how many tokens of the prompt were not computed."""
     body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, **more}
-    found = server.post("/v1/completions", body).json()
-    return found["choices"][0]["text"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
+    response = server.post("/v1/completions", body).json()
+    return response["choices"][0]["text"], response["usage"]["prompt_tokens_details"][
+        "cached_tokens"
+    ]
 
 
 def files(cache: Path) -> list[Path]:
@@ -103,8 +105,8 @@ def test_kv_from_disk_is_that_of_a_prefill_bit_for_bit(kept: tuple[PromptStore, 
     sequence = model.engine.open()
     store.extend(sequence, tokens)
     mine, theirs = (
-        model.engine.kv_of(each, 0, 256)  # type: ignore[attr-defined]
-        for each in (sequence, whole)
+        model.engine.kv_of(item, 0, 256)  # type: ignore[attr-defined]
+        for item in (sequence, whole)
     )
     assert mine.keys() == theirs.keys()
     assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
@@ -133,7 +135,7 @@ def test_a_damaged_file_is_ignored_with_a_line_and_removed(
     caplog: pytest.LogCaptureFixture,
 ):
     store, model, tokens = kept
-    path = min(files(cache), key=lambda each: each.stat().st_mtime_ns)
+    path = min(files(cache), key=lambda item: item.stat().st_mtime_ns)
     content = path.read_bytes()
     damaged = {
         "cut": content[:-100],
@@ -176,7 +178,7 @@ def test_the_least_recently_used_files_go_first(cache: Path, model: Model):
         store.close()
         sequence.close()
     one = files(cache)[0].stat().st_size
-    for number, path in enumerate(sorted(files(cache), key=lambda each: each.stat().st_mtime_ns)):
+    for number, path in enumerate(sorted(files(cache), key=lambda item: item.stat().st_mtime_ns)):
         os.utime(path, (number, number))
     used = PromptStore(cache, model.engine, "model", LIMIT)
     assert restored(used, model, np.arange(140)) == 128  # now the newest

@@ -26,11 +26,11 @@ PROMPTS = [
 
 @pytest.fixture
 def scheduler(model: Model) -> Iterator[Scheduler]:
-    made = Scheduler(model)
-    made.start()
-    yield made
-    made.close()
-    assert not made.alive
+    instance = Scheduler(model)
+    instance.start()
+    yield instance
+    instance.close()
+    assert not instance.alive
 
 
 def options_of(number: int) -> dict[str, Any]:
@@ -56,15 +56,15 @@ def test_answers_are_those_that_each_request_gets_alone(model: Model, scheduler:
         asked.append(
             (prompt, options_of(number), Submitted(scheduler, prompt, **options_of(number)))
         )
-    for _, _, each in asked[::7]:
-        each.queued.cancel()
-    results = [each.result() if at % 7 else None for at, (_, _, each) in enumerate(asked)]
+    for _, _, item in asked[::7]:
+        item.queued.cancel()
+    results = [entry.result() if at % 7 else None for at, (_, _, entry) in enumerate(asked)]
     scheduler.close(grace=10)
-    for (prompt, options, each), result in zip(asked, results, strict=True):
+    for (prompt, options, item), result in zip(asked, results, strict=True):
         if result is not None:
             assert result.token_ids == alone(model, prompt, options), options
-            assert each.streamed == result.token_ids
-            assert each.text == result.text
+            assert item.streamed == result.token_ids
+            assert item.text == result.text
     assert scheduler.load.calls < sum(r.stats.steps for r in results if r is not None)
 
 
@@ -92,17 +92,17 @@ def test_concurrent_requests_share_one_prefill_of_their_prompt(model: Model, sal
     other = Submitted(scheduler, "one and two and " * 20, max_tokens=5, salt=salt)
     scheduler.start()
     try:
-        results = [each.result() for each in asked]
+        results = [item.result() for item in asked]
         other.result()
-        found = scheduler.prefix_cache.hit_tokens
+        hits = scheduler.prefix_cache.hit_tokens
     finally:
         scheduler.close()
     size, length = model.engine.block_size, results[0].prompt_tokens
     whole = (length - 1) // size * size
-    assert [each.stats.cached_tokens for each in results] == [0, whole, whole, whole]
-    assert found == 3 * whole
-    for each, result in zip(asked, results, strict=True):
-        assert result.token_ids == alone(model, prompt, each.options)
+    assert [outcome.stats.cached_tokens for outcome in results] == [0, whole, whole, whole]
+    assert hits == 3 * whole
+    for request, result in zip(asked, results, strict=True):
+        assert result.token_ids == alone(model, prompt, request.options)
 
 
 def test_a_request_waiting_for_a_prefill_starts_its_own_if_that_is_cancelled(model: Model):
@@ -141,12 +141,12 @@ def test_salts_and_uncached_requests_share_no_prefix(scheduler: Scheduler, apart
 def test_prompt_logprobs_disable_the_prefix_cache(scheduler: Scheduler):
     prompt = "this is the one " * 20
     for _ in range(2):
-        found = Submitted(
+        result = Submitted(
             scheduler, prompt, max_tokens=2, logprobs=1, prompt_logprobs=True
         ).result()
-        assert found.stats.cached_tokens == 0
-        assert len(found.prompt_logprobs) == found.prompt_tokens
-        assert len(found.logprobs) == 2
+        assert result.stats.cached_tokens == 0
+        assert len(result.prompt_logprobs) == result.prompt_tokens
+        assert len(result.logprobs) == 2
 
 
 def test_a_prompt_that_is_cached_to_its_last_token(model: Model, scheduler: Scheduler):
@@ -180,7 +180,7 @@ def test_the_prefix_cache_is_evicted_for_requests(model: Model):
 def test_requests_that_do_not_fit_wait_in_the_queue(model: Model, scheduler: Scheduler):
     # Each may need the whole context, and the cache holds eight of them.
     asked = [Submitted(scheduler, f"the {n}", max_tokens=None, stop="e") for n in range(24)]
-    assert all(each.result().finish_reason in ("stop", "length") for each in asked)
+    assert all(request.result().finish_reason in ("stop", "length") for request in asked)
     assert scheduler.load.running == 0
 
 
@@ -191,7 +191,7 @@ def test_the_queue_is_bounded(model: Model):
         Submitted(scheduler, "a", max_tokens=4)
     assert scheduler.load.rejected == 1
     scheduler.start()
-    assert all(len(each.result().token_ids) <= 4 for each in asked)
+    assert all(len(request.result().token_ids) <= 4 for request in asked)
     scheduler.close()
 
 
@@ -228,7 +228,7 @@ def test_an_error_of_one_request_leaves_the_others_alone(
     broken = Submitted(scheduler, "all that it was", max_tokens=12)
     with raises(RuntimeError, "the engine broke"):
         broken.result()
-    results = [each.result() for each in asked]
+    results = [request.result() for request in asked]
     monkeypatch.undo()
     for prompt, result in zip(PROMPTS, results, strict=True):
         assert result.token_ids == alone(model, prompt, {"max_tokens": 12})
@@ -299,7 +299,7 @@ def test_close_finishes_requests_within_the_grace_period(model: Model):
     scheduler.start()
     asked = [Submitted(scheduler, prompt, max_tokens=20, ignore_eos=True) for prompt in PROMPTS]
     scheduler.close(grace=30)
-    assert [len(each.result().token_ids) for each in asked] == [20] * len(asked)
+    assert [len(request.result().token_ids) for request in asked] == [20] * len(asked)
     with pytest.raises(Draining):
         Submitted(scheduler, "a", max_tokens=3)
 
@@ -341,7 +341,7 @@ def test_a_prediction_is_drafted_from(model: Model, scheduler: Scheduler):
     expected = alone(model, prompt, {"max_tokens": 40, "ignore_eos": True})
     wrong = [*expected[:20], 3, *expected[20:]]
     for prediction in (expected, wrong):
-        found = Submitted(
+        result = Submitted(
             scheduler,
             prompt,
             max_tokens=40,
@@ -350,8 +350,8 @@ def test_a_prediction_is_drafted_from(model: Model, scheduler: Scheduler):
             policy="fixed",
             max_block=8,
         ).result()
-        assert found.token_ids == expected
-        assert found.stats.accepted_by["prediction"] > 20
+        assert result.token_ids == expected
+        assert result.stats.accepted_by["prediction"] > 20
 
 
 def test_random_cancellations_lose_no_slot(tiny_model: Model, cache: Any):
@@ -363,8 +363,8 @@ def test_random_cancellations_lose_no_slot(tiny_model: Model, cache: Any):
     picked = np.random.default_rng(1)
     asked = []
     for number in range(80):
-        each = Submitted(scheduler, PROMPTS[number % 5], **options_of(number))
-        asked.append(each)
+        request = Submitted(scheduler, PROMPTS[number % 5], **options_of(number))
+        asked.append(request)
         if picked.random() < 0.4:
             asked[picked.integers(len(asked))].queued.cancel()
     scheduler.close(grace=picked.random())

@@ -29,10 +29,10 @@ def test_a_checksum_is_counted_on_from_what_was_done(tmp_path: Path):
     path = tmp_path / "x"
     path.write_bytes(b"x" * 3_000_000)
     reached: list[int] = []
-    found = sha256_of(path, reached.append, 10)
+    digest = sha256_of(path, reached.append, 10)
     assert reached == sorted(reached)
     assert reached[-1] == 3_000_010
-    assert found == sha256_of(path)
+    assert digest == sha256_of(path)
 
 
 def test_json_is_written_whole_or_not_at_all(tmp_path: Path):
@@ -44,7 +44,7 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path):
     assert read_json(path) == {"a": "é"}
     with pytest.raises(FileNotFoundError):
         write_json(tmp_path / "nowhere" / "x.json", {})
-    assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
+    assert [result.name for result in tmp_path.iterdir()] == ["x.json"]
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,12 @@ def path(tmp_path: Path) -> Path:
 def test_columns_are_read_as_they_were_written(path: Path):
     facts, columns = read_columns(path, KIND, Facts)
     assert facts == Facts("n")
-    assert {name: (each.dtype, each.tolist()) for name, each in columns.items()} == {
+    assert {name: (value.dtype, value.tolist()) for name, value in columns.items()} == {
         "a": (np.uint32, list(range(100))),
         "none": (np.uint8, []),
         "b": (np.uint16, list(range(7))),
     }
-    assert [each.name for each in path.parent.iterdir()] == ["x.bin"]
+    assert [result.name for result in path.parent.iterdir()] == ["x.bin"]
 
 
 def test_columns_that_are_mapped_stay_when_the_file_is_replaced(path: Path):

@@ -169,5 +169,5 @@ def read_as_vllm(
         assert tuple(tensor.shape) == parameters.pop(there), name
     assert not parameters, "tensors that the checkpoint lacks"
     rows = [row + int(difference) for row, difference in enumerate(tensors["d2t"])]
-    own = [2, target_layers // 2, target_layers - 3]
-    return rows, config.get("eagle_aux_hidden_state_layer_ids", own)
+    layers = [2, target_layers // 2, target_layers - 3]
+    return rows, config.get("eagle_aux_hidden_state_layer_ids", layers)

@@ -46,7 +46,7 @@ class Recording(Fixed):
         self.outcomes.append(outcome)
 
 
-def made(prompt: Sequence[int] = PROMPT, **settings: Any) -> Generation:
+def new_generation(prompt: Sequence[int] = PROMPT, **settings: Any) -> Generation:
     return Generation(
         prompt,
         **{
@@ -85,7 +85,7 @@ def finished(generation: Generation, text: Sequence[int] = TEXT) -> list[Step]:
 
 def past_the_prompt(text: Sequence[int] = TEXT, **settings: Any) -> Generation:
     """A generation with the first token of its answer."""
-    generation = made(**settings)
+    generation = new_generation(**settings)
     while generation.prefilling:
         step(generation, text)
     return generation

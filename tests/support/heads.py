@@ -152,9 +152,9 @@ class Text(NamedTuple):
         return ComputedBlock(tokens, start + shift, end - start, taps)
 
 
-def assert_chain(found: tuple[Sequence[int], Sequence[float]], expected: Chain) -> None:
+def assert_chain(result: tuple[Sequence[int], Sequence[float]], expected: Chain) -> None:
     """As many as both have: probabilities to 1e-3, and tokens, except after a near tie."""
-    tokens, chances = found
+    tokens, chances = result
     assert tokens
     for at, margin in enumerate(expected.margins[: len(tokens)]):
         np.testing.assert_allclose(chances[at], expected.chances[at], rtol=1e-3)

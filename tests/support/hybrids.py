@@ -45,7 +45,7 @@ def with_head(
         max_position_embeddings=context,
     )
     file = read_gguf(plain)
-    tensors = {each.name: each for each in file.tensors}
+    tensors = {item.name: item for item in file.tensors}
     for end, rows in (others or {}).items():
         for name, old in tensors.items():
             if name.split(".")[-2] == end:
@@ -54,9 +54,9 @@ def with_head(
         if name.startswith("mtp."):
             stored = gguf_name(name, LAYERS)
             tensors[stored] = _tensor(stored, rows + 1 if rows.ndim == 1 else rows)
-    forms = {name: (each.kind, each.data.nbytes) for name, each in tensors.items()}
-    made = replace(file, tensors=list(tensors.values()))
-    write_gguf(path, made, forms, lambda tensor: tensor.data, lambda _done: None)
+    forms = {name: (value.kind, value.data.nbytes) for name, value in tensors.items()}
+    changed = replace(file, tensors=list(tensors.values()))
+    write_gguf(path, changed, forms, lambda tensor: tensor.data, lambda _done: None)
     return path
 
 
@@ -68,13 +68,13 @@ def _tensor(name: str, rows: np.ndarray) -> Tensor:
 def state_of(engine: OpenVinoEngine, sequence: KVSequence) -> dict[str, bytes]:
     """The state of every recurrent layer that the next call would read, as it is in memory."""
     assert isinstance(sequence, StateTable)
-    found = sequence._last(sequence.length)
-    assert found is not None
-    assert found.at == sequence.length
-    assert found.block is not None
+    state = sequence._last(sequence.length)
+    assert state is not None
+    assert state.at == sequence.length
+    assert state.block is not None
     tables = {name: array for name, (array, _) in engine._bound.items() if "state_table" in name}
     assert tables
-    return {name: array[found.block].tobytes() for name, array in tables.items()}
+    return {name: array[state.block].tobytes() for name, array in tables.items()}
 
 
 class SeenState(NamedTuple):
@@ -103,9 +103,9 @@ def states_seen(engine: OpenVinoEngine) -> Iterator[list[SeenState]]:
         accepted[id(self)] = rows
 
     def watched_fork(self: StateTable, length: int) -> StateTable:
-        made = fork(self, length)
-        (shared.add if made.length else shared.discard)(id(made))
-        return made
+        forked = fork(self, length)
+        (shared.add if forked.length else shared.discard)(id(forked))
+        return forked
 
     def watched_rows(self: StateTable, rows: int, past: int) -> StateRows:
         if self.shareable_length < past == self.length:
@@ -126,7 +126,7 @@ def plain_states(
 ) -> dict[tuple[int, tuple[int, ...]], int]:
     """Hashes of the same states in plain decoding: alone, one row a call."""
     known: dict[tuple[int, tuple[int, ...]], int] = {}
-    for prompt, text in sorted({each.text for each in seen}, reverse=True):  # longer texts first
+    for prompt, text in sorted({item.text for item in seen}, reverse=True):  # longer texts first
         if (prompt, text) in known:
             continue
         with closing(engine.open()) as sequence:

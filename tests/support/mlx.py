@@ -131,18 +131,18 @@ def checkpoint(folder: Path, family: str, *, dtype: str = "float32", **changes: 
 
     config, model, settings = FAMILIES[family]
     torch.manual_seed(0)
-    made: Any = getattr(transformers, model)(
+    network: Any = getattr(transformers, model)(
         getattr(transformers, config)(**{**_SIZES, **settings, **changes})
     ).eval()
     with torch.no_grad():
-        for weight in made.parameters():
+        for weight in network.parameters():
             # At first norms are 1, biases 0, and a random model says nearly the same to all.
             if weight.dim() == 1:
                 weight.add_(torch.randn_like(weight) * 0.2)
             else:
                 weight.normal_(std=0.7) if weight.dim() == 3 else weight.mul_(3)
-        _favour(made.get_input_embeddings().weight, made.get_output_embeddings().weight)
-    made.to(getattr(torch, dtype)).save_pretrained(folder)
+        _favour(network.get_input_embeddings().weight, network.get_output_embeddings().weight)
+    network.to(getattr(torch, dtype)).save_pretrained(folder)
     if family == "qwen3_5":  # is published with its vision part, and a config around this one
         text = read_json(folder / CONFIG)
         about = {"model_type": family, "architectures": ["Qwen3_5ForConditionalGeneration"]}
@@ -178,22 +178,22 @@ def quantized(checkpoint: Path, folder: Path, *, bits: int = 4) -> Path:
 
 def reference_logits(checkpoint: Path, family: str, tokens: Sequence[int]) -> np.ndarray:
     """[T, vocab]: what transformers computes for a whole text."""
-    found: np.ndarray = _reference(checkpoint, family, tokens).logits[0].float().numpy()
-    return found
+    logits: np.ndarray = _reference(checkpoint, family, tokens).logits[0].float().numpy()
+    return logits
 
 
 def reference_taps(checkpoint: Path, family: str, tokens: Sequence[int]) -> list[np.ndarray]:
     """[T, d] after each layer but the last, which transformers gives normed."""
     states = _reference(checkpoint, family, tokens).hidden_states[1:-1]
-    return [each[0].float().numpy() for each in states]
+    return [state[0].float().numpy() for state in states]
 
 
 def _reference(checkpoint: Path, family: str, tokens: Sequence[int]) -> Any:
     import torch
     import transformers
 
-    said = read_json(checkpoint / CONFIG)
-    config = getattr(transformers, FAMILIES[family][0])(**said.get("text_config", said))
+    values = read_json(checkpoint / CONFIG)
+    config = getattr(transformers, FAMILIES[family][0])(**values.get("text_config", values))
     model: Any = getattr(transformers, FAMILIES[family][1])
     model = model.from_pretrained(checkpoint, config=config).eval()
     with torch.no_grad():

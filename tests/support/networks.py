@@ -92,7 +92,7 @@ class MlxEnds:
         import mlx.core as mx
 
         self._embeddings, self._head = (
-            mx.array(each.astype(np.float32)).astype(getattr(mx, dtype)) for each in ends
+            mx.array(end.astype(np.float32)).astype(getattr(mx, dtype)) for end in ends
         )
 
     def embed(self, tokens: Any) -> Any:
@@ -251,19 +251,19 @@ WAYS = [without_prefill, prefilled, prefilled_in_chunks, grown_by_drafting]
 """Ways to fill a cache with the same rows."""
 
 
-def assert_same(found: Sequence[tuple[Sequence[int], Sequence[float]]], expected: list[Drafted]):
+def assert_same(result: Sequence[tuple[Sequence[int], Sequence[float]]], expected: list[Drafted]):
     """All probabilities are equal, and all tokens except near ties."""
-    chances = np.array([each[1] for each in found])
-    np.testing.assert_allclose(chances, [each.chances for each in expected], rtol=1e-4)
-    same = np.array([each[0] for each in found]) == [each.tokens for each in expected]
-    assert np.all(same | (np.array([each.margins for each in expected]) < 1e-3))
+    chances = np.array([item[1] for item in result])
+    np.testing.assert_allclose(chances, [item.chances for item in expected], rtol=1e-4)
+    same = np.array([item[0] for item in result]) == [item.tokens for item in expected]
+    assert np.all(same | (np.array([item.margins for item in expected]) < 1e-3))
     assert np.mean(same) > 0.99
 
 
-def assert_close(found: Sequence[tuple[Sequence[int], Sequence[float]]], expected: list[Drafted]):
-    same = np.array([each[0] for each in found]) == [each.tokens for each in expected]
+def assert_close(result: Sequence[tuple[Sequence[int], Sequence[float]]], expected: list[Drafted]):
+    same = np.array([item[0] for item in result]) == [item.tokens for item in expected]
     assert np.mean(same) > 0.8
-    chances = np.array([each[1] for each in found]) - [each.chances for each in expected]
+    chances = np.array([item[1] for item in result]) - [item.chances for item in expected]
     assert np.mean(np.abs(chances) < 0.1) > 0.98
 
 

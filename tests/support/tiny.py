@@ -262,7 +262,7 @@ def _reference(path: Path, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
         v = linear(h, at + "attn_v").reshape(count, kv_heads, size)
         if kind == "qwen3":
             q, k = norm(q, at + "attn_q_norm"), norm(k, at + "attn_k_norm")
-        k, v = (np.repeat(each, heads // kv_heads, axis=1) for each in (rotate(k), v))
+        k, v = (np.repeat(item, heads // kv_heads, axis=1) for item in (rotate(k), v))
         scores = np.einsum("qhd,khd->hqk", rotate(q), k) / np.sqrt(size) + future
         chances = np.exp(scores - scores.max(-1, keepdims=True))
         chances /= chances.sum(-1, keepdims=True)

@@ -255,11 +255,11 @@ def write_checkpoint(
     write_tokenizer(folder / "tokenizer.json", values["vocab_size"])
     read = Config(folder / "config.json")
     family = family_of(read)
-    found = layout(read, family, read_sizes(read, family), _Names(form))
+    outputs = layout(read, family, read_sizes(read, family), _Names(form))
     rng = np.random.default_rng(seed)
     tensors = {
         name: small_values(rng, name, shape, family.norm_shift)
-        for output in found
+        for output in outputs
         for name, shape in output.sources.items()
     }
     if family.arch == "gemma4":  # its scores are not divided; trained norms keep them small
@@ -284,10 +284,10 @@ def write_gguf_of(
     the file, as `<stem>-checkpoint`.
     """
     folder = write_checkpoint(form, path.with_name(f"{path.stem}-checkpoint"), seed, **config)
-    made = plan(folder, weights)
+    checkpoint = plan(folder, weights)
     count = {**FORMS[form], **config}["vocab_size"]
-    about = {**made.fields, **tokenizer_fields(made.arch, count), **(fields or {})}
-    write(dataclasses.replace(made, fields=about), path, lambda _done: None)
+    about = {**checkpoint.fields, **tokenizer_fields(checkpoint.arch, count), **(fields or {})}
+    write(dataclasses.replace(checkpoint, fields=about), path, lambda _done: None)
     return path
 
 
@@ -359,8 +359,10 @@ def write_tokenizer(path: Path, count: int = 320) -> None:
 
     tokens, types, merges = vocabulary(count)
     pairs = [tuple(merge.split(" ")) for merge in merges]
-    made = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, pairs))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(tokens[i]) for i, kind in enumerate(types) if kind == 3])
-    made.save(str(path))
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(tokens[i]) for i, kind in enumerate(types) if kind == 3]
+    )
+    tokenizer.save(str(path))

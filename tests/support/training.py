@@ -49,9 +49,9 @@ def make(
 def entries(folder: Path) -> dict[int, dict[str, Any]]:
     """Number -> what stands in the file."""
     lines = [json.loads(line) for line in (folder / ANSWERS).read_bytes().splitlines()]
-    found = {entry["number"]: entry for entry in lines}
-    assert len(found) == len(lines), "no answer is there twice"
-    return found
+    by_name = {entry["number"]: entry for entry in lines}
+    assert len(by_name) == len(lines), "no answer is there twice"
+    return by_name
 
 
 def alone(model: Model, prompt: Any, **options: Any) -> Result:

@@ -18,17 +18,17 @@ def split_graph(path: Path, folder: Path, *, sections: bool = False, kinds: bool
     from openvino import opset13
 
     table = core().read_model(path)
-    found = _table(table)
+    lookup = _table(table)
     ids = table.input("input_ids").get_node()
-    result = opset13.result(found.output(0))
+    result = opset13.result(lookup.output(0))
     ov.save_model(ov.Model([result], [ids]), folder / EMBEDDINGS, compress_to_fp16=False)
 
     model = core().read_model(path)
-    found = _table(model)
-    width = found.get_output_partial_shape(0)[2].get_length()
+    lookup = _table(model)
+    width = lookup.get_output_partial_shape(0)[2].get_length()
     embeds = _parameter([-1, -1, width], np.float32, "inputs_embeds")
     ids = model.input("input_ids").get_node()
-    _feed(found, embeds.output(0))
+    _feed(lookup, embeds.output(0))
     for reader in ids.output(0).get_target_inputs():
         reader.replace_source_output(embeds.output(0))  # its shape
     new = [embeds]
@@ -54,8 +54,8 @@ def split_graph(path: Path, folder: Path, *, sections: bool = False, kinds: bool
             reader.replace_source_output(total.output(0))
         new.append(kind)
     kept = [port.get_node() for port in model.inputs if port.any_name not in gone]
-    made = ov.Model(model.get_results(), model.get_sinks(), [*kept, *new])
-    ov.save_model(made, folder / LANGUAGE, compress_to_fp16=False)
+    rest = ov.Model(model.get_results(), model.get_sinks(), [*kept, *new])
+    ov.save_model(rest, folder / LANGUAGE, compress_to_fp16=False)
     return folder
 
 
@@ -71,9 +71,9 @@ def _table(model: Any) -> Any:
 def _parameter(shape: list[int], dtype: Any, name: str) -> Any:
     from openvino import opset13
 
-    made = opset13.parameter(shape, dtype, name=name)
-    made.output(0).set_names({name})
-    return made
+    parameter = opset13.parameter(shape, dtype, name=name)
+    parameter.output(0).set_names({name})
+    return parameter
 
 
 def _feed(node: Any, value: Any) -> None:

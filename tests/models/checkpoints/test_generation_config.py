@@ -162,7 +162,7 @@ def test_a_repetition_penalty_over_no_tokens_and_odd_values_are_left_out():
 
 
 def test_the_registry_has_settings_for_the_default_model_in_every_form():
-    own = settings_of(DEFAULT_MODEL)
-    assert own == REGISTRY[DEFAULT_MODEL].settings == settings_of(f"{DEFAULT_MODEL}@coreml")
-    assert (own["temperature"], own["top_p"]) == (0.2, 0.9)
+    settings = settings_of(DEFAULT_MODEL)
+    assert settings == REGISTRY[DEFAULT_MODEL].settings == settings_of(f"{DEFAULT_MODEL}@coreml")
+    assert (settings["temperature"], settings["top_p"]) == (0.2, 0.9)
     assert settings_of("/some/folder") == settings_of("owner/name") == {}

@@ -150,19 +150,19 @@ def test_experts_of_both_layouts_make_the_same_file(form: str, checkpoint: Calla
     folder = checkpoint(form)
     single = convert(folder)
     tensors = stored(folder)
-    made: Tensors = {}
+    result: Tensors = {}
     for name, values in tensors.items():
-        found = re.fullmatch(r"(.*\.experts\.)(\d+)\.(gate|down)_proj\.weight", name)
-        if found is None:
+        match = re.fullmatch(r"(.*\.experts\.)(\d+)\.(gate|down)_proj\.weight", name)
+        if match is None:
             if ".experts." not in name:
-                made[name] = values
+                result[name] = values
             continue
-        prefix, expert, part = found[1], int(found[2]), found[3]
+        prefix, expert, part = match[1], int(match[2]), match[3]
         up = [tensors[f"{prefix}{expert}.up_proj.weight"]] if part == "gate" else []
         matrix = np.concatenate([values, *up])
         target = prefix + {"gate": "gate_up_proj", "down": "down_proj"}[part]
-        made.setdefault(target, np.zeros((4, *matrix.shape), np.float32))[expert] = matrix
-    write_safetensors(folder / "model.safetensors", made)
+        result.setdefault(target, np.zeros((4, *matrix.shape), np.float32))[expert] = matrix
+    write_safetensors(folder / "model.safetensors", result)
     assert convert(folder, "f32").read_bytes() == single.read_bytes()
     experts = read(single)[1]["blk.1.ffn_down_exps.weight"]
     assert (experts[3] == tensors["model.layers.1.mlp.experts.3.down_proj.weight"]).all()
@@ -218,9 +218,9 @@ def test_llama3_positions_become_factors(checkpoint: Callable[..., Path]):
 def test_longrope_has_both_sets_of_factors(checkpoint: Callable[..., Path]):
     folder = checkpoint("phi3-longrope")
     fields, tensors = read(convert(folder))
-    said = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    values = json.loads((folder / "config.json").read_text())["rope_parameters"]
     for kind in ("long", "short"):
-        assert tensors[f"rope_factors_{kind}.weight"] == pytest.approx(said[f"{kind}_factor"])
+        assert tensors[f"rope_factors_{kind}.weight"] == pytest.approx(values[f"{kind}_factor"])
     assert fields["phi3.rope.scaling.attn_factor"] == pytest.approx(
         math.sqrt(1 + math.log(4) / math.log(128))
     )
@@ -320,9 +320,9 @@ def test_matrices_are_quantized_and_norms_are_not(
             assert kind == Type.F32
         else:
             assert kind == matrices
-    exact, found = read(convert(folder))[1], read(path)[1]
+    exact, stored = read(convert(folder))[1], read(path)[1]
     for name, values in exact.items():
-        assert np.linalg.norm(found[name] - values) <= error * np.linalg.norm(values)
+        assert np.linalg.norm(stored[name] - values) <= error * np.linalg.norm(values)
 
 
 def test_rows_that_no_block_divides_stay_in_f16(checkpoint: Callable[..., Path]):
@@ -333,10 +333,10 @@ def test_rows_that_no_block_divides_stay_in_f16(checkpoint: Callable[..., Path])
 
 
 def test_the_size_is_known_before_the_first_byte(checkpoint: Callable[..., Path], tmp_path: Path):
-    made = plan(checkpoint("qwen3", vocab_size=4096), "int8")
+    checkpoint_plan = plan(checkpoint("qwen3", vocab_size=4096), "int8")
     path, seen = tmp_path / "model.gguf", list[int]()
-    write(made, path, seen.append)
-    assert made.size <= path.stat().st_size <= made.size * 1.02
+    write(checkpoint_plan, path, seen.append)
+    assert checkpoint_plan.size <= path.stat().st_size <= checkpoint_plan.size * 1.02
     assert seen == sorted(seen)
     assert seen[-1] <= path.stat().st_size
 
@@ -356,10 +356,10 @@ def test_memory_does_not_grow_with_the_model(
 ):
     monkeypatch.setattr(tensors, "_PIECE_VALUES", 1 << 14)
     folder = checkpoint("llama", vocab_size=32768, dtype="BF16")  # two matrices of 8 MB as float32
-    made, path = plan(folder, "int8"), folder / "model.gguf"
+    checkpoint_plan, path = plan(folder, "int8"), folder / "model.gguf"
     tracemalloc.start()
     try:
-        write(made, path, lambda _done: None)
+        write(checkpoint_plan, path, lambda _done: None)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

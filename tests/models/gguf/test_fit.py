@@ -17,7 +17,7 @@ def test_a_file_larger_than_the_memory_is_refused_before_it_is_read(
     split: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = write_tiny(tmp_path / "m.gguf", split=split)
-    total = sum(each.stat().st_size for each in tmp_path.glob("*.gguf"))
+    total = sum(result.stat().st_size for result in tmp_path.glob("*.gguf"))
     monkeypatch.setattr(support, "memory_bytes", lambda: total - 1)
     with raises(ModelError, "memory"):
         resolve(str(path), tmp_path / "cache")
@@ -27,20 +27,20 @@ def test_a_file_larger_than_the_memory_is_refused_before_it_is_read(
 def test_a_file_that_may_not_fit_is_opened_after_a_line(
     tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    size, said = tiny_gguf.stat().st_size, StringIO()
+    size, output = tiny_gguf.stat().st_size, StringIO()
     monkeypatch.setattr(support, "memory_bytes", lambda: 2 * size)
-    resolve(str(tiny_gguf), tmp_path / "cache", Progress(said))
-    assert "of memory while it is loaded, and this machine has" in said.getvalue().splitlines()[0]
+    resolve(str(tiny_gguf), tmp_path / "cache", Progress(output))
+    assert "of memory while it is loaded, and this machine has" in output.getvalue().splitlines()[0]
     monkeypatch.setattr(support, "memory_bytes", lambda: 4 * size)
-    said = StringIO()
-    resolve(str(tiny_gguf), tmp_path / "cache", Progress(said))
-    assert said.getvalue() == ""
+    output = StringIO()
+    resolve(str(tiny_gguf), tmp_path / "cache", Progress(output))
+    assert output.getvalue() == ""
 
 
 def test_a_file_that_is_mapped_needs_memory_once(
     tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    said = StringIO()
+    output = StringIO()
     monkeypatch.setattr(support, "memory_bytes", lambda: 2 * tiny_gguf.stat().st_size)
-    resolve(str(tiny_gguf), tmp_path / "cache", Progress(said), engine="llamacpp")
-    assert "of memory" not in said.getvalue()
+    resolve(str(tiny_gguf), tmp_path / "cache", Progress(output), engine="llamacpp")
+    assert "of memory" not in output.getvalue()

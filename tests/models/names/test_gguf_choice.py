@@ -117,12 +117,12 @@ def test_without_a_tag_it_is_4_bits_then_8_then_the_only_one(paths: list[str], p
 def test_a_wrong_tag_lists_those_that_are_there():
     with pytest.raises(ModelNotFound) as caught:
         choose(MANY, "Q3_K_M", REPOSITORY)
-    said = str(caught.value)
-    assert said.startswith("owner/name has no Q3_K_M")
+    message = str(caught.value)
+    assert message.startswith("owner/name has no Q3_K_M")
     for tag in ("BF16", "IQ4_XS", "Q4_0", "Q4_K_M", "Q8_0", "UD-Q5_K_XL"):
-        assert tag in said
-    assert "mmproj" not in said
-    assert "\n" not in said
+        assert tag in message
+    assert "mmproj" not in message
+    assert "\n" not in message
 
 
 def test_without_a_tag_and_without_a_usual_one_there_is_a_choice_to_make():
@@ -171,7 +171,7 @@ def test_the_tag_of_every_model_selects_it(paths: set[str]):
         try:
             assert choose(paths, tag, REPOSITORY) == path
         except ModelNotFound:  # two folders have a file of this name
-            assert sum(each.rpartition("/")[2] == tag for each in paths) > 1
+            assert sum(result.rpartition("/")[2] == tag for result in paths) > 1
 
 
 @given(st.sets(NAMES, min_size=1), st.text(max_size=12))

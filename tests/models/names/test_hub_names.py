@@ -146,11 +146,11 @@ def test_the_address_of_a_file_has_its_revision(
 @given(st.text(max_size=80))
 def test_any_text_is_a_hub_name_or_none_or_refused_and_never_leaves_the_repository(text: str):
     try:
-        found = parse_hub_name(text)
+        name = parse_hub_name(text)
     except ModelNotFound:
         return
-    if found is None:
+    if name is None:
         return
-    assert is_hub_name(found.repository)
-    assert not (found.tag and found.file)
-    assert not found.file or not {"", ".", ".."} & set(found.file.split("/"))
+    assert is_hub_name(name.repository)
+    assert not (name.tag and name.file)
+    assert not name.file or not {"", ".", ".."} & set(name.file.split("/"))

@@ -61,9 +61,9 @@ def test_ollamas_models_have_its_names(ollama: Path):
         "ollama/somebody/model:latest": pulled(ollama, "registry.ollama.ai/somebody/model/latest"),
         "ollama/hf.co/owner/name:Q4_K_M": pulled(ollama, "hf.co/owner/name/Q4_K_M"),
     }
-    found = {model.name: model for model in ollama_models()}
-    assert {name: model.path for name, model in found.items()} == blobs
-    for name, model in found.items():
+    by_name = {model.name: model for model in ollama_models()}
+    assert {name: model.path for name, model in by_name.items()} == blobs
+    for name, model in by_name.items():
         assert model.bytes == 4
         assert is_app_name(name)
         assert find_app_model(name) == model.path
@@ -125,13 +125,13 @@ def test_lm_studios_files_have_their_path_as_name(lm_studio: Path):
     for part in parts:
         part.write_bytes(b"GGUF")
     (folder / "cut-Q8_0-00001-of-00002.gguf").write_bytes(b"GGUF")
-    found = {model.name: model for model in lm_studio_models()}
-    assert found.keys() == {
+    by_name = {model.name: model for model in lm_studio_models()}
+    assert by_name.keys() == {
         "lmstudio/owner/name-GGUF/name-Q4_K_M.gguf",
         "lmstudio/owner/name-GGUF/big-Q8_0-00001-of-00002.gguf",
     }
-    assert found["lmstudio/owner/name-GGUF/big-Q8_0-00001-of-00002.gguf"].bytes == 8
-    for name, model in found.items():
+    assert by_name["lmstudio/owner/name-GGUF/big-Q8_0-00001-of-00002.gguf"].bytes == 8
+    for name, model in by_name.items():
         assert find_app_model(name) == model.path
 
 
@@ -153,12 +153,12 @@ def test_a_model_of_another_program_is_used_where_it_is_and_listed_once(
         files = resolve(name, tmp_path / "cache")
         assert files.name == name
         assert files.context_length == 512
-        (listed,) = (each for each in list_models(tmp_path / "cache") if each.name == name)
+        (listed,) = (model for model in list_models(tmp_path / "cache") if model.name == name)
         assert listed.here
         assert (listed.file, listed.folder) == (path, files.folder)
         assert listed.fits
     assert [*ollama.rglob("*"), *lm_studio.rglob("*")] == before
-    assert str(blob) not in {each.name for each in list_models(tmp_path / "cache")}
+    assert str(blob) not in {model.name for model in list_models(tmp_path / "cache")}
 
 
 def test_a_damaged_file_of_another_program_is_refused_by_its_own_name(ollama: Path, tmp_path: Path):

@@ -39,12 +39,12 @@ ESCAPES = [
 
 @pytest.mark.parametrize("source", ESCAPES)
 def test_a_template_gets_out_of_its_sandbox_in_no_known_way(source: str):
-    messages = [dict(each) for each in USER]
+    messages = [dict(item) for item in USER]
     with raises((ModelError, InvalidRequest)):
-        said = rendered(source, messages)
+        text = rendered(source, messages)
         # An attribute that the sandbox hides is undefined, and nothing comes of it.
-        assert "class" not in said
-        assert said.strip() == ""
+        assert "class" not in text
+        assert text.strip() == ""
         raise InvalidRequest("it came to nothing")
     assert messages == USER
 
@@ -63,7 +63,7 @@ def test_tojson_writes_plain_json_as_the_models_were_trained_on():
 
 
 def test_lists_grow_and_shrink_in_a_template_and_the_callers_stay_as_they_are():
-    messages = [dict(each) for each in USER]
+    messages = [dict(item) for item in USER]
     source = "{% set n = namespace(ids=[]) %}{% set _ = n.ids.append('a') %}"
     source += "{% set _ = messages.append(n.ids.pop(0)) %}{{ n.ids }}{{ messages[-1] }}"
     assert rendered(source, messages) == rendered(source, messages) == "[]a"
@@ -107,12 +107,12 @@ def test_a_template_that_joins_arguments_to_text_gets_them_as_text():
 
 
 def test_strftime_now_is_today():
-    before, said, after = (
+    before, text, after = (
         datetime.datetime.now().astimezone().strftime("%d %b %Y"),
         rendered("{{ strftime_now('%d %b %Y') }}"),
         datetime.datetime.now().astimezone().strftime("%d %b %Y"),
     )
-    assert said in (before, after)
+    assert text in (before, after)
 
 
 def test_the_generation_tag_is_only_its_content():

@@ -27,9 +27,9 @@ def thinking(name: str, tokenizer: Tokenizer) -> Thinking:
 
 def ends_inside(name: str, tokenizer: Tokenizer, **variables: Any) -> bool:
     template = ChatTemplate(TEMPLATES[name])
-    made = thinking(name, tokenizer)
+    result = thinking(name, tokenizer)
     prompt = template.render(USER, **variables)
-    return made.inside(
+    return result.inside(
         prompt, lambda: template.render(USER, **variables, add_generation_prompt=False)
     )
 
@@ -77,16 +77,16 @@ def test_a_template_of_no_known_form_has_no_thoughts(tiny_files: ModelFiles):
 def test_thinking_is_turned_on_and_off_by_what_the_template_reads(
     name: str, on: dict[str, Any], off: dict[str, Any] | None, tokenizer: Tokenizer
 ):
-    made = thinking(name, tokenizer)
-    assert made.switch(True) == on
+    result = thinking(name, tokenizer)
+    assert result.switch(True) == on
     if off is None:
         with raises(InvalidRequest, "tiny"):
-            made.switch(False)
+            result.switch(False)
         with raises(InvalidRequest, "tiny"):
-            made.effort("none")
+            result.effort("none")
     else:
-        assert made.switch(False) == made.effort("none") == off
-    assert made.effort("high") == {"reasoning_effort": "high", **on}
+        assert result.switch(False) == result.effort("none") == off
+    assert result.effort("high") == {"reasoning_effort": "high", **on}
 
 
 def test_a_model_that_does_not_think_needs_no_switch_to_stop_and_has_none_to_start(
@@ -119,8 +119,8 @@ def test_a_template_names_what_is_around_an_answer(
 
 def test_an_effort_of_none_is_passed_on_where_the_template_names_it(tokenizer: Tokenizer):
     source = "</think>{% if reasoning_effort == 'none' %}a{% endif %}"
-    made = Thinking(source, lambda: tokenizer, "tiny")
-    assert made.switch(False) == {"reasoning_effort": "none"}
+    thinking = Thinking(source, lambda: tokenizer, "tiny")
+    assert thinking.switch(False) == {"reasoning_effort": "none"}
     source = "</think>{% if reasoning_effort is none %}a{% endif %}"
     with pytest.raises(InvalidRequest):
         Thinking(source, lambda: tokenizer, "tiny").switch(False)
@@ -170,9 +170,9 @@ def test_marks_that_are_tokens_are_found_by_their_ids(thinking_gguf: Path, tiny_
     from paceline.models import resolve
 
     files = resolve(str(thinking_gguf), tiny_cache)
-    made = files.thinking()
-    assert made.form is not None
-    marks = made.tokens_of(made.form)
+    thinking = files.thinking()
+    assert thinking.form is not None
+    marks = thinking.tokens_of(thinking.form)
     assert sorted(marks.values()) == ["</think>", "<think>"]
     text = files.tokenizer().decode([*marks, 100])
     assert "think" not in text, "decoding leaves them out"

@@ -51,12 +51,12 @@ def request(body: dict[str, Any], *more: str) -> bytes:
 
 def connected(server: Running, *, small: bool = False) -> socket.socket:
     """A connection; `small`: with room for little that is not read."""
-    made = socket.socket()
+    client = socket.socket()
     if small:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    made.settimeout(PATIENCE)
-    made.connect(("127.0.0.1", server.server.port))
-    return made
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(PATIENCE)
+    client.connect(("127.0.0.1", server.server.port))
+    return client
 
 
 def reset(connection: socket.socket) -> None:
@@ -158,12 +158,12 @@ def test_five_hundred_connections(server: Running, others: Others):
         return await asyncio.gather(*asks)
 
     all_are_there = asyncio.Event()
-    found = asyncio.run(run())
-    statuses = Counter(received.split()[1] for received, _ in found)
+    result = asyncio.run(run())
+    statuses = Counter(received.split()[1] for received, _ in result)
     # They may all come during one call of the engine, with the two others in the queue.
     assert statuses[b"200"] >= SETTINGS.max_waiting - len(ASKED)
     assert statuses[b"200"] + statuses[b"429"] == 500
-    for received, body in found:
+    for received, body in result:
         if b" 429 " in received:
             assert b"retry-after: " in received
             assert body["error"]["code"] == "queue_full"

@@ -60,10 +60,10 @@ def answers(server: Running) -> list[str]:
             body = {"prompt": prompt, "max_tokens": 12, "temperature": 0}
             response = server.post("/v1/completions", body)
             assert response.status_code == 200, response.text
-            found = response.json()
-            cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+            reply = response.json()
+            cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert cached > 300 or not again, "memory lost the KV of the prompt"
-            texts.append(found["choices"][0]["text"])
+            texts.append(reply["choices"][0]["text"])
     return texts
 
 
@@ -178,8 +178,8 @@ def test_what_a_killed_server_left_half_written_is_removed(
 ):
     (path, *_) = prompts.glob("*/*.kv")
     left, others = (path.with_name(f".{path.name}.{number}") for number in (1, 2))
-    for each in (left, others):
-        each.write_bytes(path.read_bytes()[:100])
+    for item in (left, others):
+        item.write_bytes(path.read_bytes()[:100])
     os.utime(left, (1, 1))
     PromptStore(prompts, fresh().engine, "model", 1 << 30)
     assert not left.exists()

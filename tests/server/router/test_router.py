@@ -67,22 +67,22 @@ def router(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Ru
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(cache))
-        said: list[str] = []
+        results: list[str] = []
         server = RouterServer(
             str(folder / "one.gguf"),
             OPTIONS,
             settings=Settings(api_keys=(), request_seconds=PATIENCE),
             limits=Limits(models=1),
             listed=listed,
-            say=said.append,
+            say=results.append,
         )
         thread = threading.Thread(target=server.run)
         thread.start()
-        found = RunningRouter(server, folder)
-        found.said = said
+        instance = RunningRouter(server, folder)
+        instance.said = results
         try:
-            until(lambda: any(line.startswith("serving all") for line in said))
-            yield found
+            until(lambda: any(line.startswith("serving all") for line in results))
+            yield instance
         finally:
             server.stop()
             server.stop()
@@ -97,10 +97,10 @@ def name(router: RunningRouter, stem: str) -> str:
 def test_models_are_listed_and_loaded_by_name_or_by_default(router: RunningRouter):
     page = router.get("/v1/models").json()
     listed, names = page["data"], [name(router, stem) for stem in ("broken", "one", "two")]
-    assert [each["id"] for each in listed] == names
-    assert [each["type"] for each in listed] == ["model"] * 3
+    assert [model["id"] for model in listed] == names
+    assert [model["type"] for model in listed] == ["model"] * 3
     assert (page["first_id"], page["last_id"], page["has_more"]) == (names[0], names[-1], False)
-    assert {each["status"]["value"] for each in listed} <= {"loaded", "unloaded"}
+    assert {model["status"]["value"] for model in listed} <= {"loaded", "unloaded"}
     assert router.get(f"/v1/models/{name(router, 'two')}").json()["id"] == name(router, "two")
     first = router.complete(None)
     assert first.status_code == 200, first.text
@@ -139,13 +139,13 @@ def test_an_error_of_a_models_server_comes_through_as_it_is(router: RunningRoute
 
 def test_a_stored_response_is_found_while_its_model_is_loaded(router: RunningRouter):
     body = {"model": name(router, "one"), "input": "a", "max_output_tokens": 2}
-    made = router.post("/v1/responses", body).json()
-    assert router.get(f"/v1/responses/{made['id']}").json()["id"] == made["id"]
-    for wrong in ("resp_0", "a%05b", "%00", "%ff", "%3F", made["id"] + "%3Fa", "9" * 5000):
+    response = router.post("/v1/responses", body).json()
+    assert router.get(f"/v1/responses/{response['id']}").json()["id"] == response["id"]
+    for wrong in ("resp_0", "a%05b", "%00", "%ff", "%3F", response["id"] + "%3Fa", "9" * 5000):
         assert router.get(f"/v1/responses/{wrong}").status_code == 404, wrong
-    deleted = HTTP.delete(f"{router.server.url}/v1/responses/{made['id']}")
+    deleted = HTTP.delete(f"{router.server.url}/v1/responses/{response['id']}")
     assert deleted.json()["deleted"] is True
-    assert router.get(f"/v1/responses/{made['id']}").status_code == 404
+    assert router.get(f"/v1/responses/{response['id']}").status_code == 404
 
 
 def test_mistakes_are_one_line_each(router: RunningRouter):
@@ -177,8 +177,8 @@ def test_nothing_is_lost_while_two_models_take_turns(router: RunningRouter):
 
     def client(stem: str) -> None:
         for _ in range(2):
-            found = router.complete(name(router, stem))
-            answers.append((stem, found.status_code, found.json().get("choices")))
+            response = router.complete(name(router, stem))
+            answers.append((stem, response.status_code, response.json().get("choices")))
 
     threads = [threading.Thread(target=client, args=(stem,)) for stem in ("one", "two") * 3]
     for thread in threads:
@@ -205,8 +205,8 @@ def test_a_loaded_model_answers_while_another_is_loaded(
 
     def ask_the_loaded() -> None:
         while pool.states[two] == "loading":
-            found = router.complete(one)
-            answers.append((found.status_code, found.json().get("choices")))
+            response = router.complete(one)
+            answers.append((response.status_code, response.json().get("choices")))
             during.append(pool.states[two] == "loading")
 
     waiting = [threading.Thread(target=wait_for_the_other) for _ in range(3)]
@@ -229,7 +229,7 @@ def test_a_loaded_model_answers_while_another_is_loaded(
 def test_metrics_have_the_models_name_and_parse(router: RunningRouter):
     router.complete(name(router, "one"))
     text = router.get("/metrics").text
-    families = {each.name: each for each in text_string_to_metric_families(text)}
+    families = {family.name: family for family in text_string_to_metric_families(text)}
     (steps,) = families["paceline_answers"].samples[:1]
     assert steps.labels["model"] == name(router, "one")
     assert families["paceline_router_loads"].samples[0].value >= 1
@@ -254,7 +254,7 @@ def test_the_command_serves_what_is_here_and_its_models_end_with_it(
     name = Path("lmstudio/owner/repo/tiny.gguf")
     with served(name, tmp_path, "--all", "--port", port) as command:
         url = command.url
-        listed = [each["id"] for each in HTTP.get(f"{url}/v1/models").json()["data"]]
+        listed = [item["id"] for item in HTTP.get(f"{url}/v1/models").json()["data"]]
         assert len(listed) == 1
         body = {"model": listed[0], "prompt": "a", "max_tokens": 2}
         assert HTTP.post(f"{url}/v1/completions", json=body).status_code == 200
@@ -275,14 +275,14 @@ def test_the_memory_of_an_unloaded_model_is_free(
     folder = tmp_path / ".lmstudio" / "models" / "owner" / "repo"
     folder.mkdir(parents=True)
     names = [f"lmstudio/owner/repo/{stem}.gguf" for stem in ("one", "two")]
-    for seed, each in enumerate(names):
-        write_tiny(folder / Path(each).name, seed=seed)
+    for seed, name in enumerate(names):
+        write_tiny(folder / Path(name).name, seed=seed)
     options = ("--all", "--idle", "0.1", "--port", str(free_port()), *OPTIONS)
     loaded, unloaded = [], []
     with served(Path(names[0]), cache, *options) as command:
         url = command.url
-        for each in names:
-            body = {"model": each, "prompt": "a", "max_tokens": -1, "stream": True}
+        for name in names:
+            body = {"model": name, "prompt": "a", "max_tokens": -1, "stream": True}
             with HTTP.stream("POST", f"{url}/v1/completions", json=body) as response:
                 assert response.status_code == 200
                 next(response.iter_lines())
@@ -295,25 +295,25 @@ def test_the_memory_of_an_unloaded_model_is_free(
 
 def _memory_of_all(process: int) -> int:
     """Resident pages of a process and of all that it started."""
-    found, pages = [process], 0
-    for each in found:
-        for path in Path(f"/proc/{each}/task").glob("*/children"):
-            found += map(int, path.read_text().split())
-        pages += int(Path(f"/proc/{each}/statm").read_text().split()[1])
+    items, pages = [process], 0
+    for item in items:
+        for path in Path(f"/proc/{item}/task").glob("*/children"):
+            items += map(int, path.read_text().split())
+        pages += int(Path(f"/proc/{item}/statm").read_text().split()[1])
     return pages
 
 
 def _command_lines(model: str) -> list[bytes]:
     """Of every process that has the model's name in it."""
-    found = []
+    results = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = path.read_bytes()
         except OSError:
             continue
         if model.encode() in line:
-            found.append(line)
-    return found
+            results.append(line)
+    return results
 
 
 def test_a_stored_response_of_several_models_is_there_for_its_key_alone(
@@ -357,9 +357,9 @@ def test_a_default_model_that_is_not_here_is_refused(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     for name in ("nothing", str(tmp_path / "no.gguf"), "owner/repo:Q4_K_M"):
         assert main(["serve", "--all", "--port", "0", "--model", name]) == 2
-        said = capsys.readouterr().err
-        assert f"--model {name} is not among the models that are here" in said
-        assert said.count("\n") == 1
+        output = capsys.readouterr().err
+        assert f"--model {name} is not among the models that are here" in output
+        assert output.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", [("--weights", "int8"), ("--name", "x"), ("--revision", "a")])
@@ -367,6 +367,6 @@ def test_options_of_one_model_are_refused(
     option: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ):
     assert main(["serve", "--all", *option]) == 2
-    said = capsys.readouterr().err
-    assert f"{option[0]} " in said
-    assert "of one model; leave out --all" in said
+    output = capsys.readouterr().err
+    assert f"{option[0]} " in output
+    assert "of one model; leave out --all" in output

@@ -168,9 +168,9 @@ def test_a_model_that_cannot_be_loaded_fails_its_own_requests_and_can_be_asked_f
         pool = Pool(loader, Limits(models=2))
         await ask(pool, "a")
         asked = [asyncio.ensure_future(ask(pool, "broken")) for _ in range(2)]
-        for each in asked:
+        for request in asked:
             with raises(ModelError):
-                await each
+                await request
         await settle()
         assert pool.states == {"a": "loaded"}
         with pytest.raises(ModelError):
@@ -257,9 +257,9 @@ def test_closing_ends_what_is_loaded_being_loaded_or_waited_for():
             await pool.close(7)
         assert toy.grace == 7
         assert pool.states == {}
-        for each in asked:
+        for request in asked:
             with pytest.raises(Draining):
-                await each
+                await request
         with pytest.raises(Draining):
             await ask(pool, "a")
         await pool.close(0)
