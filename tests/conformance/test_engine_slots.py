@@ -98,12 +98,7 @@ def test_rewinding_into_a_shared_prefix_does_not_touch_the_other(
 @pytest.mark.parametrize("rows", [1, 2, 7, 24])
 @pytest.mark.parametrize("beside", [False, True])
 def test_decode_rows_computed_again_many_to_a_call_leave_the_same_keys_and_values(
-    engine: Engine,
-    plain: Plain,
-    sequence: KVSequence,
-    other: KVSequence,
-    rows: int,
-    beside: bool,
+    engine: Engine, plain: Plain, sequence: KVSequence, other: KVSequence, rows: int, beside: bool
 ):
     """What goes on after a preemption: blocks of an answer of which no logits are wanted."""
     text = random_text(engine, 60)

@@ -22,9 +22,7 @@ MakeHead = Callable[[str], HeadCase]
 
 @pytest.fixture(scope="module", params=params(RUNTIMES))
 def make_head(
-    request: pytest.FixtureRequest,
-    tiny_files: ModelFiles,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, tiny_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory
 ) -> MakeHead:
     cases: dict[str, HeadCase] = {}
 

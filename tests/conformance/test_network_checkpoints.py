@@ -10,10 +10,7 @@ import pytest
 from paceline.errors import ModelError
 from support.dflash import LEFT_OUT, config_json, write_checkpoint, write_config
 from support.errors import raises
-from support.networks import (
-    Case,
-    without_prefill,
-)
+from support.networks import Case, without_prefill
 
 
 @pytest.mark.parametrize(

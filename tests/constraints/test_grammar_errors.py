@@ -13,13 +13,7 @@ from paceline.decoding.types import Constraint
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.models import ModelFiles
 from support.errors import raises
-from support.grammars import (
-    COLUMNS,
-    FUNCTIONS,
-    SCHEMAS,
-    STOPS,
-    allowed,
-)
+from support.grammars import COLUMNS, FUNCTIONS, SCHEMAS, STOPS, allowed
 from support.tiny import END, TEXT_END
 
 pytest.importorskip("llguidance")
@@ -63,14 +57,8 @@ HUGE = "y" * MAX_CHARACTERS
         (lambda g: g.tools([{"name": "f"}, {"name": ""}]), "function 1"),
         (lambda g: g.tools([{"name": "f"}, {"name": "f"}]), "'f'"),
         (lambda g: g.tools(FUNCTIONS, "later"), "weather_at, now"),
-        (
-            lambda g: g.tools([*FUNCTIONS, {"name": "f", "parameters": {"properties": 5}}]),
-            "'f'",
-        ),
-        (
-            lambda g: g.tools([{"name": "f", "parameters": {"type": "array"}}]),
-            "'array'",
-        ),
+        (lambda g: g.tools([*FUNCTIONS, {"name": "f", "parameters": {"properties": 5}}]), "'f'"),
+        (lambda g: g.tools([{"name": "f", "parameters": {"type": "array"}}]), "'array'"),
         (lambda g: g.tools([{"name": "f", "parameters": 3}]), "3"),
     ],
 )

@@ -19,13 +19,7 @@ from paceline.models import Tokenizer
 from paceline.runtime.model import Model
 from support.drafters import Oracle
 from support.driver import answer, generation, run
-from support.grammars import (
-    FUNCTIONS,
-    SCHEMAS,
-    STOPS,
-    Unforced,
-    settings_for,
-)
+from support.grammars import FUNCTIONS, SCHEMAS, STOPS, Unforced, settings_for
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")

@@ -51,7 +51,7 @@ FORMS = {
     "mistral-ids": ["Mistral-Small-3.2-24B-Instruct-2506"],
     "nemotron": ["NVIDIA-Nemotron-Nano-v2"],
     "qwen-xml": [
-        *("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen3-Coder", "Qwen3.5-4B", "StepFun3.5-Flash"),
+        *("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen3-Coder", "Qwen3.5-4B", "StepFun3.5-Flash")
     ],
     "seed": ["ByteDance-Seed-OSS"],
 }

@@ -55,11 +55,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             "city": {"type": "string", "maxLength": 5},
             "hour": {"$ref": "#/$defs/hour"},
             "by": {"enum": ["train", 'the "bus"', 3, None]},
-            "stops": {
-                "type": "array",
-                "items": {"type": "string", "maxLength": 2},
-                "maxItems": 2,
-            },
+            "stops": {"type": "array", "items": {"type": "string", "maxLength": 2}, "maxItems": 2},
             "seats": {
                 "type": "object",
                 "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}},
@@ -230,13 +226,7 @@ PARTS = [
 
 
 @settings(max_examples=40)
-@given(
-    text=st.lists(
-        st.sampled_from(PARTS),
-        max_size=14,
-    ),
-    form=st.sampled_from(FORMS),
-)
+@given(text=st.lists(st.sampled_from(PARTS), max_size=14), form=st.sampled_from(FORMS))
 def test_no_text_is_lost_that_is_no_tool_call(text: list[str], form: ToolForm):
     whole = "".join(text)
     result = parse_tool_calls(whole, form, SCHEMAS)

@@ -12,13 +12,7 @@ from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.text import TextPiece
-from paceline.decoding.types import (
-    NO_PROPOSAL,
-    Block,
-    DecodeOutcome,
-    FinishReason,
-    Step,
-)
+from paceline.decoding.types import NO_PROPOSAL, Block, DecodeOutcome, FinishReason, Step
 from support.drafters import Oracle
 from support.errors import raises
 from support.generation import (
@@ -217,10 +211,7 @@ def test_accept_rejects_a_wrong_number_of_rows_and_keeps_the_block(count: int):
 def test_every_drafter_observes_every_step():
     first, second = Oracle(TEXT, wrong_at=[8]), Oracle([])
     generation = new_generation(
-        drafters=[first, second],
-        policy=Fixed(4),
-        prefill_chunk=3,
-        stopping=Stopping(max_tokens=6),
+        drafters=[first, second], policy=Fixed(4), prefill_chunk=3, stopping=Stopping(max_tokens=6)
     )
     taps = {"layer": np.ones((3, 2), np.float32)}
     step(generation, taps=taps)

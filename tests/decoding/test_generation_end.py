@@ -6,9 +6,7 @@ import pytest
 from paceline.decoding.policy import Fixed
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.text import TextPiece
-from paceline.decoding.types import (
-    FinishReason,
-)
+from paceline.decoding.types import FinishReason
 from support.drafters import Oracle
 from support.errors import raises
 from support.generation import (

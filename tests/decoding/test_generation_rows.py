@@ -10,12 +10,7 @@ from paceline.decoding.generation import Generation
 from paceline.decoding.logprobs import token_logprob
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
-from paceline.decoding.types import (
-    FORCED,
-    Best,
-    Block,
-    Step,
-)
+from paceline.decoding.types import FORCED, Best, Block, Step
 from paceline.drafters import create
 from support.drafters import Oracle
 from support.errors import raises

@@ -99,10 +99,7 @@ def test_text_marks_separate_reasoning_from_the_answer(
         assert (result.text, result.reasoning) == (text, reasoning)
 
 
-@given(
-    form=st.sampled_from(FORMS),
-    at=st.lists(st.integers(0, 80), max_size=12),
-)
+@given(form=st.sampled_from(FORMS), at=st.lists(st.integers(0, 80), max_size=12))
 def test_reasoning_marks_are_never_emitted_however_they_are_tokenized(
     form: tuple[ReasoningMarks, str, str, str], at: list[int]
 ):

@@ -135,11 +135,7 @@ def test_pick_does_not_change_the_row():
     logits.flags.writeable = False
     sampler(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1).pick(logits, 0)
     sampler(
-        repetition_penalty=2.0,
-        presence_penalty=1.0,
-        logit_bias={0: 1.0},
-        prompt=[1],
-        answer=[2],
+        repetition_penalty=2.0, presence_penalty=1.0, logit_bias={0: 1.0}, prompt=[1], answer=[2]
     ).pick(logits, 0)
 
 

@@ -8,21 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.drafters.dflash import (
-    Config,
-    read_config,
-)
+from paceline.drafters.dflash import Config, read_config
 from paceline.drafters.dflash.checkpoint import read_draft_vocab, read_tensors
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
-from support.dflash import (
-    LEFT_OUT,
-    MASK,
-    config_json,
-    tiny_config,
-    write_checkpoint,
-    write_config,
-)
+from support.dflash import LEFT_OUT, MASK, config_json, tiny_config, write_checkpoint, write_config
 from support.errors import raises
 
 
@@ -317,13 +307,7 @@ def test_an_invalid_draft_vocab_is_rejected(config: Config, tmp_path: Path, toke
         read_draft_vocab(tmp_path, config)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"no numbers",
-        b"",
-    ],
-)
+@pytest.mark.parametrize("content", [b"no numbers", b""])
 def test_a_draft_vocab_that_is_no_array_is_rejected(config: Config, tmp_path: Path, content: bytes):
     (tmp_path / "draft_vocab.npy").write_bytes(content)
     with raises(ModelError, "draft_vocab.npy"):

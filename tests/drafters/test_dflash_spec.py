@@ -7,19 +7,12 @@ from typing import Any
 import pytest
 
 from paceline.drafters import DrafterResources, DrafterSpec, create, taps
-from paceline.drafters.dflash import (
-    Config,
-)
+from paceline.drafters.dflash import Config
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ModelFiles
-from support.dflash import (
-    tiny_config,
-    write_checkpoint,
-)
+from support.dflash import tiny_config, write_checkpoint
 from support.errors import raises
-from support.networks import (
-    Case,
-)
+from support.networks import Case
 
 
 @pytest.fixture

@@ -17,10 +17,7 @@ from paceline.decoding.types import Block, DeferredRows
 from paceline.drafters import DrafterResources, create
 from paceline.engines.base import Engine
 from support import mlx
-from support.dflash import (
-    config_for,
-    write_checkpoint,
-)
+from support.dflash import config_for, write_checkpoint
 from support.driver import POLICIES, Answer, answer, generation, run, total
 
 pytestmark = pytest.mark.mlx
@@ -296,11 +293,7 @@ def test_a_constraint_reads_the_draft_before_verification(one: Target, waits: li
 
 def test_a_block_may_have_pending_tokens(one: Target, waits: list[str]):
     going = generation(
-        one.engine,
-        prompt_of(0),
-        drafters=create("dflash", one.shared),
-        policy=Fixed(6),
-        **asked(0),
+        one.engine, prompt_of(0), drafters=create("dflash", one.shared), policy=Fixed(6), **asked(0)
     )
     with closing(one.engine.open()) as sequence:
         result = one.engine.step([(sequence, going.next_block())])

@@ -10,10 +10,7 @@ from paceline.runtime.model import Model
 from paceline.runtime.request import check
 from paceline.runtime.stream import run_together
 from support import mlx
-from support.dflash import (
-    config_for,
-    write_checkpoint,
-)
+from support.dflash import config_for, write_checkpoint
 
 pytestmark = pytest.mark.mlx
 mlx.needs()

@@ -7,17 +7,10 @@ import numpy as np
 import pytest
 
 from paceline.decoding.types import ComputedBlock
-from paceline.drafters.dflash import (
-    DFlashDrafter,
-    MlxNetwork,
-    Network,
-    OpenVinoNetwork,
-)
+from paceline.drafters.dflash import DFlashDrafter, MlxNetwork, Network, OpenVinoNetwork
 from paceline.errors import ModelError
 from support import mlx
-from support.dflash import (
-    write_checkpoint,
-)
+from support.dflash import write_checkpoint
 from support.errors import raises
 from support.networks import Case, MakeCase, MlxEnds, assert_close, assert_same, prefilled
 

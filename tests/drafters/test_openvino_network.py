@@ -7,31 +7,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from paceline.drafters.dflash import (
-    Config,
-    HostKV,
-    OpenVinoNetwork,
-)
+from paceline.drafters.dflash import Config, HostKV, OpenVinoNetwork
 from paceline.drafters.dflash.network import measure_cost
 from paceline.drafters.networks.context import ContextCache
 from paceline.drafters.networks.target import check_pair, read_target
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
-from support.dflash import (
-    ends_of,
-    random_weights,
-    stored_ends,
-    tiny_config,
-    write_checkpoint,
-)
+from support.dflash import ends_of, random_weights, stored_ends, tiny_config, write_checkpoint
 from support.errors import raises
-from support.networks import (
-    FIRST_TOKENS,
-    Case,
-    assert_close,
-    prefilled,
-    without_prefill,
-)
+from support.networks import FIRST_TOKENS, Case, assert_close, prefilled, without_prefill
 
 
 def test_int8_drafts_are_close_to_the_reference(form: Case):

@@ -7,15 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters import Table, TableDrafter
-from paceline.drafters.table import (
-    KEYS,
-    MAX_ORDER,
-    PROBABILITIES,
-    TOKENS,
-    halves,
-    keys_at,
-    keys_of,
-)
+from paceline.drafters.table import KEYS, MAX_ORDER, PROBABILITIES, TOKENS, halves, keys_at, keys_of
 from paceline.errors import ModelError
 from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST

@@ -166,12 +166,7 @@ class Tables(RuleBasedStateMachine):
         self.tables.append(BlockTable(self.pool, CONTEXT))
         self.texts.append([])
 
-    @rule(
-        place=places,
-        rows=st.integers(1, 14),
-        padding=st.integers(0, 2),
-        keep=st.integers(0, 14),
-    )
+    @rule(place=places, rows=st.integers(1, 14), padding=st.integers(0, 2), keep=st.integers(0, 14))
     def step(self, place: int, rows: int, padding: int, keep: int):
         table = self.tables[place % len(self.tables)]
         text = self.texts[place % len(self.tables)]

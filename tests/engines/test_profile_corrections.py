@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engines.profile import (
-    CostProfile,
-    known_profile,
-    mark_outdated,
-    store_profile,
-)
+from paceline.engines.profile import CostProfile, known_profile, mark_outdated, store_profile
 from paceline.engines.profile_watch import CostsInUse
 from support.toy import ToyEngine
 

@@ -81,10 +81,7 @@ def test_a_disk_without_room_is_found_out_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 9, 2_000_000))
-    with (
-        raises(ModelError, "3.0 MB", "2.0 MB"),
-        workspace(tmp_path, "m", needed=3_000_000),
-    ):
+    with raises(ModelError, "3.0 MB", "2.0 MB"), workspace(tmp_path, "m", needed=3_000_000):
         pytest.fail("the work began")
     assert not [*tmp_path.iterdir()]
 
@@ -124,10 +121,7 @@ def test_what_cannot_be_made_for_want_of_room_is_not_put_down_to_the_model(
 @pytest.mark.parametrize("place", ["file", "file/below"])
 def test_a_cache_folder_that_cannot_be_made_is_one_line(place: str, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with (
-        raises(ModelError, "file", "$PACELINE_CACHE"),
-        workspace(tmp_path / place, "m", needed=1),
-    ):
+    with raises(ModelError, "file", "$PACELINE_CACHE"), workspace(tmp_path / place, "m", needed=1):
         pytest.fail("the work began")
 
 

@@ -175,10 +175,7 @@ def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(
 
 
 def test_every_name_in_the_list_is_one_that_can_be_used(
-    tiny_gguf: Path,
-    checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_gguf: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(hub, "snapshot", lambda *_: checkpoint)
     resolve(str(tiny_gguf), tmp_path)

@@ -131,11 +131,7 @@ def test_template_variables_of_a_request_make_no_control_token(
     source = "{{ who }}<|im_start|>{{ messages[0].content }}<think></think>"
     monkeypatch.setattr(service.prompts, "files", replace(service.files, chat_template=source))
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
-    asked(
-        scripted_server,
-        "/v1/chat/completions",
-        {**body, "chat_template_kwargs": {"who": EVIL}},
-    )
+    asked(scripted_server, "/v1/chat/completions", {**body, "chat_template_kwargs": {"who": EVIL}})
     assert marks(prompts[0]) == {"<|im_start|>": 1, "</think>": 1}
 
 

@@ -65,12 +65,7 @@ OUTPUT: list[dict[str, Any]] = [
         "content": [{"type": "output_text", "text": SAID, "annotations": [], "logprobs": []}],
         "status": "completed",
     },
-    {
-        "type": "function_call",
-        "name": "ls",
-        "arguments": '{"path": "."}',
-        "status": "completed",
-    },
+    {"type": "function_call", "name": "ls", "arguments": '{"path": "."}', "status": "completed"},
 ]
 
 
@@ -275,9 +270,7 @@ def test_an_error_in_a_stream_fails_the_response(server: Running, monkeypatch: p
     KNOWN.validate_python(failed, strict=True)
 
 
-def test_the_store_is_bounded_and_forgets_the_least_recently_used(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_the_store_is_bounded_and_forgets_the_least_recently_used(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(response_store, "_MAX_BYTES", 100_000)
     store = ResponseStore()
     for name in "abcdefgh":

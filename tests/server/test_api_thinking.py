@@ -92,11 +92,7 @@ def test_a_streamed_answer_is_the_whole_one_however_it_is_drafted(server: Runnin
             speculation={"policy": "fixed", "max_block": block},
         )
     )
-    assert joined(chunks) == {
-        "content": ANSWER,
-        "reasoning_content": THOUGHT,
-        "reasoning": THOUGHT,
-    }
+    assert joined(chunks) == {"content": ANSWER, "reasoning_content": THOUGHT, "reasoning": THOUGHT}
     tokens = server.model.engine.script  # type: ignore[attr-defined]
     sent = [id for chunk in chunks for choice in chunk.choices for id in choice.token_ids or []]
     assert sent == tokens

@@ -18,10 +18,7 @@ from support.waiting import PATIENCE
 SESSIONS = [f"session-{number}" for number in range(8)]
 CHAT = "/v1/chat/completions"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(NGINX is None, reason="nginx is not installed"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(NGINX is None, reason="nginx is not installed")]
 
 
 class Proxied:

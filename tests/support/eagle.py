@@ -82,10 +82,7 @@ def _layer(
         return weights[f"midlayer.{name}.weight"]
 
     x = np.concatenate(
-        [
-            _rms(config, token, of("input_layernorm")),
-            _rms(config, hidden, of("hidden_norm")),
-        ]
+        [_rms(config, token, of("input_layernorm")), _rms(config, hidden, of("hidden_norm"))]
     )
     hd, shared = config.head_dim, config.num_attention_heads // config.num_key_value_heads
     q = (of("self_attn.q_proj") @ x).reshape(-1, hd)

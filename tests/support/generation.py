@@ -9,13 +9,7 @@ from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
-from paceline.decoding.types import (
-    Block,
-    DecodeOutcome,
-    Drafter,
-    Proposal,
-    Step,
-)
+from paceline.decoding.types import Block, DecodeOutcome, Drafter, Proposal, Step
 
 VOCABULARY = 300
 PROMPT = [1, 2, 3, 4, 5]

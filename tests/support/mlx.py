@@ -44,11 +44,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", _heads(8, 2, 64)),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _heads(4, 2, 128)),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", whole(4, 2, 16)),
-    "hunyuan_v1_dense": (
-        "HunYuanDenseV1Config",
-        "HunYuanDenseV1ForCausalLM",
-        _heads(8, 2, 128),
-    ),
+    "hunyuan_v1_dense": ("HunYuanDenseV1Config", "HunYuanDenseV1ForCausalLM", _heads(8, 2, 128)),
     "lfm2": (
         "Lfm2Config",
         "Lfm2ForCausalLM",

@@ -119,13 +119,13 @@ FORMS: dict[str, dict[str, Any]] = {
         },
     },
     "qwen2": {
-        **{**_SIZES, **_heads(14, 2, 64), "model_type": "qwen2", "tie_word_embeddings": True},
+        **{**_SIZES, **_heads(14, 2, 64), "model_type": "qwen2", "tie_word_embeddings": True}
     },
     "qwen3": {
-        **{**_SIZES, **_heads(4, 2, 128), "model_type": "qwen3", "tie_word_embeddings": True},
+        **{**_SIZES, **_heads(4, 2, 128), "model_type": "qwen3", "tie_word_embeddings": True}
     },
     "qwen3-yarn": {
-        **{**_SIZES, **_heads(8, 2, 128), "model_type": "qwen3", "rope_parameters": _YARN},
+        **{**_SIZES, **_heads(8, 2, 128), "model_type": "qwen3", "rope_parameters": _YARN}
     },
     "qwen3_moe": {
         **{**_SIZES, **_heads(16, 2, 128), **_MOE, "model_type": "qwen3_moe"},
@@ -179,7 +179,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {
         **{**_SIZES, **_heads(8, 2, 128), "model_type": "hunyuan_v1_dense", "vocab_size": 327},
         "rope_parameters": {
-            **{"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 1000.0},
+            **{"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 1000.0}
         },
     },
     "olmoe": {

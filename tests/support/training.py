@@ -10,12 +10,7 @@ from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
-from paceline.tools.train.answers import (
-    ANSWERS,
-    Answer,
-    Settings,
-    make_answers,
-)
+from paceline.tools.train.answers import ANSWERS, Answer, Settings, make_answers
 
 WORDS = ["Hello", "this is one and the user", "2 + 2 = 12, and the", "a", "the"]
 SHORT = Settings(max_tokens=12)

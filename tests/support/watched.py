@@ -42,10 +42,7 @@ sys.addaudithook(watch)
 
 _THIS_MACHINE = (None, "", "localhost", "127.0.0.1", "::1")
 
-_SWITCHES = (
-    *("CI", "TF_BUILD", "JENKINS_URL"),
-    *("DO_NOT_TRACK", "DISABLE_TELEMETRY"),
-)
+_SWITCHES = (*("CI", "TF_BUILD", "JENKINS_URL"), *("DO_NOT_TRACK", "DISABLE_TELEMETRY"))
 """Variables with which libraries report nothing; a user's machine has none of them."""
 
 _USER = ("HF_", "MPL", "PACELINE_", "TORCH", "XDG_")

@@ -26,13 +26,7 @@ SAMPLING: dict[str, Any] = {
     "general.sampling.min_p": 0.05,
     "general.sampling.penalty_repeat": 1.05,
 }
-SAID = {
-    "temperature": 0.6,
-    "top_k": 20,
-    "top_p": 0.95,
-    "min_p": 0.05,
-    "repetition_penalty": 1.05,
-}
+SAID = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.05}
 
 
 def said(folder: Path, **config: Any) -> Any:

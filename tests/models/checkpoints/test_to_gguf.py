@@ -18,12 +18,7 @@ from paceline.models.checkpoints import tensors
 from paceline.models.checkpoints.convert import plan, write
 from paceline.models.checkpoints.families import FAMILIES
 from support.errors import raises
-from support.tiny_checkpoints import (
-    FORMS,
-    write_checkpoint,
-    write_gguf_of,
-    write_safetensors,
-)
+from support.tiny_checkpoints import FORMS, write_checkpoint, write_gguf_of, write_safetensors
 
 Type = GGMLQuantizationType
 Tensors = dict[str, np.ndarray]

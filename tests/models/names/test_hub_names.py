@@ -123,11 +123,7 @@ def test_a_revision_that_can_be_none_is_refused(revision: str):
 
 @given(repository=REPOSITORY, tag=TAG, file=FILE)
 def test_what_a_name_means_is_a_name_that_means_the_same(repository: str, tag: str, file: str):
-    for name in (
-        HubName(repository),
-        HubName(repository, tag=tag),
-        HubName(repository, file=file),
-    ):
+    for name in (HubName(repository), HubName(repository, tag=tag), HubName(repository, file=file)):
         assert parse_hub_name(str(name)) == name
         assert parse_hub_name(f"hf.co/{name}") == name
         assert parse_hub_name(f"https://huggingface.co/{name}") == name

@@ -172,11 +172,7 @@ def test_messages_that_the_template_cannot_take_are_refused(source: str):
 
 @pytest.mark.parametrize(
     "source",
-    [
-        "{{ 1 / 0 }}",
-        "{{ 'a' | nofilter }}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    ],
+    ["{{ 1 / 0 }}", "{{ 'a' | nofilter }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"],
 )
 def test_a_template_that_fails_is_the_models_fault(source: str):
     with raises(ModelError, "tiny"):

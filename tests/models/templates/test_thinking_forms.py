@@ -146,9 +146,7 @@ def test_a_prompt_ends_in_a_thought_where_the_template_opens_one_and_not_where_a
     assert ends_inside(name, tokenizer, **variables) is expected
 
 
-def test_thoughts_of_earlier_answers_go_under_the_names_that_a_template_reads(
-    tokenizer: Tokenizer,
-):
+def test_thoughts_of_earlier_answers_go_under_the_names_that_a_template_reads(tokenizer: Tokenizer):
     def remembered(source: str) -> dict[str, str]:
         return Thinking(source, lambda: tokenizer, "tiny").message_fields("hm")
 
