@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 
 from paceline.drafters import DrafterResources, create, shipped
@@ -17,6 +17,7 @@ from paceline.models import ModelFiles
 from support.dflash import LEFT_OUT
 from support.errors import raises
 from support.mtp import HeadForm, config_json, gguf_name, write_head
+from support.tiny import gguf_writer
 
 EAGLE = HeadForm(drafted=range(5, 300, 3))
 OWN = HeadForm(own=True, taps=(1,), kv_heads=1, rotary=0.5)
@@ -223,7 +224,6 @@ def write_gguf(
     left_out: str = "",
 ) -> None:
     """The parts of a GGUF file that a head is read from, as llama.cpp's converter writes them."""
-    writer = GGUFWriter(path, family)
     text = config_json(OWN)["text_config"]
     about = {
         "block_count": 3,
@@ -234,24 +234,20 @@ def write_gguf(
         "attention.head_count_kv": OWN.kv_heads,
         "attention.key_length": OWN.head_dim,
         "rope.dimension_count": int(OWN.head_dim * OWN.rotary),
+        "rope.freq_base": OWN.theta,
+        "attention.layer_norm_rms_epsilon": text["rms_norm_eps"],
     }
-    for name, value in about.items():
-        writer.add_uint32(f"{family}.{name}", value)
-    writer.add_float32(f"{family}.rope.freq_base", OWN.theta)
-    writer.add_float32(f"{family}.attention.layer_norm_rms_epsilon", text["rms_norm_eps"])
-    writer.add_tensor("token_embd.weight", np.zeros((OWN.vocab, OWN.d), np.float32))
-    for name, rows in weights.items():
-        stored = gguf_name(name, 2)
-        if stored == f"{left_out}.weight":
-            continue
-        if rows.ndim == 1:
-            writer.add_tensor(stored, rows + 1)
-        else:
-            writer.add_tensor(stored, quantize(rows, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    fields = {f"{family}.{name}": value for name, value in about.items()}
+    with gguf_writer(path, family, fields) as writer:
+        writer.add_tensor("token_embd.weight", np.zeros((OWN.vocab, OWN.d), np.float32))
+        for name, rows in weights.items():
+            stored = gguf_name(name, 2)
+            if stored == f"{left_out}.weight":
+                continue
+            if rows.ndim == 1:
+                writer.add_tensor(stored, rows + 1)
+            else:
+                writer.add_tensor(stored, quantize(rows, kind), raw_dtype=kind)
 
 
 @pytest.mark.parametrize(

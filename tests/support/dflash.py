@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from gguf import GGUFReader
-from gguf.quants import dequantize
 
 from paceline.drafters.dflash import Config, HostKV
 from paceline.drafters.networks.context import ContextCache, DraftCost
 from paceline.drafters.networks.target import read_matrix, read_target
 from paceline.models import ModelFiles
 from support import mlx
+from support.tiny_checkpoints import stored, write_safetensors
 
 Weights = dict[str, np.ndarray]
 
@@ -33,9 +32,6 @@ class _LeftOut:
 
 LEFT_OUT: Any = _LeftOut()
 """Instead of a value in config.json, or of a tensor: it is not there."""
-
-_WHOLE = {"int64": "I64", "bool": "BOOL"}
-_KINDS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
 
 
 def tiny_config(files: ModelFiles, **changes: Any) -> Config:
@@ -191,34 +187,15 @@ def write_tensors(
     kind: str,
     whole: Mapping[str, np.ndarray] | None = None,
 ) -> Weights:
-    """Write a safetensors file: the length of a JSON header, the header, and all bytes in a row.
-
-    `whole` are int64 or bool. Returns `tensors` as they can be read.
-    """
-    header, data = {}, b""
-    for name, rows in {**tensors, **(whole or {})}.items():
-        stored_kind = _WHOLE.get(rows.dtype.name, kind)
-        stored = rows
-        if stored_kind == kind:
-            stored = _halves(rows) if kind == "BF16" else rows.astype(_KINDS[kind])
-        ends = [len(data), len(data) + stored.nbytes]
-        header[name] = {"dtype": stored_kind, "shape": rows.shape, "data_offsets": ends}
-        data += stored.tobytes()
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    """Write a file; `whole` are int64 or bool. Returns `tensors` as they can be read."""
+    write_safetensors(path, {**tensors, **(whole or {})}, kind)
     return {name: _rounded(rows, kind) for name, rows in tensors.items()}
-
-
-def _halves(rows: np.ndarray) -> np.ndarray:
-    """The upper two bytes of each float32, which is what bfloat16 is."""
-    return (np.ascontiguousarray(rows, np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
 def _rounded(rows: np.ndarray, kind: str) -> np.ndarray:
     if kind == "BF16":
-        return (_halves(rows).astype(np.uint32) << 16).view(np.float32)
-    return rows.astype(_KINDS[kind]).astype(np.float32)
+        return (stored(rows, kind).astype(np.uint32) << 16).view(np.float32)
+    return stored(rows, kind).astype(np.float32)
 
 
 class Ends(NamedTuple):
@@ -228,17 +205,6 @@ class Ends(NamedTuple):
     """[vocab, d]"""
     head: np.ndarray
     """[vocab, d]"""
-
-
-def stored_ends(gguf: Path) -> Ends:
-    """Embeddings and head as a GGUF file has them."""
-    stored = {tensor.name: tensor for tensor in GGUFReader(gguf).tensors}
-    return Ends(
-        *(
-            dequantize(stored[name].data, stored[name].tensor_type).astype(np.float64)
-            for name in ("token_embd.weight", "output.weight")
-        )
-    )
 
 
 def ends_of(files: ModelFiles) -> Ends:

@@ -1,19 +1,16 @@
 """Tiny hybrid models: states as they are in memory, and a Qwen3.5 with a head in its file."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import pytest
 
 from paceline.engines.base import KVSequence
 from paceline.engines.openvino.engine import OpenVinoEngine
-from paceline.engines.state_blocks import StateRows, StateTable
+from paceline.engines.state_blocks import StateTable
 from paceline.storage.gguf_file import Tensor, read_gguf, write_gguf
-from support.engine_rows import feed, run
 from support.mtp import HeadForm, gguf_name
 from support.tiny_checkpoints import write_gguf_of
 
@@ -75,68 +72,3 @@ def state_of(engine: OpenVinoEngine, sequence: KVSequence) -> dict[str, bytes]:
     tables = {name: array for name, (array, _) in engine._bound.items() if "state_table" in name}
     assert tables
     return {name: array[state.block].tobytes() for name, array in tables.items()}
-
-
-class SeenState(NamedTuple):
-    """The state of all recurrent layers that a call read in an answer."""
-
-    text: tuple[int, tuple[int, ...]]
-    """Tokens of the prompt, and all tokens before the state."""
-    rows: int
-    """Rows that were accepted last."""
-    shared: bool
-    """Whether the sequence began with a prefix of another."""
-    state: int
-    """Hash of its bytes."""
-
-
-@contextmanager
-def states_seen(engine: OpenVinoEngine) -> Iterator[list[SeenState]]:
-    """Collects the states that calls read in answers, of all sequences."""
-    seen: list[SeenState] = []
-    accepted: dict[int, int] = {}
-    shared: set[int] = set()
-    commit, fork, state_rows = StateTable.commit, StateTable.fork, StateTable.state_rows
-
-    def watched_commit(self: StateTable, rows: int) -> None:
-        commit(self, rows)
-        accepted[id(self)] = rows
-
-    def watched_fork(self: StateTable, length: int) -> StateTable:
-        forked = fork(self, length)
-        (shared.add if forked.length else shared.discard)(id(forked))
-        return forked
-
-    def watched_rows(self: StateTable, rows: int, past: int) -> StateRows:
-        if self.shareable_length < past == self.length:
-            text = self.shareable_length, tuple(self._tokens)
-            state = _hash(state_of(engine, self))
-            seen.append(SeenState(text, accepted[id(self)], id(self) in shared, state))
-        return state_rows(self, rows, past)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StateTable, "commit", watched_commit)
-        patch.setattr(StateTable, "fork", watched_fork)
-        patch.setattr(StateTable, "state_rows", watched_rows)
-        yield seen
-
-
-def plain_states(
-    engine: OpenVinoEngine, seen: Sequence[SeenState]
-) -> dict[tuple[int, tuple[int, ...]], int]:
-    """Hashes of the same states in plain decoding: alone, one row a call."""
-    known: dict[tuple[int, tuple[int, ...]], int] = {}
-    for prompt, text in sorted({item.text for item in seen}, reverse=True):  # longer texts first
-        if (prompt, text) in known:
-            continue
-        with closing(engine.open()) as sequence:
-            feed(engine, sequence, text[:prompt])
-            for at in range(prompt, len(text)):
-                run(engine, (sequence, [text[at]], 1))
-                sequence.commit(1)
-                known[prompt, text[: at + 1]] = _hash(state_of(engine, sequence))
-    return known
-
-
-def _hash(state: Mapping[str, bytes]) -> int:
-    return hash(tuple(sorted(state.items())))

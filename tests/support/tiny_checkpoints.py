@@ -329,28 +329,29 @@ _UNIFORM = {"layer_scalar": (0.8, 1.2), "A_log": (-4, -0.5)}
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], dtype: str = "F32") -> None:
-    """Write tensors as `dtype`; those of bytes stay U8."""
+    """Write floats as `dtype`; bytes, whole numbers and truth values stay what they are."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = bytearray()
     for name, values in tensors.items():
-        is_bytes = values.dtype == np.uint8
-        stored = values if is_bytes else _stored(values.astype(np.float32), dtype)
-        begin = len(data)
-        data += np.ascontiguousarray(stored).tobytes()
-        header[name] = {
-            "dtype": "U8" if is_bytes else dtype,
-            "shape": list(values.shape),
-            "data_offsets": [begin, len(data)],
-        }
+        kind = _KEPT.get(values.dtype.name, dtype)
+        rows = values if kind != dtype else stored(values, dtype)
+        ends = [len(data), len(data) + rows.nbytes]
+        header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": ends}
+        data += np.ascontiguousarray(rows).tobytes()
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
+_KEPT = {"uint8": "U8", "int64": "I64", "bool": "BOOL"}
+_FLOATS = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
+
+
+def stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Floats as they lie in a file; bfloat16 is the upper two bytes of a float32."""
     if dtype == "BF16":
-        return (values.view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype({"F32": np.float32, "F16": np.float16}[dtype])
+        return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(_FLOATS[dtype])
 
 
 def write_tokenizer(path: Path, count: int = 320) -> None:

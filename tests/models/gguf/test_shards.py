@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFWriter
 
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
@@ -16,23 +15,19 @@ from paceline.models import resolve
 from paceline.models.gguf.shards import check_shards, first_shard
 from paceline.models.installed import check_models, list_models
 from support.errors import raises
-from support.tiny import write_tiny
+from support.tiny import gguf_writer, write_tiny
 
 COUNT = 3
 
 
 def write_shard(path: Path, number: int, count: int = COUNT, tensors: int = 6) -> Path:
     """A file of two tensors that says which part it is."""
-    writer = GGUFWriter(path, "llama")
-    writer.add_uint16("split.no", number)
-    writer.add_uint16("split.count", count)
-    writer.add_int32("split.tensors.count", tensors)
-    for name in ("a", "b"):
-        writer.add_tensor(f"{name}.{number}.weight", np.zeros((2, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_writer(path, "llama", {}) as writer:
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", tensors)
+        for name in ("a", "b"):
+            writer.add_tensor(f"{name}.{number}.weight", np.zeros((2, 32), np.float32))
     return path
 
 
