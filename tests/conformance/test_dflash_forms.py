@@ -151,12 +151,3 @@ def test_a_head_without_one_of_its_tensors_is_rejected(
     case = Case(config, tmp_path, tiny_files, None, {})  # type: ignore[arg-type]
     with raises(ModelError, name):
         case.opened()
-
-
-def test_a_truncated_file_is_rejected(written: Any, tiny_files: ModelFiles):
-    config, folder = written
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-7])
-    case = Case(config, folder, tiny_files, None, {})  # type: ignore[arg-type]
-    with raises(ModelError, "truncated"):
-        case.opened()

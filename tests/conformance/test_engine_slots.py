@@ -1,5 +1,6 @@
 """Slots of every engine: reject, rewind, fork, free, full cache. Comparisons are bitwise.
 
+Where `poison` is called, slots and blocks that nothing may read have numbers of usual size.
 Tokens are fed to a sequence as its prompt; tokens that are run after it are its answer.
 """
 
@@ -12,16 +13,27 @@ from paceline.engines.base import Engine, KVSequence
 from paceline.errors import CacheFull
 from support.engine_rows import Plain, Rows, feed, random_text, run, same
 from support.errors import raises
+from support.poison import poison
 
 
-@pytest.mark.parametrize("kept", range(1, 9))
-def test_rejected_drafts_leave_no_trace(
-    engine: Engine, plain: Plain, sequence: KVSequence, kept: int
+@pytest.mark.parametrize("poisoned", [False, True])
+@pytest.mark.parametrize("kept", [1, 3, 4, 7, 8])
+def test_rejected_drafts_and_freed_blocks_leave_no_trace(
+    engine: Engine,
+    plain: Plain,
+    sequence: KVSequence,
+    other: KVSequence,
+    kept: int,
+    poisoned: bool,
 ):
     text = random_text(engine, 64)
     wrong = [(token + 1) % engine.vocab_size for token in text]
+    feed(engine, other, random_text(engine, 40, 1))
     feed(engine, sequence, text[:10])
-    while sequence.length < 50:
+    other.close()
+    while sequence.length < 45:
+        if poisoned:
+            poison(engine, sequence)
         start = sequence.length
         block = text[start : start + kept] + wrong[start + kept : start + 8]
         (logits,) = run(engine, (sequence, block, 8))
@@ -32,9 +44,10 @@ def test_rejected_drafts_leave_no_trace(
     assert same(logits, plain(text, 10)[sequence.length :][:1])
 
 
-@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 31, 32, 33, 47, 48])
+@pytest.mark.parametrize("poisoned", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 8, 9, 31, 32, 33, 48])
 def test_a_rewound_sequence_goes_on_as_if_it_had_not_been_longer(
-    engine: Engine, plain: Plain, sequence: KVSequence, length: int
+    engine: Engine, plain: Plain, sequence: KVSequence, length: int, poisoned: bool
 ):
     first, second = random_text(engine, 48, 1), random_text(engine, 48, 2)
     text = first[:length] + second[length:]
@@ -45,9 +58,39 @@ def test_a_rewound_sequence_goes_on_as_if_it_had_not_been_longer(
     sequence.rewind(length)
     assert sequence.length == sequence.shareable_length == length, "no block is shared"
     for start in range(length, 45, 3):
+        if poisoned:
+            poison(engine, sequence)
         (logits,) = run(engine, (sequence, text[start : start + 3], 3))
         assert same(logits, plain(text, length)[start : start + 3])
         sequence.commit(3)
+
+
+def test_poisoned_slots_of_a_closed_parent_change_no_row_of_its_fork(
+    engine: Engine, plain: Plain, sequence: KVSequence
+):
+    text = random_text(engine, 84)
+    feed(engine, sequence, text[:70])
+    with closing(sequence.fork(64)) as child:
+        feed(engine, child, text[child.length : 70])
+        sequence.close()
+        for start in range(70, 82, 4):
+            poison(engine, child)
+            (logits,) = run(engine, (child, text[start : start + 4], 4))
+            assert same(logits, plain(text, 70)[start : start + 4])
+            child.commit(4)
+
+
+def test_a_poisoned_slot_that_is_read_changes_rows(
+    engine: Engine, plain: Plain, sequence: KVSequence
+):
+    # Without this, poison that reaches no cache would pass every test above.
+    text = random_text(engine, 40)
+    feed(engine, sequence, text[:30])
+    (logits,) = run(engine, (sequence, text[30:34], 4))
+    sequence.commit(4)
+    poison(engine, sequence, 20)
+    (logits,) = run(engine, (sequence, text[34:38], 4))
+    assert not same(logits, plain(text, 30)[34:38])
 
 
 @pytest.mark.pairs

@@ -317,15 +317,6 @@ def test_the_cost_of_a_draft_grows_with_the_context(case: Case, monkeypatch: pyt
     assert drafter.cost(7) == pytest.approx(0.75)
 
 
-def test_drafters_of_two_requests_are_independent(case: Case):
-    one, other = drafter_of(case), drafter_of(case)
-    rows, others = case.tapped(12, 1), case.tapped(12, 2)
-    one.observe(seen(rows, 0))
-    other.observe(seen(others, 0))
-    assert_drafts(one.propose([1] * 12 + [8], 7), case.expected(rows, 8))
-    assert_drafts(other.propose([1] * 12 + [8], 7), case.expected(others, 8))
-
-
 @pytest.mark.pairs
 @pytest.mark.parametrize("cut", [30, 20, 17, 12, 5, 0])
 @pytest.mark.parametrize("asked", [False, True])

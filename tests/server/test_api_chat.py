@@ -140,8 +140,6 @@ def test_max_completion_tokens_comes_first(server: Running):
     assert chat(server, max_completion_tokens=3).usage.completion_tokens == 3
 
 
-
-
 WEATHER = {
     "type": "function",
     "function": {

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from openai import BadRequestError
 
-from paceline.engines import EngineSettings, open_engine
 from paceline.errors import InvalidRequest
 from paceline.models import resolve
 from paceline.runtime.model import Model
@@ -16,6 +15,7 @@ from paceline.server.settings import Settings
 from support.errors import raises
 from support.server import Running, running
 from support.thinking import CLOSE, OPEN, Scripted
+from support.toy import ToyEngine
 
 THOUGHT, ANSWER = "let me see\nit is", "It is 4."
 EMPTY = "<think>\n\n</think>\n\n"
@@ -27,8 +27,7 @@ def served(thinking_gguf: Path, tiny_cache: Path) -> Iterator[Running]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tiny_cache))
         files = resolve(str(thinking_gguf), tiny_cache)
-        settings = EngineSettings(cache_tokens=8 * files.context_length)
-        engine = open_engine("openvino", files.path, files.context_length, settings)
+        engine = ToyEngine(vocab_size=320, context_length=512, cache_blocks=512)
         with running(Model(files, Scripted(engine, []))) as instance:
             yield instance
 

@@ -27,7 +27,6 @@ from paceline.constraints.tool_forms import (
     tool_form,
 )
 from paceline.decoding.types import Constraint
-from paceline.engines import EngineSettings, open_engine
 from paceline.models import resolve
 from paceline.runtime.model import Model
 from paceline.server.body import Message
@@ -35,6 +34,7 @@ from paceline.server.prompts import describe_tools, fit_calls, template_messages
 from support.server import Running, running
 from support.thinking import Scripted
 from support.tool_templates import TEMPLATES, write_calling
+from support.toy import ToyEngine
 
 pytest.importorskip("llguidance")
 
@@ -66,8 +66,8 @@ def calling(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tiny_cache))
         files = resolve(str(path), tiny_cache)
-        settings = EngineSettings(cache_tokens=8 * files.context_length)
-        engine = Scripted(open_engine("openvino", files.path, files.context_length, settings), [])
+        toy = ToyEngine(vocab_size=320, context_length=512, cache_blocks=512)
+        engine = Scripted(toy, [])
         with running(Model(files, engine)) as server:
             yield {"": server}
 

@@ -5,9 +5,10 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -52,11 +53,14 @@ class FakeIndex:
         return [request for request in self.asked if request.path.startswith("/files/")]
 
 
+Index = TypeVar("Index", bound=FakeIndex)
+
+
 @contextlib.contextmanager
-def serving() -> Iterator[FakeIndex]:
+def serving(make: Callable[[str], Index] = FakeIndex) -> Iterator[Index]:  # type: ignore[assignment]
     """An index that answers until the end of the block."""
     with http.serving(_Handler) as server:
-        index = FakeIndex(f"http://127.0.0.1:{server.server_port}")
+        index = make(f"http://127.0.0.1:{server.server_port}")
         server.state = index  # type: ignore[attr-defined]
         yield index
 
