@@ -71,7 +71,7 @@ class Observed(NamedTuple):
     """An idle server with one client so far: its responses and its counters."""
 
     responses: list[dict[str, Any]]
-    result: dict[str, dict[str, float]]
+    counters: dict[str, dict[str, float]]
     server: Running
 
     def total(self, *path: str) -> float:
@@ -89,7 +89,7 @@ class Observed(NamedTuple):
 
     def counted(self, name: str) -> float:
         """The value of a metric `paceline_...`."""
-        return single(self.found, f"paceline_{name}")
+        return single(self.counters, f"paceline_{name}")
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_token_counters_equal_the_usage(observed: Observed):
 
 def test_step_and_drafter_counters_equal_the_speculation_fields(observed: Observed):
     assert observed.counted("steps_total") == observed.total("speculation", "steps") > 0
-    result = observed.found
+    result = observed.counters
     assert result["paceline_drafter_draft_tokens_total"] == observed.by("speculation", "drafted_by")
     assert result["paceline_drafter_accepted_tokens_total"] == observed.by(
         "speculation", "accepted_by"
@@ -154,7 +154,7 @@ def test_draft_counters_equal_the_acceptance_histograms(observed: Observed):
     for line in about:
         for length, steps in enumerate(line["acceptance_histogram"]):
             places.update({str(place): steps for place in range(length)})
-    result = observed.found["paceline_accepted_tokens_per_position_total"]
+    result = observed.counters["paceline_accepted_tokens_per_position_total"]
     assert result == {place: steps for place, steps in places.items() if steps}
     assert sum(result.values()) == accepted
 
@@ -196,9 +196,9 @@ def test_several_answers_have_one_prompt(module_model: Model):
 
 def test_vllm_names_have_the_same_values(observed: Observed):
     for ours, theirs in ALIASES.items():
-        assert observed.found[f"vllm:{theirs}"] == observed.found[f"paceline_{ours}"], ours
+        assert observed.counters[f"vllm:{theirs}"] == observed.counters[f"paceline_{ours}"], ours
     assert {
-        name.removeprefix("vllm:") for name in observed.found if name.startswith("vllm:")
+        name.removeprefix("vllm:") for name in observed.counters if name.startswith("vllm:")
     } >= set(ALIASES.values())
     labels = [
         s.labels for f in families(observed.server) for s in f.samples if s.name[:5] == "vllm:"
