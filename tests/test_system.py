@@ -27,16 +27,16 @@ for name in ("fork", "sysconf", "posix_fadvise", "geteuid"):
     delattr(os, name)
 import paceline
 skipped = []
-for found in pkgutil.walk_packages(paceline.__path__, "paceline."):
-    if found.name.endswith("__main__"):
+for module in pkgutil.walk_packages(paceline.__path__, "paceline."):
+    if module.name.endswith("__main__"):
         continue
     try:
-        importlib.import_module(found.name)
+        importlib.import_module(module.name)
     except ModuleNotFoundError as error:
         if error.name in {sorted(POSIX_ONLY)}:
             raise
         skipped.append(error.name)  # an extra that is not installed
-    print(found.name)
+    print(module.name)
 """
 
 

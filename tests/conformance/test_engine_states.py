@@ -76,16 +76,16 @@ class AnyUse(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(
-        wanted=st.dictionaries(
+        asks=st.dictionaries(
             places,
             st.tuples(st.integers(1, 12), st.integers(0, 12), st.integers(0, 99), st.booleans()),
             min_size=1,
             max_size=4,
         )
     )
-    def step(self, wanted: dict[int, tuple[int, int, int, bool]]):
+    def step(self, asks: dict[int, tuple[int, int, int, bool]]):
         work = []
-        for place, (length, kept, seed, reading) in wanted.items():
+        for place, (length, kept, seed, reading) in asks.items():
             if place < len(self.held):
                 one = self.held[place]
                 tokens = random_text(self.engine, min(length, LONGEST - len(one.tokens)), seed)

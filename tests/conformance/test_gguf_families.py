@@ -20,6 +20,7 @@ from paceline.models import resolve
 from paceline.models.checkpoints.convert import plan, write
 from paceline.models.gguf.support import FAMILIES
 from paceline.storage.gguf import read_gguf_graph
+from support.divergence import apart
 from support.engine_rows import random_text, run
 from support.errors import raises
 from support.tiny_checkpoints import FORMS, write_checkpoint, write_gguf_of, write_safetensors
@@ -61,11 +62,6 @@ def logits_of(engine: Engine, text: list[int]) -> np.ndarray:
     with closing(engine.open()) as sequence:
         (logits,) = run(engine, prompts=[(sequence, text, len(text))])
     return logits
-
-
-def apart(result: np.ndarray, expected: np.ndarray) -> float:
-    """The root mean square difference over that of the values themselves."""
-    return float(np.sqrt(((result - expected) ** 2).mean() / (expected**2).mean()))
 
 
 def test_rows_are_the_same_however_they_are_computed(family: Family):

@@ -178,7 +178,7 @@ VALUES = st.recursive(
 )
 CALLS = st.lists(
     st.builds(
-        lambda name, given: ToolCall(name, json.dumps(given)),
+        lambda name, values: ToolCall(name, json.dumps(values)),
         st.sampled_from(["f", "get.x-1"]),
         st.dictionaries(st.text("ab_", min_size=1, max_size=4), VALUES, max_size=3),
     ),

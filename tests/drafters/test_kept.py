@@ -53,9 +53,9 @@ def test_without_a_match_the_most_frequent_successors_are_drafted_with_probabili
     assert len(proposal.probabilities) == 4
 
 
-@pytest.mark.parametrize("said", [[], [[]], [[3]], [[1, 2]]])
-def test_little_text_is_no_error(said: list[list[int]]):
-    drafter = KeptDrafter(KeptText.count(said, VOCAB))
+@pytest.mark.parametrize("texts", [[], [[]], [[3]], [[1, 2]]])
+def test_little_text_is_no_error(texts: list[list[int]]):
+    drafter = KeptDrafter(KeptText.count(texts, VOCAB))
     assert not drafter.propose([], 4).tokens
     assert not drafter.propose([8] * 12, 4).tokens
     assert not KeptDrafter(None).propose([1, 2], 4).tokens
@@ -69,13 +69,13 @@ def test_keys_of_a_match_are_those_of_a_whole_text():
 
 
 @settings(max_examples=40)
-@given(said=answers, context=st.lists(st.integers(0, 5), max_size=40))
+@given(texts=answers, context=st.lists(st.integers(0, 5), max_size=40))
 def test_a_file_proposes_what_was_counted(
-    tmp_path_factory: pytest.TempPathFactory, said: list[list[int]], context: list[int]
+    tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]], context: list[int]
 ):
     path = tmp_path_factory.getbasetemp() / "kept" / "counts.bin"
     path.parent.mkdir(exist_ok=True)
-    counted = KeptText.count(said, VOCAB)
+    counted = KeptText.count(texts, VOCAB)
     counted.write(path, FACTS)
     opened, facts = KeptText.open(path, "abc", VOCAB)
     assert facts == FACTS
@@ -84,7 +84,7 @@ def test_a_file_proposes_what_was_counted(
     if proposal.source == "kept text":
         copied = [*context[-MATCH:], *proposal.tokens]
         assert any(
-            text[at : at + len(copied)] == copied for text in said for at in range(len(text))
+            text[at : at + len(copied)] == copied for text in texts for at in range(len(text))
         )
 
 

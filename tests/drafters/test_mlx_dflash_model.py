@@ -5,33 +5,22 @@ from typing import Any
 
 import pytest
 
-import paceline
 from paceline.runtime.model import Model
-from paceline.runtime.request import check
 from paceline.runtime.stream import run_together
+from paceline.server.scheduler import Scheduler
 from support import mlx
 from support.dflash import config_for, write_checkpoint
+from support.scheduling import Submitted
 
 pytestmark = pytest.mark.mlx
 mlx.needs()
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = mlx.checkpoint(tmp_path_factory.mktemp("mlx") / "qwen3", "qwen3")
-    template = "{% for message in messages %}{{ message.content }}.{% endfor %}"
-    (folder / "chat_template.jinja").write_text(template)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """Loaded without taps."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        model = paceline.load(checkpoint, engine="mlx", cache_tokens=4096)
-        _ = model.profile
-        return model
+    folder = tmp_path_factory.mktemp("mlx")
+    return mlx.model(mlx.checkpoint(folder / "qwen3", "qwen3"), folder / "cache")
 
 
 @pytest.fixture(scope="module")
@@ -85,33 +74,19 @@ def test_streams_may_be_interleaved_and_run_together(
 
 @pytest.mark.usefixtures("cache")
 def test_a_server_answers_several_at_once(model: Model, drafter: Path, plain: list[list[int]]):
-    import queue
-
-    from paceline.runtime.result import Result
-    from paceline.server.request import ServerRequest
-    from paceline.server.scheduler import Scheduler
-
     options = {"drafter": f"suffix+dflash:{drafter}", **OPTIONS}
     model.generate("a", **options)
     scheduler = Scheduler(model)
     scheduler.start()
-    heard: queue.Queue[Any] = queue.Queue()
     try:
-        for number, text in enumerate(TEXTS * 4):
-            policy = ("fixed", "auto")[number % 2]
-            tell = lambda event, number=number: heard.put((number, event))  # noqa: E731
-            tokens = model.tokens(text, raw=True)
-            request = ServerRequest(tokens, check({**options, "policy": policy}))
-            scheduler.submit(request, tell)
-        answers: dict[int, list[int]] = {}
-        while len(answers) < 4 * len(TEXTS):
-            number, event = heard.get(timeout=120)
-            assert not isinstance(event, Exception), event
-            if isinstance(event, Result):
-                answers[number] = event.token_ids
+        asked = [
+            Submitted(scheduler, text, policy=policy, **options)
+            for policy in ("fixed", "auto")
+            for text in TEXTS * 2
+        ]
+        assert [request.result().token_ids for request in asked] == plain * 4
     finally:
         scheduler.close()
-    assert [answers[number] for number in range(len(answers))] == plain * 4
 
 
 @pytest.mark.usefixtures("cache")

@@ -1,13 +1,11 @@
 """The MTP head inside a Qwen3.5 checkpoint that MLX runs."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import paceline
 from paceline.drafters import DrafterResources, shipped
 from paceline.drafters.networks.tensors import stored_tensors
 from paceline.engines import EngineSettings
@@ -74,15 +72,8 @@ def test_all_drafts_of_a_perfect_head_are_accepted(tmp_path: Path, reads: str):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """With a random head that knows the target's favourites a little."""
-    weights = random_weights(replace(FORM))
-    folder = with_head(tmp_path_factory.mktemp("mlx") / "qwen3_5", weights)
-    template = "{% for message in messages %}{{ message.content }}.{% endfor %}"
-    (folder / "chat_template.jinja").write_text(template)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        model = paceline.load(folder, engine="mlx", cache_tokens=4096)
-        _ = model.profile
-        return model
+    folder = tmp_path_factory.mktemp("mlx")
+    return mlx.model(with_head(folder / "qwen3_5", random_weights(FORM)), folder / "cache")
 
 
 TEXTS = ["abcabcabcabc", "the rain in the", "x y x y x"]

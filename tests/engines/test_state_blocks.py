@@ -230,7 +230,7 @@ class AnyUse(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(
-        wanted=st.dictionaries(
+        asks=st.dictionaries(
             st.integers(0, 4),
             st.tuples(st.integers(1, 20), st.integers(0, 20), st.booleans(), st.booleans()),
             min_size=1,
@@ -238,9 +238,9 @@ class AnyUse(RuleBasedStateMachine):
         ),
         most=st.integers(4, 60),
     )
-    def step(self, wanted: dict[int, tuple[int, int, bool, bool]], most: int) -> None:
+    def step(self, asks: dict[int, tuple[int, int, bool, bool]], most: int) -> None:
         work = []
-        for place, (rows, kept, prefill, committed) in wanted.items():
+        for place, (rows, kept, prefill, committed) in asks.items():
             if place < len(self.held):
                 table, tokens = self.held[place]
                 new = [next(self.tokens) for _ in range(min(rows, 180 - len(tokens)))]

@@ -77,10 +77,13 @@ def test_rejected_requests_are_counted(model: Model):
         assert server.get("/nothing", headers=key).status_code == 404
         assert server.get("/v1/models/other", headers=key).status_code == 404
         assert server.get("/v1/completions", headers=key).status_code == 405
+        for body in (b"{", {**ASK, "prompt": "a " * 2000}, {**ASK, "top_p": 7}):
+            assert server.post("/v1/completions", body, headers=key).status_code == 400
         received = server.get("/metrics", headers=key).text
     reasons = set(re.findall(r'paceline_requests_refused_total\{reason="(\w+)"\} 1\.0', received))
     assert reasons == {
-        *("invalid_api_key", "wrong_host", "unknown_url", "model_not_found", "method_not_allowed")
+        *("invalid_api_key", "wrong_host", "unknown_url", "model_not_found", "method_not_allowed"),
+        *("invalid_json", "context_length_exceeded", "invalid_request_error"),
     }
 
 

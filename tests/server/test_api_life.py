@@ -171,6 +171,8 @@ def test_an_engine_error_is_reported_with_and_without_a_stream(
                 pass
         monkeypatch.undo()
         assert server.post("/v1/completions", {**LONG, "max_tokens": 2}).status_code == 200
+        counters = server.get("/metrics").text
+    assert 'paceline_requests_failed_total{reason="server_error"} 3.0' in counters
     assert "RuntimeError in" in caplog.text
     assert "secret" not in caplog.text
 

@@ -224,14 +224,14 @@ def test_row_08_stream_options_without_a_stream(server: Running, body: Any):
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "is_sent"),
     [({"include_usage": True}, True), ({"include_usage": False}, False), ({}, False)],
 )
-def test_row_09_include_usage(server: Running, options: dict[str, Any], wanted: bool):
+def test_row_09_include_usage(server: Running, options: dict[str, Any], is_sent: bool):
     result = parts(server, CHAT, {**PLAIN, "stream_options": options}, stream=True)
     received = [part for part in result if part.get("usage")]
-    assert [part["choices"] for part in received] == ([[]] if wanted else [])
-    if wanted:
+    assert [part["choices"] for part in received] == ([[]] if is_sent else [])
+    if is_sent:
         assert received == result[-1:]
         usage = received[0]["usage"]
         assert usage["completion_tokens"] == received[0]["timings"]["predicted_n"] == 24

@@ -234,11 +234,7 @@ def test_row_26_metrics_add_up(module_model: Model):
     with running(module_model) as server:
         bodies = [body, {**body, "speculation": drafted}, {**body, "max_tokens": 7}]
         received = [good(server.post(TEXT, result)) for result in bodies]
-        families = list(text_string_to_metric_families(server.get("/metrics").text))
         counters = metrics(server)
-    for family in families:
-        assert family.documentation
-        assert family.type in ("counter", "gauge", "histogram")
     usage = [item["usage"] for item in received]
     about = [item["metrics"]["speculative_decoding"] for item in received]
     histograms = [line["acceptance_histogram"] for line in about]

@@ -82,23 +82,6 @@ def text_of(server: Running, tokens: Sequence[int]) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("stop", ["c0", "&", "ff", "fEP", "en"])
-def test_a_stop_string_inside_an_accepted_block(
-    server: Running, whole: Result, stream: bool, stop: str
-):
-    at = whole.text.index(stop)
-    received = ask(server, stream=stream, stop=stop, **predicted(whole))
-    assert received.text == whole.text[:at]
-    assert received.reason == "stop"
-    assert received.ids == whole.token_ids[: len(received.ids)]
-    assert received.usage["completion_tokens"] == len(received.ids)
-    # Blocks of 16 are accepted whole after the first token, up to the one with the stop string.
-    count = next(n for n in range(LENGTH) if stop in text_of(server, whole.token_ids[:n]))
-    assert received.about["steps"] == -(-(count - 1) // BLOCK)
-    assert received.about["accepted_by"]["prediction"] >= count - 1 - received.about["steps"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
 def test_of_a_length_cap_and_a_stop_string_in_one_block_the_first_ends_it(
     server: Running, whole: Result, stream: bool
 ):

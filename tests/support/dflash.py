@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.drafters.dflash import Config, HostKV
-from paceline.drafters.networks.context import ContextCache, DraftCost
+from paceline.drafters.dflash import Config
 from paceline.drafters.networks.target import read_matrix, read_target
 from paceline.models import ModelFiles
 from support import mlx
@@ -401,55 +400,6 @@ def _chained(
         results.append(scores)
         token = chosen[at] if chosen else int(drafted[scores.argmax()])
     return np.array(results), confidences or None
-
-
-class Rehearsed:
-    """In place of a network: goes on as a known text does, but for some positions.
-
-    It checks what it is told of the target: the features of each token, in order, none left out.
-    """
-
-    def __init__(
-        self, config: Config, text: Sequence[int], features: np.ndarray, wrong_at: Sequence[int]
-    ) -> None:
-        self.config = config
-        self.cost = DraftCost(0.1)
-        self._text = text
-        self._features = features
-        self._wrong_at = set(wrong_at)
-
-    def new_cache(self) -> ContextCache[HostKV]:
-        return ContextCache(HostKV(1, 1, 2))
-
-    def tapped(self, taps: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
-        return np.concatenate([taps["tap.0"][:rows], taps["tap.1"][:rows]], axis=1)
-
-    def concat(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        return np.concatenate([self._features[:0], *parts])
-
-    def prefill(self, context: ContextCache[HostKV], features: np.ndarray, start: int) -> None:
-        positions = range(start, start + len(features))
-        assert np.array_equal(features, self._features[start : start + len(features)])
-        assert [*context.positions, *positions] == [*range(start + len(features))]
-        context.positions += positions
-
-    def draft(
-        self,
-        context: ContextCache[HostKV],
-        token: int,
-        position: int,
-        features: np.ndarray,
-        start: int,
-        **_: Any,
-    ) -> tuple[list[int], list[float]]:
-        self.prefill(context, features, start)
-        assert len(context) == position
-        assert token == self._text[position]
-        block = range(position + 1, position + self.config.block_size)
-        # Behind the end of the text anything will do.
-        drafts = [self._text[at] if at < len(self._text) else 5 for at in block]
-        wrong = [token ^ (at in self._wrong_at) for at, token in zip(block, drafts, strict=True)]
-        return wrong, [0.9] * len(wrong)
 
 
 def parts(rows: np.ndarray, size: int) -> Iterator[tuple[int, np.ndarray]]:

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import paceline
 from paceline.engines import EngineSettings
 from paceline.engines.base import Engine
+from paceline.runtime.model import Model
 from paceline.storage.files import read_json, write_json
 from support.coreml_checkpoints import write_tokenizer
 
@@ -145,6 +147,17 @@ def checkpoint(folder: Path, family: str, *, dtype: str = "float32", **changes: 
         write_json(folder / CONFIG, {**about, "text_config": text})
     write_tokenizer(folder)
     return folder
+
+
+def model(checkpoint: Path, cache: Path) -> Model:
+    """A checkpoint with a chat template, loaded and measured."""
+    template = "{% for message in messages %}{{ message.content }}.{% endfor %}"
+    (checkpoint / "chat_template.jinja").write_text(template)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(cache))
+        loaded = paceline.load(checkpoint, engine="mlx", cache_tokens=4096)
+        _ = loaded.profile
+        return loaded
 
 
 def _favour(embeddings: Any, head: Any) -> None:

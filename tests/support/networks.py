@@ -13,6 +13,7 @@ from paceline.decoding.types import ComputedBlock
 from paceline.drafters import DrafterResources
 from paceline.drafters.dflash import Config, MlxNetwork, Network, OpenVinoNetwork
 from paceline.drafters.dflash.checkpoint import Chain, Convolution
+from paceline.drafters.mtp import Rows
 from paceline.models import ModelFiles
 from support.dflash import (
     Drafted,
@@ -106,33 +107,31 @@ class MlxEnds:
 
 
 class FromNumpy:
-    """An MLX network that takes hidden states as numpy arrays, too."""
+    """A network or head in MLX that takes hidden states as numpy arrays, too."""
 
-    def __init__(self, network: MlxNetwork) -> None:
+    def __init__(self, network: Any) -> None:
         self._network = network
-        self.cost = network.cost
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
+        member = getattr(self._network, name)
+        if name not in ("prefill", "draft"):
+            return member
+        return lambda *arguments, **options: member(*map(_on_device, arguments), **options)
 
-    def prefill(self, cache: Any, tapped: Any, start: int) -> None:
-        import mlx.core as mx
 
-        self._network.prefill(cache, mx.array(tapped), start)
+def _on_device(argument: Any) -> Any:
+    import mlx.core as mx
 
-    def draft(
-        self, cache: Any, token: int, position: int, tapped: Any, start: int, **options: Any
-    ) -> Any:
-        import mlx.core as mx
-
-        return self._network.draft(cache, token, position, mx.array(tapped), start, **options)
+    if isinstance(argument, Rows):
+        return argument._replace(tapped=mx.array(argument.tapped))
+    return mx.array(argument) if isinstance(argument, np.ndarray) else argument
 
 
 class Runtime(NamedTuple):
-    """How a network is opened in the precision of the checkpoint."""
+    """How a network or head is opened in the precision of the checkpoint."""
 
     opened: Callable[..., Any]
-    """(folder, files of the target, its ends, window=) -> a Network."""
+    """Of a network: (folder, files of the target, its ends, window=)."""
     shared: Callable[[ModelFiles, Ends], DrafterResources]
     """What drafters of all requests share."""
     exact: str = ""

@@ -12,6 +12,7 @@ from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
 from paceline.models import ModelFiles, resolve
+from support.divergence import apart
 from support.errors import raises
 from support.tiny import SIZES, WIDE, Type, reference_logits, write_tiny
 
@@ -28,11 +29,6 @@ TOKENS = [1, 260, 270, 40, 2, 81, 1, 300, 77, 77, 290, 15]
 def engine_logits(files: ModelFiles) -> np.ndarray:
     engine = open_engine("openvino", files.path, files.context_length, EngineSettings())
     return engine.step([(engine.open(), Block(TOKENS, len(TOKENS)))]).logits[0].copy()
-
-
-def apart(result: np.ndarray, expected: np.ndarray) -> float:
-    """The root mean square difference over that of the values themselves."""
-    return float(np.sqrt(((result - expected) ** 2).mean() / (expected**2).mean()))
 
 
 @pytest.mark.parametrize("heads", [(4, 2, 16), *PUBLISHED], ids=str)

@@ -138,7 +138,7 @@ def test_a_wrong_tag_and_a_wrong_file_list_what_is_there(name: str, fake: FakeHu
 
 
 @pytest.mark.parametrize(
-    ("paths", "said"),
+    ("paths", "names"),
     [
         (("config.json", "model.safetensors"), "paceline convert owner/name"),
         (("model.onnx", "README.md"), ".onnx (0.0 MB)"),
@@ -147,10 +147,10 @@ def test_a_wrong_tag_and_a_wrong_file_list_what_is_there(name: str, fake: FakeHu
     ],
 )
 def test_a_repository_without_a_usable_file_says_what_it_has_instead(
-    fake: FakeHub, paths: tuple[str, ...], said: str
+    fake: FakeHub, paths: tuple[str, ...], names: str
 ):
     fake.add(NAME, *paths)
-    with raises(ModelError, said, "neither a GGUF file nor an OpenVINO form"):
+    with raises(ModelError, names, "neither a GGUF file nor an OpenVINO form"):
         fetch(HubName(NAME))
 
 
