@@ -115,10 +115,10 @@ def test_other_rows_replace_truncated_ones(form: Case):
     cache.truncate(60)
     assert len(cache) == 60
     network.prefill(cache, others[:284], 60)
-    items = [network.draft(cache, 5, 350, others[284:], 344)]
-    items += [network.draft(cache, token, 350, others[:0], 350) for token in FIRST_TOKENS]
+    drafts = [network.draft(cache, 5, 350, others[284:], 344)]
+    drafts += [network.draft(cache, token, 350, others[:0], 350) for token in FIRST_TOKENS]
     rows = np.concatenate([kept, others])
-    assert_same(items, [form.expected(rows, token) for token in (5, *FIRST_TOKENS)])
+    assert_same(drafts, [form.expected(rows, token) for token in (5, *FIRST_TOKENS)])
 
 
 def test_a_cache_may_be_truncated_many_times(case: Case):
@@ -135,12 +135,12 @@ def test_positions_may_have_gaps(form: Case):
     rows = form.tapped(30)
     network, cache = form.network, form.network.new_cache()
     network.prefill(cache, rows[:15], 10)
-    items = [network.draft(cache, 3, 105, rows[15:], 90)]
-    items += [network.draft(cache, token, 105, rows[:0], 105) for token in FIRST_TOKENS]
-    items += [network.draft(cache, 3, 110, rows[:0], 105)]
+    drafts = [network.draft(cache, 3, 105, rows[15:], 90)]
+    drafts += [network.draft(cache, token, 105, rows[:0], 105) for token in FIRST_TOKENS]
+    drafts += [network.draft(cache, 3, 110, rows[:0], 105)]
     asked = [(3, 105), *((token, 105) for token in FIRST_TOKENS), (3, 110)]
     expected = partial(form.expected, rows, positions=[*range(10, 25), *range(90, 105)])
-    assert_same(items, [expected(token, at) for token, at in asked])
+    assert_same(drafts, [expected(token, at) for token, at in asked])
 
 
 def test_new_rows_may_end_before_the_block(form: Case):

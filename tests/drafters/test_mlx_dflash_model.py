@@ -1,5 +1,6 @@
 """DFlash with a model in MLX: streams, conversations and the server."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -76,17 +77,14 @@ def test_streams_may_be_interleaved_and_run_together(
 def test_a_server_answers_several_at_once(model: Model, drafter: Path, plain: list[list[int]]):
     options = {"drafter": f"suffix+dflash:{drafter}", **OPTIONS}
     model.generate("a", **options)
-    scheduler = Scheduler(model)
-    scheduler.start()
-    try:
+    with closing(Scheduler(model)) as scheduler:
+        scheduler.start()
         asked = [
             Submitted(scheduler, text, policy=policy, **options)
             for policy in ("fixed", "auto")
             for text in TEXTS * 2
         ]
         assert [request.result().token_ids for request in asked] == plain * 4
-    finally:
-        scheduler.close()
 
 
 @pytest.mark.usefixtures("cache")

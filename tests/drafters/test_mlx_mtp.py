@@ -1,5 +1,6 @@
 """The MTP head inside a Qwen3.5 checkpoint that MLX runs."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -96,17 +97,14 @@ def test_a_model_answers_with_its_own_head(model: Model):
         run_together(together)
         assert [stream.result.token_ids for stream in together] == plain
     assert drafted > 0
-    scheduler = Scheduler(model)
-    scheduler.start()
-    try:
+    with closing(Scheduler(model)) as scheduler:
+        scheduler.start()
         sent = [
             Submitted(scheduler, text, drafter=spec, policy="fixed", **OPTIONS)
             for spec in ("mtp", "auto")
             for text in TEXTS * 2
         ]
         assert [request.result().token_ids for request in sent] == plain * 4
-    finally:
-        scheduler.close()
 
 
 @pytest.mark.usefixtures("cache")

@@ -96,14 +96,14 @@ def test_calls_that_take_long_are_timed_as_often_for_fewer_numbers_of_rows(
 def test_a_profile_of_too_few_rounds_is_used_and_not_kept(
     timed: Callable[..., Timed], tmp_path: Path
 ):
-    engine, results = timed(lambda _: 9.0), list[str]()
-    profile = load_profile(engine, "model", tmp_path, say=results.append)
+    engine, messages = timed(lambda _: 9.0), list[str]()
+    profile = load_profile(engine, "model", tmp_path, say=messages.append)
     assert profile.rounds == 2, "never one"
     assert profile.cost(8) == pytest.approx(9.0)
     assert [*tmp_path.iterdir()] == []
-    assert len(results) == 2
-    assert "not kept" in results[1]
-    assert "timed 2 times, 3 are needed" in results[1]
+    assert len(messages) == 2
+    assert "not kept" in messages[1]
+    assert "timed 2 times, 3 are needed" in messages[1]
     steps = engine.steps
     load_profile(engine, "model", tmp_path)
     assert engine.steps > steps
@@ -112,14 +112,14 @@ def test_a_profile_of_too_few_rounds_is_used_and_not_kept(
 def test_a_profile_that_is_outdated_is_measured_again_once(
     timed: Callable[..., Timed], tmp_path: Path
 ):
-    engine, results = timed(milliseconds), list[str]()
+    engine, messages = timed(milliseconds), list[str]()
     assert not mark_outdated(engine, "model", tmp_path, "there is none")
     first = load_profile(engine, "model", tmp_path)
     assert mark_outdated(engine, "model", tmp_path, "calls are slow")
     assert not mark_outdated(engine, "model", tmp_path, "that is known")
     engine._seconds = lambda rows: 2 * milliseconds(rows)
-    profile = load_profile(engine, "model", tmp_path, say=results.append)
-    assert results == ["measuring this machine, again: calls are slow"]
+    profile = load_profile(engine, "model", tmp_path, say=messages.append)
+    assert messages == ["measuring this machine, again: calls are slow"]
     assert profile.cost(8) == pytest.approx(2 * first.cost(8))
     steps = engine.steps
     assert load_profile(engine, "model", tmp_path) == profile

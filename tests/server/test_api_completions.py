@@ -111,18 +111,18 @@ def test_a_suffix_asks_a_model_with_the_tokens_for_what_is_between(tmp_path: Pat
     fields = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
     path = write_tiny(tmp_path / "infill.gguf", fields=fields)
     model = load(path, cache_tokens=512)
-    with running(model) as instance:
+    with running(model) as server:
         body = {"prompt": "the", "suffix": " rain", "max_tokens": 4, "temperature": 0}
-        answer = instance.post("/v1/completions", {**body, "return_token_ids": True}).json()
+        answer = server.post("/v1/completions", {**body, "return_token_ids": True}).json()
         tokenizer = model.files.tokenizer()
         expected = [318, *tokenizer.encode("the"), 319, *tokenizer.encode(" rain"), 317]
         assert answer["choices"][0]["prompt_token_ids"] == expected
         for drafter in ("none", "suffix", "ngram:min=1"):
-            again = instance.post("/v1/completions", {**body, "speculation": {"drafter": drafter}})
+            again = server.post("/v1/completions", {**body, "speculation": {"drafter": drafter}})
             assert again.json()["choices"][0]["text"] == answer["choices"][0]["text"]
-        long = instance.post("/v1/completions", {**body, "suffix": "a b " * 2000})
+        long = server.post("/v1/completions", {**body, "suffix": "a b " * 2000})
         assert long.json()["error"]["code"] == "context_length_exceeded"
-        echo = instance.post("/v1/completions", {**body, "echo": True})
+        echo = server.post("/v1/completions", {**body, "echo": True})
         assert echo.json()["error"]["param"] == "echo"
 
 

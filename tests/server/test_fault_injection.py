@@ -244,7 +244,7 @@ def test_an_error_at_any_call_ends_one_request_at_most(
     for number in numbers:
         injector = Injector(number)
         _, ends = scenario(tiny_files, injector)
-        failed = [result for result in ends if isinstance(result, Exception)]
+        failed = [event for event in ends if isinstance(event, Exception)]
         assert len(failed) <= 1, f"{len(failed)} requests failed; raised at {injector.raised}"
         assert all(isinstance(item, Injected) for item in failed)
         for end, right in zip(ends, [*expected, expected[2]], strict=True):

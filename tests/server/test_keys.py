@@ -34,18 +34,18 @@ def test_an_empty_api_key_from_any_source_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    items = ["serve", "--host", host, "--port", "0"]
+    arguments = ["serve", "--host", host, "--port", "0"]
     monkeypatch.delenv(VARIABLE, raising=False)
     if source == VARIABLE:
         monkeypatch.setenv(VARIABLE, empty)
     elif source == "--api-key-file":
-        items += [source, str(keys_file(tmp_path, empty.encode()))]
+        arguments += [source, str(keys_file(tmp_path, empty.encode()))]
     else:
-        items += [source, empty]
+        arguments += [source, empty]
     monkeypatch.setattr(
         "paceline.cli.serve.load_model", lambda *_, **__: pytest.fail("a model was loaded")
     )
-    assert main(items) == 2
+    assert main(arguments) == 2
     assert source in capsys.readouterr().err
 
 

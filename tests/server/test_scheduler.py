@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -84,19 +85,16 @@ def test_a_repeated_prompt_hits_the_prefix_cache(model: Model, scheduler: Schedu
 @pytest.mark.parametrize("salt", ["", "mine"])
 def test_concurrent_requests_share_one_prefill_of_their_prompt(model: Model, salt: str):
     prompt = "this is the one " * 20
-    scheduler = Scheduler(model)
-    asked = [
-        Submitted(scheduler, prompt, max_tokens=30, temperature=0.8, seed=n, salt=salt)
-        for n in range(4)
-    ]
-    other = Submitted(scheduler, "one and two and " * 20, max_tokens=5, salt=salt)
-    scheduler.start()
-    try:
+    with closing(Scheduler(model)) as scheduler:
+        asked = [
+            Submitted(scheduler, prompt, max_tokens=30, temperature=0.8, seed=n, salt=salt)
+            for n in range(4)
+        ]
+        other = Submitted(scheduler, "one and two and " * 20, max_tokens=5, salt=salt)
+        scheduler.start()
         results = [item.result() for item in asked]
         other.result()
         hits = scheduler.prefix_cache.hit_tokens
-    finally:
-        scheduler.close()
     size, length = model.engine.block_size, results[0].prompt_tokens
     whole = (length - 1) // size * size
     assert [outcome.stats.cached_tokens for outcome in results] == [0, whole, whole, whole]
@@ -105,27 +103,22 @@ def test_concurrent_requests_share_one_prefill_of_their_prompt(model: Model, sal
         assert result.token_ids == alone(model, prompt, request.options)
 
 
-def test_a_request_waiting_for_a_prefill_starts_its_own_if_that_is_cancelled(model: Model):
-    prompt = "this is the one " * 20
-    scheduler = Scheduler(model)
-    first, second = (Submitted(scheduler, prompt, max_tokens=5) for _ in range(2))
-    step, calls = model.engine.step, 0
+def test_a_request_waiting_for_a_prefill_starts_its_own_if_that_is_cancelled(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    prompt, step, calls = "this is the one " * 20, model.engine.step, iter(range(99))
 
     def leaves(work: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
+        if next(calls) == 0:
             first.queued.cancel()
             raise RuntimeError("one that fails before anything is read")
         return step(work)
 
-    model.engine.step = leaves  # type: ignore[method-assign]
-    try:
+    monkeypatch.setattr(model.engine, "step", leaves)
+    with closing(Scheduler(model)) as scheduler:
+        first, second = (Submitted(scheduler, prompt, max_tokens=5) for _ in range(2))
         scheduler.start()
         assert second.result().token_ids == alone(model, prompt, {"max_tokens": 5})
-    finally:
-        scheduler.close()
-        del model.engine.step
 
 
 @pytest.mark.parametrize("apart", [{"salt": "b"}, {"cached": False}])
@@ -162,18 +155,14 @@ def test_a_prompt_that_is_cached_to_its_last_token(model: Model, scheduler: Sche
 
 
 def test_the_prefix_cache_is_evicted_for_requests(model: Model):
-    scheduler = Scheduler(model)
-    scheduler.start()
     total = model.engine.free_slots
-    try:
+    with closing(Scheduler(model)) as scheduler:
+        scheduler.start()
         for number in range(40):
             prompt = f"{number} " + "this is the one and only " * 12
             Submitted(scheduler, prompt, max_tokens=60).result()
-        kept = len(scheduler.prefix_cache)
-        assert 2 < kept < 40
+        assert 2 < len(scheduler.prefix_cache) < 40
         assert model.engine.free_slots < total
-    finally:
-        scheduler.close()
     assert model.engine.free_slots == total
 
 
@@ -311,26 +300,23 @@ def test_close_without_grace_fails_running_requests(model: Model):
         asked.result()
 
 
-def test_a_long_prefill_does_not_delay_decoding_requests(model: Model, scheduler: Scheduler):
+def test_a_long_prefill_does_not_delay_decoding_requests(
+    model: Model, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+):
     writing = Submitted(scheduler, "a", max_tokens=60, ignore_eos=True, drafter="none")
     until(lambda: scheduler.load.running == 1)
-    longest = 0
-    step = model.engine.step
+    lengths, step = list[int](), model.engine.step
 
     def watched(work: Any) -> Any:
-        nonlocal longest
         if len(work) > 1:
-            longest = max(longest, *(len(block.tokens) for _, block in work))
+            lengths.extend(len(block.tokens) for _, block in work)
         return step(work)
 
-    model.engine.step = watched  # type: ignore[method-assign]
-    try:
-        reading = Submitted(scheduler, "this is the one " * 24, max_tokens=4)
-        assert len(reading.result().token_ids) <= 4
-        writing.result()
-    finally:
-        del model.engine.step
-    assert 0 < longest <= 512
+    monkeypatch.setattr(model.engine, "step", watched)
+    reading = Submitted(scheduler, "this is the one " * 24, max_tokens=4)
+    assert len(reading.result().token_ids) <= 4
+    writing.result()
+    assert 0 < max(lengths) <= 512
 
 
 def test_a_prediction_is_drafted_from(model: Model, scheduler: Scheduler):
