@@ -30,12 +30,9 @@ def test_a_drafter_for_another_target_is_rejected_before_its_weights_are_read(
     case: Case, tmp_path: Path, changes: Any, faults: list[str]
 ):
     write_config(tmp_path, config_json(replace(case.config, **changes)))
-    with raises(ModelError, "another target") as rejected:
+    with raises(ModelError, "another target", *faults) as rejected:
         case.opened(tmp_path)
-    message = str(rejected.value)
-    assert all(fault in message for fault in faults)
-    assert message.count(", the target's") == len(faults)
-    assert "\n" not in message
+    assert str(rejected.value).count(", the target's") == len(faults)
 
 
 @pytest.mark.parametrize(

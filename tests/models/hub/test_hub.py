@@ -73,12 +73,9 @@ def test_every_way_the_hub_fails_is_one_line_that_names_the_model(
     error: BaseException, kind: type[ModelError], reason: str, fails: Any
 ):
     fails(error)
-    with pytest.raises(ModelError) as caught:
+    with raises(ModelError, reason, "some/model") as caught:
         hub.fetch_snapshot("some/model", QUIET)
     assert type(caught.value) is kind
-    assert reason in str(caught.value)
-    assert "some/model" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["a--b/c", "x/y..z", "x/" + "y" * 200])
