@@ -10,7 +10,7 @@ import pytest
 from paceline.errors import ModelError
 from support.dflash import LEFT_OUT, config_json, write_checkpoint, write_config
 from support.errors import raises
-from support.networks import Case, without_prefill
+from support.networks import Case
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,3 @@ def test_a_truncated_file_is_rejected(case: Case, tmp_path: Path, end: int):
     path.write_bytes(path.read_bytes()[:end])
     with raises(ModelError, "model.safetensors"):
         case.opened(tmp_path)
-
-
-def test_a_checkpoint_may_have_a_prefix_and_several_files(case: Case, tmp_path: Path):
-    results = []
-    for name, form in (("one", {}), ("other", {"prefix": "model.", "files": 3})):
-        write_checkpoint(tmp_path / name, case.config, **form)
-        network = case.opened(tmp_path / name)
-        assert network.config == case.config
-        results.append([list(item) for item in without_prefill(network, case.tapped(0), 3)])
-    assert results[0] == results[1]
