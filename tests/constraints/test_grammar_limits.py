@@ -184,16 +184,16 @@ def test_requests_with_the_same_new_grammar_compile_it_once(
     fresh: Grammars, monkeypatch: pytest.MonkeyPatch
 ):
     compiled = list[str]()
-    queue = fresh._processes._queue
-    compile_one = queue._compile
+    processes = fresh._processes
+    ask = processes._ask
 
-    def counted(grammar: str, *limits: Any) -> str | None:
-        reason = compile_one(grammar, *limits)
-        if reason is not None:  # on a busy machine the first, short try may end too early
-            compiled.append(grammar)
-        return reason
+    def counted(process: WorkerProcess, request: Any, *limits: Any) -> Any:
+        answer = ask(process, request, *limits)
+        if process is processes._compiling:  # on a busy machine a first, short try may have failed
+            compiled.append(request["grammar"])
+        return answer
 
-    monkeypatch.setattr(queue, "_compile", counted)
+    monkeypatch.setattr(processes, "_ask", counted)
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(lambda _: allowed(fresh.regex("[cd]+")), range(8)))
     assert len(compiled) == 1
