@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ from support import mlx
 
 
 @pytest.fixture(scope="module")
-def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Checkpoints of families, each checkpoint_of once."""
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> mlx.Checkpoints:
+    """Checkpoints of families, each written once."""
     mlx.needs()
     known: dict[str, Path] = {}
 
@@ -27,7 +27,7 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
 
 
 @pytest.fixture(scope="module")
-def opened(checkpoint_of: Callable[..., Path]) -> Callable[..., MlxEngine]:
+def opened(checkpoint_of: mlx.Checkpoints) -> mlx.Opened:
     def opened(family: str, taps: tuple[int, ...] = (), **settings: Any) -> MlxEngine:
         chosen = {"rows": RowRange(1, 32), **settings}
         return MlxEngine(

@@ -1,6 +1,6 @@
 """Whole models whose attention takes the kernels of a large Apple chip: rows near 1,024 keys."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def near_the_threshold(engine: MlxEngine, start: int, cuts: Sequence[int]) -> np
 
 @pytest.mark.parametrize("family", MODELS)
 def test_rows_across_a_threshold_are_those_of_plain_decoding(
-    family: str, checkpoint_of: Callable[..., Path]
+    family: str, checkpoint_of: mlx.Checkpoints
 ):
     engine = opened(checkpoint_of(family, **MODELS[family]))
     # Of four heads two share keys: beyond 1,024 of them, three rows and more take one kernel.
@@ -84,7 +84,7 @@ def test_rows_across_a_threshold_are_those_of_plain_decoding(
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_rows_across_a_threshold_differ_where_calls_cross_it(
-    family: str, checkpoint_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    family: str, checkpoint_of: mlx.Checkpoints, monkeypatch: pytest.MonkeyPatch
 ):
     engine = opened(checkpoint_of(family, **MODELS[family]))
     monkeypatch.setattr(rows, "cut", lambda *_: None)
@@ -95,7 +95,7 @@ def test_rows_across_a_threshold_differ_where_calls_cross_it(
 
 
 def test_a_cache_whose_slots_are_no_function_of_the_position_promises_nothing(
-    checkpoint_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    checkpoint_of: mlx.Checkpoints, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("paceline.engines.mlx.probe.kernel_by_position", lambda _: False)
     assert opened(checkpoint_of("llama")).min_rows == 1

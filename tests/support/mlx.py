@@ -1,6 +1,6 @@
 """Random tiny checkpoints of several families, as mlx-lm and transformers read them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,11 @@ from paceline.engines.base import Engine
 from paceline.runtime.model import Model
 from paceline.storage.files import read_json, write_json
 from support.coreml_checkpoints import write_tokenizer
+
+Opened = Callable[..., Any]
+"""Opens a family's `MlxEngine`."""
+Checkpoints = Callable[..., Path]
+"""Writes a family's checkpoint, once."""
 
 VOCAB = 160
 CONTEXT = 512
