@@ -111,8 +111,7 @@ def tiny_core_ml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_model(tiny_files: ModelFiles) -> Model:
     settings = EngineSettings(cache_tokens=8 * tiny_files.context_length)
     return Model(
-        tiny_files,
-        open_engine("openvino", tiny_files.path, tiny_files.context_length, settings),
+        tiny_files, open_engine("openvino", tiny_files.path, tiny_files.context_length, settings)
     )
 
 

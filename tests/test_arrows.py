@@ -240,8 +240,8 @@ def imported(name: str, files: Container[str]) -> str:
     """The file that `from a.b import c` runs: c where it is a module, otherwise a.b."""
     above = name.rpartition(".")[0]
     names = (name, f"{name}.__init__", above, f"{above}.__init__")
-    found = next((each for each in names if each in files), "")
-    return "" if found == "paceline.__init__" else found  # its names are imported when asked for
+    result = next((item for item in names if item in files), "")
+    return "" if result == "paceline.__init__" else result  # its names are imported when asked for
 
 
 def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:

@@ -96,11 +96,11 @@ def test_links_lead_somewhere(page: Path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_source_files_named_in_the_docs_exist(page: Path):
-    found = set(re.findall(r"[\w./*-]*\w[\w*]*\.py\b", page.read_text(encoding="utf-8")))
+    names = set(re.findall(r"[\w./*-]*\w[\w*]*\.py\b", page.read_text(encoding="utf-8")))
     folders = (ROOT, ROOT / "src", ROOT / "src/paceline", page.parent)
     missing = [
         name
-        for name in found
+        for name in names
         if not any(any(folder.glob(name)) for folder in folders)
         and ("/" in name or not any(ROOT.glob(f"[!.]*/**/{name}")))
     ]
@@ -109,12 +109,12 @@ def test_source_files_named_in_the_docs_exist(page: Path):
 
 def test_names_that_python_in_the_docs_imports_exist():
     code = "\n".join(block for page in PAGES for block in blocks(page, "python"))
-    found = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
-    ours = [node for node in found if str(node.module).startswith("paceline")]
+    results = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in results if str(node.module).startswith("paceline")]
     assert ours
     for node in ours:
         module = import_module(str(node.module))
-        assert [each.name for each in node.names if not hasattr(module, each.name)] == []
+        assert [name.name for name in node.names if not hasattr(module, name.name)] == []
 
 
 def test_tests_named_in_the_docs_exist():

@@ -52,7 +52,7 @@ def test_every_reason_is_needed():
 SCRIPTS = [words_of(line) for _, line in commands() if words_of(line)[0] == "python"]
 
 
-@pytest.mark.parametrize("words", [each for each in SCRIPTS if each[1] != "-m"], ids=" ".join)
+@pytest.mark.parametrize("words", [script for script in SCRIPTS if script[1] != "-m"], ids=" ".join)
 def test_a_script_of_the_docs_has_the_options_that_are_shown(words: list[str]):
     done = subprocess.run(
         [sys.executable, words[1], "--help"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -110,7 +110,7 @@ def test_every_page_whose_python_is_not_run_has_python():
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize(("name", "code"), [each for each in PYTHON if each[0] not in NEEDS])
+@pytest.mark.parametrize(("name", "code"), [item for item in PYTHON if item[0] not in NEEDS])
 def test_python_in_the_docs_runs(
     name: str,
     code: str,
@@ -126,9 +126,9 @@ def test_python_in_the_docs_runs(
 
 
 def test_the_recordings_are_of_the_commands_that_the_script_records():
-    made = (ROOT / "docs/record.py").read_text(encoding="utf-8")
+    text = (ROOT / "docs/record.py").read_text(encoding="utf-8")
     page = (ROOT / "docs/recordings.md").read_text(encoding="utf-8")
     shown = [code.strip() for language, code in BLOCK.findall(page) if language == "sh"]
     assert shown
-    assert [command for command in shown if command not in made] == []
+    assert [command for command in shown if command not in text] == []
     assert page.count("<pre>") >= len(shown)

@@ -50,10 +50,10 @@ def is_ours(words: list[str]) -> bool:
 
 def reason(line: str) -> str | None:
     """The key of `NOT_RUN` for a command that does not run here."""
-    said = " ".join(words_of(line)[1:])
-    if said.endswith(TRAINED):
+    text = " ".join(words_of(line)[1:])
+    if text.endswith(TRAINED):
         return "train"
-    fitting = [each for each in NOT_RUN if f"{said} ".startswith(f"{each} ")]
+    fitting = [name for name in NOT_RUN if f"{text} ".startswith(f"{name} ")]
     return max(fitting, key=len, default=None)
 
 
@@ -85,8 +85,8 @@ def test_a_command_of_the_docs_runs(
     words = words_of(line)[1:]
     monkeypatch.setattr(sys, "stdin", io.StringIO("Name a river.\n"))
     if words[:2] == ["bench", "trace"]:
-        made = ["generate", "Name a river.", "--trace", "trace.jsonl", "--max-tokens", "4"]
-        assert main(made) == 0
+        items = ["generate", "Name a river.", "--trace", "trace.jsonl", "--max-tokens", "4"]
+        assert main(items) == 0
     if words[0] in ("generate", "chat"):
         words += ["--max-tokens", "4"]
     assert main(words) == 0, capsys.readouterr().err

@@ -28,18 +28,18 @@ PROMPT = "the quick brown fox jumps over the quick brown fox"
 @contextmanager
 def files_called() -> Iterator[set[str]]:
     """The files of paceline of which functions run, in any thread that starts meanwhile."""
-    found = set[str]()
+    names = set[str]()
 
     def note(frame: FrameType, event: str, _argument: Any) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(SOURCE) and code.co_name != "<module>":
-            found.add(code.co_filename.removeprefix(SOURCE))
+            names.add(code.co_filename.removeprefix(SOURCE))
 
     gc.collect()  # models of other tests are freed now, and not meanwhile
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        yield found
+        yield names
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
@@ -50,27 +50,27 @@ def test_files_of_a_token_in_the_loop(model: Model):
     with model.stream(PROMPT, max_tokens=40, drafter="suffix", ignore_eos=True, **GREEDY) as stream:
         for _ in range(3):
             next(stream)
-        with files_called() as found:
+        with files_called() as names:
             for _ in range(10):
                 next(stream)
-    assert len(found) <= TOKEN, sorted(found)
+    assert len(names) <= TOKEN, sorted(names)
 
 
 def test_files_of_generate(tiny_gguf: Path, cache: Path, capsys: pytest.CaptureFixture[str]):
     command = ["generate", PROMPT, "--model", str(tiny_gguf), "--max-tokens", "8"]
     assert main(command) == 0  # the machine's costs are measured once, not by every command
-    with files_called() as found:
+    with files_called() as names:
         assert main(command) == 0
     assert capsys.readouterr().out
-    assert len(found) <= GENERATE, "\n".join(sorted(found))
+    assert len(names) <= GENERATE, "\n".join(sorted(names))
 
 
 def test_files_of_a_chat_request(model: Model):
     body = {"model": "any", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8}
-    with files_called() as found, running(model) as server:
+    with files_called() as names, running(model) as server:
         body["model"] = server.get("/v1/models").json()["data"][0]["id"]
         server.rest()
-        found.clear()
+        names.clear()
         server.events("/v1/chat/completions", body)
-        asked = {*found}
+        asked = {*names}
     assert len(asked) <= CHAT, sorted(asked)

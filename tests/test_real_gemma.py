@@ -140,10 +140,7 @@ def check(cases: Sequence[Case], plain: Any, model: Model) -> None:
 def drafted_by(drafter: str, sampling: Options) -> Options:
     # A policy that weighs nothing drafts as often as it can.
     policy = "auto" if drafter == "auto" else "fixed"
-    return {
-        **{"raw": True, "max_tokens": TOKENS, "drafter": drafter, "policy": policy},
-        **sampling,
-    }
+    return {**{"raw": True, "max_tokens": TOKENS, "drafter": drafter, "policy": policy}, **sampling}
 
 
 def test_a_prediction_with_wrong_tokens_changes_nothing(plain: Any, gemma: Model):

@@ -57,8 +57,8 @@ def plain(real_model: Model) -> Any:
     def plain(prompt: str, sampling: Options) -> list[int]:
         key = (prompt, str(sampling))
         if key not in known:
-            found = real_model.generate(prompt, max_tokens=TOKENS, drafter="none", **sampling)
-            known[key] = found.token_ids
+            result = real_model.generate(prompt, max_tokens=TOKENS, drafter="none", **sampling)
+            known[key] = result.token_ids
         return known[key]
 
     return plain
@@ -74,11 +74,11 @@ def test_tokens_equal_plain_decoding_with_every_drafter(
     for prompt in PROMPTS:
         # A policy that weighs nothing drafts as often as it can.
         policy = "auto" if drafter == "auto" else "fixed"
-        found = real_model.generate(
+        result = real_model.generate(
             prompt, max_tokens=TOKENS, drafter=drafter, policy=policy, **sampling
         )
-        assert found.token_ids == plain(prompt, sampling)
-        accepted += found.stats.accepted
+        assert result.token_ids == plain(prompt, sampling)
+        accepted += result.stats.accepted
     assert drafter == "auto" or accepted > 0
 
 
@@ -102,8 +102,8 @@ def test_four_together_in_one_call_have_the_tokens_of_each_alone(plain: Any, rea
         for prompt, sampling in ways
     ]
     run_together(streams)
-    found = [stream.result.token_ids for stream in streams]
-    assert found == [plain(prompt, sampling) for prompt, sampling in ways]
+    results = [stream.result.token_ids for stream in streams]
+    assert results == [plain(prompt, sampling) for prompt, sampling in ways]
 
 
 def test_it_answers_a_question(real_model: Model):
@@ -120,9 +120,9 @@ def test_our_own_suite_fits_into_its_context(real_model: Model):
 def first_command() -> list[str]:
     """The words of the README's first command of paceline."""
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    found = re.search(r"^.*\.venv/bin/(paceline .*)$", readme, re.MULTILINE)
-    assert found is not None
-    return shlex.split(found[1])
+    match = re.search(r"^.*\.venv/bin/(paceline .*)$", readme, re.MULTILINE)
+    assert match is not None
+    return shlex.split(match[1])
 
 
 @pytest.mark.slow
@@ -131,15 +131,15 @@ def test_the_first_command_of_the_readme_ends_by_itself_and_is_no_loop(real_mode
         pytest.skip("the command runs the default engine, whose answer is another one")
     words = first_command()
     assert words[1] == "generate"
-    made = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", *words, "--json"],
         capture_output=True,
         text=True,
         check=False,
         timeout=PATIENCE,
     )
-    assert made.returncode == 0, made.stderr
-    value = json.loads(made.stdout)
+    assert process.returncode == 0, process.stderr
+    value = json.loads(process.stdout)
     assert value["finish_reason"] == "stop", value["text"]
     assert value["settings"]["temperature"]["source"] == "registry"
     tokens = value["token_ids"]

@@ -54,9 +54,9 @@ def outdated(recorded: object, today: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _version(name: str, said: str | None) -> str | None:
+def _version(name: str, text: str | None) -> str | None:
     """Of OpenVINO the release: what follows names the build for a platform."""
-    return said.split("-")[0] if name == "openvino" and said else said
+    return text.split("-")[0] if name == "openvino" and text else text
 
 
 def described(path: Path) -> dict[str, str]:

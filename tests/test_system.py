@@ -27,30 +27,30 @@ for name in ("fork", "sysconf", "posix_fadvise", "geteuid"):
     delattr(os, name)
 import paceline
 skipped = []
-for found in pkgutil.walk_packages(paceline.__path__, "paceline."):
-    if found.name.endswith("__main__"):
+for module in pkgutil.walk_packages(paceline.__path__, "paceline."):
+    if module.name.endswith("__main__"):
         continue
     try:
-        importlib.import_module(found.name)
+        importlib.import_module(module.name)
     except ModuleNotFoundError as error:
         if error.name in {sorted(POSIX_ONLY)}:
             raise
         skipped.append(error.name)  # an extra that is not installed
-    print(found.name)
+    print(module.name)
 """
 
 
 def modules() -> list[Path]:
-    found = sorted(SOURCE.rglob("*.py"))
-    assert len(found) > 300, f"only {len(found)} modules in {SOURCE}"
-    return found
+    paths = sorted(SOURCE.rglob("*.py"))
+    assert len(paths) > 300, f"only {len(paths)} modules in {SOURCE}"
+    return paths
 
 
 def imported(path: Path) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names |= {each.name for each in node.names}
+            names |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             names.add(node.module or "")
     return names

@@ -56,9 +56,7 @@ def other(engine: Engine) -> Iterator[KVSequence]:
 
 @pytest.fixture(scope="module", params=params(NETWORKS))
 def make_case(
-    request: pytest.FixtureRequest,
-    tiny_files: ModelFiles,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, tiny_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory
 ) -> MakeCase:
     return lambda *form, **more: Case.make(
         tiny_files, tmp_path_factory.mktemp("drafter"), *form, runtime=request.param, **more

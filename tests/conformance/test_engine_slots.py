@@ -1,5 +1,6 @@
 """Slots of every engine: reject, rewind, fork, free, full cache. Comparisons are bitwise.
 
+Where `poison` is called, slots and blocks that nothing may read have numbers of usual size.
 Tokens are fed to a sequence as its prompt; tokens that are run after it are its answer.
 """
 
@@ -11,16 +12,28 @@ import pytest
 from paceline.engines.base import Engine, KVSequence
 from paceline.errors import CacheFull
 from support.engine_rows import Plain, Rows, feed, random_text, run, same
+from support.errors import raises
+from support.poison import poison
 
 
-@pytest.mark.parametrize("kept", range(1, 9))
-def test_rejected_drafts_leave_no_trace(
-    engine: Engine, plain: Plain, sequence: KVSequence, kept: int
+@pytest.mark.parametrize("poisoned", [False, True])
+@pytest.mark.parametrize("kept", [1, 3, 4, 7, 8])
+def test_rejected_drafts_and_freed_blocks_leave_no_trace(
+    engine: Engine,
+    plain: Plain,
+    sequence: KVSequence,
+    other: KVSequence,
+    kept: int,
+    poisoned: bool,
 ):
     text = random_text(engine, 64)
     wrong = [(token + 1) % engine.vocab_size for token in text]
+    feed(engine, other, random_text(engine, 40, 1))
     feed(engine, sequence, text[:10])
-    while sequence.length < 50:
+    other.close()
+    while sequence.length < 45:
+        if poisoned:
+            poison(engine, sequence)
         start = sequence.length
         block = text[start : start + kept] + wrong[start + kept : start + 8]
         (logits,) = run(engine, (sequence, block, 8))
@@ -31,9 +44,10 @@ def test_rejected_drafts_leave_no_trace(
     assert same(logits, plain(text, 10)[sequence.length :][:1])
 
 
-@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 31, 32, 33, 47, 48])
+@pytest.mark.parametrize("poisoned", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 8, 9, 31, 32, 33, 48])
 def test_a_rewound_sequence_goes_on_as_if_it_had_not_been_longer(
-    engine: Engine, plain: Plain, sequence: KVSequence, length: int
+    engine: Engine, plain: Plain, sequence: KVSequence, length: int, poisoned: bool
 ):
     first, second = random_text(engine, 48, 1), random_text(engine, 48, 2)
     text = first[:length] + second[length:]
@@ -44,9 +58,39 @@ def test_a_rewound_sequence_goes_on_as_if_it_had_not_been_longer(
     sequence.rewind(length)
     assert sequence.length == sequence.shareable_length == length, "no block is shared"
     for start in range(length, 45, 3):
+        if poisoned:
+            poison(engine, sequence)
         (logits,) = run(engine, (sequence, text[start : start + 3], 3))
         assert same(logits, plain(text, length)[start : start + 3])
         sequence.commit(3)
+
+
+def test_poisoned_slots_of_a_closed_parent_change_no_row_of_its_fork(
+    engine: Engine, plain: Plain, sequence: KVSequence
+):
+    text = random_text(engine, 84)
+    feed(engine, sequence, text[:70])
+    with closing(sequence.fork(64)) as child:
+        feed(engine, child, text[child.length : 70])
+        sequence.close()
+        for start in range(70, 82, 4):
+            poison(engine, child)
+            (logits,) = run(engine, (child, text[start : start + 4], 4))
+            assert same(logits, plain(text, 70)[start : start + 4])
+            child.commit(4)
+
+
+def test_a_poisoned_slot_that_is_read_changes_rows(
+    engine: Engine, plain: Plain, sequence: KVSequence
+):
+    # Without this, poison that reaches no cache would pass every test above.
+    text = random_text(engine, 40)
+    feed(engine, sequence, text[:30])
+    (logits,) = run(engine, (sequence, text[30:34], 4))
+    sequence.commit(4)
+    poison(engine, sequence, 20)
+    (logits,) = run(engine, (sequence, text[34:38], 4))
+    assert not same(logits, plain(text, 30)[34:38])
 
 
 @pytest.mark.pairs
@@ -97,12 +141,7 @@ def test_rewinding_into_a_shared_prefix_does_not_touch_the_other(
 @pytest.mark.parametrize("rows", [1, 2, 7, 24])
 @pytest.mark.parametrize("beside", [False, True])
 def test_decode_rows_computed_again_many_to_a_call_leave_the_same_keys_and_values(
-    engine: Engine,
-    plain: Plain,
-    sequence: KVSequence,
-    other: KVSequence,
-    rows: int,
-    beside: bool,
+    engine: Engine, plain: Plain, sequence: KVSequence, other: KVSequence, rows: int, beside: bool
 ):
     """What goes on after a preemption: blocks of an answer of which no logits are wanted."""
     text = random_text(engine, 60)
@@ -176,12 +215,12 @@ def test_no_more_rows_can_be_kept_than_the_block_had(
     feed(engine, sequence, text[:committed])
     run(engine, (sequence, text[committed:], rows))
     for too_many in (rows + 1, -1):
-        with pytest.raises(ValueError, match=rf"commit\({too_many}\)"):
+        with raises(ValueError, f"commit({too_many})"):
             sequence.commit(too_many)
     assert sequence.length == committed
     sequence.commit(rows)
     assert sequence.length == committed + rows
-    with pytest.raises(ValueError, match="commit"):
+    with raises(ValueError, "commit"):
         sequence.commit(1)
 
 
@@ -190,7 +229,7 @@ def test_a_sequence_cannot_be_rewound_to_where_it_never_was(
     engine: Engine, sequence: KVSequence, length: int
 ):
     feed(engine, sequence, random_text(engine, 20))
-    with pytest.raises(ValueError, match=rf"rewind\({length}\)"):
+    with raises(ValueError, f"rewind({length})"):
         sequence.rewind(length)
     assert sequence.length == 20
 
@@ -208,7 +247,7 @@ def test_a_sequence_can_fill_its_context_and_no_more(
     for one in (other, sequence):
         feed(engine, one, text[:-4])
     expected = np.concatenate([_next_row(engine, other, token) for token in text[-4:]])
-    with pytest.raises(CacheFull, match=str(engine.context_length)):
+    with raises(CacheFull, engine.context_length):
         run(engine, (sequence, text[-5:], 5))
     assert sequence.length == engine.context_length - 4
     (logits,) = run(engine, (sequence, text[-4:], 4))
@@ -249,7 +288,7 @@ def test_a_full_cache_begins_no_sequence(engine: Engine, plain: Plain):
     expected = plain(text, 0)
     with ExitStack() as stack, closing(engine.open()) as fresh:
         filling = fill(engine, stack)
-        with pytest.raises(CacheFull, match="full"):
+        with raises(CacheFull, "full"):
             run(engine, (fresh, text, 64))
         assert fresh.length == 0
         filling[0].close()
@@ -268,10 +307,10 @@ def test_a_full_cache_refuses_a_block_and_changes_nothing(
     with ExitStack() as stack:
         filling = fill(engine, stack)
         for _ in range(2):
-            with pytest.raises(CacheFull, match="full"):
+            with raises(CacheFull, "full"):
                 run(engine, (sequence, text[20:], 64))
             assert sequence.length == 20
-            with pytest.raises(ValueError, match="commit"):
+            with raises(ValueError, "commit"):
                 sequence.commit(1)  # nothing was run
         filling[0].close()
         (logits,) = run(engine, (sequence, text[20:], 64))
@@ -295,7 +334,7 @@ def test_a_call_that_does_not_fit_takes_no_slots(
             with pytest.raises(CacheFull):
                 run(engine, (sequence, half, 0), (other, block, 0))
             assert (sequence.length, other.length) == (20, 20)
-            with pytest.raises(ValueError, match="commit"):
+            with raises(ValueError, "commit"):
                 one.commit(1)
             (logits,) = run(engine, (one, block, len(block)))
             assert same(logits, expected)

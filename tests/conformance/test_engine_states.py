@@ -76,16 +76,16 @@ class AnyUse(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(
-        wanted=st.dictionaries(
+        asks=st.dictionaries(
             places,
             st.tuples(st.integers(1, 12), st.integers(0, 12), st.integers(0, 99), st.booleans()),
             min_size=1,
             max_size=4,
         )
     )
-    def step(self, wanted: dict[int, tuple[int, int, int, bool]]):
+    def step(self, asks: dict[int, tuple[int, int, int, bool]]):
         work = []
-        for place, (length, kept, seed, reading) in wanted.items():
+        for place, (length, kept, seed, reading) in asks.items():
             if place < len(self.held):
                 one = self.held[place]
                 tokens = random_text(self.engine, min(length, LONGEST - len(one.tokens)), seed)
@@ -96,8 +96,8 @@ class AnyUse(RuleBasedStateMachine):
         if not work:
             return
         result = self.engine.step([(one.sequence, block) for one, block, _ in work])
-        found = [logits.copy() for logits in result.logits]
-        for logits, (one, block, kept) in zip(found, work, strict=True):
+        copies = [logits.copy() for logits in result.logits]
+        for logits, (one, block, kept) in zip(copies, work, strict=True):
             before, text = len(one.tokens), one.tokens + list(block.tokens)
             prompt = len(text) if block.prefill else one.read
             assert same(logits, self.fresh(text, prompt)[before:])

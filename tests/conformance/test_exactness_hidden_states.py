@@ -1,7 +1,7 @@
 """The promise again, for drafters that read the target's hidden states."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -12,12 +12,13 @@ from paceline.decoding.policy import Fixed
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Block
 from paceline.drafters import DrafterResources, create
-from paceline.drafters.dflash import DFlashDrafter
+from paceline.drafters.dflash import Config, DFlashDrafter, HostKV
 from paceline.drafters.mtp import drafter as mtp_drafter
+from paceline.drafters.networks.context import ContextCache, DraftCost
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.models import ModelFiles
-from support.dflash import Rehearsed, tiny_config, write_checkpoint
+from support.dflash import tiny_config, write_checkpoint
 from support.driver import POLICIES, generation, run, total
 from support.exactness import SAMPLINGS, TOKENS, Plainly, plain_answers, prompt_of
 from support.mtp import HeadForm, write_head
@@ -26,6 +27,55 @@ SPECS = [
     *("dflash", "suffix+dflash:window=8", "dflash:int8=0+suffix"),
     *("mtp", "suffix+mtp:length=3", "mtp:own,int8=0,vocab=200"),
 ]
+
+
+class Rehearsed:
+    """In place of a network: goes on as a known text does, but for some positions.
+
+    It checks what it is told of the target: the features of each token, in order, none left out.
+    """
+
+    def __init__(
+        self, config: Config, text: Sequence[int], features: np.ndarray, wrong_at: Sequence[int]
+    ) -> None:
+        self.config = config
+        self.cost = DraftCost(0.1)
+        self._text = text
+        self._features = features
+        self._wrong_at = set(wrong_at)
+
+    def new_cache(self) -> ContextCache[HostKV]:
+        return ContextCache(HostKV(1, 1, 2))
+
+    def tapped(self, taps: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+        return np.concatenate([taps["tap.0"][:rows], taps["tap.1"][:rows]], axis=1)
+
+    def concat(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate([self._features[:0], *parts])
+
+    def prefill(self, context: ContextCache[HostKV], features: np.ndarray, start: int) -> None:
+        positions = range(start, start + len(features))
+        assert np.array_equal(features, self._features[start : start + len(features)])
+        assert [*context.positions, *positions] == [*range(start + len(features))]
+        context.positions += positions
+
+    def draft(
+        self,
+        context: ContextCache[HostKV],
+        token: int,
+        position: int,
+        features: np.ndarray,
+        start: int,
+        **_: Any,
+    ) -> tuple[list[int], list[float]]:
+        self.prefill(context, features, start)
+        assert len(context) == position
+        assert token == self._text[position]
+        block = range(position + 1, position + self.config.block_size)
+        # Behind the end of the text anything will do.
+        drafts = [self._text[at] if at < len(self._text) else 5 for at in block]
+        wrong = [token ^ (at in self._wrong_at) for at, token in zip(block, drafts, strict=True)]
+        return wrong, [0.9] * len(wrong)
 
 
 @pytest.fixture(scope="module")

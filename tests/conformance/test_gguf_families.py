@@ -20,7 +20,9 @@ from paceline.models import resolve
 from paceline.models.checkpoints.convert import plan, write
 from paceline.models.gguf.support import FAMILIES
 from paceline.storage.gguf import read_gguf_graph
+from support.divergence import apart
 from support.engine_rows import random_text, run
+from support.errors import raises
 from support.tiny_checkpoints import FORMS, write_checkpoint, write_gguf_of, write_safetensors
 
 pytestmark = pytest.mark.slow
@@ -60,11 +62,6 @@ def logits_of(engine: Engine, text: list[int]) -> np.ndarray:
     with closing(engine.open()) as sequence:
         (logits,) = run(engine, prompts=[(sequence, text, len(text))])
     return logits
-
-
-def apart(found: np.ndarray, expected: np.ndarray) -> float:
-    """The root mean square difference over that of the values themselves."""
-    return float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
 
 
 def test_rows_are_the_same_however_they_are_computed(family: Family):
@@ -133,7 +130,7 @@ def test_a_graph_that_is_not_recognised_is_refused_with_what_to_do(
         return graph
 
     monkeypatch.setattr(f"{OPENVINO}.gguf_graph.read_gguf_graph", renamed)
-    with pytest.raises(ModelError, match=r"blk\.0\.Kcur_normed") as caught:
+    with raises(ModelError, "blk.0.Kcur_normed") as caught:
         opened(path)
     assert_says_what_to_do(str(caught.value), path, "hunyuan-dense")
 
@@ -146,7 +143,7 @@ def test_a_graph_that_does_not_compile_is_refused_with_what_to_do(
 
     monkeypatch.setattr(f"{OPENVINO}.engine.CompiledGraph", compiled)
     path = write_gguf_of("gemma3_text", tmp_path / "m.gguf")
-    with pytest.raises(ModelError, match=r"expect_dims=\[2,256,\]") as caught:
+    with raises(ModelError, "[2,256,]") as caught:
         opened(path)
     assert_says_what_to_do(str(caught.value), path, "gemma3")
 
@@ -162,20 +159,19 @@ def assert_says_what_to_do(message: str, path: Path, family: str) -> None:
 @pytest.mark.parametrize("form", sorted(REFUSED))
 def test_a_family_that_is_not_proven_is_refused_by_name(form: str, tmp_path: Path):
     path = write_gguf_of(form, tmp_path / "m.gguf")
-    with pytest.raises(ModelError, match=r"has the architecture .*; expected one of") as caught:
+    with raises(ModelError, "architecture", path):
         resolve(str(path), tmp_path / "cache")
-    assert str(path) in str(caught.value)
 
 
 def test_an_attention_that_pagedattention_does_not_compute_is_refused(tmp_path: Path):
-    with pytest.raises(ModelError, match="capped scores"):
+    with raises(ModelError, "capped"):
         opened(write_gguf_of("gemma2", tmp_path / "m.gguf"))
 
 
 def test_layers_that_predict_further_tokens_are_refused(tmp_path: Path):
     more = {"glm4moe.nextn_predict_layers": 1}
     path = write_gguf_of("glm4_moe", tmp_path / "m.gguf", fields=more)
-    with pytest.raises(ModelError, match="predict the tokens after the next"):
+    with raises(ModelError, "predict"):
         resolve(str(path), tmp_path / "cache")
 
 
@@ -183,7 +179,7 @@ def test_a_window_in_unknown_layers_is_refused(tmp_path: Path):
     key = "exaone4.attention.sliding_window_pattern"
     path = write_gguf_of("exaone4-window", tmp_path / "m.gguf")
     path.write_bytes(path.read_bytes().replace(key.encode(), key.upper().encode()))
-    with pytest.raises(ModelError, match=f"no {key}"):
+    with raises(ModelError, key):
         opened(path)
 
 
@@ -236,16 +232,16 @@ def test_experts_in_mxfp4_compute_what_their_values_in_float_do(tmp_path: Path):
     from safetensors.numpy import load_file
 
     path = write_gguf_of("gpt_oss-mxfp4", tmp_path / "m.gguf")
-    values = {each.name: each for each in GGUFReader(path).tensors}
+    values = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
     kept = load_file(tmp_path / "m-checkpoint" / "model.safetensors")
     tensors = {
         name: value for name, value in kept.items() if not name.endswith(("_blocks", "_scales"))
     }
     for layer in range(2):
         gate, up, down = (
-            dequantize(each.data, each.tensor_type).swapaxes(1, 2)
+            dequantize(item.data, item.tensor_type).swapaxes(1, 2)
             for part in ("gate", "up", "down")
-            for each in [values[f"blk.{layer}.ffn_{part}_exps.weight"]]
+            for item in [values[f"blk.{layer}.ffn_{part}_exps.weight"]]
         )
         prefix = f"model.layers.{layer}.mlp.experts."
         both = np.stack([gate, up], axis=-1)

@@ -23,6 +23,7 @@ from paceline.models.checkpoints.convert import plan, write
 from paceline.models.checkpoints.tensors import Output, Shards
 from paceline.storage.gguf_file import read_gguf, write_gguf
 from support.engine_rows import random_text, run
+from support.errors import raises
 from support.hybrids import HYBRIDS
 from support.tiny import tokenizer_fields
 from support.tiny_checkpoints import write_checkpoint, write_gguf_of
@@ -43,13 +44,13 @@ def opened(path: Path, **settings: Any) -> Engine:
 def logits_of(engine: Engine, text: list[int], rows: int) -> np.ndarray:
     """[tokens, vocab]: the text as a prompt, in chunks of `rows`."""
     sequence = engine.open()
-    found = []
+    results = []
     for at in range(0, len(text), rows):
         part = text[at : at + rows]
-        found.append(run(engine, prompts=[(sequence, part, len(part))])[0].copy())
+        results.append(run(engine, prompts=[(sequence, part, len(part))])[0].copy())
         sequence.commit(len(part))
     sequence.close()
-    return np.concatenate(found)
+    return np.concatenate(results)
 
 
 def with_wide_cache(path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
@@ -70,8 +71,8 @@ def with_wide_cache(path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
         return opened(path)
 
 
-def apart(found: np.ndarray, expected: np.ndarray) -> float:
-    squares = ((found - expected) ** 2).mean(axis=1) / (expected**2).mean(axis=1)
+def apart(result: np.ndarray, expected: np.ndarray) -> float:
+    squares = ((result - expected) ** 2).mean(axis=1) / (expected**2).mean(axis=1)
     return float(np.sqrt(np.median(squares)))
 
 
@@ -83,9 +84,9 @@ def test_weights_of_fewer_bits_give_nearby_logits(form: str, tmp_path: Path):
     for weights, most in APART.items():
         path = write_gguf_of(form, tmp_path / f"{weights}.gguf", weights=weights)
         fewer = opened(path)
-        found = logits_of(fewer, text, 60)
-        assert 0 < apart(found, expected) < most, weights
-        assert np.array_equal(logits_of(fewer, text, 7), found), weights
+        rows = logits_of(fewer, text, 60)
+        assert 0 < apart(rows, expected) < most, weights
+        assert np.array_equal(logits_of(fewer, text, 7), rows), weights
 
 
 def with_queries(path: Path, source: Path, kind: GGMLQuantizationType) -> Path:
@@ -98,8 +99,8 @@ def with_queries(path: Path, source: Path, kind: GGMLQuantizationType) -> Path:
     data = dequantize(blocks, GGMLQuantizationType.Q4_1) if kind.name == "F32" else blocks
     tensors[name] = tensors[name]._replace(kind=kind.value, data=data.view(np.uint8))
     forms = {name: (tensor.kind, tensor.data.nbytes) for name, tensor in tensors.items()}
-    made = dataclasses.replace(file, tensors=[*tensors.values()])
-    write_gguf(path, made, forms, lambda tensor: tensor.data, lambda _: None)
+    result = dataclasses.replace(file, tensors=[*tensors.values()])
+    write_gguf(path, result, forms, lambda tensor: tensor.data, lambda _: None)
     return path
 
 
@@ -123,33 +124,32 @@ def test_a_qwen35_with_offsets_in_the_matrix_of_queries_and_gates_opens(tmp_path
     ],
 )
 def test_a_missing_tensor_is_refused_by_name(form: str, missing: str, tmp_path: Path):
-    made = plan(write_checkpoint(form, tmp_path / "checkpoint"), "f32")
-    kept = [each for each in made.outputs if each[0].name != missing]
-    assert len(kept) == len(made.outputs) - 1
+    checkpoint = plan(write_checkpoint(form, tmp_path / "checkpoint"), "f32")
+    kept = [output for output in checkpoint.outputs if output[0].name != missing]
+    assert len(kept) == len(checkpoint.outputs) - 1
     path = tmp_path / "m.gguf"
-    write(dataclasses.replace(made, outputs=kept), path, lambda _done: None)
-    with pytest.raises(ModelError, match=f"{missing}") as caught:
+    write(dataclasses.replace(checkpoint, outputs=kept), path, lambda _done: None)
+    with raises(ModelError, missing, path):
         opened(path)
-    assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("form", "fields", "reason"),
     [
-        ("lfm2", {"lfm2.attention.head_count_kv": [2, 2]}, "head_count_kv .*; expected 4 numbers"),
-        ("lfm2", {"lfm2.attention.head_count": 0}, "head_count is 0; expected an integer from 1"),
-        ("lfm2", {"lfm2.attention.head_count": 3}, "cannot be opened by OpenVINO"),
-        ("qwen3_5_moe_text", {"qwen35moe.ssm.inner_size": 80}, "do not fit together"),
-        ("qwen3_5_moe_text", {"qwen35moe.ssm.group_count": 3}, "do not fit together"),
-        ("qwen3_5_moe_text", {"qwen35moe.nextn_predict_layers": 4}, "from 0 to 3"),
-        ("qwen3_5_moe_text", {"qwen35moe.expert_used_count": 5}, "cannot be opened by OpenVINO"),
+        ("lfm2", {"lfm2.attention.head_count_kv": [2, 2]}, "head_count_kv"),
+        ("lfm2", {"lfm2.attention.head_count": 0}, "head_count is 0"),
+        ("lfm2", {"lfm2.attention.head_count": 3}, "OpenVINO"),
+        ("qwen3_5_moe_text", {"qwen35moe.ssm.inner_size": 80}, "80"),
+        ("qwen3_5_moe_text", {"qwen35moe.ssm.group_count": 3}, "3"),
+        ("qwen3_5_moe_text", {"qwen35moe.nextn_predict_layers": 4}, "0 to 3"),
+        ("qwen3_5_moe_text", {"qwen35moe.expert_used_count": 5}, "OpenVINO"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(
     form: str, fields: dict[str, Any], reason: str, tmp_path: Path
 ):
     path = write_gguf_of(form, tmp_path / "m.gguf", fields=fields)
-    with pytest.raises(ModelError, match=reason):
+    with raises(ModelError, reason):
         opened(path)
 
 
@@ -162,14 +162,14 @@ def test_sizes_that_cannot_be_are_refused(
 )
 def test_a_model_without_attention_is_refused(form: str, fields: dict[str, Any], tmp_path: Path):
     path = write_gguf_of(form, tmp_path / "m.gguf", fields=fields)
-    with pytest.raises(ModelError, match=r"no layer has attention|has no tensor"):
+    with raises(ModelError):
         opened(path)
 
 
 def test_a_table_of_positions_beyond_any_head_is_refused_before_it_is_made(tmp_path: Path):
     more = {"qwen35.rope.dimension_count": 2**31 - 1}
     path = write_gguf_of("qwen3_5_text", tmp_path / "m.gguf", fields=more)
-    with pytest.raises(ModelError, match="dimension_count of 2147483647"):
+    with raises(ModelError, "dimension_count", "2147483647"):
         resolve(str(path), tmp_path / "cache")
 
 
@@ -188,17 +188,17 @@ def test_qwen35_leaves_out_layers_that_predict_further_tokens(form: str, arch: s
 
 def test_experts_whose_gate_and_up_are_one_matrix_give_the_same_logits(tmp_path: Path):
     plain = write_gguf_of("qwen3_5_moe_text", tmp_path / "plain.gguf")
-    made = plan(tmp_path / "plain-checkpoint", "f32")
-    found = {output.name: (output, kind) for output, kind in made.outputs}
-    for name in [each for each in found if each.endswith("ffn_gate_exps.weight")]:
-        gate, kind = found.pop(name)
-        up, _ = found.pop(name.replace("gate", "up"))
+    checkpoint = plan(tmp_path / "plain-checkpoint", "f32")
+    by_name = {output.name: (output, kind) for output, kind in checkpoint.outputs}
+    for name in [item for item in by_name if item.endswith("ffn_gate_exps.weight")]:
+        gate, kind = by_name.pop(name)
+        up, _ = by_name.pop(name.replace("gate", "up"))
         both = name.replace("gate", "gate_up")
-        found[both] = (joined(both, gate, up), kind)
+        by_name[both] = (joined(both, gate, up), kind)
     path = tmp_path / "both.gguf"
-    fields = {**made.fields, **tokenizer_fields(made.arch)}
-    made = dataclasses.replace(made, fields=fields, outputs=[*found.values()])
-    write(made, path, lambda _done: None)
+    fields = {**checkpoint.fields, **tokenizer_fields(checkpoint.arch)}
+    checkpoint = dataclasses.replace(checkpoint, fields=fields, outputs=[*by_name.values()])
+    write(checkpoint, path, lambda _done: None)
     engine, other = opened(path), opened(plain)
     text = random_text(engine, 40)
     found_logits, expected = logits_of(engine, text, 40), logits_of(other, text, 40)
@@ -210,8 +210,8 @@ def joined(name: str, gate: Output, up: Output) -> Output:
     """One tensor of two, gate above up, expert by expert."""
 
     def pieces(shards: Shards) -> Iterator[np.ndarray]:
-        for each in zip(gate.pieces(shards), up.pieces(shards), strict=True):
-            yield np.concatenate(each)
+        for item in zip(gate.pieces(shards), up.pieces(shards), strict=True):
+            yield np.concatenate(item)
 
     count, rows, width = gate.shape
     sources = {**gate.sources, **up.sources}
@@ -234,8 +234,8 @@ def test_logits_at_every_position_in_chunks_of_any_size(
     with torch.no_grad():
         expected = model(torch.tensor([text])).logits[0].numpy()
     for rows in (200, 64, 31, 7, 2):
-        found = logits_of(engine, text, rows)
-        error = np.sqrt(((found - expected) ** 2).mean(axis=1) / (expected**2).mean(axis=1))
+        result = logits_of(engine, text, rows)
+        error = np.sqrt(((result - expected) ** 2).mean(axis=1) / (expected**2).mean(axis=1))
         assert error.max() < 1e-3, rows
     # Nearly all of that is the f16 of keys and values, which shows most where there are few.
     wide = with_wide_cache(path, monkeypatch)

@@ -22,17 +22,15 @@ MakeHead = Callable[[str], HeadCase]
 
 @pytest.fixture(scope="module", params=params(RUNTIMES))
 def make_head(
-    request: pytest.FixtureRequest,
-    tiny_files: ModelFiles,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, tiny_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory
 ) -> MakeHead:
-    made: dict[str, HeadCase] = {}
+    cases: dict[str, HeadCase] = {}
 
     def make(form: str) -> HeadCase:
-        if form not in made:
+        if form not in cases:
             folder = tmp_path_factory.mktemp("head")
-            made[form] = HeadCase(FORMS[form], folder, tiny_files, request.param)
-        return made[form]
+            cases[form] = HeadCase(FORMS[form], folder, tiny_files, request.param)
+        return cases[form]
 
     return make
 
@@ -70,9 +68,9 @@ def in_parts(case: HeadCase, text: Text) -> Chain:
 def while_drafting(case: HeadCase, text: Text) -> Chain:
     cache, start, count = case.head.new_cache(), 0, len(text.hidden)
     for end in (*range(3, count, 3), count):
-        found = case.head.draft(cache, text.rows(start, end), 1 + end % 4 if end < count else 5, 0)
+        drafts = case.head.draft(cache, text.rows(start, end), 1 + end % 4 if end < count else 5, 0)
         start = end
-    return found
+    return drafts
 
 
 @pytest.mark.pairs
@@ -112,8 +110,8 @@ def test_the_reference_depends_on_all_its_inputs(form: HeadCase):
         Text(text.hidden, [*text.tokens[:-1], 9]),
     ]
     places = [*range(6), *range(10, 16)]
-    found = [form.expected(other) for other in others] + [form.expected(text, positions=places)]
-    for other in found:
+    result = [form.expected(other) for other in others] + [form.expected(text, positions=places)]
+    for other in result:
         assert not np.allclose(other.logits[0], expected.logits[0], rtol=1e-3)
         assert not np.allclose(other.logits[-1], expected.logits[-1], rtol=1e-3)
     assert len(set(expected.tokens)) > 1
@@ -137,9 +135,9 @@ def test_caches_are_independent(case: HeadCase):
     texts = case.text(30, 1), case.text(30, 2)
     for start in (0, 10, 20):
         for cache, text in zip((one, other), texts, strict=True):
-            found = case.head.draft(cache, text.rows(start, start + 10), DRAFTS, 0.0)
+            drafts = case.head.draft(cache, text.rows(start, start + 10), DRAFTS, 0.0)
             part = Text(text.hidden[: start + 10], text.tokens[: start + 11])
-            assert_chain(found, case.expected(part))
+            assert_chain(drafts, case.expected(part))
 
 
 # -- drafting with it ------------------------------------------------------------------------------

@@ -33,13 +33,13 @@ def differing(engine: Engine) -> tuple[int, int]:
 
 
 def test_single_rows_of_the_openvino_engine_are_found(tiny_files: ModelFiles):
-    found = {}
+    values = {}
     for min_rows in (1, 2):
         settings = EngineSettings(min_rows=min_rows, cache_tokens=2048)
         engine = open_engine("openvino", tiny_files.path, tiny_files.context_length, settings)
-        found[min_rows] = differing(engine)
-    assert all(found[1])
-    assert found[2] == (0, 0)
+        values[min_rows] = differing(engine)
+    assert all(values[1])
+    assert values[2] == (0, 0)
 
 
 def test_an_eight_bit_kv_cache_of_the_openvino_engine_is_found(
@@ -62,7 +62,7 @@ def test_single_rows_of_the_llamacpp_engine_are_found_where_keys_are_dropped(
     sizes = {**SIZES, "d": 576, "heads": 9, "kv_heads": 3}
     path = write_tiny(tmp_path / "m.gguf", sizes=sizes)
     settings = EngineSettings(cache_tokens=2048, threads=1)
-    found = {}
+    values = {}
     for least in (1, 2):
         classes = RowClasses(RowRange(least, 16), RowRange(64, 256))
         binding = library("ik_llama.cpp")
@@ -70,8 +70,8 @@ def test_single_rows_of_the_llamacpp_engine_are_found_where_keys_are_dropped(
         with closing(engine):
             verdict = Verdict()
             check_rows(engine, verdict)
-            found[least] = verdict.conditions[BLOCK_LENGTH].differing
-    assert found[2] == 0 < found[1]
+            values[least] = verdict.conditions[BLOCK_LENGTH].differing
+    assert values[2] == 0 < values[1]
 
 
 def test_calls_of_llama_cpp_that_take_another_product_are_found(tmp_path: Path):
@@ -79,15 +79,15 @@ def test_calls_of_llama_cpp_that_take_another_product_are_found(tmp_path: Path):
 
     path = write_tiny(tmp_path / "m.gguf", sizes=WIDE, weights=Type.Q4_K)
     settings = EngineSettings(cache_tokens=2048, threads=1)
-    found = {}
+    values = {}
     for classes in (None, RowClasses(RowRange(2, 16), RowRange(64, 256), outputs=2)):
         binding = library("llama.cpp")
         engine = LlamaCppEngine(path, 512, settings, binding=binding, classes=classes)
         with closing(engine):
             assert classes or engine.classes.decode == RowRange(2, 7)
-            found[classes is None] = differing(engine)
-    assert found[True] == (0, 0)
-    assert found[False][0]
+            values[classes is None] = differing(engine)
+    assert values[True] == (0, 0)
+    assert values[False][0]
 
 
 @pytest.mark.mlx
@@ -114,9 +114,9 @@ def test_an_mlx_engine_that_ignores_its_rule_is_found(
     assert engine.rows == RowRange(1, 4)
     assert differing(engine) == (0, 0)
     engine.rows = ANY
-    found = Verdict()
-    check_rows(engine, found)
-    assert found.conditions[BLOCK_LENGTH].differing
+    verdict = Verdict()
+    check_rows(engine, verdict)
+    assert verdict.conditions[BLOCK_LENGTH].differing
     engine.rows = RowRange(1, 2)
     monkeypatch.setattr(
         mx.fast,
@@ -136,12 +136,12 @@ def test_a_rehearsal_that_adds_in_another_order_by_a_rows_place_is_found(
 
     def by_place(a: Any, b: Any) -> Any:
         """The terms of every second row, and column, are added from the last to the first."""
-        found, backwards = dots(a, b), dots(a[..., ::-1], b[..., ::-1])
-        found[..., 1::2, :] = backwards[..., 1::2, :]
-        found[..., :, 1::2] = np.where(
-            np.arange(found.shape[-2])[:, None] % 2, found[..., :, 1::2], backwards[..., :, 1::2]
+        array, backwards = dots(a, b), dots(a[..., ::-1], b[..., ::-1])
+        array[..., 1::2, :] = backwards[..., 1::2, :]
+        array[..., :, 1::2] = np.where(
+            np.arange(array.shape[-2])[:, None] % 2, array[..., :, 1::2], backwards[..., :, 1::2]
         )
-        return found
+        return array
 
     engine = CoreMlEngine(tiny_core_ml, EngineSettings(), rounding="f32")
     assert differing(engine) == (0, 0)

@@ -9,10 +9,8 @@ import pytest
 
 from paceline.errors import ModelError
 from support.dflash import LEFT_OUT, config_json, write_checkpoint, write_config
-from support.networks import (
-    Case,
-    without_prefill,
-)
+from support.errors import raises
+from support.networks import Case
 
 
 @pytest.mark.parametrize(
@@ -32,26 +30,23 @@ def test_a_drafter_for_another_target_is_rejected_before_its_weights_are_read(
     case: Case, tmp_path: Path, changes: Any, faults: list[str]
 ):
     write_config(tmp_path, config_json(replace(case.config, **changes)))
-    with pytest.raises(ModelError, match="is a drafter for another target") as rejected:
+    with raises(ModelError, "another target", *faults) as rejected:
         case.opened(tmp_path)
-    message = str(rejected.value)
-    assert all(fault in message for fault in faults)
-    assert message.count(", the target's") == len(faults)
-    assert "\n" not in message
+    assert str(rejected.value).count(", the target's") == len(faults)
 
 
 @pytest.mark.parametrize(
-    ("tensors", "fault"),
+    "tensors",
     [
-        ({"fc.weight": LEFT_OUT}, "fc.weight is missing"),
-        ({"norm.weight": np.full(64, np.nan, np.float32)}, r"norm.weight has .* not finite"),
-        ({"norm.weight": np.ones(3, np.float32)}, r"norm.weight is \[3\], expected \[64\]"),
+        {"fc.weight": LEFT_OUT},
+        {"norm.weight": np.full(64, np.nan, np.float32)},
+        {"norm.weight": np.ones(3, np.float32)},
     ],
     ids=["missing", "not finite", "shape"],
 )
-def test_a_faulty_tensor_is_named(case: Case, tmp_path: Path, tensors: Any, fault: str):
+def test_a_faulty_tensor_is_named(case: Case, tmp_path: Path, tensors: Any):
     write_checkpoint(tmp_path, case.config, tensors=tensors)
-    with pytest.raises(ModelError, match=fault):
+    with raises(ModelError, *tensors):
         case.opened(tmp_path)
 
 
@@ -60,16 +55,5 @@ def test_a_truncated_file_is_rejected(case: Case, tmp_path: Path, end: int):
     write_checkpoint(tmp_path, case.config)
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:end])
-    with pytest.raises(ModelError, match=r"model\.safetensors") as rejected:
+    with raises(ModelError, "model.safetensors"):
         case.opened(tmp_path)
-    assert "\n" not in str(rejected.value)
-
-
-def test_a_checkpoint_may_have_a_prefix_and_several_files(case: Case, tmp_path: Path):
-    found = []
-    for name, form in (("one", {}), ("other", {"prefix": "model.", "files": 3})):
-        write_checkpoint(tmp_path / name, case.config, **form)
-        network = case.opened(tmp_path / name)
-        assert network.config == case.config
-        found.append([list(each) for each in without_prefill(network, case.tapped(0), 3)])
-    assert found[0] == found[1]

@@ -33,8 +33,8 @@ from support.networks import (
 @pytest.mark.parametrize("length", [0, 1, 5, 100, 300])
 def test_a_draft_equals_the_reference(form: Case, length: int, way: Callable[..., Any]):
     rows = form.tapped(length)
-    found = [way(form.network, rows, token) for token in FIRST_TOKENS]
-    assert_same(found, [form.expected(rows, token) for token in FIRST_TOKENS])
+    drafts = [way(form.network, rows, token) for token in FIRST_TOKENS]
+    assert_same(drafts, [form.expected(rows, token) for token in FIRST_TOKENS])
 
 
 def test_the_reference_depends_on_all_its_inputs(form: Case):
@@ -60,17 +60,17 @@ def test_a_sliding_window_masks_earlier_rows(make_case: MakeCase):
     changed = rows.copy()
     changed[:41] += 1
     one, other = (
-        [list(each) for each in prefilled(case.network, each, 3)] for each in (rows, changed)
+        [list(item) for item in prefilled(case.network, entry, 3)] for entry in (rows, changed)
     )
     assert one == other
     changed[:42] += 1
-    assert [list(each) for each in prefilled(case.network, changed, 3)] != one
+    assert [list(item) for item in prefilled(case.network, changed, 3)] != one
 
 
 def test_only_tokens_of_a_reduced_vocabulary_are_drafted(make_case: MakeCase):
     case = make_case({}, [4, 9, 200])
     drafts = [without_prefill(case.network, case.tapped(5), token)[0] for token in FIRST_TOKENS]
-    assert {token for each in drafts for token in each} <= {4, 9, 200}
+    assert {token for draft in drafts for token in draft} <= {4, 9, 200}
 
 
 def test_a_sampler_picks_from_the_logits_of_each_row(form: Case):
@@ -81,12 +81,14 @@ def test_a_sampler_picks_from_the_logits_of_each_row(form: Case):
         sampler = DraftSampler(Sampling(temperature=temperature, seed=5), 0, 320)
         for token in FIRST_TOKENS:
             network = form.network
-            found, chances = network.draft(network.new_cache(), token, 30, rows, 0, sampler=sampler)
+            drafts, chances = network.draft(
+                network.new_cache(), token, 30, rows, 0, sampler=sampler
+            )
             logits = form.expected(rows, token).logits.astype(np.float32)
             expected = [sampler.pick(row, 31 + at, vocab) for at, row in enumerate(logits)]
-            same += [a == b for a, (b, _) in zip(found, expected, strict=True)]
-            assert np.mean(np.isclose(chances, [each for _, each in expected], rtol=1e-3)) > 0.8
-            assert all(type(each) is int for each in found)
+            same += [a == b for a, (b, _) in zip(drafts, expected, strict=True)]
+            assert np.mean(np.isclose(chances, [item for _, item in expected], rtol=1e-3)) > 0.8
+            assert all(type(item) is int for item in drafts)
     assert np.mean(same) > 0.99
 
 
@@ -113,10 +115,10 @@ def test_other_rows_replace_truncated_ones(form: Case):
     cache.truncate(60)
     assert len(cache) == 60
     network.prefill(cache, others[:284], 60)
-    found = [network.draft(cache, 5, 350, others[284:], 344)]
-    found += [network.draft(cache, token, 350, others[:0], 350) for token in FIRST_TOKENS]
+    drafts = [network.draft(cache, 5, 350, others[284:], 344)]
+    drafts += [network.draft(cache, token, 350, others[:0], 350) for token in FIRST_TOKENS]
     rows = np.concatenate([kept, others])
-    assert_same(found, [form.expected(rows, token) for token in (5, *FIRST_TOKENS)])
+    assert_same(drafts, [form.expected(rows, token) for token in (5, *FIRST_TOKENS)])
 
 
 def test_a_cache_may_be_truncated_many_times(case: Case):
@@ -125,26 +127,26 @@ def test_a_cache_may_be_truncated_many_times(case: Case):
     for end in (300, 256, 255, 30, 0):
         cache.truncate(end)
         network.prefill(cache, rows[len(cache) : end], len(cache))
-        found = [network.draft(cache, token, end, rows[:0], end) for token in FIRST_TOKENS]
-        assert_same(found, [case.expected(rows[:end], token) for token in FIRST_TOKENS])
+        drafts = [network.draft(cache, token, end, rows[:0], end) for token in FIRST_TOKENS]
+        assert_same(drafts, [case.expected(rows[:end], token) for token in FIRST_TOKENS])
 
 
 def test_positions_may_have_gaps(form: Case):
     rows = form.tapped(30)
     network, cache = form.network, form.network.new_cache()
     network.prefill(cache, rows[:15], 10)
-    found = [network.draft(cache, 3, 105, rows[15:], 90)]
-    found += [network.draft(cache, token, 105, rows[:0], 105) for token in FIRST_TOKENS]
-    found += [network.draft(cache, 3, 110, rows[:0], 105)]
+    drafts = [network.draft(cache, 3, 105, rows[15:], 90)]
+    drafts += [network.draft(cache, token, 105, rows[:0], 105) for token in FIRST_TOKENS]
+    drafts += [network.draft(cache, 3, 110, rows[:0], 105)]
     asked = [(3, 105), *((token, 105) for token in FIRST_TOKENS), (3, 110)]
     expected = partial(form.expected, rows, positions=[*range(10, 25), *range(90, 105)])
-    assert_same(found, [expected(token, at) for token, at in asked])
+    assert_same(drafts, [expected(token, at) for token, at in asked])
 
 
 def test_new_rows_may_end_before_the_block(form: Case):
     rows = form.tapped(20)
-    found = form.network.draft(form.network.new_cache(), 3, 40, rows, 10)
-    assert_same([found], [form.expected(rows, 3, 40, positions=range(10, 30))])
+    drafts = form.network.draft(form.network.new_cache(), 3, 40, rows, 10)
+    assert_same([drafts], [form.expected(rows, 3, 40, positions=range(10, 30))])
 
 
 @pytest.mark.pairs
@@ -168,9 +170,9 @@ def test_new_rows_count_for_the_option_window(case: Case, window: int):
     rows = case.tapped(40)
     cache = network.new_cache()
     network.prefill(cache, rows[:35], 0)
-    found = network.draft(cache, 3, 40, rows[35:], 35)
+    drafts = network.draft(cache, 3, 40, rows[35:], 35)
     positions = range(40 - window, 40)
-    assert_same([found], [case.expected(rows[40 - window :], 3, 40, positions=positions)])
+    assert_same([drafts], [case.expected(rows[40 - window :], 3, 40, positions=positions)])
 
 
 def test_caches_are_independent(case: Case):
@@ -178,7 +180,7 @@ def test_caches_are_independent(case: Case):
     network, first, second = case.network, case.network.new_cache(), case.network.new_cache()
     network.prefill(first, rows[:20], 0)
     network.prefill(second, rows[20:], 0)
-    found = [
+    drafts = [
         network.draft(cache, token, 20, rows[:0], 20)
         for token in FIRST_TOKENS
         for cache in (first, second)
@@ -186,7 +188,7 @@ def test_caches_are_independent(case: Case):
     expected = [
         case.expected(part, token) for token in FIRST_TOKENS for part in (rows[:20], rows[20:])
     ]
-    assert_same(found, expected)
+    assert_same(drafts, expected)
 
 
 # -- drafting with it ------------------------------------------------------------------------------
@@ -313,15 +315,6 @@ def test_the_cost_of_a_draft_grows_with_the_context(case: Case, monkeypatch: pyt
     assert drafter.cost(7) == pytest.approx(0.72)
     drafter.observe(seen(rows[22:], 22))
     assert drafter.cost(7) == pytest.approx(0.75)
-
-
-def test_drafters_of_two_requests_are_independent(case: Case):
-    one, other = drafter_of(case), drafter_of(case)
-    rows, others = case.tapped(12, 1), case.tapped(12, 2)
-    one.observe(seen(rows, 0))
-    other.observe(seen(others, 0))
-    assert_drafts(one.propose([1] * 12 + [8], 7), case.expected(rows, 8))
-    assert_drafts(other.propose([1] * 12 + [8], 7), case.expected(others, 8))
 
 
 @pytest.mark.pairs

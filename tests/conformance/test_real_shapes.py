@@ -25,6 +25,7 @@ from paceline.models.names import known_models
 from support.divergence import divergence
 from support.drafters import Oracle
 from support.driver import answer, generation, run, total
+from support.errors import raises
 from support.llamacpp import library
 from support.real_shapes import (
     SHAPES,
@@ -183,7 +184,7 @@ def test_both_engines_compute_the_same(model: Model):
     results = model.results()
     if len(results) < len(ENGINES):
         pytest.skip(f"one engine alone runs {model.name}")
-    assert divergence(*(each.logits for each in results.values())) < RIGHT
+    assert divergence(*(result.logits for result in results.values())) < RIGHT
 
 
 @shape
@@ -194,9 +195,8 @@ def test_what_ik_llama_cpp_cannot_run_is_refused_with_the_reason(
     if refusal is None:
         pytest.skip(f"it runs {model.name}")
     monkeypatch.setenv(VARIABLE, "ik_llama.cpp")
-    with pytest.raises(ModelError, match=refusal) as caught:
+    with raises(ModelError, refusal, "use --engine openvino"):
         opened("llamacpp", model.path)
-    assert "use --engine openvino" in str(caught.value)
 
 
 @shape
@@ -206,10 +206,10 @@ def test_recurrent_layers_are_exact_and_right_in_llama_cpp(
     if not model.name.startswith(HYBRIDS):
         pytest.skip(f"{model.name} has none")
     monkeypatch.setenv(VARIABLE, library("llama.cpp").name)
-    found = results(opened("llamacpp", model.path), model.text)
-    assert found.drafted == found.plain
-    assert NEW < found.counters.accepted < found.counters.drafted
-    assert divergence(model.results()["openvino"].logits, found.logits) < RIGHT
+    result = results(opened("llamacpp", model.path), model.text)
+    assert result.drafted == result.plain
+    assert NEW < result.counters.accepted < result.counters.drafted
+    assert divergence(model.results()["openvino"].logits, result.logits) < RIGHT
 
 
 @pytest.mark.parametrize(
@@ -301,4 +301,4 @@ def test_the_shapes_are_those_of_the_models_with_a_short_name(tmp_path: Path):
         bits[name] = 8 * known.bytes / sum(prod(output.shape) for output, _ in outputs)
     assert 8.5 < bits.pop("qwen3-0.6b") < 8.7  # Q8_0, and the tokenizer
     assert 4.25 < bits.pop(HUGE) < 4.75  # MXFP4, and the rest in 8 bits
-    assert {name: each for name, each in bits.items() if not 4.6 < each < 6.5} == {}  # Q4_K_M
+    assert {name: value for name, value in bits.items() if not 4.6 < value < 6.5} == {}  # Q4_K_M

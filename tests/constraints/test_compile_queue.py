@@ -6,11 +6,10 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import pytest
-
 from paceline.constraints.compile_queue import Caller, CompileQueue
 from paceline.errors import Busy, ModelError
 from paceline.storage.processes import Interrupt, Interrupted
+from support.errors import raises
 from support.waiting import PATIENCE, until
 
 TRIALS = 0.03, 0.2, 1.0
@@ -74,7 +73,7 @@ def test_a_good_grammar_behind_harmful_ones_of_its_own_client_is_compiled_in_tim
     assert all(seconds == TRIALS[0] for _, seconds in compiler.tried[:at]), (
         "a long trial came first"
     )
-    assert {refused(each) or each.result() for each in harmful} == {True, "harmful"}
+    assert {refused(item) or item.result() for item in harmful} == {True, "harmful"}
 
 
 def test_without_a_short_trial_it_would_be_refused():
@@ -90,7 +89,7 @@ def test_everyone_has_an_answer_or_a_refusal_when_the_time_is_up():
     compiler = Compiler()
     harmful = [compiler.ask(grammar, "one") for grammar in HARMFUL]
     compiler.go.set()
-    answers = ["busy" if refused(each) else each.result() for each in harmful]
+    answers = ["busy" if refused(item) else item.result() for item in harmful]
     assert set(answers) == {"busy", "harmful"}
     until(lambda: compiler.queue._thread is None)
     assert compiler.now < 4.0 + TRIALS[-1], "compiled what nobody waits for"
@@ -102,7 +101,7 @@ def test_clients_take_turns_so_that_one_with_few_grammars_waits_for_one_of_each_
         compiler.ask(f"harmful {number}", "many")
     few = [compiler.ask(f"{kind} of few", "few") for kind in ("good", "slow", "good 2")]
     compiler.go.set()
-    assert [each.result(PATIENCE) for each in few] == ["", "harmful", ""]
+    assert [item.result(PATIENCE) for item in few] == ["", "harmful", ""]
     whose = ["few" if "few" in grammar else "many" for grammar, _ in compiler.tried]
     mine = [at for at, who in enumerate(whose) if who == "few"]
     assert mine[:5] == [1, 3, 5, 7, 9], "after the first, which came to an empty queue, by turns"
@@ -150,5 +149,5 @@ def test_an_error_that_is_not_of_the_grammar_reaches_all_who_wait():
         until(lambda: sum(len(job.callers) for job in queue._jobs.values()) == 2)
         over.set()
         for future in futures:
-            with pytest.raises(ModelError, match="no process"):
+            with raises(ModelError, "process"):
                 future.result(PATIENCE)

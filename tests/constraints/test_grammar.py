@@ -140,11 +140,11 @@ def test_forced_calls_can_be_read_back(
     seed: int, grammars: Grammars, engine: Engine, tokenizer: Tokenizer
 ):
     constraint = grammars.tools(FUNCTIONS, "required", parallel=False)
-    made = settings_for(constraint, Sampling(temperature=2.0, seed=seed), "suffix")
-    found = answer(engine, [7, 8], **made)
-    content, (call,) = parse_tool_calls(tokenizer.decode(found.tokens))
+    settings = settings_for(constraint, Sampling(temperature=2.0, seed=seed), "suffix")
+    result = answer(engine, [7, 8], **settings)
+    content, (call,) = parse_tool_calls(tokenizer.decode(result.tokens))
     assert content == ""
-    (function,) = [each for each in FUNCTIONS if each["name"] == call.name]
+    (function,) = [item for item in FUNCTIONS if item["name"] == call.name]
     jsonschema.validate(json.loads(call.arguments), function.get("parameters", {}))
 
 

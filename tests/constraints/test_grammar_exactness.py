@@ -19,13 +19,7 @@ from paceline.models import Tokenizer
 from paceline.runtime.model import Model
 from support.drafters import Oracle
 from support.driver import answer, generation, run
-from support.grammars import (
-    FUNCTIONS,
-    SCHEMAS,
-    STOPS,
-    Unforced,
-    settings_for,
-)
+from support.grammars import FUNCTIONS, SCHEMAS, STOPS, Unforced, settings_for
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
@@ -45,8 +39,8 @@ def test_a_constrained_answer_is_valid_and_the_same_with_every_drafter(
     assert plain.tokens[-1] in STOPS
     jsonschema.validate(json.loads(tokenizer.decode(plain.tokens)), schema)
     for drafter, block in product(("none", "ngram", "suffix"), (2, 5, 16)):
-        made = settings_for(grammars.json_schema(schema), sampling, drafter, block)
-        assert answer(engine, prompt, **made) == plain, (drafter, block)
+        settings = settings_for(grammars.json_schema(schema), sampling, drafter, block)
+        assert answer(engine, prompt, **settings) == plain, (drafter, block)
 
 
 SMALL = st.recursive(
@@ -93,17 +87,17 @@ def test_answers_meet_any_small_schema(
     tokenizer: Tokenizer,
 ):
     sampling = Sampling(temperature=1.0, seed=seed)
-    made = settings_for(grammars.json_schema(schema), sampling, drafter, 6)
-    found = answer(engine, [3, 4, 5], **made)
-    jsonschema.validate(json.loads(tokenizer.decode(found.tokens)), schema)
+    result = settings_for(grammars.json_schema(schema), sampling, drafter, 6)
+    computed = answer(engine, [3, 4, 5], **result)
+    jsonschema.validate(json.loads(tokenizer.decode(computed.tokens)), schema)
     unforced = Unforced(grammars.json_schema(schema))
-    assert answer(engine, [3, 4, 5], **settings_for(unforced, sampling)) == found
+    assert answer(engine, [3, 4, 5], **settings_for(unforced, sampling)) == computed
 
 
 def test_constrained_answers_in_one_call_equal_those_alone(
     grammars: Grammars, engine: Engine, tokenizer: Tokenizer
 ):
-    def made() -> Iterator[Generation]:
+    def requests() -> Iterator[Generation]:
         for seed, (schema, choice) in enumerate(
             product(("person", "pattern"), ("now", "required"))
         ):
@@ -114,21 +108,21 @@ def test_constrained_answers_in_one_call_equal_those_alone(
                 settings = settings_for(constraint, sampling, "suffix")
                 yield generation(engine, tokenizer.encode("the one"), **settings)
 
-    assert run(engine, list(made())) == [run(engine, [alone])[0] for alone in made()]
+    assert run(engine, list(requests())) == [run(engine, [alone])[0] for alone in requests()]
 
 
 def test_forced_tokens_are_accepted_in_one_step(
     grammars: Grammars, engine: Engine, tokenizer: Tokenizer
 ):
     schema = SCHEMAS["const"]
-    made = generation(
+    request = generation(
         engine, [5], **settings_for(grammars.json_schema(schema), Sampling(temperature=1.0))
     )
-    (found,) = run(engine, [made])
-    assert json.loads(tokenizer.decode(found.tokens)) == schema["const"]
-    assert made.counters.forced > 20
+    (rows,) = run(engine, [request])
+    assert json.loads(tokenizer.decode(rows.tokens)) == schema["const"]
+    assert request.counters.forced > 20
     # The prompt brings the first token, one step all the others, and the end may take another.
-    assert made.counters.steps <= 2
+    assert request.counters.steps <= 2
 
 
 def test_a_draft_token_that_is_not_allowed_is_not_verified(
@@ -139,8 +133,8 @@ def test_a_draft_token_that_is_not_allowed_is_not_verified(
     forbidden = tokenizer.encode("!")[-1]
     for place in (2, 3, 5):
         drafters = [Oracle([*text[: place + 1], *[forbidden] * 20])]
-        made = settings_for(grammars.regex("[a-z ]{30}"), Sampling(), block=12)
-        generated = generation(engine, [5], **{**made, "drafters": drafters})
+        settings = settings_for(grammars.regex("[a-z ]{30}"), Sampling(), block=12)
+        generated = generation(engine, [5], **{**settings, "drafters": drafters})
         assert run(engine, [generated]) == [plain]
         # All that is guessed before the place stands, and nothing is guessed behind it.
         assert generated.counters.drafted == generated.counters.accepted > 0
@@ -152,8 +146,8 @@ def test_a_draft_past_the_end_changes_no_token(
 ):
     plain = answer(engine, [5], **settings_for(grammars.regex("(the|and){2}"), Sampling()))
     text = [5, *plain.tokens[:-1], *extra, *[9] * 8]
-    made = settings_for(grammars.regex("(the|and){2}"), Sampling(), block=12)
-    assert answer(engine, [5], **{**made, "drafters": [Oracle(text)]}) == plain
+    settings = settings_for(grammars.regex("(the|and){2}"), Sampling(), block=12)
+    assert answer(engine, [5], **{**settings, "drafters": [Oracle(text)]}) == plain
 
 
 @pytest.mark.real_model
@@ -167,12 +161,12 @@ def test_the_default_model_meets_a_schema_with_every_drafter(sampling: Sampling,
     )
     prompt = real_model.tokens("Describe a rider as JSON with name, kind, age and tags.")
 
-    def made(constraint: Constraint, drafter: str) -> Any:
+    def decoded(constraint: Constraint, drafter: str) -> Any:
         settings = settings_for(constraint, sampling, drafter)
         settings["stopping"] = Stopping(200, frozenset(files.stop_token_ids))
         return answer(real_model.engine, prompt, **settings)
 
-    plain = made(Unforced(grammars.json_schema(schema)), "none")
+    plain = decoded(Unforced(grammars.json_schema(schema)), "none")
     jsonschema.validate(json.loads(files.tokenizer().decode(plain.tokens)), schema)
     for drafter in ("none", "ngram+suffix"):
-        assert made(grammars.json_schema(schema), drafter) == plain
+        assert decoded(grammars.json_schema(schema), drafter) == plain

@@ -19,6 +19,7 @@ from paceline.constraints.limits import MAX_INTERSECTIONS
 from paceline.errors import Busy, InvalidRequest
 from paceline.models import ModelFiles
 from paceline.storage.processes import WorkerProcess
+from support.errors import raises
 from support.grammars import COLUMNS, PERSON, STOPS, allowed
 from support.waiting import PATIENCE, until
 
@@ -55,11 +56,11 @@ def text_of(grammars: Grammars, count: int, constraint: Any) -> list[int]:
 def child_of(process: WorkerProcess) -> int:
     """The process that answers for another."""
     assert process._child is not None
-    own = process._child.pid
+    pid = process._child.pid
     children: list[str] = []
 
     def has_child() -> bool:
-        children[:] = Path(f"/proc/{own}/task/{own}/children").read_text("ascii").split()
+        children[:] = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
         return bool(children)
 
     until(has_child)
@@ -91,7 +92,7 @@ def test_a_grammar_that_cannot_be_compiled_in_time_is_rejected_and_not_tried_aga
     make = fresh.lark if isinstance(grammar, str) else fresh.json_schema
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     of_other_tests = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    with pytest.raises(InvalidRequest, match=r"too much memory|more than 1 s to compile"):
+    with raises(InvalidRequest):
         make(grammar)
     fresh._processes._compiling.close()  # counts the memory of the child that was ended
     most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
@@ -99,7 +100,7 @@ def test_a_grammar_that_cannot_be_compiled_in_time_is_rejected_and_not_tried_aga
     assert most <= max(limit, of_other_tests), "kilobytes of a process that has the limit"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 2**10
     monkeypatch.setattr(matcher_process.MatcherProcesses, "_ask", None)
-    with pytest.raises(InvalidRequest, match="compile"):
+    with raises(InvalidRequest, "compile"):
         make(grammar)
 
 
@@ -108,7 +109,7 @@ def test_a_grammar_that_exceeds_the_memory_of_its_process_is_rejected(
     fresh: Grammars, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(matcher_process, "COMPILE_SECONDS", 99.0)
-    with pytest.raises(InvalidRequest, match="too much memory"):
+    with raises(InvalidRequest, "memory"):
         fresh.json_schema(MULTIPLES)
     assert allowed(fresh.json_schema(PERSON))
 
@@ -129,7 +130,7 @@ def test_a_new_grammar_waits_for_a_limited_time_and_a_known_one_does_not(fresh: 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(fresh.regex, "[ab]")
         until(lambda: bool(fresh._processes._queue._jobs))
-        with pytest.raises(Busy, match="try again later"):
+        with raises(Busy):
             fresh.for_caller(Caller(seconds=0.05)).regex("[cd]")
         assert allowed(fresh.json_schema(PERSON))
         os.kill(compiling, signal.SIGCONT)
@@ -150,7 +151,7 @@ def test_compiling_ends_with_the_request_that_waits_for_it(
     until(lambda: not Path(f"/proc/{compiling}").exists())
     assert allowed(fresh.regex("[ab]"))
     monkeypatch.setattr(matcher_process, "TRIAL_SECONDS", (0.05,))
-    with pytest.raises(InvalidRequest, match="compile"):  # it was not taken for harmful
+    with raises(InvalidRequest, "compile"):  # it was not taken for harmful
         fresh.lark(MEETING)
 
 
@@ -159,7 +160,7 @@ def test_a_process_that_is_ended_at_a_limit_is_replaced_without_reading_the_voca
 ):
     process = fresh._processes._compiling
     parent, child = process._child, child_of(process)
-    with pytest.raises(InvalidRequest, match="compile"):
+    with raises(InvalidRequest, "compile"):
         fresh.lark(MEETING)
     assert allowed(fresh.regex("[ab]"))
     assert child_of(process) != child
@@ -183,16 +184,16 @@ def test_requests_with_the_same_new_grammar_compile_it_once(
     fresh: Grammars, monkeypatch: pytest.MonkeyPatch
 ):
     compiled = list[str]()
-    queue = fresh._processes._queue
-    compile_one = queue._compile
+    processes = fresh._processes
+    ask = processes._ask
 
-    def counted(grammar: str, *limits: Any) -> str | None:
-        reason = compile_one(grammar, *limits)
-        if reason is not None:  # on a busy machine the first, short try may end too early
-            compiled.append(grammar)
-        return reason
+    def counted(process: WorkerProcess, request: Any, *limits: Any) -> Any:
+        answer = ask(process, request, *limits)
+        if process is processes._compiling:  # on a busy machine a first, short try may have failed
+            compiled.append(request["grammar"])
+        return answer
 
-    monkeypatch.setattr(queue, "_compile", counted)
+    monkeypatch.setattr(processes, "_ask", counted)
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(lambda _: allowed(fresh.regex("[cd]+")), range(8)))
     assert len(compiled) == 1
@@ -206,11 +207,11 @@ def test_a_step_that_takes_too_long_ends_its_own_answer_alone(
     assert allowed(other)
     assert allowed(harmful)
     monkeypatch.setattr(matcher_process, "STEP_SECONDS", 0.001)
-    with pytest.raises(InvalidRequest, match=r"any further: a token takes more than 0\.001 s"):
+    with raises(InvalidRequest, "0.001 s"):
         text_of(fresh, 500, harmful)
     monkeypatch.setattr(matcher_process, "STEP_SECONDS", 5.0)
     assert text_of(fresh, 40, other) == expected
-    with pytest.raises(InvalidRequest, match="more than"):
+    with raises(InvalidRequest):
         allowed(fresh.lark(AMBIGUOUS))
 
 
@@ -233,7 +234,7 @@ def test_an_answer_whose_masks_take_long_together_ends(
     monkeypatch.setattr(matcher, "_SECONDS", 0.05)
     monkeypatch.setattr(matcher, "_TOKEN_SECONDS", 0.0)
     started = time.monotonic()
-    with pytest.raises(InvalidRequest, match=r"tokens took 0\.\d s; simplify it"):
+    with raises(InvalidRequest, "simplify"):
         text_of(fresh, 500, fresh.lark(AMBIGUOUS))
     assert time.monotonic() - started < PATIENCE
 
@@ -247,7 +248,7 @@ def test_matchers_are_closed_with_their_answers(fresh: Grammars):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "count"),
     [
         ("start: T\nT: " + " & ".join(["/a*/"] * (MAX_INTERSECTIONS + 2)), "33 intersections"),
         (r"start: T\nT: /((.|\n){0,500}e){500}/ & /a/".replace(r"\n", "\n", 1), "250000 times"),
@@ -255,10 +256,9 @@ def test_matchers_are_closed_with_their_answers(fresh: Grammars):
         ("start: T\nT: /(a{999999999}){99}/ & /a/", "98999999901 times"),
     ],
 )
-def test_intersections_and_repeats_are_limited(text: str, message: str, grammars: Grammars):
-    with pytest.raises(InvalidRequest, match=message) as caught:
+def test_intersections_and_repeats_are_limited(text: str, count: str, grammars: Grammars):
+    with raises(InvalidRequest, count):
         grammars.lark(text)
-    assert "expected at most" in str(caught.value)
 
 
 @pytest.mark.parametrize(

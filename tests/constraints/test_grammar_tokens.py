@@ -110,11 +110,11 @@ def test_text_equal_to_a_special_token_is_plain_text(text: str, marked_path: Pat
     tokenizer = Tokenizer(marked_path)
     grammars = Grammars(marked_path, vocab_size=COLUMNS, stop_token_ids=STOPS)
     schema = {"const": {"the user": text}}
-    found = answer(engine, [5], **settings_for(grammars.json_schema(schema), Sampling()))
-    assert found.finish_reason is FinishReason.STOP
-    assert json.loads(tokenizer.decode(found.tokens)) == schema["const"]
+    result = answer(engine, [5], **settings_for(grammars.json_schema(schema), Sampling()))
+    assert result.finish_reason is FinishReason.STOP
+    assert json.loads(tokenizer.decode(result.tokens)) == schema["const"]
     unforced = Unforced(grammars.json_schema(schema))
-    assert answer(engine, [5], **settings_for(unforced, Sampling())) == found
+    assert answer(engine, [5], **settings_for(unforced, Sampling())) == result
 
 
 def test_tokenizers_with_bytes_to_fall_back_on_work_too(tmp_path: Path, engine: Engine):
@@ -138,8 +138,8 @@ def test_tokenizers_with_bytes_to_fall_back_on_work_too(tmp_path: Path, engine: 
 
     grammars = Grammars(tmp_path / "tokenizer.json", vocab_size=COLUMNS, stop_token_ids=STOPS)
     schema = {"const": {"the": "é of the </s>"}}
-    found = answer(engine, [5], **settings_for(grammars.json_schema(schema), Sampling()))
+    result = answer(engine, [5], **settings_for(grammars.json_schema(schema), Sampling()))
     assert (
-        json.loads(Tokenizer(tmp_path / "tokenizer.json").decode(found.tokens)) == schema["const"]
+        json.loads(Tokenizer(tmp_path / "tokenizer.json").decode(result.tokens)) == schema["const"]
     )
-    assert vocab["▁the"] in found.tokens
+    assert vocab["▁the"] in result.tokens

@@ -51,7 +51,7 @@ FORMS = {
     "mistral-ids": ["Mistral-Small-3.2-24B-Instruct-2506"],
     "nemotron": ["NVIDIA-Nemotron-Nano-v2"],
     "qwen-xml": [
-        *("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen3-Coder", "Qwen3.5-4B", "StepFun3.5-Flash"),
+        *("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen3-Coder", "Qwen3.5-4B", "StepFun3.5-Flash")
     ],
     "seed": ["ByteDance-Seed-OSS"],
 }
@@ -104,12 +104,12 @@ def rendered(
         {"type": "function", "function": {"name": name, "description": "d", "parameters": schema}}
         for name, schema in functions.items()
     ]
-    made = [
+    result = [
         {"id": f"call_{place}", "type": "function", "function": {"name": name, "arguments": values}}
         for place, (name, values) in enumerate(calls)
     ]
-    chat = [USER, {"role": "assistant", "content": "", "tool_calls": made}]
-    chat += [{"role": "tool", "tool_call_id": call["id"], "content": "5"} for call in made]
+    chat = [USER, {"role": "assistant", "content": "", "tool_calls": result}]
+    chat += [{"role": "tool", "tool_call_id": call["id"], "content": "5"} for call in result]
     fitted = fit_calls(chat, form, source)
     prompt = template.render(fitted, tools=tools, add_generation_prompt=False)
     return prompt[prompt.index("QUESTION_1") :]
@@ -149,7 +149,9 @@ def test_calls_are_read_back_as_the_published_template_writes_them(
             }
             for values in arguments
         ]
-    calls = [("get_weather" if place else "now", each) for place, each in enumerate(arguments)]
+    calls = [
+        ("get_weather" if place else "now", argument) for place, argument in enumerate(arguments)
+    ]
     functions: dict[str, Any] = {}
     for name, values in calls:
         properties = {
@@ -158,8 +160,8 @@ def test_calls_are_read_back_as_the_published_template_writes_them(
         }
         functions[name] = {"type": "object", "properties": properties}
     answer = rendered(published, calls, functions)
-    found = parse_tool_calls(answer, form, functions)
-    assert [(call.name, json.loads(call.arguments)) for call in found.calls] == calls, answer
+    result = parse_tool_calls(answer, form, functions)
+    assert [(call.name, json.loads(call.arguments)) for call in result.calls] == calls, answer
     stream = CallStream(form, functions)
     parts = [part for letter in answer for part in stream.push(letter)] + stream.finish()
     pieces = [part for part in parts if isinstance(part, CallPiece)]

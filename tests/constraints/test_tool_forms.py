@@ -38,6 +38,7 @@ from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.models import Tokenizer
 from support.driver import answer
+from support.errors import raises
 from support.grammars import STOPS, Takes, Unforced, settings_for
 
 pytest.importorskip("llguidance")
@@ -54,11 +55,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             "city": {"type": "string", "maxLength": 5},
             "hour": {"$ref": "#/$defs/hour"},
             "by": {"enum": ["train", 'the "bus"', 3, None]},
-            "stops": {
-                "type": "array",
-                "items": {"type": "string", "maxLength": 2},
-                "maxItems": 2,
-            },
+            "stops": {"type": "array", "items": {"type": "string", "maxLength": 2}, "maxItems": 2},
             "seats": {
                 "type": "object",
                 "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}},
@@ -83,9 +80,9 @@ def read(text: str, form: ToolForm, functions: dict[str, Any] = SCHEMAS) -> Pars
     return tidy(parse_tool_calls(text, form, functions))
 
 
-def tidy(found: Parsed) -> Parsed:
-    calls = (ToolCall(call.name, json.dumps(json.loads(call.arguments))) for call in found.calls)
-    return Parsed(found.content, tuple(calls))
+def tidy(result: Parsed) -> Parsed:
+    calls = (ToolCall(call.name, json.dumps(json.loads(call.arguments))) for call in result.calls)
+    return Parsed(result.content, tuple(calls))
 
 
 def streamed(pieces: list[str], form: ToolForm, functions: dict[str, Any] = SCHEMAS) -> Parsed:
@@ -181,7 +178,7 @@ VALUES = st.recursive(
 )
 CALLS = st.lists(
     st.builds(
-        lambda name, given: ToolCall(name, json.dumps(given)),
+        lambda name, values: ToolCall(name, json.dumps(values)),
         st.sampled_from(["f", "get.x-1"]),
         st.dictionaries(st.text("ab_", min_size=1, max_size=4), VALUES, max_size=3),
     ),
@@ -229,19 +226,13 @@ PARTS = [
 
 
 @settings(max_examples=40)
-@given(
-    text=st.lists(
-        st.sampled_from(PARTS),
-        max_size=14,
-    ),
-    form=st.sampled_from(FORMS),
-)
+@given(text=st.lists(st.sampled_from(PARTS), max_size=14), form=st.sampled_from(FORMS))
 def test_no_text_is_lost_that_is_no_tool_call(text: list[str], form: ToolForm):
     whole = "".join(text)
-    found = parse_tool_calls(whole, form, SCHEMAS)
-    if not found.calls:
-        assert found.content == whole
-    for call in found.calls:
+    result = parse_tool_calls(whole, form, SCHEMAS)
+    if not result.calls:
+        assert result.content == whole
+    for call in result.calls:
         assert isinstance(json.loads(call.arguments), dict)
     assert streamed(text, form) == streamed([*whole], form)
 
@@ -253,18 +244,18 @@ def test_forced_tool_calls_are_valid_and_the_same_with_every_drafter(
 ):
     sampling = Sampling(temperature=1.5, seed=seed)
 
-    def made(drafter: str, *, forced: bool = True) -> Any:
+    def decoded(drafter: str, *, forced: bool = True) -> Any:
         constraint = grammars.tools(FUNCTIONS, "required", form=form, parallel=False)
         inner = constraint if forced else Unforced(constraint)
         return answer(engine, [7, 8], **settings_for(inner, sampling, drafter))
 
-    plain = made("none", forced=False)
+    plain = decoded("none", forced=False)
     assert plain.tokens[-1] in STOPS
     content, (call,) = parse_tool_calls(tokenizer.decode(plain.tokens), form, SCHEMAS)
     assert content == ""
     jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
     for drafter in ("none", "suffix"):
-        assert made(drafter) == plain, drafter
+        assert decoded(drafter) == plain, drafter
 
 
 TAGS = ReasoningMarks(("<think>",), ("</think>",), {})
@@ -279,16 +270,16 @@ def test_with_tools_and_thoughts_every_drafter_gives_the_plain_tokens(
     call = written_calls(form, [TRIP])
     prompt = tokenizer.encode(f"{call} the user</think>{call}")[-400:]
 
-    def made(drafter: str, *, forced: bool = True) -> Any:
+    def decoded(drafter: str, *, forced: bool = True) -> Any:
         constraint = grammars.tools(FUNCTIONS, choice, form=form, thoughts=marks)
         inner = constraint if forced else Unforced(constraint)
         chosen = settings_for(inner, Sampling(temperature=0.7, seed=5), drafter)
         return answer(engine, prompt, **{**chosen, "stopping": Stopping(40, frozenset(STOPS))})
 
-    plain = made("none", forced=False)
+    plain = decoded("none", forced=False)
     assert len(plain.tokens) > 1
     for drafter in ("ngram", "suffix"):
-        assert made(drafter) == plain, drafter
+        assert decoded(drafter) == plain, drafter
 
 
 @every_form
@@ -362,8 +353,8 @@ def test_any_parameters_are_compiled_or_rejected(
 
 
 def test_a_name_or_key_that_a_form_cannot_write_is_rejected(grammars: Grammars):
-    with pytest.raises(InvalidRequest, match="'a b'"):
+    with raises(InvalidRequest, "'a b'"):
         grammars.tools([{"name": "a b"}], form=GEMMA)
     parameters = {"properties": {"a b": {}}}
-    with pytest.raises(InvalidRequest, match="'a b'"):
+    with raises(InvalidRequest, "'a b'"):
         grammars.tools([{"name": "f", "parameters": parameters}], form=LFM2)

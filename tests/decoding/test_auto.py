@@ -199,8 +199,8 @@ def test_the_steeper_the_cost_the_shorter_the_draft(
     slope: float, more: float, acceptance: Acceptance
 ):
     lengths = [
-        chosen(CostTable({1: 1.0, 16: 1.0 + 15 * each}), acceptance, draft(15))
-        for each in (slope, slope + more)
+        chosen(CostTable({1: 1.0, 16: 1.0 + 15 * item}), acceptance, draft(15))
+        for item in (slope, slope + more)
     ]
     assert lengths[0] >= lengths[1]
 

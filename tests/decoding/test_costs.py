@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.decoding.costs import CostTable, break_even, expected_tokens, speed_up
+from support.errors import raises
 
 tables = st.dictionaries(
     st.integers(1, 40), st.floats(1e-4, 10, allow_nan=False), min_size=1, max_size=8
@@ -47,7 +48,7 @@ def test_costs_at_any_context_are_positive(cost: CostTable, context: int, more: 
 
 
 def test_context_costs_must_be_given_for_all_rows_or_none():
-    with pytest.raises(ValueError, match="per_token"):
+    with raises(ValueError, "per_token"):
         CostTable({1: 1.0, 4: 2.0}, 100, {1: 0.01})
 
 
@@ -69,17 +70,17 @@ def test_one_more_row_never_lowers_the_cost(cost: CostTable):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "message"),
+    ("seconds", "value"),
     [
-        ({}, "needs at least one measured T"),
-        ({0: 0.1}, "cost of 0 rows is 0.1; expected rows >= 1"),
-        ({1: 0.0}, "cost of 1 rows is 0.0"),
-        ({1: 0.1, 2: -1.0}, "cost of 2 rows is -1.0"),
-        ({1: math.nan}, "cost of 1 rows is nan"),
+        ({}, "T"),
+        ({0: 0.1}, "0 rows is 0.1"),
+        ({1: 0.0}, "1 rows is 0.0"),
+        ({1: 0.1, 2: -1.0}, "2 rows is -1.0"),
+        ({1: math.nan}, "1 rows is nan"),
     ],
 )
-def test_an_impossible_cost_table_is_rejected(seconds: dict[int, float], message: str):
-    with pytest.raises(ValueError, match=message):
+def test_an_impossible_cost_table_is_rejected(seconds: dict[int, float], value: str):
+    with raises(ValueError, value):
         CostTable(seconds)
 
 

@@ -85,7 +85,7 @@ def test_acceptance_is_near_the_best_that_is_possible(temperature: float, distan
         token = target.pick(row, at)
         agreed += drafter.pick(draft, at)[0] == token
         argmax_agreed += int(draft.argmax()) == token
-        one, other = (np.exp((each - each.max()) / temperature) for each in (row, draft))
+        one, other = (np.exp((item - item.max()) / temperature) for item in (row, draft))
         distance_tv = np.abs(one / one.sum() - other / other.sum()).sum() / 2
         least.append((1 - distance_tv) / (1 + distance_tv))
         most.append(1 - distance_tv)
@@ -101,10 +101,10 @@ def test_the_estimate_of_acceptance_ranks_the_drafts():
     target, drafter = Sampler(how, (), VOCAB), DraftSampler(how, 0, VOCAB)
     given_rows = rows(3000, 5)
     noise = np.random.default_rng(6).normal(0, 1, given_rows.shape).astype(np.float32)
-    found = []
+    results = []
     for at, (row, draft) in enumerate(zip(given_rows, given_rows + noise, strict=True)):
         token, estimate = drafter.pick(draft, at)
-        found.append((estimate, token == target.pick(row, at)))
-    found.sort()
-    thirds = [np.mean([hit for _, hit in found[at : at + 1000]]) for at in (0, 1000, 2000)]
+        results.append((estimate, token == target.pick(row, at)))
+    results.sort()
+    thirds = [np.mean([hit for _, hit in results[at : at + 1000]]) for at in (0, 1000, 2000)]
     assert thirds[0] + 0.1 < thirds[1] < thirds[2] - 0.1

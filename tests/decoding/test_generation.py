@@ -12,14 +12,9 @@ from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.text import TextPiece
-from paceline.decoding.types import (
-    NO_PROPOSAL,
-    Block,
-    DecodeOutcome,
-    FinishReason,
-    Step,
-)
+from paceline.decoding.types import NO_PROPOSAL, Block, DecodeOutcome, FinishReason, Step
 from support.drafters import Oracle
+from support.errors import raises
 from support.generation import (
     ANSWER,
     ELSE,
@@ -29,7 +24,7 @@ from support.generation import (
     Recording,
     decode,
     finished,
-    made,
+    new_generation,
     past_the_prompt,
     rows,
     step,
@@ -39,7 +34,7 @@ from support.generation import (
 
 
 def test_prefill_in_chunks_needs_only_the_last_row():
-    generation = made(prefill_chunk=2)
+    generation = new_generation(prefill_chunk=2)
     seen = []
     while generation.prefilling:
         block = generation.next_block()
@@ -54,7 +49,7 @@ def test_prefill_in_chunks_needs_only_the_last_row():
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 5, 6])
 def test_prefill_chunks_before_the_last_add_no_tokens(chunk: int):
-    generation = made(prefill_chunk=chunk)
+    generation = new_generation(prefill_chunk=chunk)
     for _ in range(-(-5 // chunk) - 1):
         assert step(generation) == Step(chunk, [], [], logprobs=[])
     assert step(generation).tokens == ANSWER[:1]
@@ -63,7 +58,7 @@ def test_prefill_chunks_before_the_last_add_no_tokens(chunk: int):
 
 @pytest.mark.parametrize("cached", range(6))
 def test_prefill_skips_cached_tokens_except_the_last(cached: int):
-    generation = made(cached=cached)
+    generation = new_generation(cached=cached)
     assert generation.length == min(cached, 4)
     assert generation.next_block() == Block(PROMPT[min(cached, 4) :], 1, best=True, prefill=True)
     finished(generation)
@@ -73,7 +68,7 @@ def test_prefill_skips_cached_tokens_except_the_last(cached: int):
 
 def test_prefill_drafts_nothing():
     oracle, policy = Oracle(TEXT), Recording(8)
-    generation = made(drafters=[oracle], policy=policy, prefill_chunk=2)
+    generation = new_generation(drafters=[oracle], policy=policy, prefill_chunk=2)
     for _ in range(3):
         step(generation)
     assert oracle.asked == policy.limits == policy.outcomes == []
@@ -81,19 +76,19 @@ def test_prefill_drafts_nothing():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "value"),
     [
-        ({"prompt": []}, "the prompt is empty; expected at least one token"),
-        ({"context_length": 5}, "the prompt has 5 tokens and the context holds 5"),
-        ({"context_length": 4}, "the prompt has 5 tokens and the context holds 4"),
-        ({"cached": 6}, "cached is 6; expected 0 to 5"),
-        ({"cached": -1}, "cached is -1; expected 0 to 5"),
-        ({"sampling": Sampling(logit_bias={300: 1.0})}, "logit_bias names token 300"),
+        ({"prompt": []}, "prompt"),
+        ({"context_length": 5}, "5 tokens"),
+        ({"context_length": 4}, "holds 4"),
+        ({"cached": 6}, "cached is 6"),
+        ({"cached": -1}, "cached is -1"),
+        ({"sampling": Sampling(logit_bias={300: 1.0})}, "token 300"),
     ],
 )
-def test_an_impossible_prompt_is_rejected(settings: dict[str, Any], message: str):
-    with pytest.raises(ValueError, match=message):
-        made(**settings)
+def test_an_impossible_prompt_is_rejected(settings: dict[str, Any], value: str):
+    with raises(ValueError, value):
+        new_generation(**settings)
 
 
 # -- decode ----------------------------------------------------------------------------------------
@@ -152,7 +147,7 @@ def test_a_draft_token_after_a_rejected_one_is_never_accepted():
 def test_tokens_and_text_are_the_same_with_every_draft(
     block: int, wrong: set[int], chunk: int, most: int
 ):
-    generation = made(
+    generation = new_generation(
         drafters=[Oracle(TEXT, wrong)],
         policy=Fixed(block),
         prefill_chunk=chunk,
@@ -196,15 +191,15 @@ def test_drafters_propose_nothing_if_the_policy_does_not_draft():
 
 
 def test_accept_without_a_block_raises():
-    with pytest.raises(RuntimeError, match="accept\\(\\) without a block from next_block"):
-        made().accept(np.zeros((1, VOCABULARY), np.float32))
+    with raises(RuntimeError, "next_block"):
+        new_generation().accept(np.zeros((1, VOCABULARY), np.float32))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4])
 def test_accept_rejects_a_wrong_number_of_rows_and_keeps_the_block(count: int):
     generation = past_the_prompt(drafters=[Oracle(TEXT)], policy=Fixed(3))
     block = generation.next_block()
-    with pytest.raises(ValueError, match=f"{count} rows"):
+    with raises(ValueError, f"{count} rows"):
         generation.accept(np.zeros((count, VOCABULARY), np.float32))
     assert generation.next_block() is block
     assert step(generation).tokens == list(b"he ")
@@ -215,11 +210,8 @@ def test_accept_rejects_a_wrong_number_of_rows_and_keeps_the_block(count: int):
 
 def test_every_drafter_observes_every_step():
     first, second = Oracle(TEXT, wrong_at=[8]), Oracle([])
-    generation = made(
-        drafters=[first, second],
-        policy=Fixed(4),
-        prefill_chunk=3,
-        stopping=Stopping(max_tokens=6),
+    generation = new_generation(
+        drafters=[first, second], policy=Fixed(4), prefill_chunk=3, stopping=Stopping(max_tokens=6)
     )
     taps = {"layer": np.ones((3, 2), np.float32)}
     step(generation, taps=taps)
@@ -238,7 +230,7 @@ def test_every_drafter_observes_every_step():
 
 def test_the_policy_observes_outcome_and_time_of_each_decode_step():
     policy = Recording(4)
-    generation = made(drafters=[Oracle(TEXT[:9], wrong_at=[7])], policy=policy)
+    generation = new_generation(drafters=[Oracle(TEXT[:9], wrong_at=[7])], policy=policy)
     step(generation, seconds=9.0)
     step(generation, seconds=0.5)
     step(generation)
@@ -267,7 +259,9 @@ def test_the_policy_does_not_observe_the_last_step():
 def test_steps_and_drafts_are_counted_by_drafter_and_by_position():
     first, second = Oracle(TEXT[:9], wrong_at=[8]), Oracle(TEXT)
     second.name = "other"
-    generation = made(drafters=[first, second], policy=Fixed(4), stopping=Stopping(max_tokens=12))
+    generation = new_generation(
+        drafters=[first, second], policy=Fixed(4), stopping=Stopping(max_tokens=12)
+    )
     finished(generation)
     counters = generation.counters
     # "he" and a wrong space; then " rid" and "ers", of which the last needs no row.
@@ -282,7 +276,7 @@ def test_sampling_is_keyed_by_the_position_in_the_whole_text():
     flat = np.zeros((8, VOCABULARY), np.float32)
 
     def drawn(prompt: list[int], text: Sequence[int] = ()) -> list[int]:
-        generation = made(
+        generation = new_generation(
             prompt,
             sampling=Sampling(temperature=1.0, seed=1),
             drafters=[Oracle(text, wrong_at=[9, 14])],
@@ -303,7 +297,7 @@ def test_sampling_is_keyed_by_the_position_in_the_whole_text():
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7])
 def test_a_block_has_at_most_max_rows(most: int):
-    generation = made(drafters=[Oracle(TEXT)], policy=Fixed(8))
+    generation = new_generation(drafters=[Oracle(TEXT)], policy=Fixed(8))
     longest = 0
     while not generation.finished:
         block = generation.next_block(most)

@@ -10,14 +10,10 @@ from paceline.decoding.generation import Generation
 from paceline.decoding.logprobs import token_logprob
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
-from paceline.decoding.types import (
-    FORCED,
-    Best,
-    Block,
-    Step,
-)
+from paceline.decoding.types import FORCED, Best, Block, Step
 from paceline.drafters import create
 from support.drafters import Oracle
+from support.errors import raises
 from support.generation import (
     ANSWER,
     PROMPT,
@@ -25,7 +21,7 @@ from support.generation import (
     VOCABULARY,
     Recording,
     finished,
-    made,
+    new_generation,
     rows,
     step,
 )
@@ -46,7 +42,7 @@ from support.generation import (
     ],
 )
 def test_a_block_asks_for_the_argmax_if_nothing_reads_logits(settings: Any, best: bool):
-    generation = made(**settings)
+    generation = new_generation(**settings)
     assert generation.next_block().best is best
     while not generation.finished:
         assert generation.next_block().best is best
@@ -54,9 +50,9 @@ def test_a_block_asks_for_the_argmax_if_nothing_reads_logits(settings: Any, best
 
 
 def test_argmax_gives_the_same_steps_as_logits():
-    expected = made(drafters=create("ngram"))
+    expected = new_generation(drafters=create("ngram"))
     finished(expected)
-    generation = made(drafters=create("ngram"))
+    generation = new_generation(drafters=create("ngram"))
     nothing = np.empty((0, VOCABULARY), np.float32)
     while not generation.finished:
         whole = rows(generation.next_block(), generation.length)
@@ -66,10 +62,10 @@ def test_argmax_gives_the_same_steps_as_logits():
 
 
 def test_accept_rejects_too_few_argmax_rows():
-    generation = made()
+    generation = new_generation()
     generation.next_block()
     few = Best(np.zeros(3, np.int64), np.zeros(3, np.float32))
-    with pytest.raises(ValueError, match=r"3 rows"):
+    with raises(ValueError, "3 rows"):
         generation.accept(np.empty((0, VOCABULARY), np.float32), best=few)
 
 
@@ -78,11 +74,11 @@ def test_accept_rejects_too_few_argmax_rows():
 
 def graded(block: Block, start: int) -> np.ndarray:
     """Rows of the text whose logits all differ."""
-    found = rows(block, start)
+    result = rows(block, start)
     for row in range(block.rows):
         rng = np.random.default_rng(start + len(block.tokens) - block.rows + row)
-        found[row] = found[row] * 9 + rng.random(VOCABULARY, np.float32)
-    return found
+        result[row] = result[row] * 9 + rng.random(VOCABULARY, np.float32)
+    return result
 
 
 def run_graded(generation: Generation) -> list[Step]:
@@ -95,37 +91,37 @@ def run_graded(generation: Generation) -> list[Step]:
 
 @pytest.mark.parametrize("drafters", ["none", "ngram"])
 def test_every_token_of_the_answer_has_its_logprob(drafters: str):
-    generation = made(logprobs=3, drafters=create(drafters), prefill_chunk=2)
+    generation = new_generation(logprobs=3, drafters=create(drafters), prefill_chunk=2)
     steps = run_graded(generation)
     assert generation.answer == ANSWER
     assert [len(step.logprobs) for step in steps] == [len(step.tokens) for step in steps]
-    assert [each for step in steps for each in step.logprobs] == generation.logprobs
-    for at, found in enumerate(generation.logprobs):
+    assert [result for step in steps for result in step.logprobs] == generation.logprobs
+    for at, logprob in enumerate(generation.logprobs):
         row = graded(Block(TEXT[: len(PROMPT) + at], 1), 0)[0]
-        assert found == token_logprob(row, ANSWER[at], 3)
+        assert logprob == token_logprob(row, ANSWER[at], 3)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 99])
 def test_every_token_of_the_prompt_has_its_logprob(chunk: int):
-    generation = made(logprobs=2, prompt_logprobs=True, prefill_chunk=chunk)
+    generation = new_generation(logprobs=2, prompt_logprobs=True, prefill_chunk=chunk)
     run_graded(generation)
     assert generation.answer == ANSWER
     first, *rest = generation.prompt_logprobs
     assert first is None
     assert len(rest) == len(PROMPT) - 1
-    for at, found in enumerate(rest, start=1):
-        assert found == token_logprob(graded(Block(PROMPT[:at], 1), 0)[0], PROMPT[at], 2)
+    for at, item in enumerate(rest, start=1):
+        assert item == token_logprob(graded(Block(PROMPT[:at], 1), 0)[0], PROMPT[at], 2)
     assert len(generation.logprobs) == len(ANSWER)
 
 
 def test_logprobs_are_those_of_the_model_before_sampling():
     sampling = Sampling(logit_bias={ANSWER[0]: -100.0})
-    generation = made(logprobs=1, sampling=sampling, stopping=Stopping(max_tokens=1))
+    generation = new_generation(logprobs=1, sampling=sampling, stopping=Stopping(max_tokens=1))
     run_graded(generation)
-    (found,) = generation.logprobs
-    assert found.token == generation.answer[0] != ANSWER[0]
-    assert found.top[0][0] == ANSWER[0]
-    assert found.logprob < found.top[0][1]
+    (logprobs,) = generation.logprobs
+    assert logprobs.token == generation.answer[0] != ANSWER[0]
+    assert logprobs.top[0][0] == ANSWER[0]
+    assert logprobs.logprob < logprobs.top[0][1]
 
 
 # -- banned tokens and constraints -----------------------------------------------------------------
@@ -133,10 +129,12 @@ def test_logprobs_are_those_of_the_model_before_sampling():
 
 def test_stop_tokens_are_banned_before_min_tokens():
     stops = frozenset({ANSWER[3], ANSWER[6]})
-    generation = made(stopping=Stopping(max_tokens=20, stop_token_ids=stops, min_tokens=5))
+    generation = new_generation(
+        stopping=Stopping(max_tokens=20, stop_token_ids=stops, min_tokens=5)
+    )
     finished(generation)
     assert generation.answer[3] != ANSWER[3]
-    early = made(stopping=Stopping(max_tokens=20, stop_token_ids=stops))
+    early = new_generation(stopping=Stopping(max_tokens=20, stop_token_ids=stops))
     finished(early)
     assert early.answer == ANSWER[:4]
 
@@ -148,9 +146,9 @@ class Only:
         self.text, self.forces, self.at = list(text), forces, 0
 
     def masked(self, logits: np.ndarray) -> np.ndarray:
-        found = np.full_like(logits, -np.inf)
-        found[self.text[self.at]] = logits[self.text[self.at]]
-        return found
+        values = np.full_like(logits, -np.inf)
+        values[self.text[self.at]] = logits[self.text[self.at]]
+        return values
 
     def push(self, token: int) -> None:
         assert token == self.text[self.at]
@@ -167,23 +165,23 @@ class Only:
 @pytest.mark.parametrize("forces", [True, False])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=3)])
 def test_a_constraint_restricts_and_forces_tokens(forces: bool, sampling: Sampling):
-    wanted = list(b'{"a": 1}')
+    results = list(b'{"a": 1}')
     policy = Recording(4)
-    generation = made(
-        constraint=Only(wanted, forces=forces),
+    generation = new_generation(
+        constraint=Only(results, forces=forces),
         sampling=sampling,
-        stopping=Stopping(max_tokens=len(wanted)),
+        stopping=Stopping(max_tokens=len(results)),
         drafters=[Oracle(TEXT)],
         policy=policy,
     )
     steps = finished(generation)
-    assert generation.answer == wanted
+    assert generation.answer == results
     if forces:
         # One step for the prompt, then all forced tokens in one block.
-        assert [each.forced for each in steps] == [0, len(wanted) - 2]
+        assert [step.forced for step in steps] == [0, len(results) - 2]
         assert steps[1].source == FORCED
         # Forced tokens are not drafted.
-        assert [each.drafted for each in steps] == [0, 0]
+        assert [step.drafted for step in steps] == [0, 0]
         assert generation.counters.accepted_by == {}
-        assert generation.counters.forced == len(wanted) - 2
+        assert generation.counters.forced == len(results) - 2
         assert policy.outcomes == []

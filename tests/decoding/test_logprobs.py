@@ -10,8 +10,8 @@ ROWS = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=40)
 
 def reference(row: np.ndarray) -> np.ndarray:
     wide = np.exp(row.astype(np.longdouble) - row.max())
-    found: np.ndarray = np.log(wide / wide.sum()).astype(np.float64)
-    return found
+    result: np.ndarray = np.log(wide / wide.sum()).astype(np.float64)
+    return result
 
 
 @given(ROWS, st.data())
@@ -19,16 +19,16 @@ def test_logprobs_are_logarithms_of_the_softmax(values: list[float], data: st.Da
     row = np.array(values, np.float32)
     token = data.draw(st.integers(0, len(row) - 1))
     top = data.draw(st.integers(0, len(row) + 2))
-    found = token_logprob(row, token, top)
+    result = token_logprob(row, token, top)
     expected = reference(row)
-    assert found.token == token
-    assert found.logprob == pytest.approx(expected[token], abs=1e-9)
-    order = sorted(range(len(row)), key=lambda each: (-row[each], each))[:top]
-    assert [each for each, _ in found.top] == order
-    assert [logprob for _, logprob in found.top] == pytest.approx(expected[order], abs=1e-9)
+    assert result.token == token
+    assert result.logprob == pytest.approx(expected[token], abs=1e-9)
+    order = sorted(range(len(row)), key=lambda item: (-row[item], item))[:top]
+    assert [entry for entry, _ in result.top] == order
+    assert [logprob for _, logprob in result.top] == pytest.approx(expected[order], abs=1e-9)
 
 
 def test_the_logprob_of_a_masked_token_is_minus_infinity():
-    found = token_logprob(np.array([0, -np.inf, 0], np.float32), 1, 3)
-    assert found.logprob == -np.inf
-    assert found.top[2] == (1, -np.inf)
+    logprob = token_logprob(np.array([0, -np.inf, 0], np.float32), 1, 3)
+    assert logprob.logprob == -np.inf
+    assert logprob.top[2] == (1, -np.inf)

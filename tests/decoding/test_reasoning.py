@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.decoding.reasoning import ReasoningMarks, ReasoningText
+from support.errors import raises
 
 TAGS = ReasoningMarks(("<think>",), ("</think>",), {})
 OPENED = ReasoningMarks(("<think>",), ("</think>",), {}, inside=True)
@@ -45,14 +46,14 @@ def read(pieces: Sequence[str | int], thoughts: ReasoningMarks, stops: Sequence[
     stream = ReasoningText(
         lambda ids: "".join(words.get(i, shown.get(i, "")) for i in ids), stops, thoughts
     )
-    found = []
+    results = []
     for token in tokens:
-        found.append(stream.push(token))
+        results.append(stream.push(token))
         if stream.stopped_by is not None:
             break
     else:
-        found.append(stream.finish())
-    texts, told = [each.final for each in found], [each.reasoning for each in found]
+        results.append(stream.finish())
+    texts, told = [item.final for item in results], [item.reasoning for item in results]
     return Found("".join(texts), "".join(told), stream.reasoning_tokens, texts, told)
 
 
@@ -94,48 +95,45 @@ def test_text_marks_separate_reasoning_from_the_answer(
     thoughts: ReasoningMarks, whole: str, reasoning: str, text: str
 ):
     for pieces in (letters(whole), [whole], [whole[:3], whole[3:9], whole[9:]]):
-        found = read(pieces, thoughts)
-        assert (found.text, found.reasoning) == (text, reasoning)
+        result = read(pieces, thoughts)
+        assert (result.text, result.reasoning) == (text, reasoning)
 
 
-@given(
-    form=st.sampled_from(FORMS),
-    at=st.lists(st.integers(0, 80), max_size=12),
-)
+@given(form=st.sampled_from(FORMS), at=st.lists(st.integers(0, 80), max_size=12))
 def test_reasoning_marks_are_never_emitted_however_they_are_tokenized(
     form: tuple[ReasoningMarks, str, str, str], at: list[int]
 ):
     thoughts, whole, reasoning, text = form
     ends = sorted(place % (len(whole) + 1) for place in at)
     pieces = [whole[i:j] for i, j in zip([0, *ends], [*ends, len(whole)], strict=True)]
-    found = read(pieces, thoughts)
-    assert (found.text, found.reasoning) == (text, reasoning)
+    result = read(pieces, thoughts)
+    assert (result.text, result.reasoning) == (text, reasoning)
     # Emitted text never changes: at each step it is a prefix of the whole.
-    for shown, final in ((found.texts, text), (found.thoughts, reasoning)):
+    for shown, final in ((result.texts, text), (result.thoughts, reasoning)):
         for end in range(len(shown) + 1):
             assert final.startswith("".join(shown[:end]))
 
 
 def test_a_token_mark_is_matched_by_its_id_alone():
-    found = read([100, "so", " 4", 101, "\n\n", "It", " is", " 4."], TOKENS)
-    assert (found.reasoning, found.text, found.reasoning_tokens) == ("so 4", "It is 4.", 4)
-    found = read(["<", "think", ">", "no", "</think>"], TOKENS)
-    assert (found.reasoning, found.text) == ("", "<think>no</think>")
-    assert found.reasoning_tokens == 0
+    result = read([100, "so", " 4", 101, "\n\n", "It", " is", " 4."], TOKENS)
+    assert (result.reasoning, result.text, result.reasoning_tokens) == ("so 4", "It is 4.", 4)
+    result = read(["<", "think", ">", "no", "</think>"], TOKENS)
+    assert (result.reasoning, result.text) == ("", "<think>no</think>")
+    assert result.reasoning_tokens == 0
 
 
 def test_a_token_mark_inside_the_answer_is_text():
     seen = ReasoningMarks(("<think>",), ("</think>",), {1000: "<think>", 101: "</think>"})
-    found = read(["It", " is ", 1000, " 4.", 101], seen)
-    assert (found.reasoning, found.text) == ("", "It is <think> 4.")
+    result = read(["It", " is ", 1000, " 4.", 101], seen)
+    assert (result.reasoning, result.text) == ("", "It is <think> 4.")
 
 
 def test_a_repeated_opening_mark_after_the_prompts_own_is_dropped():
     marks = ReasoningMarks(
         ("<think>",), ("</think>",), {1000: "<think>", 101: "</think>"}, inside=True
     )
-    found = read(["\n", 1000, "so", 101, "4."], marks)
-    assert (found.reasoning, found.text, found.reasoning_tokens) == ("so", "4.", 4)
+    result = read(["\n", 1000, "so", 101, "4."], marks)
+    assert (result.reasoning, result.text, result.reasoning_tokens) == ("so", "4.", 4)
 
 
 def test_tokens_of_text_marks_count_as_reasoning():
@@ -146,33 +144,33 @@ def test_tokens_of_text_marks_count_as_reasoning():
 
 @pytest.mark.parametrize("label", [["thought\n"], ["thou", "ght", "\n"], []])
 def test_the_label_of_gemma_reasoning_is_dropped(label: list[str]):
-    found = read([100, *label, "let me see", 101, "It is 4."], GEMMA)
-    assert (found.reasoning, found.text) == ("let me see", "It is 4.")
+    result = read([100, *label, "let me see", 101, "It is 4."], GEMMA)
+    assert (result.reasoning, result.text) == ("let me see", "It is 4.")
 
 
 def test_gemma_reasoning_that_begins_like_its_label_is_kept():
-    found = read([100, "thou", " art", 101, "4."], GEMMA)
-    assert (found.reasoning, found.text) == ("thou art", "4.")
+    result = read([100, "thou", " art", 101, "4."], GEMMA)
+    assert (result.reasoning, result.text) == ("thou art", "4.")
 
 
 def test_harmony_channels_separate_analysis_from_final():
-    found = read(
+    result = read(
         [201, "analysis", 202, "let", " me", 203, 200, "assistant", 201, "final", 202, "It is 4."],
         HARMONY,
     )
-    assert (found.reasoning, found.text, found.reasoning_tokens) == ("let me", "It is 4.", 6)
+    assert (result.reasoning, result.text, result.reasoning_tokens) == ("let me", "It is 4.", 6)
 
 
 def test_harmony_function_calls_stay_in_the_text():
     call = [201, "commentary to=functions.now ", "json", 202, "{}"]
-    found = read([201, "analysis", 202, "hm", 203, 200, "assistant", *call], HARMONY)
-    assert (found.reasoning, found.text) == ("hm", "commentary to=functions.now json{}")
-    found = read([200, "assistant to=functions.now", 201, "commentary", 202, "{}"], HARMONY)
-    assert found.text == "assistant to=functions.now commentary{}"
-    found = read([201, "analysis to=functions.now", 202, "{}"], HARMONY)
-    assert (found.reasoning, found.text) == ("", "analysis to=functions.now{}")
-    found = read([201, "commentary", 202, "I will look.", 203], HARMONY)
-    assert (found.reasoning, found.text) == ("", "I will look.")
+    result = read([201, "analysis", 202, "hm", 203, 200, "assistant", *call], HARMONY)
+    assert (result.reasoning, result.text) == ("hm", "commentary to=functions.now json{}")
+    result = read([200, "assistant to=functions.now", 201, "commentary", 202, "{}"], HARMONY)
+    assert result.text == "assistant to=functions.now commentary{}"
+    result = read([201, "analysis to=functions.now", 202, "{}"], HARMONY)
+    assert (result.reasoning, result.text) == ("", "analysis to=functions.now{}")
+    result = read([201, "commentary", 202, "I will look.", 203], HARMONY)
+    assert (result.reasoning, result.text) == ("", "I will look.")
 
 
 def test_harmony_without_channels_is_all_answer():
@@ -183,8 +181,8 @@ def test_harmony_without_channels_is_all_answer():
 def test_a_stop_string_ends_the_answer_but_not_reasoning(stop: str):
     whole = f"<think>let me see\nit</think>It is {stop} 4."
     for pieces in (letters(whole), [whole[:4], whole[4:20], whole[20:]]):
-        found = read(pieces, TAGS, [stop])
-        assert (found.text, found.reasoning) == ("It is ", "let me see\nit")
+        result = read(pieces, TAGS, [stop])
+        assert (result.text, result.reasoning) == ("It is ", "let me see\nit")
 
 
 def test_a_partial_stop_string_is_emitted_at_the_end():
@@ -197,5 +195,5 @@ def test_characters_of_several_bytes_are_whole_on_both_sides_of_a_mark():
 
 
 def test_an_empty_stop_string_is_rejected():
-    with pytest.raises(ValueError, match="empty"):
+    with raises(ValueError, "empty"):
         ReasoningText(lambda _: "", [""], TAGS)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import closing
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Block
 from paceline.drafters import NgramDrafter, SuffixDrafter
 from support.driver import POLICIES, generation, run
+from support.errors import raises
 from support.toy import ToyEngine
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
@@ -37,7 +37,7 @@ class PhaseEngine(ToyEngine):
             self._keys[blocks[before:], offsets[before:]] ^= 0x5555
 
 
-def made(engine: ToyEngine, drafter: str, policy: str, sampling: Sampling) -> Generation:
+def new_request(engine: ToyEngine, drafter: str, policy: str, sampling: Sampling) -> Generation:
     drafters = {"none": [], "suffix": [SuffixDrafter()], "ngram": [NgramDrafter()]}[drafter]
     return generation(
         engine,
@@ -69,8 +69,8 @@ def test_preempted_decode_continues_with_the_same_tokens(
 ):
     sampling = Sampling(temperature=temperature, seed=5)
     engine = PhaseEngine()
-    (plain,) = run(engine, [made(engine, "none", "fixed", sampling)])
-    one = made(engine, drafter, policy, sampling)
+    (plain,) = run(engine, [new_request(engine, "none", "fixed", sampling)])
+    one = new_request(engine, drafter, policy, sampling)
     sequence = engine.open()
     steps, left = 0, list(preempted_after)
     while not one.finished:
@@ -102,7 +102,7 @@ def test_preempted_decode_continues_with_the_same_tokens(
 
 def test_rows_are_recomputed_in_their_phase_many_per_call():
     engine = PhaseEngine()
-    one = made(engine, "none", "fixed", Sampling())
+    one = new_request(engine, "none", "fixed", Sampling())
     with closing(engine.open()) as sequence:
         for _ in range(31):
             step = one.accept(engine.step([(sequence, one.next_block())]).logits[0])
@@ -121,14 +121,14 @@ def test_rows_are_recomputed_in_their_phase_many_per_call():
 
 def test_restart_needs_an_answer_that_has_begun_and_not_ended():
     engine = ToyEngine()
-    one = made(engine, "none", "fixed", Sampling())
-    with pytest.raises(RuntimeError, match="has begun"):
+    one = new_request(engine, "none", "fixed", Sampling())
+    with raises(RuntimeError, "begun"):
         one.restart(0)
     with closing(engine.open()) as sequence:
         step = one.accept(engine.step([(sequence, one.next_block())]).logits[0])
         sequence.commit(step.kept)
-    with pytest.raises(ValueError, match="0 to 12"):
+    with raises(ValueError, "12"):
         one.restart(13)
     one.cancel()
-    with pytest.raises(RuntimeError, match="not ended"):
+    with raises(RuntimeError, "ended"):
         one.restart(0)

@@ -21,6 +21,7 @@ from paceline.engines.base import StepResult
 from paceline.errors import InvalidRequest
 from support.drafters import Oracle
 from support.driver import generation, run
+from support.errors import raises
 from support.toy import ToyEngine
 from support.waiting import PATIENCE
 
@@ -56,9 +57,9 @@ def test_every_draft_but_the_first_is_made_ahead_if_all_is_accepted(
     truth: list[int], worker: ThreadPoolExecutor
 ):
     drafter = AheadDrafter(Oracle(truth), worker)
-    made = asked(Fixed(4), drafter)
-    assert run(ToyEngine(), [made])[0].tokens == truth[len(PROMPT) :]
-    assert drafter.used == made.counters.drafted_at[0] - 1 > 5
+    request = asked(Fixed(4), drafter)
+    assert run(ToyEngine(), [request])[0].tokens == truth[len(PROMPT) :]
+    assert drafter.used == request.counters.drafted_at[0] - 1 > 5
 
 
 @pytest.mark.parametrize("place", range(2, 6))
@@ -67,9 +68,9 @@ def test_a_rejected_token_drops_the_draft_that_was_made_ahead(
 ):
     # The first draft token, others, and the bonus token.
     drafter = AheadDrafter(Oracle(truth, wrong_at=[len(PROMPT) + place]), worker)
-    made = asked(Fixed(4), drafter)
-    assert run(ToyEngine(), [made])[0].tokens == truth[len(PROMPT) :]
-    assert drafter.used == made.counters.drafted_at[0] - 2
+    request = asked(Fixed(4), drafter)
+    assert run(ToyEngine(), [request])[0].tokens == truth[len(PROMPT) :]
+    assert drafter.used == request.counters.drafted_at[0] - 2
 
 
 @given(
@@ -88,8 +89,8 @@ def test_drafting_ahead_keeps_the_tokens_of_plain_decoding(
     cost = CostTable({1: 1.0, 16: 2.0})
     policy = Auto(max(block, 2), cost, Acceptance()) if weighs else Fixed(block)
     oracle = Oracle([*PROMPT, *expected.tokens], wrong_at=wrong)
-    made = asked(policy, AheadDrafter(oracle, worker), sampling=sampling)
-    assert run(ToyEngine(), [made]) == [expected]
+    request = asked(policy, AheadDrafter(oracle, worker), sampling=sampling)
+    assert run(ToyEngine(), [request]) == [expected]
 
 
 class Waiting(ToyEngine):
@@ -125,8 +126,8 @@ def test_drafts_are_made_while_the_target_verifies(truth: list[int]):
     proposed = threading.Event()
     oracle = Signalling(truth, proposed)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
-        made = asked(Fixed(4), AheadDrafter(oracle, pool))
-        assert run(Waiting(proposed), [made])[0].tokens == truth[len(PROMPT) :]
+        request = asked(Fixed(4), AheadDrafter(oracle, pool))
+        assert run(Waiting(proposed), [request])[0].tokens == truth[len(PROMPT) :]
     assert oracle.threads == {"ahead_0"}, "one thread uses its state"
 
 
@@ -137,15 +138,15 @@ def test_a_draft_that_is_ready_has_no_cost(truth: list[int]):
 
     with ThreadPoolExecutor(1) as pool:
         drafter = AheadDrafter(Slow(truth), pool)
-        made = asked(Fixed(4), drafter)
+        request = asked(Fixed(4), drafter)
         engine = ToyEngine()
         slots = engine.open()
         costs = []
         for _ in range(4):
-            block: Block = made.next_block()
+            block: Block = request.next_block()
             pool.submit(lambda: None).result()  # the draft ahead is ready
             result = engine.step([(slots, block)])
-            slots.commit(made.accept(result.logits[0]).kept)
+            slots.commit(request.accept(result.logits[0]).kept)
             costs.append(drafter.cost(3))
         slots.close()
     assert costs == [0.5, 0.0, 0.0, 0.0]
@@ -176,5 +177,5 @@ def test_ahead_opens_a_draft_model_of_its_own():
     "spec", ["ahead", "ahead:", "ahead:suffix", "ahead:dflash:x", "ahead:model"]
 )
 def test_drafters_that_are_free_or_need_the_target_cannot_draft_ahead(spec: str):
-    with pytest.raises(InvalidRequest, match=r"cannot draft ahead|needs a name"):
+    with raises(InvalidRequest):
         DrafterSpec.parse(spec)

@@ -13,6 +13,7 @@ from paceline.drafters import (
 )
 from paceline.errors import InvalidRequest
 from support.drafters import write_toy_table
+from support.errors import raises
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_auto_takes_the_table_where_one_comes_with_the_target(toy_table: Path):
 def test_a_table_is_named_by_its_folder_or_comes_with_the_target(toy_table: Path):
     named = create(f"table:{toy_table}", DrafterResources(vocab_size=6))
     assert [type(drafter) for drafter in named] == [TableDrafter]
-    with pytest.raises(InvalidRequest, match="tiny"):
+    with raises(InvalidRequest, "tiny"):
         create("table", DrafterResources(target="tiny"))
 
 
@@ -94,26 +95,26 @@ def test_every_request_gets_its_own_drafters():
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("spec", "value"),
     [
-        ("eagle", "no drafter is called 'eagle'; expected none, auto, or ngram, suffix, table"),
-        ("", "no drafter is called ''"),
-        ("ngram+", "no drafter is called ''"),
-        ("ngram+none", "no drafter is called 'none'"),
-        ("ngram:size=3", "drafter ngram has no option 'size'; expected length, max, min"),
-        ("kept:min=1", "drafter kept has no option 'min'; expected none"),
-        ("suffix:later", "drafter suffix has no option 'later'; expected earlier"),
-        ("ngram:min=two", "drafter option min is 'two'; expected a number"),
-        ("ngram:min", "drafter option min is ''; expected a number"),
+        ("eagle", "'eagle'"),
+        ("", "''"),
+        ("ngram+", "''"),
+        ("ngram+none", "'none'"),
+        ("ngram:size=3", "'size'; expected length, max, min"),
+        ("kept:min=1", "kept has no option 'min'"),
+        ("suffix:later", "'later'; expected earlier"),
+        ("ngram:min=two", "min is 'two'"),
+        ("ngram:min", "min is ''"),
         ("ngram:min=0", "min=0, max=4"),
-        ("ngram:min=5", "min=5, max=4; expected 1 <= min <= max"),
+        ("ngram:min=5", "min=5, max=4"),
         ("ngram:length=0", "length=0; expected 1 to 64"),
-        ("ngram:max=17", "max=17; expected 1 <= min <= max <= 16"),
-        ("suffix+ngram+suffix", "3 parts joined by .; expected at most 8, no two"),
-        ("+".join(f"ngram:length={n}" for n in range(1, 10)), "9 parts joined by ."),
+        ("ngram:max=17", "max=17"),
+        ("suffix+ngram+suffix", "3 parts"),
+        ("+".join(f"ngram:length={n}" for n in range(1, 10)), "9 parts"),
     ],
 )
-def test_a_spec_that_makes_no_sense_is_refused_by_name(spec: str, message: str):
+def test_a_spec_that_makes_no_sense_is_refused_by_name(spec: str, value: str):
     for refuse in (DrafterSpec.parse, create):
-        with pytest.raises(InvalidRequest, match=message):
+        with raises(InvalidRequest, value):
             refuse(spec)

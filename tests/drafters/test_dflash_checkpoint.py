@@ -8,21 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.drafters.dflash import (
-    Config,
-    read_config,
-)
+from paceline.drafters.dflash import Config, read_config
 from paceline.drafters.dflash.checkpoint import read_draft_vocab, read_tensors
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
-from support.dflash import (
-    LEFT_OUT,
-    MASK,
-    config_json,
-    tiny_config,
-    write_checkpoint,
-    write_config,
-)
+from support.dflash import LEFT_OUT, MASK, config_json, tiny_config, write_checkpoint, write_config
+from support.errors import raises
 
 
 @pytest.fixture
@@ -38,8 +29,8 @@ def checkpoint(config: Config, tmp_path: Path) -> Path:
 
 def rejection(folder: Path, config: Config, **change: Any) -> str:
     """The message for a config.json with these changes."""
-    said = {**config_json(config), **change}
-    write_config(folder, {name: value for name, value in said.items() if value is not LEFT_OUT})
+    values = {**config_json(config), **change}
+    write_config(folder, {name: value for name, value in values.items() if value is not LEFT_OUT})
     with pytest.raises(ModelError) as error:
         read_config(folder)
     return str(error.value)
@@ -58,16 +49,10 @@ def test_optional_fields_have_defaults(config: Config, tmp_path: Path):
     assert read_config(tmp_path) == expected
 
 
-COUNTS = [
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-    "block_size",
-    "num_target_layers",
-]
+COUNTS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "block_size", "num_target_layers"),
+)
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -82,7 +67,7 @@ def test_another_architecture_is_rejected(config: Config, tmp_path: Path, value:
 
 
 def test_all_faults_are_named_at_once(config: Config, tmp_path: Path):
-    said = rejection(
+    message = rejection(
         tmp_path,
         config,
         architectures=["Qwen3ForCausalLM"],
@@ -104,11 +89,11 @@ def test_all_faults_are_named_at_once(config: Config, tmp_path: Path):
         "attention_bias: ",
         "'gelu'",
     ):
-        assert fault in said
+        assert fault in message
 
 
 def test_all_contradictions_are_named_at_once(config: Config, tmp_path: Path):
-    said = rejection(
+    message = rejection(
         tmp_path,
         config,
         num_attention_heads=4,
@@ -124,23 +109,12 @@ def test_all_contradictions_are_named_at_once(config: Config, tmp_path: Path):
         "layer_types has 1 entries, not 2",
         "sliding_window is None",
     ):
-        assert fault in said
+        assert fault in message
 
 
 @pytest.mark.parametrize("value", [LEFT_OUT, None, "DFlash", []], ids=repr)
 def test_a_config_without_dflash_config_is_rejected(config: Config, tmp_path: Path, value: Any):
     assert "config.json: dflash_config: " in rejection(tmp_path, config, dflash_config=value)
-
-
-@pytest.mark.parametrize("ids", [[-1], [0.5], 1, "01"], ids=repr)
-def test_invalid_taps_are_rejected(config: Config, tmp_path: Path, ids: Any):
-    own = {"target_layer_ids": ids, "mask_token_id": MASK}
-    assert "dflash_config.target_layer_ids" in rejection(tmp_path, config, dflash_config=own)
-
-
-def test_a_negative_mask_token_is_rejected(config: Config, tmp_path: Path):
-    own = {"target_layer_ids": [0], "mask_token_id": -1}
-    assert "dflash_config.mask_token_id: " in rejection(tmp_path, config, dflash_config=own)
 
 
 @pytest.mark.parametrize("theta", ["10000", 0, -1.0, None, float("nan")], ids=repr)
@@ -182,22 +156,26 @@ def test_a_window_counts_only_for_layers_that_slide(config: Config, tmp_path: Pa
 @pytest.mark.parametrize("text", ["", "{", "[]", "5"])
 def test_a_config_must_be_a_json_object(tmp_path: Path, text: str):
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ModelError, match=r"config\.json"):
+    with raises(ModelError, "config.json"):
         read_config(tmp_path)
 
 
 def test_a_folder_without_a_config_is_rejected(tmp_path: Path):
-    with pytest.raises(ModelError, match=r"cannot read .*config\.json"):
+    with raises(ModelError, "config.json"):
         read_config(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"dflash_config": {"target_layer_ids": ["1"], "mask_token_id": MASK}},
-        {"dflash_config": {"target_layer_ids": [None], "mask_token_id": MASK}},
-        {"dflash_config": {"target_layer_ids": [True], "mask_token_id": MASK}},
-        {"dflash_config": {"target_layer_ids": [0], "mask_token_id": True}},
+        *(
+            {"dflash_config": {"target_layer_ids": ids, "mask_token_id": MASK}}
+            for ids in ([-1], [0.5], 1, "01", ["1"], [None], [True])
+        ),
+        *(
+            {"dflash_config": {"target_layer_ids": [0], "mask_token_id": mask}}
+            for mask in (-1, True)
+        ),
         {"architectures": 3},
         {"head_dim": "32"},
         {"head_dim": 31},
@@ -215,8 +193,8 @@ def test_a_folder_without_a_config_is_rejected(tmp_path: Path):
     ids=json.dumps,
 )
 def test_fields_of_a_wrong_type_are_rejected(config: Config, tmp_path: Path, change: Any):
-    said = rejection(tmp_path, config, **change)
-    assert any(name in said for name in ("hidden_size", *change))
+    message = rejection(tmp_path, config, **change)
+    assert any(name in message for name in ("hidden_size", *change))
 
 
 def read_weights(folder: Path, config: Config) -> dict[str, np.ndarray]:
@@ -224,11 +202,11 @@ def read_weights(folder: Path, config: Config) -> dict[str, np.ndarray]:
 
 
 def assert_reads(folder: Path, config: Config, expected: dict[str, np.ndarray]) -> None:
-    found = read_weights(folder, config)
-    assert expected.keys() <= found.keys()
+    weights = read_weights(folder, config)
+    assert expected.keys() <= weights.keys()
     for name, rows in expected.items():
-        assert found[name].dtype == np.float32
-        assert np.array_equal(found[name], rows), name
+        assert weights[name].dtype == np.float32
+        assert np.array_equal(weights[name], rows), name
 
 
 @pytest.mark.parametrize("kind", ["BF16", "F16", "F32"])
@@ -268,7 +246,7 @@ def test_all_faulty_tensors_are_named_at_once(config: Config, tmp_path: Path):
     )
     with pytest.raises(ModelError) as error:
         read_weights(tmp_path, config)
-    said = str(error.value)
+    message = str(error.value)
     for fault in (
         str(tmp_path),
         "fc.weight is missing",
@@ -277,39 +255,32 @@ def test_all_faulty_tensors_are_named_at_once(config: Config, tmp_path: Path):
         "layers.1.self_attn.q_proj.weight is [3, 64], expected [64, 64]",
         "layers.1.mlp.down_proj.weight is [192, 64], expected [64, 192]",
     ):
-        assert fault in said
-    assert "more" not in said
+        assert fault in message
+    assert "more" not in message
 
 
 def test_five_faulty_tensors_are_named_and_the_rest_counted(config: Config, tmp_path: Path):
     write_checkpoint(tmp_path, config)
     deeper = replace(config, num_hidden_layers=4, windows=(None,) * 4)
-    with pytest.raises(ModelError, match=r"layers\.2\..* is missing;.* and 17 more$"):
+    with raises(ModelError, "layers.2.", "17 more"):
         read_weights(tmp_path, deeper)
 
 
 def test_weights_of_another_dtype_are_rejected(config: Config, tmp_path: Path):
     write_checkpoint(tmp_path, config, kind="F64")
-    with pytest.raises(ModelError, match=r"weight is F64"):
+    with raises(ModelError, "F64"):
         read_weights(tmp_path, config)
 
 
 def test_a_folder_without_weights_is_rejected(config: Config, tmp_path: Path):
-    with pytest.raises(ModelError, match=r"has no \.safetensors file"):
+    with raises(ModelError, ".safetensors"):
         read_weights(tmp_path, config)
 
 
 def test_a_file_that_is_not_safetensors_is_rejected(checkpoint: Path, config: Config):
     (checkpoint / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(ModelError, match=r"model\.safetensors"):
+    with raises(ModelError, "model.safetensors"):
         read_weights(checkpoint, config)
-
-
-def vocab_rejection(folder: Path, config: Config, tokens: Any) -> str:
-    np.save(folder / "draft_vocab.npy", np.array(tokens))
-    with pytest.raises(ModelError) as error:
-        read_draft_vocab(folder, config)
-    return str(error.value)
 
 
 def test_without_a_draft_vocab_all_tokens_are_drafted(checkpoint: Path, config: Config):
@@ -319,34 +290,25 @@ def test_without_a_draft_vocab_all_tokens_are_drafted(checkpoint: Path, config: 
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.int64])
 def test_a_draft_vocab_may_be_of_any_integer_type(config: Config, tmp_path: Path, kind: type):
     np.save(tmp_path / "draft_vocab.npy", np.array([0, 7, 319], kind))
-    found = read_draft_vocab(tmp_path, config)
-    assert found is not None
-    assert found.dtype == np.int64
-    assert found.tolist() == [0, 7, 319]
+    vocab = read_draft_vocab(tmp_path, config)
+    assert vocab is not None
+    assert vocab.dtype == np.int64
+    assert vocab.tolist() == [0, 7, 319]
 
 
 @pytest.mark.parametrize(
-    "tokens", [[], [3, 3], [4, 2], [5, 320], [0.0, 1.0], [[1, 2]], 5, [True]], ids=repr
+    "tokens",
+    [[], [3, 3], [4, 2], [5, 320], [0.0, 1.0], [[1, 2]], 5, [True], [-3, 5], ["a", "b"]],
+    ids=repr,
 )
 def test_an_invalid_draft_vocab_is_rejected(config: Config, tmp_path: Path, tokens: Any):
-    said = vocab_rejection(tmp_path, config, tokens)
-    assert "no ascending list of tokens below 320" in said
-    assert "draft_vocab.npy" in said
+    np.save(tmp_path / "draft_vocab.npy", np.array(tokens))
+    with raises(ModelError, "draft_vocab.npy", 320):
+        read_draft_vocab(tmp_path, config)
 
 
-@pytest.mark.parametrize("tokens", [[-3, 5], ["a", "b"]], ids=repr)
-def test_a_draft_vocab_of_other_values_is_rejected(config: Config, tmp_path: Path, tokens: Any):
-    assert "no ascending list" in vocab_rejection(tmp_path, config, tokens)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"no numbers",
-        b"",
-    ],
-)
+@pytest.mark.parametrize("content", [b"no numbers", b""])
 def test_a_draft_vocab_that_is_no_array_is_rejected(config: Config, tmp_path: Path, content: bytes):
     (tmp_path / "draft_vocab.npy").write_bytes(content)
-    with pytest.raises(ModelError, match=r"draft_vocab\.npy"):
+    with raises(ModelError, "draft_vocab.npy"):
         read_draft_vocab(tmp_path, config)

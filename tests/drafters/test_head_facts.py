@@ -9,6 +9,7 @@ from paceline.drafters.networks.target import TargetSizes, read_target, sizes_of
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
 from support.dflash import tiny_config, write_checkpoint, write_config
+from support.errors import raises
 from support.mtp import HeadForm, write_head
 from support.networks import CHAINED
 
@@ -48,6 +49,6 @@ def test_every_size_that_differs_is_named(tmp_path: Path):
 def test_another_architecture_is_no_head(tmp_path: Path, name: object):
     write_config(tmp_path, {"architectures": [name]})
     assert not is_head(tmp_path)
-    with pytest.raises(ModelError, match="DFlashDraftModel"):
+    with raises(ModelError, "DFlashDraftModel"):
         read_facts(tmp_path)
     assert not is_head(tmp_path / "nothing")

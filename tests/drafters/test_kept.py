@@ -13,6 +13,7 @@ from paceline.drafters.kept import MATCH, KeptFacts, due
 from paceline.drafters.table import keys_at, keys_of
 from paceline.errors import ModelError
 from paceline.storage.columns import write_columns
+from support.errors import raises
 
 VOCAB = 40
 SAID = [*range(12), 20, 21, 22, 23]
@@ -35,8 +36,8 @@ def test_eight_tokens_that_were_said_are_continued_as_they_were_last_time():
 def test_the_length_of_a_match_is_that_of_all_equal_tokens():
     kept = KeptText.count([[*range(39)]], VOCAB)
     lengths = [kept.match([39, *range(at, 38)]) for at in (0, 20, 29, 30, 31)]
-    assert [found and found.length for found in lengths] == [24, 18, 9, 8, None]
-    assert [found and found.next_at for found in lengths] == [38, 38, 38, 38, None]
+    assert [length and length.length for length in lengths] == [24, 18, 9, 8, None]
+    assert [length and length.next_at for length in lengths] == [38, 38, 38, 38, None]
 
 
 def test_no_match_crosses_the_end_of_an_answer():
@@ -52,9 +53,9 @@ def test_without_a_match_the_most_frequent_successors_are_drafted_with_probabili
     assert len(proposal.probabilities) == 4
 
 
-@pytest.mark.parametrize("said", [[], [[]], [[3]], [[1, 2]]])
-def test_little_text_is_no_error(said: list[list[int]]):
-    drafter = KeptDrafter(KeptText.count(said, VOCAB))
+@pytest.mark.parametrize("texts", [[], [[]], [[3]], [[1, 2]]])
+def test_little_text_is_no_error(texts: list[list[int]]):
+    drafter = KeptDrafter(KeptText.count(texts, VOCAB))
     assert not drafter.propose([], 4).tokens
     assert not drafter.propose([8] * 12, 4).tokens
     assert not KeptDrafter(None).propose([1, 2], 4).tokens
@@ -68,13 +69,13 @@ def test_keys_of_a_match_are_those_of_a_whole_text():
 
 
 @settings(max_examples=40)
-@given(said=answers, context=st.lists(st.integers(0, 5), max_size=40))
+@given(texts=answers, context=st.lists(st.integers(0, 5), max_size=40))
 def test_a_file_proposes_what_was_counted(
-    tmp_path_factory: pytest.TempPathFactory, said: list[list[int]], context: list[int]
+    tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]], context: list[int]
 ):
     path = tmp_path_factory.getbasetemp() / "kept" / "counts.bin"
     path.parent.mkdir(exist_ok=True)
-    counted = KeptText.count(said, VOCAB)
+    counted = KeptText.count(texts, VOCAB)
     counted.write(path, FACTS)
     opened, facts = KeptText.open(path, "abc", VOCAB)
     assert facts == FACTS
@@ -83,12 +84,12 @@ def test_a_file_proposes_what_was_counted(
     if proposal.source == "kept text":
         copied = [*context[-MATCH:], *proposal.tokens]
         assert any(
-            each[at : at + len(copied)] == copied for each in said for at in range(len(each))
+            text[at : at + len(copied)] == copied for text in texts for at in range(len(text))
         )
 
 
 def columns_of(kept: KeptText) -> dict[str, Any]:
-    return {name: np.array(each) for name, each in kept._columns.items()}
+    return {name: np.array(value) for name, value in kept._columns.items()}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_counts_with_values_out_of_range_are_refused(tmp_path: Path, name: str, 
     columns[name] = change(columns[name]).astype(columns[name].dtype)
     about = {"fingerprint": "abc", "vocab_size": VOCAB, "log_bytes": 0}
     write_columns(tmp_path / "x", "paceline kept counts", about, columns)
-    with pytest.raises(ModelError, match="is damaged"):
+    with raises(ModelError, "damaged"):
         KeptText.open(tmp_path / "x", "abc", VOCAB)
 
 
@@ -114,13 +115,13 @@ def test_counts_of_another_model_or_without_a_column_are_refused(tmp_path: Path)
     path = tmp_path / "x"
     KeptText.count([SAID], VOCAB).write(path, FACTS)
     for other in (("abd", VOCAB), ("abc", VOCAB + 1)):
-        with pytest.raises(ModelError, match="of another model"):
+        with raises(ModelError, "another model"):
             KeptText.open(path, *other)
     columns = columns_of(KeptText.count([SAID], VOCAB))
     del columns["text"]
     about = {"fingerprint": "abc", "vocab_size": VOCAB, "log_bytes": 0}
     write_columns(path, "paceline kept counts", about, columns)
-    with pytest.raises(ModelError, match="expected others"):
+    with raises(ModelError, "expected"):
         KeptText.open(path, "abc", VOCAB)
 
 

@@ -84,12 +84,12 @@ def test_a_slow_drafter_works_while_the_target_does(
     }
     plain = run(engines[0], [generation(engines[0], PROMPT, **settings)])[0].tokens
     ahead = AheadDrafter(ModelDrafter(DraftModel(small, CostTable({1: 0.004}), 0.0)), worker)
-    made = generation(target, PROMPT, drafters=[ahead], policy=Fixed(4), **settings)
-    assert run(target, [made])[0].tokens == plain
+    request = generation(target, PROMPT, drafters=[ahead], policy=Fixed(4), **settings)
+    assert run(target, [request])[0].tokens == plain
     assert small.threads == {"beside_0"}
-    assert made.counters.accepted > 0
+    assert request.counters.accepted > 0
     # A draft was begun before the call of the target that it was made beside had ended.
-    beside = [each for each in small.times if any(_inside(each, call) for call in target.times)]
+    beside = [time for time in small.times if any(_inside(time, call) for call in target.times)]
     assert beside
     if not temperature:  # the same model: all stands, and what was drafted ahead is what came
         assert ahead.used >= 6

@@ -17,10 +17,7 @@ from paceline.decoding.types import Block, DeferredRows
 from paceline.drafters import DrafterResources, create
 from paceline.engines.base import Engine
 from support import mlx
-from support.dflash import (
-    config_for,
-    write_checkpoint,
-)
+from support.dflash import config_for, write_checkpoint
 from support.driver import POLICIES, Answer, answer, generation, run, total
 
 pytestmark = pytest.mark.mlx
@@ -60,10 +57,10 @@ class Target:
 
     def plainly(self, prompt: int, sampling: int, **options: Any) -> Answer:
         if options or (prompt, sampling) not in self.known:
-            found = answer(self.engine, prompt_of(prompt), **asked(sampling), **options)
+            result = answer(self.engine, prompt_of(prompt), **asked(sampling), **options)
             if options:
-                return found
-            self.known[prompt, sampling] = found
+                return result
+            self.known[prompt, sampling] = result
         return self.known[prompt, sampling]
 
 
@@ -109,7 +106,7 @@ def test_it_changes_no_token(target: Target, spec: str, policy: str):
         for (prompt, sampling), told in zip(asks, run(target.engine, going), strict=True):
             assert told == target.plainly(prompt, sampling), f"{block=} {SAMPLINGS[sampling]}"
     assert total(ran).accepted < total(ran).drafted
-    assert sum(each.counters.drafted_by.get("dflash", 0) for each in ran) > 0
+    assert sum(result.counters.drafted_by.get("dflash", 0) for result in ran) > 0
 
 
 def test_some_draft_tokens_are_accepted(target: Target):
@@ -135,11 +132,11 @@ class Even:
         self._count = 0
 
     def masked(self, logits: np.ndarray) -> np.ndarray:
-        found = logits.copy()
-        found[1::2] = -np.inf
+        result = logits.copy()
+        result[1::2] = -np.inf
         if self.forced(1):
-            found[:8], found[9:] = -np.inf, -np.inf
-        return found
+            result[:8], result[9:] = -np.inf, -np.inf
+        return result
 
     def push(self, token: int) -> None:
         assert token % 2 == 0
@@ -185,9 +182,9 @@ def test_tapped_hidden_states_equal_those_on_the_host(one: Target):
     (network,) = one.shared.networks.values()
     with closing(one.engine.open()) as sequence:
         (taps,) = one.engine.step([(sequence, Block(prompt_of(0), 1))]).taps
-    found = network.tapped(taps, 9)
+    hidden = network.tapped(taps, 9)
     shown = np.concatenate([taps["tap.0"], taps["tap.1"]], axis=1)
-    np.testing.assert_allclose(np.array(found.astype(mx.float32)), shown[:9], rtol=1e-2)
+    np.testing.assert_allclose(np.array(hidden.astype(mx.float32)), shown[:9], rtol=1e-2)
 
 
 @pytest.fixture
@@ -198,28 +195,28 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    found: list[str] = []
+    results: list[str] = []
     evaluate, as_numpy = mx.eval, np.array
 
     def undone(values: Any) -> bool:
-        arrays = [each for _, each in tree_flatten(values) if isinstance(each, mx.array)]
+        arrays = [item for _, item in tree_flatten(values) if isinstance(item, mx.array)]
         file = io.StringIO()
         mx.export_to_dot(file, *arrays)
         return "label" in file.getvalue()  # an operation that is still to come
 
     def counting(*values: Any) -> None:
         if undone(list(values)):
-            found.append("asked for")
+            results.append("asked for")
         evaluate(*values)
 
     def looking(value: Any, *args: Any, **options: Any) -> Any:
         if isinstance(value, mx.array) and undone([value]):
-            found.append("looked at")
+            results.append("looked at")
         return as_numpy(value, *args, **options)
 
     monkeypatch.setattr(mx, "eval", counting)
     monkeypatch.setattr(np, "array", looking)
-    yield found
+    yield results
 
 
 def test_a_wait_is_counted_once(waits: list[str]):
@@ -296,11 +293,7 @@ def test_a_constraint_reads_the_draft_before_verification(one: Target, waits: li
 
 def test_a_block_may_have_pending_tokens(one: Target, waits: list[str]):
     going = generation(
-        one.engine,
-        prompt_of(0),
-        drafters=create("dflash", one.shared),
-        policy=Fixed(6),
-        **asked(0),
+        one.engine, prompt_of(0), drafters=create("dflash", one.shared), policy=Fixed(6), **asked(0)
     )
     with closing(one.engine.open()) as sequence:
         result = one.engine.step([(sequence, going.next_block())])

@@ -1,41 +1,27 @@
 """DFlash with a model in MLX: streams, conversations and the server."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import paceline
-from paceline.errors import InvalidRequest, ModelError
+from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
-from paceline.runtime.request import check
 from paceline.runtime.stream import run_together
 from support import mlx
-from support.dflash import (
-    config_for,
-    write_checkpoint,
-)
+from support.dflash import config_for, write_checkpoint
+from support.scheduling import Submitted
 
 pytestmark = pytest.mark.mlx
 mlx.needs()
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = mlx.checkpoint(tmp_path_factory.mktemp("mlx") / "qwen3", "qwen3")
-    template = "{% for message in messages %}{{ message.content }}.{% endfor %}"
-    (folder / "chat_template.jinja").write_text(template)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """Loaded without taps."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        made = paceline.load(checkpoint, engine="mlx", cache_tokens=4096)
-        _ = made.profile
-        return made
+    folder = tmp_path_factory.mktemp("mlx")
+    return mlx.model(mlx.checkpoint(folder / "qwen3", "qwen3"), folder / "cache")
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +49,10 @@ def test_a_model_answers_with_it(model: Model, drafter: Path, plain: list[list[i
     for spec in (f"dflash:{drafter}", f"suffix+dflash:{drafter},bits=4,window=9"):
         for policy in ("fixed", "auto"):
             for text, expected in zip(TEXTS, plain, strict=True):
-                found = model.generate(text, drafter=spec, policy=policy, max_block=5, **OPTIONS)
-                assert found.token_ids == expected
-                assert found.exact
-                drafted += found.stats.drafted_by.get("dflash", 0)
+                result = model.generate(text, drafter=spec, policy=policy, max_block=5, **OPTIONS)
+                assert result.token_ids == expected
+                assert result.exact
+                drafted += result.stats.drafted_by.get("dflash", 0)
     assert drafted > 0
     assert set(model.engine.taps) == {0, 1}
 
@@ -89,33 +75,16 @@ def test_streams_may_be_interleaved_and_run_together(
 
 @pytest.mark.usefixtures("cache")
 def test_a_server_answers_several_at_once(model: Model, drafter: Path, plain: list[list[int]]):
-    import queue
-
-    from paceline.runtime.batching.request import BatchRequest
-    from paceline.runtime.batching.scheduler import Scheduler
-    from paceline.runtime.result import Result
-
     options = {"drafter": f"suffix+dflash:{drafter}", **OPTIONS}
     model.generate("a", **options)
-    scheduler = Scheduler(model)
-    scheduler.start()
-    heard: queue.Queue[Any] = queue.Queue()
-    try:
-        for number, text in enumerate(TEXTS * 4):
-            policy = ("fixed", "auto")[number % 2]
-            tell = lambda event, number=number: heard.put((number, event))  # noqa: E731
-            tokens = model.tokens(text, raw=True)
-            request = BatchRequest(tokens, check({**options, "policy": policy}))
-            scheduler.submit(request, tell)
-        answers: dict[int, list[int]] = {}
-        while len(answers) < 4 * len(TEXTS):
-            number, event = heard.get(timeout=120)
-            assert not isinstance(event, Exception), event
-            if isinstance(event, Result):
-                answers[number] = event.token_ids
-    finally:
-        scheduler.close()
-    assert [answers[number] for number in range(len(answers))] == plain * 4
+    with closing(Scheduler(model)) as scheduler:
+        scheduler.start()
+        asked = [
+            Submitted(scheduler, text, policy=policy, **options)
+            for policy in ("fixed", "auto")
+            for text in TEXTS * 2
+        ]
+        assert [request.result().token_ids for request in asked] == plain * 4
 
 
 @pytest.mark.usefixtures("cache")
@@ -137,25 +106,3 @@ def test_a_conversation_may_go_on_in_another_thread(model: Model, drafter: Path)
         chat.close()
     one, other = told.values()
     assert one == other
-
-
-@pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (",int8=1", "int8, which is for drafting with OpenVINO; .* expected bits=8 or bits=4"),
-        (",bits=3", "dflash has bits=3; expected 4 or 8"),
-        (",window=0", "dflash has window=0"),
-    ],
-)
-def test_an_invalid_option_is_rejected(model: Model, drafter: Path, options: str, said: str):
-    with pytest.raises(InvalidRequest, match=said):
-        model.generate("a", drafter=f"dflash:{drafter}{options}")
-
-
-@pytest.mark.usefixtures("cache")
-def test_a_missing_folder_is_named(model: Model, tmp_path: Path):
-    with pytest.raises(ModelError, match=r"there is no folder .*nothing"):
-        model.generate("a", drafter=f"dflash:{tmp_path / 'nothing'}")
-    with pytest.raises(ModelError, match=r"cannot read .*config\.json"):
-        model.generate("a", drafter=f"dflash:{tmp_path}")

@@ -1,13 +1,12 @@
 """The MTP head inside a Qwen3.5 checkpoint that MLX runs."""
 
-from dataclasses import replace
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import paceline
 from paceline.drafters import DrafterResources, shipped
 from paceline.drafters.networks.tensors import stored_tensors
 from paceline.engines import EngineSettings
@@ -18,6 +17,7 @@ from paceline.runtime.stream import run_together
 from paceline.storage.files import read_json, write_json
 from support import mlx
 from support.dflash import write_tensors
+from support.errors import raises
 from support.heads import LENGTH, answers_in_rounds
 from support.mtp import HeadForm, Rounds, perfect_weights, random_weights
 from support.scheduling import Submitted
@@ -34,15 +34,15 @@ def with_head(folder: Path, weights: dict[str, np.ndarray], **tensors: np.ndarra
     config = read_json(folder / mlx.CONFIG)
     config["text_config"] |= {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
     write_json(folder / mlx.CONFIG, config)
-    found = {name: tensor.floats() for name, tensor in stored_tensors(folder).items()}
+    by_name = {name: tensor.floats() for name, tensor in stored_tensors(folder).items()}
     for end, rows in tensors.items():
-        found |= {
+        by_name |= {
             name: np.broadcast_to(rows, old.shape).astype(np.float32)
-            for name, old in found.items()
+            for name, old in by_name.items()
             if name.endswith(end.replace("__", ".") + ".weight")
         }
     head = {name: rows for name, rows in weights.items() if name.startswith("mtp.")}
-    write_tensors(folder / "model.safetensors", {**found, **head}, "F32")
+    write_tensors(folder / "model.safetensors", {**by_name, **head}, "F32")
     return folder
 
 
@@ -73,15 +73,8 @@ def test_all_drafts_of_a_perfect_head_are_accepted(tmp_path: Path, reads: str):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """With a random head that knows the target's favourites a little."""
-    weights = random_weights(replace(FORM))
-    folder = with_head(tmp_path_factory.mktemp("mlx") / "qwen3_5", weights)
-    template = "{% for message in messages %}{{ message.content }}.{% endfor %}"
-    (folder / "chat_template.jinja").write_text(template)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        made = paceline.load(folder, engine="mlx", cache_tokens=4096)
-        _ = made.profile
-        return made
+    folder = tmp_path_factory.mktemp("mlx")
+    return mlx.model(with_head(folder / "qwen3_5", random_weights(FORM)), folder / "cache")
 
 
 TEXTS = ["abcabcabcabc", "the rain in the", "x y x y x"]
@@ -96,25 +89,22 @@ def test_a_model_answers_with_its_own_head(model: Model):
     for spec in ("auto", "mtp", "suffix+mtp:length=2,bits=8", "mtp:vocab=90"):
         for policy in ("fixed", "auto"):
             for text, expected in zip(TEXTS, plain, strict=True):
-                found = model.generate(text, drafter=spec, policy=policy, max_block=5, **OPTIONS)
-                assert found.token_ids == expected
-                assert found.exact
-                drafted += found.stats.drafted_by.get("mtp", 0)
+                result = model.generate(text, drafter=spec, policy=policy, max_block=5, **OPTIONS)
+                assert result.token_ids == expected
+                assert result.exact
+                drafted += result.stats.drafted_by.get("mtp", 0)
         together = [model.stream(text, drafter=spec, policy="fixed", **OPTIONS) for text in TEXTS]
         run_together(together)
         assert [stream.result.token_ids for stream in together] == plain
     assert drafted > 0
-    scheduler = Scheduler(model)
-    scheduler.start()
-    try:
+    with closing(Scheduler(model)) as scheduler:
+        scheduler.start()
         sent = [
             Submitted(scheduler, text, drafter=spec, policy="fixed", **OPTIONS)
             for spec in ("mtp", "auto")
             for text in TEXTS * 2
         ]
-        assert [each.result().token_ids for each in sent] == plain * 4
-    finally:
-        scheduler.close()
+        assert [request.result().token_ids for request in sent] == plain * 4
 
 
 @pytest.mark.usefixtures("cache")
@@ -138,5 +128,5 @@ def test_a_conversation_that_goes_back_equals_plain_answers(model: Model):
 
 
 def test_options_of_openvino_are_rejected(model: Model):
-    with pytest.raises(InvalidRequest, match="int8"):
+    with raises(InvalidRequest, "int8"):
         model.generate("a", drafter="mtp:int8=1", **OPTIONS)

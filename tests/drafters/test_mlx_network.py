@@ -7,19 +7,12 @@ import numpy as np
 import pytest
 
 from paceline.decoding.types import ComputedBlock
-from paceline.drafters.dflash import (
-    DFlashDrafter,
-    MlxNetwork,
-    Network,
-    OpenVinoNetwork,
-)
+from paceline.drafters.dflash import DFlashDrafter, MlxNetwork, Network, OpenVinoNetwork
 from paceline.errors import ModelError
-from paceline.models import ModelFiles
 from support import mlx
-from support.dflash import (
-    write_checkpoint,
-)
-from support.networks import FORMS, Case, MakeCase, MlxEnds, assert_close, assert_same, prefilled
+from support.dflash import write_checkpoint
+from support.errors import raises
+from support.networks import Case, MakeCase, MlxEnds, assert_close, assert_same, prefilled
 
 pytestmark = pytest.mark.mlx
 mlx.needs()
@@ -29,15 +22,8 @@ FIRST_TOKENS = range(0, 320, 53)
 
 
 @pytest.fixture(scope="module")
-def make_case(tiny_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> MakeCase:
-    return lambda *form, **more: Case.make(
-        tiny_files, tmp_path_factory.mktemp("drafter"), *form, runtime="mlx", **more
-    )
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def form(request: pytest.FixtureRequest, make_case: MakeCase) -> Case:
-    return make_case(*FORMS[request.param])
+def runtime() -> str:
+    return "mlx"
 
 
 @pytest.mark.parametrize("kind", ["BF16", "F16"])
@@ -52,10 +38,10 @@ def test_half_precision_weights_are_kept(make_case: MakeCase, kind: str, target:
     tapped = network.tapped({"tap.0": rows[:, :64], "tap.1": rows[:, 64:]}, 100)
     network.prefill(context, tapped, 0)
     nothing = network.concat([])
-    found = [network.draft(context, token, 100, nothing, 100) for token in FIRST_TOKENS]
-    assert_close(found, [case.expected(rows, token) for token in FIRST_TOKENS])
+    drafts = [network.draft(context, token, 100, nothing, 100) for token in FIRST_TOKENS]
+    assert_close(drafts, [case.expected(rows, token) for token in FIRST_TOKENS])
     expected_kind = mx.bfloat16 if kind == "BF16" else mx.float16
-    assert {each.keys.dtype for each in context.kv.caches} == {expected_kind}
+    assert {cache.keys.dtype for cache in context.kv.caches} == {expected_kind}
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -63,12 +49,12 @@ def test_half_precision_weights_are_kept(make_case: MakeCase, kind: str, target:
 def test_quantized_weights_equal_the_dequantized(make_case: MakeCase, bits: int, width: int):
     case = make_case({"intermediate_size": width})
     rows, small = case.tapped(100), case.opened(bits=bits)
-    found = [prefilled(small, rows, token) for token in FIRST_TOKENS]
+    drafts = [prefilled(small, rows, token) for token in FIRST_TOKENS]
     whole = [prefilled(case.network, rows, token) for token in FIRST_TOKENS]
     rounded = {name: dequantized(weight, bits) for name, weight in case.weights.items()}
     few = replace(case, weights=rounded)
-    assert_same(found, [few.expected(rows, token) for token in FIRST_TOKENS])
-    assert not np.allclose([each[1] for each in whole], [each[1] for each in found])
+    assert_same(drafts, [few.expected(rows, token) for token in FIRST_TOKENS])
+    assert not np.allclose([item[1] for item in whole], [item[1] for item in drafts])
 
 
 def dequantized(weight: np.ndarray, bits: int) -> np.ndarray:
@@ -152,7 +138,7 @@ def test_weights_of_another_dtype_are_rejected(make_case: MakeCase, tmp_path: Pa
     path = tmp_path / "model.safetensors"
     weights = dict(mx.load(str(path)))
     mx.save_safetensors(str(path), {**weights, "fc.weight": mx.zeros((64, 128), mx.int32)})
-    with pytest.raises(ModelError, match=r"fc\.weight is I32"):
+    with raises(ModelError, "fc.weight", "I32"):
         MlxNetwork(tmp_path, MlxEnds(case.ends))
 
 
@@ -169,6 +155,6 @@ def test_the_head_of_some_tokens_has_their_logits(family: str, bits: int | None,
     model = LoadedModel(load(folder))
     hidden = mx.random.normal((5, 64))
     tokens = mx.array([3, 77, 159])
-    found = model.head_of(tokens)(hidden)
-    assert mx.allclose(found, model.head(hidden)[:, tokens], rtol=1e-5, atol=1e-5)
+    logits = model.head_of(tokens)(hidden)
+    assert mx.allclose(logits, model.head(hidden)[:, tokens], rtol=1e-5, atol=1e-5)
     assert model.head(hidden).shape == (5, mlx.VOCAB)  # the head itself is unchanged

@@ -110,7 +110,7 @@ def test_a_model_that_drafts_for_itself_is_always_accepted(engine: ToyEngine):
         drafters=[drafter(ToyEngine())],
         policy=Fixed(8),
     )
-    (found,) = run(engine, [one])
-    assert found.tokens == answer
+    (rows,) = run(engine, [one])
+    assert rows.tokens == answer
     assert one.counters.accepted == one.counters.drafted
     assert one.counters.steps == 5

@@ -59,17 +59,17 @@ def test_all_drafts_of_a_perfect_head_are_accepted(tmp_path: Path, reads: str):
 def test_a_converted_checkpoint_keeps_its_head(tmp_path: Path):
     weights = random_weights(HEAD)
     folder = write_checkpoint("qwen3_5_text", tmp_path / "checkpoint", **CONFIG)
-    tensors = {name: each.floats() for name, each in stored_tensors(folder).items()}
+    tensors = {name: value.floats() for name, value in stored_tensors(folder).items()}
     tensors |= {name: rows for name, rows in weights.items() if name.startswith("mtp.")}
     write_tensors(folder / "model.safetensors", tensors, "F32")
     write(plan(folder, "f32"), tmp_path / "made.gguf", lambda _done: None)
     assert has_head(tmp_path / "made.gguf")
-    found = read_head(tmp_path / "made.gguf", lambda: LAYERS)
+    head = read_head(tmp_path / "made.gguf", lambda: LAYERS)
     expected = read_head(with_head(tmp_path / "model.gguf", weights), lambda: LAYERS)
-    assert found.config == expected.config
-    for each in fields(HeadWeights):
-        one, other = getattr(found.weights, each.name), getattr(expected.weights, each.name)
-        assert np.array_equal(one, other), each.name
+    assert head.config == expected.config
+    for field in fields(HeadWeights):
+        one, other = getattr(head.weights, field.name), getattr(expected.weights, field.name)
+        assert np.array_equal(one, other), field.name
     text = [*range(5, 90)]
     plain = write_gguf_of("qwen3_5_text", tmp_path / "p.gguf", **CONFIG)
     engines = [
@@ -111,14 +111,14 @@ def test_the_heads_cache_after_a_prefix_hit_is_that_of_a_prompt_read_whole(tmp_p
     rows: dict[str, dict[int, np.ndarray]] = {}
     for salt, times in (("whole", 1), ("hit", 2)):
         for _ in range(times):
-            found = Submitted(scheduler, prompt, salt=salt, **options).result()
-            assert found.token_ids == expected
-            assert found.stats.drafted_by["mtp"] > 0
-        (entry,) = [each for each in scheduler.prefix_cache._entries if each.salt == salt]
+            result = Submitted(scheduler, prompt, salt=salt, **options).result()
+            assert result.token_ids == expected
+            assert result.stats.drafted_by["mtp"] > 0
+        (entry,) = [item for item in scheduler.prefix_cache._entries if item.salt == salt]
         (memory,) = entry.memory.values()
         assert isinstance(memory, HeadCache)
         rows[salt] = dict(zip(memory.positions, _keys_values(memory.kv), strict=False))
-    hit = found.stats.cached_tokens
+    hit = result.stats.cached_tokens
     scheduler.close()
     assert 32 <= hit < len(prompt)
     assert rows["whole"].keys() == {*range(len(prompt) - 1)}

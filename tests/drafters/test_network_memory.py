@@ -13,6 +13,7 @@ from paceline.drafters.networks.context import PREFILL_CHUNK
 from paceline.drafters.networks.padding import padded_size
 from paceline.models import ModelFiles
 from support.dflash import tiny_config, write_checkpoint
+from support.errors import raises
 from support.mtp import HeadForm, write_head
 from support.tiny import write_tiny
 
@@ -83,9 +84,9 @@ def test_memory_does_not_grow_with_the_numbers_of_rows(
     pytest.importorskip("resource", reason="Windows does not say the peak of memory so")
     script = IMPORTS + code + GROWTH
     command = [sys.executable, "-c", script, *map(str, request.getfixturevalue(files))]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    assert float(found.stdout) < MOST_GROWTH_MB, "MB more after 200 prompts of different lengths"
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert float(process.stdout) < MOST_GROWTH_MB, "MB more after 200 prompts of different lengths"
 
 
 def test_sizes_are_few_and_never_too_small():
@@ -104,12 +105,12 @@ def test_padding_changes_no_draft(head_files: tuple[Path, Path], monkeypatch: py
     tokens = drawn.integers(0, 320, 400).tolist()
 
     def drafted() -> list[tuple[list[int], list[float]]]:
-        cache, found = head.new_cache(), []
+        cache, results = head.new_cache(), []
         # Each part writes over the padding of the one before.
         for start, end in ((0, 9), (9, 42), (42, 45), (45, 300), (300, 317), (317, 400)):
             part = Rows(rows[start:end], tokens[start:end], start)
-            found.append(head.draft(cache, part, 4, 0.0))
-        return found
+            results.append(head.draft(cache, part, 4, 0.0))
+        return results
 
     padded = drafted()
     monkeypatch.setattr(openvino_head, "padded_size", lambda rows: rows)
@@ -122,5 +123,5 @@ def test_fewer_hidden_states_than_tokens_are_refused(head_files: tuple[Path, Pat
     folder, target = head_files
     head = OpenVinoHead(read_head(folder, lambda: 2), target)
     short = Rows(np.zeros((8, head.config.tapped_size), np.float32), [0] * 10, 0)
-    with pytest.raises(ValueError, match="8 hidden states"):
+    with raises(ValueError, "8 hidden states"):
         head.draft(head.new_cache(), short, 1, 0.0)

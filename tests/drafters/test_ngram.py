@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters import NgramDrafter
+from support.errors import raises
 
 texts = st.lists(st.integers(0, 3), max_size=40)
 
@@ -48,15 +49,15 @@ def test_of_equal_matches_the_latest_wins():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "value"),
     [
-        ({"min_match": 0}, "min=0, max=4; expected 1 <= min <= max"),
+        ({"min_match": 0}, "min=0, max=4"),
         ({"min_match": 3, "max_match": 2}, "min=3, max=2"),
-        ({"length": 0}, "length=0; expected 1 to 64"),
-        ({"length": 65}, "length=65; expected 1 to 64"),
-        ({"max_match": 20_000_000}, "max=20000000; expected 1 <= min <= max <= 16"),
+        ({"length": 0}, "length=0"),
+        ({"length": 65}, "length=65"),
+        ({"max_match": 20_000_000}, "max=20000000"),
     ],
 )
-def test_impossible_ngram_settings_are_rejected_by_name(options: dict[str, int], message: str):
-    with pytest.raises(ValueError, match=message):
+def test_impossible_ngram_settings_are_rejected_by_name(options: dict[str, int], value: str):
+    with raises(ValueError, value):
         NgramDrafter(**options)

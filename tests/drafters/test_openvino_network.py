@@ -6,58 +6,26 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
+from gguf.quants import dequantize
 
-from paceline.drafters.dflash import (
-    Config,
-    HostKV,
-    OpenVinoNetwork,
-)
+from paceline.drafters.dflash import Config, HostKV, OpenVinoNetwork
 from paceline.drafters.dflash.network import measure_cost
 from paceline.drafters.networks.context import ContextCache
 from paceline.drafters.networks.target import check_pair, read_target
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
-from support.dflash import (
-    ends_of,
-    random_weights,
-    stored_ends,
-    tiny_config,
-    write_checkpoint,
-)
-from support.networks import (
-    FIRST_TOKENS,
-    FORMS,
-    Case,
-    MakeCase,
-    assert_close,
-    prefilled,
-    without_prefill,
-)
-
-
-@pytest.fixture(scope="module")
-def make_case(tiny_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> MakeCase:
-    return lambda *form, **more: Case.make(
-        tiny_files, tmp_path_factory.mktemp("drafter"), *form, **more
-    )
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def form(request: pytest.FixtureRequest, make_case: MakeCase) -> Case:
-    return make_case(*FORMS[request.param])
-
-
-@pytest.fixture(scope="module")
-def case(make_case: MakeCase) -> Case:
-    return make_case()
+from support.dflash import ends_of, random_weights, tiny_config, write_checkpoint
+from support.errors import raises
+from support.networks import FIRST_TOKENS, Case, assert_close, prefilled, without_prefill
 
 
 def test_int8_drafts_are_close_to_the_reference(form: Case):
     rows = form.tapped(100)
     small = OpenVinoNetwork(form.folder, form.files.path)
-    found = [prefilled(small, rows, token) for token in FIRST_TOKENS]
-    assert_close(found, [form.expected(rows, token) for token in FIRST_TOKENS])
-    assert found[0] != prefilled(form.network, rows, FIRST_TOKENS[0]), "nothing was rounded"
+    drafts = [prefilled(small, rows, token) for token in FIRST_TOKENS]
+    assert_close(drafts, [form.expected(rows, token) for token in FIRST_TOKENS])
+    assert drafts[0] != prefilled(form.network, rows, FIRST_TOKENS[0]), "nothing was rounded"
 
 
 def test_int8_handles_rows_of_zeros_and_tiny_values(tiny_files: ModelFiles, tmp_path: Path):
@@ -68,14 +36,16 @@ def test_int8_handles_rows_of_zeros_and_tiny_values(tiny_files: ModelFiles, tmp_
     weights = write_checkpoint(tmp_path, config, tensors={name: down})
     case = Case(config, tmp_path, tiny_files, ends_of(tiny_files), weights)
     rows, small = case.tapped(10), OpenVinoNetwork(case.folder, case.files.path)
-    found = [without_prefill(small, rows, token) for token in FIRST_TOKENS]
-    assert_close(found, [case.expected(rows, token) for token in FIRST_TOKENS])
+    drafts = [without_prefill(small, rows, token) for token in FIRST_TOKENS]
+    assert_close(drafts, [case.expected(rows, token) for token in FIRST_TOKENS])
 
 
 def test_embeddings_and_head_equal_the_targets(tiny_gguf: Path, tiny_files: ModelFiles):
-    for found, stored in zip(ends_of(tiny_files), stored_ends(tiny_gguf), strict=True):
+    tensors = {tensor.name: tensor for tensor in GGUFReader(tiny_gguf).tensors}
+    for item, name in zip(ends_of(tiny_files), ("token_embd.weight", "output.weight"), strict=True):
+        stored = dequantize(tensors[name].data, tensors[name].tensor_type)
         step = np.abs(stored).max(axis=1, keepdims=True) / 127
-        assert np.all(np.abs(found - stored) <= 0.51 * step)
+        assert np.all(np.abs(item - stored) <= 0.51 * step)
 
 
 @pytest.mark.parametrize(
@@ -158,5 +128,5 @@ def test_a_target_has_layers_hidden_size_and_vocabulary(tiny_files: ModelFiles):
 
 def test_an_invalid_graph_is_rejected(tmp_path: Path):
     (tmp_path / "openvino_model.xml").write_text("<net></net>")
-    with pytest.raises(ModelError, match="cannot be read as an OpenVINO model"):
+    with raises(ModelError, tmp_path / "openvino_model.xml", lines=5):  # OpenVINO says its own
         read_target(tmp_path / "openvino_model.xml")

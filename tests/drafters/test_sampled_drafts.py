@@ -68,7 +68,7 @@ def test_no_token_differs_with_any_drafter(
     penalty = 0.4 if temperature == 0.8 else 0.0
     how = Sampling(temperature=temperature, seed=3, top_p=0.9, frequency_penalty=penalty)
     plain, _ = answers(engine, how)
-    assert len({tuple(each) for each in plain}) == len(PROMPTS)
+    assert len({tuple(result) for result in plain}) == len(PROMPTS)
     for spec in specs:
         told, counters = answers(engine, how, spec, shared)
         assert told == plain, spec

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +11,30 @@ from support import mlx
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Checkpoints of families, each made once."""
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> mlx.Checkpoints:
+    """Checkpoints of families, each written once."""
     mlx.needs()
     known: dict[str, Path] = {}
 
-    def made(family: str, **changes: Any) -> Path:
+    def checkpoint_of(family: str, **changes: Any) -> Path:
         key = f"{family} {changes}"
         if key not in known:
             folder = tmp_path_factory.mktemp(family)
             known[key] = mlx.checkpoint(folder / "checkpoint", family, **changes)
         return known[key]
 
-    return made
+    return checkpoint_of
 
 
 @pytest.fixture(scope="module")
-def opened(made: Callable[..., Path]) -> Callable[..., MlxEngine]:
+def opened(checkpoint_of: mlx.Checkpoints) -> mlx.Opened:
     def opened(family: str, taps: tuple[int, ...] = (), **settings: Any) -> MlxEngine:
         chosen = {"rows": RowRange(1, 32), **settings}
         return MlxEngine(
-            made(family), mlx.CONTEXT, EngineSettings(cache_tokens=2048, taps=taps), **chosen
+            checkpoint_of(family),
+            mlx.CONTEXT,
+            EngineSettings(cache_tokens=2048, taps=taps),
+            **chosen,
         )
 
     return opened

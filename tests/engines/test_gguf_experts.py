@@ -36,17 +36,17 @@ def test_each_row_is_multiplied_with_the_experts_that_it_chose(kind: str):
     tensor = stored(kind)
     rows = opset13.parameter([1, -1, IN], np.float32)
     chosen = opset13.parameter([-1, CHOSEN], np.int32)
-    made = ExpertProducts(1).product(rows.output(0), matrix(tensor), chosen.output(0))
+    result = ExpertProducts(1).product(rows.output(0), matrix(tensor), chosen.output(0))
     options = {"PERF_COUNT": "YES", "INFERENCE_PRECISION_HINT": "f32"}
-    compiled = core().compile_model(ov.Model([made], [rows, chosen]), "CPU", options)
+    compiled = core().compile_model(ov.Model([result], [rows, chosen]), "CPU", options)
     request = compiled.create_infer_request()
     rng = np.random.default_rng(1)
-    given = rng.normal(0, 1, (1, ROWS, IN)).astype(np.float32)
+    inputs = rng.normal(0, 1, (1, ROWS, IN)).astype(np.float32)
     choice = rng.integers(0, EXPERTS, (ROWS, CHOSEN)).astype(np.int32)
-    found = request.infer([given, choice])[0]
+    products = request.infer([inputs, choice])[0]
 
     values = dequantize(tensor.data, GGMLQuantizationType(tensor.kind)).reshape(tensor.shape)
-    expected = np.einsum("nkoi,ni->kno", values[choice], given[0])
-    assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max()
-    kinds = {each.node_type for each in request.profiling_info}
+    expected = np.einsum("nkoi,ni->kno", values[choice], inputs[0])
+    assert np.abs(products - expected).max() < 1e-3 * np.abs(expected).max()
+    kinds = {item.node_type for item in request.profiling_info}
     assert ("GatherMatmulCompressed" in kinds) == (kind != "F16")

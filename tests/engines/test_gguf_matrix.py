@@ -49,8 +49,8 @@ def expected(tensor: Tensor) -> np.ndarray:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    found = dequantize(tensor.data, GGMLQuantizationType(tensor.kind))
-    return found.reshape(tensor.shape)
+    rows = dequantize(tensor.data, GGMLQuantizationType(tensor.kind))
+    return rows.reshape(tensor.shape)
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
@@ -58,12 +58,12 @@ def expected(tensor: Tensor) -> np.ndarray:
 def test_a_matrix_has_the_values_of_its_gguf_type(kind: str, experts: tuple[int, ...]):
     tensor = stored(kind, *experts, OUT)
     true = expected(tensor)
-    found = values(tensor)
-    assert found.shape == true.shape
+    rows = values(tensor)
+    assert rows.shape == true.shape
     if kind in KEPT:
-        np.testing.assert_allclose(found, true, rtol=1e-3)
+        np.testing.assert_allclose(rows, true, rtol=1e-3)
     else:
         # Each group of 32 in 8 bits; Q4_K's zero points, before they are made exact, in float16.
         largest = np.abs(true).reshape(-1, 32).max(axis=1)
-        error = np.abs(found - true).reshape(-1, 32).max(axis=1)
+        error = np.abs(rows - true).reshape(-1, 32).max(axis=1)
         assert (error <= largest / 127).all()

@@ -57,7 +57,7 @@ def check_all_conditions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_rows(engine, verdict)
     assert verdict.conditions.keys() == {*CONDITIONS}
     assert {
-        name: each.differing for name, each in verdict.conditions.items() if not each.holds
+        name: value.differing for name, value in verdict.conditions.items() if not value.holds
     } == {}
 
 
@@ -105,13 +105,13 @@ def test_parts_are_the_call_in_order(blocks: list[tuple[int, int, bool]], most: 
     for number, (count, rows, _) in enumerate(blocks):
         pieces = [piece for part in parts for piece in part if piece[0] == number]
         assert [past for _, past, _, _ in pieces] == [
-            sum(each[2] for each in pieces[:at]) for at in range(len(pieces))
+            sum(result[2] for result in pieces[:at]) for at in range(len(pieces))
         ]
-        assert sum(each[2] for each in pieces) == count
-        wanted = [
-            past + at for _, past, own, last in pieces for at in range(own) if at >= own - last
+        assert sum(result[2] for result in pieces) == count
+        results = [
+            past + at for _, past, item, last in pieces for at in range(item) if at >= item - last
         ]
-        assert wanted == list(range(count - rows, count))
+        assert results == list(range(count - rows, count))
     for part in parts:
-        assert sum(own for _, _, own, _ in part) <= most
+        assert sum(item for _, _, item, _ in part) <= most
         assert [number for number, *_ in part] == sorted({number for number, *_ in part})

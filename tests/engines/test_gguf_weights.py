@@ -21,11 +21,12 @@ def six_bits(codes: Any, scale: npt.NDArray[np.float16], name: str) -> Any:
 
 
 def model_of(weights: list[Any]) -> Any:
-    given = opset13.parameter([-1, GROUPS * 16], np.float32, name="x")
+    parameter = opset13.parameter([-1, GROUPS * 16], np.float32, name="x")
     products = [
-        opset13.matmul(given, opset13.convert(each, np.float32), False, True) for each in weights
+        opset13.matmul(parameter, opset13.convert(rows, np.float32), False, True)
+        for rows in weights
     ]
-    return Model(products, [given])
+    return Model(products, [parameter])
 
 
 def codes_of(product: Any) -> Any:
@@ -40,8 +41,8 @@ def weights_of(model: Any) -> list[npt.NDArray[np.float32]]:
 
     exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
     compiled = core().compile_model(model, "CPU", exact)
-    found = compiled({"x": np.eye(GROUPS * 16, dtype=np.float32)})
-    return [found[port].T.copy() for port in compiled.outputs]
+    result = compiled({"x": np.eye(GROUPS * 16, dtype=np.float32)})
+    return [result[port].T.copy() for port in compiled.outputs]
 
 
 @pytest.fixture
@@ -60,8 +61,8 @@ def test_q6_k_in_groups_of_32_moves_a_weight_by_an_eighth_of_a_step(
     model = model_of([six_bits(opset13.constant(codes), scale, "a.weight")])
     regroup_six_bits(model)
     largest = np.abs(scale.astype(np.float32)).reshape(OUT, -1, 2).max(axis=2)
-    (found,) = weights_of(model)
-    moved = np.abs(found - exact).reshape(OUT, -1, 32).max(axis=2)
+    (weights,) = weights_of(model)
+    moved = np.abs(weights - exact).reshape(OUT, -1, 32).max(axis=2)
     assert (moved <= largest * (0.126 + 32 * 2**-11) + 1e-5).all()
     assert moved.max() > 0, "this would be no check"
 
@@ -98,4 +99,4 @@ def test_codes_that_two_weights_share_are_regrouped_once_each(
     )
     regroup_six_bits(both)
     (expected,) = weights_of(alone)
-    assert all(np.array_equal(found, expected) for found in weights_of(both))
+    assert all(np.array_equal(item, expected) for item in weights_of(both))

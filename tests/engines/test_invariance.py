@@ -43,7 +43,7 @@ class Marked(ToyEngine):
     def _write(self, table: Any, tokens: list[int]) -> None:
         super()._write(table, tokens)
         slots = self._slots(table, table.length + len(tokens))
-        new = tuple(each[table.length :] for each in slots)
+        new = tuple(slot[table.length :] for slot in slots)
         self._keys[new] ^= np.uint64(self._marks[id(table)]) << np.uint64(50)
 
     def mark(self, block: Block) -> int:
@@ -73,9 +73,9 @@ class Answering(Marked):
 
 @pytest.mark.parametrize("min_rows", [1, 2])
 def test_every_condition_holds_for_an_engine_that_keeps_its_rules(min_rows: int):
-    found = measure_profile(ToyEngine(min_rows=min_rows)).compared
-    assert found.keys() == {*CONDITIONS}
-    assert all(each.holds and each.rows > 3 for each in found.values())
+    result = measure_profile(ToyEngine(min_rows=min_rows)).compared
+    assert result.keys() == {*CONDITIONS}
+    assert all(item.holds and item.rows > 3 for item in result.values())
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_every_condition_holds_for_an_engine_that_keeps_its_rules(min_rows: int)
     ],
 )
 def test_the_condition_that_an_engine_breaks_is_named(kind: type[ToyEngine], broken: set[str]):
-    found = measure_profile(kind(block_size=4)).compared
-    assert {name for name, each in found.items() if not each.holds} == broken
-    assert found[BLOCK_LENGTH].holds
+    result = measure_profile(kind(block_size=4)).compared
+    assert {name for name, value in result.items() if not value.holds} == broken
+    assert result[BLOCK_LENGTH].holds
 
 
 @pytest.mark.parametrize("cache_blocks", range(1, 9))
@@ -98,10 +98,10 @@ def test_the_condition_that_an_engine_breaks_is_named(kind: type[ToyEngine], bro
 def test_a_small_cache_is_never_overfilled(kind: type[ToyEngine], cache_blocks: int):
     engine = kind(cache_blocks=cache_blocks, block_size=16, context_length=2048)
     free = engine.free_slots
-    found = measure_invariance(engine)
+    invariance = measure_invariance(engine)
     assert engine.free_slots == free
     alone = cache_blocks < 2
-    assert found.keys() == ({BLOCK_LENGTH, CHUNKED_PREFILL} if alone else {*CONDITIONS})
+    assert invariance.keys() == ({BLOCK_LENGTH, CHUNKED_PREFILL} if alone else {*CONDITIONS})
 
 
 def test_slots_that_others_hold_are_left_to_them():
@@ -136,8 +136,8 @@ def test_a_condition_without_room_is_measured_when_there_is_room(tmp_path: Path)
 
 def test_a_comparison_counts_bits_picks_and_rates():
     expected = np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]], np.float32)
-    found = np.array([[0.0, 1.0], [-0.0, 1.0], [0.0, 1.5], [2.0, 1.0]], np.float32)
-    compared = compare(found, expected)
+    values = np.array([[0.0, 1.0], [-0.0, 1.0], [0.0, 1.5], [2.0, 1.0]], np.float32)
+    compared = compare(values, expected)
     assert compared == Compared(4, 3, 1, 2.0)
     assert compared.as_dict() == {
         "holds": False,

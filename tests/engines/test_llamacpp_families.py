@@ -15,7 +15,9 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.engines.invariance import CONDITIONS, measure_invariance
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.errors import ModelError
+from support.divergence import divergences
 from support.engine_rows import run
+from support.errors import raises
 from support.llamacpp import library
 from support.tiny_checkpoints import FORMS, write_gguf_of
 
@@ -72,20 +74,15 @@ def check_forks(engine: LlamaCppEngine) -> None:
         for length in (256, 140):
             with closing(whole.fork(length)) as fork, closing(engine.open()) as fresh:
                 assert fork.length == whole.fork_length(length)
-                for each in (fork, fresh):  # with recurrent layers, a fork may be shorter
-                    rest = text[each.length : length]
+                for item in (fork, fresh):  # with recurrent layers, a fork may be shorter
+                    rest = text[item.length : length]
                     if rest:
-                        run(engine, prompts=[(each, rest, 1)])
-                        each.commit(len(rest))
+                        run(engine, prompts=[(item, rest, 1)])
+                        item.commit(len(rest))
                 for rows in (1, 3):
                     block = text[length : length + rows]
                     first, second = run(engine, (fork, block, rows), (fresh, block, rows))
                     assert first.tobytes() == second.tobytes(), f"after {length} tokens"
-
-
-def log_softmax(rows: Logits) -> np.ndarray:
-    shifted = rows.astype(np.float64) - rows.max(1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
 
 
 @pytest.mark.parametrize(("name", "form"), CASES)
@@ -94,7 +91,7 @@ def test_a_family_is_right_and_exact_or_is_refused(name: str, form: str, tmp_pat
     path = gguf_of(name, form, tmp_path / "m.gguf")
     settings = EngineSettings(cache_tokens=3 * CONTEXT, threads=1)
     if form in WRONG[name] | IGNORED:
-        with pytest.raises(ModelError, match="openvino"):
+        with raises(ModelError, "openvino"):
             LlamaCppEngine(path, CONTEXT, settings, binding=binding)
         return
     with closing(LlamaCppEngine(path, CONTEXT, settings, binding=binding)) as engine:
@@ -107,14 +104,13 @@ def test_a_family_is_right_and_exact_or_is_refused(name: str, form: str, tmp_pat
     if form in NOT_OPENVINO:
         return
     reference = open_engine("openvino", path, CONTEXT, settings)
-    expected, computed = log_softmax(text_logits(reference)), log_softmax(rows)
-    divergence = (np.exp(expected) * (expected - computed)).sum(1)
+    far = divergences(text_logits(reference), rows)
     # 16-bit keys and values decide a near tie of two experts: one row of 120 in a mixture.
-    assert np.quantile(divergence, 0.97) < 0.02
-    assert np.median(divergence) < 0.002
+    assert np.quantile(far, 0.97) < 0.02
+    assert np.median(far) < 0.002
 
 
 def test_a_window_of_which_ik_llama_cpp_would_end_the_process_is_refused(tmp_path: Path):
     path = write_gguf_of("gemma3_text", tmp_path / "m.gguf", sliding_window=WINDOW - 1)
-    with pytest.raises(ModelError, match="127"):
+    with raises(ModelError, "127"):
         LlamaCppEngine(path, CONTEXT, binding=library("ik_llama.cpp"))

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFWriter
 
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.engines.invariance import CONDITIONS, measure_invariance
-from support.tiny import vocabulary
+from support.tiny import gguf_writer, tokenizer_fields
 
 pytest.importorskip("ik_llama_cpp")
 
@@ -54,32 +53,17 @@ def glm4_tensors() -> dict[str, tuple[str, np.ndarray]]:
 
 
 def write_glm4(path: Path) -> Path:
-    writer = GGUFWriter(path, "glm4")
-    writer.add_block_count(2)
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(FF)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_key_length(SIZE)
-    writer.add_value_length(SIZE)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(ROTATED)
-    writer.add_rope_freq_base(10000.0)
-    tokens, types, merges = vocabulary(VOCABULARY)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges(merges)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    for name, values in glm4_tensors().values():
-        writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    about = {
+        **{"block_count": 2, "context_length": CONTEXT, "embedding_length": WIDTH},
+        **{"feed_forward_length": FF, "attention.head_count": HEADS},
+        **{"attention.head_count_kv": KV_HEADS, "attention.key_length": SIZE},
+        **{"attention.value_length": SIZE, "attention.layer_norm_rms_epsilon": 1e-5},
+        **{"rope.dimension_count": ROTATED, "rope.freq_base": 10000.0},
+    }
+    fields = {f"glm4.{name}": value for name, value in about.items()}
+    with gguf_writer(path, "glm4", {**fields, **tokenizer_fields("glm4", VOCABULARY)}) as writer:
+        for name, values in glm4_tensors().values():
+            writer.add_tensor(name, values)
     return path
 
 
@@ -90,7 +74,7 @@ def opened(path: Path) -> Engine:
 
 def test_rows_are_the_same_however_they_are_computed(tmp_path: Path):
     conditions = measure_invariance(opened(write_glm4(tmp_path / "m.gguf")))
-    assert {name: found.differing for name, found in conditions.items()} == dict.fromkeys(
+    assert {name: value.differing for name, value in conditions.items()} == dict.fromkeys(
         CONDITIONS, 0
     )
 

@@ -53,9 +53,9 @@ def test_a_copy_is_made_once(opened: Callable[..., Opened], path: Path, tmp_path
     first = opened(path)
     assert first[0]
     assert names(tmp_path) == [".gguf", ".source"]
-    made = {file: file.stat().st_mtime_ns for file in (tmp_path / "copies").iterdir()}
+    by_name = {file: file.stat().st_mtime_ns for file in (tmp_path / "copies").iterdir()}
     assert opened(path) == first
-    assert {file: file.stat().st_mtime_ns for file in made} == made
+    assert {file: file.stat().st_mtime_ns for file in by_name} == by_name
 
 
 def test_another_version_of_a_file_gets_another_copy_and_the_old_one_goes(

@@ -20,6 +20,7 @@ from paceline.errors import ModelError
 from paceline.storage.gguf_file import read_gguf
 from support import tiny
 from support.divergence import divergence
+from support.errors import raises
 from support.ggml import quantize
 from support.llamacpp import library
 from support.packages import missing
@@ -90,5 +91,5 @@ def test_weights_of_each_type_and_width_give_the_logits_of_their_values(
 def test_a_type_that_was_not_compared_is_refused_by_name(tmp_path: Path, name: str, kind: str):
     content = read_gguf(tiny.write_tiny(tmp_path / "m.gguf", weights=Type.Q8_0))
     tensor = content.tensors[0]._replace(kind=int(Type[kind]))
-    with pytest.raises(ModelError, match=kind):
+    with raises(ModelError, kind):
         library(name).limits("m.gguf", replace(content, tensors=[tensor]))

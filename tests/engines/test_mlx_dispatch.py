@@ -42,12 +42,12 @@ def blocks(seed: int) -> Iterator[tuple[int, int]]:
 
 def differing(chip: Chip, shape: Shape, rule: RowRange, where: list[range]) -> list[int]:
     """Positions whose bits differ between plain decoding and blocks."""
-    found = []
+    results = []
     for seed, positions in enumerate(where):
         plain = metal.decoded(chip, shape, rule, positions, repeat((1, 1)))
         drafted = metal.decoded(chip, shape, rule, positions, blocks(seed))
-        found += [at for at, kernels in plain.items() if drafted[at] != kernels]
-    return found
+        results += [at for at, kernels in plain.items() if drafted[at] != kernels]
+    return results
 
 
 @pytest.mark.parametrize("name", SHAPES)

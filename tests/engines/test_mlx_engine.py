@@ -1,7 +1,6 @@
 """The engine for mlx-lm's models: against transformers, and what it asks of MLX."""
 
 import threading
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from paceline.engines.mlx.rows import RowRange
 from paceline.engines.profile import measure_profile
 from paceline.errors import InvalidRequest, ModelError
 from support import mlx
+from support.errors import raises
 from support.mlx_rows import TEXT, rows_of, step
 
 pytestmark = pytest.mark.mlx
@@ -30,23 +30,23 @@ def in_cache(sequence: MlxSequence) -> list[np.ndarray]:
     from mlx.utils import tree_flatten
 
     sequence.states.settle(sequence.length)
-    found = []
+    results = []
     for cache in sequence.states.caches:
         held = cache.state
         if hasattr(cache, "offset"):
-            held = [each[..., : cache.offset, :] for each in held[:2]]
-        found += [np.array(each) for _, each in tree_flatten(held) if isinstance(each, mx.array)]
-    return found
+            held = [entry[..., : cache.offset, :] for entry in held[:2]]
+        results += [np.array(item) for _, item in tree_flatten(held) if isinstance(item, mx.array)]
+    return results
 
 
 @pytest.mark.parametrize("family", mlx.FAMILIES)
 def test_rows_are_those_of_transformers(
-    family: str, opened: Callable[..., MlxEngine], made: Callable[..., Path]
+    family: str, opened: mlx.Opened, checkpoint_of: mlx.Checkpoints
 ):
-    expected = mlx.reference_logits(made(family), family, TEXT)
+    expected = mlx.reference_logits(checkpoint_of(family), family, TEXT)
     for cuts in ([40], [1] * 4 + [3, 9, 24]):
-        found = rows_of(opened(family), TEXT, cuts)
-        assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max() + 2e-5
+        rows = rows_of(opened(family), TEXT, cuts)
+        assert np.abs(rows - expected).max() < 1e-5 * np.abs(expected).max() + 2e-5
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_rows_are_those_of_transformers(
     [("phi3", mlx.whole(2, 2, 96)), ("lfm2", {**mlx.whole(4, 2, 64), "block_dim": 256})],
 )
 def test_heads_of_published_sizes_that_divide_the_width_give_the_rows_of_transformers(
-    family: str, sizes: dict[str, int], made: Callable[..., Path]
+    family: str, sizes: dict[str, int], checkpoint_of: mlx.Checkpoints
 ):
-    folder = made(family, **sizes)
+    folder = checkpoint_of(family, **sizes)
     expected = mlx.reference_logits(folder, family, TEXT)
     settings = EngineSettings(cache_tokens=512)
     engine = MlxEngine(folder, mlx.CONTEXT, settings, rows=RowRange(1, 32))
@@ -67,27 +67,27 @@ def test_heads_of_published_sizes_that_divide_the_width_give_the_rows_of_transfo
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("family", ["llama", "lfm2"])
 def test_rows_of_a_quantized_model_are_those_of_mlx_lm(
-    family: str, bits: int, made: Callable[..., Path], tmp_path: Path
+    family: str, bits: int, checkpoint_of: mlx.Checkpoints, tmp_path: Path
 ):
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
 
-    folder = mlx.quantized(made(family), tmp_path / "quantized", bits=bits)
+    folder = mlx.quantized(checkpoint_of(family), tmp_path / "quantized", bits=bits)
     model, config = load_model(folder)
     assert config["quantization"]["bits"] == bits
     expected = np.array(model(mx.array([TEXT]), cache=make_prompt_cache(model))[0])
     engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512))
     assert np.array_equal(rows_of(engine, TEXT, [3, 8, 29]), expected)
-    exact = mlx.reference_logits(made(family), family, TEXT)
+    exact = mlx.reference_logits(checkpoint_of(family), family, TEXT)
     cosines = (expected * exact).sum(1) / np.linalg.norm(expected, axis=1)
     cosines /= np.linalg.norm(exact, axis=1)
     assert np.median(cosines) > (0.9 if bits == 4 else 0.999)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_model_of_16_bits_gives_rows_of_float32(dtype: str, made: Callable[..., Path]):
-    folder = made("llama", dtype=dtype)
+def test_a_model_of_16_bits_gives_rows_of_float32(dtype: str, checkpoint_of: mlx.Checkpoints):
+    folder = checkpoint_of("llama", dtype=dtype)
     engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512, taps=(0,)))
     with closing(engine.open()) as sequence:
         result = engine.step([(sequence, Block(TEXT, 40))])
@@ -100,7 +100,7 @@ def test_a_model_of_16_bits_gives_rows_of_float32(dtype: str, made: Callable[...
 
 
 @pytest.mark.parametrize("rows", [1, 5, 40])
-def test_the_best_are_the_highest_of_all_logits(opened: Callable[..., MlxEngine], rows: int):
+def test_the_best_are_the_highest_of_all_logits(opened: mlx.Opened, rows: int):
     engine = opened("qwen3", rows=RowRange(2, 8))
     whole = rows_of(engine, TEXT, [40])
     with closing(engine.open()) as one, closing(engine.open()) as other:
@@ -116,9 +116,7 @@ def test_the_best_are_the_highest_of_all_logits(opened: Callable[..., MlxEngine]
 
 @pytest.mark.parametrize("reads", [1, 7, 16, 512])
 @pytest.mark.parametrize("family", ["phi3", "lfm2"])
-def test_a_prompt_may_be_read_in_calls_of_any_length(
-    family: str, reads: int, opened: Callable[..., MlxEngine]
-):
+def test_a_prompt_may_be_read_in_calls_of_any_length(family: str, reads: int, opened: mlx.Opened):
     expected = rows_of(opened(family), TEXT, [40])
     engine = opened(family, prefill_rows=reads, rows=RowRange(2, 8))
     with closing(engine.open()) as sequence:
@@ -134,7 +132,7 @@ def test_a_prompt_may_be_read_in_calls_of_any_length(
 @pytest.mark.parametrize("rows", [RowRange(1, 32), RowRange(2, 4), RowRange(8, 8)], ids=str)
 @pytest.mark.parametrize("family", mlx.FAMILIES)
 def test_the_state_after_acceptance_is_that_after_plain_decoding(
-    family: str, rows: RowRange, opened: Callable[..., MlxEngine]
+    family: str, rows: RowRange, opened: mlx.Opened
 ):
     plain, drafting = opened(family), opened(family, rows=rows)
     wrong = [(token + 1) % mlx.VOCAB for token in TEXT]
@@ -154,7 +152,7 @@ def test_the_state_after_acceptance_is_that_after_plain_decoding(
 @pytest.mark.parametrize("rows", [RowRange(1, 32), RowRange(2, 8), RowRange(8, 8)], ids=str)
 @pytest.mark.parametrize("family", mlx.FAMILIES)
 def test_a_rejected_block_is_not_run_again_and_a_step_waits_once(
-    family: str, rows: RowRange, opened: Callable[..., MlxEngine], calls: dict[str, int]
+    family: str, rows: RowRange, opened: mlx.Opened, calls: dict[str, int]
 ):
     engine = opened(family, rows=rows)
     with closing(engine.open()) as sequence:
@@ -167,9 +165,7 @@ def test_a_rejected_block_is_not_run_again_and_a_step_waits_once(
         assert calls == {"model": 6, "waits": 6}
 
 
-def test_several_sequences_are_waited_for_once(
-    opened: Callable[..., MlxEngine], calls: dict[str, int]
-):
+def test_several_sequences_are_waited_for_once(opened: mlx.Opened, calls: dict[str, int]):
     engine = opened("qwen3_5")
     with closing(engine.open()) as one, closing(engine.open()) as other:
         calls.update(model=0, waits=0)
@@ -179,7 +175,7 @@ def test_several_sequences_are_waited_for_once(
 
 @pytest.mark.parametrize("family", RECURRENT)
 def test_going_back_computes_no_projection_again(
-    family: str, opened: Callable[..., MlxEngine], monkeypatch: pytest.MonkeyPatch
+    family: str, opened: mlx.Opened, monkeypatch: pytest.MonkeyPatch
 ):
     # What is not needed is called, but never evaluated; what is evaluated is in these graphs.
     import mlx.core as mx
@@ -206,7 +202,7 @@ def test_going_back_computes_no_projection_again(
 
 @pytest.mark.parametrize("family", RECURRENT)
 def test_a_recurrence_goes_back_further_by_running_tokens_again(
-    family: str, opened: Callable[..., MlxEngine], calls: dict[str, int]
+    family: str, opened: mlx.Opened, calls: dict[str, int]
 ):
     engine = opened(family, prefill_rows=8, rows=RowRange(1, 8))
     expected = rows_of(engine, TEXT, [40])
@@ -225,7 +221,7 @@ def test_a_recurrence_goes_back_further_by_running_tokens_again(
             assert other.length == 8
 
 
-def test_few_states_of_recurrences_are_kept(opened: Callable[..., MlxEngine]):
+def test_few_states_of_recurrences_are_kept(opened: mlx.Opened):
     engine = opened("lfm2", prefill_rows=2, rows=RowRange(1, 8))
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(TEXT, 1, prefill=True))])
@@ -237,9 +233,9 @@ def test_few_states_of_recurrences_are_kept(opened: Callable[..., MlxEngine]):
 
 
 @pytest.mark.parametrize("cut", [1, 8])
-def test_a_window_moves_on_and_keeps_what_its_rows_need(made: Callable[..., Path], cut: int):
+def test_a_window_moves_on_and_keeps_what_its_rows_need(checkpoint_of: mlx.Checkpoints, cut: int):
     long = np.random.default_rng(0).integers(0, mlx.VOCAB, 900).tolist()
-    folder = made("gemma3", max_position_embeddings=1024)
+    folder = checkpoint_of("gemma3", max_position_embeddings=1024)
     engine = MlxEngine(folder, 1024, EngineSettings(cache_tokens=4096), rows=RowRange(1, 32))
     expected = mlx.reference_logits(folder, "gemma3", long)
     with closing(engine.open()) as whole, closing(engine.open()) as sequence:
@@ -248,8 +244,8 @@ def test_a_window_moves_on_and_keeps_what_its_rows_need(made: Callable[..., Path
         engine.step([(sequence, Block(long[:500], 0))])
         sequence.commit(500)
         for at in range(500, 900 - cut, cut):
-            found = step(engine, sequence, long[at : at + cut])
-            assert np.array_equal(found, logits[at : at + cut]), f"at {at}"
+            result = step(engine, sequence, long[at : at + cut])
+            assert np.array_equal(result, logits[at : at + cut]), f"at {at}"
             sequence.commit(cut)
         # 24 positions are looked at; not all 900 are held.
         held = [cache.slots.offset for cache in sequence.states.caches if hasattr(cache, "slots")]
@@ -262,9 +258,7 @@ def test_a_window_moves_on_and_keeps_what_its_rows_need(made: Callable[..., Path
 # -- taps ------------------------------------------------------------------------------------------
 
 
-def test_what_is_built_on_a_step_is_computed_with_it(
-    opened: Callable[..., MlxEngine], calls: dict[str, int]
-):
+def test_what_is_built_on_a_step_is_computed_with_it(opened: mlx.Opened, calls: dict[str, int]):
     engine = opened("llama", taps=(1,))
     with closing(engine.open()) as sequence:
         calls.update(waits=0)
@@ -280,7 +274,7 @@ def test_what_is_built_on_a_step_is_computed_with_it(
 
 
 @pytest.mark.parametrize("family", mlx.FAMILIES)
-def test_every_number_of_rows_agrees_here(family: str, opened: Callable[..., MlxEngine]):
+def test_every_number_of_rows_agrees_here(family: str, opened: mlx.Opened):
     engine = opened(family, rows=None)
     assert engine.rows == RowRange(1, 32)
     assert engine.describe()["rows"] == "1-32"
@@ -288,10 +282,10 @@ def test_every_number_of_rows_agrees_here(family: str, opened: Callable[..., Mlx
 
 
 def test_with_one_row_nothing_is_asked_and_nothing_filled_up(
-    made: Callable[..., Path], calls: dict[str, int]
+    checkpoint_of: mlx.Checkpoints, calls: dict[str, int]
 ):
     settings = EngineSettings(cache_tokens=512, min_rows=1)
-    engine = MlxEngine(made("llama"), mlx.CONTEXT, settings)
+    engine = MlxEngine(checkpoint_of("llama"), mlx.CONTEXT, settings)
     assert (engine.min_rows, engine.rows) == (1, RowRange(1, 32))
     assert calls["model"] == 1  # how many columns the logits have
 
@@ -299,17 +293,17 @@ def test_with_one_row_nothing_is_asked_and_nothing_filled_up(
 # -- life ------------------------------------------------------------------------------------------
 
 
-def test_the_engine_may_be_driven_by_another_thread(opened: Callable[..., MlxEngine]):
+def test_the_engine_may_be_driven_by_another_thread(opened: mlx.Opened):
     engine = opened("qwen3_5", taps=(0,))
     expected = rows_of(engine, TEXT, [40])
-    found: list[Any] = []
+    results: list[Any] = []
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(TEXT[:10], 0, prefill=True))])
         sequence.commit(10)
 
         def drive() -> None:
             result = engine.step([(sequence, Block(TEXT[10:20], 10, prefill=True))])
-            found.extend([result.logits[0], result.taps[0]["tap.0"]])
+            results.extend([result.logits[0], result.taps[0]["tap.0"]])
 
         for kept in (4, 10):
             worker = threading.Thread(target=drive)
@@ -317,7 +311,7 @@ def test_the_engine_may_be_driven_by_another_thread(opened: Callable[..., MlxEng
             worker.join()
             sequence.commit(kept)
             if kept == 4:
-                assert np.array_equal(found[0], expected[10:20])
+                assert np.array_equal(results[0], expected[10:20])
                 sequence.rewind(10)
         with closing(sequence.fork(20)) as other:
             for one in (sequence, other):
@@ -325,7 +319,7 @@ def test_the_engine_may_be_driven_by_another_thread(opened: Callable[..., MlxEng
 
 
 def test_a_call_that_fails_leaves_its_sequences_as_they_were(
-    opened: Callable[..., MlxEngine], monkeypatch: pytest.MonkeyPatch
+    opened: mlx.Opened, monkeypatch: pytest.MonkeyPatch
 ):
     import mlx.core as mx
 
@@ -340,16 +334,16 @@ def test_a_call_that_fails_leaves_its_sequences_as_they_were(
 
         with monkeypatch.context() as patched:
             patched.setattr(mx, "eval", fail)
-            with pytest.raises(ModelError, match=r"MLX failed: .* to allocate 9 bytes"):
+            with raises(ModelError, "9 bytes"):
                 step(engine, sequence, TEXT[20:30])
         assert sequence.length == 20
-        with pytest.raises(ValueError, match="commit"):
+        with raises(ValueError, "commit"):
             sequence.commit(1)
         assert np.array_equal(step(engine, sequence, TEXT[20:30]), expected[20:30])
 
 
-def test_a_fork_that_finds_no_room_shares_nothing(made: Callable[..., Path]):
-    engine = MlxEngine(made("llama"), mlx.CONTEXT, EngineSettings(cache_tokens=64))
+def test_a_fork_that_finds_no_room_shares_nothing(checkpoint_of: mlx.Checkpoints):
+    engine = MlxEngine(checkpoint_of("llama"), mlx.CONTEXT, EngineSettings(cache_tokens=64))
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(TEXT, 1, prefill=True))])
         sequence.commit(40)
@@ -359,17 +353,17 @@ def test_a_fork_that_finds_no_room_shares_nothing(made: Callable[..., Path]):
     assert engine.free_slots == 64
 
 
-def test_without_a_number_the_cache_holds_a_context(made: Callable[..., Path]):
-    engine = MlxEngine(made("llama"), 300, rows=RowRange(1, 32))
+def test_without_a_number_the_cache_holds_a_context(checkpoint_of: mlx.Checkpoints):
+    engine = MlxEngine(checkpoint_of("llama"), 300, rows=RowRange(1, 32))
     assert engine.free_slots == 320  # whole blocks
 
 
-def test_threads_cannot_be_set(made: Callable[..., Path]):
-    with pytest.raises(InvalidRequest, match="threads"):
-        open_engine("mlx", made("llama"), 64, EngineSettings(threads=2))
+def test_threads_cannot_be_set(checkpoint_of: mlx.Checkpoints):
+    with raises(InvalidRequest, "threads"):
+        open_engine("mlx", checkpoint_of("llama"), 64, EngineSettings(threads=2))
 
 
-def test_sequences_of_another_engine_are_refused(opened: Callable[..., MlxEngine]):
+def test_sequences_of_another_engine_are_refused(opened: mlx.Opened):
     stranger: Any = object()
-    with pytest.raises(TypeError, match="object"):
+    with raises(TypeError, "object"):
         opened("llama").step([(stranger, Block([1], 1))])

@@ -19,12 +19,7 @@ from support import mlx
 from support.dflash import write_checkpoint
 from support.driver import generation, run
 
-pytestmark = [
-    pytest.mark.mlx,
-    pytest.mark.real_model,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.mlx, pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NETWORK = Config(
     hidden_size=576,

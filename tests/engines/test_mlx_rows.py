@@ -189,9 +189,9 @@ def decoded(engine: MlxEngine, sequence: Any, tokens: Sequence[int]) -> np.ndarr
     """Run and keep an answer's tokens; the last row of logits."""
     for at in range(0, len(tokens), 4):
         part = tokens[at : at + 4]
-        found = engine.step([(sequence, Block(part, 1))]).logits[0].copy()
+        logits = engine.step([(sequence, Block(part, 1))]).logits[0].copy()
         sequence.commit(len(part))
-    return found
+    return logits
 
 
 @pytest.mark.mlx
@@ -205,7 +205,7 @@ def test_an_answers_keys_and_values_are_not_shared_as_a_prompts(two_kernels: Mlx
             assert child.length == child.shareable_length <= 20
             read(two_kernels, child, text[child.length :])
             read(two_kernels, fresh, text)
-            rows = [decoded(two_kernels, each, [5, 6, 7]) for each in (child, fresh)]
+            rows = [decoded(two_kernels, item, [5, 6, 7]) for item in (child, fresh)]
         assert rows[0].tobytes() == rows[1].tobytes()
         first.rewind(30)
         assert first.shareable_length == 20
@@ -217,9 +217,9 @@ def test_an_answers_keys_and_values_are_not_shared_as_a_prompts(two_kernels: Mlx
 def test_after_a_failed_call_rows_are_run_again_in_the_role_they_had(two_kernels: MlxEngine):
     text = np.random.default_rng(1).integers(0, mlx.VOCAB, 60).tolist()
     with closing(two_kernels.open()) as one, closing(two_kernels.open()) as other:
-        for each in (one, other):
-            read(two_kernels, each, text[:25])
-            decoded(two_kernels, each, text[25:])
+        for item in (one, other):
+            read(two_kernels, item, text[:25])
+            decoded(two_kernels, item, text[25:])
         other.forget()  # as after a call that failed
-        rows = [decoded(two_kernels, each, [5, 6, 7]) for each in (one, other)]
+        rows = [decoded(two_kernels, entry, [5, 6, 7]) for entry in (one, other)]
     assert rows[0].tobytes() == rows[1].tobytes()

@@ -3,18 +3,16 @@
 import gc
 import importlib
 import weakref
-from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from paceline.decoding.types import Block
-from paceline.engines.mlx.engine import MlxEngine
 from paceline.engines.mlx.rows import RowRange
 from paceline.errors import InvalidRequest
 from support import mlx
+from support.errors import raises
 from support.mlx_rows import TEXT, rows_of, step
 
 pytestmark = pytest.mark.mlx
@@ -22,9 +20,9 @@ pytestmark = pytest.mark.mlx
 
 @pytest.mark.parametrize("family", mlx.FAMILIES)
 def test_taps_are_the_hidden_states_of_transformers(
-    family: str, opened: Callable[..., MlxEngine], made: Callable[..., Path]
+    family: str, opened: mlx.Opened, checkpoint_of: mlx.Checkpoints
 ):
-    expected = mlx.reference_taps(made(family), family, TEXT)[0]
+    expected = mlx.reference_taps(checkpoint_of(family), family, TEXT)[0]
     engine = opened(family, taps=(0,), rows=RowRange(2, 8), prefill_rows=16)
     for rows in (0, 1, 6, 40):
         with closing(engine.open()) as sequence:
@@ -37,15 +35,13 @@ def test_taps_are_the_hidden_states_of_transformers(
 
 
 @pytest.mark.parametrize("family", ["llama", "lfm2"])
-def test_tapping_changes_no_logits(family: str, opened: Callable[..., MlxEngine]):
+def test_tapping_changes_no_logits(family: str, opened: mlx.Opened):
     tapped = rows_of(opened(family, taps=(0, 1)), TEXT, [9, 31])
     assert np.array_equal(tapped, rows_of(opened(family), TEXT, [9, 31]))
 
 
 @pytest.mark.parametrize("family", ["llama", "lfm2"])
-def test_one_model_is_heard_and_it_goes_when_its_engine_goes(
-    family: str, opened: Callable[..., MlxEngine]
-):
+def test_one_model_is_heard_and_it_goes_when_its_engine_goes(family: str, opened: mlx.Opened):
     before = opened(family)
     module = importlib.import_module(f"mlx_lm.models.{family}")
     kind = {"llama": "TransformerBlock", "lfm2": "Lfm2DecoderLayer"}[family]
@@ -57,25 +53,23 @@ def test_one_model_is_heard_and_it_goes_when_its_engine_goes(
     assert before.model._taps.take() == {}
     with closing(tapped.open()) as sequence:
         step(tapped, sequence, TEXT)
-    gone = [weakref.ref(each) for each in (tapped, tapped.model.module)]
+    gone = [weakref.ref(item) for item in (tapped, tapped.model.module)]
     del tapped, sequence
     gc.collect()
-    assert [each() for each in gone] == [None, None]
+    assert [name() for name in gone] == [None, None]
 
 
 @pytest.mark.parametrize("layers", [(2,), (0, 5), (-1,)])
-def test_a_layer_that_is_not_there_cannot_be_tapped(
-    opened: Callable[..., MlxEngine], layers: tuple[int, ...]
-):
-    with pytest.raises(InvalidRequest, match="0 to 1"):
+def test_a_layer_that_is_not_there_cannot_be_tapped(opened: mlx.Opened, layers: tuple[int, ...]):
+    with raises(InvalidRequest, "0 to 1"):
         opened("llama", taps=layers)
 
 
 # -- for those who share the model -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", [each for each in mlx.FAMILIES if each != "gemma3"])
-def test_the_embeddings_and_the_head_can_be_shared(family: str, opened: Callable[..., MlxEngine]):
+@pytest.mark.parametrize("family", [result for result in mlx.FAMILIES if result != "gemma3"])
+def test_the_embeddings_and_the_head_can_be_shared(family: str, opened: mlx.Opened):
     import mlx.core as mx
 
     model = opened(family).model

@@ -1,6 +1,6 @@
 """Whole models whose attention takes the kernels of a large Apple chip: rows near 1,024 keys."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def opened(folder: Path) -> MlxEngine:
 
 def near_the_threshold(engine: MlxEngine, start: int, cuts: Sequence[int]) -> np.ndarray:
     """Logits of the rows from START to STOP, run from `start` in blocks of which 2 are rejected."""
-    found: dict[int, np.ndarray] = {}
+    values: dict[int, np.ndarray] = {}
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(TEXT[:start], 0, prefill=True))])
         sequence.commit(start)
@@ -64,16 +64,16 @@ def near_the_threshold(engine: MlxEngine, start: int, cuts: Sequence[int]) -> np
             at = sequence.length
             kept = max(count - 2, 1)
             logits = step(engine, sequence, TEXT[at : at + count])
-            found.update(enumerate(logits[:kept], at))
+            values.update(enumerate(logits[:kept], at))
             sequence.commit(kept)
-    return np.stack([found[at] for at in range(START, STOP)])
+    return np.stack([values[at] for at in range(START, STOP)])
 
 
 @pytest.mark.parametrize("family", MODELS)
 def test_rows_across_a_threshold_are_those_of_plain_decoding(
-    family: str, made: Callable[..., Path]
+    family: str, checkpoint_of: mlx.Checkpoints
 ):
-    engine = opened(made(family, **MODELS[family]))
+    engine = opened(checkpoint_of(family, **MODELS[family]))
     # Of four heads two share keys: beyond 1,024 of them, three rows and more take one kernel.
     assert (engine.min_rows, engine.rows) == (2, RowRange(3, 8))
     plain = near_the_threshold(engine, START, [1] * (STOP - START))
@@ -84,9 +84,9 @@ def test_rows_across_a_threshold_are_those_of_plain_decoding(
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_rows_across_a_threshold_differ_where_calls_cross_it(
-    family: str, made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    family: str, checkpoint_of: mlx.Checkpoints, monkeypatch: pytest.MonkeyPatch
 ):
-    engine = opened(made(family, **MODELS[family]))
+    engine = opened(checkpoint_of(family, **MODELS[family]))
     monkeypatch.setattr(rows, "cut", lambda *_: None)
     monkeypatch.setattr(caches, "dropped", lambda *_: 0)
     plain = near_the_threshold(engine, START, [1] * (STOP - START))
@@ -95,8 +95,10 @@ def test_rows_across_a_threshold_differ_where_calls_cross_it(
 
 
 def test_a_cache_whose_slots_are_no_function_of_the_position_promises_nothing(
-    made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    checkpoint_of: mlx.Checkpoints, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("paceline.engines.mlx.probe.kernel_by_position", lambda _: False)
-    assert opened(made("llama")).min_rows == 1
-    assert MlxEngine(made("llama"), 512).min_rows == 2, "no threshold is within its context"
+    assert opened(checkpoint_of("llama")).min_rows == 1
+    assert MlxEngine(checkpoint_of("llama"), 512).min_rows == 2, (
+        "no threshold is within its context"
+    )

@@ -10,6 +10,7 @@ from paceline.engines import EngineSettings
 from paceline.engines.openvino import OpenVinoEngine, engine
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
+from support.errors import raises
 from support.waiting import PATIENCE
 
 TOKENS = [5, 9, 2, 14, 7, 11, 30, 21, 8, 40, 3, 12]
@@ -22,14 +23,14 @@ def opened(files: ModelFiles, **settings: object) -> OpenVinoEngine:
 
 def rows(engine: OpenVinoEngine, sizes: list[int]) -> list[np.ndarray]:
     """Logits of TOKENS, run in blocks of these sizes."""
-    sequence, found, at = engine.open(), [], 0
+    sequence, results, at = engine.open(), [], 0
     for size in sizes:
         block = Block(TOKENS[at : at + size], size)
-        found += list(engine.step([(sequence, block)]).logits[0].copy())
+        results += list(engine.step([(sequence, block)]).logits[0].copy())
         sequence.commit(size)
         at += size
     sequence.close()
-    return found
+    return results
 
 
 @pytest.mark.parametrize("sizes", [[1] * 12, [2, 8, 2], [12], [9, 1, 2], [3, 3, 3, 3]])
@@ -63,8 +64,8 @@ def test_taps_are_the_hidden_states_of_every_row(size: int, tiny_files: ModelFil
     expected = {name: array.copy() for name, array in whole.items()}
     assert list(expected) == ["tap.0", "tap.1"]
     assert {array.shape[0] for array in expected.values()} == {12}
-    found = tapped.step([(tapped.open(), Block(TOKENS[:size], 1))]).taps[0]
-    for name, array in found.items():
+    result = tapped.step([(tapped.open(), Block(TOKENS[:size], 1))]).taps[0]
+    for name, array in result.items():
         assert array.shape == (size, expected[name].shape[1])
         assert np.array_equal(array, expected[name][:size])
 
@@ -85,7 +86,7 @@ def test_tapping_changes_no_logits(tiny_files: ModelFiles):
 
 
 def test_a_layer_that_is_not_there_cannot_be_tapped(tiny_files: ModelFiles):
-    with pytest.raises(ModelError, match="layer 99"):
+    with raises(ModelError, "layer 99"):
         opened(tiny_files, taps=(99,))
 
 
@@ -93,15 +94,15 @@ def test_a_graph_that_is_no_language_model_is_refused(tmp_path: Path):
     import openvino as ov
     from openvino import opset13
 
-    given = opset13.parameter([2], np.float32)
-    ov.save_model(ov.Model([opset13.relu(given)], [given]), tmp_path / "openvino_model.xml")
-    with pytest.raises(ModelError, match="not a stateful language model"):
+    parameter = opset13.parameter([2], np.float32)
+    ov.save_model(ov.Model([opset13.relu(parameter)], [parameter]), tmp_path / "openvino_model.xml")
+    with raises(ModelError, "stateful"):
         OpenVinoEngine(tmp_path / "openvino_model.xml", 64)
 
 
 def test_a_graph_that_cannot_be_read_is_refused(tmp_path: Path):
     (tmp_path / "openvino_model.xml").write_text("<net>")
-    with pytest.raises(ModelError, match="cannot be read as an OpenVINO model"):
+    with raises(ModelError, "OpenVINO"):
         OpenVinoEngine(tmp_path / "openvino_model.xml", 64)
 
 

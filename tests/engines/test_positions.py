@@ -22,10 +22,10 @@ def model(*, sections: int = 0, rotary: bool = True, reads: bool = False) -> Any
     rows = opset13.unsqueeze(opset13.unsqueeze(tokens, 1), 2)  # [n, 1, 1]
     counted = opset13.subtract(rows, rows)
     if reads:
-        given = opset13.parameter([-1], np.int64, name="position_ids")
-        given.output(0).set_names({"position_ids"})
-        parameters.append(given)
-        counted = opset13.unsqueeze(opset13.unsqueeze(given, 1), 2)
+        parameter = opset13.parameter([-1], np.int64, name="position_ids")
+        parameter.output(0).set_names({"position_ids"})
+        parameters.append(parameter)
+        counted = opset13.unsqueeze(opset13.unsqueeze(parameter, 1), 2)
     if sections:
         counted = opset13.tile(opset13.unsqueeze(counted, 0), [sections, 1, 1, 1])
     angles = opset13.multiply(opset13.convert(counted, np.float32), FREQUENCIES)
@@ -38,8 +38,8 @@ def model(*, sections: int = 0, rotary: bool = True, reads: bool = False) -> Any
 def run(graph: Any, positions: list[int]) -> np.ndarray:
 
     compiled = core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    given = {"input_ids": np.arange(len(positions)), "position_ids": np.array(positions)}
-    return np.array(compiled(given)[0])[:, 0]
+    values = {"input_ids": np.arange(len(positions)), "position_ids": np.array(positions)}
+    return np.array(compiled(values)[0])[:, 0]
 
 
 @pytest.mark.parametrize("reads", [False, True])

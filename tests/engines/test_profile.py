@@ -68,11 +68,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_block_length_is_timed_behind_a_context(engine: ToyEngine):
-    found = measure_profile(engine)
-    assert found.context == 192
+    profile = measure_profile(engine)
+    assert profile.context == 192
     # The toy says that a call takes a millisecond and every row a tenth of one.
-    assert found.seconds == pytest.approx({rows: 1e-3 + 1e-4 * rows for rows in ROWS})
-    assert found.cost(5) == pytest.approx(1.5e-3)
+    assert profile.seconds == pytest.approx({rows: 1e-3 + 1e-4 * rows for rows in ROWS})
+    assert profile.cost(5) == pytest.approx(1.5e-3)
 
 
 def test_only_the_block_lengths_asked_for_are_timed(engine: ToyEngine):
@@ -81,36 +81,36 @@ def test_only_the_block_lengths_asked_for_are_timed(engine: ToyEngine):
 
 @pytest.mark.parametrize("min_rows", [1, 2])
 def test_an_engine_whose_rows_do_not_depend_on_the_block_is_found_exact(min_rows: int):
-    found = measure_profile(ToyEngine(context_length=512, min_rows=min_rows))
-    assert found.row_invariant
-    assert found.largest_difference == 0.0
+    profile = measure_profile(ToyEngine(context_length=512, min_rows=min_rows))
+    assert profile.row_invariant
+    assert profile.largest_difference == 0.0
 
 
 def test_an_engine_whose_rows_depend_on_the_block_is_found_out():
-    found = measure_profile(Drifting(context_length=512))
-    assert not found.row_invariant
-    assert found.largest_difference == pytest.approx(0.25, abs=1e-5)
+    profile = measure_profile(Drifting(context_length=512))
+    assert not profile.row_invariant
+    assert profile.largest_difference == pytest.approx(0.25, abs=1e-5)
 
 
 def test_what_a_longer_context_costs_is_measured():
-    found = measure_profile(Reading(context_length=8192, cache_blocks=1024))
-    assert (found.context, found.deep_context) == (192, 4096)
+    profile = measure_profile(Reading(context_length=8192, cache_blocks=1024))
+    assert (profile.context, profile.deep_context) == (192, 4096)
     for context in (192, 4096, 8000):
         for rows in (1, 4, 16):
             expected = 1e-3 + 1e-4 * rows + 1e-6 * rows * context
-            assert found.cost.at_context(context)(rows) == pytest.approx(expected)
+            assert profile.cost.at_context(context)(rows) == pytest.approx(expected)
 
 
 def test_without_room_for_a_longer_context_costs_are_the_same_everywhere(engine: ToyEngine):
-    found = measure_profile(engine)
-    assert (found.deep_context, found.deep_seconds) == (0, {})
-    assert found.cost.at_context(8000)(4) == found.cost(4)
+    profile = measure_profile(engine)
+    assert (profile.deep_context, profile.deep_seconds) == (0, {})
+    assert profile.cost.at_context(8000)(4) == profile.cost(4)
 
 
 def test_rows_that_depend_on_the_block_behind_a_long_context_are_found_out():
-    found = measure_profile(DriftingDeep(context_length=8192, cache_blocks=1024))
-    assert not found.row_invariant
-    assert found.largest_difference == pytest.approx(0.25, abs=1e-5)
+    profile = measure_profile(DriftingDeep(context_length=8192, cache_blocks=1024))
+    assert not profile.row_invariant
+    assert profile.largest_difference == pytest.approx(0.25, abs=1e-5)
 
 
 def test_a_short_context_is_measured_as_far_as_it_goes():
@@ -165,19 +165,19 @@ def test_every_model_and_every_setting_is_measured_for_itself(engine: ToyEngine,
     files = sorted(folder.iterdir())
     assert len(files) == 3
     # What a file stands for can be read in it.
-    said = [json.loads(file.read_text())["depends_on"] for file in files]
-    assert {one["model"] for one in said} == {"model", "other model"}
-    assert {one["min_rows"] for one in said} == {"1", "2"}
+    values = [json.loads(file.read_text())["depends_on"] for file in files]
+    assert {one["model"] for one in values} == {"model", "other model"}
+    assert {one["min_rows"] for one in values} == {"1", "2"}
 
 
 def test_what_is_kept_of_a_model_can_be_listed(engine: ToyEngine, folder: Path):
     assert stored_profiles("model", folder) == []
-    found = load_profile(engine, "model", folder)
+    profile = load_profile(engine, "model", folder)
     load_profile(engine, "other model", folder)
     (folder / "x.json").write_text("[]")
     (folder / "y.json").write_text("{")
     ((depends, kept),) = stored_profiles("model", folder)
-    assert (depends["model"], depends["engine"], kept) == ("model", "toy", found)
+    assert (depends["model"], depends["engine"], kept) == ("model", "toy", profile)
 
 
 def without_context(content: str) -> str:
@@ -228,5 +228,5 @@ def test_a_folder_that_cannot_be_made_does_not_matter(engine: ToyEngine, tmp_pat
 
 
 def test_a_measurement_knows_its_costs():
-    found = CostProfile({1: 0.1, 3: 0.2}, True, 0.0, 256)
-    assert found.cost(2) == pytest.approx(0.15)
+    profile = CostProfile({1: 0.1, 3: 0.2}, True, 0.0, 256)
+    assert profile.cost(2) == pytest.approx(0.15)

@@ -9,18 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engines.profile import (
-    CostProfile,
-    known_profile,
-    mark_outdated,
-    store_profile,
-)
+from paceline.engines.profile import CostProfile, known_profile, mark_outdated, store_profile
 from paceline.engines.profile_watch import CostsInUse
 from support.toy import ToyEngine
 
 SECONDS = {1: 1.0, 2: 1.0, 4: 1.2, 8: 1.2, 16: 2.2}
 PROFILE = CostProfile(
-    SECONDS, True, 0.0, 256, {rows: 2 * each for rows, each in SECONDS.items()}, 2304
+    SECONDS, True, 0.0, 256, {rows: 2 * value for rows, value in SECONDS.items()}, 2304
 )
 Call = tuple[int, int, float]
 
@@ -33,29 +28,29 @@ def answer(factors: Mapping[int, float], speed: float = 1.0, count: int = 16) ->
 
 @given(st.lists(st.floats(0.2, 5.0), min_size=40, max_size=40), st.floats(0.6, 1.8))
 def test_a_correction_converges_whatever_the_machines_speed_is(speeds: list[float], factor: float):
-    in_use, found = CostsInUse(PROFILE), PROFILE
+    in_use, profile = CostsInUse(PROFILE), PROFILE
     for speed in speeds:
         corrections = in_use.add(answer({1: 1.0, 2: 1.0, 8: factor}, speed))
-        found = found if corrections is None else replace(found, corrections=corrections)
-    assert found.cost(2) == PROFILE.cost(2)
-    assert found.cost(8) == pytest.approx(max(PROFILE.cost(8) * factor, 1.0), rel=0.09)
-    assert found.cost(16) / found.cost(8) == pytest.approx(2.2 / max(1.2, 1 / factor), rel=0.09)
+        profile = profile if corrections is None else replace(profile, corrections=corrections)
+    assert profile.cost(2) == PROFILE.cost(2)
+    assert profile.cost(8) == pytest.approx(max(PROFILE.cost(8) * factor, 1.0), rel=0.09)
+    assert profile.cost(16) / profile.cost(8) == pytest.approx(2.2 / max(1.2, 1 / factor), rel=0.09)
 
 
 def test_a_busy_call_now_and_then_hardly_changes_a_correction():
-    rng, in_use, found = Random(0), CostsInUse(PROFILE), PROFILE
+    rng, in_use, profile = Random(0), CostsInUse(PROFILE), PROFILE
     for _ in range(40):
         calls = answer({1: 1.0, 3: 1.0, 8: 1.0, 12: 1.0})
         noisy = [(rows, at, took * (1 + 4 * (rng.random() < 0.2))) for rows, at, took in calls]
         corrections = in_use.add(noisy)
-        found = found if corrections is None else replace(found, corrections=corrections)
-    assert all(abs(by - 1) < 0.1 for by in found.corrections.values())
+        profile = profile if corrections is None else replace(profile, corrections=corrections)
+    assert all(abs(by - 1) < 0.1 for by in profile.corrections.values())
 
 
 def test_costs_at_a_longer_context_are_corrected_alike():
-    found = replace(PROFILE, corrections={4: 1.5})
-    assert found.cost.at_context(2304)(4) == pytest.approx(2.4 * 1.5)
-    assert found.cost.at_context(2304)(2) == PROFILE.cost.at_context(2304)(2)
+    profile = replace(PROFILE, corrections={4: 1.5})
+    assert profile.cost.at_context(2304)(4) == pytest.approx(2.4 * 1.5)
+    assert profile.cost.at_context(2304)(2) == PROFILE.cost.at_context(2304)(2)
 
 
 @pytest.mark.parametrize(
@@ -75,20 +70,20 @@ def test_calls_that_prove_nothing_correct_nothing(calls: list[Call]):
 
 
 def test_a_correction_has_limits_and_is_continued_by_the_next_process():
-    found = PROFILE
+    profile = PROFILE
     for _ in range(4):
-        in_use = CostsInUse(found)
+        in_use = CostsInUse(profile)
         for _ in range(40):
-            found = replace(
-                found, corrections=in_use.add(answer({1: 1.0, 8: 9.0})) or found.corrections
+            profile = replace(
+                profile, corrections=in_use.add(answer({1: 1.0, 8: 9.0})) or profile.corrections
             )
-    assert found.corrections[8] == 2.0
-    in_use = CostsInUse(found)
+    assert profile.corrections[8] == 2.0
+    in_use = CostsInUse(profile)
     for _ in range(40):
-        found = replace(
-            found, corrections=in_use.add(answer({1: 1.0, 8: 1.5})) or found.corrections
+        profile = replace(
+            profile, corrections=in_use.add(answer({1: 1.0, 8: 1.5})) or profile.corrections
         )
-    assert found.corrections[8] == pytest.approx(1.5, rel=0.05)
+    assert profile.corrections[8] == pytest.approx(1.5, rel=0.05)
 
 
 def test_a_stored_correction_is_read_again_and_takes_no_mark_away(tmp_path: Path):

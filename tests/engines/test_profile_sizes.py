@@ -65,11 +65,11 @@ def milliseconds(rows: int) -> float:
 
 
 def test_the_first_calls_of_every_graph_are_in_no_profile(timed: Callable[..., Timed]):
-    found = measure_profile(timed(milliseconds, PACKING))
-    assert found.seconds == pytest.approx({rows: milliseconds(rows) for rows in ROWS})
-    assert found.deep_context > 0, "packing is not taken for a slow prefill"
-    assert found.deep_seconds == pytest.approx(found.seconds)
-    assert found.rounds >= 3
+    profile = measure_profile(timed(milliseconds, PACKING))
+    assert profile.seconds == pytest.approx({rows: milliseconds(rows) for rows in ROWS})
+    assert profile.deep_context > 0, "packing is not taken for a slow prefill"
+    assert profile.deep_seconds == pytest.approx(profile.seconds)
+    assert profile.rounds >= 3
 
 
 def test_a_warm_up_calls_every_number_of_rows_that_fits_once(timed: Callable[..., Timed]):
@@ -85,25 +85,25 @@ def test_a_warm_up_calls_every_number_of_rows_that_fits_once(timed: Callable[...
 def test_calls_that_take_long_are_timed_as_often_for_fewer_numbers_of_rows(
     call: float, measured: int, timed: Callable[..., Timed], tmp_path: Path
 ):
-    found = load_profile(timed(lambda rows: call + rows * 1e-3), "model", tmp_path)
-    assert found.rounds >= 3
+    profile = load_profile(timed(lambda rows: call + rows * 1e-3), "model", tmp_path)
+    assert profile.rounds >= 3
     assert len(list(tmp_path.iterdir())) == 1
-    assert (min(found.seconds), max(found.seconds), len(found.seconds)) == (1, 32, measured)
-    assert found.cost(16) == pytest.approx(call + 0.016)
-    assert found.compared["block_length"].rows >= sum(ROWS), "every T is compared nevertheless"
+    assert (min(profile.seconds), max(profile.seconds), len(profile.seconds)) == (1, 32, measured)
+    assert profile.cost(16) == pytest.approx(call + 0.016)
+    assert profile.compared["block_length"].rows >= sum(ROWS), "every T is compared nevertheless"
 
 
 def test_a_profile_of_too_few_rounds_is_used_and_not_kept(
     timed: Callable[..., Timed], tmp_path: Path
 ):
-    engine, said = timed(lambda _: 9.0), list[str]()
-    found = load_profile(engine, "model", tmp_path, say=said.append)
-    assert found.rounds == 2, "never one"
-    assert found.cost(8) == pytest.approx(9.0)
+    engine, messages = timed(lambda _: 9.0), list[str]()
+    profile = load_profile(engine, "model", tmp_path, say=messages.append)
+    assert profile.rounds == 2, "never one"
+    assert profile.cost(8) == pytest.approx(9.0)
     assert [*tmp_path.iterdir()] == []
-    assert len(said) == 2
-    assert "not kept" in said[1]
-    assert "timed 2 times, 3 are needed" in said[1]
+    assert len(messages) == 2
+    assert "not kept" in messages[1]
+    assert "timed 2 times, 3 are needed" in messages[1]
     steps = engine.steps
     load_profile(engine, "model", tmp_path)
     assert engine.steps > steps
@@ -112,17 +112,17 @@ def test_a_profile_of_too_few_rounds_is_used_and_not_kept(
 def test_a_profile_that_is_outdated_is_measured_again_once(
     timed: Callable[..., Timed], tmp_path: Path
 ):
-    engine, said = timed(milliseconds), list[str]()
+    engine, messages = timed(milliseconds), list[str]()
     assert not mark_outdated(engine, "model", tmp_path, "there is none")
     first = load_profile(engine, "model", tmp_path)
     assert mark_outdated(engine, "model", tmp_path, "calls are slow")
     assert not mark_outdated(engine, "model", tmp_path, "that is known")
     engine._seconds = lambda rows: 2 * milliseconds(rows)
-    found = load_profile(engine, "model", tmp_path, say=said.append)
-    assert said == ["measuring this machine, again: calls are slow"]
-    assert found.cost(8) == pytest.approx(2 * first.cost(8))
+    profile = load_profile(engine, "model", tmp_path, say=messages.append)
+    assert messages == ["measuring this machine, again: calls are slow"]
+    assert profile.cost(8) == pytest.approx(2 * first.cost(8))
     steps = engine.steps
-    assert load_profile(engine, "model", tmp_path) == found
+    assert load_profile(engine, "model", tmp_path) == profile
     assert engine.steps == steps
 
 
@@ -160,16 +160,16 @@ def test_calls_as_fast_as_the_profile_are_no_deviation(watch: ProfileWatch):
 
 def test_calls_far_faster_than_the_profile_are_noticed_after_a_hundred_or_so(watch: ProfileWatch):
     assert watch.add(calls(120, 0.01)) is None
-    found = watch.add(calls(20, 0.01))
-    assert found is not None
-    assert "calls of 1 rows take 0.01 times" in found
+    result = watch.add(calls(20, 0.01))
+    assert result is not None
+    assert "calls of 1 rows take 0.01 times" in result
 
 
 def test_fast_calls_of_one_length_are_noticed_among_others(watch: ProfileWatch):
-    mixed = [each for _ in range(200) for each in (*calls(1, 1.0), *calls(1, 0.3, 8, 4096))]
-    found = watch.add(mixed)
-    assert found is not None
-    assert "calls of 8 rows take 0.3 times" in found
+    mixed = [item for _ in range(200) for item in (*calls(1, 1.0), *calls(1, 0.3, 8, 4096))]
+    result = watch.add(mixed)
+    assert result is not None
+    assert "calls of 8 rows take 0.3 times" in result
 
 
 def test_a_few_fast_calls_are_no_deviation(watch: ProfileWatch):
@@ -187,12 +187,12 @@ def test_a_loaded_machine_is_no_deviation_at_once(watch: ProfileWatch, clock: Cl
 
 
 def test_calls_that_stay_slow_for_long_are_noticed(watch: ProfileWatch, clock: Clock):
-    found = None
+    result = None
     for _ in range(41):
-        found = watch.add(calls(32, 3.0))
+        result = watch.add(calls(32, 3.0))
         clock.now += 15.0
-    assert found is not None
-    assert "take 3 times" in found
+    assert result is not None
+    assert "take 3 times" in result
 
 
 def test_calls_that_the_profile_says_nothing_of_are_not_compared(watch: ProfileWatch):

@@ -13,6 +13,7 @@ from paceline.engines.kv_blocks import BlockPool
 from paceline.engines.openvino.batch import parts_of
 from paceline.engines.state_blocks import StatePool, StateTable, restore_and_take
 from paceline.errors import CacheFull
+from support.errors import raises
 
 SIZE = 8
 CONTEXT = 200
@@ -174,11 +175,11 @@ def test_a_call_of_more_sequences_than_blocks_changes_nothing():
     tables = [layers.open() for _ in range(3)]
     for table in tables:
         read(layers, table, [1, 2, 3])
-    with pytest.raises(CacheFull, match="5 state blocks"):
+    with raises(CacheFull, "5 state blocks"):
         layers.step(*((table, Block([4], 1)) for table in tables))
     for table in tables:
         assert table.length == 3
-        with pytest.raises(ValueError, match="commit"):
+        with raises(ValueError, "commit"):
             table.commit(1)
         decode(layers, table, [4, 5], 2)
 
@@ -229,7 +230,7 @@ class AnyUse(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(
-        wanted=st.dictionaries(
+        asks=st.dictionaries(
             st.integers(0, 4),
             st.tuples(st.integers(1, 20), st.integers(0, 20), st.booleans(), st.booleans()),
             min_size=1,
@@ -237,9 +238,9 @@ class AnyUse(RuleBasedStateMachine):
         ),
         most=st.integers(4, 60),
     )
-    def step(self, wanted: dict[int, tuple[int, int, bool, bool]], most: int) -> None:
+    def step(self, asks: dict[int, tuple[int, int, bool, bool]], most: int) -> None:
         work = []
-        for place, (rows, kept, prefill, committed) in wanted.items():
+        for place, (rows, kept, prefill, committed) in asks.items():
             if place < len(self.held):
                 table, tokens = self.held[place]
                 new = [next(self.tokens) for _ in range(min(rows, 180 - len(tokens)))]

@@ -1,5 +1,6 @@
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from paceline.models import ModelFiles
 from paceline.models.manifest import MANIFEST
 from paceline.models.names import other_apps
+from support.fake_hub import FakeHub, serving, use_hub
 
 CONFIG = {"max_position_embeddings": 512, "eos_token_id": 2, "bos_token_id": 1}
 
@@ -26,3 +28,11 @@ def exported(tiny_int8: ModelFiles, tmp_path: Path) -> Path:
     (folder / MANIFEST).unlink()
     (folder / "config.json").write_text(json.dumps(CONFIG))
     return folder
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub without models: the only one that is asked."""
+    with serving() as hub:
+        use_hub(hub, tmp_path / "hub", monkeypatch)
+        yield hub

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,8 @@ from paceline.models.manifest import GGUF_WEIGHTS
 from paceline.models.names import KnownModel, other_apps
 from paceline.models.prepare import models_dir
 from paceline.runtime.load import load
-from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
+from support.errors import raises
+from support.fake_hub import FakeHub, FakeRepository
 from support.tiny import write_tiny
 from support.tiny_checkpoints import write_checkpoint
 
@@ -35,27 +36,26 @@ F16 = "tiny-F16.gguf"
 @pytest.fixture(autouse=True)
 def converted(monkeypatch: pytest.MonkeyPatch, exported: Path) -> list[Path]:
     """Paths of the GGUF files that were converted to 8 bits, which takes seconds: as if."""
-    found: list[Path] = []
+    results: list[Path] = []
 
     def convert_gguf(path: Path, work: Path, progress: object) -> object:
-        found.append(path)
-        for each in exported.iterdir():
-            if each.suffix in (".xml", ".bin"):
-                shutil.copy(each, work)
+        results.append(path)
+        for result in exported.iterdir():
+            if result.suffix in (".xml", ".bin"):
+                shutil.copy(result, work)
         return prepare.write_derived(path, prepare.read(path, prepare.QUIET).fields, work)
 
     monkeypatch.setattr(prepare, "convert_gguf", convert_gguf)
-    return found
+    return results
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path) -> Iterator[FakeHub]:
-    with serving() as found:
-        use_hub(found, tmp_path / "hub", monkeypatch)
-        found.repositories[NAME] = FakeRepository({F16: tiny_gguf.read_bytes()})
-        made = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0")
-        monkeypatch.setattr(names, "known_models", lambda: {"tiny": made})
-        yield found
+def fake(fake: FakeHub, monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path) -> FakeHub:
+    """A hub with the tiny model, which has the short name `tiny`."""
+    fake.repositories[NAME] = FakeRepository({F16: tiny_gguf.read_bytes()})
+    model = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0")
+    monkeypatch.setattr(names, "known_models", lambda: {"tiny": model})
+    return fake
 
 
 def in_ollama(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -110,11 +110,10 @@ def test_a_gguf_model_by_any_name_gets_8_bits(
     assert len(converted) == 1, "once"
     assert resolve(name, cache).weights is not None
     for form in ("int4", "f16"):
-        with pytest.raises(ModelNotFound) as caught:
+        with raises(
+            ModelNotFound, f"{name} has no form {form}; expected {name}@int8, or the name alone"
+        ):
             resolve(name, cache, weights=form)
-        assert f"{name} has no form {form}; expected {name}@int8, or the name alone" in str(
-            caught.value
-        )
 
 
 def test_shards_are_joined_before_they_are_converted(tmp_path: Path, converted: list[Path]):
@@ -141,42 +140,42 @@ def test_the_default_models_form_has_its_own_name(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(prepare, "from_wheel", lambda model, *_: model)
     for name in (DEFAULT_MODEL, f"{DEFAULT_MODEL}@int8"):
         assert pull(name, tmp_path).name == DEFAULT_MODEL
-    with pytest.raises(ModelNotFound, match=f"no form int4; expected {DEFAULT_MODEL}@int8, or"):
+    with raises(ModelNotFound, "int4", f"{DEFAULT_MODEL}@int8"):
         pull(f"{DEFAULT_MODEL}@int4", tmp_path)
 
 
 def test_an_openvino_model_has_no_other_form(exported: Path, tmp_path: Path):
-    with pytest.raises(ModelNotFound, match="has no form int8; expected the name alone"):
+    with raises(ModelNotFound, "int8"):
         resolve(f"{exported}@int8", tmp_path)
 
 
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("name", ["x.gguf@int3", "tiny@q4", f"{NAME}@int3", f"{NAME}:f16@Q8"])
 def test_a_form_that_is_none_is_refused_with_those_that_are(name: str, tmp_path: Path):
-    with pytest.raises(ModelNotFound, match="coreml, mlx, int8, int4, f16"):
+    with raises(ModelNotFound, "coreml, mlx, int8, int4, f16"):
         resolve(name, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "values"),
     [
-        ({"weights": "int3"}, "weights is 'int3'; expected one of int8, int4, f16"),
-        ({"weights": "int4"}, "has the form int8, and weights is int4"),
-        ({"weights": "int8", "engine": "mlx"}, "for the engine openvino, not for mlx"),
-        ({"engine": "coreml"}, "for the engine openvino, not for coreml"),
+        ({"weights": "int3"}, ("'int3'", "int8, int4, f16")),
+        ({"weights": "int4"}, ("int8", "int4")),
+        ({"weights": "int8", "engine": "mlx"}, ("openvino", "mlx")),
+        ({"engine": "coreml"}, ("openvino", "coreml")),
     ],
 )
 def test_weights_that_contradict_the_rest_are_refused(
-    more: dict[str, str], said: str, tiny_gguf: Path, tmp_path: Path
+    more: dict[str, str], values: tuple[str, ...], tiny_gguf: Path, tmp_path: Path
 ):
-    with pytest.raises(InvalidRequest, match=said):
+    with raises(InvalidRequest, *values):
         resolve(f"{tiny_gguf}@int8", tmp_path / "cache", **more)
     assert not (tmp_path / "cache").exists()
 
 
 def test_a_model_is_loaded_with_weights(tiny_gguf: Path, cache: Path, converted: list[Path]):
     assert load(tiny_gguf, weights="int8").files.name == f"{tiny_gguf}@int8"
-    with pytest.raises(PacelineError, match="'q4'"):
+    with raises(PacelineError, "'q4'"):
         load(tiny_gguf, weights="q4")
 
 
@@ -205,9 +204,9 @@ def test_a_checkpoint_that_changed_is_converted_again_when_it_is_used(
 
 def test_a_conversion_outlives_its_checkpoint(tmp_path: Path):
     folder, cache = write_checkpoint("qwen3", tmp_path / "checkpoint"), tmp_path / "cache"
-    made = convert(str(folder), "int8", cache)
+    files = convert(str(folder), "int8", cache)
     shutil.rmtree(folder)
-    assert resolve(str(folder), cache).folder == made.folder
+    assert resolve(str(folder), cache).folder == files.folder
 
 
 def test_a_checkpoint_of_the_hub_that_changed_is_converted_again(fake: FakeHub, tmp_path: Path):

@@ -16,6 +16,7 @@ from paceline.models.manifest import (
     write_manifest,
 )
 from paceline.storage.manifest import MANIFEST
+from support.errors import raises
 
 FACTS = Facts(512, (0, 2), 1, True, "<s>", None, "cc0-1.0")
 SOURCE = {"kind": "gguf", "from": "/somewhere/é.gguf"}
@@ -36,9 +37,8 @@ def change(folder: Path, **values: Any) -> None:
 
 
 def fault_of(folder: Path) -> str:
-    with pytest.raises(ModelError) as caught:
+    with raises(ModelError, folder / MANIFEST, lines=5) as caught:
         read_manifest(folder)
-    assert str(folder / MANIFEST) in str(caught.value)
     return str(caught.value)
 
 
@@ -117,17 +117,17 @@ def test_a_file_outside_the_folder_is_refused(name: str, folder: Path):
 
 def test_every_fault_of_a_manifest_is_named_at_once(folder: Path):
     change(folder, name=5, version=..., context_length=-1, files={GRAPH: {"bytes": 1}})
-    said = fault_of(folder)
+    message = fault_of(folder)
     for fault in ("name: ", "version: ", "context_length: ", f"files.{GRAPH}.sha256: "):
-        assert fault in said
+        assert fault in message
 
 
 def test_every_file_that_is_missing_or_of_another_size_is_named_at_once(folder: Path):
     (folder / WEIGHTS).unlink()
     (folder / GRAPH).write_text("x")
-    said = fault_of(folder)
-    assert f"{WEIGHTS} is missing" in said
-    assert f"{GRAPH} has 1 bytes, expected {len(f'the {GRAPH}')}" in said
+    message = fault_of(folder)
+    assert f"{WEIGHTS} is missing" in message
+    assert f"{GRAPH} has 1 bytes, expected {len(f'the {GRAPH}')}" in message
 
 
 def test_a_file_with_other_bytes_is_found_by_its_checksum(folder: Path):

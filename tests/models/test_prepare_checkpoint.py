@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,18 +10,12 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
-from paceline.models import QUIET, convert, list_models, prepare, resolve
+from paceline.models import convert, list_models, resolve
 from paceline.models.manifest import GGUF_WEIGHTS
 from paceline.models.prepare import models_dir
-from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
+from support.errors import raises
+from support.fake_hub import FakeHub, FakeRepository
 from support.tiny_checkpoints import write_checkpoint
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    with serving() as found:
-        use_hub(found, tmp_path / "hub", monkeypatch)
-        yield found
 
 
 @pytest.mark.parametrize(
@@ -34,18 +27,18 @@ def test_a_checkpoint_of_an_unknown_family_is_refused_by_name(
     checkpoint, cache = write_checkpoint("qwen3", tmp_path / "checkpoint"), tmp_path / "cache"
     (checkpoint / "config.json").write_text(json.dumps({"model_type": family}))
     for name in (str(checkpoint), f"{checkpoint}@int4"):
-        with pytest.raises(ModelError) as caught:
+        with raises(
+            ModelError, f"the family {family} cannot be converted; expected one of", instead
+        ):
             resolve(name, cache)
-        assert f"the family {family} cannot be converted; expected one of" in str(caught.value)
-        assert instead in str(caught.value)
-    with pytest.raises(ModelError, match=family):
+    with raises(ModelError, family):
         convert(str(checkpoint), "int8", cache)
     assert not cache.exists()
 
 
 def test_a_family_that_does_not_run_here_yet_is_refused_by_name(tmp_path: Path):
     folder = write_checkpoint("gemma2", tmp_path / "checkpoint")
-    with pytest.raises(ModelError, match=r"family gemma2 does not run.*; expected one of.*Take"):
+    with raises(ModelError, "gemma2"):
         convert(str(folder), "int8", tmp_path / "cache")
 
 
@@ -57,8 +50,8 @@ def test_a_checkpoint_is_converted_when_it_is_used(tmp_path: Path):
     assert files.name == str(folder)
     text = "and then"
     assert files.tokenizer().decode(files.tokenizer().encode(text)) == text
-    made = files.path.stat().st_mtime_ns
-    assert resolve(str(folder), cache).path.stat().st_mtime_ns == made
+    time = files.path.stat().st_mtime_ns
+    assert resolve(str(folder), cache).path.stat().st_mtime_ns == time
     assert resolve(f"{folder}@int8", cache).fingerprint == files.fingerprint
     names = [model.name for model in list_models(cache) if model.folder == files.folder]
     assert names == [f"{folder}@int8"]
@@ -89,28 +82,15 @@ def test_a_checkpoint_of_the_hub_is_fetched_and_converted_when_it_is_used(
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     twice = {"original/model.safetensors": b"the same", "consolidated.safetensors": b"again"}
     fake.repositories["owner/tiny"] = FakeRepository({**files, **twice})
-    found = resolve("owner/tiny", cache)
-    assert found.path == found.folder / GGUF_WEIGHTS
-    assert found.name == "owner/tiny"
-    (fetched,) = [each.path for each in fake.downloads()]
+    result = resolve("owner/tiny", cache)
+    assert result.path == result.folder / GGUF_WEIGHTS
+    assert result.name == "owner/tiny"
+    (fetched,) = [download.path for download in fake.downloads()]
     assert fetched.endswith("model.safetensors")
     fake.asked.clear()
-    assert resolve("owner/tiny", cache).folder == found.folder
-    assert resolve("owner/tiny@int8", cache).folder == found.folder
+    assert resolve("owner/tiny", cache).folder == result.folder
+    assert resolve("owner/tiny@int8", cache).folder == result.folder
     assert fake.asked == []
-
-
-def test_a_checkpoint_whose_files_have_changed_is_converted_again(tmp_path: Path):
-    cache, sizes = models_dir(tmp_path / "cache"), list[int]()
-    for vocabulary in (320, 352):
-        folder = write_checkpoint("qwen3", tmp_path / "checkpoint", vocab_size=vocabulary)
-        made = prepare.from_checkpoint(folder, "owner/tiny", cache, QUIET, name="x").path
-        sizes.append(made.stat().st_size)
-        time = made.stat().st_mtime_ns
-        again = prepare.from_checkpoint(folder, "owner/tiny", cache, QUIET, name="x").path
-        assert (again, again.stat().st_mtime_ns) == (made, time)
-    assert sizes[0] < sizes[1]
-    assert len([*cache.iterdir()]) == 1
 
 
 def test_a_revision_of_a_checkpoint_is_a_model_of_its_own(fake: FakeHub, tmp_path: Path):
@@ -130,10 +110,9 @@ def test_a_repository_without_a_tokenizer_is_refused(fake: FakeHub, tmp_path: Pa
     (folder / "tokenizer.json").unlink()
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     fake.repositories["owner/tiny"] = FakeRepository(files)
-    with pytest.raises(ModelError, match=r"tokenizer\.json") as caught:
+    with raises(ModelError, "tokenizer.json"):
         convert("owner/tiny", "int8", tmp_path / "cache")
-    assert "\n" not in str(caught.value)
-    with pytest.raises(ModelError, match="owner/tiny"):
+    with raises(ModelError, "owner/tiny"):
         resolve("owner/tiny", tmp_path / "cache")
 
 
@@ -141,7 +120,7 @@ def test_a_truncated_checkpoint_leaves_nothing_behind(tmp_path: Path):
     folder = write_checkpoint("qwen3", tmp_path / "checkpoint")
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ModelError, match="not a complete safetensors file"):
+    with raises(ModelError, "model.safetensors"):
         resolve(str(folder), tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
@@ -152,7 +131,7 @@ def test_too_small_a_disk_is_said_before_the_first_byte(
     folder = write_checkpoint("qwen3", tmp_path / "checkpoint")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(ModelError, match="the disk is full"):
+    with raises(ModelError, "disk"):
         convert(str(folder), "int8", tmp_path / "cache")
     assert [*tmp_path.rglob("*.gguf")] == []
 
@@ -165,13 +144,11 @@ def test_weights_that_are_not_safetensors_are_refused_with_what_to_take(
     fake.repositories["owner/old"] = FakeRepository(
         {path.name: path.read_bytes() for path in folder.iterdir()}
     )
-    with pytest.raises(
-        ModelError, match=r"has pytorch_model\.bin; .*must be safetensors.*GGUF file"
-    ):
+    with raises(ModelError, "pytorch_model.bin", "GGUF"):
         resolve(str(folder), cache)
-    with pytest.raises(ModelError, match=r"it has \.bin .*with GGUF files or safetensors"):
+    with raises(ModelError, ".bin", "GGUF"):
         resolve("owner/old", cache)
     for name in (str(folder), "owner/old"):
-        with pytest.raises(ModelError, match=r"missing; .*must be safetensors.*GGUF file"):
+        with raises(ModelError, "safetensors", "GGUF"):
             convert(name, "int8", cache)
     assert not cache.exists()

@@ -22,6 +22,7 @@ from paceline.models.manifest import GRAPH, MANIFEST, WEIGHTS
 from paceline.models.names import known_models
 from paceline.models.names.hub_names import is_hub_name
 from paceline.models.prepare import models_dir
+from support.errors import raises
 from support.tiny_checkpoints import write_checkpoint
 
 
@@ -47,18 +48,18 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_near_miss_of_a_name_is_told_the_name(tmp_path: Path):
-    with pytest.raises(ModelNotFound, match=f"did you mean {DEFAULT_MODEL}?"):
+    with raises(ModelNotFound, DEFAULT_MODEL):
         resolve("smollm2-135", tmp_path)
 
 
 def test_a_name_that_means_nothing_is_told_what_would(tmp_path: Path):
-    with pytest.raises(ModelNotFound, match=f"no model is called 'gpt-9'.*{DEFAULT_MODEL}.*hub"):
+    with raises(ModelNotFound, "gpt-9", DEFAULT_MODEL):
         resolve("gpt-9", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/a/b/c/d", "model.gguf", "model.xml"])
 def test_a_path_without_a_file_is_told_that_there_is_none(name: str, tmp_path: Path):
-    with pytest.raises(ModelNotFound, match="there is no file or folder"):
+    with raises(ModelNotFound, name):
         resolve(name, tmp_path)
 
 
@@ -71,7 +72,7 @@ def test_an_impossible_name_is_no_model(name: str, tmp_path: Path):
 
 
 def test_owner_and_name_are_looked_for_on_the_hub(tmp_path: Path):
-    with pytest.raises(ModelError, match="owner/name"):
+    with raises(ModelError, "owner/name"):
         resolve("owner/name", tmp_path)
 
 
@@ -85,7 +86,7 @@ def test_a_name_of_the_registry_wins_over_a_folder_of_that_name(
         raise ModelError("the registry's")
 
     monkeypatch.setattr(prepare, "fetch_member", fetch)
-    with pytest.raises(ModelError, match="the registry's"):
+    with raises(ModelError, "the registry's"):
         resolve(DEFAULT_MODEL, tmp_path / "cache")
 
 
@@ -109,21 +110,21 @@ def test_a_model_from_a_file_is_the_same_from_everywhere(
 def test_a_converted_checkpoint_is_found_by_the_name_it_was_converted_from(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    made = convert(str(checkpoint), "int8", tmp_path)
-    assert resolve(str(checkpoint), tmp_path).folder == made.folder
-    assert resolve(f"{checkpoint}@int8", tmp_path).folder == made.folder
-    assert resolve(f"{checkpoint}@int4", tmp_path).folder != made.folder
+    files = convert(str(checkpoint), "int8", tmp_path)
+    assert resolve(str(checkpoint), tmp_path).folder == files.folder
+    assert resolve(f"{checkpoint}@int8", tmp_path).folder == files.folder
+    assert resolve(f"{checkpoint}@int4", tmp_path).folder != files.folder
     monkeypatch.setattr(hub, "snapshot", lambda *_: checkpoint)
     convert("owner/name", "int4", tmp_path)
     assert resolve("owner/name", tmp_path).folder == resolve("owner/name@int4", tmp_path).folder
 
 
 def test_a_checkpoint_is_converted_into_a_folder_of_ones_own(checkpoint: Path, tmp_path: Path):
-    made = convert(str(checkpoint), "f16", tmp_path / "cache", tmp_path / "out" / "here")
-    assert made.folder == tmp_path / "out" / "here"
-    assert resolve(str(made.folder), tmp_path / "cache").context_length == 512
+    files = convert(str(checkpoint), "f16", tmp_path / "cache", tmp_path / "out" / "here")
+    assert files.folder == tmp_path / "out" / "here"
+    assert resolve(str(files.folder), tmp_path / "cache").context_length == 512
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["here"]
-    with pytest.raises(ModelError, match="exists already"):
+    with raises(ModelError, tmp_path / "out" / "here"):
         convert(str(checkpoint), "f16", tmp_path / "cache", tmp_path / "out" / "here")
 
 
@@ -135,10 +136,10 @@ def test_converting_again_replaces_the_first_result(checkpoint: Path, tmp_path: 
 
 
 def test_what_is_no_checkpoint_is_not_converted(tmp_path: Path):
-    with pytest.raises(ModelNotFound, match="neither a folder nor a hub name"):
+    with raises(ModelNotFound, "nowhere"):
         convert("nowhere", "int8", tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelError, match="not a complete Hugging Face checkpoint"):
+    with raises(ModelError, "empty"):
         convert(str(tmp_path / "empty"), "int8", tmp_path / "cache")
 
 
@@ -146,13 +147,13 @@ def test_what_is_no_checkpoint_is_not_converted(tmp_path: Path):
 
 
 def test_with_an_empty_cache_the_list_is_what_can_be_had(tmp_path: Path):
-    found = list_models(tmp_path)
-    assert [model.name for model in found] == [DEFAULT_MODEL, *known_models()]
-    for model in found:
+    models = list_models(tmp_path)
+    assert [model.name for model in models] == [DEFAULT_MODEL, *known_models()]
+    for model in models:
         assert (model.here, model.bytes, model.folder, model.file) == (False, 0, None, None)
         assert model.to_fetch > 0
         assert model.fits is not None
-    for model in found[1:]:
+    for model in models[1:]:
         known = known_models()[model.name]
         assert ("not tried yet" in model.tested) == (known.ran is None)
         assert all(engine in model.tested for engine in known.engines)
@@ -163,9 +164,9 @@ def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(
 ):
     files = resolve(str(tiny_gguf), tmp_path)
     convert(str(checkpoint), "int8", tmp_path)
-    found = {model.name: model for model in list_models(tmp_path) if model.here}
-    assert found.keys() == {str(tiny_gguf), f"{checkpoint.resolve()}@int8"}
-    mine = found[str(tiny_gguf)]
+    by_name = {model.name: model for model in list_models(tmp_path) if model.here}
+    assert by_name.keys() == {str(tiny_gguf), f"{checkpoint.resolve()}@int8"}
+    mine = by_name[str(tiny_gguf)]
     assert mine.here
     assert mine.folder == files.folder
     assert "cc0-1.0" in mine.about
@@ -174,10 +175,7 @@ def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(
 
 
 def test_every_name_in_the_list_is_one_that_can_be_used(
-    tiny_gguf: Path,
-    checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_gguf: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(hub, "snapshot", lambda *_: checkpoint)
     resolve(str(tiny_gguf), tmp_path)
@@ -201,9 +199,9 @@ def test_models_of_the_hubs_cache_are_listed(
 ):
     monkeypatch.setattr(hub, "cached_names", lambda: ["owner/name"])
     monkeypatch.setattr(hub, "cached_snapshot", lambda *_, **__: exported)
-    found = {model.name: model for model in list_models(tmp_path)}
-    assert found["owner/name"].here
-    assert found["owner/name"].bytes > 0
+    by_name = {model.name: model for model in list_models(tmp_path)}
+    assert by_name["owner/name"].here
+    assert by_name["owner/name"].bytes > 0
 
 
 def test_a_check_counts_the_models_that_are_as_they_were_made(tiny_gguf: Path, tmp_path: Path):
@@ -225,10 +223,10 @@ def test_a_check_names_every_fault_of_every_model(tiny_gguf: Path, tmp_path: Pat
     (third / MANIFEST).write_text(json.dumps({**value, "context_length": "many"}))
     with pytest.raises(CheckFailed) as caught:
         check_models(tmp_path)
-    said = str(caught.value)
-    assert f"{first.name}: {WEIGHTS} is not what was made: SHA-256 is" in said
-    assert f"{GRAPH} has 10 bytes" in said
-    assert "context_length: " in said
+    message = str(caught.value)
+    assert f"{first.name}: {WEIGHTS} is not what was made: SHA-256 is" in message
+    assert f"{GRAPH} has 10 bytes" in message
+    assert "context_length: " in message
     assert caught.value.exit_code == 1
 
 
@@ -244,6 +242,8 @@ def test_what_convert_says_at_its_end_can_be_typed(
     monkeypatch.chdir(tmp_path)
     convert(str(checkpoint), "int4", tmp_path / "cache")
     assert main(["convert", str(checkpoint), *options]) == 0
-    said = capsys.readouterr().out
-    (name,) = shlex.split(said.partition("use it with --model ")[2])
-    assert f"is ready in {resolve(name).folder.name}" in said or str(resolve(name).folder) in said
+    output = capsys.readouterr().out
+    (name,) = shlex.split(output.partition("use it with --model ")[2])
+    assert (
+        f"is ready in {resolve(name).folder.name}" in output or str(resolve(name).folder) in output
+    )

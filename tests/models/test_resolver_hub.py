@@ -1,6 +1,5 @@
 """Names of the hub, resolved to models that an engine can open; a fake hub."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,17 +8,11 @@ from paceline.errors import InvalidRequest, ModelError, ModelNotFound
 from paceline.models import QUIET, list_models, names, open_origin, prepare, pull, resolve
 from paceline.models.manifest import REQUIRED
 from paceline.models.names import KnownModel
-from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
+from support.errors import raises
+from support.fake_hub import FakeHub, FakeRepository
 
 NAME = "owner/tiny"
 F16 = "tiny-F16.gguf"
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    with serving() as found:
-        use_hub(found, tmp_path / "hub", monkeypatch)
-        yield found
 
 
 @pytest.fixture
@@ -27,9 +20,9 @@ def tiny(fake: FakeHub, tiny_gguf: Path) -> FakeRepository:
     """A repository with the tiny model in two quantizations (the name says so)."""
     content = tiny_gguf.read_bytes()
     other = content + bytes(32)  # which is after the last tensor
-    made = FakeRepository({F16: content, "tiny-Q8_0.gguf": other, "README.md": b"tiny"})
-    fake.repositories[NAME] = made
-    return made
+    repository = FakeRepository({F16: content, "tiny-Q8_0.gguf": other, "README.md": b"tiny"})
+    fake.repositories[NAME] = repository
+    return repository
 
 
 @pytest.fixture
@@ -41,8 +34,8 @@ def no_network(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def short_name(monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
     """Make `tiny` a short name of the repository's file."""
-    made = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0", **more)
-    monkeypatch.setattr(names, "known_models", lambda: {"tiny": made})
+    known_model = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0", **more)
+    monkeypatch.setattr(names, "known_models", lambda: {"tiny": known_model})
 
 
 def test_every_way_to_write_a_name_gives_the_same_model(
@@ -56,10 +49,10 @@ def test_every_way_to_write_a_name_gives_the_same_model(
         f"https://huggingface.co/{NAME}/resolve/main/{F16}",
         f"https://huggingface.co/{NAME}/blob/main/{F16}?download=true",
     ]
-    found = {name: resolve(name, tmp_path / "cache") for name in ways}
-    assert len({files.folder for files in found.values()}) == 1
+    by_name = {name: resolve(name, tmp_path / "cache") for name in ways}
+    assert len({files.folder for files in by_name.values()}) == 1
     assert len(fake.downloads()) == 1
-    for name, files in found.items():
+    for name, files in by_name.items():
         assert files.name == name
         assert files.context_length == 512
         assert files.path.suffix in (".gguf", ".xml"), "as OpenVINO opens it: not a blob's path"
@@ -73,7 +66,7 @@ def test_without_a_tag_what_is_here_is_used_and_pull_asks_for_the_usual_one(
     assert resolve(NAME, tmp_path / "cache").folder == first.folder
     assert fake.asked == [], "a model that is here needs no network"
     assert pull(NAME, tmp_path / "cache").folder != first.folder
-    assert [each.path.rpartition("/")[2] for each in fake.downloads()] == ["tiny-Q8_0.gguf"]
+    assert [download.path.rpartition("/")[2] for download in fake.downloads()] == ["tiny-Q8_0.gguf"]
     assert resolve(NAME, tmp_path / "cache").folder != first.folder, "the usual one is here now"
 
 
@@ -83,9 +76,9 @@ def test_an_openvino_form_is_taken_before_a_gguf_file_unless_a_tag_asks_for_it(
     files = {path.name: path.read_bytes() for path in exported.iterdir() if path.is_file()}
     assert files.keys() >= {*REQUIRED}
     fake.repositories[NAME] = FakeRepository({**files, F16: tiny_gguf.read_bytes()})
-    found = resolve(NAME, tmp_path / "cache")
-    assert found.folder.is_relative_to(tmp_path / "hub")
-    assert not any(each.path.endswith(".gguf") for each in fake.downloads())
+    result = resolve(NAME, tmp_path / "cache")
+    assert result.folder.is_relative_to(tmp_path / "hub")
+    assert not any(download.path.endswith(".gguf") for download in fake.downloads())
     assert resolve(f"{NAME}:F16", tmp_path / "cache").folder.is_relative_to(tmp_path / "cache")
 
 
@@ -99,7 +92,7 @@ def test_too_little_disk_for_an_openvino_form_is_said_before_the_first_byte(
     files = {path.name: path.read_bytes() for path in exported.iterdir() if path.is_file()}
     fake.repositories[NAME] = FakeRepository(files)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 1000))
-    with pytest.raises(ModelError, match="disk is full: owner/tiny needs"):
+    with raises(ModelError, "owner/tiny"):
         resolve(NAME, tmp_path / "cache")
     assert not fake.downloads()
 
@@ -107,10 +100,9 @@ def test_too_little_disk_for_an_openvino_form_is_said_before_the_first_byte(
 @pytest.mark.usefixtures("tiny", "no_network")
 def test_offline_a_model_that_is_not_here_is_one_line(fake: FakeHub, tmp_path: Path):
     for name in (NAME, f"{NAME}:F16", f"https://huggingface.co/{NAME}"):
-        with pytest.raises(ModelError, match=r"not on this machine.*--offline") as caught:
+        with raises(ModelError, "--offline"):
             resolve(name, tmp_path)
-        assert "\n" not in str(caught.value)
-        with pytest.raises(ModelError, match="not on this machine"):
+        with raises(ModelError, "--offline", NAME):
             pull(name, tmp_path)
     assert fake.asked == []
 
@@ -125,7 +117,7 @@ def test_offline_a_model_that_is_here_works_and_pull_takes_it_as_it_is(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert resolve(f"{NAME}:F16", tmp_path / "cache").folder == first.folder
     assert pull(NAME, tmp_path / "cache").folder == first.folder
-    with pytest.raises(ModelError, match="on this machine is F16"):
+    with raises(ModelError, "F16"):
         resolve(f"{NAME}:Q8_0", tmp_path / "cache")
     assert fake.asked == []
 
@@ -137,14 +129,14 @@ def test_a_revision_selects_another_file_and_is_only_for_the_hub(
     newest = resolve(f"{NAME}:F16", tmp_path / "cache")
     older = resolve(NAME, tmp_path / "cache", revision="v1")
     assert older.folder != newest.folder
-    with pytest.raises(ModelNotFound, match="F16"):
+    with raises(ModelNotFound, "F16"):
         resolve(f"{NAME}:F16", tmp_path / "cache", revision="v1")
-    with pytest.raises(ModelNotFound, match="no such revision"):
+    with raises(ModelNotFound, NAME):
         resolve(NAME, tmp_path / "cache", revision="v9")
     for name in (str(tiny_gguf), "smollm2-135m", "ollama/qwen3"):
-        with pytest.raises(InvalidRequest, match="--revision is for models on the hub"):
+        with raises(InvalidRequest, "--revision"):
             resolve(name, tmp_path / "cache", revision="v1")
-    with pytest.raises(InvalidRequest, match="leave one of them away"):
+    with raises(InvalidRequest, "v1"):
         resolve(f"https://hf.co/{NAME}/resolve/main/{F16}", tmp_path, revision="v1")
 
 
@@ -172,7 +164,7 @@ def test_a_short_name_uses_its_commit(
     tiny: FakeRepository, fake: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     short_name(monkeypatch, revision="0a" * 20)
-    with pytest.raises(ModelNotFound, match="no such revision"):
+    with raises(ModelNotFound, NAME):
         resolve("tiny", tmp_path / "cache")
     tiny.older = dict(tiny.files)
     assert resolve("tiny", tmp_path / "cache").name == "tiny"
@@ -197,7 +189,7 @@ def test_every_listed_file_has_a_name_that_can_be_used_and_is_listed_once(
 
 
 def test_a_path_that_looks_like_a_file_of_the_hub_is_told_both(fake: FakeHub, tmp_path: Path):
-    with pytest.raises(ModelNotFound, match=r"no file some/where/m.gguf, and the hub has no model"):
+    with raises(ModelNotFound, "some/where/m.gguf"):
         resolve("some/where/m.gguf", tmp_path)
 
 
@@ -205,7 +197,7 @@ def test_a_path_that_looks_like_a_file_of_the_hub_is_told_both(fake: FakeHub, tm
 def test_a_gguf_file_of_the_hub_is_the_origin_of_other_forms(tmp_path: Path):
     work = tmp_path / "work"
     work.mkdir()
-    found = open_origin(f"{NAME}:F16", work, QUIET)
-    assert (found.name, found.kind) == (f"{NAME}:F16", "gguf")
-    assert found.weights.is_file()
-    assert found.facts.context_length == 512
+    origin = open_origin(f"{NAME}:F16", work, QUIET)
+    assert (origin.name, origin.kind) == (f"{NAME}:F16", "gguf")
+    assert origin.weights.is_file()
+    assert origin.facts.context_length == 512

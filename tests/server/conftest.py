@@ -23,8 +23,8 @@ def module_model(tiny_model: Model, tiny_cache: Path) -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def module_server(module_model: Model) -> Iterator[Running]:
     """A server for tests of a file that send requests and nothing else."""
-    with running(module_model) as made:
-        yield made
+    with running(module_model) as instance:
+        yield instance
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def server(module_server: Running) -> Iterator[Running]:
 @pytest.fixture
 def own_server(model: Model) -> Iterator[Running]:
     """A server without earlier requests, which a test may shut down."""
-    with running(model) as made:
-        yield made
+    with running(model) as instance:
+        yield instance
 
 
 @pytest.fixture
@@ -60,5 +60,5 @@ def scripted_server(
     tmp_path_factory: pytest.TempPathFactory, tiny_cache: Path
 ) -> Iterator[Running]:
     """A server whose model's answers are given by the rules of a test."""
-    with running(scripted_model(tmp_path_factory.mktemp("scripted"), tiny_cache)) as made:
-        yield made
+    with running(scripted_model(tmp_path_factory.mktemp("scripted"), tiny_cache)) as instance:
+        yield instance

@@ -17,18 +17,18 @@ def ask(server: Running, **fields: Any) -> dict[str, Any]:
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12, "temperature": 0, **fields}
     response = server.post("/v1/completions", body)
     assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
+    reply: dict[str, Any] = response.json()
+    return reply
 
 
 def test_an_answer_is_the_one_that_generate_gives(server: Running):
     expected = server.model.generate(
         PROMPT, raw=True, max_tokens=30, temperature=0.9, seed=4, drafter="none"
     )
-    found = server.openai.completions.create(
+    response = server.openai.completions.create(
         model="tiny", prompt=PROMPT, max_tokens=30, temperature=0.9, seed=4
     )
-    assert found.choices[0].text == expected.text
+    assert response.choices[0].text == expected.text
     stream = server.openai.completions.create(
         model="tiny", prompt=PROMPT, max_tokens=30, temperature=0.9, seed=4, stream=True
     )
@@ -39,21 +39,21 @@ def test_an_answer_is_the_one_that_generate_gives(server: Running):
 
 
 def test_max_tokens_defaults_to_sixteen(server: Running):
-    found = ask(server, max_tokens=None, ignore_eos=True)
-    assert found["usage"]["completion_tokens"] == 16
+    response = ask(server, max_tokens=None, ignore_eos=True)
+    assert response["usage"]["completion_tokens"] == 16
 
 
 def test_answers_to_a_batch_are_numbered_prompt_by_prompt(server: Running):
-    found = ask(server, prompt=["a", "the"], n=2, seed=9, temperature=1)
-    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
+    response = ask(server, prompt=["a", "the"], n=2, seed=9, temperature=1)
+    assert [choice["index"] for choice in response["choices"]] == [0, 1, 2, 3]
     single = ask(server, prompt="the", n=2, seed=9, temperature=1)
-    assert [c["text"] for c in found["choices"][2:]] == [c["text"] for c in single["choices"]]
+    assert [c["text"] for c in response["choices"][2:]] == [c["text"] for c in single["choices"]]
 
 
 def test_an_echo_without_an_answer_is_the_prompt(server: Running):
-    found = ask(server, echo=True, max_tokens=0)["choices"][0]
-    assert found["text"] == PROMPT
-    assert found["finish_reason"] == "length"
+    choice = ask(server, echo=True, max_tokens=0)["choices"][0]
+    assert choice["text"] == PROMPT
+    assert choice["finish_reason"] == "length"
     scored = ask(server, echo=True, max_tokens=0, logprobs=0)["choices"][0]["logprobs"]
     assert len(scored["tokens"]) == len(scored["token_logprobs"])
     assert scored["top_logprobs"] is None
@@ -88,19 +88,19 @@ def test_tokens_are_sent_with_their_text(server: Running, stream: bool):
 
 def test_the_token_that_ends_an_answer_is_not_part_of_it(server: Running):
     (end,) = server.model.files.stop_token_ids[:1]
-    found = ask(server, logit_bias={str(end): 100}, return_token_ids=True, logprobs=0)
-    (choice,) = found["choices"]
+    response = ask(server, logit_bias={str(end): 100}, return_token_ids=True, logprobs=0)
+    (choice,) = response["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("", "stop")
     assert choice["token_ids"] == choice["logprobs"]["tokens"] == []
-    assert found["usage"]["completion_tokens"] == 0
+    assert response["usage"]["completion_tokens"] == 0
     forced = ask(server, logit_bias={str(end): 100}, min_tokens=5)
     assert forced["usage"]["completion_tokens"] == 5
 
 
 def test_paths_without_a_version_are_the_same(server: Running):
     body = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0}
-    found = server.post("/completions", body).json()
-    assert found["choices"] == ask(server, max_tokens=5)["choices"]
+    response = server.post("/completions", body).json()
+    assert response["choices"] == ask(server, max_tokens=5)["choices"]
 
 
 def test_a_suffix_asks_a_model_with_the_tokens_for_what_is_between(tmp_path: Path):
@@ -111,18 +111,18 @@ def test_a_suffix_asks_a_model_with_the_tokens_for_what_is_between(tmp_path: Pat
     fields = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
     path = write_tiny(tmp_path / "infill.gguf", fields=fields)
     model = load(path, cache_tokens=512)
-    with running(model) as made:
+    with running(model) as server:
         body = {"prompt": "the", "suffix": " rain", "max_tokens": 4, "temperature": 0}
-        answer = made.post("/v1/completions", {**body, "return_token_ids": True}).json()
+        answer = server.post("/v1/completions", {**body, "return_token_ids": True}).json()
         tokenizer = model.files.tokenizer()
         expected = [318, *tokenizer.encode("the"), 319, *tokenizer.encode(" rain"), 317]
         assert answer["choices"][0]["prompt_token_ids"] == expected
         for drafter in ("none", "suffix", "ngram:min=1"):
-            again = made.post("/v1/completions", {**body, "speculation": {"drafter": drafter}})
+            again = server.post("/v1/completions", {**body, "speculation": {"drafter": drafter}})
             assert again.json()["choices"][0]["text"] == answer["choices"][0]["text"]
-        long = made.post("/v1/completions", {**body, "suffix": "a b " * 2000})
+        long = server.post("/v1/completions", {**body, "suffix": "a b " * 2000})
         assert long.json()["error"]["code"] == "context_length_exceeded"
-        echo = made.post("/v1/completions", {**body, "echo": True})
+        echo = server.post("/v1/completions", {**body, "echo": True})
         assert echo.json()["error"]["param"] == "echo"
 
 

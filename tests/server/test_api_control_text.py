@@ -10,6 +10,7 @@ import pytest
 
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
+from support.errors import raises
 from support.scripted import scripted_model
 from support.server import Running, running
 
@@ -119,8 +120,8 @@ def test_tokens_are_counted_as_they_are_prefilled(
     assert counted["input_tokens"] == len(prompts[0])
     messages = [{"role": "user", "content": EVIL}]
     asked(scripted_server, "/v1/chat/completions", {"messages": messages, "max_tokens": 1})
-    found = asked(scripted_server, "/tokenize", {"messages": messages})
-    assert found["tokens"] == prompts[1]
+    response = asked(scripted_server, "/tokenize", {"messages": messages})
+    assert response["tokens"] == prompts[1]
 
 
 def test_template_variables_of_a_request_make_no_control_token(
@@ -130,11 +131,7 @@ def test_template_variables_of_a_request_make_no_control_token(
     source = "{{ who }}<|im_start|>{{ messages[0].content }}<think></think>"
     monkeypatch.setattr(service.prompts, "files", replace(service.files, chat_template=source))
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
-    asked(
-        scripted_server,
-        "/v1/chat/completions",
-        {**body, "chat_template_kwargs": {"who": EVIL}},
-    )
+    asked(scripted_server, "/v1/chat/completions", {**body, "chat_template_kwargs": {"who": EVIL}})
     assert marks(prompts[0]) == {"<|im_start|>": 1, "</think>": 1}
 
 
@@ -195,5 +192,5 @@ def test_python_has_the_same_default_and_the_same_option(
     assert marks(plain.tokens)["<|im_end|>"] + 2 == marks(parsed.tokens)["<|im_end|>"]
     plain.close()
     parsed.close()
-    with pytest.raises(Exception, match="parse_special"):
+    with raises(Exception, "parse_special"):
         model.stream("x", parse_special="yes")  # type: ignore[arg-type]

@@ -8,20 +8,11 @@ from starlette.routing import Route
 
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
+from support.others import CHAT, TEXT, fault
 from support.server import Running, running
 
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
 TURN = {"role": "user", "content": "a"}
 PART = "messages[0].content"
-
-
-def fault(response: Any, status: int = 400) -> dict[str, Any]:
-    assert response.status_code == status, response.text
-    error: dict[str, Any] = response.json()["error"]
-    assert set(error) >= {"message", "type", "param", "code"}
-    assert error["message"]
-    return error
 
 
 @pytest.mark.parametrize(
@@ -42,26 +33,11 @@ def fault(response: Any, status: int = 400) -> dict[str, Any]:
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"99999": 1}}, "logit_bias"),
         ({"logit_bias": [1]}, "logit_bias"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"top_logprobs": 1}, "top_logprobs"),
         ({"stream": "yes"}, "stream"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
             "response_format.json_schema.schema",
         ),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "a", "schema": {"type": "nothing"}},
-                }
-            },
-            None,
-        ),
-        ({"structured_outputs": {"regex": "("}}, None),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tool_choice": "required"}, "tools"),
@@ -98,11 +74,8 @@ def test_an_invalid_value_is_named_and_affects_no_other_request(
         ({"prompt": [[]]}, None),
         ({"prompt": [[1.5]]}, None),
         ({"prompt": [True]}, None),
-        ({"prompt": [-1]}, None),
-        ({"prompt": [10**6]}, None),
         ({"prompt": {"a": 1}}, "prompt"),
         ({"prompt": ["a"] * 129}, "prompt"),
-        ({"logprobs": 21}, "logprobs"),
         ({"suffix": "b"}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"echo": True, "logprobs": 1, "stream": True}, "echo"),

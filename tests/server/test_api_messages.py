@@ -34,8 +34,8 @@ BODY: dict[str, Any] = {"max_tokens": 200, "messages": [ASKED], "tools": [TOOL]}
 
 @pytest.fixture
 def server(scripted_server: Running) -> Iterator[Running]:
-    with calling_ls(scripted_server) as made:
-        yield made
+    with calling_ls(scripted_server) as instance:
+        yield instance
 
 
 def asked(server: Running, body: dict[str, Any], **more: Any) -> Any:
@@ -47,12 +47,12 @@ def asked(server: Running, body: dict[str, Any], **more: Any) -> Any:
 def fault(response: Any, status: int, kind: str) -> str:
     """The message of an error in Anthropic's form."""
     assert response.status_code == status, response.text
-    found = response.json()
-    assert set(found) == {"type", "error"}
-    assert found["type"] == "error"
-    assert set(found["error"]) == {"type", "message"}
-    assert found["error"]["type"] == kind
-    return str(found["error"]["message"])
+    reply = response.json()
+    assert set(reply) == {"type", "error"}
+    assert reply["type"] == "error"
+    assert set(reply["error"]) == {"type", "message"}
+    assert reply["error"]["type"] == kind
+    return str(reply["error"]["message"])
 
 
 def streamed(server: Running, body: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -102,13 +102,13 @@ CONTENT: list[dict[str, Any]] = [
 
 
 def test_a_message_has_a_block_for_its_thoughts_its_text_and_each_call(server: Running):
-    found = asked(server, BODY, model=server.server.service.name)
-    assert without_ids(found["content"]) == CONTENT
-    assert (found["type"], found["role"]) == ("message", "assistant")
-    assert (found["stop_reason"], found["stop_sequence"]) == ("tool_use", None)
-    usage = found["usage"]
+    response = asked(server, BODY, model=server.server.service.name)
+    assert without_ids(response["content"]) == CONTENT
+    assert (response["type"], response["role"]) == ("message", "assistant")
+    assert (response["stop_reason"], response["stop_sequence"]) == ("tool_use", None)
+    usage = response["usage"]
     assert 0 < usage["output_tokens_details"]["thinking_tokens"] < usage["output_tokens"]
-    assert found["content"][2]["id"].startswith("toolu_")
+    assert response["content"][2]["id"].startswith("toolu_")
 
 
 def test_the_events_of_a_stream_make_the_same_message(server: Running):
@@ -183,10 +183,10 @@ def test_stop_reasons(server: Running, fields: dict[str, Any], reason: str, sequ
     engine_of(server).rules = [always("a b " * 1000 if long else DONE)]
     body = {**BODY, "tools": [], **fields}
     _, message = streamed(server, body)
-    for found in (message, asked(server, body)):
-        assert (found["stop_reason"], found["stop_sequence"]) == (reason, sequence)
+    for item in (message, asked(server, body)):
+        assert (item["stop_reason"], item["stop_sequence"]) == (reason, sequence)
         if sequence:
-            assert found["content"][0]["text"] == "There are 4 "
+            assert item["content"][0]["text"] == "There are 4 "
 
 
 def test_thinking_is_turned_off_and_on(server: Running):
@@ -204,23 +204,23 @@ def test_thinking_is_turned_off_and_on(server: Running):
 def test_a_choice_makes_the_answer_call(server: Running, kind: str):
     engine_of(server).rules = [always(CALL)]
     choice = {"type": kind, "name": "ls", "disable_parallel_tool_use": True}
-    found = asked(server, BODY, tool_choice=choice)
-    assert [block["type"] for block in found["content"]] == ["tool_use"]
+    response = asked(server, BODY, tool_choice=choice)
+    assert [block["type"] for block in response["content"]] == ["tool_use"]
 
 
 def test_no_call_with_the_choice_none_and_none_of_a_servers_tools(server: Running):
     for more in ({"tool_choice": {"type": "none"}}, {"tools": [{"type": "web_search_20250305"}]}):
-        found = asked(server, {**BODY, **more})
-        assert [block["type"] for block in found["content"]] == ["thinking", "text"]
-        assert found["stop_reason"] == "end_turn"
+        response = asked(server, {**BODY, **more})
+        assert [block["type"] for block in response["content"]] == ["thinking", "text"]
+        assert response["stop_reason"] == "end_turn"
 
 
 def test_an_output_format_constrains_the_answer(server: Running):
     engine_of(server).rules = [always('{"files": 4}')]
     schema = {"type": "object", "properties": {"files": {"type": "integer"}}}
     config = {"format": {"type": "json_schema", "schema": schema}, "effort": "max"}
-    found = asked(server, {**BODY, "tools": []}, output_config=config)
-    assert json.loads(found["content"][0]["text"]) == {"files": 4}
+    response = asked(server, {**BODY, "tools": []}, output_config=config)
+    assert json.loads(response["content"][0]["text"]) == {"files": 4}
 
 
 def block(**fields: Any) -> dict[str, Any]:
@@ -228,65 +228,34 @@ def block(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "kind", "words"),
+    ("fields", "words"),
     [
-        ({"model": "claude-0"}, 404, "not_found_error", "claude-0"),
-        (block(type="image", source={}), 400, "invalid_request_error", "images"),
-        (block(type="audio"), 400, "invalid_request_error", "messages[0].content[0]"),
-        (
-            block(type="tool_result", tool_use_id="t", content=[{"type": "image"}]),
-            400,
-            "invalid_request_error",
-            "images",
-        ),
-        (
-            block(type="tool_result", tool_use_id="toolu_0"),
-            400,
-            "invalid_request_error",
-            "no tool_use 'toolu_0'",
-        ),
-        (block(type="tool_use", id="a", name="b"), 400, "invalid_request_error", "assistant"),
-        ({"messages": []}, 400, "invalid_request_error", "messages"),
-        ({"messages": [{"role": "tool", "content": ""}]}, 400, "invalid_request_error", "role"),
-        (
-            {"messages": [ASKED, {"role": "assistant", "content": "So"}]},
-            400,
-            "invalid_request_error",
-            "continued",
-        ),
-        ({"max_tokens": "9"}, 400, "invalid_request_error", "max_tokens"),
-        ({"max_tokens": -1}, 400, "invalid_request_error", "max_tokens"),
-        ({"temperature": -1}, 400, "invalid_request_error", "temperature"),
-        ({"tools": [{"name": "a"}]}, 400, "invalid_request_error", "tools[0].input_schema"),
-        (
-            {"tools": [{**TOOL, "input_schema": {"type": "nothing"}}]},
-            400,
-            "invalid_request_error",
-            "nothing",
-        ),
-        (
-            {"tools": [{**TOOL, "input_schema": {"type": "object", "title": "x" * 70_000}}]},
-            400,
-            "invalid_request_error",
-            "shorten the prompt",
-        ),
-        ({"tool_choice": {"type": "any"}, "tools": []}, 400, "invalid_request_error", "tools"),
-        ({"tool_choice": {"type": "tool"}}, 400, "invalid_request_error", "tool_choice.name"),
-        ({"system": 5}, 400, "invalid_request_error", "system"),
-        (
-            {"messages": [{"role": "user", "content": "word " * 1500}]},
-            400,
-            "invalid_request_error",
-            "context",
-        ),
+        ({"model": "claude-0"}, "claude-0"),
+        (block(type="image", source={}), "images"),
+        (block(type="audio"), "messages[0].content[0]"),
+        (block(type="tool_result", tool_use_id="t", content=[{"type": "image"}]), "images"),
+        (block(type="tool_result", tool_use_id="toolu_0"), "no tool_use 'toolu_0'"),
+        (block(type="tool_use", id="a", name="b"), "assistant"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": ""}]}, "role"),
+        ({"messages": [ASKED, {"role": "assistant", "content": "So"}]}, "continued"),
+        ({"max_tokens": "9"}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"tools": [{"name": "a"}]}, "tools[0].input_schema"),
+        ({"tools": [{**TOOL, "input_schema": {"type": "nothing"}}]}, "nothing"),
+        ({"tools": [{**TOOL, "input_schema": {"title": "x" * 70_000}}]}, "shorten the prompt"),
+        ({"tool_choice": {"type": "any"}, "tools": []}, "tools"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"system": 5}, "system"),
+        ({"messages": [{"role": "user", "content": "word " * 1500}]}, "context"),
     ],
 )
-def test_bad_input_has_anthropics_error(
-    server: Running, fields: dict[str, Any], status: int, kind: str, words: str
-):
+def test_bad_input_has_anthropics_error(server: Running, fields: dict[str, Any], words: str):
+    error = (404, "not_found_error") if "model" in fields else (400, "invalid_request_error")
     for stream in (False, True):
         response = server.post(PATH, {**BODY, **fields, "stream": stream})
-        assert words in fault(response, status, kind)
+        assert words in fault(response, *error)
 
 
 @pytest.mark.parametrize("number", ["1e400", "9" * 5000, "-1e400", "9" * 400])

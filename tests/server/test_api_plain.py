@@ -44,9 +44,9 @@ def test_an_unknown_model_is_an_error_in_the_form_of_its_client(server: Running)
 def test_tokens_are_those_of_a_prompt(server: Running):
     text = "the rain <|im_end|>"
     ids = server.model.tokens(text, raw=True)
-    found = server.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
-    assert found["tokens"] == ids
-    assert "".join(found["token_strs"]) == text
+    response = server.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
+    assert response["tokens"] == ids
+    assert "".join(response["token_strs"]) == text
     plain = server.post("/tokenize", {"content": text, "parse_special": False}).json()
     assert len(plain["tokens"]) > len(ids)
     pieces = server.post("/tokenize", {"content": text, "with_pieces": True}).json()["tokens"]
@@ -56,11 +56,11 @@ def test_tokens_are_those_of_a_prompt(server: Running):
 
 def test_a_chat_can_be_counted(server: Running):
     messages: list[Any] = [{"role": "user", "content": "how many?"}]
-    found = server.post("/tokenize", {"messages": messages}).json()
+    response = server.post("/tokenize", {"messages": messages}).json()
     used = server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1}).json()
-    assert found["count"] == used["usage"]["prompt_tokens"]
+    assert response["count"] == used["usage"]["prompt_tokens"]
     shorter = server.post("/tokenize", {"messages": messages, "add_generation_prompt": False})
-    assert shorter.json()["count"] < found["count"]
+    assert shorter.json()["count"] < response["count"]
 
 
 @pytest.mark.parametrize(

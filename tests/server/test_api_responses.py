@@ -13,19 +13,19 @@ def test_an_answer_is_the_one_that_generate_gives(server: Running):
     expected = server.model.generate(
         [{"role": "system", "content": "short"}, *CHAT], max_tokens=20, drafter="none"
     )
-    found = server.openai.responses.create(
+    response = server.openai.responses.create(
         model="tiny",
         input="this is the one",
         instructions="short",
         temperature=0,
         max_output_tokens=20,
     )
-    assert found.output_text == expected.text
-    assert found.status == "incomplete"
-    assert found.incomplete_details is not None
-    assert found.incomplete_details.reason == "max_output_tokens"
-    assert found.usage is not None
-    assert found.usage.output_tokens == 20
+    assert response.output_text == expected.text
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.usage is not None
+    assert response.usage.output_tokens == 20
 
 
 @pytest.mark.parametrize("most", [1, 20])
@@ -52,16 +52,16 @@ def test_a_stream_is_read_by_the_client(server: Running, most: int):
 
 
 def test_an_answer_with_a_stop_token_is_completed(server: Running):
-    wanted: Any = {"type": "json_schema", "name": "n", "schema": {"enum": ["yes"]}}
+    values: Any = {"type": "json_schema", "name": "n", "schema": {"enum": ["yes"]}}
     with server.openai.responses.stream(
-        model="tiny", input="say yes", text={"format": wanted}, include=LOGPROBS, top_logprobs=1
+        model="tiny", input="say yes", text={"format": values}, include=LOGPROBS, top_logprobs=1
     ) as stream:
         final = stream.get_final_response()
     assert final.status == "completed"
     assert final.output_text == '"yes"'
     message: Any = final.output[0]
     (part,) = message.content
-    assert "".join(each.token for each in part.logprobs) == '"yes"'
+    assert "".join(logprob.token for logprob in part.logprobs) == '"yes"'
 
 
 LOGPROBS: Any = ["message.output_text.logprobs"]

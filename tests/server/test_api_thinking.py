@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 from openai import BadRequestError
 
-from paceline.engines import EngineSettings, open_engine
 from paceline.errors import InvalidRequest
 from paceline.models import resolve
 from paceline.runtime.model import Model
 from paceline.server.run import Server
 from paceline.server.settings import Settings
+from support.errors import raises
 from support.server import Running, running
 from support.thinking import CLOSE, OPEN, Scripted
+from support.toy import ToyEngine
 
 THOUGHT, ANSWER = "let me see\nit is", "It is 4."
 EMPTY = "<think>\n\n</think>\n\n"
@@ -26,10 +27,9 @@ def served(thinking_gguf: Path, tiny_cache: Path) -> Iterator[Running]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tiny_cache))
         files = resolve(str(thinking_gguf), tiny_cache)
-        settings = EngineSettings(cache_tokens=8 * files.context_length)
-        engine = open_engine("openvino", files.path, files.context_length, settings)
-        with running(Model(files, Scripted(engine, []))) as made:
-            yield made
+        engine = ToyEngine(vocab_size=320, context_length=512, cache_blocks=512)
+        with running(Model(files, Scripted(engine, []))) as instance:
+            yield instance
 
 
 @pytest.fixture
@@ -59,23 +59,23 @@ def chat(server: Running, **fields: Any) -> Any:
 
 def joined(chunks: Any) -> dict[str, str]:
     """What the deltas of a stream make together."""
-    found = {"content": "", "reasoning_content": "", "reasoning": ""}
+    values = {"content": "", "reasoning_content": "", "reasoning": ""}
     for chunk in chunks:
         for choice in chunk.choices:
-            for name in found:
-                found[name] += getattr(choice.delta, name, None) or ""
-    return found
+            for name in values:
+                values[name] += getattr(choice.delta, name, None) or ""
+    return values
 
 
 def test_a_whole_answer_has_its_thought_apart_and_its_tokens_counted(server: Running):
-    found = chat(server, return_token_ids=True)
-    message = found.choices[0].message
+    response = chat(server, return_token_ids=True)
+    message = response.choices[0].message
     assert message.content == ANSWER
     assert message.reasoning_content == message.reasoning == THOUGHT
     tokens = server.model.engine.script  # type: ignore[attr-defined]
-    assert found.choices[0].token_ids == tokens
-    assert found.usage.completion_tokens == len(tokens)
-    details = found.usage.completion_tokens_details
+    assert response.choices[0].token_ids == tokens
+    assert response.usage.completion_tokens == len(tokens)
+    details = response.usage.completion_tokens_details
     assert details.reasoning_tokens == tokens.index(CLOSE) + 1
 
 
@@ -91,11 +91,7 @@ def test_a_streamed_answer_is_the_whole_one_however_it_is_drafted(server: Runnin
             speculation={"policy": "fixed", "max_block": block},
         )
     )
-    assert joined(chunks) == {
-        "content": ANSWER,
-        "reasoning_content": THOUGHT,
-        "reasoning": THOUGHT,
-    }
+    assert joined(chunks) == {"content": ANSWER, "reasoning_content": THOUGHT, "reasoning": THOUGHT}
     tokens = server.model.engine.script  # type: ignore[attr-defined]
     sent = [id for chunk in chunks for choice in chunk.choices for id in choice.token_ids or []]
     assert sent == tokens
@@ -112,46 +108,46 @@ def test_a_streamed_answer_is_the_whole_one_however_it_is_drafted(server: Runnin
 
 
 def test_a_thought_that_is_cut_by_length_has_no_content(server: Running):
-    found = chat(server, max_tokens=6)
-    message = found.choices[0].message
+    response = chat(server, max_tokens=6)
+    message = response.choices[0].message
     assert message.content == ""
     assert message.reasoning_content
     assert THOUGHT.startswith(message.reasoning_content)
-    assert found.choices[0].finish_reason == "length"
-    assert found.usage.completion_tokens_details.reasoning_tokens == 6
+    assert response.choices[0].finish_reason == "length"
+    assert response.usage.completion_tokens_details.reasoning_tokens == 6
 
 
 def test_an_answer_without_a_thought_has_no_field_for_one(server: Running):
     script(server, None, ANSWER)
-    found = chat(server)
-    assert found.choices[0].message.content == ANSWER
-    assert not hasattr(found.choices[0].message, "reasoning_content")
+    response = chat(server)
+    assert response.choices[0].message.content == ANSWER
+    assert not hasattr(response.choices[0].message, "reasoning_content")
     chunks = list(chat(server, stream=True))
     assert joined(chunks) == {"content": ANSWER, "reasoning_content": "", "reasoning": ""}
 
 
 def test_a_stop_string_is_for_the_answer_and_not_for_the_thought(server: Running):
     for fields in ({"stop": ["is"]}, {"stop": ["\n"]}):
-        found = chat(server, **fields).choices[0]
-        assert found.message.reasoning_content == THOUGHT
-        assert found.message.content == ("It " if fields["stop"] == ["is"] else ANSWER)
+        result = chat(server, **fields).choices[0]
+        assert result.message.reasoning_content == THOUGHT
+        assert result.message.content == ("It " if fields["stop"] == ["is"] else ANSWER)
         chunks = list(chat(server, **fields, stream=True))
-        assert joined(chunks)["content"] == found.message.content
+        assert joined(chunks)["content"] == result.message.content
 
 
 def test_include_reasoning_false_omits_thoughts(server: Running):
-    found = chat(server, include_reasoning=False)
-    assert found.choices[0].message.content == ANSWER
-    assert not hasattr(found.choices[0].message, "reasoning_content")
-    assert found.usage.completion_tokens_details.reasoning_tokens
+    response = chat(server, include_reasoning=False)
+    assert response.choices[0].message.content == ANSWER
+    assert not hasattr(response.choices[0].message, "reasoning_content")
+    assert response.usage.completion_tokens_details.reasoning_tokens
     chunks = list(chat(server, stream=True, include_reasoning=False))
     assert joined(chunks) == {"content": ANSWER, "reasoning_content": "", "reasoning": ""}
 
 
 def prompt_of(server: Running, **fields: Any) -> str:
     """The prompt of a chat as text, with its control tokens."""
-    found = chat(server, return_token_ids=True, max_tokens=1, **fields)
-    body = {"tokens": found.prompt_token_ids}
+    response = chat(server, return_token_ids=True, max_tokens=1, **fields)
+    body = {"tokens": response.prompt_token_ids}
     text: str = server.post("/detokenize", body).json()["prompt"]
     return text
 
@@ -175,17 +171,15 @@ def test_a_server_without_thinking_thinks_for_a_request_with_an_effort(server: R
         assert not prompt_of(quiet, reasoning_effort="high").endswith(EMPTY)
         on = {"enable_thinking": True}
         assert not prompt_of(quiet, chat_template_kwargs=on).endswith(EMPTY)
-        with pytest.raises(BadRequestError, match="reasoning_effort"):
-            chat(quiet, reasoning_effort="enormous")
 
 
 def test_a_server_whose_model_cannot_think_does_not_start_with_thinking(model: Model):
-    with pytest.raises(InvalidRequest, match="thoughts"):
+    with raises(InvalidRequest, "thoughts"):
         Server(model, settings=Settings(think=True))
 
 
 def test_an_effort_that_is_none_of_openais_is_refused(server: Running):
-    with pytest.raises(BadRequestError, match="reasoning_effort"):
+    with raises(BadRequestError, "reasoning_effort"):
         chat(server, reasoning_effort="enormous")
 
 
@@ -200,9 +194,9 @@ def test_thoughts_of_earlier_answers_are_left_to_the_template(server: Running):
 
 def test_a_structured_answer_is_content_from_its_first_token(server: Running):
     pytest.importorskip("llguidance")
-    found = chat(server, response_format={"type": "json_object"}, stop=["}"])
-    assert found.choices[0].message.content.startswith("{")
-    assert not hasattr(found.choices[0].message, "reasoning_content")
+    response = chat(server, response_format={"type": "json_object"}, stop=["}"])
+    assert response.choices[0].message.content.startswith("{")
+    assert not hasattr(response.choices[0].message, "reasoning_content")
 
 
 TOOLS: list[Any] = [
@@ -217,42 +211,44 @@ def test_a_call_after_a_thought_is_a_call_and_one_in_a_thought_is_none(
     pytest.importorskip("llguidance")
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     script(server, "I call now", call)
-    found = chat(server, tools=TOOLS, stream=stream)
+    response = chat(server, tools=TOOLS, stream=stream)
     names, thought = [], ""
-    for part in found if stream else [found]:
+    for part in response if stream else [response]:
         for choice in part.choices:
             output = choice.delta if stream else choice.message
             thought += getattr(output, "reasoning_content", None) or ""
             calls = output.tool_calls or []
-            names += [each.function.name for each in calls if each.function.name]
+            names += [result.function.name for result in calls if result.function.name]
             assert not output.content
     assert names == ["now"]
     assert thought == "I call now"
 
 
 def test_a_raw_completion_has_no_reasoning(server: Running):
-    found = server.post("/v1/completions", {"prompt": "2 + 2?", "max_tokens": 80, "temperature": 0})
-    text = found.json()["choices"][0]["text"]
+    response = server.post(
+        "/v1/completions", {"prompt": "2 + 2?", "max_tokens": 80, "temperature": 0}
+    )
+    text = response.json()["choices"][0]["text"]
     assert THOUGHT in text
     assert ANSWER in text
 
 
 def test_a_response_has_the_answer_and_counts_the_thought(server: Running):
     body = {"input": "2 + 2?", "max_output_tokens": 80, "temperature": 0}
-    found = server.post("/v1/responses", body).json()
-    thoughts, message = found["output"]
+    response = server.post("/v1/responses", body).json()
+    thoughts, message = response["output"]
     assert thoughts["content"] == [{"type": "reasoning_text", "text": THOUGHT}]
     assert message["content"][0]["text"] == ANSWER
     tokens = server.model.engine.script  # type: ignore[attr-defined]
-    details = found["usage"]["output_tokens_details"]
+    details = response["usage"]["output_tokens_details"]
     assert details == {"reasoning_tokens": tokens.index(CLOSE) + 1}
     events = server.events("/v1/responses", body)
     text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
     assert text == ANSWER
     off = server.post("/v1/responses", {**body, "reasoning": {"effort": "none"}}).json()
-    assert off["usage"]["input_tokens"] > found["usage"]["input_tokens"]
+    assert off["usage"]["input_tokens"] > response["usage"]["input_tokens"]
 
 
 def test_answers_to_one_prompt_have_their_own_thoughts(server: Running):
-    found = chat(server, n=3, temperature=1)
-    assert [choice.message.reasoning_content for choice in found.choices] == [THOUGHT] * 3
+    response = chat(server, n=3, temperature=1)
+    assert [choice.message.reasoning_content for choice in response.choices] == [THOUGHT] * 3

@@ -27,7 +27,6 @@ from paceline.constraints.tool_forms import (
     tool_form,
 )
 from paceline.decoding.types import Constraint
-from paceline.engines import EngineSettings, open_engine
 from paceline.models import resolve
 from paceline.runtime.model import Model
 from paceline.server.body import Message
@@ -35,6 +34,7 @@ from paceline.server.prompts import describe_tools, fit_calls, template_messages
 from support.server import Running, running
 from support.thinking import Scripted
 from support.tool_templates import TEMPLATES, write_calling
+from support.toy import ToyEngine
 
 pytest.importorskip("llguidance")
 
@@ -66,8 +66,8 @@ def calling(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tiny_cache))
         files = resolve(str(path), tiny_cache)
-        settings = EngineSettings(cache_tokens=8 * files.context_length)
-        engine = Scripted(open_engine("openvino", files.path, files.context_length, settings), [])
+        toy = ToyEngine(vocab_size=320, context_length=512, cache_blocks=512)
+        engine = Scripted(toy, [])
         with running(Model(files, engine)) as server:
             yield {"": server}
 
@@ -75,16 +75,16 @@ def calling(
 @pytest.fixture
 def server(form: ToolForm, calling: dict[str, Running]) -> Iterator[Running]:
     """The server, with the template of `form`."""
-    found = calling[""]
-    service = found.server.service
+    result = calling[""]
+    service = result.server.service
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             service.prompts, "files", replace(service.files, chat_template=TEMPLATES[form.name])
         )
         service.prompts.__dict__.pop("tool_form", None)
-        yield found
+        yield result
     service.prompts.__dict__.pop("tool_form", None)
-    found.rest()
+    result.rest()
 
 
 def script(server: Running, text: str) -> None:
@@ -133,7 +133,7 @@ def test_calls_and_results_have_the_ids_that_kimi_names_them_by():
         "functions.make:0",
         "functions.make:1",
     ]
-    assert [each["tool_call_id"] for each in fitted[2:]] == ["functions.make:1", "functions.make:0"]
+    assert [item["tool_call_id"] for item in fitted[2:]] == ["functions.make:1", "functions.make:0"]
 
 
 @every_form
@@ -146,7 +146,7 @@ def test_calls_and_results_are_rendered_as_the_model_writes_them(form: ToolForm)
     called: dict[str, Any] = {"role": "assistant", "content": "now", "reasoning_content": "hm"}
     called["tool_calls"] = [{"id": "call_1", "function": function}]
     result = {"role": "tool", "tool_call_id": "call_1", "content": "it is made"}
-    messages = [Message.model_validate(each) for each in (USER, called, result)]
+    messages = [Message.model_validate(item) for item in (USER, called, result)]
     chat = template_messages(messages, Thinking(source, pytest.fail, "m"))
     text = ChatTemplate(source).render(fit_calls(chat, form, source), tools=[TOOL])
     place = text.index(written_calls(form, [CALL]))
@@ -185,14 +185,14 @@ def test_a_tool_call_is_streamed_as_it_is_written_and_a_demanded_one_when_it_is_
         extra_body={"speculation": speculation},
     )
     deltas = [chunk.choices[0] for chunk in chunks]
-    parts = [part for each in deltas for part in each.delta.tool_calls or []]
+    parts = [part for delta in deltas for part in delta.delta.tool_calls or []]
     assert [part.function.name for part in parts] == ["make", *[None] * (len(parts) - 1)]
     assert [part.index for part in parts] == [0] * len(parts)
     assert parts[0].id
     assert "".join(part.function.arguments for part in parts) == call.function.arguments
     assert (len(parts) > 3) is (choice == "auto")
-    assert "".join(each.delta.content or "" for each in deltas) == ""
-    reasoning = [getattr(each.delta, "reasoning_content", None) or "" for each in deltas]
+    assert "".join(delta.delta.content or "" for delta in deltas) == ""
+    reasoning = [getattr(delta.delta, "reasoning_content", None) or "" for delta in deltas]
     assert "".join(reasoning) == thought
     assert deltas[-1].finish_reason == "tool_calls"
 
@@ -282,10 +282,10 @@ def test_the_listed_tokens_of_a_mark_are_its_text(form: ToolForm, typed: bool, s
     tokenizer = server.model.files.tokenizer()
     server.model.engine.script = tokenizer.encode(text, special=not typed)  # type: ignore[attr-defined]
     fields = {"logprobs": True, "extra_body": {"speculation": {"pieces": True}}}
-    found = chat(server, **fields).choices[0]
-    assert found.finish_reason == ("stop" if typed else "tool_calls")
-    assert "".join(each.token for each in found.logprobs.content) == text
-    assert "".join(each["text"] for each in found.model_extra["pieces"]) == text
+    result = chat(server, **fields).choices[0]
+    assert result.finish_reason == ("stop" if typed else "tool_calls")
+    assert "".join(item.token for item in result.logprobs.content) == text
+    assert "".join(piece["text"] for piece in result.model_extra["pieces"]) == text
 
 
 @pytest.mark.parametrize("form", [GEMMA], ids=["gemma"])
@@ -293,8 +293,8 @@ def test_calls_of_an_unknown_form_are_text(form: ToolForm, server: Running):
     service = server.server.service
     service.prompts.__dict__["tool_form"] = None
     script(server, "<tool_call>make<arg_key>")
-    found = server.post("/v1/chat/completions", {"messages": [USER], "tools": [TOOL]})
-    assert found.json()["choices"][0]["message"].get("tool_calls") is None
+    response = server.post("/v1/chat/completions", {"messages": [USER], "tools": [TOOL]})
+    assert response.json()["choices"][0]["message"].get("tool_calls") is None
     with pytest.raises(BadRequestError) as error:
         chat(server, tool_choice="required")
     assert error.value.param == "tool_choice"
@@ -310,7 +310,7 @@ def test_a_tool_call_that_max_tokens_cuts_is_sent_as_far_as_it_came(
     assert whole.message.tool_calls is None
     assert "make" in whole.message.content
     deltas = [chunk.choices[0] for chunk in chat(server, max_tokens=40, stream=True)]
-    parts = [part for each in deltas for part in each.delta.tool_calls or []]
+    parts = [part for delta in deltas for part in delta.delta.tool_calls or []]
     arguments = "".join(part.function.arguments for part in parts)
     assert arguments
     assert CALL.arguments.startswith(arguments)
@@ -342,6 +342,6 @@ def test_a_schema_that_is_none_is_rejected_in_one_line(
 ):
     function = {"name": "make", "parameters": parameters}
     body = {"messages": [USER], "tools": [{"type": "function", "function": function}]}
-    found = server.post("/v1/chat/completions", {**body, "max_tokens": 5})
-    assert found.status_code == 400
-    assert "\n" not in found.json()["error"]["message"]
+    response = server.post("/v1/chat/completions", {**body, "max_tokens": 5})
+    assert response.status_code == 400
+    assert "\n" not in response.json()["error"]["message"]

@@ -18,10 +18,7 @@ from support.waiting import PATIENCE
 SESSIONS = [f"session-{number}" for number in range(8)]
 CHAT = "/v1/chat/completions"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(NGINX is None, reason="nginx is not installed"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(NGINX is None, reason="nginx is not installed")]
 
 
 class Proxied:
@@ -40,7 +37,7 @@ class Proxied:
         assert response.status_code == 200, response.text
         return response.json()
 
-    def stream(self, session: str, begun: threading.Event, found: dict[str, str]) -> None:
+    def stream(self, session: str, begun: threading.Event, result: dict[str, str]) -> None:
         """Read a long answer to its end, or to the end of its server."""
         body = {
             "messages": [turn(session)],
@@ -57,7 +54,7 @@ class Proxied:
                 text += "\n".join(lines)
         except httpx.HTTPError:
             pass
-        found[session] = text
+        result[session] = text
 
 
 def turn(session: str) -> dict[str, str]:
@@ -96,10 +93,10 @@ def test_sessions_stay_and_a_killed_server_loses_only_its_own_requests(two: Prox
         assert text_of(again) == texts[session]
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64, session
 
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     begun = {True: threading.Event(), False: threading.Event()}
     clients = [
-        threading.Thread(target=two.stream, args=(session, begun[place[session]], found))
+        threading.Thread(target=two.stream, args=(session, begun[place[session]], values))
         for session in SESSIONS
     ]
     for client in clients:
@@ -108,8 +105,8 @@ def test_sessions_stay_and_a_killed_server_loses_only_its_own_requests(two: Prox
     two.servers[0].process.send_signal(signal.SIGKILL)
     for client in clients:
         client.join()
-    assert len(found) == len(SESSIONS)
-    whole = {session for session, text in found.items() if text.rstrip().endswith("[DONE]")}
+    assert len(values) == len(SESSIONS)
+    whole = {session for session, text in values.items() if text.rstrip().endswith("[DONE]")}
     assert whole >= {session for session in SESSIONS if not place[session]}
     assert len(whole) < len(SESSIONS), "nothing was lost: the server was killed too late"
     for session in SESSIONS:  # those of the killed server go to the other one

@@ -28,14 +28,14 @@ BARE: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def locked(module_model: Model) -> Iterator[Running]:
-    with running(module_model, Settings(api_keys=("first", "sécond"))) as made:
-        yield made
+    with running(module_model, Settings(api_keys=("first", "sécond"))) as instance:
+        yield instance
 
 
 def test_every_row_has_its_number():
     texts = [path.read_text() for path in Path(__file__).parent.glob("test_black_box*.py")]
-    found = {int(number) for text in texts for number in re.findall(r"def test_row_(\d\d)_", text)}
-    assert found == set(range(1, 33))
+    names = {int(number) for text in texts for number in re.findall(r"def test_row_(\d\d)_", text)}
+    assert names == set(range(1, 33))
 
 
 def good(response: httpx.Response) -> Any:
@@ -45,16 +45,16 @@ def good(response: httpx.Response) -> Any:
 
 def parts(server: Running, path: str, body: Any, *, stream: bool) -> list[Any]:
     """The response, or the chunks of the stream; `output` has a choice's message or delta."""
-    found = server.events(path, body) if stream else [good(server.post(path, body)), "[DONE]"]
-    assert found.pop() == "[DONE]"
-    for part in found:
+    response = server.events(path, body) if stream else [good(server.post(path, body)), "[DONE]"]
+    assert response.pop() == "[DONE]"
+    for part in response:
         for choice in part["choices"]:
             choice["output"] = choice.get("delta") or choice.get("message") or {}
-    return found
+    return response
 
 
-def text_of(found: list[Any]) -> str:
-    return "".join(c["output"].get("content", "") for part in found for c in part["choices"])
+def text_of(result: list[Any]) -> str:
+    return "".join(c["output"].get("content", "") for part in result for c in part["choices"])
 
 
 # -- 1 to 8: access and invalid requests -----------------------------------------------------------
@@ -188,17 +188,17 @@ def test_row_05_prompt_longer_than_the_context(
 
 @pytest.mark.parametrize("most", [10**9, -1])
 def test_row_06_max_tokens_beyond_the_context(server: Running, most: int):
-    found = good(server.post(TEXT, {**BARE, "max_tokens": most, "ignore_eos": True}))
-    assert found["choices"][0]["finish_reason"] == "length"
-    assert found["usage"]["total_tokens"] == 512
+    response = good(server.post(TEXT, {**BARE, "max_tokens": most, "ignore_eos": True}))
+    assert response["choices"][0]["finish_reason"] == "length"
+    assert response["usage"]["total_tokens"] == 512
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_row_06_max_tokens_0_reads_the_prompt(server: Running, stream: bool):
-    found = parts(server, CHAT, {**PLAIN, "max_tokens": 0}, stream=stream)
-    assert text_of(found) == ""
-    assert found[-1]["choices"][0]["finish_reason"] == "length"
-    assert found[-1]["timings"]["predicted_n"] == 0 < found[-1]["timings"]["prompt_n"]
+    result = parts(server, CHAT, {**PLAIN, "max_tokens": 0}, stream=stream)
+    assert text_of(result) == ""
+    assert result[-1]["choices"][0]["finish_reason"] == "length"
+    assert result[-1]["timings"]["predicted_n"] == 0 < result[-1]["timings"]["prompt_n"]
 
 
 @pytest.mark.parametrize(
@@ -224,15 +224,15 @@ def test_row_08_stream_options_without_a_stream(server: Running, body: Any):
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "is_sent"),
     [({"include_usage": True}, True), ({"include_usage": False}, False), ({}, False)],
 )
-def test_row_09_include_usage(server: Running, options: dict[str, Any], wanted: bool):
-    found = parts(server, CHAT, {**PLAIN, "stream_options": options}, stream=True)
-    received = [part for part in found if part.get("usage")]
-    assert [part["choices"] for part in received] == ([[]] if wanted else [])
-    if wanted:
-        assert received == found[-1:]
+def test_row_09_include_usage(server: Running, options: dict[str, Any], is_sent: bool):
+    result = parts(server, CHAT, {**PLAIN, "stream_options": options}, stream=True)
+    received = [part for part in result if part.get("usage")]
+    assert [part["choices"] for part in received] == ([[]] if is_sent else [])
+    if is_sent:
+        assert received == result[-1:]
         usage = received[0]["usage"]
         assert usage["completion_tokens"] == received[0]["timings"]["predicted_n"] == 24
         assert usage["total_tokens"] == usage["prompt_tokens"] + 24
@@ -243,16 +243,16 @@ def test_row_09_include_usage(server: Running, options: dict[str, Any], wanted: 
 
 def test_row_10_a_stream_is_the_whole_answer(server: Running):
     expected = good(server.post(CHAT, PLAIN))["choices"][0]
-    found = parts(server, CHAT, PLAIN, stream=True)
-    assert text_of(found) == expected["message"]["content"]
-    assert len({part["id"] for part in found}) == 1
-    choices = [part["choices"][0] for part in found]
+    result = parts(server, CHAT, PLAIN, stream=True)
+    assert text_of(result) == expected["message"]["content"]
+    assert len({part["id"] for part in result}) == 1
+    choices = [part["choices"][0] for part in result]
     assert [choice["output"].get("role") for choice in choices] == ["assistant"] + [None] * (
         len(choices) - 1
     )
     reasons = [choice["finish_reason"] for choice in choices]
     assert reasons == [None] * (len(choices) - 1) + [expected["finish_reason"]]
-    assert all("usage" not in part for part in found)
+    assert all("usage" not in part for part in result)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -273,11 +273,13 @@ def test_row_11_several_answers(server: Running, stream: bool, count: int):
 @pytest.mark.parametrize("stream", [False, True])
 def test_row_12_logprobs(server: Running, stream: bool):
     expected = server.model.generate([TURN], max_tokens=24, logprobs=2, drafter="none")
-    found = parts(server, CHAT, {**PLAIN, "logprobs": True, "top_logprobs": 2}, stream=stream)
-    received = [c["logprobs"] for part in found for c in part["choices"] if c["logprobs"]]
+    result = parts(server, CHAT, {**PLAIN, "logprobs": True, "top_logprobs": 2}, stream=stream)
+    received = [c["logprobs"] for part in result for c in part["choices"] if c["logprobs"]]
     entries = [entry for logprobs in received for entry in logprobs["content"]]
-    assert "".join(entry["token"] for entry in entries) == text_of(found) == expected.text
-    assert [entry["logprob"] for entry in entries] == [each.logprob for each in expected.logprobs]
+    assert "".join(entry["token"] for entry in entries) == text_of(result) == expected.text
+    assert [entry["logprob"] for entry in entries] == [
+        logprob.logprob for logprob in expected.logprobs
+    ]
     assert all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 2 for entry in entries)
     raw = bytes(byte for entry in entries for byte in entry["bytes"])
     assert raw.decode(errors="replace") == expected.text
@@ -311,8 +313,8 @@ def test_row_14_banned_tokens(server: Running, drafter: str):
     body = {**PLAIN, "return_token_ids": True}
     banned = set(good(server.post(CHAT, body))["choices"][0]["token_ids"])
     body |= {"logit_bias": dict.fromkeys(map(str, banned), -100)}
-    found = good(server.post(CHAT, {**body, "speculation": {"drafter": drafter}}))
-    ids = found["choices"][0]["token_ids"]
+    response = good(server.post(CHAT, {**body, "speculation": {"drafter": drafter}}))
+    ids = response["choices"][0]["token_ids"]
     assert ids
     assert not banned & set(ids)
 
@@ -367,8 +369,8 @@ def test_row_16_cached_tokens(server: Running):
 
     block = server.model.engine.block_size  # blocks are shared as a whole
     assert cached("four")[0] == 0
-    found, count = cached("four")
-    assert count - 1 - block < found <= count - 1
+    result, count = cached("four")
+    assert count - 1 - block < result <= count - 1
     changed, count = cached("nine")
     behind = len(server.model.tokens("nine<|im_end|>\n<|im_start|>assistant\n", raw=True))
     assert count - behind - block < changed <= count - behind
@@ -393,7 +395,7 @@ def test_row_17_forms_of_a_prompt(server: Running):
 )
 @pytest.mark.parametrize("field", ["prompt", "content"])
 def test_row_18_tokens_and_back(server: Running, text: str, field: str):
-    found = good(server.post("/tokenize", {field: text}))
-    assert found["count"] == len(found["tokens"])
-    again = good(server.post("/v1/detokenize", {"tokens": found["tokens"]}))
+    response = good(server.post("/tokenize", {field: text}))
+    assert response["count"] == len(response["tokens"])
+    again = good(server.post("/v1/detokenize", {"tokens": response["tokens"]}))
     assert again[field] == text

@@ -43,11 +43,11 @@ def good(response: httpx.Response) -> Any:
 
 def metrics(server: Running) -> dict[str, float]:
     """Name -> value, or the sum of its values."""
-    found = Counter[str]()
+    counts = Counter[str]()
     for family in text_string_to_metric_families(server.get("/metrics").text):
         for sample in family.samples:
-            found[sample.name] += sample.value
-    return found
+            counts[sample.name] += sample.value
+    return counts
 
 
 def idle(server: Running) -> bool:
@@ -78,8 +78,8 @@ def test_row_20_two_hundred_clients_that_disconnect(slow_model: Model):
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=leaves_after(0.5), limits=limits) as client:
             asks = (client.post(url, json=LONG) for _ in range(200))
-            found = await asyncio.gather(*asks, return_exceptions=True)
-        return Counter(type(each).__name__ for each in found)
+            result = await asyncio.gather(*asks, return_exceptions=True)
+        return Counter(type(item).__name__ for item in result)
 
     with running(slow_model, Settings(max_running=4)) as server:
         assert asyncio.run(asked(server.url + TEXT))["ReadTimeout"] == 200
@@ -104,8 +104,8 @@ def test_row_21_a_full_queue(slow_model: Model):
             assert response.status_code == 429
             assert int(response.headers["retry-after"]) >= 1
             assert response.json()["error"]["code"] == "queue_full"
-        for each in held:
-            assert good(each.result())["choices"][0]["text"] == expected
+        for entry in held:
+            assert good(entry.result())["choices"][0]["text"] == expected
 
 
 def server_load(server: Running) -> tuple[int, int]:
@@ -118,8 +118,8 @@ EMOJI = "né 😀 日本 👩‍🚀!"
 
 
 def test_row_22_characters_of_several_tokens(server: Running):
-    wanted = {"structured_outputs": {"choice": [EMOJI]}, "max_tokens": 80, "logprobs": True}
-    *events, _ = server.events(CHAT, {"messages": [{"role": "user", "content": "a"}], **wanted})
+    values = {"structured_outputs": {"choice": [EMOJI]}, "max_tokens": 80, "logprobs": True}
+    *events, _ = server.events(CHAT, {"messages": [{"role": "user", "content": "a"}], **values})
     choices = [event["choices"][0] for event in events]
     deltas = [choice["delta"].get("content", "") for choice in choices]
     assert "".join(deltas) == EMOJI
@@ -193,13 +193,13 @@ def test_row_24_the_same_tokens(server: Running, guesses: Any, sampling: Any):
             "prediction": {"type": "content", "content": "any"},
             "speculation": {"drafter": "prediction", "policy": "fixed", "max_block": draft + 1},
         }
-        found = good(server.post(TEXT, body))
-        assert found["choices"][0]["token_ids"] == plain.token_ids
-        assert found["choices"][0]["text"] == plain.text
-        about = found["metrics"]["speculative_decoding"]
+        response = good(server.post(TEXT, body))
+        assert response["choices"][0]["token_ids"] == plain.token_ids
+        assert response["choices"][0]["text"] == plain.text
+        about = response["metrics"]["speculative_decoding"]
         assert about["num_spec_tokens"] == min(draft, 39)
         assert about["num_accepted_draft_tokens"] == stand * about["num_draft_tokens"]
-        assert found["timings"]["draft_n"] == about["num_draft_tokens"] > 0
+        assert response["timings"]["draft_n"] == about["num_draft_tokens"] > 0
 
 
 def test_row_25_at_the_edge_of_the_context(server: Running, guesses: Any):
@@ -220,8 +220,8 @@ def test_row_25_at_the_edge_of_the_context(server: Running, guesses: Any):
         room = len(plain) - there
         for most in (-1, room + 1, room, room - 1, min(room, 17)):
             asked = {**body, "prompt": [*prompt, *plain[:there]], "max_tokens": most}
-            found = good(server.post(TEXT, asked))
-            (choice,), usage = found["choices"], found["usage"]
+            response = good(server.post(TEXT, asked))
+            (choice,), usage = response["choices"], response["usage"]
             count = room if most == -1 else min(most, room)
             assert choice["token_ids"] == plain[there:][:count]
             assert usage["total_tokens"] == 440 + there + count <= 512
@@ -233,29 +233,25 @@ def test_row_26_metrics_add_up(module_model: Model):
     body = {**BARE, "prompt": PROMPT * 4}
     with running(module_model) as server:
         bodies = [body, {**body, "speculation": drafted}, {**body, "max_tokens": 7}]
-        received = [good(server.post(TEXT, each)) for each in bodies]
-        families = list(text_string_to_metric_families(server.get("/metrics").text))
-        found = metrics(server)
-    for family in families:
-        assert family.documentation
-        assert family.type in ("counter", "gauge", "histogram")
-    usage = [each["usage"] for each in received]
-    about = [each["metrics"]["speculative_decoding"] for each in received]
-    histograms = [each["acceptance_histogram"] for each in about]
-    cached = sum(each["prompt_tokens_details"]["cached_tokens"] for each in usage)
-    stood = sum(n * steps for each in histograms for n, steps in enumerate(each))
+        received = [good(server.post(TEXT, result)) for result in bodies]
+        counters = metrics(server)
+    usage = [item["usage"] for item in received]
+    about = [item["metrics"]["speculative_decoding"] for item in received]
+    histograms = [line["acceptance_histogram"] for line in about]
+    cached = sum(part["prompt_tokens_details"]["cached_tokens"] for part in usage)
+    stood = sum(n * steps for histogram in histograms for n, steps in enumerate(histogram))
     expected = {
-        "paceline_prompt_tokens_total": sum(each["prompt_tokens"] for each in usage),
+        "paceline_prompt_tokens_total": sum(part["prompt_tokens"] for part in usage),
         "paceline_cached_prompt_tokens_total": cached,
-        "paceline_generation_tokens_total": sum(each["completion_tokens"] for each in usage),
+        "paceline_generation_tokens_total": sum(part["completion_tokens"] for part in usage),
         "vllm:spec_decode_num_drafts_total": sum(map(sum, histograms)),
         "vllm:spec_decode_num_draft_tokens_total": sum(a["num_draft_tokens"] for a in about),
         "vllm:spec_decode_num_accepted_tokens_total": stood,
         "vllm:spec_decode_num_accepted_tokens_per_pos_total": stood,
     }
     assert all(expected.values())
-    assert {name: found[name] for name in expected} == expected
-    assert stood == sum(each["num_accepted_draft_tokens"] for each in about)
+    assert {name: counters[name] for name in expected} == expected
+    assert stood == sum(line["num_accepted_draft_tokens"] for line in about)
 
 
 @pytest.mark.parametrize("path", ["/slots", "/props", "/v1/slots"])
@@ -272,8 +268,8 @@ def test_row_27_paths_that_are_not_there(server: Running, path: str):
 @pytest.fixture(scope="module")
 def open_to_a_page(module_model: Model) -> Iterator[Running]:
     settings = Settings(api_keys=("key",), origins=("http://good.example",))
-    with running(module_model, settings) as made:
-        yield made
+    with running(module_model, settings) as instance:
+        yield instance
 
 
 @pytest.mark.parametrize(("origin", "let_in"), [("good", True), ("evil", False)])
@@ -352,8 +348,8 @@ def test_row_29_sigterm_under_load(tiny_gguf: Path, cache: Path, grace: str):
 def test_row_30_an_unknown_model(model: Model):
     with running(model, Settings(name="mine/tiny", aliases=("gpt-4o",))) as server:
         assert server.get("/v1/models/mine/tiny").json()["id"] == "mine/tiny"
-        found = good(server.post(TEXT, {**BARE, "model": "gpt-4o"}))
-        assert found["model"] == "mine/tiny"
+        reply = good(server.post(TEXT, {**BARE, "model": "gpt-4o"}))
+        assert reply["model"] == "mine/tiny"
         for path in (CHAT, TEXT, "/v1/responses", "/v1/messages"):
             body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "input": "a"}
             response = server.post(path, {**body, "prompt": "a"})

@@ -35,8 +35,8 @@ def embedder(
         patch.setenv("PACELINE_CACHE", str(folder / "cache"))
         last = request.param == "last"
         path = path_of(folder, POOLINGS[request.param], end=last)
-        with running(paceline.load(path, cache_tokens=2048, embeddings=True)) as made:
-            yield made
+        with running(paceline.load(path, cache_tokens=2048, embeddings=True)) as instance:
+            yield instance
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +45,17 @@ def last(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(folder / "cache"))
         path = path_of(folder, POOLINGS["last"], end=True)
-        with running(paceline.load(path, cache_tokens=1024, embeddings=True)) as made:
-            yield made
+        with running(paceline.load(path, cache_tokens=1024, embeddings=True)) as instance:
+            yield instance
 
 
-def vectors(server: Running, given: Any, **more: Any) -> np.ndarray:
+def vectors(server: Running, values: Any, **more: Any) -> np.ndarray:
     """[texts, d] of a request that is all right."""
-    response = server.post("/v1/embeddings", {"input": given, **more})
+    response = server.post("/v1/embeddings", {"input": values, **more})
     assert response.status_code == 200, response.text
     data = response.json()["data"]
-    assert [each["index"] for each in data] == [*range(len(data))]
-    return np.array([each["embedding"] for each in data], np.float32)
+    assert [item["index"] for item in data] == [*range(len(data))]
+    return np.array([item["embedding"] for item in data], np.float32)
 
 
 def expected(server: Running, text: str) -> np.ndarray:
@@ -69,16 +69,16 @@ def expected(server: Running, text: str) -> np.ndarray:
 
 
 def test_vectors_are_those_of_a_plain_computation(embedder: Running):
-    found = vectors(embedder, TEXTS)
-    for vector, text in zip(found, TEXTS, strict=True):
+    rows = vectors(embedder, TEXTS)
+    for vector, text in zip(rows, TEXTS, strict=True):
         np.testing.assert_allclose(vector, expected(embedder, text), atol=2e-3)
-    assert np.linalg.norm(found, axis=1) == pytest.approx(1.0, abs=1e-6)
+    assert np.linalg.norm(rows, axis=1) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_a_vector_has_the_same_bits_alone_and_in_a_crowd(embedder: Running):
     alone = [vectors(embedder, text)[0] for text in TEXTS]
     many = TEXTS * 8
-    found: list[np.ndarray] = []
+    results: list[np.ndarray] = []
     chats: list[str] = []
 
     def chat() -> None:
@@ -90,25 +90,25 @@ def test_a_vector_has_the_same_bits_alone_and_in_a_crowd(embedder: Running):
         reply = embedder.post("/v1/chat/completions", body).json()
         chats.append(reply["choices"][0]["message"]["content"])
 
-    tasks = [threading.Thread(target=lambda: found.append(vectors(embedder, many)))]
+    tasks = [threading.Thread(target=lambda: results.append(vectors(embedder, many)))]
     tasks += [threading.Thread(target=chat) for _ in range(2)]
     for task in tasks:
         task.start()
     for task in tasks:
         task.join()
-    for place, vector in enumerate(found[0]):
+    for place, vector in enumerate(results[0]):
         assert vector.tobytes() == alone[place % len(TEXTS)].tobytes(), f"text {place}"
     chat()
     assert set(chats) == {chats[-1]}, "answers beside embeddings"
 
 
 def test_the_client_of_openai_reads_base64(last: Running):
-    found = last.openai.embeddings.create(model="embedder", input=TEXTS)
+    response = last.openai.embeddings.create(model="embedder", input=TEXTS)
     plain = vectors(last, TEXTS)
-    for each, vector in zip(found.data, plain, strict=True):
-        np.testing.assert_array_equal(np.array(each.embedding, np.float32), vector)
+    for item, vector in zip(response.data, plain, strict=True):
+        np.testing.assert_array_equal(np.array(item.embedding, np.float32), vector)
     counts = [len(last.model.tokens(text, raw=True)) + 1 for text in TEXTS]
-    assert found.usage.prompt_tokens == found.usage.total_tokens == sum(counts)
+    assert response.usage.prompt_tokens == response.usage.total_tokens == sum(counts)
     body = {"input": "a", "encoding_format": "base64"}
     encoded = last.post("/v1/embeddings", body).json()["data"][0]["embedding"]
     assert np.frombuffer(base64.b64decode(encoded), "<f4").tobytes() == plain[1].tobytes()
@@ -196,13 +196,13 @@ def test_an_error_of_the_engine_ends_the_request_alone(
 
     good = vectors(last, [3, 4, 5])
     monkeypatch.setattr(OpenVinoEngine, "step", fails)
-    found: list[np.ndarray] = []
-    other = threading.Thread(target=lambda: found.append(vectors(last, [[3, 4, 5]] * 20)))
+    results: list[np.ndarray] = []
+    other = threading.Thread(target=lambda: results.append(vectors(last, [[3, 4, 5]] * 20)))
     other.start()
     response = last.post("/v1/embeddings", {"input": [[3], [4, 7]]})
     other.join()
     assert response.status_code == 500
-    assert (found[0] == good).all()
+    assert (results[0] == good).all()
 
 
 def test_embedded_texts_are_counted(last: Running):

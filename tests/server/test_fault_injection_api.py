@@ -87,8 +87,8 @@ def injector() -> Injector:
 def server(scripted_server: Running, injector: Injector) -> Iterator[Running]:
     model: Model = scripted_server.model
     engine_of(scripted_server).rules = [always(f"<think>\nb\n</think>\n\nc\n{CALL}")]
-    with injected(injector), running(model) as made:  # its threads start here
-        yield made
+    with injected(injector), running(model) as instance:  # its threads start here
+        yield instance
 
 
 def ends_well(server: Running, path: str, body: dict[str, Any]) -> bool:
@@ -97,10 +97,10 @@ def ends_well(server: Running, path: str, body: dict[str, Any]) -> bool:
     anthropic = path == "/v1/messages"
     if response.status_code != 200:
         assert response.status_code == 500
-        found = response.json()
-        kind = found["error"]["type"]
+        reply = response.json()
+        kind = reply["error"]["type"]
         assert kind == ("api_error" if anthropic else "server_error")
-        assert ("type" in found) is anthropic
+        assert ("type" in reply) is anthropic
         return False
     if not body["stream"]:
         return True

@@ -138,15 +138,15 @@ def sent(command: Command, path: str, more: dict[str, Any], *, raw: bool = False
 def good(command: Command, more: dict[str, Any]) -> dict[str, Any]:
     response = sent(command, CHAT, more)
     assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
+    reply: dict[str, Any] = response.json()
+    return reply
 
 
 def memory(command: Command) -> int:
     """Resident bytes of the server, and of the largest of its processes and of their children."""
-    own = command.process.pid
-    others = [child for one in children(own) for child in (one, *children(one))]
-    return resident(own) + max(map(resident, others), default=0)
+    pid = command.process.pid
+    others = [child for one in children(pid) for child in (one, *children(one))]
+    return resident(pid) + max(map(resident, others), default=0)
 
 
 def children(process: int) -> list[int]:

@@ -28,30 +28,6 @@ def test_prompt_token_ids_outside_the_vocabulary_are_refused(server: Running, pr
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/detokenize", {"tokens": [HUGE]}),
-        ("/detokenize", {"tokens": [-1]}),
-        (TEXT, {"prompt": "a", "logit_bias": {str(HUGE): 1.0}}),
-        (TEXT, {"prompt": "a", "logit_bias": {"-1": 1.0}}),
-        (TEXT, {"prompt": "a", "seed": HUGE}),
-        (TEXT, {"prompt": "a", "max_tokens": -2}),
-        (TEXT, {"prompt": "a", "min_tokens": HUGE}),
-        (TEXT, {"prompt": "a", "top_k": HUGE}),
-        (TEXT, {"prompt": "a", "top_k": -HUGE}),
-        (TEXT, {"prompt": "a", "logprobs": HUGE}),
-        (TEXT, {"prompt": "a", "n": HUGE}),
-        (CHAT, {"messages": [TURN], "max_tokens": HUGE}),
-    ],
-)
-def test_numbers_of_any_size_do_not_end_the_server(server: Running, path: str, body: Any):
-    response = server.post(path, body)
-    assert response.status_code in (200, 400), response.text
-    assert server.get("/health").status_code == 200
-    assert server.post(TEXT, {"prompt": "a", "max_tokens": 2}).status_code == 200
-
-
-@pytest.mark.parametrize(
     "drafter",
     [
         "ngram:max=20000000",
@@ -97,5 +73,5 @@ def test_a_long_prediction_of_one_token_is_drafted_from(server: Running):
         "prediction": {"type": "content", "content": "the the " * 200},
     }
     plain = server.post(CHAT, {**body, "speculation": {"drafter": "none"}}).json()
-    found = server.post(CHAT, body).json()
-    assert found["choices"][0]["message"] == plain["choices"][0]["message"]
+    response = server.post(CHAT, body).json()
+    assert response["choices"][0]["message"] == plain["choices"][0]["message"]

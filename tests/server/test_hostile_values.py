@@ -42,7 +42,7 @@ NESTED = {
 def fields(module_server: Running) -> dict[str, list[str]]:
     """The fields of each path's body, as the server itself describes them."""
     about = module_server.get("/openapi.json").json()
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     known: set[str] = set()
     for path in BODIES:
         schema = about["paths"][path]["post"]["requestBody"]["content"]["application/json"][
@@ -51,9 +51,9 @@ def fields(module_server: Running) -> dict[str, list[str]]:
         if "$ref" in schema:
             schema = about["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
         # What several paths have is asked of the first.
-        found[path] = [name for name in schema["properties"] if name not in known]
-        known |= {*found[path]}
-    return found
+        values[path] = [name for name in schema["properties"] if name not in known]
+        known |= {*values[path]}
+    return values
 
 
 def bodies(path: str, fields: list[str]) -> Iterator[str]:

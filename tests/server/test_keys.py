@@ -11,6 +11,7 @@ from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
 from paceline.server.api_keys import VARIABLE, api_keys
 from paceline.server.settings import MAX_SECONDS, Settings
+from support.errors import raises
 from support.server import HTTP, running
 
 EMPTY = ["", " ", "\t", " \n"]
@@ -33,18 +34,18 @@ def test_an_empty_api_key_from_any_source_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    given = ["serve", "--host", host, "--port", "0"]
+    arguments = ["serve", "--host", host, "--port", "0"]
     monkeypatch.delenv(VARIABLE, raising=False)
     if source == VARIABLE:
         monkeypatch.setenv(VARIABLE, empty)
     elif source == "--api-key-file":
-        given += [source, str(keys_file(tmp_path, empty.encode()))]
+        arguments += [source, str(keys_file(tmp_path, empty.encode()))]
     else:
-        given += [source, empty]
+        arguments += [source, empty]
     monkeypatch.setattr(
         "paceline.cli.serve.load_model", lambda *_, **__: pytest.fail("a model was loaded")
     )
-    assert main(given) == 2
+    assert main(arguments) == 2
     assert source in capsys.readouterr().err
 
 
@@ -73,13 +74,13 @@ def test_an_empty_api_key_is_rejected_beside_a_valid_one(also: list[str]):
 )
 def test_a_key_file_with_an_empty_line_or_without_a_key_is_refused(content: bytes, tmp_path: Path):
     path = keys_file(tmp_path, content)
-    with pytest.raises(InvalidRequest, match=r"keys\.txt"):
+    with raises(InvalidRequest, "keys.txt"):
         api_keys([], path, {})
 
 
 def test_a_key_file_that_cannot_be_read_is_refused(tmp_path: Path):
     for path in (tmp_path, tmp_path / "none", keys_file(tmp_path, b"k" * (2**20 + 1))):
-        with pytest.raises(InvalidRequest, match="api-key-file"):
+        with raises(InvalidRequest, "api-key-file"):
             api_keys([], path, {})
 
 
@@ -94,7 +95,7 @@ def test_keys_of_flags_and_a_file_are_joined_and_the_environment_is_for_neither(
 
 @pytest.mark.parametrize("key", [*EMPTY, " key", "key\n", "a\nb", "a\x7f"])
 def test_settings_reject_keys_that_no_client_can_send(key: str):
-    with pytest.raises(InvalidRequest, match="key"):
+    with raises(InvalidRequest, "key"):
         Settings(api_keys=("good", key))
 
 
@@ -138,13 +139,13 @@ def test_every_key_is_compared_in_constant_time(model: Model, monkeypatch: pytes
 )
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), MAX_SECONDS + 1, "1"])
 def test_an_invalid_time_limit_is_rejected(name: str, value: Any):
-    with pytest.raises(InvalidRequest, match=name):
+    with raises(InvalidRequest, name):
         Settings(**{name: value})
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), None])
 def test_an_invalid_grace_period_is_rejected(value: Any):
-    with pytest.raises(InvalidRequest, match="grace_seconds"):
+    with raises(InvalidRequest, "grace_seconds"):
         Settings(grace_seconds=value)
     assert Settings(grace_seconds=0).grace_seconds == 0
 
@@ -152,7 +153,7 @@ def test_an_invalid_grace_period_is_rejected(value: Any):
 @pytest.mark.parametrize("name", ["max_waiting", "max_running", "body_bytes"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, float("nan"), None, True])
 def test_an_invalid_limit_is_rejected(name: str, value: Any):
-    with pytest.raises(InvalidRequest, match=name):
+    with raises(InvalidRequest, name):
         Settings(**{name: value})
 
 

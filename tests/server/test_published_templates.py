@@ -91,11 +91,11 @@ def published(service: Service) -> dict[str, ModelFiles]:
 @pytest.fixture(scope="module")
 def prompts(service: Service, published: dict[str, ModelFiles]) -> dict[str, dict[str, str]]:
     """The name of a chat -> of a model -> the prompt; template by template, as each is compiled."""
-    made: dict[str, dict[str, str]] = {name: {} for name in CHATS}
+    by_name: dict[str, dict[str, str]] = {name: {} for name in CHATS}
     for model, files in published.items():
         for name in CHATS if model not in UNRENDERED else ():
-            made[name][model] = prompt(service, files, name)
-    return made
+            by_name[name][model] = prompt(service, files, name)
+    return by_name
 
 
 def prompt(service: Service, files: ModelFiles, name: str) -> str:

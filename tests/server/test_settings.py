@@ -23,30 +23,30 @@ ALWAYS = {"40": 100}
 @pytest.fixture(scope="module")
 def chosen(module_model: Model) -> Iterator[Running]:
     """A server of a model that has settings of its own, and an entry in the registry."""
-    with running(Model(module_model.files, module_model.engine, defaults=LAYERS)) as made:
-        yield made
+    with running(Model(module_model.files, module_model.engine, defaults=LAYERS)) as instance:
+        yield instance
 
 
 def test_sampling_that_a_request_leaves_out_comes_from_registry_and_model(chosen: Running):
-    found = chosen.post("/v1/chat/completions", {"messages": CHAT, "seed": 5}).json()
+    response = chosen.post("/v1/chat/completions", {"messages": CHAT, "seed": 5}).json()
     expected = chosen.model.generate(CHAT, seed=5, drafter="none")
-    assert found["choices"][0]["message"]["content"] == expected.text
-    assert found["usage"]["completion_tokens"] <= 14
-    settings = found["settings"]
+    assert response["choices"][0]["message"]["content"] == expected.text
+    assert response["usage"]["completion_tokens"] <= 14
+    settings = response["settings"]
     assert settings["temperature"] == {"value": 0.8, "source": "registry"}
     assert settings["repetition_penalty"] == {"value": 1.3, "source": "model"}
     assert settings["max_tokens"] == {"value": 14, "source": "model"}
     assert settings["min_p"] == {"value": 0.0, "source": "fallback"}
-    assert found["speculation"]["seed"] == 5
+    assert response["speculation"]["seed"] == 5
 
 
 def test_sampling_that_a_request_names_wins_field_by_field(chosen: Running):
     asked = {"temperature": 1.4, "repetition_penalty": 1.0, "max_tokens": 20, "seed": 5}
-    found = chosen.post("/v1/chat/completions", {"messages": CHAT, **asked}).json()
+    response = chosen.post("/v1/chat/completions", {"messages": CHAT, **asked}).json()
     expected = chosen.model.generate(CHAT, drafter="none", **asked)  # type: ignore[arg-type]
-    assert found["choices"][0]["message"]["content"] == expected.text
-    assert found["settings"]["temperature"] == {"value": 1.4, "source": "request"}
-    assert found["settings"]["top_p"] == {"value": 0.9, "source": "registry"}
+    assert response["choices"][0]["message"]["content"] == expected.text
+    assert response["settings"]["temperature"] == {"value": 1.4, "source": "request"}
+    assert response["settings"]["top_p"] == {"value": 0.9, "source": "registry"}
 
 
 def test_null_differs_from_values_that_disable_sampling_options(chosen: Running):
@@ -58,16 +58,16 @@ def test_null_differs_from_values_that_disable_sampling_options(chosen: Running)
 
 
 def test_a_response_echoes_the_sampling_that_was_used(chosen: Running):
-    found = chosen.post("/v1/responses", {"input": "this", "max_output_tokens": 3}).json()
-    assert (found["temperature"], found["top_p"]) == (0.8, 0.9)
-    given = chosen.post("/v1/responses", {"input": "this", "temperature": 0}).json()
-    assert (given["temperature"], given["top_p"]) == (0, 0.9)
+    response = chosen.post("/v1/responses", {"input": "this", "max_output_tokens": 3}).json()
+    assert (response["temperature"], response["top_p"]) == (0.8, 0.9)
+    reply = chosen.post("/v1/responses", {"input": "this", "temperature": 0}).json()
+    assert (reply["temperature"], reply["top_p"]) == (0, 0.9)
 
 
 def test_without_any_default_the_temperature_is_openais(server: Running):
     body = {"messages": CHAT, "max_tokens": 3}
-    found = server.post("/v1/chat/completions", body).json()
-    assert found["settings"]["temperature"] == {"value": 1.0, "source": "fallback"}
+    response = server.post("/v1/chat/completions", body).json()
+    assert response["settings"]["temperature"] == {"value": 1.0, "source": "fallback"}
 
 
 @pytest.mark.parametrize("drafter", ["none", "auto", "suffix", "ngram:min=1"])
@@ -84,13 +84,13 @@ def test_repetition_detection_ends_a_chat_with_finish_reason_repetition(
         "return_token_ids": True,
         "repetition_detection": LOOP,
     }
-    found = server.post("/v1/chat/completions", body).json()["choices"][0]
-    assert (found["finish_reason"], found["token_ids"]) == ("repetition", [40] * 4)
+    choice = server.post("/v1/chat/completions", body).json()["choices"][0]
+    assert (choice["finish_reason"], choice["token_ids"]) == ("repetition", [40] * 4)
     events = server.events("/v1/chat/completions", body)
     reasons = [event["choices"][0]["finish_reason"] for event in events[:-1]]
     assert reasons[-1] == "repetition"
     received = "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1])
-    assert received == found["message"]["content"]
+    assert received == choice["message"]["content"]
 
 
 def test_repetition_detection_ends_completions_and_responses_too(server: Running):
@@ -106,8 +106,8 @@ def test_repetition_detection_ends_completions_and_responses_too(server: Running
 def test_repetition_detection_is_off_unless_a_request_asks_for_it(server: Running):
     body = {"messages": CHAT, "temperature": 0, "max_tokens": 300, "logit_bias": ALWAYS}
     for asked in ({}, {"repetition_detection": {"max_pattern_size": 0}}):
-        found = server.post("/v1/chat/completions", {**body, **asked}).json()
-        assert found["choices"][0]["finish_reason"] == FinishReason.LENGTH
+        response = server.post("/v1/chat/completions", {**body, **asked}).json()
+        assert response["choices"][0]["finish_reason"] == FinishReason.LENGTH
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_repetition_detection_is_off_unless_a_request_asks_for_it(server: Runnin
     ids=str,
 )
 def test_an_invalid_repetition_rule_is_rejected_by_name(rule: Any, param: str, server: Running):
-    found = server.post(
+    response = server.post(
         "/v1/chat/completions", {"messages": CHAT, "max_tokens": 3, "repetition_detection": rule}
     )
-    assert found.status_code == 400
-    assert found.json()["error"]["param"] == param
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param

@@ -31,7 +31,7 @@ def streamed_answer(
 ) -> Answer:
     """An answer with these tokens in blocks of these sizes, as the scheduler sends it."""
     stream = answer_text(decode, stops, thoughts)
-    made = Answer([END])
+    answer = Answer([END])
     text, reasoning, kept = "", "", list[int]()
     at = 0
     while at < len(tokens):
@@ -56,7 +56,7 @@ def streamed_answer(
         step = Step(len(block), block, new, tried, len(block) - 1, count)
         text += step.text
         reasoning += step.reasoning
-        made.progress(step)
+        answer.progress(step)
         if over:
             break
     ended = stream.stopped_by is not None or kept[-1] == END
@@ -75,8 +75,8 @@ def streamed_answer(
         reasoning=reasoning,
         reasoning_tokens=stream.reasoning_tokens,
     )
-    made.finish(result)
-    return made
+    answer.finish(result)
+    return answer
 
 
 @given(
@@ -87,17 +87,17 @@ def streamed_answer(
 def test_the_sent_tokens_are_those_of_the_text(
     tokens: list[int], sizes: list[int], stops: list[str]
 ):
-    found = streamed_answer(tokens, sizes, stops, FinishReason.LENGTH)
-    assert found.text == found.done.text
-    ids = [piece.token for piece in found.pieces]
-    assert ids == found.done.token_ids[: len(ids)]
+    answer = streamed_answer(tokens, sizes, stops, FinishReason.LENGTH)
+    assert answer.text == answer.done.text
+    ids = [piece.token for piece in answer.pieces]
+    assert ids == answer.done.token_ids[: len(ids)]
     assert END not in ids
-    text = "".join(piece.text for piece in found.pieces)
-    assert text.rstrip("\ufffd") == found.text.rstrip("\ufffd")
-    assert [piece.start for piece in found.pieces] == [
-        sum(len(p.text) for p in found.pieces[:at]) for at in range(len(found.pieces))
+    text = "".join(piece.text for piece in answer.pieces)
+    assert text.rstrip("\ufffd") == answer.text.rstrip("\ufffd")
+    assert [piece.start for piece in answer.pieces] == [
+        sum(len(p.text) for p in answer.pieces[:at]) for at in range(len(answer.pieces))
     ]
-    if found.done.finish_reason == FinishReason.LENGTH:
+    if answer.done.finish_reason == FinishReason.LENGTH:
         assert ids == tokens
 
 
@@ -114,16 +114,16 @@ MARKED = ReasoningMarks(("b",), (" ",), {2: "b", 5: " "})
 def test_tokens_of_thoughts_are_sent_with_their_text(
     tokens: list[int], sizes: list[int], stops: list[str], thoughts: ReasoningMarks
 ):
-    found = streamed_answer(tokens, sizes, stops, FinishReason.LENGTH, thoughts)
-    assert (found.text, found.reasoning) == (found.done.text, found.done.reasoning)
-    ids = [piece.token for piece in found.pieces]
-    assert ids == found.done.token_ids[: len(ids)]
-    assert "".join(piece.text for piece in found.pieces) == found.text
-    assert "".join(piece.reasoning for piece in found.pieces) == found.reasoning
-    assert found.reasoning_tokens <= found.tokens
-    if found.done.finish_reason == FinishReason.LENGTH:
+    answer = streamed_answer(tokens, sizes, stops, FinishReason.LENGTH, thoughts)
+    assert (answer.text, answer.reasoning) == (answer.done.text, answer.done.reasoning)
+    ids = [piece.token for piece in answer.pieces]
+    assert ids == answer.done.token_ids[: len(ids)]
+    assert "".join(piece.text for piece in answer.pieces) == answer.text
+    assert "".join(piece.reasoning for piece in answer.pieces) == answer.reasoning
+    assert answer.reasoning_tokens <= answer.tokens
+    if answer.done.finish_reason == FinishReason.LENGTH:
         assert ids == tokens
-        assert found.reasoning_tokens == found.done.reasoning_tokens
+        assert answer.reasoning_tokens == answer.done.reasoning_tokens
 
 
 @pytest.mark.parametrize(
@@ -138,23 +138,23 @@ def test_tokens_of_thoughts_are_sent_with_their_text(
 def test_the_token_or_string_that_ends_an_answer_is_not_sent(
     tokens: list[int], text: str, kept: list[int]
 ):
-    found = streamed_answer(tokens, [2], ["stop"], FinishReason.LENGTH)
-    assert found.text == text
-    assert [piece.token for piece in found.pieces] == kept
+    answer = streamed_answer(tokens, [2], ["stop"], FinishReason.LENGTH)
+    assert answer.text == text
+    assert [piece.token for piece in answer.pieces] == kept
 
 
 def test_a_token_that_a_stop_string_cuts_is_sent_with_its_part():
-    found = streamed_answer([1, 3, 1], [3], ["ba"], FinishReason.LENGTH)  # a|ab|a
-    assert found.text == "aa"
-    assert [(piece.token, piece.text) for piece in found.pieces] == [(1, "a"), (3, "a")]
+    answer = streamed_answer([1, 3, 1], [3], ["ba"], FinishReason.LENGTH)  # a|ab|a
+    assert answer.text == "aa"
+    assert [(piece.token, piece.text) for piece in answer.pieces] == [(1, "a"), (3, "a")]
 
 
 def test_tokens_are_not_sent_before_their_text():
-    made = Answer([END])
+    answer = Answer([END])
     # "b" is held back: it may begin a stop string.
-    assert made.progress(Step(1, [1], [TextPiece("a", "a")])).pieces[0].token == 1
-    assert made.progress(Step(1, [2], [TextPiece("b", "")])).pieces == []
-    part = made.progress(Step(1, [1], [TextPiece("a", "ba")]))
+    assert answer.progress(Step(1, [1], [TextPiece("a", "a")])).pieces[0].token == 1
+    assert answer.progress(Step(1, [2], [TextPiece("b", "")])).pieces == []
+    part = answer.progress(Step(1, [1], [TextPiece("a", "ba")]))
     assert (part.text, [piece.token for piece in part.pieces]) == ("ba", [2, 1])
 
 

@@ -7,6 +7,7 @@ import pytest
 from paceline.errors import ModelError
 from paceline.storage.files import read_json, sha256_of, write_json
 from paceline.storage.manifest import MANIFEST, read_manifest, write_manifest
+from support.errors import raises
 
 
 @pytest.mark.parametrize(
@@ -15,12 +16,12 @@ from paceline.storage.manifest import MANIFEST, read_manifest, write_manifest
 def test_what_is_no_json_object_is_one_line_that_names_the_file(content: bytes, tmp_path: Path):
     path = tmp_path / "x.json"
     path.write_bytes(content)
-    with pytest.raises(ModelError, match=str(path)):
+    with raises(ModelError, path):
         read_json(path)
 
 
 def test_a_file_that_is_not_there_is_one_line_that_names_it(tmp_path: Path):
-    with pytest.raises(ModelError, match="No such file"):
+    with raises(ModelError, tmp_path / "x.json"):
         read_json(tmp_path / "x.json")
 
 
@@ -28,10 +29,10 @@ def test_a_checksum_is_counted_on_from_what_was_done(tmp_path: Path):
     path = tmp_path / "x"
     path.write_bytes(b"x" * 3_000_000)
     reached: list[int] = []
-    found = sha256_of(path, reached.append, 10)
+    digest = sha256_of(path, reached.append, 10)
     assert reached == sorted(reached)
     assert reached[-1] == 3_000_010
-    assert found == sha256_of(path)
+    assert digest == sha256_of(path)
 
 
 def test_json_is_written_whole_or_not_at_all(tmp_path: Path):
@@ -41,9 +42,9 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path):
     with pytest.raises(TypeError):
         write_json(path, {"a": object()})
     assert read_json(path) == {"a": "é"}
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(FileNotFoundError):
         write_json(tmp_path / "nowhere" / "x.json", {})
-    assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
+    assert [result.name for result in tmp_path.iterdir()] == ["x.json"]
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,10 @@ def test_a_manifest_gives_the_facts_of_an_artifact(artifact: Path):
 
 
 def test_a_folder_of_another_kind_is_rejected(artifact: Path):
-    with pytest.raises(ModelError, match="a paceline thing of version 1; expected a paceline box"):
+    with raises(ModelError, "version 1", "box"):
         read_manifest(artifact, "paceline box", Box)
     (artifact / MANIFEST).unlink()
-    with pytest.raises(ModelError, match=r"manifest\.json"):
+    with raises(ModelError, "manifest.json"):
         read_manifest(artifact, "paceline box", Box)
 
 
@@ -78,20 +79,20 @@ SHA256 = "0" * 64
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"size": "3"}, r"size: .*not '3'"),
-        ({"size": True}, r"size: .*not True"),
+        ({"size": "3"}, "size: "),
+        ({"size": True}, "size: "),
         ({"files": {}}, "files: "),
-        ({"files": {"b.bin": {"bytes": 1, "sha256": SHA256}}}, r"b\.bin is missing"),
-        ({"files": {"a.bin": {"bytes": 4, "sha256": SHA256}}}, r"a\.bin has 3 bytes, expected 4"),
-        ({"files": {"../a.bin": {"bytes": 3, "sha256": SHA256}}}, r"'\.\./a\.bin', expected"),
-        ({"files": {"a.bin": {"bytes": 3}}}, r"files\.a\.bin\.sha256: "),
-        ({"files": {"a.bin": 3}}, r"files\.a\.bin: .*not 3"),
+        ({"files": {"b.bin": {"bytes": 1, "sha256": SHA256}}}, "b.bin"),
+        ({"files": {"a.bin": {"bytes": 4, "sha256": SHA256}}}, "a.bin has 3 bytes"),
+        ({"files": {"../a.bin": {"bytes": 3, "sha256": SHA256}}}, "'../a.bin'"),
+        ({"files": {"a.bin": {"bytes": 3}}}, "files.a.bin.sha256: "),
+        ({"files": {"a.bin": 3}}, "files.a.bin: "),
     ],
 )
 def test_a_fault_of_a_manifest_is_named(artifact: Path, change: dict, fault: str):
     value = json.loads((artifact / MANIFEST).read_text())
     (artifact / MANIFEST).write_text(json.dumps({**value, **change}))
-    with pytest.raises(ModelError, match=fault):
+    with raises(ModelError, fault):
         read_manifest(artifact, "paceline thing", Box)
 
 
@@ -102,5 +103,5 @@ def test_all_missing_and_wrong_files_are_named_at_once(artifact: Path):
         "a.bin": {"bytes": 1, "sha256": SHA256},
     }
     (artifact / MANIFEST).write_text(json.dumps(value))
-    with pytest.raises(ModelError, match=r"(?s)b\.bin is missing.*a\.bin has 3 bytes"):
+    with raises(ModelError, "b.bin", "a.bin has 3 bytes", lines=3):
         read_manifest(artifact, "paceline thing", Box)

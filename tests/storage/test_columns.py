@@ -9,6 +9,7 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.storage.columns import read_columns, write_columns
+from support.errors import raises
 
 KIND = "a kind"
 
@@ -32,12 +33,12 @@ def path(tmp_path: Path) -> Path:
 def test_columns_are_read_as_they_were_written(path: Path):
     facts, columns = read_columns(path, KIND, Facts)
     assert facts == Facts("n")
-    assert {name: (each.dtype, each.tolist()) for name, each in columns.items()} == {
+    assert {name: (value.dtype, value.tolist()) for name, value in columns.items()} == {
         "a": (np.uint32, list(range(100))),
         "none": (np.uint8, []),
         "b": (np.uint16, list(range(7))),
     }
-    assert [each.name for each in path.parent.iterdir()] == ["x.bin"]
+    assert [result.name for result in path.parent.iterdir()] == ["x.bin"]
 
 
 def test_columns_that_are_mapped_stay_when_the_file_is_replaced(path: Path):
@@ -49,28 +50,28 @@ def test_columns_that_are_mapped_stay_when_the_file_is_replaced(path: Path):
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
-        (b"a kind", b"a king", "is a a king of version 1"),
-        (b'"version": 1', b'"version": 2', "of version 2"),
-        (b'"name": "n"', b'"name":  1 ', "valid string"),
+        (b"a kind", b"a king", "a king"),
+        (b'"version": 1', b'"version": 2', "version 2"),
+        (b'"name": "n"', b'"name":  1 ', "name"),
         (b"uint32", b"float3", "float3"),
-        (b"100", b"999", "bytes, which end in the column"),
+        (b"100", b"999", "bytes"),
         (b"100", b" -1", "columns"),
-        (b"{", b"[", "does not begin with a line of JSON"),
+        (b"{", b"[", "JSON"),
     ],
 )
 def test_a_damaged_first_line_is_one_error(path: Path, old: bytes, new: bytes, fault: str):
     path.write_bytes(path.read_bytes().replace(old, new, 1))
-    with pytest.raises(ModelError, match=fault):
+    with raises(ModelError, fault):
         read_columns(path, KIND, Facts)
 
 
 @pytest.mark.parametrize("size", [0, 1, 60, 300])
 def test_a_file_that_was_cut_is_one_error(path: Path, size: int):
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ModelError, match=r"x\.bin"):
+    with raises(ModelError, "x.bin"):
         read_columns(path, KIND, Facts)
 
 
 def test_a_missing_file_is_one_error(tmp_path: Path):
-    with pytest.raises(ModelError, match="cannot read"):
+    with raises(ModelError, "y.bin"):
         read_columns(tmp_path / "y.bin", KIND, Facts)

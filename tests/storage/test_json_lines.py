@@ -6,6 +6,7 @@ import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.storage.json_lines import appending, read_journal
+from support.errors import raises
 
 ENTRIES: list[dict[str, Any]] = [
     {"number": 1, "text": "naïve 漢字 😀"},
@@ -69,7 +70,7 @@ def test_what_was_written_stays_when_the_work_is_stopped(path: Path):
 def test_two_runs_do_not_append_at_once(path: Path):
     with appending(path) as append:
         append(ENTRIES[0])
-        with pytest.raises(InvalidRequest, match=f"{path.name}"):
+        with raises(InvalidRequest, path.name):
             write(path, ENTRIES[1])
         append(ENTRIES[2])
     assert read_journal(path) == [ENTRIES[0], ENTRIES[2]]
@@ -103,34 +104,23 @@ def test_a_file_that_is_all_one_torn_line_begins_anew(path: Path):
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b"not json", "line 2 of {} is not JSON"),
-        (b"", "line 2 of {} is not JSON"),
-        (b'{"a": 1', "line 2 of {} is not JSON"),
-        (b'{"a": "\xff"}', "line 2 of {} is not JSON"),
-        (b"[]", "line 2 of {} is not a JSON object"),
-        (b"5", "line 2 of {} is not a JSON object"),
-        (b"null", "line 2 of {} is not a JSON object"),
-        (b"[" * 100_000, "line 2 of {} is not JSON"),
-    ],
+    "line", [b"not json", b"", b'{"a": 1', b'{"a": "\xff"}', b"[]", b"5", b"null", b"[" * 100_000]
 )
-def test_a_line_that_is_no_object_is_named_by_its_number(line: bytes, reason: str, path: Path):
+def test_a_line_that_is_no_object_is_named_by_its_number(line: bytes, path: Path):
     path.write_bytes(b"{}\n" + line + b"\n{}\n")
-    with pytest.raises(InvalidRequest, match=reason.format(path)) as caught:
+    with raises(InvalidRequest, f"line 2 of {path}"):
         read_journal(path)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_path_that_cannot_be_read_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("{}\n")
     for path in (tmp_path, tmp_path / "file" / "journal.jsonl"):
-        with pytest.raises(InvalidRequest, match=f"{path}"):
+        with raises(InvalidRequest, path):
             read_journal(path)
 
 
 def test_a_path_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("{}\n")
     for path in (tmp_path, tmp_path / "file" / "journal.jsonl", tmp_path / "no" / "journal.jsonl"):
-        with pytest.raises(InvalidRequest, match=f"{path}"):
+        with raises(InvalidRequest, path):
             write(path, {})

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from gguf import GGUFReader
-from gguf.quants import dequantize
 
-from paceline.drafters.dflash import Config, HostKV
-from paceline.drafters.networks.context import ContextCache, DraftCost
+from paceline.drafters.dflash import Config
 from paceline.drafters.networks.target import read_matrix, read_target
 from paceline.models import ModelFiles
 from support import mlx
+from support.tiny_checkpoints import stored, write_safetensors
 
 Weights = dict[str, np.ndarray]
 
@@ -33,9 +31,6 @@ class _LeftOut:
 
 LEFT_OUT: Any = _LeftOut()
 """Instead of a value in config.json, or of a tensor: it is not there."""
-
-_WHOLE = {"int64": "I64", "bool": "BOOL"}
-_KINDS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
 
 
 def tiny_config(files: ModelFiles, **changes: Any) -> Config:
@@ -108,14 +103,14 @@ def write_checkpoint(
         draft_vocab: the tokens that are drafted at all.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    said = {**config_json(config), **(change or {})}
-    write_config(folder, {name: value for name, value in said.items() if value is not LEFT_OUT})
+    settings = {**config_json(config), **(change or {})}
+    write_config(folder, {name: value for name, value in settings.items() if value is not LEFT_OUT})
     weights = {**random_weights(config, seed), **(tensors or {})}
     weights = {name: rows for name, rows in weights.items() if rows is not LEFT_OUT}
     names = list(weights)
     for number in range(files):
         name = "model" if files == 1 else f"model-{number + 1:05}-of-{files:05}"
-        part = {prefix + each: weights[each] for each in names[number::files]}
+        part = {prefix + tensor: weights[tensor] for tensor in names[number::files]}
         write_tensors(folder / f"{name}.safetensors", part, kind)
     if draft_vocab is not None:
         np.save(folder / "draft_vocab.npy", np.array(draft_vocab, np.uint32))
@@ -135,7 +130,7 @@ def config_json(config: Config) -> dict[str, Any]:
     sliding = [window is not None for window in config.windows]
     if config.first_drafted == 0:
         return _dspark_json(config)
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         **{name: getattr(config, name) for name in counts.split()},
         "architectures": ["DFlashDraftModel"],
         "attention_bias": False,
@@ -144,45 +139,45 @@ def config_json(config: Config) -> dict[str, Any]:
             "target_layer_ids": list(config.target_layer_ids),
         },
         "hidden_act": "silu",
-        "layer_types": ["sliding_attention" if each else "full_attention" for each in sliding],
+        "layer_types": ["sliding_attention" if item else "full_attention" for item in sliding],
         "model_type": "qwen3",
         "rope_scaling": None,
         "sliding_window": next(filter(None, config.windows), None),
     }
-    own = said["dflash_config"]
+    inner = settings["dflash_config"]
     if config.causal is not None:
-        said["is_causal"] = config.causal
+        settings["is_causal"] = config.causal
     if config.convolution is not None and config.chain is not None:
-        said["architectures"] = ["DFlash2DraftModel"]
-        own |= {
-            "block_size": said.pop("block_size"),
+        settings["architectures"] = ["DFlash2DraftModel"]
+        inner |= {
+            "block_size": settings.pop("block_size"),
             "conv_kernel_size": config.convolution.taps,
             "conv_group_size": config.convolution.group,
             "selector_rank": config.chain.rank,
             "selector_top_k": config.chain.candidates,
         }
     if config.logit_cap is not None:
-        own |= {
+        inner |= {
             "input_embedding_scale": config.embedding_scale,
             "output_multiplier": config.logit_scale,
             "final_logit_softcapping": config.logit_cap,
         }
-    return said
+    return settings
 
 
 def _dspark_json(config: Config) -> dict[str, Any]:
     """The words of DeepSpec's files: those of the target's Qwen3, and its own at the top."""
     plain = replace(config, first_drafted=1, causal=None, chain=None)
-    said = {**config_json(plain), "architectures": ["Qwen3DSparkModel"], "num_anchors": 512}
-    said |= said.pop("dflash_config")
+    settings = {**config_json(plain), "architectures": ["Qwen3DSparkModel"], "num_anchors": 512}
+    settings |= settings.pop("dflash_config")
     chain = config.chain
-    said["markov_rank"] = chain.rank if chain else 0
-    said["enable_confidence_head"] = bool(chain and chain.confidence)
+    settings["markov_rank"] = chain.rank if chain else 0
+    settings["enable_confidence_head"] = bool(chain and chain.confidence)
     if chain and chain.kind != "none":
-        said["markov_head_type"] = chain.kind
+        settings["markov_head_type"] = chain.kind
     if chain and chain.confidence:
-        said["confidence_head_with_markov"] = chain.confidence_reads_draft
-    return said
+        settings["confidence_head_with_markov"] = chain.confidence_reads_draft
+    return settings
 
 
 def write_tensors(
@@ -191,34 +186,15 @@ def write_tensors(
     kind: str,
     whole: Mapping[str, np.ndarray] | None = None,
 ) -> Weights:
-    """Write a safetensors file: the length of a JSON header, the header, and all bytes in a row.
-
-    `whole` are int64 or bool. Returns `tensors` as they can be read.
-    """
-    header, data = {}, b""
-    for name, rows in {**tensors, **(whole or {})}.items():
-        said = _WHOLE.get(rows.dtype.name, kind)
-        stored = rows
-        if said == kind:
-            stored = _halves(rows) if kind == "BF16" else rows.astype(_KINDS[kind])
-        ends = [len(data), len(data) + stored.nbytes]
-        header[name] = {"dtype": said, "shape": rows.shape, "data_offsets": ends}
-        data += stored.tobytes()
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    """Write a file; `whole` are int64 or bool. Returns `tensors` as they can be read."""
+    write_safetensors(path, {**tensors, **(whole or {})}, kind)
     return {name: _rounded(rows, kind) for name, rows in tensors.items()}
-
-
-def _halves(rows: np.ndarray) -> np.ndarray:
-    """The upper two bytes of each float32, which is what bfloat16 is."""
-    return (np.ascontiguousarray(rows, np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
 def _rounded(rows: np.ndarray, kind: str) -> np.ndarray:
     if kind == "BF16":
-        return (_halves(rows).astype(np.uint32) << 16).view(np.float32)
-    return rows.astype(_KINDS[kind]).astype(np.float32)
+        return (stored(rows, kind).astype(np.uint32) << 16).view(np.float32)
+    return stored(rows, kind).astype(np.float32)
 
 
 class Ends(NamedTuple):
@@ -228,17 +204,6 @@ class Ends(NamedTuple):
     """[vocab, d]"""
     head: np.ndarray
     """[vocab, d]"""
-
-
-def stored_ends(gguf: Path) -> Ends:
-    """Embeddings and head as a GGUF file has them."""
-    stored = {tensor.name: tensor for tensor in GGUFReader(gguf).tensors}
-    return Ends(
-        *(
-            dequantize(stored[name].data, stored[name].tensor_type).astype(np.float64)
-            for name in ("token_embd.weight", "output.weight")
-        )
-    )
 
 
 def ends_of(files: ModelFiles) -> Ends:
@@ -304,8 +269,8 @@ def reference_draft(
         return np.concatenate([turned.real, turned.imag], axis=-1)
 
     before = np.arange(len(features)) if positions is None else np.array(positions, int)
-    own = position + np.arange(block)
-    everywhere = np.concatenate([before, own])
+    block_places = position + np.arange(block)
+    everywhere = np.concatenate([before, block_places])
     context = norm(np.asarray(features, np.float64) @ w["fc.weight"].T, "hidden_norm")
     x = ends.embeddings[[token, *[config.mask_token_id] * (block - 1)]] * config.embedding_scale
     for at, window in enumerate(config.windows):
@@ -318,13 +283,13 @@ def reference_draft(
         q = (normed @ w[project.format("q")].T).reshape(block, heads, hd)
         k = (seen @ w[project.format("k")].T).reshape(len(seen), kv_heads, hd)
         v = (seen @ w[project.format("v")].T).reshape(len(seen), kv_heads, hd)
-        q = rotate(norm(q, f"{name}.self_attn.q_norm"), own)
+        q = rotate(norm(q, f"{name}.self_attn.q_norm"), block_places)
         k = rotate(norm(k, f"{name}.self_attn.k_norm"), everywhere)
         may_look = np.full((block, len(seen)), True)
         if window is not None:
-            may_look &= np.abs(own[:, None] - everywhere[None]) < window
+            may_look &= np.abs(block_places[:, None] - everywhere[None]) < window
         if config.causal or (config.causal is None and window is not None):
-            may_look &= everywhere[None] <= own[:, None]
+            may_look &= everywhere[None] <= block_places[:, None]
         mixed = np.zeros((block, heads, hd))
         for one in range(heads):
             theirs = one * kv_heads // heads
@@ -378,11 +343,11 @@ class _Convolved:
         return rows if self._form is None else self._convolve(rows, self._kernels[1])
 
     def _convolve(self, rows: np.ndarray, kernels: np.ndarray) -> np.ndarray:
-        found = np.zeros_like(rows)
+        result = np.zeros_like(rows)
         for row in range(len(rows)):
             for tap in range(min(kernels.shape[1], row + 1)):
-                found[row] += kernels[row, tap] * rows[row - tap]
-        return found
+                result[row] += kernels[row, tap] * rows[row - tap]
+        return result
 
 
 def _chained(
@@ -400,7 +365,7 @@ def _chained(
     """
     chain = config.chain
     assert chain is not None
-    found, confidences = [], []
+    results, confidences = [], []
     state = np.zeros(chain.rank)
 
     def head(name: str, x: np.ndarray) -> np.ndarray:
@@ -432,58 +397,9 @@ def _chained(
         scores = np.full(len(row), -np.inf)
         kept = np.argsort(row)[-chain.candidates :]
         scores[kept] = row[kept] + bias[drafted][kept]
-        found.append(scores)
+        results.append(scores)
         token = chosen[at] if chosen else int(drafted[scores.argmax()])
-    return np.array(found), confidences or None
-
-
-class Rehearsed:
-    """In place of a network: goes on as a known text does, but for some positions.
-
-    It checks what it is told of the target: the features of each token, in order, none left out.
-    """
-
-    def __init__(
-        self, config: Config, text: Sequence[int], features: np.ndarray, wrong_at: Sequence[int]
-    ) -> None:
-        self.config = config
-        self.cost = DraftCost(0.1)
-        self._text = text
-        self._features = features
-        self._wrong_at = set(wrong_at)
-
-    def new_cache(self) -> ContextCache[HostKV]:
-        return ContextCache(HostKV(1, 1, 2))
-
-    def tapped(self, taps: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
-        return np.concatenate([taps["tap.0"][:rows], taps["tap.1"][:rows]], axis=1)
-
-    def concat(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        return np.concatenate([self._features[:0], *parts])
-
-    def prefill(self, context: ContextCache[HostKV], features: np.ndarray, start: int) -> None:
-        positions = range(start, start + len(features))
-        assert np.array_equal(features, self._features[start : start + len(features)])
-        assert [*context.positions, *positions] == [*range(start + len(features))]
-        context.positions += positions
-
-    def draft(
-        self,
-        context: ContextCache[HostKV],
-        token: int,
-        position: int,
-        features: np.ndarray,
-        start: int,
-        **_: Any,
-    ) -> tuple[list[int], list[float]]:
-        self.prefill(context, features, start)
-        assert len(context) == position
-        assert token == self._text[position]
-        block = range(position + 1, position + self.config.block_size)
-        # Behind the end of the text anything will do.
-        drafts = [self._text[at] if at < len(self._text) else 5 for at in block]
-        wrong = [token ^ (at in self._wrong_at) for at, token in zip(block, drafts, strict=True)]
-        return wrong, [0.9] * len(wrong)
+    return np.array(results), confidences or None
 
 
 def parts(rows: np.ndarray, size: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -494,7 +410,7 @@ def parts(rows: np.ndarray, size: int) -> Iterator[tuple[int, np.ndarray]]:
 
 def config_for(engine: Any, **changes: Any) -> Config:
     """A drafter that fits a target in MLX, with a sliding layer."""
-    found = Config(
+    config = Config(
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=2,
@@ -510,4 +426,4 @@ def config_for(engine: Any, **changes: Any) -> Config:
         mask_token_id=mlx.VOCAB - 1,
         windows=(None, 16),
     )
-    return replace(found, **changes)
+    return replace(config, **changes)

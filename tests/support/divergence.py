@@ -3,12 +3,22 @@
 import numpy as np
 
 
-def divergence(expected: np.ndarray, computed: np.ndarray) -> float:
-    """Largest KL divergence of a row's distribution [rows, tokens] from the expected one."""
+def divergences(expected: np.ndarray, computed: np.ndarray) -> np.ndarray:
+    """[rows]: KL divergence of each row's distribution [rows, tokens] from the expected one."""
     first, second = (
-        rows
-        - np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1, keepdims=True))
-        - rows.max(1, keepdims=True)
-        for rows in (expected.astype(np.float64), computed.astype(np.float64))
+        shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+        for rows in (expected, computed)
+        for shifted in [rows.astype(np.float64) - rows.max(1, keepdims=True)]
     )
-    return float((np.exp(first) * (first - second)).sum(1).max())
+    result: np.ndarray = (np.exp(first) * (first - second)).sum(1)
+    return result
+
+
+def divergence(expected: np.ndarray, computed: np.ndarray) -> float:
+    """The largest of the rows'."""
+    return float(divergences(expected, computed).max())
+
+
+def apart(computed: np.ndarray, expected: np.ndarray) -> float:
+    """The root mean square difference over that of the values themselves."""
+    return float(np.sqrt(((computed - expected) ** 2).mean() / (expected**2).mean()))

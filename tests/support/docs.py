@@ -17,13 +17,13 @@ SHELL = {"sh", "bash", "console"}
 
 def commands() -> list[tuple[str, str]]:
     """The page and the words of every command line, continued lines joined."""
-    found = []
+    results = []
     for page in PAGES:
         for language, code in BLOCK.findall(page.read_text(encoding="utf-8")):
             if language in SHELL:
                 lines = code.replace("\\\n", " ").splitlines()
-                found += [(page.name, line) for line in lines if line.strip()]
-    return found
+                results += [(page.name, line) for line in lines if line.strip()]
+    return results
 
 
 def words_of(line: str) -> list[str]:

@@ -8,13 +8,7 @@ from paceline.drafters.table_counts import count_table
 from paceline_lab.train.answers import Answer
 from paceline_lab.train.table import write_table
 
-MATCHERS = [
-    "ngram",
-    "ngram:min=2,max=5,length=4",
-    "suffix",
-    "suffix:earlier",
-    "suffix+ngram:min=1",
-]
+MATCHERS = ["ngram", "ngram:min=2,max=5,length=4", "suffix", "suffix:earlier", "suffix+ngram:min=1"]
 """Drafters that need the context alone."""
 
 SPECS = [*MATCHERS, "table", "suffix+table", "kept", "suffix+table+kept"]

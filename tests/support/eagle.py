@@ -1,8 +1,4 @@
-"""EAGLE-3's head once more, in plain numpy and float64, and how vLLM reads its checkpoint.
-
-`reference_logits` is written from the paper (arXiv 2503.01840) and vLLM's `llama_eagle3.py`, row by
-row; it shares nothing with the torch network.
-"""
+"""EAGLE-3's head as it is trained: what it computes, and how vLLM reads its checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +6,8 @@ from typing import Any
 import numpy as np
 
 from paceline.drafters.mtp import HeadConfig
+from support.dflash import Ends
+from support.mtp import HeadForm, reference_chain, shapes
 
 Weights = Mapping[str, np.ndarray]
 
@@ -25,27 +23,7 @@ def random_head(config: HeadConfig, seed: int = 0) -> dict[str, np.ndarray]:
 
 def head_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every weight that vLLM reads, beside `d2t`."""
-    d, ff = config.hidden_size, config.intermediate_size
-    q = config.num_attention_heads * config.head_dim
-    kv = config.num_key_value_heads * config.head_dim
-    layer = {
-        "input_layernorm": (d,),
-        "hidden_norm": (d,),
-        "post_attention_layernorm": (d,),
-        "self_attn.q_proj": (q, 2 * d),
-        "self_attn.k_proj": (kv, 2 * d),
-        "self_attn.v_proj": (kv, 2 * d),
-        "self_attn.o_proj": (d, q),
-        "mlp.gate_proj": (ff, d),
-        "mlp.up_proj": (ff, d),
-        "mlp.down_proj": (d, ff),
-    }
-    return {
-        "fc.weight": (d, len(config.taps) * d),
-        "norm.weight": (d,),
-        "lm_head.weight": (config.draft_vocab_size or config.vocab_size, d),
-        **{f"midlayer.{name}.weight": shape for name, shape in layer.items()},
-    }
+    return shapes(_form(config))
 
 
 def reference_logits(
@@ -59,65 +37,27 @@ def reference_logits(
         tapped: [n, taps * d], hidden states of the target after the first n tokens.
         embedded: embeddings of the tokens from the second on; more than n: the head's own steps.
     """
-    keys: list[np.ndarray] = []
-    values: list[np.ndarray] = []
-    hidden = np.zeros(config.hidden_size)
-    for position, token in enumerate(embedded):
-        if position < len(tapped):
-            hidden = weights["fc.weight"] @ tapped[position]
-        hidden = _layer(config, weights, token, hidden, position, keys, values)
-    return weights["lm_head.weight"] @ _rms(config, hidden, weights["norm.weight"])
-
-
-def _layer(
-    config: HeadConfig,
-    weights: Weights,
-    token: np.ndarray,
-    hidden: np.ndarray,
-    position: int,
-    keys: list[np.ndarray],
-    values: list[np.ndarray],
-) -> np.ndarray:
-    def of(name: str) -> np.ndarray:
-        return weights[f"midlayer.{name}.weight"]
-
-    x = np.concatenate(
-        [
-            _rms(config, token, of("input_layernorm")),
-            _rms(config, hidden, of("hidden_norm")),
-        ]
+    ends = Ends(np.stack(embedded), weights["lm_head.weight"])
+    text, rest = range(len(tapped)), range(len(tapped), len(embedded))
+    chain = reference_chain(
+        _form(config), weights, ends, tapped, text, len(rest) + 1, chosen=[*rest, 0]
     )
-    hd, shared = config.head_dim, config.num_attention_heads // config.num_key_value_heads
-    q = (of("self_attn.q_proj") @ x).reshape(-1, hd)
-    keys.append(_rotated((of("self_attn.k_proj") @ x).reshape(-1, hd), position, config))
-    values.append((of("self_attn.v_proj") @ x).reshape(-1, hd))
-    q = _rotated(q, position, config)
-    joined = []
-    for head in range(config.num_attention_heads):
-        scores = np.array([q[head] @ key[head // shared] for key in keys]) / hd**0.5
-        shares = np.exp(scores - scores.max())
-        shares /= shares.sum()
-        joined.append(
-            sum(share * value[head // shared] for share, value in zip(shares, values, strict=True))
-        )
-    hidden = hidden + of("self_attn.o_proj") @ np.concatenate(joined)
-    normed = _rms(config, hidden, of("post_attention_layernorm"))
-    gate = of("mlp.gate_proj") @ normed
-    return hidden + of("mlp.down_proj") @ (
-        gate / (1 + np.exp(-gate)) * (of("mlp.up_proj") @ normed)
+    return chain.logits[-1]
+
+
+def _form(config: HeadConfig) -> HeadForm:
+    return HeadForm(
+        d=config.hidden_size,
+        ff=config.intermediate_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        vocab=config.vocab_size,
+        drafted=range(config.draft_vocab_size or config.vocab_size),
+        taps=config.taps,
+        theta=config.rope_theta,
+        epsilon=config.rms_norm_eps,
     )
-
-
-def _rms(config: HeadConfig, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    return x / np.sqrt((x**2).mean() + config.rms_norm_eps) * weight
-
-
-def _rotated(x: np.ndarray, position: int, config: HeadConfig) -> np.ndarray:
-    half = config.head_dim // 2
-    angle = position / config.rope_theta ** (np.arange(half) / half)
-    left, right = x[:, :half], x[:, half:]
-    cos, sin = np.cos(angle), np.sin(angle)
-    return np.concatenate([left * cos - right * sin, right * cos + left * sin], axis=1)
 
 
 def read_as_vllm(
@@ -169,5 +109,5 @@ def read_as_vllm(
         assert tuple(tensor.shape) == parameters.pop(there), name
     assert not parameters, "tensors that the checkpoint lacks"
     rows = [row + int(difference) for row, difference in enumerate(tensors["d2t"])]
-    own = [2, target_layers // 2, target_layers - 3]
-    return rows, config.get("eagle_aux_hidden_state_layer_ids", own)
+    layers = [2, target_layers // 2, target_layers - 3]
+    return rows, config.get("eagle_aux_hidden_state_layer_ids", layers)

@@ -11,25 +11,17 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from support import http
+
 COMMIT, OLDER = "c" * 40, "0a" * 20
 TOKEN = "hf_of_a_test"
 _LARGE = (".gguf", ".bin", ".safetensors")
-
-
-class Asked(NamedTuple):
-    """A request."""
-
-    method: str
-    path: str
-    range: str | None
-    authorization: str | None
 
 
 @dataclass
@@ -49,7 +41,7 @@ class FakeHub:
 
     url: str
     repositories: dict[str, FakeRepository] = field(default_factory=dict)
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[http.Request] = field(default_factory=list)
     cut_after: list[int] = field(default_factory=list)
     """Bytes after which each of the next downloads breaks off."""
     stall_after: int | None = None
@@ -60,13 +52,13 @@ class FakeHub:
 
     def add(self, name: str, *paths: str, size: int = 1000, **more: Any) -> FakeRepository:
         """Add a repository with files of `size` bytes."""
-        made = FakeRepository({path: content(path, size) for path in paths}, **more)
-        self.repositories[name] = made
-        return made
+        repository = FakeRepository({path: content(path, size) for path in paths}, **more)
+        self.repositories[name] = repository
+        return repository
 
-    def downloads(self) -> list[Asked]:
+    def downloads(self) -> list[http.Request]:
         """Requests for the bytes of large files."""
-        return [each for each in self.asked if each.path.startswith("/storage/")]
+        return [request for request in self.asked if request.path.startswith("/storage/")]
 
     def environment(self, home: Path) -> dict[str, str]:
         """Variables of a command that uses this hub, with its cache in `home`."""
@@ -81,19 +73,13 @@ def content(path: str, size: int = 1000) -> bytes:
 @contextlib.contextmanager
 def serving() -> Iterator[FakeHub]:
     """A fake hub that answers until the end of the block."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    hub = FakeHub(f"http://127.0.0.1:{server.server_port}")
-    server.hub = hub  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield hub
-    finally:
-        hub.closing.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with http.serving(_Handler) as server:
+        hub = FakeHub(f"http://127.0.0.1:{server.server_port}")
+        server.state = hub  # type: ignore[attr-defined]
+        try:
+            yield hub
+        finally:
+            hub.closing.set()
 
 
 def use_hub(hub: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,26 +98,12 @@ def use_hub(hub: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "HF_HUB_CACHE", str(cache), raising=False)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(http.Handler):
     protocol_version = "HTTP/1.1"
 
-    @property
-    def hub(self) -> FakeHub:
-        found: FakeHub = self.server.hub  # type: ignore[attr-defined]
-        return found
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
+    def answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        headers = self.headers
-        self.hub.asked.append(
-            Asked(self.command, path, headers.get("Range"), headers.get("Authorization"))
-        )
+        self.state.asked.append(self.request_for(path))
         parts = path.strip("/").split("/")
         if parts[0] == "storage":
             self._send_range("/".join(parts[1:3]), parts[3], "/".join(parts[4:]))
@@ -140,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif len(parts) > 4 and parts[2] == "resolve":
             self._send_file("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
         else:
-            self._send(404, {})
+            self.send(404, {})
 
     def _send_listing(self, name: str, rest: list[str]) -> None:
         """What `model_info` and `list_repo_tree` ask for."""
@@ -150,92 +122,83 @@ class _Handler(BaseHTTPRequestHandler):
         files = self._files(name, commit)
         entries = [_entry(path, data) for path, data in files.items()]
         if rest[:1] == ["tree"]:
-            tree = [{"type": "file", "path": each.pop("rfilename"), **each} for each in entries]
-            self._send(200, {}, json.dumps(tree).encode())
+            tree = [{"type": "file", "path": entry.pop("rfilename"), **entry} for entry in entries]
+            self.send(200, {}, json.dumps(tree).encode())
             return
         value = {"id": name, "modelId": name, "sha": commit, "siblings": entries, "tags": []}
-        self._send(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
+        self.send(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
 
     def _send_file(self, name: str, revision: str, path: str) -> None:
         commit = self._commit(name, revision)
         if commit is None:
             return
-        if self.hub.repositories[name].gated and self.headers["Authorization"] != f"Bearer {TOKEN}":
-            self._send(401, {"X-Error-Code": "GatedRepo", "X-Error-Message": "accept the terms"})
+        if (
+            self.state.repositories[name].gated
+            and self.headers["Authorization"] != f"Bearer {TOKEN}"
+        ):
+            self.send(401, {"X-Error-Code": "GatedRepo", "X-Error-Message": "accept the terms"})
             return
         data = self._files(name, commit).get(path)
         if data is None:
-            self._send(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+            self.send(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
             return
         headers = {"X-Repo-Commit": commit, "ETag": f'"{_git_id(data)}"'}
         if not path.endswith(_LARGE):
-            self._send(200, headers, data)
+            self.send(200, headers, data)
             return
-        port = urlsplit(self.hub.url).port
+        port = urlsplit(self.state.url).port
         headers["X-Linked-ETag"] = f'"{hashlib.sha256(data).hexdigest()}"'
         headers["X-Linked-Size"] = str(len(data))
         headers["Location"] = f"http://localhost:{port}/storage/{name}/{commit}/{path}"
-        self._send(302, headers)
+        self.send(302, headers)
 
     def _send_range(self, name: str, commit: str, path: str) -> None:
         """Bytes of a large file, as far as the hub sends them."""
         data = self._files(name, commit)[path]
-        if self.hub.other_bytes:
+        if self.state.other_bytes:
             data = bytes(len(data))
-        begin = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        begin = self.first_byte()
         headers = {"Accept-Ranges": "bytes"}
         if begin:
             headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
-        cut = self.hub.cut_after.pop(0) if self.hub.cut_after and self.command == "GET" else None
-        self._send(206 if begin else 200, headers, data[begin:], cut)
+        cut = (
+            self.state.cut_after.pop(0) if self.state.cut_after and self.command == "GET" else None
+        )
+        self.send(206 if begin else 200, headers, data[begin:], cut)
 
     def _commit(self, name: str, revision: str) -> str | None:
         """Commit of a revision; None, with an answer sent, if there is none."""
-        repository = self.hub.repositories.get(name)
+        repository = self.state.repositories.get(name)
         if repository is None:
-            self._send(404, {"X-Error-Code": "RepoNotFound"})
+            self.send(404, {"X-Error-Code": "RepoNotFound"})
             return None
         known = {"main": COMMIT, COMMIT: COMMIT}
         if repository.older:
             known |= {"v1": OLDER, OLDER: OLDER}
         if revision not in known:
-            self._send(404, {"X-Error-Code": "RevisionNotFound"})
+            self.send(404, {"X-Error-Code": "RevisionNotFound"})
             return None
         return known[revision]
 
     def _files(self, name: str, commit: str) -> Mapping[str, bytes]:
-        repository = self.hub.repositories[name]
+        repository = self.state.repositories[name]
         return repository.older if commit == OLDER else repository.files
 
-    def _send(
-        self, status: int, headers: Mapping[str, str], data: bytes = b"", cut: int | None = None
-    ) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self._write(data[:cut])
-        if cut is not None:
+    def write(self, data: bytes) -> None:
+        stall = self.state.stall_after if self.path.startswith("/storage/") else None
+        super().write(data[:stall])
+        if stall is not None:
+            self.wfile.flush()
+            self.state.closing.wait()
             self.close_connection = True
-
-    def _write(self, data: bytes) -> None:
-        stall = self.hub.stall_after if self.path.startswith("/storage/") else None
-        with contextlib.suppress(ConnectionError):  # the command was stopped
-            self.wfile.write(data[:stall])
-            if stall is not None:
-                self.wfile.flush()
-                self.hub.closing.wait()
-                self.close_connection = True
 
 
 def _entry(path: str, data: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = {"rfilename": path, "size": len(data), "oid": _git_id(data)}
+    entry: dict[str, Any] = {"rfilename": path, "size": len(data), "oid": _git_id(data)}
     if path.endswith(_LARGE):
         digest = hashlib.sha256(data).hexdigest()
-        found["lfs"] = {"sha256": digest, "oid": digest, "size": len(data), "pointerSize": 134}
-    return found
+        entry["lfs"] = {"sha256": digest, "oid": digest, "size": len(data), "pointerSize": 134}
+    return entry
 
 
 def _git_id(data: bytes) -> str:

@@ -4,24 +4,17 @@ import base64
 import contextlib
 import hashlib
 import json
-import threading
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TypeVar
 
 import pytest
 
+from support import http
+
 PROJECT = "tiny-llm"
-
-
-class Asked(NamedTuple):
-    """A request."""
-
-    path: str
-    range: str | None
-    authorization: str | None
 
 
 @dataclass
@@ -30,7 +23,7 @@ class FakeIndex:
 
     url: str
     files: dict[str, bytes] = field(default_factory=dict)
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[http.Request] = field(default_factory=list)
     as_json: bool = False
     """Whether the page is JSON (PEP 691) instead of HTML (PEP 503)."""
     digest: str | None = ""
@@ -55,32 +48,25 @@ class FakeIndex:
         """Address of the index."""
         return f"{self.url}/simple"
 
-    def downloads(self) -> list[Asked]:
+    def downloads(self) -> list[http.Request]:
         """Requests for the bytes of files."""
-        return [each for each in self.asked if each.path.startswith("/files/")]
+        return [request for request in self.asked if request.path.startswith("/files/")]
+
+
+Index = TypeVar("Index", bound=FakeIndex)
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[FakeIndex]:
+def serving(make: Callable[[str], Index] = FakeIndex) -> Iterator[Index]:  # type: ignore[assignment]
     """An index that answers until the end of the block."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    index = FakeIndex(f"http://127.0.0.1:{server.server_port}")
-    server.index = index  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with http.serving(_Handler) as server:
+        index = make(f"http://127.0.0.1:{server.server_port}")
+        server.state = index  # type: ignore[attr-defined]
         yield index
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def use_only(monkeypatch: pytest.MonkeyPatch, home: Path, **variables: str) -> None:
     """Have this process read no settings for indexes and proxies but `variables`."""
-    import os
-
     for name in [*os.environ]:
         if name.startswith(("PIP_", "UV_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -90,41 +76,32 @@ def use_only(monkeypatch: pytest.MonkeyPatch, home: Path, **variables: str) -> N
         monkeypatch.setenv(name, value)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    @property
-    def index(self) -> FakeIndex:
-        found: FakeIndex = self.server.index  # type: ignore[attr-defined]
-        return found
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        headers = self.headers
-        self.index.asked.append(Asked(self.path, headers["Range"], headers["Authorization"]))
-        if self.index.credentials is not None:
-            token = base64.b64encode(self.index.credentials.encode()).decode()
-            if headers["Authorization"] != f"Basic {token}":
-                self._send(401, {}, b"")
+class _Handler(http.Handler):
+    def answer(self) -> None:
+        self.state.asked.append(self.request_for(self.path))
+        if self.state.credentials is not None:
+            token = base64.b64encode(self.state.credentials.encode()).decode()
+            if self.headers["Authorization"] != f"Basic {token}":
+                self.send(401, {})
                 return
         name = self.path.rpartition("/")[2]
         if self.path == f"/simple/{PROJECT}/":
             self._send_page()
-        elif self.path.startswith("/files/") and name in self.index.files:
-            self._send_file(self.index.files[name])
+        elif self.path.startswith("/files/") and name in self.state.files:
+            self._send_file(self.state.files[name])
         else:
-            self._send(404, {}, b"")
+            self.send(404, {})
 
     def _send_page(self) -> None:
-        kind, page = self._json() if self.index.as_json else self._html()
-        self._send(200, {"Content-Type": kind}, self.index.page or page)
+        kind, page = self._json() if self.state.as_json else self._html()
+        self.send(200, {"Content-Type": kind}, self.state.page or page)
 
     def _digest(self, data: bytes) -> str | None:
-        return hashlib.sha256(data).hexdigest() if self.index.digest == "" else self.index.digest
+        return hashlib.sha256(data).hexdigest() if self.state.digest == "" else self.state.digest
 
     def _json(self) -> tuple[str, bytes]:
         files = []
-        for name, data in self.index.files.items():
+        for name, data in self.state.files.items():
             digest = self._digest(data)
             hashes = {"sha256": digest} if digest else {}
             files.append({"filename": name, "url": f"../../files/{name}", "hashes": hashes})
@@ -133,40 +110,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _html(self) -> tuple[str, bytes]:
         links = ""
-        for name, data in self.index.files.items():
+        for name, data in self.state.files.items():
             digest = self._digest(data)
             fragment = f"#sha256={digest}" if digest else ""
             links += f'<a href="../../files/{name}{fragment}">{name}</a>\n'
         return "text/html", f"<html><body>{links}</body></html>".encode()
 
     def _send_file(self, data: bytes) -> None:
-        index = self.index
+        index = self.state
         status = index.statuses.pop(0) if index.statuses else 200
         if status != 200 or index.moved_to is not None:
             headers = {"Location": f"{index.moved_to}{self.path}"} if index.moved_to else {}
-            self._send(302 if index.moved_to else status, headers, b"")
+            self.send(302 if index.moved_to else status, headers)
             return
-        begin = 0
+        begin = self.first_byte() if index.ranges else 0
         headers = {}
         if index.ranges and self.headers["Range"]:
-            begin = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
             headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
         cut = index.cut_after.pop(0) if index.cut_after else None
-        self._send(206 if headers else 200, headers, data[begin:], cut, index.has_lengths)
-
-    def _send(
-        self,
-        status: int,
-        headers: dict[str, str],
-        data: bytes,
-        cut: int | None = None,
-        has_length: bool = True,
-    ) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        if has_length:
-            self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):  # the client has seen enough
-            self.wfile.write(data[:cut])
+        self.send(206 if headers else 200, headers, data[begin:], cut, has_length=index.has_lengths)

@@ -37,8 +37,8 @@ class FaultyEngine:
         return {**self._engine.describe(), "fault": self._change.__name__}
 
     def step(self, work: Sequence[Any]) -> StepResult:
-        found = self._engine.step(work)
-        logits = [rows.copy() for rows in found.logits]
+        result = self._engine.step(work)
+        logits = [rows.copy() for rows in result.logits]
         for rows, (_, block) in zip(logits, work, strict=True):
             self._change(rows, len(block.tokens), len(work))
-        return found._replace(logits=logits)
+        return result._replace(logits=logits)

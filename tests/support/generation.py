@@ -9,13 +9,7 @@ from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
-from paceline.decoding.types import (
-    Block,
-    DecodeOutcome,
-    Drafter,
-    Proposal,
-    Step,
-)
+from paceline.decoding.types import Block, DecodeOutcome, Drafter, Proposal, Step
 
 VOCABULARY = 300
 PROMPT = [1, 2, 3, 4, 5]
@@ -46,7 +40,7 @@ class Recording(Fixed):
         self.outcomes.append(outcome)
 
 
-def made(prompt: Sequence[int] = PROMPT, **settings: Any) -> Generation:
+def new_generation(prompt: Sequence[int] = PROMPT, **settings: Any) -> Generation:
     return Generation(
         prompt,
         **{
@@ -85,7 +79,7 @@ def finished(generation: Generation, text: Sequence[int] = TEXT) -> list[Step]:
 
 def past_the_prompt(text: Sequence[int] = TEXT, **settings: Any) -> Generation:
     """A generation with the first token of its answer."""
-    generation = made(**settings)
+    generation = new_generation(**settings)
     while generation.prefilling:
         step(generation, text)
     return generation

@@ -1,6 +1,6 @@
 """The runtimes of `mtp`, its forms, and the comparison with the reference."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,13 +11,13 @@ from paceline.decoding.policy import Fixed
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import ComputedBlock
 from paceline.drafters import DrafterResources, create
-from paceline.drafters.mtp import DraftHead, Head, MlxHead, OpenVinoHead, Rows, read_head
+from paceline.drafters.mtp import DraftHead, MlxHead, OpenVinoHead, Rows, read_head
 from paceline.engines.base import Engine
 from paceline.models import ModelFiles
 from support.dflash import Ends, ends_of
 from support.driver import generation, run
 from support.mtp import Chain, HeadForm, next_in_round, reference_chain, write_head
-from support.networks import MlxEnds
+from support.networks import FromNumpy, MlxEnds, Runtime
 
 DRAFTS = 5
 
@@ -32,37 +32,6 @@ FORMS = {
 }
 
 
-class OfNumpy:
-    """An MLX head that takes hidden states as numpy arrays, too."""
-
-    def __init__(self, head: MlxHead) -> None:
-        self._head = head
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._head, name)
-
-    def prefill(self, cache: Any, rows: Rows) -> None:
-        self._head.prefill(cache, _on_device(rows))
-
-    def draft(self, cache: Any, rows: Rows, limit: int, least: float, **options: Any) -> Any:
-        return self._head.draft(cache, _on_device(rows), limit, least, **options)
-
-
-def _on_device(rows: Rows) -> Rows:
-    import mlx.core as mx
-
-    return rows._replace(tapped=mx.array(rows.tapped))
-
-
-class Runtime(NamedTuple):
-    """How a head is opened in full precision."""
-
-    opened: Callable[[Head, ModelFiles, Ends], Any]
-    shared: Callable[[ModelFiles, Ends], DrafterResources]
-    exact: str = ""
-    """Options of a spec that keep the precision."""
-
-
 RUNTIMES = {
     "openvino": Runtime(
         lambda head, files, _: OpenVinoHead(head, files.path, int8=False),
@@ -70,7 +39,7 @@ RUNTIMES = {
         ",int8=0",
     ),
     "mlx": Runtime(
-        lambda head, _, ends: OfNumpy(MlxHead(head, MlxEnds(ends))),
+        lambda head, _, ends: FromNumpy(MlxHead(head, MlxEnds(ends))),
         lambda _, ends: DrafterResources(mlx=MlxEnds(ends)),
     ),
 }
@@ -152,9 +121,9 @@ class Text(NamedTuple):
         return ComputedBlock(tokens, start + shift, end - start, taps)
 
 
-def assert_chain(found: tuple[Sequence[int], Sequence[float]], expected: Chain) -> None:
+def assert_chain(result: tuple[Sequence[int], Sequence[float]], expected: Chain) -> None:
     """As many as both have: probabilities to 1e-3, and tokens, except after a near tie."""
-    tokens, chances = found
+    tokens, chances = result
     assert tokens
     for at, margin in enumerate(expected.margins[: len(tokens)]):
         np.testing.assert_allclose(chances[at], expected.chances[at], rtol=1e-3)

@@ -120,14 +120,14 @@ class Told:
 
     def take(self, choice: Mapping[str, Any], logprobs: bool) -> None:
         """A choice of a response, or of a chunk."""
-        said = choice.get("message") or choice.get("delta")
-        self.text += choice["text"] if said is None else said.get("content") or ""
+        message = choice.get("message") or choice.get("delta")
+        self.text += choice["text"] if message is None else message.get("content") or ""
         self.ids += choice.get("token_ids") or []
         self.reason = choice["finish_reason"]
-        if logprobs and (found := choice["logprobs"]):
-            entries = found.get("content")
+        if logprobs and (stated := choice["logprobs"]):
+            entries = stated.get("content")
             self.logprobs += (
-                found["token_logprobs"] if entries is None else [e["logprob"] for e in entries]
+                stated["token_logprobs"] if entries is None else [e["logprob"] for e in entries]
             )
 
 
@@ -189,13 +189,13 @@ def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
 
 def questions(load: Load) -> list[Question]:
     """All of them; each is asked several times."""
-    made = []
+    asked = []
     for sampling in SAMPLINGS[: load.samplings]:
         options = {"max_tokens": load.tokens, **sampling, **load.options}
-        made += [Question(text, options) for text in TEXTS]
-        made += [Question(_chat(question), options) for question in QUESTIONS]
-        made.append(Question(_chat(QUESTIONS[2]), {**options, "max_tokens": 40}, form=True))
-    return made
+        asked += [Question(text, options) for text in TEXTS]
+        asked += [Question(_chat(question), options) for question in QUESTIONS]
+        asked.append(Question(_chat(QUESTIONS[2]), {**options, "max_tokens": 40}, form=True))
+    return asked
 
 
 def _chat(question: str) -> list[dict[str, str]]:
@@ -238,7 +238,7 @@ def is_the_same(told: Told, expected: Result, ends: Sequence[int], asked: Asked)
         whole = told.ids
     assert told.ids == whole, asked
     if "logprobs" in asked.way:
-        known = [each.logprob for each in expected.logprobs[: len(told.ids)]]
+        known = [logprob.logprob for logprob in expected.logprobs[: len(told.ids)]]
         assert told.logprobs == known, asked
 
 
@@ -249,7 +249,7 @@ def plain_answers(model: Model, load: Load) -> list[Result]:
         vocab_size=model.engine.vocab_size,
         stop_token_ids=model.files.stop_token_ids,
     )
-    return [each.alone(model.fresh(), grammars) for each in questions(load)]
+    return [question.alone(model.fresh(), grammars) for question in questions(load)]
 
 
 def check_load(model: Model, load: Load, answers: Sequence[Result], drafter: str = "auto") -> None:
@@ -259,18 +259,18 @@ def check_load(model: Model, load: Load, answers: Sequence[Result], drafter: str
     free = model.engine.free_slots
     with running(model.fresh(), Settings(drafter=drafter)) as server:
         with ThreadPoolExecutor(CLIENTS) as clients:
-            found = list(clients.map(lambda each: each.ask(server), all_asked))
+            reports = list(clients.map(lambda item: item.ask(server), all_asked))
         server.rest()
         assert server.get("/health").status_code == 200
         calls = server.scheduler.load.calls
         assert server.scheduler.load.failed == 0
     assert model.engine.free_slots == free
-    for told, each in zip(found, all_asked, strict=True):
-        is_the_same(told, answers[asked.index(each.question)], files.stop_token_ids, each)
+    for told, item in zip(reports, all_asked, strict=True):
+        is_the_same(told, answers[asked.index(item.question)], files.stop_token_ids, item)
     # It was a load, and what could go wrong was there to go wrong.
-    whole = [told for told in found if told.reason is not None]
+    whole = [told for told in reports if told.reason is not None]
     assert load.requests * (1 - 2 * LEAVING) < len(whole) < load.requests
-    assert any(told.reason is None and told.text for told in found)
+    assert any(told.reason is None and told.text for told in reports)
     assert {told.reason for told in whole} == {"stop", "length"}
     assert sum(told.cached > 0 for told in whole) > len(whole) / 5
     assert sum(told.cached == 0 for told in whole) > len(whole) / 10

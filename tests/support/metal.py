@@ -154,13 +154,13 @@ def decoded(
     chip: Chip, shape: Shape, rule: RowRange, positions: range, blocks: Iterator[tuple[int, int]]
 ) -> dict[int, Kernels]:
     """Position -> the kernels of its row, decoded in blocks of (rows, accepted)."""
-    found: dict[int, Kernels] = {}
+    values: dict[int, Kernels] = {}
     at = positions.start
     while at < positions.stop:
-        count, accepted = (min(each, positions.stop - at) for each in next(blocks))
+        count, accepted = (min(item, positions.stop - at) for item in next(blocks))
         for part in rule.split(count, at):
             rows = max(part.stop - part.start, rule.least)
             kernels = row(chip, shape, at + part.start, rows)
-            found.update({at + n: kernels for n in range(part.start, min(part.stop, accepted))})
+            values.update({at + n: kernels for n in range(part.start, min(part.stop, accepted))})
         at += accepted
-    return found
+    return values

@@ -1,16 +1,23 @@
 """Random tiny checkpoints of several families, as mlx-lm and transformers read them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+import paceline
 from paceline.engines import EngineSettings
 from paceline.engines.base import Engine
+from paceline.runtime.model import Model
 from paceline.storage.files import read_json, write_json
 from support.coreml_checkpoints import write_tokenizer
+
+Opened = Callable[..., Any]
+"""Opens a family's `MlxEngine`."""
+Checkpoints = Callable[..., Path]
+"""Writes a family's checkpoint, once."""
 
 VOCAB = 160
 CONTEXT = 512
@@ -44,11 +51,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", _heads(8, 2, 64)),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _heads(4, 2, 128)),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", whole(4, 2, 16)),
-    "hunyuan_v1_dense": (
-        "HunYuanDenseV1Config",
-        "HunYuanDenseV1ForCausalLM",
-        _heads(8, 2, 128),
-    ),
+    "hunyuan_v1_dense": ("HunYuanDenseV1Config", "HunYuanDenseV1ForCausalLM", _heads(8, 2, 128)),
     "lfm2": (
         "Lfm2Config",
         "Lfm2ForCausalLM",
@@ -131,24 +134,35 @@ def checkpoint(folder: Path, family: str, *, dtype: str = "float32", **changes: 
 
     config, model, settings = FAMILIES[family]
     torch.manual_seed(0)
-    made: Any = getattr(transformers, model)(
+    network: Any = getattr(transformers, model)(
         getattr(transformers, config)(**{**_SIZES, **settings, **changes})
     ).eval()
     with torch.no_grad():
-        for weight in made.parameters():
+        for weight in network.parameters():
             # At first norms are 1, biases 0, and a random model says nearly the same to all.
             if weight.dim() == 1:
                 weight.add_(torch.randn_like(weight) * 0.2)
             else:
                 weight.normal_(std=0.7) if weight.dim() == 3 else weight.mul_(3)
-        _favour(made.get_input_embeddings().weight, made.get_output_embeddings().weight)
-    made.to(getattr(torch, dtype)).save_pretrained(folder)
+        _favour(network.get_input_embeddings().weight, network.get_output_embeddings().weight)
+    network.to(getattr(torch, dtype)).save_pretrained(folder)
     if family == "qwen3_5":  # is published with its vision part, and a config around this one
         text = read_json(folder / CONFIG)
         about = {"model_type": family, "architectures": ["Qwen3_5ForConditionalGeneration"]}
         write_json(folder / CONFIG, {**about, "text_config": text})
     write_tokenizer(folder)
     return folder
+
+
+def model(checkpoint: Path, cache: Path) -> Model:
+    """A checkpoint with a chat template, loaded and measured."""
+    template = "{% for message in messages %}{{ message.content }}.{% endfor %}"
+    (checkpoint / "chat_template.jinja").write_text(template)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(cache))
+        loaded = paceline.load(checkpoint, engine="mlx", cache_tokens=4096)
+        _ = loaded.profile
+        return loaded
 
 
 def _favour(embeddings: Any, head: Any) -> None:
@@ -178,22 +192,22 @@ def quantized(checkpoint: Path, folder: Path, *, bits: int = 4) -> Path:
 
 def reference_logits(checkpoint: Path, family: str, tokens: Sequence[int]) -> np.ndarray:
     """[T, vocab]: what transformers computes for a whole text."""
-    found: np.ndarray = _reference(checkpoint, family, tokens).logits[0].float().numpy()
-    return found
+    logits: np.ndarray = _reference(checkpoint, family, tokens).logits[0].float().numpy()
+    return logits
 
 
 def reference_taps(checkpoint: Path, family: str, tokens: Sequence[int]) -> list[np.ndarray]:
     """[T, d] after each layer but the last, which transformers gives normed."""
     states = _reference(checkpoint, family, tokens).hidden_states[1:-1]
-    return [each[0].float().numpy() for each in states]
+    return [state[0].float().numpy() for state in states]
 
 
 def _reference(checkpoint: Path, family: str, tokens: Sequence[int]) -> Any:
     import torch
     import transformers
 
-    said = read_json(checkpoint / CONFIG)
-    config = getattr(transformers, FAMILIES[family][0])(**said.get("text_config", said))
+    values = read_json(checkpoint / CONFIG)
+    config = getattr(transformers, FAMILIES[family][0])(**values.get("text_config", values))
     model: Any = getattr(transformers, FAMILIES[family][1])
     model = model.from_pretrained(checkpoint, config=config).eval()
     with torch.no_grad():

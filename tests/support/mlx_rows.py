@@ -15,14 +15,14 @@ TEXT = [(7 * i + i * i) % mlx.VOCAB for i in range(40)]
 
 def rows_of(engine: MlxEngine, text: Sequence[int], cuts: Sequence[int]) -> np.ndarray:
     """Logits of every row of a text, run in blocks of these lengths."""
-    found, at = [], 0
+    rows, at = [], 0
     with closing(engine.open()) as sequence:
         for count in cuts:
-            found.append(step(engine, sequence, text[at : at + count]))
+            rows.append(step(engine, sequence, text[at : at + count]))
             sequence.commit(count)
             at += count
     assert at == len(text)
-    return np.concatenate(found)
+    return np.concatenate(rows)
 
 
 def step(engine: MlxEngine, sequence: MlxSequence, block: Sequence[int]) -> np.ndarray:

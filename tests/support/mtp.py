@@ -132,12 +132,12 @@ def shapes(form: HeadForm) -> dict[str, tuple[int, ...]]:
 def random_weights(form: HeadForm, seed: int = 0) -> Weights:
     """Norms around what multiplies by 1; matrices that keep the size of what goes through them."""
     rng = np.random.default_rng(seed)
-    found = {}
+    weights = {}
     for name, shape in shapes(form).items():
         around = 0.0 if form.own or len(shape) == 2 else 1.0
         spread = 0.2 if len(shape) == 1 else 1.5 * shape[-1] ** -0.5
-        found[name] = rng.normal(around, spread, shape).astype(np.float32)
-    return found
+        weights[name] = rng.normal(around, spread, shape).astype(np.float32)
+    return weights
 
 
 def write_head(
@@ -160,12 +160,12 @@ def write_head(
         kind: type of the tensors in the file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    said = config_json(form)
-    inner = said["text_config"] if form.own else said
+    config = config_json(form)
+    inner = config["text_config"] if form.own else config
     inner |= change or {}
     for name in [name for name, value in inner.items() if value is LEFT_OUT]:
         del inner[name]
-    write_json(folder / "config.json", said)
+    write_json(folder / "config.json", config)
     all_of = {**(random_weights(form) if weights is None else weights), **(tensors or {})}
     stored: dict[str, Any] = {n: rows for n, rows in all_of.items() if rows is not LEFT_OUT}
     whole = {}
@@ -175,8 +175,8 @@ def write_head(
             "d2t": drafted - np.arange(len(drafted)),
             "t2d": np.isin(range(form.vocab), drafted),
         }
-    given = {"d2t": stored.pop("d2t")} if "d2t" in stored else {}
-    whole = {n: rows for n, rows in whole.items() if n not in (tensors or {})} | given
+    differences = {"d2t": stored.pop("d2t")} if "d2t" in stored else {}
+    whole = {n: rows for n, rows in whole.items() if n not in (tensors or {})} | differences
     return write_tensors(folder / "model.safetensors", stored, kind, whole)
 
 
@@ -382,15 +382,15 @@ class Rounds:
     def target_tensors(self, layers: int = 2) -> Weights:
         """Tensors of a llama in a GGUF file whose layers add nothing."""
         d = self.embeddings.shape[1]
-        found = {
+        tensors = {
             "token_embd.weight": self.embeddings,
             "output.weight": self.head,
             "output_norm.weight": np.ones(d),
         }
         for layer in range(layers):
-            found[f"blk.{layer}.attn_output.weight"] = np.zeros((d, d))
-            found[f"blk.{layer}.ffn_down.weight"] = np.zeros((d, 128))
-        return found
+            tensors[f"blk.{layer}.attn_output.weight"] = np.zeros((d, d))
+            tensors[f"blk.{layer}.ffn_down.weight"] = np.zeros((d, 128))
+        return tensors
 
 
 def perfect_weights(form: HeadForm, rounds: Rounds, *, reads: str) -> Weights:
@@ -399,31 +399,31 @@ def perfect_weights(form: HeadForm, rounds: Rounds, *, reads: str) -> Weights:
     `reads` is all that it looks at: the `hidden` state of a position, or the `token` after it. Fed
     with those of another position it is always wrong.
     """
-    found = {name: np.zeros(shape, np.float32) for name, shape in shapes(form).items()}
+    weights = {name: np.zeros(shape, np.float32) for name, shape in shapes(form).items()}
     d, identity = form.d, np.eye(form.d)
     if form.own:  # the layer adds nothing
         parts = [identity, 0 * identity] if reads == "token" else [0 * identity, rounds.turn]
-        found["mtp.fc.weight"][:] = np.concatenate(parts, 1)
-        return found
-    for name, rows in found.items():
+        weights["mtp.fc.weight"][:] = np.concatenate(parts, 1)
+        return weights
+    for name, rows in weights.items():
         if rows.ndim == 1:
-            found[name] = np.ones_like(rows)
-    found["lm_head.weight"][:] = rounds.head
+            weights[name] = np.ones_like(rows)
+    weights["lm_head.weight"][:] = rounds.head
     if reads == "hidden":  # through the layer's feed-forward: stream + (turn - 1) stream
-        found["fc.weight"][:, :d] = identity
-        found["midlayer.mlp.gate_proj.weight"][:d, 0] = 20  # swish(20 * entry 0) is 20
-        found["midlayer.mlp.up_proj.weight"][:d] = rounds.turn - identity
-        found["midlayer.mlp.down_proj.weight"][:, :d] = identity / 20
-        return found
+        weights["fc.weight"][:, :d] = identity
+        weights["midlayer.mlp.gate_proj.weight"][:d, 0] = 20  # swish(20 * entry 0) is 20
+        weights["midlayer.mlp.up_proj.weight"][:d] = rounds.turn - identity
+        weights["midlayer.mlp.down_proj.weight"][:, :d] = identity / 20
+        return weights
     # Through attention to the row itself alone: stream + embedding - stream. Queries and keys are
     # the same for all rows, so a score falls with the distance; values have both halves of d.
     size, heads, kv_heads = form.head_dim, form.heads, form.kv_heads
-    found["midlayer.self_attn.q_proj.weight"][:, 0] = 60
-    found["midlayer.self_attn.k_proj.weight"][:, 0] = 60
+    weights["midlayer.self_attn.q_proj.weight"][:, 0] = 60
+    weights["midlayer.self_attn.k_proj.weight"][:, 0] = 60
     part = np.zeros((kv_heads * size, 2 * d))
     assert kv_heads * size == d
     assert heads == kv_heads
     part[:, :d], part[:, d:] = identity, -identity
-    found["midlayer.self_attn.v_proj.weight"][:] = part
-    found["midlayer.self_attn.o_proj.weight"][:] = identity
-    return found
+    weights["midlayer.self_attn.v_proj.weight"][:] = part
+    weights["midlayer.self_attn.o_proj.weight"][:] = identity
+    return weights

@@ -13,6 +13,7 @@ from paceline.decoding.types import ComputedBlock
 from paceline.drafters import DrafterResources
 from paceline.drafters.dflash import Config, MlxNetwork, Network, OpenVinoNetwork
 from paceline.drafters.dflash.checkpoint import Chain, Convolution
+from paceline.drafters.mtp import Rows
 from paceline.models import ModelFiles
 from support.dflash import (
     Drafted,
@@ -92,7 +93,7 @@ class MlxEnds:
         import mlx.core as mx
 
         self._embeddings, self._head = (
-            mx.array(each.astype(np.float32)).astype(getattr(mx, dtype)) for each in ends
+            mx.array(end.astype(np.float32)).astype(getattr(mx, dtype)) for end in ends
         )
 
     def embed(self, tokens: Any) -> Any:
@@ -106,33 +107,31 @@ class MlxEnds:
 
 
 class FromNumpy:
-    """An MLX network that takes hidden states as numpy arrays, too."""
+    """A network or head in MLX that takes hidden states as numpy arrays, too."""
 
-    def __init__(self, network: MlxNetwork) -> None:
+    def __init__(self, network: Any) -> None:
         self._network = network
-        self.cost = network.cost
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
+        member = getattr(self._network, name)
+        if name not in ("prefill", "draft"):
+            return member
+        return lambda *arguments, **options: member(*map(_on_device, arguments), **options)
 
-    def prefill(self, cache: Any, tapped: Any, start: int) -> None:
-        import mlx.core as mx
 
-        self._network.prefill(cache, mx.array(tapped), start)
+def _on_device(argument: Any) -> Any:
+    import mlx.core as mx
 
-    def draft(
-        self, cache: Any, token: int, position: int, tapped: Any, start: int, **options: Any
-    ) -> Any:
-        import mlx.core as mx
-
-        return self._network.draft(cache, token, position, mx.array(tapped), start, **options)
+    if isinstance(argument, Rows):
+        return argument._replace(tapped=mx.array(argument.tapped))
+    return mx.array(argument) if isinstance(argument, np.ndarray) else argument
 
 
 class Runtime(NamedTuple):
-    """How a network is opened in the precision of the checkpoint."""
+    """How a network or head is opened in the precision of the checkpoint."""
 
     opened: Callable[..., Any]
-    """(folder, files of the target, its ends, window=) -> a Network."""
+    """Of a network: (folder, files of the target, its ends, window=)."""
     shared: Callable[[ModelFiles, Ends], DrafterResources]
     """What drafters of all requests share."""
     exact: str = ""
@@ -251,19 +250,19 @@ WAYS = [without_prefill, prefilled, prefilled_in_chunks, grown_by_drafting]
 """Ways to fill a cache with the same rows."""
 
 
-def assert_same(found: Sequence[tuple[Sequence[int], Sequence[float]]], expected: list[Drafted]):
+def assert_same(result: Sequence[tuple[Sequence[int], Sequence[float]]], expected: list[Drafted]):
     """All probabilities are equal, and all tokens except near ties."""
-    chances = np.array([each[1] for each in found])
-    np.testing.assert_allclose(chances, [each.chances for each in expected], rtol=1e-4)
-    same = np.array([each[0] for each in found]) == [each.tokens for each in expected]
-    assert np.all(same | (np.array([each.margins for each in expected]) < 1e-3))
+    chances = np.array([item[1] for item in result])
+    np.testing.assert_allclose(chances, [item.chances for item in expected], rtol=1e-4)
+    same = np.array([item[0] for item in result]) == [item.tokens for item in expected]
+    assert np.all(same | (np.array([item.margins for item in expected]) < 1e-3))
     assert np.mean(same) > 0.99
 
 
-def assert_close(found: Sequence[tuple[Sequence[int], Sequence[float]]], expected: list[Drafted]):
-    same = np.array([each[0] for each in found]) == [each.tokens for each in expected]
+def assert_close(result: Sequence[tuple[Sequence[int], Sequence[float]]], expected: list[Drafted]):
+    same = np.array([item[0] for item in result]) == [item.tokens for item in expected]
     assert np.mean(same) > 0.8
-    chances = np.array([each[1] for each in found]) - [each.chances for each in expected]
+    chances = np.array([item[1] for item in result]) - [item.chances for item in expected]
     assert np.mean(np.abs(chances) < 0.1) > 0.98
 
 

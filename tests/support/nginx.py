@@ -20,9 +20,9 @@ _LISTENS, _SERVERS = 8000, (8001, 8002)
 @contextmanager
 def proxied(ports: Sequence[int], folder: Path) -> Iterator[str]:
     """The URL of a proxy before two servers; its files are in `folder`."""
-    own = free_port()
+    proxy_port = free_port()
     text = (ROOT / "deploy/nginx.conf").read_text()
-    for stated, port in zip((_LISTENS, *_SERVERS), (own, *ports), strict=True):
+    for stated, port in zip((_LISTENS, *_SERVERS), (proxy_port, *ports), strict=True):
         assert f"127.0.0.1:{stated}" in text
         text = text.replace(f"127.0.0.1:{stated}", f"127.0.0.1:{port}")
     (folder / "nginx.conf").write_text(text)
@@ -30,7 +30,7 @@ def proxied(ports: Sequence[int], folder: Path) -> Iterator[str]:
         [str(NGINX), "-p", str(folder), "-c", "nginx.conf", "-g", "daemon off;"],
         stderr=subprocess.PIPE,
     )
-    url = f"http://127.0.0.1:{own}"
+    url = f"http://127.0.0.1:{proxy_port}"
     try:
         until(lambda: process.poll() is not None or _listens(url))
         assert process.poll() is None, process.communicate()[1]

@@ -21,12 +21,12 @@ def opened(path: str) -> dict[str, Any]:
     """Load and answer once; `error` is an error of ours, `fault` any other."""
     try:
         model = load(path, cache_tokens=256)
-        found = model.generate("a", raw=True, max_tokens=2, drafter="none", temperature=0.0)
+        result = model.generate("a", raw=True, max_tokens=2, drafter="none", temperature=0.0)
     except PacelineError as error:
         return {"error": str(error)}
     except Exception:
         return {"fault": traceback.format_exc()}
-    return {"tokens": len(found.token_ids)}
+    return {"tokens": len(result.token_ids)}
 
 
 def peak() -> int:

@@ -53,8 +53,8 @@ class Others:
         self.expected = []
         for body in ASKED:
             options: Any = {name: value for name, value in body.items() if name != "prompt"}
-            found = model.generate(body["prompt"], raw=True, drafter="none", **options)
-            self.expected.append(found.text)
+            result = model.generate(body["prompt"], raw=True, drafter="none", **options)
+            self.expected.append(result.text)
 
     @contextmanager
     def unharmed(self, server: Running) -> Iterator[None]:
@@ -62,10 +62,10 @@ class Others:
         over = threading.Event()
 
         def ask(at: int) -> set[str]:
-            found = set[str]()
-            while not (found and over.is_set()):
-                found.add(answer(server, ASKED[at], stream=bool(at)))
-            return found
+            texts = set[str]()
+            while not (texts and over.is_set()):
+                texts.add(answer(server, ASKED[at], stream=bool(at)))
+            return texts
 
         with ThreadPoolExecutor(len(ASKED)) as pool:
             asking = [pool.submit(ask, at) for at in range(len(ASKED))]
@@ -73,7 +73,7 @@ class Others:
                 yield
             finally:
                 over.set()
-        assert [each.result() for each in asking] == [{text} for text in self.expected]
+        assert [item.result() for item in asking] == [{text} for text in self.expected]
         server.rest()
         assert server.get("/health").status_code == 200
         until(lambda: counted(server) == self._slots)

@@ -30,12 +30,12 @@ def started(environment: dict[str, str], *arguments: object, **options: Any) -> 
             child.wait()
 
 
-def stopped_line(said: bytes) -> None:
-    lines = [line for line in said.decode().splitlines() if line.startswith("paceline")]
+def stopped_line(text: bytes) -> None:
+    lines = [line for line in text.decode().splitlines() if line.startswith("paceline")]
     assert lines == ["paceline: stopped"]
-    assert b"Traceback" not in said
+    assert b"Traceback" not in text
     # `weakref` imports `gc` at the end, and Python says so where a test has it time imports.
-    last = [line for line in said.splitlines() if not line.startswith(b"import time:")][-1]
+    last = [line for line in text.splitlines() if not line.startswith(b"import time:")][-1]
     assert last == b"paceline: stopped"
 
 

@@ -20,19 +20,19 @@ ELSEWHERE = {
 
 def faults(program: Any) -> list[str]:
     """One line for each fault of a MIL program."""
-    found = []
+    results = []
     for operation in program.functions["main"].operations:
         kind, name = operation.op_type, operation.name
         if kind in ELSEWHERE:
-            found.append(f"{name} is a {kind}")
+            results.append(f"{name} is a {kind}")
         for out in operation.outputs:
             if len(out.shape or ()) > 4:
-                found.append(f"{name} ({kind}) has the shape {out.shape}")
+                results.append(f"{name} ({kind}) has the shape {out.shape}")
         # The converter takes a choice's shape from what is chosen between, though Core ML spreads
         # the condition, too: a program that says the wrong shape, and hands it on.
         if kind == "select" and _flexible(operation.cond) != _flexible(operation.outputs[0]):
-            found.append(f"{name} chooses {operation.outputs[0].shape} by {operation.cond.shape}")
-    return found
+            results.append(f"{name} chooses {operation.outputs[0].shape} by {operation.cond.shape}")
+    return results
 
 
 def kinds(program: Any) -> set[str]:

@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--pre", action="append")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    found: dict[str, dict[str, Any]] = {}
+    values: dict[str, dict[str, Any]] = {}
     plain = trained(prefix=False)[0]
     with tempfile.TemporaryDirectory() as folder:
         for pre in options.pre or PRE_TOKENIZERS:
@@ -150,8 +150,8 @@ def main() -> None:
             except (ValueError, RuntimeError) as error:
                 print(f"{pre:16} refused by llama.cpp: {error}")  # noqa: T201
                 continue
-            found[pre] = {"different": [*different], "ids": "".join(digests)}
-            shown = [repr(each) for each in sorted(different.values(), key=len)[:3]]
+            values[pre] = {"different": [*different], "ids": "".join(digests)}
+            shown = [repr(entry) for entry in sorted(different.values(), key=len)[:3]]
             counts = f"{len(different):6} of {options.lines} differ"
             print(f"{pre:16} {counts}", *shown, flush=True)  # noqa: T201
         pieces = []
@@ -162,14 +162,14 @@ def main() -> None:
             all_three = [(mine(text), encode(text), theirs(text)) for text in lines(options.lines)]
             apart = [sum(ids[0] != ids[other] for ids in all_three) for other in (1, 2)]
             print(f"sentencepiece: {apart[0]} differ, llama.cpp: {apart[1]}")  # noqa: T201
-            ids = "".join(digest(each) for _, _, each in all_three)
+            ids = "".join(digest(entry) for _, _, entry in all_three)
             pieces.append({"fields": fields, "ids": ids})
     if options.write:
         DATA.parent.mkdir(exist_ok=True)
-        distinct = list(dict.fromkeys(each["ids"] for each in found.values()))
-        for each in found.values():
-            each["ids"] = distinct.index(each["ids"])
-        kept = {"pre": found, "ids": distinct, "sentencepiece": pieces}
+        distinct = list(dict.fromkeys(entry["ids"] for entry in values.values()))
+        for item in values.values():
+            item["ids"] = distinct.index(item["ids"])
+        kept = {"pre": values, "ids": distinct, "sentencepiece": pieces}
         DATA.write_text(json.dumps(kept, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 

@@ -70,7 +70,7 @@ class ScriptedEngine(ToyEngine):
             prompt = self.decode(self._values[self._slots(table, end)].tolist())
             self.prompts.append(prompt)
             answers = (rule(prompt) for rule in self.rules)
-            answer = next((each for each in answers if each is not None), "")
+            answer = next((text for text in answers if text is not None), "")
             self._started[id(table)] = end, self.tokens(answer)
         start, script = self._started[id(table)]
         rows = np.zeros((block.rows, self.vocab_size), np.float32)

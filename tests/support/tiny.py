@@ -4,7 +4,8 @@ It knows nothing, but it is whole: attention, rotary positions, a byte-level BPE
 control tokens, a chat template. What is tested on it is everything but the quality of the text.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,21 +74,43 @@ def write_tiny(
     file of type `weights` has, as F32. `split` is the most tensors of a shard; 0: one file.
     `tensors` are written as F32 in place of random ones, or beside them.
     """
+    with gguf_writer(
+        path, architecture, {**_fields(architecture, sizes), **(fields or {})}, split=split
+    ) as writer:
+        _add_tensors(writer, architecture, weights, sizes, seed, exact, tensors or {})
+    return next(path.parent.glob(f"{path.stem}-00001-of-*.gguf")) if split else path
+
+
+@contextmanager
+def gguf_writer(
+    path: Path, architecture: str, fields: Mapping[str, Any], *, split: int = 0
+) -> Iterator[GGUFWriter]:
+    """Writes a file of `fields`, but those that are None, and of the tensors that it gets."""
     writer = GGUFWriter(path, architecture, split_max_tensors=split)
-    for key, value in {**_fields(architecture, sizes), **(fields or {})}.items():
-        if isinstance(value, str):
-            writer.add_string(key, value)
-        elif isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif value is not None:
-            writer.add_array(key, value)
+    add: dict[type, Any] = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32}
+    add |= {float: writer.add_float32}
+    for key, value in fields.items():
+        if value is not None:
+            add.get(type(value), writer.add_array)(key, value)
+    yield writer
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_tensors(
+    writer: GGUFWriter,
+    architecture: str,
+    weights: Type,
+    sizes: Mapping[str, int],
+    seed: int,
+    exact: bool,
+    tensors: Mapping[str, np.ndarray],
+) -> None:
     rng = np.random.default_rng(seed)
     for name, shape in _shapes(architecture, sizes).items():
-        if name in (tensors or {}):
+        if name in tensors:
             continue
         if len(shape) == 1:
             around = 1.0 if name.endswith("norm.weight") else 0.0
@@ -98,13 +121,8 @@ def write_tiny(
             writer.add_tensor(name, dequantize(stored, weights).astype(np.float32))
         else:
             writer.add_tensor(name, stored, raw_dtype=weights)
-    for name, rows in (tensors or {}).items():
+    for name, rows in tensors.items():
         writer.add_tensor(name, rows.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return next(path.parent.glob(f"{path.stem}-00001-of-*.gguf")) if split else path
 
 
 def _fields(architecture: str, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -262,7 +280,7 @@ def _reference(path: Path, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
         v = linear(h, at + "attn_v").reshape(count, kv_heads, size)
         if kind == "qwen3":
             q, k = norm(q, at + "attn_q_norm"), norm(k, at + "attn_k_norm")
-        k, v = (np.repeat(each, heads // kv_heads, axis=1) for each in (rotate(k), v))
+        k, v = (np.repeat(item, heads // kv_heads, axis=1) for item in (rotate(k), v))
         scores = np.einsum("qhd,khd->hqk", rotate(q), k) / np.sqrt(size) + future
         chances = np.exp(scores - scores.max(-1, keepdims=True))
         chances /= chances.sum(-1, keepdims=True)

@@ -119,13 +119,13 @@ FORMS: dict[str, dict[str, Any]] = {
         },
     },
     "qwen2": {
-        **{**_SIZES, **_heads(14, 2, 64), "model_type": "qwen2", "tie_word_embeddings": True},
+        **{**_SIZES, **_heads(14, 2, 64), "model_type": "qwen2", "tie_word_embeddings": True}
     },
     "qwen3": {
-        **{**_SIZES, **_heads(4, 2, 128), "model_type": "qwen3", "tie_word_embeddings": True},
+        **{**_SIZES, **_heads(4, 2, 128), "model_type": "qwen3", "tie_word_embeddings": True}
     },
     "qwen3-yarn": {
-        **{**_SIZES, **_heads(8, 2, 128), "model_type": "qwen3", "rope_parameters": _YARN},
+        **{**_SIZES, **_heads(8, 2, 128), "model_type": "qwen3", "rope_parameters": _YARN}
     },
     "qwen3_moe": {
         **{**_SIZES, **_heads(16, 2, 128), **_MOE, "model_type": "qwen3_moe"},
@@ -179,7 +179,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {
         **{**_SIZES, **_heads(8, 2, 128), "model_type": "hunyuan_v1_dense", "vocab_size": 327},
         "rope_parameters": {
-            **{"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 1000.0},
+            **{"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 1000.0}
         },
     },
     "olmoe": {
@@ -255,11 +255,11 @@ def write_checkpoint(
     write_tokenizer(folder / "tokenizer.json", values["vocab_size"])
     read = Config(folder / "config.json")
     family = family_of(read)
-    found = layout(read, family, read_sizes(read, family), _Names(form))
+    outputs = layout(read, family, read_sizes(read, family), _Names(form))
     rng = np.random.default_rng(seed)
     tensors = {
         name: small_values(rng, name, shape, family.norm_shift)
-        for output in found
+        for output in outputs
         for name, shape in output.sources.items()
     }
     if family.arch == "gemma4":  # its scores are not divided; trained norms keep them small
@@ -284,10 +284,10 @@ def write_gguf_of(
     the file, as `<stem>-checkpoint`.
     """
     folder = write_checkpoint(form, path.with_name(f"{path.stem}-checkpoint"), seed, **config)
-    made = plan(folder, weights)
+    checkpoint = plan(folder, weights)
     count = {**FORMS[form], **config}["vocab_size"]
-    about = {**made.fields, **tokenizer_fields(made.arch, count), **(fields or {})}
-    write(dataclasses.replace(made, fields=about), path, lambda _done: None)
+    about = {**checkpoint.fields, **tokenizer_fields(checkpoint.arch, count), **(fields or {})}
+    write(dataclasses.replace(checkpoint, fields=about), path, lambda _done: None)
     return path
 
 
@@ -329,28 +329,29 @@ _UNIFORM = {"layer_scalar": (0.8, 1.2), "A_log": (-4, -0.5)}
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], dtype: str = "F32") -> None:
-    """Write tensors as `dtype`; those of bytes stay U8."""
+    """Write floats as `dtype`; bytes, whole numbers and truth values stay what they are."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = bytearray()
     for name, values in tensors.items():
-        is_bytes = values.dtype == np.uint8
-        stored = values if is_bytes else _stored(values.astype(np.float32), dtype)
-        begin = len(data)
-        data += np.ascontiguousarray(stored).tobytes()
-        header[name] = {
-            "dtype": "U8" if is_bytes else dtype,
-            "shape": list(values.shape),
-            "data_offsets": [begin, len(data)],
-        }
+        kind = _KEPT.get(values.dtype.name, dtype)
+        rows = values if kind != dtype else stored(values, dtype)
+        ends = [len(data), len(data) + rows.nbytes]
+        header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": ends}
+        data += np.ascontiguousarray(rows).tobytes()
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
+_KEPT = {"uint8": "U8", "int64": "I64", "bool": "BOOL"}
+_FLOATS = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
+
+
+def stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Floats as they lie in a file; bfloat16 is the upper two bytes of a float32."""
     if dtype == "BF16":
-        return (values.view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype({"F32": np.float32, "F16": np.float16}[dtype])
+        return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(_FLOATS[dtype])
 
 
 def write_tokenizer(path: Path, count: int = 320) -> None:
@@ -359,8 +360,10 @@ def write_tokenizer(path: Path, count: int = 320) -> None:
 
     tokens, types, merges = vocabulary(count)
     pairs = [tuple(merge.split(" ")) for merge in merges]
-    made = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, pairs))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(tokens[i]) for i, kind in enumerate(types) if kind == 3])
-    made.save(str(path))
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(tokens[i]) for i, kind in enumerate(types) if kind == 3]
+    )
+    tokenizer.save(str(path))

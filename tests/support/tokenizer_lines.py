@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFWriter
-
-from support.tiny import byte_letters
+from support.tiny import byte_letters, gguf_writer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 SPACE = "\u2581"
@@ -196,18 +194,5 @@ def _spaced(rng: random.Random, letters: list[list[str]]) -> str:
 
 def write_vocabulary(path: Path, fields: Mapping[str, Any], architecture: str = "llama") -> Path:
     """Write a GGUF file that has a tokenizer and no weights; returns its path."""
-    writer = GGUFWriter(path, architecture)
-    for key, value in fields.items():
-        if isinstance(value, str):
-            writer.add_string(key, value)
-        elif isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        else:
-            writer.add_array(key, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    with gguf_writer(path, architecture, fields):
+        return path

@@ -63,9 +63,9 @@ class ToyEngine(PooledEngine[BlockTable]):
             self._write(table, [*block.tokens, *[PADDING] * self._padding(block)])
         # As in a real engine, what the last call returned is gone now.
         self._logits.fill(np.nan)
-        wanted = sum(block.rows for _, block in work)
-        if wanted > len(self._logits):
-            self._logits = np.empty((wanted, self.vocab_size), np.float32)
+        count = sum(block.rows for _, block in work)
+        if count > len(self._logits):
+            self._logits = np.empty((count, self.vocab_size), np.float32)
         logits = []
         at = 0
         for table, block in work:

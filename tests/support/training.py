@@ -10,12 +10,7 @@ from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
-from paceline_lab.train.answers import (
-    ANSWERS,
-    Answer,
-    Settings,
-    make_answers,
-)
+from paceline_lab.train.answers import ANSWERS, Answer, Settings, make_answers
 
 WORDS = ["Hello", "this is one and the user", "2 + 2 = 12, and the", "a", "the"]
 SHORT = Settings(max_tokens=12)
@@ -49,9 +44,9 @@ def make(
 def entries(folder: Path) -> dict[int, dict[str, Any]]:
     """Number -> what stands in the file."""
     lines = [json.loads(line) for line in (folder / ANSWERS).read_bytes().splitlines()]
-    found = {entry["number"]: entry for entry in lines}
-    assert len(found) == len(lines), "no answer is there twice"
-    return found
+    by_name = {entry["number"]: entry for entry in lines}
+    assert len(by_name) == len(lines), "no answer is there twice"
+    return by_name
 
 
 def alone(model: Model, prompt: Any, **options: Any) -> Result:

@@ -9,23 +9,25 @@ from typer.main import get_command
 from paceline.cli.app import app
 
 
-def commands(made: Any = None, name: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def commands(
+    command: Any = None, name: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command's words, and the command."""
-    made = made or get_command(app)
-    if not isinstance(made, TyperGroup):
-        yield name, made
-        for form in getattr(made, "forms", list)():
-            yield (*name, "--to", form), made.form(form)
+    command = command or get_command(app)
+    if not isinstance(command, TyperGroup):
+        yield name, command
+        for form in getattr(command, "forms", list)():
+            yield (*name, "--to", form), command.form(form)
         return
-    for word in made.list_commands(None):  # type: ignore[arg-type]
-        yield from commands(made.get_command(None, word), (*name, word))  # type: ignore[arg-type]
+    for word in command.list_commands(None):  # type: ignore[arg-type]
+        yield from commands(command.get_command(None, word), (*name, word))  # type: ignore[arg-type]
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
     """Values of a command's parameters. Raises what typer raises for wrong words."""
-    made, left, name = get_command(app), [*words], "paceline"
-    while isinstance(made, TyperGroup) and left and not left[0].startswith("-"):
+    command, left, name = get_command(app), [*words], "paceline"
+    while isinstance(command, TyperGroup) and left and not left[0].startswith("-"):
         name = left.pop(0)
-        made = made.get_command(None, name)  # type: ignore[arg-type]
-        assert made is not None, f"no command {name}"
-    return dict(made.make_context(name, left).params)
+        command = command.get_command(None, name)  # type: ignore[arg-type]
+        assert command is not None, f"no command {name}"
+    return dict(command.make_context(name, left).params)

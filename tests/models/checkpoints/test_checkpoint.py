@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ModelError, ModelNotFound
-from paceline.models import DEFAULT_MODEL, QUIET, Progress, checkpoints, hub, pull, resolve
+from paceline.models import DEFAULT_MODEL, ModelFiles, checkpoints, pull, resolve
 from paceline.models.files import open_checkpoint
-from paceline.models.manifest import GGUF_WEIGHTS
-from support.tiny_checkpoints import write_checkpoint
+from support.errors import raises
+from support.fake_hub import FakeHub, FakeRepository
 
 
 @pytest.fixture
 def folder(tmp_path: Path, exported: Path) -> Path:
     """A checkpoint with the tiny model's words, and weights that nobody looks at here."""
-    made = tmp_path / "checkpoint"
-    shutil.copytree(exported, made, ignore=shutil.ignore_patterns("openvino_model.*"))
-    (made / "model.safetensors").write_bytes(b"weights")
-    return made
+    copy = tmp_path / "checkpoint"
+    shutil.copytree(exported, copy, ignore=shutil.ignore_patterns("openvino_model.*"))
+    (copy / "model.safetensors").write_bytes(b"weights")
+    return copy
 
 
 @pytest.fixture
@@ -60,12 +60,6 @@ def test_it_need_not_be_asked_for_where_it_can_be_run(folder: Path, tmp_path: Pa
     assert resolve(str(folder), tmp_path / "cache").engine == "mlx"
 
 
-def test_elsewhere_it_is_converted(tmp_path: Path):
-    folder = write_checkpoint("qwen3", tmp_path / "checkpoint")
-    files = resolve(str(folder), tmp_path / "cache")
-    assert (files.engine, files.path.name) == ("openvino", GGUF_WEIGHTS)
-
-
 @pytest.mark.usefixtures("as_it_is")
 def test_a_folder_with_both_forms_is_for_openvino(exported: Path, tmp_path: Path):
     both = tmp_path / "both"
@@ -87,125 +81,61 @@ def index(folder: Path, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "name"),
     [
-        (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json missing"),
-        (lambda f: (f / "config.json").unlink(), "config.json missing"),
-        (lambda f: (f / "model.safetensors").unlink(), "model.safetensors missing"),
+        (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
+        (lambda f: (f / "config.json").unlink(), "config.json"),
+        (lambda f: (f / "model.safetensors").unlink(), "model.safetensors"),
         (
             lambda f: index(
                 f, {"weight_map": {"a": "model-2.safetensors", "b": "model.safetensors"}}
             ),
-            "checkpoint: model-2.safetensors missing",
+            "model-2.safetensors",
         ),
-        (lambda f: index(f, {"weight_map": {"a": 1}}), "lists no weight files"),
-        (lambda f: index(f, {}), "lists no weight files"),
+        (lambda f: index(f, {"weight_map": {"a": 1}}), "weight files"),
+        (lambda f: index(f, {}), "weight files"),
     ],
 )
-def test_what_a_checkpoint_lacks_is_named(folder: Path, spoil: Callable[[Path], object], said: str):
+def test_what_a_checkpoint_lacks_is_named(folder: Path, spoil: Callable[[Path], object], name: str):
     spoil(folder)
-    with pytest.raises(ModelError, match=said):
+    with raises(ModelError, name):
         open_checkpoint(folder, "x")
 
 
 @pytest.mark.parametrize("name", [DEFAULT_MODEL, "nowhere", "/no/such/folder", "a.gguf"])
 def test_what_is_no_checkpoint_has_no_form_for_mlx(name: str, tmp_path: Path):
-    with pytest.raises(ModelNotFound, match="mlx"):
+    with raises(ModelNotFound, "mlx"):
         resolve(f"{name}@mlx", tmp_path / "cache")
 
 
 # -- from the hub ----------------------------------------------------------------------------------
 
 
-class Hub:
-    """A hub with some forms of one model, and none of them here at first."""
-
-    def __init__(self, forms: dict[hub.FileSet, Path]) -> None:
-        self.forms = forms
-        self.here: dict[hub.FileSet, Path] = {}
-        self.asked: list[hub.FileSet] = []
-
-    def cached_snapshot(
-        self, _: str, files: hub.FileSet = hub.OPENVINO, **__: object
-    ) -> Path | None:
-        return self.here.get(files)
-
-    def repository(self, name: str, _: str | None) -> hub.Repository:
-        if not self.forms:
-            raise ModelNotFound(f"the hub has no model {name}")
-        paths = {path.name for folder in self.forms.values() for path in folder.iterdir()}
-        return hub.Repository(name, "main", {path: hub.HubFile(1, None) for path in paths})
-
-    def fetch_snapshot(
-        self, name: str, _: Progress, files: hub.FileSet = hub.OPENVINO, **__: object
-    ) -> Path:
-        self.asked.append(files)
-        if files not in self.forms:
-            raise ModelError(files.missing.format(name))
-        self.here[files] = self.forms[files]
-        return self.forms[files]
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.fixture
-def with_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[dict[hub.FileSet, Path]], Hub]:
-    def with_hub(forms: dict[hub.FileSet, Path]) -> Hub:
-        made = Hub(forms)
-        monkeypatch.setattr(hub, "cached_snapshot", made.cached_snapshot)
-        monkeypatch.setattr(hub, "fetch_snapshot", made.fetch_snapshot)
-        monkeypatch.setattr(hub, "repository", made.repository)
-        monkeypatch.setattr(hub, "cache_folder", lambda: tmp_path / "no-hub")
-        return made
-
-    return with_hub
-
-
-def test_a_checkpoint_on_the_hub_is_fetched_once(
-    folder: Path, tmp_path: Path, with_hub: Callable[[dict[hub.FileSet, Path]], Hub]
+def test_a_checkpoint_on_the_hub_is_fetched_once_or_where_a_part_is_missing(
+    folder: Path, tmp_path: Path, fake: FakeHub
 ):
-    made = with_hub({hub.CHECKPOINT: folder})
+    fake.repositories["some/model"] = FakeRepository(content(folder))
     for _ in range(2):
-        assert resolve("some/model@mlx", tmp_path / "cache").engine == "mlx"
-    assert made.asked == [hub.CHECKPOINT]
-
-
-def test_one_whose_download_was_interrupted_is_fetched_again(
-    folder: Path, tmp_path: Path, with_hub: Callable[[dict[hub.FileSet, Path]], Hub]
-):
-    partly = tmp_path / "partly"
-    shutil.copytree(folder, partly)
-    (partly / "model.safetensors").unlink()
-    made = with_hub({hub.CHECKPOINT: folder})
-    made.here[hub.CHECKPOINT] = partly
-    assert resolve("some/model@mlx", tmp_path / "cache").folder == folder
+        files = resolve("some/model@mlx", tmp_path / "cache")
+        assert files.engine == "mlx"
+        assert len(fake.downloads()) == 1
+    (files.folder / "model.safetensors").unlink()
+    assert (resolve("some/model@mlx", tmp_path / "cache").folder / "model.safetensors").is_file()
 
 
 @pytest.mark.usefixtures("as_it_is")
 @pytest.mark.parametrize("get", [resolve, pull])
 def test_where_it_can_be_run_a_hub_name_may_mean_a_checkpoint(
-    get: Callable[..., object],
-    folder: Path,
-    exported: Path,
-    tmp_path: Path,
-    with_hub: Callable[[dict[hub.FileSet, Path]], Hub],
+    get: Callable[..., ModelFiles], folder: Path, exported: Path, tmp_path: Path, fake: FakeHub
 ):
-    with_hub({hub.CHECKPOINT: folder})
-    assert get("some/model", tmp_path / "cache", QUIET).engine == "mlx"
-    assert get("some/model", tmp_path / "cache", QUIET).engine == "mlx"
-    # The form for OpenVINO comes first where there is one.
-    with_hub({hub.CHECKPOINT: folder, hub.OPENVINO: exported})
-    assert get("some/model", tmp_path / "cache", QUIET).engine == "openvino"
-    with_hub({})
-    with pytest.raises(ModelNotFound, match="some/model"):
-        get("some/model", tmp_path / "cache", QUIET)
-
-
-def test_elsewhere_a_checkpoint_of_the_hub_is_converted(
-    tmp_path: Path, with_hub: Callable[[dict[hub.FileSet, Path]], Hub]
-):
-    made = with_hub({hub.CHECKPOINT: write_checkpoint("qwen3", tmp_path / "checkpoint")})
+    fake.repositories["some/model"] = FakeRepository(content(folder))
+    fake.repositories["some/both"] = FakeRepository({**content(folder), **content(exported)})
     for _ in range(2):
-        files = resolve("some/model", tmp_path / "cache")
-        assert (files.engine, files.path.name) == ("openvino", GGUF_WEIGHTS)
-    assert made.asked == [hub.CHECKPOINT]
+        assert get("some/model", tmp_path / "cache").engine == "mlx"
+    assert get("some/both", tmp_path / "cache").engine == "openvino"
+    with raises(ModelNotFound, "no/model"):
+        get("no/model", tmp_path / "cache")

@@ -15,6 +15,7 @@ from paceline.models.gguf import sampling_settings
 from paceline.models.manifest import GENERATION
 from paceline.models.names import DEFAULT_MODEL, REGISTRY
 from paceline.runtime.request import defaults_of
+from support.errors import raises
 from support.tiny import write_tiny
 
 # As llama.cpp's converter writes them; a GGUF file has f32.
@@ -25,13 +26,7 @@ SAMPLING: dict[str, Any] = {
     "general.sampling.min_p": 0.05,
     "general.sampling.penalty_repeat": 1.05,
 }
-SAID = {
-    "temperature": 0.6,
-    "top_k": 20,
-    "top_p": 0.95,
-    "min_p": 0.05,
-    "repetition_penalty": 1.05,
-}
+SAID = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.05}
 
 
 def said(folder: Path, **config: Any) -> Any:
@@ -94,11 +89,8 @@ def test_null_and_the_other_ways_to_say_off_are_understood(tmp_path: Path):
 def test_a_sampling_setting_that_is_no_number_is_named_with_its_file(
     config: dict[str, Any], tmp_path: Path
 ):
-    with pytest.raises(ModelError) as caught:
+    with raises(ModelError, min(config), str(tmp_path / GENERATION), "--generation-config none"):
         said(tmp_path, **config)
-    assert min(config) in str(caught.value)
-    assert str(tmp_path / GENERATION) in str(caught.value)
-    assert "--generation-config none" in str(caught.value)
 
 
 def test_every_wrong_value_of_a_generation_config_is_named_at_once(tmp_path: Path):
@@ -125,13 +117,13 @@ def test_a_sampling_setting_out_of_range_is_an_error_of_the_model(
     shutil.copytree(exported, folder)
     said(folder, **config)
     files = open_folder(folder, "mine")
-    with pytest.raises(ModelError, match=f"{name}.*--generation-config none"):
+    with raises(ModelError, name, "--generation-config none"):
         defaults_of(files)
 
 
 def test_a_generation_config_that_is_no_json_is_an_error_of_the_model(tmp_path: Path):
     (tmp_path / GENERATION).write_text("{", encoding="utf-8")
-    with pytest.raises(ModelError, match="not valid JSON"):
+    with raises(ModelError, "JSON"):
         read_generation_config(tmp_path)
 
 
@@ -164,7 +156,7 @@ def test_a_repetition_penalty_over_no_tokens_and_odd_values_are_left_out():
 
 
 def test_the_registry_has_settings_for_the_default_model_in_every_form():
-    own = settings_of(DEFAULT_MODEL)
-    assert own == REGISTRY[DEFAULT_MODEL].settings == settings_of(f"{DEFAULT_MODEL}@coreml")
-    assert (own["temperature"], own["top_p"]) == (0.2, 0.9)
+    settings = settings_of(DEFAULT_MODEL)
+    assert settings == REGISTRY[DEFAULT_MODEL].settings == settings_of(f"{DEFAULT_MODEL}@coreml")
+    assert (settings["temperature"], settings["top_p"]) == (0.2, 0.9)
     assert settings_of("/some/folder") == settings_of("owner/name") == {}

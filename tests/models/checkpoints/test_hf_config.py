@@ -8,6 +8,7 @@ from tokenizers import AddedToken, Tokenizer, models, processors
 
 from paceline.errors import ModelError
 from paceline.models.checkpoints import read_facts, read_template
+from support.errors import raises
 
 Write = Callable[..., Path]
 
@@ -83,7 +84,7 @@ def test_without_a_beginning_token_none_is_put_first(write: Write):
 
 
 def test_a_config_without_a_context_length_is_refused(write: Write):
-    with pytest.raises(ModelError, match="context length"):
+    with raises(ModelError, "context"):
         read_facts(write(config={"max_position_embeddings": "many"}))
 
 
@@ -117,5 +118,5 @@ def test_no_template_is_no_fault_until_it_is_needed(write: Write):
 def test_a_template_that_is_no_text_is_named(write: Write):
     folder = write()
     (folder / "chat_template.jinja").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(ModelError, match=r"chat_template\.jinja"):
+    with raises(ModelError, "chat_template.jinja"):
         read_template(folder)

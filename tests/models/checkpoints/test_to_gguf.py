@@ -17,12 +17,8 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.models.checkpoints import tensors
 from paceline.models.checkpoints.convert import plan, write
 from paceline.models.checkpoints.families import FAMILIES
-from support.tiny_checkpoints import (
-    FORMS,
-    write_checkpoint,
-    write_gguf_of,
-    write_safetensors,
-)
+from support.errors import raises
+from support.tiny_checkpoints import FORMS, write_checkpoint, write_gguf_of, write_safetensors
 
 Type = GGMLQuantizationType
 Tensors = dict[str, np.ndarray]
@@ -65,16 +61,6 @@ def checkpoint(tmp_path: Path) -> Callable[..., Path]:
 def change_config(folder: Path, **values: Any) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
-@pytest.mark.parametrize("form", sorted(FORMS.keys() - {"lfm2", "lfm2_moe", "qwen3_5_moe_text"}))
-def test_every_family_becomes_a_file_that_openvino_reads(form: str, tmp_path: Path):
-    from openvino.frontend import FrontEndManager
-
-    path = write_gguf_of(form, tmp_path / "model.gguf")
-    frontend = FrontEndManager().load_by_framework("gguf")
-    graph = frontend.convert(frontend.load(str(path)))
-    assert {each.get_friendly_name() for each in graph.get_parameters()} >= {"inp_tokens"}
 
 
 def test_every_row_of_the_table_is_among_the_tested_forms():
@@ -159,19 +145,19 @@ def test_experts_of_both_layouts_make_the_same_file(form: str, checkpoint: Calla
     folder = checkpoint(form)
     single = convert(folder)
     tensors = stored(folder)
-    made: Tensors = {}
+    result: Tensors = {}
     for name, values in tensors.items():
-        found = re.fullmatch(r"(.*\.experts\.)(\d+)\.(gate|down)_proj\.weight", name)
-        if found is None:
+        match = re.fullmatch(r"(.*\.experts\.)(\d+)\.(gate|down)_proj\.weight", name)
+        if match is None:
             if ".experts." not in name:
-                made[name] = values
+                result[name] = values
             continue
-        prefix, expert, part = found[1], int(found[2]), found[3]
+        prefix, expert, part = match[1], int(match[2]), match[3]
         up = [tensors[f"{prefix}{expert}.up_proj.weight"]] if part == "gate" else []
         matrix = np.concatenate([values, *up])
         target = prefix + {"gate": "gate_up_proj", "down": "down_proj"}[part]
-        made.setdefault(target, np.zeros((4, *matrix.shape), np.float32))[expert] = matrix
-    write_safetensors(folder / "model.safetensors", made)
+        result.setdefault(target, np.zeros((4, *matrix.shape), np.float32))[expert] = matrix
+    write_safetensors(folder / "model.safetensors", result)
     assert convert(folder, "f32").read_bytes() == single.read_bytes()
     experts = read(single)[1]["blk.1.ffn_down_exps.weight"]
     assert (experts[3] == tensors["model.layers.1.mlp.experts.3.down_proj.weight"]).all()
@@ -227,9 +213,9 @@ def test_llama3_positions_become_factors(checkpoint: Callable[..., Path]):
 def test_longrope_has_both_sets_of_factors(checkpoint: Callable[..., Path]):
     folder = checkpoint("phi3-longrope")
     fields, tensors = read(convert(folder))
-    said = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    values = json.loads((folder / "config.json").read_text())["rope_parameters"]
     for kind in ("long", "short"):
-        assert tensors[f"rope_factors_{kind}.weight"] == pytest.approx(said[f"{kind}_factor"])
+        assert tensors[f"rope_factors_{kind}.weight"] == pytest.approx(values[f"{kind}_factor"])
     assert fields["phi3.rope.scaling.attn_factor"] == pytest.approx(
         math.sqrt(1 + math.log(4) / math.log(128))
     )
@@ -329,9 +315,9 @@ def test_matrices_are_quantized_and_norms_are_not(
             assert kind == Type.F32
         else:
             assert kind == matrices
-    exact, found = read(convert(folder))[1], read(path)[1]
+    exact, stored = read(convert(folder))[1], read(path)[1]
     for name, values in exact.items():
-        assert np.linalg.norm(found[name] - values) <= error * np.linalg.norm(values)
+        assert np.linalg.norm(stored[name] - values) <= error * np.linalg.norm(values)
 
 
 def test_rows_that_no_block_divides_stay_in_f16(checkpoint: Callable[..., Path]):
@@ -342,10 +328,10 @@ def test_rows_that_no_block_divides_stay_in_f16(checkpoint: Callable[..., Path])
 
 
 def test_the_size_is_known_before_the_first_byte(checkpoint: Callable[..., Path], tmp_path: Path):
-    made = plan(checkpoint("qwen3", vocab_size=4096), "int8")
+    checkpoint_plan = plan(checkpoint("qwen3", vocab_size=4096), "int8")
     path, seen = tmp_path / "model.gguf", list[int]()
-    write(made, path, seen.append)
-    assert made.size <= path.stat().st_size <= made.size * 1.02
+    write(checkpoint_plan, path, seen.append)
+    assert checkpoint_plan.size <= path.stat().st_size <= checkpoint_plan.size * 1.02
     assert seen == sorted(seen)
     assert seen[-1] <= path.stat().st_size
 
@@ -365,10 +351,10 @@ def test_memory_does_not_grow_with_the_model(
 ):
     monkeypatch.setattr(tensors, "_PIECE_VALUES", 1 << 14)
     folder = checkpoint("llama", vocab_size=32768, dtype="BF16")  # two matrices of 8 MB as float32
-    made, path = plan(folder, "int8"), folder / "model.gguf"
+    checkpoint_plan, path = plan(folder, "int8"), folder / "model.gguf"
     tracemalloc.start()
     try:
-        write(made, path, lambda _done: None)
+        write(checkpoint_plan, path, lambda _done: None)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -431,75 +417,68 @@ def test_layers_that_predict_further_tokens_are_left_out(checkpoint: Callable[..
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("values", "value"),
     [
-        (
-            {"model_type": "mamba"},
-            r"the family mamba cannot be converted; expected one of exaone4, ",
-        ),
-        ({"model_type": None}, r"model_type is missing; expected a string"),
-        ({"hidden_size": None}, r"hidden_size is missing; expected an integer from 1 to"),
-        ({"hidden_size": True}, r"hidden_size is True; expected an integer from 1 to"),
-        ({"num_key_value_heads": 3}, r"num_key_value_heads is 3; expected a divisor of 4"),
-        ({"rms_norm_eps": "1e-5"}, r"rms_norm_eps is 1e-5; expected a positive number"),
-        ({"hidden_act": "relu2"}, r"hidden_act is relu2; expected silu"),
-        ({"is_causal": False}, r"is_causal is False; expected True"),
-        ({"quantization_config": {"quant_method": "fp8"}}, r"is fp8; .* before quantization"),
-        ({"layer_types": ["linear_attention"] * 2, "sliding_window": 8}, r"2 times full_attention"),
-        ({"rope_parameters": {"rope_type": "su2"}}, r"rope_type is su2; expected default"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, r"rope_parameters.factor is missing"),
-        ({"rope_parameters": 7}, r"rope_parameters is 7; expected an object"),
-        ({"rope_parameters": {"full_attention": 7}}, r"expected an object for each kind"),
-        ({"layer_types": [["full_attention"], {}], "sliding_window": 8}, r"2 times full_attention"),
-        ({"quantization_config": ["fp8"]}, r"quantization_config is \['fp8'\]"),
-        ({"num_hidden_layers": 10**9}, r"num_hidden_layers is 1000000000; .* from 1 to 4096"),
-        ({"rope_parameters": {"rope_theta": -1}}, r"rope_theta is -1; expected a positive number"),
-        ({"max_position_embeddings": 0}, r"max_position_embeddings is 0"),
-        ({"num_hidden_layers": 3}, r"lacks model.layers.2.input_layernorm.weight, .* more"),
-        (
-            {"vocab_size": 321},
-            r"embed_tokens.weight has the shape \[320, 64\]; expected \[321, 64\]",
-        ),
-        ({"tie_word_embeddings": "yes"}, r"tie_word_embeddings is yes; expected true or false"),
+        ({"model_type": "mamba"}, "mamba"),
+        ({"model_type": None}, "model_type"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"hidden_size": True}, "hidden_size is True"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps is 1e-5"),
+        ({"hidden_act": "relu2"}, "hidden_act is relu2"),
+        ({"is_causal": False}, "is_causal is False"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"layer_types": ["linear_attention"] * 2, "sliding_window": 8}, "full_attention"),
+        ({"rope_parameters": {"rope_type": "su2"}}, "rope_type is su2"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.factor"),
+        ({"rope_parameters": 7}, "rope_parameters is 7"),
+        ({"rope_parameters": {"full_attention": 7}}, "rope_parameters"),
+        ({"layer_types": [["full_attention"], {}], "sliding_window": 8}, "full_attention"),
+        ({"quantization_config": ["fp8"]}, "quantization_config is ['fp8']"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        ({"rope_parameters": {"rope_theta": -1}}, "rope_theta is -1"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+        ({"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight"),
+        ({"vocab_size": 321}, "[321, 64]"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is yes"),
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused_by_name(
-    values: dict[str, Any], message: str, checkpoint: Callable[..., Path]
+    values: dict[str, Any], value: str, checkpoint: Callable[..., Path]
 ):
     folder = checkpoint("qwen3")
     change_config(folder, **values)
-    with pytest.raises(ModelError, match=message) as caught:
+    with raises(ModelError, value):
         plan(folder, "int8")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("form", "values", "message"),
+    ("form", "values", "value"),
     [
-        ("llama", {"mlp_bias": True}, r"mlp_bias is True; expected False"),
-        ("olmoe", {"clip_qkv": 8}, r"clip_qkv is 8; expected none"),
-        ("smollm3", {"no_rope_layers": [1, 1, 0, 1]}, r"no_rope_layers .* every fourth layer"),
-        ("gemma4_text", {"enable_moe_block": True}, r"enable_moe_block is True; expected False"),
-        ("glm4_moe", {"n_group": 4}, r"n_group is 4; expected 1"),
-        ("gpt_oss", {"swiglu_limit": 5.0}, r"swiglu_limit is 5.0; expected 7.0"),
+        ("llama", {"mlp_bias": True}, "mlp_bias is True"),
+        ("olmoe", {"clip_qkv": 8}, "clip_qkv is 8"),
+        ("smollm3", {"no_rope_layers": [1, 1, 0, 1]}, "no_rope_layers"),
+        ("gemma4_text", {"enable_moe_block": True}, "enable_moe_block is True"),
+        ("glm4_moe", {"n_group": 4}, "n_group is 4"),
+        ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit is 5.0"),
         (
             "phi3-longrope",
             {"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0, 2.0]}},
-            r"rope_parameters.long_factor is \[1.0, 2.0\]; expected 64 numbers",
+            "rope_parameters.long_factor is [1.0, 2.0]",
         ),
     ],
 )
 def test_a_form_that_readers_do_not_know_is_refused(
-    form: str, values: dict[str, Any], message: str, checkpoint: Callable[..., Path]
+    form: str, values: dict[str, Any], value: str, checkpoint: Callable[..., Path]
 ):
     folder = checkpoint(form)
     change_config(folder, **values)
-    with pytest.raises(ModelError, match=message):
+    with raises(ModelError, value):
         plan(folder, "int8")
 
 
 def test_weights_of_an_unknown_form_are_refused(checkpoint: Callable[..., Path]):
-    with pytest.raises(InvalidRequest, match="'int2'"):
+    with raises(InvalidRequest, "'int2'"):
         plan(checkpoint(), "int2")
 
 
@@ -507,7 +486,7 @@ def test_weights_of_an_unknown_form_are_refused(checkpoint: Callable[..., Path])
 def test_a_missing_file_is_named(name: str, checkpoint: Callable[..., Path]):
     folder = checkpoint()
     (folder / name).unlink()
-    with pytest.raises(ModelError, match=f"{name} missing"):
+    with raises(ModelError, name):
         plan(folder, "int8")
 
 
@@ -515,7 +494,7 @@ def test_a_missing_shard_is_named(checkpoint: Callable[..., Path]):
     folder = checkpoint()
     _, second = split_in_two(folder)
     second.unlink()
-    with pytest.raises(ModelError, match=f"{second.name} missing"):
+    with raises(ModelError, second.name):
         plan(folder, "int8")
 
 
@@ -523,17 +502,14 @@ def test_a_missing_shard_is_named(checkpoint: Callable[..., Path]):
 def test_a_truncated_file_is_refused_before_it_is_read(keep: int, checkpoint: Callable[..., Path]):
     path = checkpoint() / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(
-        ModelError, match=r"not a complete safetensors file .*fetch it again"
-    ) as got:
+    with raises(ModelError, "safetensors"):
         plan(path.parent, "int8")
-    assert "\n" not in str(got.value)
 
 
 def test_a_tensor_of_an_unknown_type_is_refused_by_name(checkpoint: Callable[..., Path]):
     path = checkpoint() / "model.safetensors"
     path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
-    with pytest.raises(ModelError, match=r"model.embed_tokens.weight is I32"):
+    with raises(ModelError, "model.embed_tokens.weight", "I32"):
         plan(path.parent, "int8")
 
 
@@ -541,7 +517,7 @@ def test_a_tensor_that_is_left_over_is_named(checkpoint: Callable[..., Path]):
     folder = checkpoint()
     extra = {"model.layers.0.self_attn.gate.weight": np.ones((4, 4), np.float32)}
     write_safetensors(folder / "model.safetensors", {**stored(folder), **extra})
-    with pytest.raises(ModelError, match=r"unknown for qwen3: model.layers.0.self_attn.gate"):
+    with raises(ModelError, "qwen3", "model.layers.0.self_attn.gate"):
         plan(folder, "int8")
 
 
@@ -549,5 +525,5 @@ def test_a_tensor_in_two_shards_is_refused(checkpoint: Callable[..., Path]):
     folder = checkpoint()
     first, second = split_in_two(folder)
     second.write_bytes(first.read_bytes())
-    with pytest.raises(ModelError, match=r"is in both model-00001.* and .*model-00002"):
+    with raises(ModelError, "model-00001", "model-00002"):
         plan(folder, "int8")

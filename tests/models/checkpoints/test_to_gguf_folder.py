@@ -3,12 +3,11 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from paceline.errors import ModelError
 from paceline.models import QUIET
 from paceline.models.checkpoints.convert import plan, write_folder
 from paceline.models.manifest import GGUF_WEIGHTS
+from support.errors import raises
 from support.tiny_checkpoints import write_checkpoint
 
 
@@ -33,6 +32,6 @@ def test_a_broken_tokenizer_is_found_before_anything_is_written(tmp_path: Path):
     (source / "tokenizer.json").write_text(json.dumps({"model": "none"}))
     work = tmp_path / "work"
     work.mkdir()
-    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+    with raises(ModelError, "tokenizer.json"):
         write_folder(plan(source, "int8"), work, QUIET)
     assert list(work.iterdir()) == []

@@ -8,6 +8,7 @@ import pytest
 from paceline.errors import ModelError
 from paceline.models import Progress, resolve
 from paceline.models.gguf import support
+from support.errors import raises
 from support.tiny import write_tiny
 
 
@@ -16,9 +17,9 @@ def test_a_file_larger_than_the_memory_is_refused_before_it_is_read(
     split: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = write_tiny(tmp_path / "m.gguf", split=split)
-    total = sum(each.stat().st_size for each in tmp_path.glob("*.gguf"))
+    total = sum(result.stat().st_size for result in tmp_path.glob("*.gguf"))
     monkeypatch.setattr(support, "memory_bytes", lambda: total - 1)
-    with pytest.raises(ModelError, match="of memory; choose a smaller model or quantization"):
+    with raises(ModelError, "memory"):
         resolve(str(path), tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
@@ -26,20 +27,20 @@ def test_a_file_larger_than_the_memory_is_refused_before_it_is_read(
 def test_a_file_that_may_not_fit_is_opened_after_a_line(
     tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    size, said = tiny_gguf.stat().st_size, StringIO()
+    size, output = tiny_gguf.stat().st_size, StringIO()
     monkeypatch.setattr(support, "memory_bytes", lambda: 2 * size)
-    resolve(str(tiny_gguf), tmp_path / "cache", Progress(said))
-    assert "of memory while it is loaded, and this machine has" in said.getvalue().splitlines()[0]
+    resolve(str(tiny_gguf), tmp_path / "cache", Progress(output))
+    assert "of memory while it is loaded, and this machine has" in output.getvalue().splitlines()[0]
     monkeypatch.setattr(support, "memory_bytes", lambda: 4 * size)
-    said = StringIO()
-    resolve(str(tiny_gguf), tmp_path / "cache", Progress(said))
-    assert said.getvalue() == ""
+    output = StringIO()
+    resolve(str(tiny_gguf), tmp_path / "cache", Progress(output))
+    assert output.getvalue() == ""
 
 
 def test_a_file_that_is_mapped_needs_memory_once(
     tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    said = StringIO()
+    output = StringIO()
     monkeypatch.setattr(support, "memory_bytes", lambda: 2 * tiny_gguf.stat().st_size)
-    resolve(str(tiny_gguf), tmp_path / "cache", Progress(said), engine="llamacpp")
-    assert "of memory" not in said.getvalue()
+    resolve(str(tiny_gguf), tmp_path / "cache", Progress(output), engine="llamacpp")
+    assert "of memory" not in output.getvalue()

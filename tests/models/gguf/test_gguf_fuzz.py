@@ -80,23 +80,23 @@ class Worker:
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    found = Worker(tmp_path_factory.mktemp("cache"))
-    yield found
-    found.close()
+    process = Worker(tmp_path_factory.mktemp("cache"))
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="module")
 def places(tiny_gguf: Path) -> Mapping[str, tuple[int, str]]:
     """Name of each number in the metadata -> its place in the file and its `struct` format."""
-    content, found = tiny_gguf.read_bytes(), {}
+    content, values = tiny_gguf.read_bytes(), {}
     forms = {4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q"}
     for name, raw in read_gguf(tiny_gguf).raw.items():
         at = content.index(bytes(raw)) + 8 + len(name.encode())
         kind = struct.unpack_from("<I", content, at)[0]
         if kind in forms:
-            found[name] = at + 4, forms[kind]
-    assert {"llama.block_count", "llama.context_length", "llama.rope.freq_base"} <= found.keys()
-    return found
+            values[name] = at + 4, forms[kind]
+    assert {"llama.block_count", "llama.context_length", "llama.rope.freq_base"} <= values.keys()
+    return values
 
 
 def other_number(data: st.DataObject, content: bytearray, places: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ def test_every_pre_tokenizer_is_recorded():
     assert RECORDED["pre"].keys() == PRE_TOKENIZERS.keys()
 
 
-@pytest.mark.parametrize("pre", sorted({each: n for n, each in PRE_TOKENIZERS.items()}.values()))
+@pytest.mark.parametrize("pre", sorted({value: n for n, value in PRE_TOKENIZERS.items()}.values()))
 def test_each_pre_tokenizer_cuts_as_llama_cpp_does(pre: str):
     how = PRE_TOKENIZERS[pre]
     fields = vocabulary(pre, PAIRS, RECORDED["sentencepiece"][1]["fields"])
@@ -72,10 +72,10 @@ def test_each_pre_tokenizer_cuts_as_llama_cpp_does(pre: str):
     texts = lines(len(expected) // 8)
     if how.nfc:  # llama.cpp normalizes nothing
         texts = [unicodedata.normalize("NFC", text) for text in texts]
-    found = [backend.encode(text, add_special_tokens=False).ids for text in texts]
+    results = [backend.encode(text, add_special_tokens=False).ids for text in texts]
     different = [
         place
-        for place, ids in enumerate(found)
+        for place, ids in enumerate(results)
         if digest(ids) != expected[8 * place : 8 * place + 8]
     ]
     assert different == recorded["different"], repr(texts[(different or [0])[0]])
@@ -90,9 +90,9 @@ def test_a_trained_model_of_sentencepiece_gives_its_ids(place: int):
     backend = tokenizers.Tokenizer.from_str(build_tokenizer(Path("a.gguf"), recorded["fields"]))
     backend.encode_special_tokens = True
     texts = lines(len(recorded["ids"]) // 8)
-    found = [backend.encode(text, add_special_tokens=False).ids for text in texts]
-    assert "".join(map(digest, found)) == recorded["ids"]
-    assert [backend.decode(ids) for ids in found] == [text.replace(SPACE, " ") for text in texts]
+    results = [backend.encode(text, add_special_tokens=False).ids for text in texts]
+    assert "".join(map(digest, results)) == recorded["ids"]
+    assert [backend.decode(ids) for ids in results] == [text.replace(SPACE, " ") for text in texts]
 
 
 def test_pairs_merge_by_the_score_of_what_they_make_and_the_leftmost_first():
@@ -144,8 +144,8 @@ def test_user_defined_tokens_are_found_in_any_text_and_control_tokens_in_prompts
 def test_phi3_takes_no_space_after_its_marks(architecture: str, kept: list[str]):
     fields = sentence_piece(("<|user|>", CONTROL), ("<|end|>", CONTROL))
     fields["general.architecture"] = architecture
-    found = pieces(fields, "<|user|>\n<|end|>\n<s> a")
-    assert found == ["<|user|>", *kept, "<|end|>", *kept, "<s>", SPACE, SPACE, "a"]
+    texts = pieces(fields, "<|user|>\n<|end|>\n<s> a")
+    assert texts == ["<|user|>", *kept, "<|end|>", *kept, "<s>", SPACE, SPACE, "a"]
 
 
 @given(text=st.text(max_size=60), kept=st.integers(0, 4))
@@ -293,9 +293,9 @@ def test_a_mark_inside_an_answer_does_not_end_it(names: list[str], ends: list[st
     fields["tokenizer.ggml.tokens"] += names
     fields["tokenizer.ggml.token_type"] += [CONTROL] * len(names)
     tokens = fields["tokenizer.ggml.tokens"]
-    found = {tokens[i] for i in token_facts(fields).stop_token_ids if i}
-    assert found - {"</s>"} == {*ends}
-    assert ("</s>" in found) == ("<|tool_response>" not in names)
+    result = {tokens[i] for i in token_facts(fields).stop_token_ids if i}
+    assert result - {"</s>"} == {*ends}
+    assert ("</s>" in result) == ("<|tool_response>" not in names)
 
 
 @pytest.mark.parametrize(

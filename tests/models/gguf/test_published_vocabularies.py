@@ -12,6 +12,7 @@ import tokenizers
 from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 from paceline.models.gguf.tokenizer import build_tokenizer, make_tokenizer
 from paceline.storage.gguf_file import read_gguf
+from support.errors import raises
 from support.published import llama_cpp_models, npm_tokenizer
 from support.tokenizer_lines import BYTE, CONTROL, NORMAL, SPACE, UNUSED, USER_DEFINED, lines
 
@@ -66,7 +67,7 @@ def test_a_published_vocabulary_gives_the_recorded_tokens(name: str):
 def test_a_published_vocabulary_of_another_kind_is_refused_by_its_kind(name: str):
     from paceline.errors import ModelError
 
-    with pytest.raises(ModelError, match=UNREAD[name]):
+    with raises(ModelError, UNREAD[name]):
         build_tokenizer(*vocabulary(name))
 
 
@@ -93,7 +94,7 @@ def test_metadata_gives_the_tokens_of_the_published_tokenizer(
     theirs.encode_special_tokens = ours.encode_special_tokens = True
     # The mark for spaces in a text itself: beside spaces Gemma's file joins both, llama.cpp not.
     texts = [text for text in lines(TEXTS) if SPACE not in text]
-    pairs = zip(*(_ids(each, texts) for each in (theirs, ours)), strict=True)
+    pairs = zip(*(_ids(item, texts) for item in (theirs, ours)), strict=True)
     different = [text for text, (a, b) in zip(texts, pairs, strict=True) if a != b]
     assert different == []
 

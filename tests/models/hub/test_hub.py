@@ -12,6 +12,7 @@ from huggingface_hub import errors
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import QUIET, Progress, hub, pull, resolve
 from paceline.models.names.hub_names import is_hub_name
+from support.errors import raises
 
 
 class Response:
@@ -72,12 +73,9 @@ def test_every_way_the_hub_fails_is_one_line_that_names_the_model(
     error: BaseException, kind: type[ModelError], reason: str, fails: Any
 ):
     fails(error)
-    with pytest.raises(ModelError) as caught:
+    with raises(ModelError, reason, "some/model") as caught:
         hub.fetch_snapshot("some/model", QUIET)
     assert type(caught.value) is kind
-    assert reason in str(caught.value)
-    assert "some/model" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["a--b/c", "x/y..z", "x/" + "y" * 200])
@@ -139,9 +137,9 @@ def test_what_is_in_the_hubs_cache_is_used_without_asking_the_hub_and_pull_asks_
 
     folder = snapshot(empty_hub_cache, "some/model", *hub.REQUIRED)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ModelError, match=f"{folder}"):
+    with raises(ModelError, folder):
         resolve("some/model", tmp_path)
-    with pytest.raises(ModelError, match="cannot be reached"):
+    with raises(ModelError, "some/model"):
         pull("some/model", tmp_path)
 
 

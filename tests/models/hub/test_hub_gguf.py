@@ -18,7 +18,8 @@ from paceline.models import QUIET, Progress, hub
 from paceline.models.gguf import support
 from paceline.models.hub import download, gguf_files
 from paceline.models.names.hub_names import HubName
-from support.fake_hub import COMMIT, OLDER, TOKEN, FakeHub, content, serving, use_hub
+from support.errors import raises
+from support.fake_hub import COMMIT, OLDER, TOKEN, FakeHub, content
 
 NAME = "owner/name"
 Q4, Q8 = "name-Q4_K_M.gguf", "name-Q8_0.gguf"
@@ -29,13 +30,6 @@ Usage = namedtuple("Usage", "total used free")
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "hub"
-
-
-@pytest.fixture
-def fake(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    with serving() as found:
-        use_hub(found, cache, monkeypatch)
-        yield found
 
 
 @pytest.fixture
@@ -61,8 +55,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fetch(name: HubName, progress: Progress = QUIET, *, to_use: bool = True) -> Path:
-    found = hub.repository(name.repository, name.revision)
-    return gguf_files.fetch(name, found, progress, to_use=to_use)
+    repository = hub.repository(name.repository, name.revision)
+    return gguf_files.fetch(name, repository, progress, to_use=to_use)
 
 
 def offline(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,28 +82,28 @@ def offline(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_is_fetched_alone_and_is_in_the_hubs_cache(
     name: str, fake: FakeHub, cache: Path, meant: HubName, path: str
 ):
-    found = fetch(meant)
-    assert found == cache / f"models--owner--name/snapshots/{COMMIT}/{path}"
-    assert found.read_bytes() == content(path)
-    assert [each.path.rpartition("/")[2] for each in fake.downloads()] == [path]
-    assert gguf_files.cached(meant) == found
+    result = fetch(meant)
+    assert result == cache / f"models--owner--name/snapshots/{COMMIT}/{path}"
+    assert result.read_bytes() == content(path)
+    assert [download.path.rpartition("/")[2] for download in fake.downloads()] == [path]
+    assert gguf_files.cached(meant) == result
     from huggingface_hub import try_to_load_from_cache
 
-    assert try_to_load_from_cache(name, path) == str(found), "other tools find it"
+    assert try_to_load_from_cache(name, path) == str(result), "other tools find it"
 
 
 def test_all_shards_are_fetched_and_the_first_is_the_models_path(name: str, fake: FakeHub):
     for meant in (HubName(NAME, tag="BF16"), HubName(NAME, file=SHARDS[1])):
-        found = fetch(meant)
-        assert found.as_posix().endswith(SHARDS[0])
+        path = fetch(meant)
+        assert path.as_posix().endswith(SHARDS[0])
         for shard in SHARDS:
-            assert (found.parents[1] / shard).read_bytes() == content(shard)
+            assert (path.parents[1] / shard).read_bytes() == content(shard)
     assert len(fake.downloads()) == len(SHARDS), "nothing is fetched twice"
 
 
 def test_a_shard_that_the_repository_lacks_is_named_before_anything_is_fetched(fake: FakeHub):
     fake.add(NAME, *SHARDS[:2])
-    with pytest.raises(ModelError, match=f"not {SHARDS[2]}"):
+    with raises(ModelError, SHARDS[2]):
         fetch(HubName(NAME))
     assert not fake.downloads()
 
@@ -118,35 +112,33 @@ def test_a_revision_has_its_own_files(fake: FakeHub, cache: Path):
     older = {Q8: b"older" * 100}
     fake.add(NAME, Q4).older = older
     at_tag = HubName(NAME, tag="Q8_0", revision="v1")
-    with pytest.raises(ModelNotFound, match="has no Q8_0"):
+    with raises(ModelNotFound, "Q8_0"):
         fetch(at_tag.at("v1")._replace(revision=None))
-    found = fetch(at_tag)
-    assert found.read_bytes() == older[Q8]
-    assert found.parent.name == OLDER
+    path = fetch(at_tag)
+    assert path.read_bytes() == older[Q8]
+    assert path.parent.name == OLDER
     for revision in ("v1", OLDER, OLDER[:8]):
-        assert gguf_files.cached(at_tag._replace(revision=revision)) == found
+        assert gguf_files.cached(at_tag._replace(revision=revision)) == path
     assert gguf_files.cached(at_tag._replace(revision="v2")) is None
     assert gguf_files.cached(at_tag._replace(revision=OLDER[:3])) is None, "too short for a commit"
 
 
 def test_a_revision_that_is_not_there_is_one_line(name: str):
-    with pytest.raises(ModelNotFound, match=r"owner/name") as caught:
+    with raises(ModelNotFound, "owner/name"):
         fetch(HubName(NAME, revision="v9"))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_wrong_tag_and_a_wrong_file_list_what_is_there(name: str, fake: FakeHub):
     for wrong in (HubName(NAME, tag="Q3_K_M"), HubName(NAME, file="other.gguf")):
-        with pytest.raises(ModelNotFound) as caught:
+        with raises(ModelNotFound, "it has BF16, Q4_K_M, Q8_0"):
             fetch(wrong)
-        assert "it has BF16, Q4_K_M, Q8_0" in str(caught.value)
-    with pytest.raises(ModelError, match="no language model by itself"):
+    with raises(ModelError, "mmproj-F16.gguf"):
         fetch(HubName(NAME, file="mmproj-F16.gguf"))
     assert not fake.downloads()
 
 
 @pytest.mark.parametrize(
-    ("paths", "said"),
+    ("paths", "names"),
     [
         (("config.json", "model.safetensors"), "paceline convert owner/name"),
         (("model.onnx", "README.md"), ".onnx (0.0 MB)"),
@@ -155,18 +147,15 @@ def test_a_wrong_tag_and_a_wrong_file_list_what_is_there(name: str, fake: FakeHu
     ],
 )
 def test_a_repository_without_a_usable_file_says_what_it_has_instead(
-    fake: FakeHub, paths: tuple[str, ...], said: str
+    fake: FakeHub, paths: tuple[str, ...], names: str
 ):
     fake.add(NAME, *paths)
-    with pytest.raises(ModelError) as caught:
+    with raises(ModelError, names, "neither a GGUF file nor an OpenVINO form"):
         fetch(HubName(NAME))
-    assert said in str(caught.value)
-    assert "neither a GGUF file nor an OpenVINO form" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_model_that_the_hub_lacks_is_one_line(fake: FakeHub):
-    with pytest.raises(ModelNotFound, match=r"nobody/nothing"):
+    with raises(ModelNotFound, "nobody/nothing"):
         fetch(HubName("nobody/nothing"))
 
 
@@ -177,24 +166,22 @@ def test_a_gated_repository_needs_a_token_and_its_storage_never_gets_it(
     fake: FakeHub, monkeypatch: pytest.MonkeyPatch
 ):
     fake.add(NAME, Q4, gated=True)
-    with pytest.raises(ModelError, match="hf auth login") as caught:
+    with raises(ModelError, "hf auth login", NAME):
         fetch(HubName(NAME))
-    assert NAME in str(caught.value)
-    assert "\n" not in str(caught.value)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert fetch(HubName(NAME)).read_bytes() == content(Q4)
-    assert {each.authorization for each in fake.downloads()} == {None}
+    assert {download.authorization for download in fake.downloads()} == {None}
 
 
 def test_what_is_here_works_without_a_network(
     name: str, fake: FakeHub, monkeypatch: pytest.MonkeyPatch
 ):
-    found = fetch(HubName(NAME, tag="Q8_0"))
+    path = fetch(HubName(NAME, tag="Q8_0"))
     offline(fake, monkeypatch)
     for meant in (HubName(NAME, tag="Q8_0"), HubName(NAME, file=Q8), HubName(NAME)):
-        assert gguf_files.cached(meant) == found
+        assert gguf_files.cached(meant) == path
     assert gguf_files.cached(HubName(NAME, tag="Q4_K_M")) is None
-    with pytest.raises(ModelError, match=r"cannot fetch owner/name.*--offline"):
+    with raises(ModelError, "owner/name", "--offline"):
         hub.repository(NAME)
     assert gguf_files.what_is_here(HubName(NAME)) == "; on this machine is Q8_0"
     assert fake.asked == []
@@ -204,21 +191,20 @@ def test_a_hub_that_cannot_be_reached_is_one_line(fake: FakeHub, monkeypatch: py
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ModelError, match=r"cannot fetch owner/name.*cannot be reached") as caught:
+    with raises(ModelError, "owner/name"):
         hub.repository(NAME)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_file_of_an_older_commit_is_used_as_long_as_the_newest_has_none(
     fake: FakeHub, cache: Path
 ):
     fake.add(NAME, Q4)
-    found = fetch(HubName(NAME))
+    path = fetch(HubName(NAME))
     newer = cache / "models--owner--name/snapshots" / ("d" * 40)
     newer.mkdir()
     (newer / "config.json").write_text("{}")
     (cache / "models--owner--name/refs/main").write_text("d" * 40)
-    assert gguf_files.cached(HubName(NAME)) == found
+    assert gguf_files.cached(HubName(NAME)) == path
 
 
 # -- interrupted downloads -------------------------------------------------------------------------
@@ -237,7 +223,11 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(fake: FakeHub, cach
     fake.add(NAME, Q4, size=SIZE)
     fake.cut_after = [30_000, 40_000]
     assert fetch(HubName(NAME)).read_bytes() == content(Q4, SIZE)
-    assert [each.range for each in fake.downloads()] == [None, "bytes=30000-", "bytes=70000-"]
+    assert [download.range for download in fake.downloads()] == [
+        None,
+        "bytes=30000-",
+        "bytes=70000-",
+    ]
     assert not part_of(cache, Q4).exists()
 
 
@@ -245,14 +235,13 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(fake: FakeHub, cach
 def test_a_download_that_was_given_up_goes_on_with_the_next_command(fake: FakeHub, cache: Path):
     fake.add(NAME, Q4, size=SIZE)
     fake.cut_after = [30_000] + [0] * 9
-    with pytest.raises(ModelError, match=r"connection .* was lost; 0.0 MB of 0.1 MB") as caught:
+    with raises(ModelError, "0.0 MB of 0.1 MB"):
         fetch(HubName(NAME))
-    assert "\n" not in str(caught.value)
     assert part_of(cache, Q4).read_bytes() == content(Q4, SIZE)[:30_000]
     assert gguf_files.cached(HubName(NAME)) is None, "half a file is no model"
     fake.cut_after, fake.asked = [], []
     assert fetch(HubName(NAME)).read_bytes() == content(Q4, SIZE)
-    assert [each.range for each in fake.downloads()] == ["bytes=30000-"]
+    assert [download.range for download in fake.downloads()] == ["bytes=30000-"]
 
 
 @pytest.mark.usefixtures("impatient")
@@ -282,7 +271,7 @@ def test_ctrl_c_keeps_what_is_here(fake: FakeHub, cache: Path):
 def test_other_bytes_than_the_published_ones_are_not_kept(fake: FakeHub, cache: Path):
     fake.add(NAME, Q4, size=SIZE)
     fake.other_bytes = True
-    with pytest.raises(ModelError, match=r"not the file that was published.*SHA-256"):
+    with raises(ModelError, "SHA-256"):
         fetch(HubName(NAME))
     assert not part_of(cache, Q4).exists()
     assert gguf_files.cached(HubName(NAME)) is None
@@ -306,7 +295,7 @@ def test_too_little_disk_is_said_before_the_first_byte(
 ):
     fake.add(NAME, *SHARDS, size=SIZE)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**9, 0, 3 * SIZE - 1))
-    with pytest.raises(ModelError, match=r"disk is full: owner/name needs 0.3 MB \(300000 bytes\)"):
+    with raises(ModelError, "owner/name", "300000"):
         fetch(HubName(NAME))
     assert not fake.downloads()
     part = part_of(cache, SHARDS[0])
@@ -325,7 +314,7 @@ def test_a_disk_that_fills_up_during_the_download_is_one_line(
 
     fake.add(NAME, Q4)
     monkeypatch.setattr(file_download, "http_get", full)
-    with pytest.raises(ModelError, match=r"cannot store owner/name: .*No space left"):
+    with raises(ModelError, "owner/name"):
         fetch(HubName(NAME))
 
 
@@ -334,7 +323,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_the_first_byte_unless_
 ):
     fake.add(NAME, Q4, size=SIZE)
     monkeypatch.setattr(support, "memory_bytes", lambda: SIZE - 1)
-    with pytest.raises(ModelError, match=r"memory.*paceline pull owner/name"):
+    with raises(ModelError, "paceline pull owner/name"):
         fetch(HubName(NAME))
     assert not fake.downloads()
     assert fetch(HubName(NAME), to_use=False).is_file()
@@ -349,22 +338,22 @@ def test_models_in_the_cache_have_the_shortest_name_that_means_them(name: str, f
     fake.add("other/two", "1b-Q4_K_M.gguf", "3b-Q4_K_M.gguf", "plain.gguf")
     for path in fake.repositories["other/two"].files:
         fetch(HubName("other/two", file=path))
-    found = {str(model.name): model for model in gguf_files.cached_models()}
-    assert found.keys() == {
+    by_name = {str(model.name): model for model in gguf_files.cached_models()}
+    assert by_name.keys() == {
         "owner/name:Q8_0",
         "owner/name:BF16",
         "other/two/1b-Q4_K_M.gguf",
         "other/two/3b-Q4_K_M.gguf",
         "other/two/plain.gguf",
     }
-    assert found["owner/name:BF16"].bytes == 3 * 1000
-    for model in found.values():
+    assert by_name["owner/name:BF16"].bytes == 3 * 1000
+    for model in by_name.values():
         assert gguf_files.cached(model.name) == model.path
 
 
 def test_a_model_without_all_its_shards_is_not_here(name: str, cache: Path):
-    found = fetch(HubName(NAME, tag="BF16"))
-    (found.parents[1] / SHARDS[1]).unlink()
+    path = fetch(HubName(NAME, tag="BF16"))
+    (path.parents[1] / SHARDS[1]).unlink()
     assert gguf_files.cached(HubName(NAME, tag="BF16")) is None
     assert gguf_files.cached_models() == []
 
@@ -375,9 +364,9 @@ def test_without_a_cache_there_is_nothing_in_it(fake: FakeHub):
 
 
 def test_a_broken_link_of_the_cache_is_no_model(name: str, cache: Path):
-    found = fetch(HubName(NAME))
+    path = fetch(HubName(NAME))
     shutil.rmtree(cache / "models--owner--name/blobs")
-    assert found.is_symlink()
+    assert path.is_symlink()
     assert gguf_files.cached(HubName(NAME)) is None
 
 
@@ -386,8 +375,8 @@ def test_progress_has_the_size_and_the_bytes_of_all_files_together(name: str):
     fetch(HubName(NAME, tag="BF16"), Progress(heard))
     assert heard.getvalue() == "fetching owner/name (0.0 MB)\n"
     counted: list[int] = []
-    found = hub.repository(NAME)
-    file = found.files[Q4]
-    download._fetch_blob(found, Q4, counted.append)
+    repository = hub.repository(NAME)
+    file = repository.files[Q4]
+    download._fetch_blob(repository, Q4, counted.append)
     assert counted[0] == 0
     assert counted[-1] == file.bytes

@@ -8,6 +8,7 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.models.hub.index_settings import PYPI, IndexSettings, Source, read_settings
+from support.errors import raises
 
 NONE = {"PIP_CONFIG_FILE": os.devnull}
 
@@ -21,7 +22,7 @@ def test_without_settings_the_public_index_is_used():
 
 
 def test_pips_variables_choose_indexes_folders_and_how_hosts_are_reached():
-    found = read_settings(
+    index_settings = read_settings(
         NONE
         | {
             "PIP_INDEX_URL": "https://one/simple",
@@ -34,7 +35,7 @@ def test_pips_variables_choose_indexes_folders_and_how_hosts_are_reached():
             "PIP_DEFAULT_TIMEOUT": "60",
         }
     )
-    assert found == IndexSettings(
+    assert index_settings == IndexSettings(
         sources=(
             Source("/wheels", is_index=False),
             index("https://one/simple"),
@@ -50,8 +51,8 @@ def test_pips_variables_choose_indexes_folders_and_how_hosts_are_reached():
 
 
 def test_no_index_leaves_the_folders_of_links():
-    found = read_settings(NONE | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "~/wheels"})
-    assert found.sources == (Source(str(Path.home() / "wheels"), is_index=False),)
+    index_settings = read_settings(NONE | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "~/wheels"})
+    assert index_settings.sources == (Source(str(Path.home() / "wheels"), is_index=False),)
     assert read_settings(NONE | {"PIP_NO_INDEX": "0"}).sources == (index(PYPI),)
     assert read_settings(NONE | {"UV_NO_INDEX": "true"}).sources == ()
 
@@ -68,22 +69,22 @@ def test_uvs_variables_count_where_pip_has_none():
         "UV_INSECURE_HOST": "one",
         "UV_HTTP_TIMEOUT": "30",
     }
-    found = read_settings(NONE | uv)
-    assert found.sources == (
+    index_settings = read_settings(NONE | uv)
+    assert index_settings.sources == (
         *(Source("/a", is_index=False), Source("/b", is_index=False)),
         *(index("https://one/simple"), index("https://two/simple")),
     )
-    assert (found.trusted_hosts, found.timeout) == (("one",), 30)
+    assert (index_settings.trusted_hosts, index_settings.timeout) == (("one",), 30)
     both = read_settings(NONE | uv | {"PIP_INDEX_URL": "https://pip/simple"})
     assert index("https://pip/simple") in both.sources
     assert index("https://one/simple") not in both.sources
 
 
 def test_uv_offline_leaves_what_needs_no_network():
-    found = read_settings(
+    index_settings = read_settings(
         NONE | {"UV_OFFLINE": "1", "PIP_FIND_LINKS": "/a https://b", "UV_INDEX": "file:///c"}
     )
-    assert [source.url for source in found.sources] == ["/a", "file:///c"]
+    assert [source.url for source in index_settings.sources] == ["/a", "file:///c"]
 
 
 @pytest.fixture
@@ -105,12 +106,12 @@ def test_files_of_machine_user_and_environment_override_each_other_in_this_order
         path = folders / name / "pip.conf"
         path.write_text(f"[global]\nindex_url = https://{name}\n")
         assert read_settings({}).sources[0] == index(f"https://{name}"), path
-    own = folders / "own.conf"
-    own.write_text("[global]\nindex-url = https://own\n[download]\nfind-links =\n  /a\n  /b\n")
-    found = read_settings({"PIP_CONFIG_FILE": str(own)}).sources
-    assert found[-1] == index("https://own")
-    assert [source.url for source in found[:2]] == ["/a", "/b"]
-    variables = {"PIP_CONFIG_FILE": str(own), "PIP_INDEX_URL": "https://variable"}
+    result = folders / "own.conf"
+    result.write_text("[global]\nindex-url = https://own\n[download]\nfind-links =\n  /a\n  /b\n")
+    sources = read_settings({"PIP_CONFIG_FILE": str(result)}).sources
+    assert sources[-1] == index("https://own")
+    assert [source.url for source in sources[:2]] == ["/a", "/b"]
+    variables = {"PIP_CONFIG_FILE": str(result), "PIP_INDEX_URL": "https://variable"}
     assert read_settings(variables).sources[-1] == index("https://variable")
 
 
@@ -118,9 +119,9 @@ def test_files_of_machine_user_and_environment_override_each_other_in_this_order
 def test_a_file_in_the_environment_replaces_the_users(folders: Path):
     (folders / "home/.config/pip/pip.conf").write_text("[global]\nproxy = http://user:1\n")
     assert read_settings({}).proxy == "http://user:1"
-    own = folders / "own.conf"
-    own.touch()
-    assert read_settings({"PIP_CONFIG_FILE": str(own)}).proxy is None
+    path = folders / "own.conf"
+    path.touch()
+    assert read_settings({"PIP_CONFIG_FILE": str(path)}).proxy is None
     assert read_settings({"PIP_CONFIG_FILE": os.devnull}).proxy is None
 
 
@@ -128,12 +129,11 @@ def test_a_file_in_the_environment_replaces_the_users(folders: Path):
 def test_a_file_that_cannot_be_read_is_one_line(content: bytes, tmp_path: Path):
     path = tmp_path / "pip.conf"
     path.write_bytes(content)
-    with pytest.raises(ModelError, match="pip's configuration cannot be read") as caught:
+    with raises(ModelError, "pip"):
         read_settings({"PIP_CONFIG_FILE": str(path)})
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
 def test_a_timeout_that_is_no_time_is_refused(text: str):
-    with pytest.raises(ModelError, match=f"is {text}; expected"):
+    with raises(ModelError, text):
         read_settings(NONE | {"PIP_TIMEOUT": text})

@@ -14,6 +14,7 @@ from paceline.models.names.hub_names import (
     shards_of,
     tag_of,
 )
+from support.errors import raises
 
 REPOSITORY = "owner/name"
 MANY = [
@@ -116,29 +117,29 @@ def test_without_a_tag_it_is_4_bits_then_8_then_the_only_one(paths: list[str], p
 def test_a_wrong_tag_lists_those_that_are_there():
     with pytest.raises(ModelNotFound) as caught:
         choose(MANY, "Q3_K_M", REPOSITORY)
-    said = str(caught.value)
-    assert said.startswith("owner/name has no Q3_K_M")
+    message = str(caught.value)
+    assert message.startswith("owner/name has no Q3_K_M")
     for tag in ("BF16", "IQ4_XS", "Q4_0", "Q4_K_M", "Q8_0", "UD-Q5_K_XL"):
-        assert tag in said
-    assert "mmproj" not in said
-    assert "\n" not in said
+        assert tag in message
+    assert "mmproj" not in message
+    assert "\n" not in message
 
 
 def test_without_a_tag_and_without_a_usual_one_there_is_a_choice_to_make():
-    with pytest.raises(ModelNotFound, match=r"F16, Q2_K"):
+    with raises(ModelNotFound, "F16", "Q2_K"):
         choose(["m-Q2_K.gguf", "m-F16.gguf"], "", REPOSITORY)
 
 
 def test_two_files_of_one_tag_are_both_named():
     paths = ["1b-Q4_K_M.gguf", "3b-Q4_K_M.gguf", "3b-Q8_0.gguf"]
     for tag in ("", "Q4_K_M"):
-        with pytest.raises(ModelNotFound, match=r"1b-Q4_K_M.gguf, 3b-Q4_K_M.gguf"):
+        with raises(ModelNotFound, "1b-Q4_K_M.gguf", "3b-Q4_K_M.gguf"):
             choose(paths, tag, REPOSITORY)
     assert choose(paths, "3b-q4_k_m.gguf", REPOSITORY) == "3b-Q4_K_M.gguf"
 
 
 def test_a_repository_without_a_model_says_so():
-    with pytest.raises(ModelNotFound, match="no GGUF file of a language model"):
+    with raises(ModelNotFound, "GGUF"):
         choose(MANY[:6], "", REPOSITORY)
 
 
@@ -146,7 +147,7 @@ def test_all_shards_of_a_model_are_found_and_a_missing_one_is_named():
     first, second = MANY[6:8]
     assert shards_of(first, MANY, REPOSITORY) == [first, second]
     assert shards_of(MANY[9], MANY, REPOSITORY) == [MANY[9]]
-    with pytest.raises(ModelError, match=second):
+    with raises(ModelError, second):
         shards_of(first, [first], REPOSITORY)
 
 
@@ -170,7 +171,7 @@ def test_the_tag_of_every_model_selects_it(paths: set[str]):
         try:
             assert choose(paths, tag, REPOSITORY) == path
         except ModelNotFound:  # two folders have a file of this name
-            assert sum(each.rpartition("/")[2] == tag for each in paths) > 1
+            assert sum(result.rpartition("/")[2] == tag for result in paths) > 1
 
 
 @given(st.sets(NAMES, min_size=1), st.text(max_size=12))

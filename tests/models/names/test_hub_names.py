@@ -1,13 +1,12 @@
 """What a name of the hub means."""
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidRequest, ModelNotFound
 from paceline.models.names.hub_names import HubName, is_hub_name, parse_hub_name
+from support.errors import raises
 
 PART = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}", fullmatch=True)
 REPOSITORY = st.builds("{}/{}".format, PART, PART).filter(
@@ -95,9 +94,8 @@ def test_other_names_are_none_of_the_hub(name: str):
     ],
 )
 def test_an_address_that_is_not_a_models_is_refused_with_what_is_expected(name: str):
-    with pytest.raises(ModelNotFound, match=re.escape(name)) as caught:
+    with raises(ModelNotFound, name, "expected"):
         parse_hub_name(name)
-    assert "expected" in str(caught.value)
 
 
 def test_an_address_of_the_users_own_hub_is_one_of_the_hub(monkeypatch: pytest.MonkeyPatch):
@@ -113,23 +111,19 @@ def test_a_revision_may_be_given_once():
     assert name.at(None) == name
     assert name.at("v1").revision == "v1"
     assert name.at("v1").at("v1").revision == "v1"
-    with pytest.raises(InvalidRequest, match=r"v1.*v2"):
+    with raises(InvalidRequest, "v1", "v2"):
         name.at("v1").at("v2")
 
 
 @pytest.mark.parametrize("revision", ["", "..", "../../x", "a/../b", "-x", "a b", "/a", "a//b"])
 def test_a_revision_that_can_be_none_is_refused(revision: str):
-    with pytest.raises(InvalidRequest, match="branch, a tag or a commit"):
+    with raises(InvalidRequest, "branch"):
         HubName("owner/name").at(revision)
 
 
 @given(repository=REPOSITORY, tag=TAG, file=FILE)
 def test_what_a_name_means_is_a_name_that_means_the_same(repository: str, tag: str, file: str):
-    for name in (
-        HubName(repository),
-        HubName(repository, tag=tag),
-        HubName(repository, file=file),
-    ):
+    for name in (HubName(repository), HubName(repository, tag=tag), HubName(repository, file=file)):
         assert parse_hub_name(str(name)) == name
         assert parse_hub_name(f"hf.co/{name}") == name
         assert parse_hub_name(f"https://huggingface.co/{name}") == name
@@ -148,11 +142,11 @@ def test_the_address_of_a_file_has_its_revision(
 @given(st.text(max_size=80))
 def test_any_text_is_a_hub_name_or_none_or_refused_and_never_leaves_the_repository(text: str):
     try:
-        found = parse_hub_name(text)
+        name = parse_hub_name(text)
     except ModelNotFound:
         return
-    if found is None:
+    if name is None:
         return
-    assert is_hub_name(found.repository)
-    assert not (found.tag and found.file)
-    assert not found.file or not {"", ".", ".."} & set(found.file.split("/"))
+    assert is_hub_name(name.repository)
+    assert not (name.tag and name.file)
+    assert not name.file or not {"", ".", ".."} & set(name.file.split("/"))

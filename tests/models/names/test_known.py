@@ -35,8 +35,8 @@ def test_a_short_name_stands_for_a_file_at_a_commit(name: str):
 
 @pytest.mark.parametrize("name", ["", ":", "qwen3", "qwen3-0.6b:", "qwen3-0.6b:a:b", "Q4_K_M"])
 def test_other_names_are_not_short_names(name: str):
-    found = known(name)
-    assert found is None or found == known_models()["qwen3-0.6b"].hub_name
+    result = known(name)
+    assert result is None or result == known_models()["qwen3-0.6b"].hub_name
 
 
 def test_a_near_miss_of_a_short_name_is_told_the_name():

@@ -21,11 +21,11 @@ DEEPSEEK = (
 def tokenizer(folder: Path, *names: str, bos: bool = False) -> Tokenizer:
     """A letter is its place in the alphabet; then come `names`, and <s>."""
     letters = {chr(ord("a") + i): i for i in range(26)}
-    made = Backend(models.BPE(letters, []))
-    made.add_tokens([AddedToken(name, normalized=False) for name in names])
-    made.add_special_tokens(["<s>"])
+    backend = Backend(models.BPE(letters, []))
+    backend.add_tokens([AddedToken(name, normalized=False) for name in names])
+    backend.add_special_tokens(["<s>"])
     path = folder / "tokenizer.json"
-    made.save(str(path))
+    backend.save(str(path))
     return Tokenizer(path, bos_token_id=26 + len(names), add_bos=bos)
 
 
@@ -33,36 +33,36 @@ def tokenizer(folder: Path, *names: str, bos: bool = False) -> Tokenizer:
     "names", [QWEN, DEEPSEEK, ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")]
 )
 def test_prefix_suffix_middle(names: tuple[str, ...], tmp_path: Path):
-    found = infill_of(tokenizer(tmp_path, *names))
-    assert found is not None
-    assert found.prompt([0, 1], "cd") == [26, 0, 1, 27, 2, 3, 28]
-    assert found.stops == names
+    infill = infill_of(tokenizer(tmp_path, *names))
+    assert infill is not None
+    assert infill.prompt([0, 1], "cd") == [26, 0, 1, 27, 2, 3, 28]
+    assert infill.stops == names
 
 
 def test_codestral_has_the_suffix_first_and_no_middle(tmp_path: Path):
-    found = infill_of(tokenizer(tmp_path, "[PREFIX]", "[SUFFIX]"))
-    assert found is not None
-    assert found.prompt([0, 1], "cd") == [27, 2, 3, 26, 0, 1]
+    infill = infill_of(tokenizer(tmp_path, "[PREFIX]", "[SUFFIX]"))
+    assert infill is not None
+    assert infill.prompt([0, 1], "cd") == [27, 2, 3, 26, 0, 1]
 
 
 def test_the_beginning_token_stays_first_and_comes_once(tmp_path: Path):
-    found = infill_of(tokenizer(tmp_path, *QWEN, bos=True))
-    assert found is not None
-    assert found.prompt([29, 0], "b") == [29, 26, 0, 27, 1, 28]
-    assert found.prompt([0], "b") == [29, 26, 0, 27, 1, 28]
+    infill = infill_of(tokenizer(tmp_path, *QWEN, bos=True))
+    assert infill is not None
+    assert infill.prompt([29, 0], "b") == [29, 26, 0, 27, 1, 28]
+    assert infill.prompt([0], "b") == [29, 26, 0, 27, 1, 28]
 
 
 def test_a_suffix_that_is_not_valid_unicode_is_refused(tmp_path: Path):
-    found = infill_of(tokenizer(tmp_path, *QWEN))
-    assert found is not None
+    infill = infill_of(tokenizer(tmp_path, *QWEN))
+    assert infill is not None
     with pytest.raises(InvalidRequest):
-        found.prompt([0], "\ud800")
+        infill.prompt([0], "\ud800")
 
 
 def test_tokens_that_end_what_was_filled_in_are_stops(tmp_path: Path):
-    found = infill_of(tokenizer(tmp_path, *QWEN, "<|file_sep|>"))
-    assert found is not None
-    assert found.stops == (*QWEN, "<|file_sep|>")
+    infill = infill_of(tokenizer(tmp_path, *QWEN, "<|file_sep|>"))
+    assert infill is not None
+    assert infill.stops == (*QWEN, "<|file_sep|>")
 
 
 def test_a_model_that_lacks_one_of_them_is_not_asked(tmp_path: Path):

@@ -6,6 +6,7 @@ import pytest
 
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ChatTemplate
+from support.errors import raises
 
 USER = [{"role": "user", "content": "Hi"}]
 
@@ -38,19 +39,18 @@ ESCAPES = [
 
 @pytest.mark.parametrize("source", ESCAPES)
 def test_a_template_gets_out_of_its_sandbox_in_no_known_way(source: str):
-    messages = [dict(each) for each in USER]
-    with pytest.raises((ModelError, InvalidRequest)) as caught:
-        said = rendered(source, messages)
+    messages = [dict(item) for item in USER]
+    with raises((ModelError, InvalidRequest)):
+        text = rendered(source, messages)
         # An attribute that the sandbox hides is undefined, and nothing comes of it.
-        assert "class" not in said
-        assert said.strip() == ""
+        assert "class" not in text
+        assert text.strip() == ""
         raise InvalidRequest("it came to nothing")
-    assert "\n" not in str(caught.value)
     assert messages == USER
 
 
 def test_raise_exception_refuses_the_messages_in_the_templates_words():
-    with pytest.raises(InvalidRequest, match="roles must alternate"):
+    with raises(InvalidRequest, "roles must alternate"):
         rendered("{{ raise_exception('roles must alternate') }}")
 
 
@@ -63,7 +63,7 @@ def test_tojson_writes_plain_json_as_the_models_were_trained_on():
 
 
 def test_lists_grow_and_shrink_in_a_template_and_the_callers_stay_as_they_are():
-    messages = [dict(each) for each in USER]
+    messages = [dict(item) for item in USER]
     source = "{% set n = namespace(ids=[]) %}{% set _ = n.ids.append('a') %}"
     source += "{% set _ = messages.append(n.ids.pop(0)) %}{{ n.ids }}{{ messages[-1] }}"
     assert rendered(source, messages) == rendered(source, messages) == "[]a"
@@ -85,9 +85,9 @@ def test_a_system_turn_that_a_template_rejects_is_in_the_first_users():
     assert rendered(source, [SYSTEM, *USER]) == "[user] Be brief\n\nHi"
     assert rendered(source, [SYSTEM]) == "[user] Be brief"
     assert rendered(_TURNS, [SYSTEM, *USER]) == "[system] Be brief[user] Hi"
-    with pytest.raises(InvalidRequest, match="no system"):
+    with raises(InvalidRequest, "no system"):
         rendered(source, [SYSTEM, {"role": "assistant", "content": "Hi"}])
-    with pytest.raises(InvalidRequest, match="no system"):
+    with raises(InvalidRequest, "no system"):
         rendered("{{ raise_exception(messages[0].role ~ ': no system') }}", [SYSTEM, *USER])
 
 
@@ -107,12 +107,12 @@ def test_a_template_that_joins_arguments_to_text_gets_them_as_text():
 
 
 def test_strftime_now_is_today():
-    before, said, after = (
+    before, text, after = (
         datetime.datetime.now().astimezone().strftime("%d %b %Y"),
         rendered("{{ strftime_now('%d %b %Y') }}"),
         datetime.datetime.now().astimezone().strftime("%d %b %Y"),
     )
-    assert said in (before, after)
+    assert text in (before, after)
 
 
 def test_the_generation_tag_is_only_its_content():
@@ -153,12 +153,12 @@ def test_the_messages_themselves_are_not_changed_by_the_sandbox_nor_shared():
     [[], "text", [{}], [{"content": "x"}], [{"role": 3}], ["x"], [None], None, {"role": "user"}],
 )
 def test_what_are_no_messages_is_refused(messages: Any):
-    with pytest.raises(InvalidRequest, match=r"messages? "):
+    with raises(InvalidRequest, "message"):
         rendered("x", messages)
 
 
 def test_messages_that_lack_what_the_template_needs_are_refused():
-    with pytest.raises(InvalidRequest, match="needs a field that a message lacks"):
+    with raises(InvalidRequest, "field"):
         rendered("{{ messages[0].content.parts.first }}")
 
 
@@ -166,29 +166,25 @@ def test_messages_that_lack_what_the_template_needs_are_refused():
     "source", ["{{ messages[0].content + 1 }}", "{{ messages | join(3, 4, 5) }}"]
 )
 def test_messages_that_the_template_cannot_take_are_refused(source: str):
-    with pytest.raises(InvalidRequest, match="template of tiny"):
+    with raises(InvalidRequest, "tiny"):
         rendered(source)
 
 
 @pytest.mark.parametrize(
     "source",
-    [
-        "{{ 1 / 0 }}",
-        "{{ 'a' | nofilter }}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    ],
+    ["{{ 1 / 0 }}", "{{ 'a' | nofilter }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"],
 )
 def test_a_template_that_fails_is_the_models_fault(source: str):
-    with pytest.raises(ModelError, match="template of tiny"):
+    with raises(ModelError, "tiny"):
         rendered(source)
 
 
 @pytest.mark.parametrize("source", ["{{", "{% if %}", "{% for x in %}", "{% endfor %}", "{{ 'a }}"])
 def test_what_is_no_template_is_refused_when_it_is_read(source: str):
-    with pytest.raises(ModelError, match=r"template of tiny is not valid.*--raw"):
+    with raises(ModelError, "tiny", "--raw"):
         ChatTemplate(source, model="tiny")
 
 
 def test_a_model_without_a_template_says_how_to_go_on():
-    with pytest.raises(ModelError, match=r"tiny has no chat template.*--raw"):
+    with raises(ModelError, "tiny", "--raw"):
         ChatTemplate(None, model="tiny")

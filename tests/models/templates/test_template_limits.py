@@ -17,6 +17,7 @@ from paceline.models import ChatTemplate, templates
 from paceline.models.templates import PROCESS
 from paceline.runtime.model import Model
 from paceline.storage.processes import WorkerProcess
+from support.errors import raises
 from support.server import running
 from support.waiting import PATIENCE, until
 
@@ -85,21 +86,21 @@ def rendered(source: str, **names: Any) -> str:
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("source", [*FOREVER.values(), *LARGE.values()], ids=[*FOREVER, *LARGE])
 def test_a_template_over_a_limit_is_refused_and_the_next_one_is_rendered(source: str):
-    with pytest.raises((ModelError, InvalidRequest), match="template of tiny"):
+    with raises((ModelError, InvalidRequest), "tiny"):
         rendered(source)
     assert rendered(GOOD) == "Hi"
 
 
 @pytest.mark.usefixtures("brief")
 def test_the_error_names_the_limit_of_time():
-    with pytest.raises(ModelError, match=r"took longer than 0\.5 s"):
+    with raises(ModelError, "0.5 s"):
         rendered(LOOPS)
 
 
 def test_the_error_names_the_limit_of_size(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(templates, "CHARACTERS", 1000)
     assert len(rendered("{% for i in range(10) %}{{ 'x' * 100 }}{% endfor %}")) == 1000
-    with pytest.raises(ModelError, match="1000 characters"):
+    with raises(ModelError, "1000 characters"):
         rendered("{% for i in range(11) %}{{ 'x' * 100 }}{% endfor %}")
 
 
@@ -122,23 +123,23 @@ def test_text_comes_back_as_it_was(text: str):
 
 @pytest.mark.parametrize("value", [{1, 2}, b"bytes", object(), ChatTemplate])
 def test_what_cannot_be_written_as_json_is_refused(value: Any):
-    with pytest.raises(InvalidRequest, match="JSON"):
+    with raises(InvalidRequest, "JSON"):
         rendered(GOOD, extra=value)
 
 
 def test_values_in_values_without_end_are_refused():
     deep: list[Any] = []
     deep.append(deep)
-    with pytest.raises(InvalidRequest, match="JSON"):
+    with raises(InvalidRequest, "JSON"):
         rendered(GOOD, extra=deep)
 
 
 def test_threads_get_their_own_answers():
-    made = ChatTemplate(GOOD)
+    chat_template = ChatTemplate(GOOD)
     texts = [f"text {n} " * n for n in range(200)]
 
     def one(text: str) -> str:
-        return made.render([{"role": "user", "content": text}])
+        return chat_template.render([{"role": "user", "content": text}])
 
     with ThreadPoolExecutor(8) as pool:
         assert [*pool.map(one, texts)] == texts
@@ -157,7 +158,7 @@ def test_a_process_that_was_killed_is_started_again():
 
 
 def test_an_answer_that_was_interrupted_is_not_the_next_ones(monkeypatch: pytest.MonkeyPatch):
-    made, other = ChatTemplate(GOOD), ChatTemplate("other")
+    chat_template, other = ChatTemplate(GOOD), ChatTemplate("other")
     exchange = sys.modules["paceline.storage.processes"]._exchange
 
     def interrupted(child: Any, request: bytes) -> bytes:
@@ -167,7 +168,7 @@ def test_an_answer_that_was_interrupted_is_not_the_next_ones(monkeypatch: pytest
 
     monkeypatch.setattr("paceline.storage.processes._exchange", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        made.render(USER)
+        chat_template.render(USER)
     monkeypatch.setattr("paceline.storage.processes._exchange", exchange)
     assert other.render(USER) == "other"
 
@@ -177,14 +178,14 @@ def test_the_process_ends_with_its_parent():
         "from paceline.models.templates import PROCESS; import os, signal; PROCESS.start();"
         "print(PROCESS._child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    found = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=False)
-    assert found.returncode == -signal.SIGKILL
-    until(lambda: not _alive(int(found.stdout)))
+    process = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=False)
+    assert process.returncode == -signal.SIGKILL
+    until(lambda: not _alive(int(process.stdout)))
 
 
 def test_a_process_that_cannot_be_started_is_one_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with pytest.raises(ModelError, match="cannot be started"):
+    with raises(ModelError):
         WorkerProcess(Path(), "is a test").start()
 
 
@@ -218,7 +219,7 @@ def test_a_server_answers_others_while_a_template_runs(
             "/v1/responses": {"input": "slow", "max_output_tokens": 1},
             "/tokenize": {"messages": body["messages"]},
         }
-        threads = [threading.Thread(target=ask, args=each) for each in paths.items()]
+        threads = [threading.Thread(target=ask, args=item) for item in paths.items()]
         for thread in threads:
             thread.start()
         answered = 0
@@ -228,8 +229,10 @@ def test_a_server_answers_others_while_a_template_runs(
         for thread in threads:
             thread.join(PATIENCE)
         assert answered > 10
-        assert {path: each.status_code for path, each in asked.items()} == dict.fromkeys(paths, 400)
-        for each in asked.values():
-            assert "took longer" in each.json()["error"]["message"]
+        assert {path: value.status_code for path, value in asked.items()} == dict.fromkeys(
+            paths, 400
+        )
+        for request in asked.values():
+            assert "took longer" in request.json()["error"]["message"]
         good = {"messages": [{"role": "user", "content": "quick"}], "max_tokens": 1}
         assert server.post("/v1/chat/completions", good).status_code == 200

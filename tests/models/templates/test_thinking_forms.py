@@ -10,6 +10,7 @@ from paceline.models import ModelFiles
 from paceline.models.templates import ChatTemplate
 from paceline.models.templates.marks import Thinking
 from paceline.models.templates.tokenizer import Tokenizer
+from support.errors import raises
 from support.thinking import TEMPLATES
 
 USER = [{"role": "user", "content": "is <think> a mark?"}]
@@ -26,9 +27,9 @@ def thinking(name: str, tokenizer: Tokenizer) -> Thinking:
 
 def ends_inside(name: str, tokenizer: Tokenizer, **variables: Any) -> bool:
     template = ChatTemplate(TEMPLATES[name])
-    made = thinking(name, tokenizer)
+    result = thinking(name, tokenizer)
     prompt = template.render(USER, **variables)
-    return made.inside(
+    return result.inside(
         prompt, lambda: template.render(USER, **variables, add_generation_prompt=False)
     )
 
@@ -76,29 +77,29 @@ def test_a_template_of_no_known_form_has_no_thoughts(tiny_files: ModelFiles):
 def test_thinking_is_turned_on_and_off_by_what_the_template_reads(
     name: str, on: dict[str, Any], off: dict[str, Any] | None, tokenizer: Tokenizer
 ):
-    made = thinking(name, tokenizer)
-    assert made.switch(True) == on
+    result = thinking(name, tokenizer)
+    assert result.switch(True) == on
     if off is None:
-        with pytest.raises(InvalidRequest, match="cannot turn thinking off"):
-            made.switch(False)
-        with pytest.raises(InvalidRequest, match="cannot turn thinking off"):
-            made.effort("none")
+        with raises(InvalidRequest, "tiny"):
+            result.switch(False)
+        with raises(InvalidRequest, "tiny"):
+            result.effort("none")
     else:
-        assert made.switch(False) == made.effort("none") == off
-    assert made.effort("high") == {"reasoning_effort": "high", **on}
+        assert result.switch(False) == result.effort("none") == off
+    assert result.effort("high") == {"reasoning_effort": "high", **on}
 
 
 def test_a_model_that_does_not_think_needs_no_switch_to_stop_and_has_none_to_start(
     tiny_files: ModelFiles,
 ):
     assert tiny_files.thinking().switch(False) == {}
-    with pytest.raises(InvalidRequest, match="no thoughts"):
+    with raises(InvalidRequest):
         tiny_files.thinking().switch(True)
 
 
 def test_a_template_that_looks_for_a_word_in_a_message_is_named_with_it(tokenizer: Tokenizer):
     source = "{% if '/no_think' in messages[-1].content %}<think></think>{% endif %}"
-    with pytest.raises(InvalidRequest, match="/no_think"):
+    with raises(InvalidRequest, "/no_think"):
         Thinking(source, lambda: tokenizer, "tiny").switch(False)
 
 
@@ -118,8 +119,8 @@ def test_a_template_names_what_is_around_an_answer(
 
 def test_an_effort_of_none_is_passed_on_where_the_template_names_it(tokenizer: Tokenizer):
     source = "</think>{% if reasoning_effort == 'none' %}a{% endif %}"
-    made = Thinking(source, lambda: tokenizer, "tiny")
-    assert made.switch(False) == {"reasoning_effort": "none"}
+    thinking = Thinking(source, lambda: tokenizer, "tiny")
+    assert thinking.switch(False) == {"reasoning_effort": "none"}
     source = "</think>{% if reasoning_effort is none %}a{% endif %}"
     with pytest.raises(InvalidRequest):
         Thinking(source, lambda: tokenizer, "tiny").switch(False)
@@ -145,9 +146,7 @@ def test_a_prompt_ends_in_a_thought_where_the_template_opens_one_and_not_where_a
     assert ends_inside(name, tokenizer, **variables) is expected
 
 
-def test_thoughts_of_earlier_answers_go_under_the_names_that_a_template_reads(
-    tokenizer: Tokenizer,
-):
+def test_thoughts_of_earlier_answers_go_under_the_names_that_a_template_reads(tokenizer: Tokenizer):
     def remembered(source: str) -> dict[str, str]:
         return Thinking(source, lambda: tokenizer, "tiny").message_fields("hm")
 
@@ -161,7 +160,7 @@ def test_thoughts_of_earlier_answers_go_under_the_names_that_a_template_reads(
 
 
 def test_a_template_that_is_not_valid_has_no_switch(tokenizer: Tokenizer):
-    with pytest.raises(ModelError, match="not valid"):
+    with raises(ModelError):
         Thinking("{% if %}", lambda: tokenizer, "tiny").switch(False)
 
 
@@ -169,9 +168,9 @@ def test_marks_that_are_tokens_are_found_by_their_ids(thinking_gguf: Path, tiny_
     from paceline.models import resolve
 
     files = resolve(str(thinking_gguf), tiny_cache)
-    made = files.thinking()
-    assert made.form is not None
-    marks = made.tokens_of(made.form)
+    thinking = files.thinking()
+    assert thinking.form is not None
+    marks = thinking.tokens_of(thinking.form)
     assert sorted(marks.values()) == ["</think>", "<think>"]
     text = files.tokenizer().decode([*marks, 100])
     assert "think" not in text, "decoding leaves them out"

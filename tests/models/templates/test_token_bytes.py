@@ -15,13 +15,13 @@ from paceline.models.templates.tokenizer import Tokenizer as Ours
 def sentences(tmp_path: Path) -> TokenBytes:
     """A vocabulary with SentencePiece's marks and bytes."""
     known = {"<unk>": 0, "\u2581the": 1, "é": 2, **{f"<0x{b:02X}>": 3 + b for b in range(256)}}
-    made = Tokenizer(models.BPE(known, [], unk_token="<unk>", byte_fallback=True))
-    made.decoder = decoders.Sequence(
+    tokenizer = Tokenizer(models.BPE(known, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    made.add_special_tokens([AddedToken("<s>", special=True)])
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
     path = tmp_path / "tokenizer.json"
-    made.save(str(path))
+    tokenizer.save(str(path))
     return TokenBytes(Ours(path))
 
 
@@ -54,9 +54,9 @@ def test_letters_of_a_byte_level_vocabulary_are_bytes(tiny_files: ModelFiles):
     ],
 )
 def test_text_that_follows_keeps_its_first_space(decoder: Any, tmp_path: Path):
-    made = Tokenizer(models.BPE({"\u2581": 0, "\u2581the": 1, "e": 2}, []))
-    made.decoder = decoder
-    made.save(str(tmp_path / "tokenizer.json"))
+    backend = Tokenizer(models.BPE({"\u2581": 0, "\u2581the": 1, "e": 2}, []))
+    backend.decoder = decoder
+    backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Ours(tmp_path / "tokenizer.json")
     assert tokenizer.continuation([1, 1]) == " the the"
     assert tokenizer.continuation([2, 0]) == "e "

@@ -12,6 +12,7 @@ from paceline.models import Tokenizer
 from paceline.models.gguf.tokenizer import build_tokenizer
 from paceline.models.gguf.vocabulary import special_tokens
 from paceline.runtime.model import Model
+from support.errors import raises
 from support.tiny import END, START, vocabulary
 
 PRE = ("default", "gpt-2", "llama-bpe", "llama3", "qwen2", "smollm")
@@ -29,17 +30,17 @@ def fields(pre: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]:
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]:
     """The tiny vocabulary as a tokenizer of some kind."""
     folder = tmp_path_factory.mktemp("tokenizers")
 
-    def made(pre: str, **options: Any) -> Tokenizer:
+    def build(pre: str, **options: Any) -> Tokenizer:
         path = folder / f"{pre}.json"
         if not path.exists():
             path.write_text(build_tokenizer(path, fields(pre)), encoding="utf-8")
         return Tokenizer(path, **options)
 
-    return made
+    return build
 
 
 def parts(pre: str, text: str) -> list[str]:
@@ -54,10 +55,10 @@ def parts(pre: str, text: str) -> list[str]:
 @example(text="I'll pay 12345 €\n\n\t now —  naïve 漢字 😀👩‍👩‍👧 \x00\x7f\ufeff")
 @example(text="<|im_end|><|endoftext|><tool>")
 @settings(max_examples=60)
-def test_text_comes_back_as_it_was(pre: str, text: str, made: Callable[..., Tokenizer]):
+def test_text_comes_back_as_it_was(pre: str, text: str, build: Callable[..., Tokenizer]):
     import unicodedata
 
-    tokenizer = made(pre)
+    tokenizer = build(pre)
     # qwen2's own tokenizer normalises first.
     expected = unicodedata.normalize("NFC", text) if pre == "qwen2" else text
     assert tokenizer.decode(tokenizer.encode(text)) == expected
@@ -71,10 +72,7 @@ def test_text_comes_back_as_it_was(pre: str, text: str, made: Callable[..., Toke
             ["I", "'ll", " pay", " ", "1", "2", "3", "4", "5", " now", ",", " x", "²", "!", "\n"],
         ),
         ("gpt-2", ["I", "'ll", " pay", " 12345", " now", ",", " x", "²", "!", "\n"]),
-        (
-            "default",
-            ["I", "'", "ll", " pay", " ", "123", "45", " now", ",", " x", "²", "!", "\n"],
-        ),
+        ("default", ["I", "'", "ll", " pay", " ", "123", "45", " now", ",", " x", "²", "!", "\n"]),
         ("llama3", ["I", "'ll", " pay", " ", "123", "45", " now", ",", " x", "²", "!\n"]),
         ("llama-bpe", ["I", "'ll", " pay", " ", "123", "45", " now", ",", " x", "²", "!\n"]),
         ("qwen2", ["I", "'ll", " pay", " ", *"12345", " now", ",", " x", "²", "!\n"]),
@@ -91,19 +89,19 @@ def test_spaces_before_a_word_keep_one_for_it():
 
 @pytest.mark.parametrize("pre", PRE)
 def test_merges_are_made_in_their_order_but_llama3_takes_whole_words_first(
-    pre: str, made: Callable[..., Tokenizer]
+    pre: str, build: Callable[..., Tokenizer]
 ):
     names = vocabulary()[0]
     # "a n" comes before " a" and "nd", so " and" is never reached by merging.
     last = ["Ġand"] if pre.startswith("llama") else ["Ġ", "an", "d"]
-    found = [names[i] for i in made(pre).encode("the user and")]
-    assert found == ["the", "Ġ", "user", *last]
+    results = [names[i] for i in build(pre).encode("the user and")]
+    assert results == ["the", "Ġ", "user", *last]
 
 
 def test_control_tokens_are_words_in_a_prompt_and_letters_in_plain_text(
-    made: Callable[..., Tokenizer],
+    build: Callable[..., Tokenizer],
 ):
-    tokenizer = made("smollm")
+    tokenizer = build("smollm")
     assert tokenizer.encode(f"{START}a{END}", special=True)[::2] == [1, 2]
     literal = tokenizer.encode(f"{START}a{END}")
     assert not {0, 1, 2} & {*literal}
@@ -111,8 +109,8 @@ def test_control_tokens_are_words_in_a_prompt_and_letters_in_plain_text(
     assert tokenizer.special_tokens() == {"<|endoftext|>": 0, START: 1, END: 2}
 
 
-def test_control_tokens_have_no_text_and_added_words_have(made: Callable[..., Tokenizer]):
-    tokenizer = made("smollm")
+def test_control_tokens_have_no_text_and_added_words_have(build: Callable[..., Tokenizer]):
+    tokenizer = build("smollm")
     tool = tokenizer.token_id("<tool>")
     assert tool is not None
     assert tokenizer.decode([1, tool, 2]) == "<tool>"
@@ -121,20 +119,20 @@ def test_control_tokens_have_no_text_and_added_words_have(made: Callable[..., To
 
 
 def test_the_beginning_token_comes_once_and_only_before_a_whole_prompt(
-    made: Callable[..., Tokenizer],
+    build: Callable[..., Tokenizer],
 ):
-    tokenizer = made("smollm", bos_token_id=1, add_bos=True)
+    tokenizer = build("smollm", bos_token_id=1, add_bos=True)
     assert tokenizer.encode("ab", special=True) == [1, *tokenizer.encode("ab")]
     assert tokenizer.encode(f"{START}ab", special=True).count(1) == 1
     assert tokenizer.encode("", special=True) == [1]
     assert 1 not in tokenizer.encode("ab")
-    assert 1 not in made("smollm", bos_token_id=1).encode("ab", special=True)
+    assert 1 not in build("smollm", bos_token_id=1).encode("ab", special=True)
 
 
 def test_the_same_text_gives_the_same_ids_whatever_was_encoded_before(
-    made: Callable[..., Tokenizer],
+    build: Callable[..., Tokenizer],
 ):
-    tokenizer = made("smollm")
+    tokenizer = build("smollm")
     first = tokenizer.encode("the user", special=True)
     for text in ("x" * 5000, END, ""):
         tokenizer.encode(text)
@@ -143,25 +141,25 @@ def test_the_same_text_gives_the_same_ids_whatever_was_encoded_before(
 
 
 @pytest.mark.parametrize("special", [False, True])
-def test_half_of_a_surrogate_pair_is_refused(special: bool, made: Callable[..., Tokenizer]):
-    with pytest.raises(InvalidRequest, match="character 2"):
-        made("smollm").encode("ab\ud800", special=special)
+def test_half_of_a_surrogate_pair_is_refused(special: bool, build: Callable[..., Tokenizer]):
+    with raises(InvalidRequest, "character 2"):
+        build("smollm").encode("ab\ud800", special=special)
 
 
 @given(ids=st.lists(st.integers(0, 400), max_size=30))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_ids_have_a_text(ids: list[int], made: Callable[..., Tokenizer]):
-    assert isinstance(made("smollm").decode(ids), str)
+def test_any_ids_have_a_text(ids: list[int], build: Callable[..., Tokenizer]):
+    assert isinstance(build("smollm").decode(ids), str)
 
 
 @pytest.mark.parametrize("ids", [[-1], [2**40], ["a"], [1.5]])
-def test_what_is_no_id_is_refused(ids: Any, made: Callable[..., Tokenizer]):
-    with pytest.raises(InvalidRequest, match="0 or more"):
-        made("smollm").decode(ids)
+def test_what_is_no_id_is_refused(ids: Any, build: Callable[..., Tokenizer]):
+    with raises(InvalidRequest, "0 or more"):
+        build("smollm").decode(ids)
 
 
-def test_the_vocabulary_counts_added_tokens(made: Callable[..., Tokenizer]):
-    assert made("smollm").vocab_size == len(vocabulary()[0]) == 320
+def test_the_vocabulary_counts_added_tokens(build: Callable[..., Tokenizer]):
+    assert build("smollm").vocab_size == len(vocabulary()[0]) == 320
 
 
 def test_control_tokens_are_those_of_that_type():
@@ -172,12 +170,12 @@ def test_control_tokens_are_those_of_that_type():
 def test_a_file_that_is_no_tokenizer_is_one_line_that_names_it(content: bytes, tmp_path: Path):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
-    with pytest.raises(ModelError, match=str(path)):
+    with raises(ModelError, path):
         Tokenizer(path)
 
 
 def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path):
-    with pytest.raises(ModelError, match="No such file"):
+    with raises(ModelError, "tokenizer.json"):
         Tokenizer(tmp_path / "tokenizer.json")
 
 

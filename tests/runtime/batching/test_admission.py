@@ -74,11 +74,11 @@ def test_requests_without_max_tokens_decode_in_the_same_calls(
         for n, prompt in enumerate(PROMPTS)
     ]
     scheduler.start()
-    results = [each.result() for each in asked]
+    results = [request.result() for request in asked]
     scheduler.close()
     monkeypatch.undo()
     assert max(counts) >= 3
-    assert [each.token_ids for each in results] == [plain(model, each) for each in asked]
+    assert [result.token_ids for result in results] == [plain(model, request) for request in asked]
 
 
 @pytest.mark.slow
@@ -103,13 +103,14 @@ def test_preempted_requests_continue_to_the_same_tokens(model: Model, drafter: s
         for n, prompt in enumerate(PROMPTS)
     ]
     scheduler.start()
-    results = [each.result() for each in asked]
+    results = [item.result() for item in asked]
     scheduler.close()
     assert scheduler.load.preempted > 0
     assert scheduler.load.faults == 0
-    assert any(each.stats.preempted for each in results)
-    for each, result in zip(asked, results, strict=True):
-        assert result.token_ids == plain(model, each)
+    assert any(computed.stats.preempted for computed in results)
+    assert results[0].stats.preempted == 0, "the oldest is never preempted"
+    for request, result in zip(asked, results, strict=True):
+        assert result.token_ids == plain(model, request)
         assert len(result.logprobs) == len(result.token_ids)
         assert (result.stats.recomputed > 0) == (result.stats.preempted > 0)
     assert "recompute_seconds" in max(results, key=lambda r: r.stats.preempted).stats.as_dict()
@@ -137,15 +138,6 @@ def test_a_preempted_request_can_be_cancelled_in_the_queue(model: Model):
     assert cut.token_ids == plain(model, young)[: len(cut.token_ids)]
 
 
-def test_the_oldest_request_is_never_preempted(model: Model):
-    scheduler = Scheduler(model)
-    asked = [Submitted(scheduler, prompt, max_tokens=300, ignore_eos=True) for prompt in PROMPTS]
-    scheduler.start()
-    results = [each.result() for each in asked]
-    scheduler.close()
-    assert results[0].stats.preempted == 0
-
-
 def test_nothing_is_evicted_for_a_request_that_is_not_admitted(model: Model):
     scheduler = Scheduler(model)
     admit, rejected = scheduler.admission.admit, []
@@ -159,10 +151,10 @@ def test_nothing_is_evicted_for_a_request_that_is_not_admitted(model: Model):
 
     def watched(queued: QueuedRequest, running: Sequence[QueuedRequest]) -> Any:
         before = len(scheduler.prefix_cache)
-        found = admit(queued, running)
-        if found is None:
+        cached_prefix = admit(queued, running)
+        if cached_prefix is None:
             rejected.append((before, len(scheduler.prefix_cache)))
-        return found
+        return cached_prefix
 
     scheduler.admission.admit = watched  # type: ignore[method-assign]
     scheduler.start()
@@ -217,11 +209,11 @@ def test_concurrent_requests_with_a_draft_model_are_complete(
             )
             for n, prompt in enumerate(PROMPTS)
         ]
-        results = [each.result() for each in asked]
+        results = [item.result() for item in asked]
         assert not scheduler.load.failed_drafters
         server.rest()
-    for each, result in zip(asked, results, strict=True):
-        assert result.token_ids == plain(tiny_model, each)
+    for request, result in zip(asked, results, strict=True):
+        assert result.token_ids == plain(tiny_model, request)
         assert result.stats.accepted_by.get("model", 0) > 0
 
 
@@ -247,16 +239,16 @@ def test_a_draft_model_without_slots_abstains_and_answers_are_complete(
         for prompt in PROMPTS[:4]
     ]
     scheduler.start()
-    results = [each.result() for each in asked]
+    results = [item.result() for item in asked]
     assert not scheduler.load.failed_drafters
-    for each, result in zip(asked, results, strict=True):
-        assert result.token_ids == plain(tiny_model, each)
+    for request, result in zip(asked, results, strict=True):
+        assert result.token_ids == plain(tiny_model, request)
     # Normally admission counts the draft model's slots and prevents this.
     other = Submitted(scheduler, PROMPTS[0], max_tokens=3, drafter=drafter)
     other.result()
-    queued = [each.queued for each in asked]
-    for each in queued:
-        each.max_length = 320
+    queued = [item.queued for item in asked]
+    for request in queued:
+        request.max_length = 320
     assert not counted(other.queued, queued)
     assert counted(other.queued, [])
     scheduler.close()
@@ -326,19 +318,6 @@ def test_serve_as_shipped_decodes_six_clients_without_max_tokens_at_once(
                 break
         assert most == 6
         assert set(totals) == {512}
-
-
-@pytest.mark.slow
-def test_serve_as_shipped_finds_a_system_message_in_the_prefix_cache(tiny_gguf: Path, cache: Path):
-    with served(tiny_gguf, cache, "--port", "0") as command:
-        system = {"role": "system", "content": "this is the one and only " * 10}
-        cached = []
-        for text in ("the rain", "one and two", "all the world"):
-            body = {"messages": [system, {"role": "user", "content": text}]}
-            usage = HTTP.post(command.url + CHAT, json=body).json()["usage"]
-            cached.append(usage["prompt_tokens_details"]["cached_tokens"])
-        assert cached[0] == 0
-        assert min(cached[1:]) >= 64
 
 
 @pytest.mark.real_model

@@ -202,7 +202,7 @@ def test_the_scenario_preempts_evicts_and_shares(
 ):
     injector = Injector(None)
     scheduler, ends = scenario(tiny_files, injector)
-    assert [answer(each) for each in ends] == [*expected, expected[2]]
+    assert [answer(end) for end in ends] == [*expected, expected[2]]
     assert scheduler.load.preempted > 0
     assert scheduler.prefix_cache.hit_tokens > 0
     called = {name for _, _, name in injector.sites}
@@ -245,12 +245,12 @@ def test_an_error_at_any_call_ends_one_request_at_most(
     for number in numbers:
         injector = Injector(number)
         _, ends = scenario(tiny_files, injector)
-        failed = [each for each in ends if isinstance(each, Exception)]
+        failed = [event for event in ends if isinstance(event, Exception)]
         assert len(failed) <= 1, f"{len(failed)} requests failed; raised at {injector.raised}"
-        assert all(isinstance(each, Injected) for each in failed)
-        for each, right in zip(ends, [*expected, expected[2]], strict=True):
-            if not isinstance(each, Exception):
-                assert answer(each) == right, f"raised at {injector.raised}"
+        assert all(isinstance(item, Injected) for item in failed)
+        for end, right in zip(ends, [*expected, expected[2]], strict=True):
+            if not isinstance(end, Exception):
+                assert answer(end) == right, f"raised at {injector.raised}"
 
 
 # -- drafters --------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def test_a_drafter_that_raises_is_silenced_and_the_answer_continues(
     for _ in range(2):
         assert ended.acquire(timeout=30)
     scheduler.close()
-    assert sorted(answer(each) for each in events) == sorted([expected[0], expected[2]])
+    assert sorted(answer(result) for result in events) == sorted([expected[0], expected[2]])
     # A fixed policy asks for no cost; the request does once.
     raises = (method, policy, at) not in {("cost", "fixed", n) for n in (2, 5)}
     raises &= not (method == "close" and at > 1)

@@ -40,10 +40,10 @@ def scheduler(hybrid: Model) -> Iterator[Scheduler]:
     assert isinstance(engine, OpenVinoEngine)
     assert engine._states is not None
     free = engine.free_slots, engine._states.free
-    made = Scheduler(hybrid)
-    made.start()
-    yield made
-    made.close()
+    instance = Scheduler(hybrid)
+    instance.start()
+    yield instance
+    instance.close()
     assert (engine.free_slots, engine._states.free) == free
 
 
@@ -65,8 +65,8 @@ def test_a_system_prompt_is_shared_from_the_third_request_on(hybrid: Model, sche
     hits = []
     for question in QUESTIONS:
         before = scheduler.prefix_cache.hit_tokens
-        found = Submitted(scheduler, SYSTEM + question * 8, max_tokens=8).result()
-        assert found.token_ids == alone(hybrid, SYSTEM + question * 8, 8)
+        result = Submitted(scheduler, SYSTEM + question * 8, max_tokens=8).result()
+        assert result.token_ids == alone(hybrid, SYSTEM + question * 8, 8)
         hits.append(scheduler.prefix_cache.hit_tokens - before)
     shared = len(hybrid.tokens(SYSTEM, raw=True)) // 32 * 32
     assert hits[0] == 0
@@ -103,16 +103,16 @@ def test_answers_of_many_requests_are_those_of_each_alone(
         prompt = SYSTEM[: picked.randrange(20, len(SYSTEM))] + picked.choice(QUESTIONS)
         options = {"policy": "fixed", "max_block": 5, "drafter": drafters[number % 4]}
         asked.append((prompt, Submitted(scheduler, prompt, max_tokens=10, **options)))
-    for _, each in asked[::6]:
-        each.queued.cancel()
-    results = [each.result() if at % 6 else None for at, (_, each) in enumerate(asked)]
+    for _, item in asked[::6]:
+        item.queued.cancel()
+    results = [entry.result() if at % 6 else None for at, (_, entry) in enumerate(asked)]
     scheduler.close()
     assert model.engine._states.free == free
     assert len(sequences) == scheduler.load.calls + 1, "a call failed, and was made again in parts"
     assert max(sequences) == 3
-    for (prompt, _), found in zip(asked, results, strict=True):
-        if found is not None:
-            assert found.token_ids == alone(hybrid, prompt, 10)
+    for (prompt, _), computed in zip(asked, results, strict=True):
+        if computed is not None:
+            assert computed.token_ids == alone(hybrid, prompt, 10)
 
 
 def test_preempted_answers_go_on_to_the_same_tokens(hybrid: Model):
@@ -124,12 +124,12 @@ def test_preempted_answers_go_on_to_the_same_tokens(hybrid: Model):
     options = {"max_tokens": 160, "min_tokens": 160, "temperature": 1.0, "seed": 3}
     prompts = [question * 2 for question in QUESTIONS[:3]]
     asked = [Submitted(scheduler, prompt, **options) for prompt in prompts]
-    results = [each.result() for each in asked]
+    results = [request.result() for request in asked]
     scheduler.close()
     assert scheduler.load.preempted > 0
-    for prompt, found in zip(prompts, results, strict=True):
+    for prompt, result in zip(prompts, results, strict=True):
         expected = hybrid.generate(prompt, raw=True, drafter="none", **options)
-        assert found.token_ids == expected.token_ids
+        assert result.token_ids == expected.token_ids
 
 
 def test_turns_of_a_chat_are_answered_as_if_all_were_read_anew(hybrid: Model):

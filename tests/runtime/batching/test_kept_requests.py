@@ -35,6 +35,6 @@ def test_a_request_with_a_salt_is_neither_kept_nor_drafted_from_kept_answers(kee
         again = Submitted(scheduler, PROMPT, salt="a", **OPTIONS).result()
     finally:
         scheduler.close()
-    drafters = [each.drafter for each in (salted, first, second, again)]
+    drafters = [item.drafter for item in (salted, first, second, again)]
     assert drafters == ["suffix", "suffix", "suffix+kept", "suffix"]
     assert salted.token_ids == first.token_ids == second.token_ids == again.token_ids

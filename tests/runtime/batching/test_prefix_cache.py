@@ -17,17 +17,17 @@ TEXT = list(range(40))
 @pytest.fixture
 def engine() -> Iterator[ToyEngine]:
     """With blocks of eight slots; a test that leaves slots behind fails."""
-    made = ToyEngine(cache_blocks=16)
-    free = made.free_slots
-    yield made
-    assert made.free_slots == free
+    toy_engine = ToyEngine(cache_blocks=16)
+    free = toy_engine.free_slots
+    yield toy_engine
+    assert toy_engine.free_slots == free
 
 
 @pytest.fixture
 def cache(engine: ToyEngine) -> Iterator[PrefixCache]:
-    made = PrefixCache(engine)
-    yield made
-    made.clear()
+    prefix_cache = PrefixCache(engine)
+    yield prefix_cache
+    prefix_cache.clear()
 
 
 def tokens(text: Sequence[int]) -> np.ndarray:
@@ -44,10 +44,10 @@ def run(engine: ToyEngine, prefix: CachedPrefix, text: Sequence[int]) -> None:
 def answered(cache: PrefixCache, engine: ToyEngine, text: Sequence[int], salt: str = "") -> int:
     """Compute a text and insert it; returns the tokens that were cached."""
     prefix = cache.open(tokens(text), salt)
-    found = prefix.sequence.length
+    length = prefix.sequence.length
     run(engine, prefix, text)
     cache.insert(tokens(text), prefix, salt)
-    return found
+    return length
 
 
 def test_whole_blocks_are_shared(cache: PrefixCache, engine: ToyEngine):
@@ -92,8 +92,8 @@ def test_a_running_prefill_is_shared_as_far_as_it_is_computed(
     assert cache.pending_prefix(tokens(TEXT)) == 0
     cache.unregister(reading)
     assert cache.find(tokens(TEXT)) == 0
-    for each in (reading, other):
-        each.sequence.close()
+    for item in (reading, other):
+        item.sequence.close()
 
 
 def test_entries_match_their_own_salt_only(cache: PrefixCache, engine: ToyEngine):

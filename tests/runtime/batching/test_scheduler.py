@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from paceline.errors import InvalidRequest
 from paceline.runtime.batching.request import Draining, QueueFull, TimedOut
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
+from support.errors import raises
 from support.scheduling import Submitted
 from support.waiting import until
 
@@ -25,11 +27,11 @@ PROMPTS = [
 
 @pytest.fixture
 def scheduler(model: Model) -> Iterator[Scheduler]:
-    made = Scheduler(model)
-    made.start()
-    yield made
-    made.close()
-    assert not made.alive
+    instance = Scheduler(model)
+    instance.start()
+    yield instance
+    instance.close()
+    assert not instance.alive
 
 
 def options_of(number: int) -> dict[str, Any]:
@@ -55,15 +57,15 @@ def test_answers_are_those_that_each_request_gets_alone(model: Model, scheduler:
         asked.append(
             (prompt, options_of(number), Submitted(scheduler, prompt, **options_of(number)))
         )
-    for _, _, each in asked[::7]:
-        each.queued.cancel()
-    results = [each.result() if at % 7 else None for at, (_, _, each) in enumerate(asked)]
+    for _, _, item in asked[::7]:
+        item.queued.cancel()
+    results = [entry.result() if at % 7 else None for at, (_, _, entry) in enumerate(asked)]
     scheduler.close(grace=10)
-    for (prompt, options, each), result in zip(asked, results, strict=True):
+    for (prompt, options, item), result in zip(asked, results, strict=True):
         if result is not None:
             assert result.token_ids == alone(model, prompt, options), options
-            assert each.streamed == result.token_ids
-            assert each.text == result.text
+            assert item.streamed == result.token_ids
+            assert item.text == result.text
     assert scheduler.load.calls < sum(r.stats.steps for r in results if r is not None)
 
 
@@ -83,48 +85,40 @@ def test_a_repeated_prompt_hits_the_prefix_cache(model: Model, scheduler: Schedu
 @pytest.mark.parametrize("salt", ["", "mine"])
 def test_concurrent_requests_share_one_prefill_of_their_prompt(model: Model, salt: str):
     prompt = "this is the one " * 20
-    scheduler = Scheduler(model)
-    asked = [
-        Submitted(scheduler, prompt, max_tokens=30, temperature=0.8, seed=n, salt=salt)
-        for n in range(4)
-    ]
-    other = Submitted(scheduler, "one and two and " * 20, max_tokens=5, salt=salt)
-    scheduler.start()
-    try:
-        results = [each.result() for each in asked]
+    with closing(Scheduler(model)) as scheduler:
+        asked = [
+            Submitted(scheduler, prompt, max_tokens=30, temperature=0.8, seed=n, salt=salt)
+            for n in range(4)
+        ]
+        other = Submitted(scheduler, "one and two and " * 20, max_tokens=5, salt=salt)
+        scheduler.start()
+        results = [item.result() for item in asked]
         other.result()
-        found = scheduler.prefix_cache.hit_tokens
-    finally:
-        scheduler.close()
+        hits = scheduler.prefix_cache.hit_tokens
     size, length = model.engine.block_size, results[0].prompt_tokens
     whole = (length - 1) // size * size
-    assert [each.stats.cached_tokens for each in results] == [0, whole, whole, whole]
-    assert found == 3 * whole
-    for each, result in zip(asked, results, strict=True):
-        assert result.token_ids == alone(model, prompt, each.options)
+    assert [outcome.stats.cached_tokens for outcome in results] == [0, whole, whole, whole]
+    assert hits == 3 * whole
+    for request, result in zip(asked, results, strict=True):
+        assert result.token_ids == alone(model, prompt, request.options)
 
 
-def test_a_request_waiting_for_a_prefill_starts_its_own_if_that_is_cancelled(model: Model):
-    prompt = "this is the one " * 20
-    scheduler = Scheduler(model)
-    first, second = (Submitted(scheduler, prompt, max_tokens=5) for _ in range(2))
-    step, calls = model.engine.step, 0
+def test_a_request_waiting_for_a_prefill_starts_its_own_if_that_is_cancelled(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    prompt, step, calls = "this is the one " * 20, model.engine.step, iter(range(99))
 
     def leaves(work: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
+        if next(calls) == 0:
             first.queued.cancel()
             raise RuntimeError("one that fails before anything is read")
         return step(work)
 
-    model.engine.step = leaves  # type: ignore[method-assign]
-    try:
+    monkeypatch.setattr(model.engine, "step", leaves)
+    with closing(Scheduler(model)) as scheduler:
+        first, second = (Submitted(scheduler, prompt, max_tokens=5) for _ in range(2))
         scheduler.start()
         assert second.result().token_ids == alone(model, prompt, {"max_tokens": 5})
-    finally:
-        scheduler.close()
-        del model.engine.step
 
 
 @pytest.mark.parametrize("apart", [{"salt": "b"}, {"cached": False}])
@@ -140,12 +134,12 @@ def test_salts_and_uncached_requests_share_no_prefix(scheduler: Scheduler, apart
 def test_prompt_logprobs_disable_the_prefix_cache(scheduler: Scheduler):
     prompt = "this is the one " * 20
     for _ in range(2):
-        found = Submitted(
+        result = Submitted(
             scheduler, prompt, max_tokens=2, logprobs=1, prompt_logprobs=True
         ).result()
-        assert found.stats.cached_tokens == 0
-        assert len(found.prompt_logprobs) == found.prompt_tokens
-        assert len(found.logprobs) == 2
+        assert result.stats.cached_tokens == 0
+        assert len(result.prompt_logprobs) == result.prompt_tokens
+        assert len(result.logprobs) == 2
 
 
 def test_a_prompt_that_is_cached_to_its_last_token(model: Model, scheduler: Scheduler):
@@ -161,36 +155,32 @@ def test_a_prompt_that_is_cached_to_its_last_token(model: Model, scheduler: Sche
 
 
 def test_the_prefix_cache_is_evicted_for_requests(model: Model):
-    scheduler = Scheduler(model)
-    scheduler.start()
     total = model.engine.free_slots
-    try:
+    with closing(Scheduler(model)) as scheduler:
+        scheduler.start()
         for number in range(40):
             prompt = f"{number} " + "this is the one and only " * 12
             Submitted(scheduler, prompt, max_tokens=60).result()
-        kept = len(scheduler.prefix_cache)
-        assert 2 < kept < 40
+        assert 2 < len(scheduler.prefix_cache) < 40
         assert model.engine.free_slots < total
-    finally:
-        scheduler.close()
     assert model.engine.free_slots == total
 
 
 def test_requests_that_do_not_fit_wait_in_the_queue(model: Model, scheduler: Scheduler):
     # Each may need the whole context, and the cache holds eight of them.
     asked = [Submitted(scheduler, f"the {n}", max_tokens=None, stop="e") for n in range(24)]
-    assert all(each.result().finish_reason in ("stop", "length") for each in asked)
+    assert all(request.result().finish_reason in ("stop", "length") for request in asked)
     assert scheduler.load.running == 0
 
 
 def test_the_queue_is_bounded(model: Model):
     scheduler = Scheduler(model, max_waiting=3)  # not started: nothing is admitted
     asked = [Submitted(scheduler, "a", max_tokens=4) for _ in range(3)]
-    with pytest.raises(QueueFull, match="3 requests"):
+    with raises(QueueFull, "3 requests"):
         Submitted(scheduler, "a", max_tokens=4)
     assert scheduler.load.rejected == 1
     scheduler.start()
-    assert all(len(each.result().token_ids) <= 4 for each in asked)
+    assert all(len(request.result().token_ids) <= 4 for request in asked)
     scheduler.close()
 
 
@@ -225,9 +215,9 @@ def test_an_error_of_one_request_leaves_the_others_alone(
     monkeypatch.setattr(model.engine, "step", breaking)
     asked = [Submitted(scheduler, prompt, max_tokens=12) for prompt in PROMPTS]
     broken = Submitted(scheduler, "all that it was", max_tokens=12)
-    with pytest.raises(RuntimeError, match="the engine broke"):
+    with raises(RuntimeError, "the engine broke"):
         broken.result()
-    results = [each.result() for each in asked]
+    results = [request.result() for request in asked]
     monkeypatch.undo()
     for prompt, result in zip(PROMPTS, results, strict=True):
         assert result.token_ids == alone(model, prompt, {"max_tokens": 12})
@@ -265,23 +255,20 @@ def test_a_constraint_that_fails_ends_its_answer_alone(
 ):
     stuck = Submitted(scheduler, "the one", max_tokens=12, constraint=Stuck(where), ignore_eos=True)
     other = Submitted(scheduler, "this is", max_tokens=12)
-    with pytest.raises(InvalidRequest, match="stuck"):
+    with raises(InvalidRequest, "stuck"):
         stuck.result()
     assert other.result().token_ids == alone(model, "this is", {"max_tokens": 12})
     assert scheduler.alive
 
 
 @pytest.mark.parametrize(
-    ("prompt", "options", "message"),
-    [
-        ("this is the one " * 400, {}, "the context holds 512"),
-        ("a", {"drafter": "dflash:/no/such"}, "no folder /no/such"),
-    ],
+    ("prompt", "options", "value"),
+    [("this is the one " * 400, {}, "512"), ("a", {"drafter": "dflash:/no/such"}, "/no/such")],
 )
 def test_a_request_that_can_never_be_served_is_rejected_at_once(
-    scheduler: Scheduler, prompt: str, options: dict[str, Any], message: str
+    scheduler: Scheduler, prompt: str, options: dict[str, Any], value: str
 ):
-    with pytest.raises(Exception, match=message):
+    with raises(Exception, value):
         Submitted(scheduler, prompt, **options)
     assert scheduler.load.waiting == 0
 
@@ -298,7 +285,7 @@ def test_close_finishes_requests_within_the_grace_period(model: Model):
     scheduler.start()
     asked = [Submitted(scheduler, prompt, max_tokens=20, ignore_eos=True) for prompt in PROMPTS]
     scheduler.close(grace=30)
-    assert [len(each.result().token_ids) for each in asked] == [20] * len(asked)
+    assert [len(request.result().token_ids) for request in asked] == [20] * len(asked)
     with pytest.raises(Draining):
         Submitted(scheduler, "a", max_tokens=3)
 
@@ -313,26 +300,23 @@ def test_close_without_grace_fails_running_requests(model: Model):
         asked.result()
 
 
-def test_a_long_prefill_does_not_delay_decoding_requests(model: Model, scheduler: Scheduler):
+def test_a_long_prefill_does_not_delay_decoding_requests(
+    model: Model, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+):
     writing = Submitted(scheduler, "a", max_tokens=60, ignore_eos=True, drafter="none")
     until(lambda: scheduler.load.running == 1)
-    longest = 0
-    step = model.engine.step
+    lengths, step = list[int](), model.engine.step
 
     def watched(work: Any) -> Any:
-        nonlocal longest
         if len(work) > 1:
-            longest = max(longest, *(len(block.tokens) for _, block in work))
+            lengths.extend(len(block.tokens) for _, block in work)
         return step(work)
 
-    model.engine.step = watched  # type: ignore[method-assign]
-    try:
-        reading = Submitted(scheduler, "this is the one " * 24, max_tokens=4)
-        assert len(reading.result().token_ids) <= 4
-        writing.result()
-    finally:
-        del model.engine.step
-    assert 0 < longest <= 512
+    monkeypatch.setattr(model.engine, "step", watched)
+    reading = Submitted(scheduler, "this is the one " * 24, max_tokens=4)
+    assert len(reading.result().token_ids) <= 4
+    writing.result()
+    assert 0 < max(lengths) <= 512
 
 
 def test_a_prediction_is_drafted_from(model: Model, scheduler: Scheduler):
@@ -340,7 +324,7 @@ def test_a_prediction_is_drafted_from(model: Model, scheduler: Scheduler):
     expected = alone(model, prompt, {"max_tokens": 40, "ignore_eos": True})
     wrong = [*expected[:20], 3, *expected[20:]]
     for prediction in (expected, wrong):
-        found = Submitted(
+        result = Submitted(
             scheduler,
             prompt,
             max_tokens=40,
@@ -349,8 +333,8 @@ def test_a_prediction_is_drafted_from(model: Model, scheduler: Scheduler):
             policy="fixed",
             max_block=8,
         ).result()
-        assert found.token_ids == expected
-        assert found.stats.accepted_by["prediction"] > 20
+        assert result.token_ids == expected
+        assert result.stats.accepted_by["prediction"] > 20
 
 
 def test_random_cancellations_lose_no_slot(tiny_model: Model, cache: Any):
@@ -362,8 +346,8 @@ def test_random_cancellations_lose_no_slot(tiny_model: Model, cache: Any):
     picked = np.random.default_rng(1)
     asked = []
     for number in range(80):
-        each = Submitted(scheduler, PROMPTS[number % 5], **options_of(number))
-        asked.append(each)
+        request = Submitted(scheduler, PROMPTS[number % 5], **options_of(number))
+        asked.append(request)
         if picked.random() < 0.4:
             asked[picked.integers(len(asked))].queued.cancel()
     scheduler.close(grace=picked.random())

@@ -18,8 +18,8 @@ def one_server(
 ) -> Iterator[Running]:
     """A server with the SETTINGS of the file of tests, whose engine is slow."""
     settings = request.module.SETTINGS
-    with slowed(module_model), running(module_model, settings) as made:
-        yield made
+    with slowed(module_model), running(module_model, settings) as instance:
+        yield instance
 
 
 @pytest.fixture

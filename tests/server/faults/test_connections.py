@@ -88,9 +88,9 @@ def test_idle_connections_beyond_the_descriptors_leave_room_for_others(
             stays_well(command, 2)
             grown = resident_bytes(command) - before
         stays_well(command, 0.5)
-        said = command.said
-    assert said.count("connections are open") == 1, said
-    assert len(said.splitlines()) < 10, said
+        text = command.said
+    assert text.count("connections are open") == 1, text
+    assert len(text.splitlines()) < 10, text
     assert grown < 100e6, f"{grown / 1e6:.0f} MB for connections"
 
 
@@ -236,8 +236,8 @@ def test_a_connection_beyond_busy_ones_gets_one_clear_error(endless_gguf: Path, 
         while HTTP.get(command.url + "/health").status_code != 200:
             assert time.monotonic() < deadline, "the place of a closed connection stays taken"
             time.sleep(0.05)
-        said = command.said
-    assert said.count("connections are open") == 1, said
+        text = command.said
+    assert text.count("connections are open") == 1, text
 
 
 def completion(version: str, **more: object) -> bytes:
@@ -279,7 +279,7 @@ def test_a_client_that_closes_in_its_body_gets_no_answer_and_its_connection_ends
 def test_the_connection_of_a_client_that_does_not_read_the_end_of_its_answer_is_closed(
     server: Running,
 ):
-    path = max(Path(page.__file__).parent.iterdir(), key=lambda each: each.stat().st_size)
+    path = max(Path(page.__file__).parent.iterdir(), key=lambda item: item.stat().st_size)
     with socket.socket() as client:
         server.server.http._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -44,8 +44,8 @@ def test_a_prompt_longer_than_the_cache(tiny_model: Model, cache: Path):
         # Each needs all of it, so they take turns; so do the others.
         with ThreadPoolExecutor(6) as pool:
             bodies = [{**LONG, "prompt": [5] * n} for n in (100, 101, 102, 103, 104, 105)]
-            found = list(pool.map(lambda body: server.post(TEXT, body).json(), bodies))
-        assert [each["usage"]["total_tokens"] for each in found] == [128] * 6
+            results = list(pool.map(lambda body: server.post(TEXT, body).json(), bodies))
+        assert [item["usage"]["total_tokens"] for item in results] == [128] * 6
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -191,9 +191,9 @@ def test_sigterm_under_load(tiny_gguf: Path, cache: Path, model: Model):
             asked = [pool.submit(client, number) for number in range(42)]
             begun.acquire()
             command.process.send_signal(signal.SIGTERM)
-            found = Counter(each.result() for each in asked)
+            counts = Counter(request.result() for request in asked)
         assert command.end() == 0
-    assert found["answered"] > 0
-    assert found["refused"] > 0
-    assert found["gone"] == 6
+    assert counts["answered"] > 0
+    assert counts["refused"] > 0
+    assert counts["gone"] == 6
     assert "Traceback" not in command.said

@@ -3,7 +3,7 @@
 import errno
 import logging
 import os
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,6 @@ OPERATIONS = {
 }
 
 
-@pytest.fixture
-def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the prompts on disk."""
-    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    return tmp_path / "prompts"
-
-
 @pytest.fixture(scope="module")
 def loaded(tiny_gguf: Path, tiny_cache: Path) -> Model:
     with pytest.MonkeyPatch.context() as patch:
@@ -44,12 +37,6 @@ def loaded(tiny_gguf: Path, tiny_cache: Path) -> Model:
         model = load(tiny_gguf, engine="openvino", cache_tokens=2048)
         _ = model.profile
     return model
-
-
-@pytest.fixture
-def fresh(loaded: Model) -> Callable[[], Model]:
-    """Makes a model without KV in memory."""
-    return lambda: Model(loaded.files, loaded.engine)
 
 
 def answers(server: Running) -> list[str]:
@@ -60,10 +47,10 @@ def answers(server: Running) -> list[str]:
             body = {"prompt": prompt, "max_tokens": 12, "temperature": 0}
             response = server.post("/v1/completions", body)
             assert response.status_code == 200, response.text
-            found = response.json()
-            cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+            reply = response.json()
+            cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert cached > 300 or not again, "memory lost the KV of the prompt"
-            texts.append(found["choices"][0]["text"])
+            texts.append(reply["choices"][0]["text"])
     return texts
 
 
@@ -73,13 +60,33 @@ def texts(loaded: Model) -> list[str]:
         return answers(server)
 
 
+@dataclass
+class Disk:
+    """A folder of prompts, and a model that may find them there."""
+
+    prompts: Path
+    loaded: Model
+    texts: list[str]
+
+    def fresh(self) -> Model:
+        """The model without KV in memory."""
+        return Model(self.loaded.files, self.loaded.engine)
+
+    def check(self) -> None:
+        """A server that begins now gives the answers that it gives without a disk."""
+        with running(self.fresh(), SETTINGS) as server:
+            assert answers(server) == self.texts
+
+
 @pytest.fixture
-def expected(prompts: Path, fresh: Callable[[], Model], texts: list[str]) -> list[str]:
-    """The answers without a disk. The disk has the first prompt and not the second."""
-    with running(fresh(), SETTINGS) as server:
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: Model, texts: list[str]) -> Disk:
+    """It has the first prompt and not the second."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    disk = Disk(tmp_path / "prompts", loaded, texts)
+    with running(disk.fresh(), SETTINGS) as server:
         server.post("/v1/completions", {"prompt": PROMPTS[0], "max_tokens": 1})
-    assert [*prompts.glob("*/*.kv")]
-    return texts
+    assert [*disk.prompts.glob("*/*.kv")]
+    return disk
 
 
 @pytest.mark.parametrize(
@@ -93,9 +100,7 @@ def expected(prompts: Path, fresh: Callable[[], Model], texts: list[str]) -> lis
 def test_a_disk_error_at_any_operation_changes_no_answer_and_is_one_line(
     operation: str,
     number: int,
-    prompts: Path,
-    fresh: Callable[[], Model],
-    expected: list[str],
+    disk: Disk,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
@@ -104,33 +109,25 @@ def test_a_disk_error_at_any_operation_changes_no_answer_and_is_one_line(
     failed = []
 
     def fail(path: Any, *arguments: Any, **options: Any) -> Any:
-        if prompts in (path, *Path(path).parents):
+        if disk.prompts in (path, *Path(path).parents):
             failed.append(path)
             raise OSError(number, os.strerror(number), str(path))
         return original(path, *arguments, **options)
 
     if operation == "unlink":  # only files that are damaged are removed
-        for path in prompts.glob("*/*.kv"):
+        for path in disk.prompts.glob("*/*.kv"):
             path.write_bytes(b"damaged")
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(owner, operation, fail)
-        with running(fresh(), SETTINGS) as server:
-            assert answers(server) == expected
+        disk.check()
     assert failed or operation == "touch"
     lines = [record.getMessage() for record in caplog.records if record.name != "uvicorn.error"]
     assert len(lines) <= (2 if operation == "unlink" else 1), lines
-    with running(fresh(), SETTINGS) as server:  # the disk works again
-        assert answers(server) == expected
+    disk.check()  # it works again
 
 
 @pytest.mark.parametrize("how", ["short", "vanished"])
-def test_short_reads_and_files_that_vanish_change_no_answer(
-    how: str,
-    prompts: Path,
-    fresh: Callable[[], Model],
-    expected: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_short_reads_and_files_that_vanish_change_no_answer(how: str, disk: Disk):
     original = Path.read_bytes
 
     def read(path: Path) -> bytes:
@@ -140,24 +137,17 @@ def test_short_reads_and_files_that_vanish_change_no_answer(
             path.unlink()
         return original(path)[:-1000]
 
-    monkeypatch.setattr(Path, "read_bytes", read)
-    with running(fresh(), SETTINGS) as server:
-        assert answers(server) == expected
-    monkeypatch.undo()
-    monkeypatch.setenv("PACELINE_CACHE", str(prompts.parent))
-    with running(fresh(), SETTINGS) as server:
-        assert answers(server) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_bytes", read)
+        disk.check()
+    disk.check()
 
 
 @pytest.mark.parametrize("call", ["kv_of", "extend_kv"])
 def test_a_disk_that_fails_while_a_prompt_is_copied_fails_no_request(
-    call: str,
-    fresh: Callable[[], Model],
-    expected: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    call: str, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    model = fresh()
+    model = disk.fresh()
     original = getattr(model.engine, call)
     with running(model, SETTINGS) as server:
         store = server.scheduler.prefix_cache._store
@@ -168,35 +158,27 @@ def test_a_disk_that_fails_while_a_prompt_is_copied_fails_no_request(
             return original(*arguments)
 
         monkeypatch.setattr(model.engine, call, copy)
-        assert answers(server) == expected
+        assert answers(server) == disk.texts
     assert len(caplog.records) == 1, caplog.text
 
 
-@pytest.mark.usefixtures("expected")
-def test_what_a_killed_server_left_half_written_is_removed(
-    prompts: Path, fresh: Callable[[], Model]
-):
-    (path, *_) = prompts.glob("*/*.kv")
+def test_what_a_killed_server_left_half_written_is_removed(disk: Disk):
+    (path, *_) = disk.prompts.glob("*/*.kv")
     left, others = (path.with_name(f".{path.name}.{number}") for number in (1, 2))
-    for each in (left, others):
-        each.write_bytes(path.read_bytes()[:100])
+    for item in (left, others):
+        item.write_bytes(path.read_bytes()[:100])
     os.utime(left, (1, 1))
-    PromptStore(prompts, fresh().engine, "model", 1 << 30)
+    PromptStore(disk.prompts, disk.loaded.engine, "model", 1 << 30)
     assert not left.exists()
     assert others.exists(), "another server may be writing it"
 
 
 def test_a_writer_that_fails_otherwise_ends_the_keeping_with_one_line(
-    prompts: Path,
-    fresh: Callable[[], Model],
-    expected: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     def fail(_arrays: dict[str, np.ndarray]) -> bytes:
         raise MemoryError("no memory")
 
     monkeypatch.setattr("safetensors.numpy.save", fail)
-    with running(fresh(), SETTINGS) as server:
-        assert answers(server) == expected
+    disk.check()
     assert len(caplog.records) == 1, caplog.text

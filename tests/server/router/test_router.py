@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import pytest
@@ -28,9 +28,40 @@ OPTIONS = ("--drafter=suffix", "--cache-tokens=512", "--generation-config=none")
 
 
 class RunningRouter:
-    def __init__(self, server: RouterServer, folder: Path) -> None:
-        self.server, self.folder = server, folder
-        self.said: list[str] = []
+    """A router to the GGUF files of a folder, in a thread of its own."""
+
+    def __init__(self, folder: Path, cache: Path, keys: tuple[str, ...] = ()) -> None:
+        self.folder, self.said = folder, list[str]()
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setenv("PACELINE_CACHE", str(cache))
+        self.server = RouterServer(
+            self.name("one"),
+            OPTIONS,
+            settings=Settings(api_keys=keys, request_seconds=PATIENCE),
+            limits=Limits(models=1),
+            listed=self._listed,
+            say=self.said.append,
+        )
+        self._thread = threading.Thread(target=self.server.run)
+
+    def _listed(self) -> list[Listed]:
+        paths = sorted(self.folder.glob("*.gguf"))
+        return [Listed(str(path), True, "", None, path.stat().st_size) for path in paths]
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        until(lambda: any(line.startswith("serving all") for line in self.said))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.stop()
+        self.server.stop()
+        self._thread.join(PATIENCE)
+        self._patch.undo()
+        assert not self._thread.is_alive()
+
+    def name(self, stem: str) -> str:
+        return str(self.folder / f"{stem}.gguf")
 
     def get(self, path: str) -> httpx.Response:
         return HTTP.get(self.server.url + path)
@@ -60,57 +91,36 @@ def router(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Ru
     write_tiny(folder / "one.gguf")
     write_tiny(folder / "two.gguf", seed=1)
     (folder / "broken.gguf").write_bytes(b"GGUF")
-
-    def listed() -> list[Listed]:
-        paths = sorted(folder.glob("*.gguf"))
-        return [Listed(str(path), True, "", None, path.stat().st_size) for path in paths]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PACELINE_CACHE", str(cache))
-        said: list[str] = []
-        server = RouterServer(
-            str(folder / "one.gguf"),
-            OPTIONS,
-            settings=Settings(api_keys=(), request_seconds=PATIENCE),
-            limits=Limits(models=1),
-            listed=listed,
-            say=said.append,
-        )
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        found = RunningRouter(server, folder)
-        found.said = said
-        try:
-            until(lambda: any(line.startswith("serving all") for line in said))
-            yield found
-        finally:
-            server.stop()
-            server.stop()
-            thread.join(PATIENCE)
-            assert not thread.is_alive()
+    with RunningRouter(folder, cache) as instance:
+        yield instance
 
 
-def name(router: RunningRouter, stem: str) -> str:
-    return str(router.folder / f"{stem}.gguf")
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of models where LM Studio has them: `lmstudio/owner/repo/`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / ".lmstudio" / "models" / "owner" / "repo"
+    folder.mkdir(parents=True)
+    return folder
 
 
 def test_models_are_listed_and_loaded_by_name_or_by_default(router: RunningRouter):
     page = router.get("/v1/models").json()
-    listed, names = page["data"], [name(router, stem) for stem in ("broken", "one", "two")]
-    assert [each["id"] for each in listed] == names
-    assert [each["type"] for each in listed] == ["model"] * 3
+    listed, names = page["data"], [router.name(stem) for stem in ("broken", "one", "two")]
+    assert [model["id"] for model in listed] == names
+    assert [model["type"] for model in listed] == ["model"] * 3
     assert (page["first_id"], page["last_id"], page["has_more"]) == (names[0], names[-1], False)
-    assert {each["status"]["value"] for each in listed} <= {"loaded", "unloaded"}
-    assert router.get(f"/v1/models/{name(router, 'two')}").json()["id"] == name(router, "two")
+    assert {model["status"]["value"] for model in listed} <= {"loaded", "unloaded"}
+    assert router.get(f"/v1/models/{router.name('two')}").json()["id"] == router.name("two")
     first = router.complete(None)
     assert first.status_code == 200, first.text
-    assert first.json()["model"] == name(router, "one")
-    second = router.complete(name(router, "two"))
-    assert second.json()["model"] == name(router, "two")
+    assert first.json()["model"] == router.name("one")
+    second = router.complete(router.name("two"))
+    assert second.json()["model"] == router.name("two")
     assert second.json()["choices"] != first.json()["choices"]
-    assert router.states() == {name(router, "two"): "loaded"}
-    assert _command_lines(name(router, "one")) == [], "the memory of the first is not free"
-    assert router.complete(name(router, "one")).json()["choices"] == first.json()["choices"]
+    assert router.states() == {router.name("two"): "loaded"}
+    assert _command_lines(router.name("one")) == [], "the memory of the first is not free"
+    assert router.complete(router.name("one")).json()["choices"] == first.json()["choices"]
 
 
 def test_the_openapi_document_has_the_routers_paths(router: RunningRouter):
@@ -123,7 +133,7 @@ def test_the_openapi_document_has_the_routers_paths(router: RunningRouter):
 
 
 def test_a_stream_comes_through_event_by_event(router: RunningRouter):
-    body = {"model": name(router, "one"), "prompt": "a", "max_tokens": 8, "stream": True}
+    body = {"model": router.name("one"), "prompt": "a", "max_tokens": 8, "stream": True}
     with HTTP.stream("POST", router.server.url + "/v1/completions", json=body) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         events = [line for line in response.iter_lines() if line]
@@ -132,20 +142,20 @@ def test_a_stream_comes_through_event_by_event(router: RunningRouter):
 
 
 def test_an_error_of_a_models_server_comes_through_as_it_is(router: RunningRouter):
-    answer = router.complete(name(router, "one"), temperature=-1)
+    answer = router.complete(router.name("one"), temperature=-1)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "temperature"
 
 
 def test_a_stored_response_is_found_while_its_model_is_loaded(router: RunningRouter):
-    body = {"model": name(router, "one"), "input": "a", "max_output_tokens": 2}
-    made = router.post("/v1/responses", body).json()
-    assert router.get(f"/v1/responses/{made['id']}").json()["id"] == made["id"]
-    for wrong in ("resp_0", "a%05b", "%00", "%ff", "%3F", made["id"] + "%3Fa", "9" * 5000):
+    body = {"model": router.name("one"), "input": "a", "max_output_tokens": 2}
+    response = router.post("/v1/responses", body).json()
+    assert router.get(f"/v1/responses/{response['id']}").json()["id"] == response["id"]
+    for wrong in ("resp_0", "a%05b", "%00", "%ff", "%3F", response["id"] + "%3Fa", "9" * 5000):
         assert router.get(f"/v1/responses/{wrong}").status_code == 404, wrong
-    deleted = HTTP.delete(f"{router.server.url}/v1/responses/{made['id']}")
+    deleted = HTTP.delete(f"{router.server.url}/v1/responses/{response['id']}")
     assert deleted.json()["deleted"] is True
-    assert router.get(f"/v1/responses/{made['id']}").status_code == 404
+    assert router.get(f"/v1/responses/{response['id']}").status_code == 404
 
 
 def test_mistakes_are_one_line_each(router: RunningRouter):
@@ -156,7 +166,7 @@ def test_mistakes_are_one_line_each(router: RunningRouter):
     anthropic = router.post("/v1/messages", body)
     assert anthropic.status_code == 404
     assert anthropic.json()["error"]["type"] == "not_found_error"
-    broken = router.complete(name(router, "broken"))
+    broken = router.complete(router.name("broken"))
     assert broken.status_code == 500
     message = broken.json()["error"]["message"]
     assert "broken.gguf cannot be loaded: " in message
@@ -168,7 +178,7 @@ def test_mistakes_are_one_line_each(router: RunningRouter):
         bad = HTTP.post(router.server.url + "/v1/completions", content=text, headers=headers)
         assert bad.status_code == 400, text
     assert router.get("/v1/nothing").json()["error"]["code"] == "unknown_url"
-    assert router.complete(name(router, "one")).status_code == 200
+    assert router.complete(router.name("one")).status_code == 200
 
 
 def test_nothing_is_lost_while_two_models_take_turns(router: RunningRouter):
@@ -177,8 +187,8 @@ def test_nothing_is_lost_while_two_models_take_turns(router: RunningRouter):
 
     def client(stem: str) -> None:
         for _ in range(2):
-            found = router.complete(name(router, stem))
-            answers.append((stem, found.status_code, found.json().get("choices")))
+            response = router.complete(router.name(stem))
+            answers.append((stem, response.status_code, response.json().get("choices")))
 
     threads = [threading.Thread(target=client, args=(stem,)) for stem in ("one", "two") * 3]
     for thread in threads:
@@ -193,7 +203,7 @@ def test_nothing_is_lost_while_two_models_take_turns(router: RunningRouter):
 def test_a_loaded_model_answers_while_another_is_loaded(
     router: RunningRouter, monkeypatch: pytest.MonkeyPatch
 ):
-    one, two = name(router, "one"), name(router, "two")
+    one, two = router.name("one"), router.name("two")
     alone = router.complete(one).json()["choices"]
     assert router.states() == {one: "loaded"}
     pool = router.server.router._pool
@@ -205,8 +215,8 @@ def test_a_loaded_model_answers_while_another_is_loaded(
 
     def ask_the_loaded() -> None:
         while pool.states[two] == "loading":
-            found = router.complete(one)
-            answers.append((found.status_code, found.json().get("choices")))
+            response = router.complete(one)
+            answers.append((response.status_code, response.json().get("choices")))
             during.append(pool.states[two] == "loading")
 
     waiting = [threading.Thread(target=wait_for_the_other) for _ in range(3)]
@@ -227,34 +237,31 @@ def test_a_loaded_model_answers_while_another_is_loaded(
 
 
 def test_metrics_have_the_models_name_and_parse(router: RunningRouter):
-    router.complete(name(router, "one"))
+    router.complete(router.name("one"))
     text = router.get("/metrics").text
-    families = {each.name: each for each in text_string_to_metric_families(text)}
+    families = {family.name: family for family in text_string_to_metric_families(text)}
     (steps,) = families["paceline_answers"].samples[:1]
-    assert steps.labels["model"] == name(router, "one")
+    assert steps.labels["model"] == router.name("one")
     assert families["paceline_router_loads"].samples[0].value >= 1
 
 
 def test_a_model_whose_process_is_killed_is_loaded_again(router: RunningRouter):
-    assert router.complete(name(router, "one")).status_code == 200
+    assert router.complete(router.name("one")).status_code == 200
     (child,) = router.server.router._pool.loaded.values()
     child._process.kill()
     until(lambda: router.states() == {})
-    assert router.complete(name(router, "one")).status_code == 200
+    assert router.complete(router.name("one")).status_code == 200
 
 
 def test_the_command_serves_what_is_here_and_its_models_end_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Path, tmp_path: Path
 ):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    folder = tmp_path / ".lmstudio" / "models" / "owner" / "repo"
-    folder.mkdir(parents=True)
-    write_tiny(folder / "tiny.gguf")
+    write_tiny(repository / "tiny.gguf")
     port = str(free_port())
     name = Path("lmstudio/owner/repo/tiny.gguf")
     with served(name, tmp_path, "--all", "--port", port) as command:
         url = command.url
-        listed = [each["id"] for each in HTTP.get(f"{url}/v1/models").json()["data"]]
+        listed = [item["id"] for item in HTTP.get(f"{url}/v1/models").json()["data"]]
         assert len(listed) == 1
         body = {"model": listed[0], "prompt": "a", "max_tokens": 2}
         assert HTTP.post(f"{url}/v1/completions", json=body).status_code == 200
@@ -268,21 +275,16 @@ def test_the_command_serves_what_is_here_and_its_models_end_with_it(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of processes is read from /proc")
-def test_the_memory_of_an_unloaded_model_is_free(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    folder = tmp_path / ".lmstudio" / "models" / "owner" / "repo"
-    folder.mkdir(parents=True)
+def test_the_memory_of_an_unloaded_model_is_free(repository: Path, cache: Path):
     names = [f"lmstudio/owner/repo/{stem}.gguf" for stem in ("one", "two")]
-    for seed, each in enumerate(names):
-        write_tiny(folder / Path(each).name, seed=seed)
+    for seed, name in enumerate(names):
+        write_tiny(repository / Path(name).name, seed=seed)
     options = ("--all", "--idle", "0.1", "--port", str(free_port()), *OPTIONS)
     loaded, unloaded = [], []
     with served(Path(names[0]), cache, *options) as command:
         url = command.url
-        for each in names:
-            body = {"model": each, "prompt": "a", "max_tokens": -1, "stream": True}
+        for name in names:
+            body = {"model": name, "prompt": "a", "max_tokens": -1, "stream": True}
             with HTTP.stream("POST", f"{url}/v1/completions", json=body) as response:
                 assert response.status_code == 200
                 next(response.iter_lines())
@@ -295,60 +297,42 @@ def test_the_memory_of_an_unloaded_model_is_free(
 
 def _memory_of_all(process: int) -> int:
     """Resident pages of a process and of all that it started."""
-    found, pages = [process], 0
-    for each in found:
-        for path in Path(f"/proc/{each}/task").glob("*/children"):
-            found += map(int, path.read_text().split())
-        pages += int(Path(f"/proc/{each}/statm").read_text().split()[1])
+    items, pages = [process], 0
+    for item in items:
+        for path in Path(f"/proc/{item}/task").glob("*/children"):
+            items += map(int, path.read_text().split())
+        pages += int(Path(f"/proc/{item}/statm").read_text().split()[1])
     return pages
 
 
 def _command_lines(model: str) -> list[bytes]:
     """Of every process that has the model's name in it."""
-    found = []
+    results = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = path.read_bytes()
         except OSError:
             continue
         if model.encode() in line:
-            found.append(line)
-    return found
+            results.append(line)
+    return results
 
 
 def test_a_stored_response_of_several_models_is_there_for_its_key_alone(
     tmp_path: Path, cache: Path
 ):
-    path = write_tiny(tmp_path / "one.gguf")
-    listed = [Listed(str(path), True, "", None, path.stat().st_size)]
-    settings = Settings(api_keys=("other", "mine"), request_seconds=PATIENCE)
+    write_tiny(tmp_path / "one.gguf")
     mine, other = ({"authorization": f"Bearer {key}"} for key in ("mine", "other"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PACELINE_CACHE", str(cache))
-        server = RouterServer(
-            str(path),
-            OPTIONS,
-            settings=settings,
-            limits=Limits(),
-            listed=lambda: listed,
-            say=lambda _: None,
-        )
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        try:
-            url = f"{server.url}/v1/responses"
-            body = {"input": "a b", "max_output_tokens": 4}
-            stored = HTTP.post(url, json=body, headers=mine).json()
-            continued = {**body, "previous_response_id": stored["id"]}
-            for headers in (other, {**other, "x-paceline-client": "1"}):
-                assert HTTP.get(f"{url}/{stored['id']}", headers=headers).status_code == 404
-                assert HTTP.post(url, json=continued, headers=headers).status_code == 400
-            assert HTTP.get(f"{url}/{stored['id']}", headers=mine).json() == stored
-            assert HTTP.post(url, json=continued, headers=mine).status_code == 200
-        finally:
-            server.stop()
-            server.stop()
-            thread.join(PATIENCE)
+    with RunningRouter(tmp_path, cache, ("other", "mine")) as router:
+        url = f"{router.server.url}/v1/responses"
+        body = {"input": "a b", "max_output_tokens": 4}
+        stored = HTTP.post(url, json=body, headers=mine).json()
+        continued = {**body, "previous_response_id": stored["id"]}
+        for headers in (other, {**other, "x-paceline-client": "1"}):
+            assert HTTP.get(f"{url}/{stored['id']}", headers=headers).status_code == 404
+            assert HTTP.post(url, json=continued, headers=headers).status_code == 400
+        assert HTTP.get(f"{url}/{stored['id']}", headers=mine).json() == stored
+        assert HTTP.post(url, json=continued, headers=mine).status_code == 200
 
 
 def test_a_default_model_that_is_not_here_is_refused(
@@ -357,9 +341,9 @@ def test_a_default_model_that_is_not_here_is_refused(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     for name in ("nothing", str(tmp_path / "no.gguf"), "owner/repo:Q4_K_M"):
         assert main(["serve", "--all", "--port", "0", "--model", name]) == 2
-        said = capsys.readouterr().err
-        assert f"--model {name} is not among the models that are here" in said
-        assert said.count("\n") == 1
+        output = capsys.readouterr().err
+        assert f"--model {name} is not among the models that are here" in output
+        assert output.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", [("--weights", "int8"), ("--name", "x"), ("--revision", "a")])
@@ -367,6 +351,6 @@ def test_options_of_one_model_are_refused(
     option: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ):
     assert main(["serve", "--all", *option]) == 2
-    said = capsys.readouterr().err
-    assert f"{option[0]} " in said
-    assert "of one model; leave out --all" in said
+    output = capsys.readouterr().err
+    assert f"{option[0]} " in output
+    assert "of one model; leave out --all" in output

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.runtime.batching.request import Draining, QueueFull
 from paceline.server.router import pool as pool_module
 from paceline.server.router.pool import Limits, Pool
+from support.errors import raises
 from support.waiting import PATIENCE
 
 
@@ -34,6 +36,7 @@ class Loader:
 
     def __init__(self) -> None:
         self.made: list[Toy] = []
+        self.pools: list[Pool[Toy]] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -51,16 +54,23 @@ class Loader:
     def names(self) -> list[str]:
         return [toy.name for toy in self.made]
 
+    def pool(self, **limits: Any) -> Pool[Toy]:
+        """A pool of toys, closed at the end of the test."""
+        self.pools.append(Pool(self, Limits(**limits)))
+        return self.pools[-1]
 
-Case = Callable[[Loader], Awaitable[None]]
 
+def runs(case: Callable[[Loader], Awaitable[None]]) -> Callable[[], None]:
+    """A test of a loader in an event loop."""
 
-def run(case: Case) -> None:
     async def limited() -> None:
+        loader = Loader()
         async with asyncio.timeout(PATIENCE):
-            await case(Loader())
+            await case(loader)
+            for pool in loader.pools:
+                await pool.close(0)
 
-    asyncio.run(limited())
+    return lambda: asyncio.run(limited())
 
 
 async def settle() -> None:
@@ -75,200 +85,169 @@ async def ask(pool: Pool[Toy], name: str, memory: int = 1) -> Toy:
         return toy
 
 
-def test_a_model_is_loaded_once_for_all_who_ask():
-    async def case(loader: Loader) -> None:
-        loader.gate.clear()
-        pool = Pool(loader)
-        asked = [asyncio.ensure_future(ask(pool, "a")) for _ in range(5)]
+@runs
+async def test_a_model_is_loaded_once_for_all_who_ask(loader: Loader):
+    loader.gate.clear()
+    pool = loader.pool()
+    asked = [asyncio.ensure_future(ask(pool, "a")) for _ in range(5)]
+    await settle()
+    assert pool.states == {"a": "loading"}
+    assert pool.loaded == {}
+    loader.gate.set()
+    assert len({*await asyncio.gather(*asked)}) == 1
+    assert pool.states == {"a": "loaded"}
+    assert pool.loads == 1
+
+
+@runs
+async def test_another_model_takes_the_place_of_the_one_that_was_idle_longest(loader: Loader):
+    loader.most = 2
+    pool = loader.pool(models=2)
+    for name in ("a", "b", "a", "c", "a", "b"):
+        await ask(pool, name)
+    assert loader.names == ["a", "b", "c", "b"]
+    assert set(pool.states) == {"a", "b"}
+    await pool.close(0)
+    assert pool.states == {}
+
+
+@runs
+async def test_a_model_that_answers_is_not_unloaded(loader: Loader):
+    loader.most = 1
+    pool = loader.pool()
+    async with pool.use("a", 1) as toy:
+        other = asyncio.ensure_future(ask(pool, "b"))
         await settle()
-        assert pool.states == {"a": "loading"}
-        assert pool.loaded == {}
-        loader.gate.set()
-        assert len({*await asyncio.gather(*asked)}) == 1
-        assert pool.states == {"a": "loaded"}
-        assert pool.loads == 1
-        await pool.close(0)
-
-    run(case)
+        assert not toy.ended.is_set()
+        assert not other.done()
+    assert (await other).name == "b"
+    assert toy.ended.is_set()
 
 
-def test_another_model_takes_the_place_of_the_one_that_was_idle_longest():
-    async def case(loader: Loader) -> None:
-        loader.most = 2
-        pool = Pool(loader, Limits(models=2))
-        for name in ("a", "b", "a", "c", "a", "b"):
-            await ask(pool, name)
-        assert loader.names == ["a", "b", "c", "b"]
-        assert set(pool.states) == {"a", "b"}
-        await pool.close(0)
-        assert pool.states == {}
-
-    run(case)
-
-
-def test_a_model_that_answers_is_not_unloaded():
-    async def case(loader: Loader) -> None:
-        loader.most = 1
-        pool = Pool(loader)
-        async with pool.use("a", 1) as toy:
-            other = asyncio.ensure_future(ask(pool, "b"))
-            await settle()
-            assert not toy.ended.is_set()
-            assert not other.done()
-        assert (await other).name == "b"
-        assert toy.ended.is_set()
-        await pool.close(0)
-
-    run(case)
+@runs
+async def test_memory_is_a_limit_too(loader: Loader):
+    pool = loader.pool(models=9, memory=10)
+    await ask(pool, "a", 4)
+    await ask(pool, "b", 4)
+    assert set(pool.states) == {"a", "b"}
+    await ask(pool, "c", 9)  # takes the place of both
+    assert set(pool.states) == {"c"}
+    with raises(InvalidRequest, "together"):
+        await ask(pool, "d", 11)
+    assert set(pool.states) == {"c"}
 
 
-def test_memory_is_a_limit_too():
-    async def case(loader: Loader) -> None:
-        pool = Pool(loader, Limits(models=9, memory=10))
-        await ask(pool, "a", 4)
-        await ask(pool, "b", 4)
-        assert set(pool.states) == {"a", "b"}
-        await ask(pool, "c", 9)  # takes the place of both
-        assert set(pool.states) == {"c"}
-        with pytest.raises(InvalidRequest, match=r"d needs about .* together"):
-            await ask(pool, "d", 11)
-        assert set(pool.states) == {"c"}
-        await pool.close(0)
-
-    run(case)
-
-
-def test_requests_for_a_loaded_model_overtake_for_a_while_only(monkeypatch: pytest.MonkeyPatch):
-    now = 0.0
-    monkeypatch.setattr(pool_module, "monotonic", lambda: now)
-
-    async def case(loader: Loader) -> None:
-        nonlocal now
-        pool = Pool(loader)
+@runs
+async def test_requests_for_a_loaded_model_overtake_for_a_while_only(loader: Loader):
+    times = [0.0]
+    pool = loader.pool()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_module, "monotonic", lambda: times[-1])
         async with pool.use("a", 1):
             other = asyncio.ensure_future(ask(pool, "b"))
             await settle()
-            now = 1.0
+            times.append(1.0)
             await ask(pool, "a")  # overtakes
-            now = 1000.0
+            times.append(1000.0)
             late = asyncio.ensure_future(ask(pool, "a"))
             await settle()
             assert not late.done()
         assert (await other).name == "b"
         await late
-        assert loader.names == ["a", "b", "a"]
-        await pool.close(0)
-
-    run(case)
+    assert loader.names == ["a", "b", "a"]
 
 
-def test_a_model_that_cannot_be_loaded_fails_its_own_requests_and_can_be_asked_for_again():
-    async def case(loader: Loader) -> None:
-        pool = Pool(loader, Limits(models=2))
-        await ask(pool, "a")
-        asked = [asyncio.ensure_future(ask(pool, "broken")) for _ in range(2)]
-        for each in asked:
-            with pytest.raises(ModelError, match="no such file"):
-                await each
+@runs
+async def test_a_model_that_cannot_be_loaded_fails_its_own_requests_and_can_be_asked_for_again(
+    loader: Loader,
+):
+    pool = loader.pool(models=2)
+    await ask(pool, "a")
+    asked = [asyncio.ensure_future(ask(pool, "broken")) for _ in range(2)]
+    for request in asked:
+        with raises(ModelError):
+            await request
+    await settle()
+    assert pool.states == {"a": "loaded"}
+    with pytest.raises(ModelError):
+        await ask(pool, "broken")
+
+
+@runs
+async def test_a_model_that_ends_by_itself_is_loaded_again(loader: Loader):
+    pool = loader.pool()
+    (await ask(pool, "a")).ended.set()
+    await settle()
+    assert pool.states == {}
+    await ask(pool, "a")
+    assert loader.names == ["a", "a"]
+
+
+@runs
+async def test_idle_models_are_unloaded_and_used_ones_are_not(loader: Loader):
+    pool = loader.pool(models=2, idle_seconds=0.05)
+    idle = await ask(pool, "a")
+    async with pool.use("b", 1) as used:
+        await idle.ended.wait()
+        await asyncio.sleep(0.1)
+        assert not used.ended.is_set()
+    await used.ended.wait()
+    await settle()
+    assert pool.states == {}
+
+
+@runs
+async def test_one_that_nobody_waits_for_any_more_is_unloaded_when_idle(loader: Loader):
+    loader.gate.clear()
+    pool = loader.pool(idle_seconds=0.02)
+    asked = asyncio.ensure_future(ask(pool, "a"))
+    await settle()
+    asked.cancel()
+    await asyncio.sleep(0.05)
+    assert pool.states == {"a": "loading"}
+    loader.gate.set()
+    await settle()
+    await loader.made[0].ended.wait()
+
+
+@runs
+async def test_a_client_that_leaves_the_queue_leaves_nothing_behind(loader: Loader):
+    pool = loader.pool(waiting=1)
+    async with pool.use("a", 1):
+        gone = asyncio.ensure_future(ask(pool, "b"))
         await settle()
-        assert pool.states == {"a": "loaded"}
-        with pytest.raises(ModelError):
-            await ask(pool, "broken")
-        await pool.close(0)
-
-    run(case)
-
-
-def test_a_model_that_ends_by_itself_is_loaded_again():
-    async def case(loader: Loader) -> None:
-        pool = Pool(loader)
-        (await ask(pool, "a")).ended.set()
+        with raises(QueueFull, "1 requests"):
+            await ask(pool, "c")
+        gone.cancel()
         await settle()
-        assert pool.states == {}
-        await ask(pool, "a")
-        assert loader.names == ["a", "a"]
-        await pool.close(0)
-
-    run(case)
-
-
-def test_idle_models_are_unloaded_and_used_ones_are_not():
-    async def case(loader: Loader) -> None:
-        pool = Pool(loader, Limits(models=2, idle_seconds=0.05))
-        idle = await ask(pool, "a")
-        async with pool.use("b", 1) as used:
-            await idle.ended.wait()
-            await asyncio.sleep(0.1)
-            assert not used.ended.is_set()
-        await used.ended.wait()
+        waits = asyncio.ensure_future(ask(pool, "c"))
         await settle()
-        assert pool.states == {}
-        await pool.close(0)
-
-    run(case)
+    assert (await waits).name == "c"
+    assert loader.names == ["a", "c"]
 
 
-def test_one_that_nobody_waits_for_any_more_is_unloaded_when_idle():
-    async def case(loader: Loader) -> None:
-        loader.gate.clear()
-        pool = Pool(loader, Limits(idle_seconds=0.02))
-        asked = asyncio.ensure_future(ask(pool, "a"))
+@runs
+async def test_closing_ends_what_is_loaded_being_loaded_or_waited_for(loader: Loader):
+    pool = loader.pool(models=2)
+    toy = await ask(pool, "a")
+    loader.gate.clear()
+    async with pool.use("a", 1):
+        asked = [asyncio.ensure_future(ask(pool, name)) for name in ("b", "c")]
         await settle()
-        asked.cancel()
-        await asyncio.sleep(0.05)
-        assert pool.states == {"a": "loading"}
-        loader.gate.set()
-        await settle()
-        await loader.made[0].ended.wait()
-        await pool.close(0)
-
-    run(case)
-
-
-def test_a_client_that_leaves_the_queue_leaves_nothing_behind():
-    async def case(loader: Loader) -> None:
-        pool = Pool(loader, Limits(waiting=1))
-        async with pool.use("a", 1):
-            gone = asyncio.ensure_future(ask(pool, "b"))
-            await settle()
-            with pytest.raises(QueueFull, match="1 requests"):
-                await ask(pool, "c")
-            gone.cancel()
-            await settle()
-            waits = asyncio.ensure_future(ask(pool, "c"))
-            await settle()
-        assert (await waits).name == "c"
-        assert loader.names == ["a", "c"]
-        await pool.close(0)
-
-    run(case)
-
-
-def test_closing_ends_what_is_loaded_being_loaded_or_waited_for():
-    async def case(loader: Loader) -> None:
-        pool = Pool(loader, Limits(models=2))
-        toy = await ask(pool, "a")
-        loader.gate.clear()
-        async with pool.use("a", 1):
-            asked = [asyncio.ensure_future(ask(pool, name)) for name in ("b", "c")]
-            await settle()
-            assert pool.states == {"a": "loaded", "b": "loading"}
-            await pool.close(7)
-        assert toy.grace == 7
-        assert pool.states == {}
-        for each in asked:
-            with pytest.raises(Draining):
-                await each
+        assert pool.states == {"a": "loaded", "b": "loading"}
+        await pool.close(7)
+    assert toy.grace == 7
+    assert pool.states == {}
+    for request in asked:
         with pytest.raises(Draining):
-            await ask(pool, "a")
-        await pool.close(0)
-
-    run(case)
+            await request
+    with pytest.raises(Draining):
+        await ask(pool, "a")
 
 
 @pytest.mark.parametrize(
     "wrong", [{"models": 0}, {"memory": 0}, {"waiting": 0}, {"idle_seconds": 0.0}], ids=str
 )
 def test_limits_out_of_range_are_refused(wrong: dict[str, int]):
-    with pytest.raises(InvalidRequest, match=next(iter(wrong))):
+    with raises(InvalidRequest, next(iter(wrong))):
         Limits(**wrong)
