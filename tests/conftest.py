@@ -23,6 +23,8 @@ from support.tiny import write_tiny
 settings.register_profile("paceline", deadline=None)
 settings.load_profile("paceline")
 
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
 # What a test's answers are drafted from may not depend on the tests before it.
 os.environ.pop("PACELINE_KEEP", None)
 
@@ -42,6 +44,18 @@ def pytest_configure(config: pytest.Config) -> None:
     """A crash of a worker ends the run: with another in its place, xdist 3.8 waits for ever."""
     if getattr(config.option, "maxworkerrestart", "") is None:
         config.option.maxworkerrestart = "0"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Give a worker of xdist one core, but all to a published model, as its users have them.
+
+    Engines spin where they wait: threads of two workers would wait for each other.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker and CORES:
+        core = CORES[int(worker.removeprefix("gw")) % len(CORES)]
+        os.sched_setaffinity(0, CORES if item.get_closest_marker("real_model") else {core})
 
 
 @pytest.hookimpl(tryfirst=True)

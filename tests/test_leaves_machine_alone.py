@@ -244,8 +244,9 @@ def test_train_leaves_the_machine_alone(home: Home, tiny_gguf: Path, prompts: Pa
 
 
 @pytest.mark.slow
-def test_verify_leaves_the_machine_alone(home: Home, tiny_gguf: Path):
-    home.run("verify", "--model", tiny_gguf, "--max-tokens", 1, "--drafter", "none")
+def test_verify_leaves_the_machine_alone(home: Home, tiny_gguf: Path, suite_file: Path):
+    options = ("--max-tokens", 1, "--drafter", "none", "--suite", suite_file)
+    home.run("verify", "--model", tiny_gguf, *options)
     assert_alone(home)
 
 

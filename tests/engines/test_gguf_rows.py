@@ -50,8 +50,9 @@ def test_rows_of_wide_hybrids_do_not_depend_on_how_they_are_computed(
 
 
 def check_all_conditions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = open_engine("openvino", path, 512, EngineSettings(cache_tokens=700))
-    monkeypatch.setattr(verify_rows, "_CONTEXTS", (64, 300))
+    engine = open_engine("openvino", path, 512, EngineSettings(cache_tokens=700, threads=2))
+    monkeypatch.setattr(verify_rows, "_CONTEXTS", (64,))
+    monkeypatch.setattr(verify_rows, "_CHUNKS", (3, 16, 31))
     monkeypatch.setattr(verify_rows, "_THRESHOLDS", (512,))
     verdict = Verdict()
     check_rows(engine, verdict)
