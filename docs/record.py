@@ -1,4 +1,4 @@
-"""Run the commands of docs/recordings.md, and write the page with what they print.
+"""Run the commands of docs/recordings.md, and write the page with what they print, and a picture.
 
 `python docs/record.py`, with paceline and the default model installed. Read the answers before
 you commit the page.
@@ -22,6 +22,12 @@ from rich.text import Text
 import paceline
 
 PAGE = Path(__file__).parent / "recordings.md"
+PICTURE = Path(__file__).parent / "answer.svg"
+PICTURED = (
+    'paceline generate "Rewrite in the past tense: I get up at seven, make a pot of tea, walk to '
+    'the shop, buy some bread and come home again." --tint --stats'
+)
+"""The README's first command, with its answer tinted."""
 WIDTH = 100  # columns
 SUITE = Path(__file__).parents[1] / "benchmarks/suite.jsonl"
 PROMPT = "extraction-1"  # of the suite
@@ -43,8 +49,8 @@ RECORDINGS = (
 def prompt() -> str:
     """The prompt of the suite that is tinted."""
     rows = map(json.loads, SUITE.read_text(encoding="utf-8").splitlines())
-    (found,) = [row["messages"][0]["content"] for row in rows if row["id"] == PROMPT]
-    return str(found)
+    (text,) = [row["messages"][0]["content"] for row in rows if row["id"] == PROMPT]
+    return str(text)
 
 
 def run(command: str, folder: Path) -> str:
@@ -80,6 +86,16 @@ def as_html(printed: str) -> str:
     return re.sub(r"<span[^>]*>", "<ins>", html).replace("</span>", "</ins>")
 
 
+def picture() -> str:
+    """A terminal with the README's command and its answer, as SVG that loads nothing."""
+    console = Console(record=True, width=WIDTH, file=StringIO())
+    with tempfile.TemporaryDirectory() as folder:
+        printed = run(PICTURED, Path(folder)).strip()
+    console.print(Text(f"$ {PICTURED}\n\n"), Text.from_ansi(printed), sep="")
+    svg = console.export_svg(title="paceline: accepted draft tokens are green")
+    return re.sub(r"@font-face\s*{[^}]*}\s*", "", svg)
+
+
 def page() -> str:
     """The text of the page. Raises RuntimeError where a command fails."""
     files = {"orders.txt": prompt()}
@@ -97,10 +113,11 @@ def page() -> str:
         for title, text, command in RECORDINGS:
             parts += [f"## {title}", text]
             inputs = [content for file, content in files.items() if file in command]
-            parts += [f"<pre>{escape(each)}</pre>" for each in inputs]
+            parts += [f"<pre>{escape(content)}</pre>" for content in inputs]
             parts += [f"```sh\n{command}\n```", as_html(run(command, folder))]
     return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":
+    PICTURE.write_text(picture(), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")

@@ -3,4 +3,5 @@
 import paceline
 
 with paceline.load() as model:
-    print(model.generate("Why is the sky blue?", max_tokens=60).text)
+    sentence = "I get up at seven, make a pot of tea and buy some bread."
+    print(model.generate(f"Rewrite in the past tense: {sentence}").text)
