@@ -27,7 +27,12 @@ def commands() -> list[tuple[str, str]]:
 
 
 def words_of(line: str) -> list[str]:
-    """The words of the last command of a line, without settings, redirections and comments."""
-    words = shlex.split(line.rpartition("&&")[2], comments=True)
+    """The words of the last command of a line, without settings, redirections and comments.
+
+    Of a pipe into paceline: the words of paceline.
+    """
+    words = shlex.split(line.rpartition("&&")[2].rpartition("| paceline ")[2], comments=True)
+    if "| paceline " in line:
+        words = ["paceline", *words]
     words = list(dropwhile(re.compile(r"[A-Z_]+=").match, words))
     return words[: words.index("<")] if "<" in words else words
