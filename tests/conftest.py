@@ -2,7 +2,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.models import DEFAULT_MODEL, ModelFiles, cache_dir, resolve
 from paceline.runtime.model import Model
 from support.bench import write_suite
-from support.coreml import tiny_artifact
-from support.coremltools import validate_once_a_pipeline
+from support.coreml import converted_once, tiny_artifact
+from support.coremltools import convert_fast
 from support.drafters import write_toy_table
 from support.pairs import outside_pairs
 from support.thinking import TEMPLATES, write_thinking
@@ -56,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Make conversions to Core ML fast: they are most of what tests of it wait for."""
     if "coremltools" in sys.modules:
-        validate_once_a_pipeline()
+        convert_fast()
         # Each calls for full collections, half a second each with all that is imported by now.
         gc.freeze()
 
@@ -97,14 +98,22 @@ def tiny_int8(tiny_gguf: Path, tiny_cache: Path) -> ModelFiles:
 
 
 @pytest.fixture(scope="session")
-def tiny_core_ml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def core_ml(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Core ML artifacts, made by a function with options: each once in a run. All are read-only."""
+    for module in ("coremltools", "torch", "transformers"):
+        pytest.importorskip(module)
+    run = tmp_path_factory.getbasetemp()
+    run = run.parent if "PYTEST_XDIST_WORKER" in os.environ else run
+    return partial(converted_once, run / "core-ml")
+
+
+@pytest.fixture(scope="session")
+def tiny_core_ml(core_ml: Callable[..., Path]) -> Path:
     """A Core ML model with two packages of layers and two of the head; treat it as read-only.
 
     What it was made from is beside it, in `checkpoint`.
     """
-    for module in ("coremltools", "torch", "transformers"):
-        pytest.importorskip(module)
-    return tiny_artifact(tmp_path_factory.mktemp("coreml"), taps=(0, 2))
+    return core_ml(tiny_artifact, taps=(0, 2))
 
 
 @pytest.fixture(scope="session")
