@@ -16,6 +16,7 @@ from support.bench import write_suite
 from support.coreml import converted_once, tiny_artifact
 from support.coremltools import convert_fast
 from support.drafters import write_toy_table
+from support.packages import MARKED, may_be_marked
 from support.pairs import outside_pairs
 from support.thinking import TEMPLATES, write_thinking
 from support.tiny import write_tiny
@@ -45,8 +46,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.maxworkerrestart = "0"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without a test that is asked for: importing them takes ten seconds."""
+    is_asked_for = config.option.markexpr != MARKED or not collection_path.match("test_*.py")
+    return None if is_asked_for or may_be_marked(collection_path) else True
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if not may_be_marked(item.path):
+            names = {mark.name for mark in item.iter_markers()}
+            assert names.isdisjoint(MARKED.split()), f"{item.path} must name its markers {names}"
     outside = outside_pairs(items)
     if outside:
         config.hook.pytest_deselected(items=outside)

@@ -284,7 +284,8 @@ def test_a_call_that_does_not_fit_takes_no_slots(
     if not grows(engine):
         pytest.skip("a sequence has all its slots from the start")
     text = random_text(engine, engine.context_length * 7 // 10)
-    block, expected = text[20:], plain(text, 20)[20:]
+    # Read as a prompt, which is one call and not hundreds.
+    block, expected = text[20:], plain(text, len(text))[20:]
     half = block[: engine.context_length // 2]
     feed(engine, sequence, text[:20])
     feed(engine, other, text[:20])
@@ -297,6 +298,6 @@ def test_a_call_that_does_not_fit_takes_no_slots(
             assert (sequence.length, other.length) == (20, 20)
             with pytest.raises(ValueError, match="commit"):
                 one.commit(1)
-            (logits,) = run(engine, (one, block, len(block)))
+            (logits,) = run(engine, prompts=[(one, block, len(block))])
             assert same(logits, expected)
             one.rewind(20)
