@@ -223,9 +223,9 @@ def fill(engine: Engine, stack: ExitStack) -> list[KVSequence]:
     """Sequences that hold every slot that is free now; all but the last span a whole context."""
     filling: list[KVSequence] = []
     text = random_text(engine, engine.context_length)
-    chunk = 16
+    chunk = 64
     while True:
-        if not filling or filling[-1].length + chunk > engine.context_length:
+        if not filling or filling[-1].length == engine.context_length:
             filling.append(stack.enter_context(closing(engine.open())))
         at = filling[-1].length
         try:
@@ -233,7 +233,7 @@ def fill(engine: Engine, stack: ExitStack) -> list[KVSequence]:
         except CacheFull:
             if chunk == 1:
                 return filling
-            chunk = 1
+            chunk //= 4
 
 
 def grows(engine: Engine) -> bool:
