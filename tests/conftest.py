@@ -2,7 +2,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.models import DEFAULT_MODEL, ModelFiles, cache_dir, resolve
 from paceline.runtime.model import Model
 from support.bench import write_suite
-from support.coreml import tiny_artifact
-from support.coremltools import validate_once_a_pipeline
+from support.coreml import converted_once, tiny_artifact
+from support.coremltools import convert_fast
 from support.drafters import write_toy_table
+from support.packages import MARKED, may_be_marked
 from support.pairs import outside_pairs
 from support.thinking import TEMPLATES, write_thinking
 from support.tiny import write_tiny
@@ -46,6 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.maxworkerrestart = "0"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without a test that is asked for: importing them takes ten seconds."""
+    is_asked_for = config.option.markexpr != MARKED or not collection_path.match("test_*.py")
+    return None if is_asked_for or may_be_marked(collection_path) else True
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give a worker of xdist one core, but all to a published model, as its users have them.
@@ -60,6 +68,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if not may_be_marked(item.path):
+            names = {mark.name for mark in item.iter_markers()}
+            assert names.isdisjoint(MARKED.split()), f"{item.path} must name its markers {names}"
     outside = outside_pairs(items)
     if outside:
         config.hook.pytest_deselected(items=outside)
@@ -70,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Make conversions to Core ML fast: they are most of what tests of it wait for."""
     if "coremltools" in sys.modules:
-        validate_once_a_pipeline()
+        convert_fast()
         # Each calls for full collections, half a second each with all that is imported by now.
         gc.freeze()
 
@@ -111,14 +123,22 @@ def tiny_int8(tiny_gguf: Path, tiny_cache: Path) -> ModelFiles:
 
 
 @pytest.fixture(scope="session")
-def tiny_core_ml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def core_ml(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Core ML artifacts, made by a function with options: each once in a run. All are read-only."""
+    for module in ("coremltools", "torch", "transformers"):
+        pytest.importorskip(module)
+    run = tmp_path_factory.getbasetemp()
+    run = run.parent if "PYTEST_XDIST_WORKER" in os.environ else run
+    return partial(converted_once, run / "core-ml")
+
+
+@pytest.fixture(scope="session")
+def tiny_core_ml(core_ml: Callable[..., Path]) -> Path:
     """A Core ML model with two packages of layers and two of the head; treat it as read-only.
 
     What it was made from is beside it, in `checkpoint`.
     """
-    for module in ("coremltools", "torch", "transformers"):
-        pytest.importorskip(module)
-    return tiny_artifact(tmp_path_factory.mktemp("coreml"), taps=(0, 2))
+    return core_ml(tiny_artifact, taps=(0, 2))
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,8 @@ from paceline.storage.manifest import MANIFEST
 from paceline_coreml.conversion import convert as conversion
 from paceline_coreml.conversion.conversion_options import ConversionOptions
 from paceline_coreml.conversion.convert import convert
+from paceline_coreml.conversion.family import Family
+from paceline_coreml.conversion.shards import convert_head, convert_layers
 from paceline_coreml.conversion.source import Source
 from paceline_coreml.engine.artifact import Artifact, read_artifact
 from paceline_coreml.engine.engine import CoreMlEngine
@@ -44,9 +46,26 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     return source
 
 
+PROGRAMS: dict[tuple[Any, ...], Any] = {}
+"""Programs before compression, which many artifacts here have in common."""
+
+
 def made(source: Source, out: Path, **recipe: Any) -> Artifact:
     common = {"slots": 64, "topology": "3", "head_rows": 160, "weights": "f16"}
-    return convert(source, out, ConversionOptions(**(common | recipe)), progress=QUIET)
+
+    def once(convert_part: Callable[..., Any]) -> Callable[..., Any]:
+        def converted(family: Family, *span: int, **sizes: Any) -> Any:
+            key = (source.checkpoint, convert_part.__name__, span, str(sizes))
+            if key not in PROGRAMS:
+                PROGRAMS[key] = convert_part(family, *span, **sizes)
+            return PROGRAMS[key]
+
+        return converted
+
+    with pytest.MonkeyPatch.context() as patch:
+        for part in (convert_layers, convert_head):
+            patch.setattr(conversion, part.__name__, once(part))
+        return convert(source, out, ConversionOptions(**(common | recipe)), progress=QUIET)
 
 
 def logits(artifact: Artifact) -> np.ndarray:

@@ -296,28 +296,26 @@ STATES = {"read_state", "coreml_update_state"}
 
 
 @pytest.mark.parametrize(
-    ("form", "layer", "expected"),
+    ("form", "first", "end", "expected"),
     [
-        ("llama", 0, STATES),
-        ("qwen3", 1, STATES),
-        ("phi-4-mini", 0, STATES),
-        ("hunyuan with alpha, tied", 2, STATES),
-        ("lfm2", 0, STATES),
-        ("lfm2", 2, STATES),
-        ("lfm2 with experts", 1, STATES),
-        ("lfm2 with experts, three of them, not to a sum of one, scaled", 2, STATES),
-        ("zaya", 0, STATES | {"gelu"}),
-        ("zaya", 1, STATES | {"gelu"}),
-        ("privacy filter", 0, {"exp", "sigmoid"}),
+        ("llama", 0, 1, STATES),
+        ("qwen3", 1, 2, STATES),
+        ("phi-4-mini", 0, 1, STATES),
+        ("hunyuan with alpha, tied", 2, 3, STATES),
+        ("lfm2", 1, 3, STATES),
+        ("lfm2 with experts", 1, 2, STATES),
+        ("lfm2 with experts, three of them, not to a sum of one, scaled", 2, 3, STATES),
+        ("zaya", 0, 2, STATES | {"gelu"}),
+        ("privacy filter", 0, 1, {"exp", "sigmoid"}),
     ],
 )
-def test_a_layer_is_converted(form: str, layer: int, expected: set[str], tmp_path: Path):
+def test_layers_are_converted(form: str, first: int, end: int, expected: set[str], tmp_path: Path):
     pytest.importorskip("coremltools")
     from paceline_coreml.conversion.shards import Sizes, convert_layers
 
     made = TinyModel(form, tmp_path)
     sizes = Sizes(rows=ROWS, slots=SLOTS, conv_slots=ROWS + made.lags)
-    program = convert_layers(made.family(), layer, layer + 1, sizes=sizes)._mil_program
+    program = convert_layers(made.family(), first, end, sizes=sizes)._mil_program
     assert faults(program) == []
     assert {"conv", *expected} <= kinds(program)
     assert ("read_state" in kinds(program)) == (form not in CLASSIFIERS)

@@ -139,7 +139,7 @@ def test_tokens_of_low_norm_are_compared_separately(good: Path, checkpoint: Path
 @pytest.mark.parametrize("model", ["lfm2", "zaya"])
 def test_other_families_pass(model: str, tmp_path: Path):
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", model)
-    artifact = convert_tiny(checkpoint, tmp_path / "artifact", head_rows=VOCAB)
+    artifact = convert_tiny(checkpoint, tmp_path / "artifact", head_rows=VOCAB, weights="f16")
     report = check(artifact, checkpoint)
     assert report.passed, report.text
     assert report.value["judged_by"] == ("median row" if model == "zaya" else "worst row")
@@ -147,7 +147,12 @@ def test_other_families_pass(model: str, tmp_path: Path):
 
 def test_static_functions_pass(checkpoint: Path, tmp_path: Path):
     artifact = convert_tiny(
-        checkpoint, tmp_path / "artifact", functions=(1, 3), taps=(), head_rows=VOCAB
+        checkpoint,
+        tmp_path / "artifact",
+        functions=(1, 3),
+        taps=(),
+        head_rows=VOCAB,
+        weights="f16",
     )
     report = check(artifact, checkpoint)
     assert report.passed, report.text
@@ -329,7 +334,7 @@ def test_a_wrong_order_of_heads_and_tokens_is_found_although_one_row_is_right(
         return by_head.reshape(1, self.heads * self.head_dim, -1, 1)
 
     monkeypatch.setattr(layers.Attention, "forward", wrong)
-    artifact = convert_tiny(checkpoint, tmp_path / "artifact", head_rows=VOCAB)
+    artifact = convert_tiny(checkpoint, tmp_path / "artifact", head_rows=VOCAB, weights="f16")
     faults = check(artifact, checkpoint).value["faults"]
     assert_matches(
         r"calls of 1 rows: tap_0 of layers-000-002\.mlpackage differs from blocks", faults[0]

@@ -34,13 +34,19 @@ WIDER = {
     "head_dim": 16,
 }
 """Wide enough that every form of compression applies to the weights."""
-ALIKE = ("llama", "qwen3", "phi-3", "hunyuan")
-"""Families whose layers are all alike: two show what three do."""
+FEWER: dict[str, dict[str, Any]] = {
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2 with experts": {
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+    },
+}
+"""Families whose layers are not all alike -> each kind once; of the others there are two."""
 
 
 @pytest.fixture(scope="module", params=ONE_PER_FAMILY)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    sizes = {**WIDER, **({"num_hidden_layers": 2} if request.param in ALIKE else {})}
+    sizes = {**WIDER, "num_hidden_layers": 2, **FEWER.get(request.param, {})}
     return TinyModel(request.param, tmp_path_factory.mktemp("checkpoint"), **sizes).family()
 
 

@@ -1,10 +1,14 @@
 """Core ML artifacts of random tiny models."""
 
+import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paceline.models import QUIET
 from paceline.models.manifest import Facts
+from paceline.storage.manifest import MANIFEST
+from paceline.storage.system import lock_path
 
 FACTS = Facts(
     context_length=512,
@@ -53,6 +57,10 @@ SMALLER = {
 """For tests with thousands of calls: the time of a call is that of its operations."""
 
 
+STATIC = {"functions": (2, 4), "topology": "3"}
+"""Options of `tiny_artifact` with a static function for two rows and one for four."""
+
+
 def tiny_source(folder: Path, checkpoint: Path | None = None, **changes: Any) -> Any:
     """`tiny_llama`, or another checkpoint, as a `Source` with an empty tokenizer."""
     from paceline_coreml.conversion.source import Source
@@ -73,3 +81,21 @@ def tiny_artifact(folder: Path, **options: Any) -> Path:
     return convert(
         tiny_source(folder), folder / "artifact", ConversionOptions(**settings), progress=QUIET
     ).folder
+
+
+def converted_once(shared: Path, convert: Callable[..., Path], **options: Any) -> Path:
+    """`convert(folder, **options)`, once for all processes that share a folder.
+
+    A conversion takes seconds; treat the artifact as read-only.
+    """
+    recipe = f"{convert.__name__} {sorted(options.items())}"
+    place = shared / hashlib.sha256(recipe.encode()).hexdigest()[:16]
+    place.mkdir(parents=True, exist_ok=True)
+    release = lock_path(place, wait=True)
+    assert release is not None
+    try:
+        artifact = place / "artifact"
+        # What another process did not finish is resumed.
+        return artifact if (artifact / MANIFEST).exists() else convert(place, **options)
+    finally:
+        release()

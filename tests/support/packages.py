@@ -1,7 +1,10 @@
 """Packages that tests need beside the extra `test`, and what is left out where they are missing."""
 
+import re
 from collections.abc import Container, Iterable, Mapping
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,17 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 }
 """Name of what is tested -> its modules."""
 MARKS: Mapping[str, Any] = {"mlx": pytest.mark.mlx, "coreml": pytest.mark.coreml}
+
+MARKED = "reference or coreml or mlx"
+"""The expression that CI gives to `-m` where all packages are installed."""
+
+
+@cache
+def may_be_marked(path: Path) -> bool:
+    """False for a file of tests without a marker of `MARKED`, as far as its text tells."""
+    # In conformance/ the fixtures bring them.
+    names = r"mark\.(reference|coreml|mlx)\b|support\.packages import"
+    return "conformance" in path.parts or bool(re.search(names, path.read_text("utf-8")))
 
 
 def missing(name: str) -> list[str]:

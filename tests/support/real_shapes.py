@@ -99,8 +99,11 @@ class Shaped:
     weights: Weights
 
 
-def shaped(name: str, folder: Path) -> Shaped:
-    """The model of `name`, a key of `SHAPES`; its config.json goes into `folder`."""
+def shaped(name: str, folder: Path, vocab: int | None = None) -> Shaped:
+    """The model of `name`, a key of `SHAPES`; its config.json goes into `folder`.
+
+    `vocab`: the size of its vocabulary at most; None: the published one.
+    """
     published = SHAPES[name]["config"]
     count, layers = published["num_hidden_layers"], SHAPES[name]["layers"]
     return model_of(
@@ -110,6 +113,7 @@ def shaped(name: str, folder: Path) -> Shaped:
                 for key, value in published.items()
             },
             "num_hidden_layers": layers,
+            "vocab_size": min(published["vocab_size"], vocab or published["vocab_size"]),
         },
         folder,
     )

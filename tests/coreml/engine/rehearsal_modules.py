@@ -186,9 +186,9 @@ def only_convolutions(config: Any) -> Any:
 
 
 def with_weights_of(model: Any) -> Block:
-    """The block with the weights of a compressed model, as coremltools itself decompresses them."""
+    """The block with the weights of a model that coremltools decompressed."""
     block = Block()
-    stored = cto.get_weights_metadata(cto.decompress_weights(model), weight_threshold=0)
+    stored = cto.get_weights_metadata(model, weight_threshold=0)
     for layer in ("q", "k", "v", "o", "gate", "up", "down"):
         (found,) = (one.val for name, one in stored.items() if name.startswith(f"{layer}_weight"))
         getattr(block, layer).weight.data = torch.from_numpy(found.astype(np.float32))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,46 +23,41 @@ from paceline_coreml.engine.flops import (
     work_of,
 )
 from paceline_coreml.rehearsal.model import RehearsalModel
-from support.coreml import tiny_artifact
+from support.coreml import STATIC, tiny_artifact
 from support.zaya import BIAS_OF_NONE, EXPERTS, LAYERS, zaya_artifact
 
 pytestmark = pytest.mark.coreml
 
 Make = Callable[[str], Artifact]
 
-SLOTS, RING = 64, 64
+SLOTS, ZAYA_SLOTS, RING = 192, 64, 64
+RECIPES: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
+    "llama": (tiny_artifact, {"taps": (0, 2)}),
+    "static": (tiny_artifact, STATIC),
+    "zaya": (zaya_artifact, {}),
+    "soft": (zaya_artifact, {"routing": "soft"}),
+}
+"""`llama` and `static` have weights of int8, the others of float16."""
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, quiet_coremltools: None) -> Make:
-    """The tiny artifacts: `llama` in int8, `zaya` and `soft` in float16."""
-    recipes: dict[str, Any] = {
-        "llama": (tiny_artifact, {"slots": SLOTS}),
-        "static": (
-            tiny_artifact,
-            {"slots": SLOTS, "functions": (2, 4), "topology": "3", "head_rows": 160},
-        ),
-        "zaya": (zaya_artifact, {"slots": SLOTS}),
-        "soft": (zaya_artifact, {"slots": SLOTS, "routing": "soft"}),
-    }
-
-    @cache
+def made(core_ml: Callable[..., Path], quiet_coremltools: None) -> Make:
     def make(name: str) -> Artifact:
-        convert, recipe = recipes[name]
-        return read_artifact(convert(tmp_path_factory.mktemp(name), **recipe))
+        convert, options = RECIPES[name]
+        return read_artifact(core_ml(convert, **options))
 
-    return make
+    return cache(make)
 
 
-def attention_macs(*, d: int, heads: int, keys: int, size: int) -> int:
+def attention_macs(*, d: int, heads: int, keys: int, size: int, slots: int) -> int:
     """Of a row: q, k, v and o, writing keys and values to slots, scores, and what is seen."""
     q, k = heads * size, keys * size
-    return d * (2 * q + 2 * k) + 2 * SLOTS * k + 2 * SLOTS * q
+    return d * (2 * q + 2 * k) + 2 * slots * k + 2 * slots * q
 
 
 # Hidden size, heads, heads of keys, head size; see `tiny_llama` and `tiny_zaya`.
 LLAMA = {
-    "attention": 3 * attention_macs(d=64, heads=4, keys=2, size=16),
+    "attention": 3 * attention_macs(d=64, heads=4, keys=2, size=16, slots=SLOTS),
     "feed-forward": 3 * 3 * 64 * 96,
     "rest": 0,
     "head": 64 * 160,
@@ -71,7 +67,7 @@ LLAMA = {
 ZAYA = {
     "attention": LAYERS
     * (
-        attention_macs(d=48, heads=6, keys=2, size=16)
+        attention_macs(d=48, heads=6, keys=2, size=16, slots=ZAYA_SLOTS)
         + 2 * (6 + 2) * 16 * 16
         + 3 * RING * (6 + 2 + 1) * 16
     ),
@@ -193,8 +189,8 @@ def test_only_calls_that_a_static_function_takes_are_counted(made: Make):
 
 
 def test_a_text_that_does_not_fit_is_refused(made: Make):
-    with pytest.raises(InvalidRequest, match=r"65 tokens"):
-        count(made("llama"), [[1]] * 65)
+    with pytest.raises(InvalidRequest, match=rf"{SLOTS + 1} tokens"):
+        count(made("llama"), [[1]] * (SLOTS + 1))
 
 
 def test_the_engine_says_what_its_calls_do(made: Make):

@@ -1,6 +1,6 @@
 """The engine for Core ML artifacts, rehearsed: against torch, and what it asks of its shards."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.errors import CacheFull, InvalidRequest, ModelError
 from paceline_coreml.engine.call import keep_best
 from paceline_coreml.engine.engine import CoreMlEngine
-from support.coreml import tiny_artifact
+from support.coreml import STATIC, tiny_artifact
 
 pytestmark = pytest.mark.coreml
 
@@ -26,9 +26,9 @@ def engine(tiny_core_ml: Path) -> CoreMlEngine:
 
 
 @pytest.fixture(scope="module")
-def static(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact with functions for one row and for four."""
-    return tiny_artifact(tmp_path_factory.mktemp("static"), functions=(1, 4), topology="3")
+def static(core_ml: Callable[..., Path]) -> Path:
+    """An artifact with functions for two rows and for four."""
+    return core_ml(tiny_artifact, **STATIC)
 
 
 def rows_of(engine: CoreMlEngine, text: Sequence[int], cuts: Sequence[int]) -> np.ndarray:
@@ -141,7 +141,7 @@ def test_calls_may_have_the_rows_that_they_need(which: str, tiny_core_ml: Path, 
     expected = rows_of(exact, TEXT, [len(TEXT)])
     assert rows_of(engine, TEXT, [9, 1, 4, 3, 6]).tobytes() == expected.tobytes()
     assert [bucket.rows for bucket in exact._buckets] == [4]
-    widths = [1, 4] if which == "static" else [1, 2, 3, 4]
+    widths = [2, 4] if which == "static" else [1, 2, 3, 4]
     assert [bucket.rows for bucket in engine._buckets] == widths
     assert engine.describe()["rows"] == ",".join(map(str, widths))
 

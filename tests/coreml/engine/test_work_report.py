@@ -1,6 +1,7 @@
 """What counts say of drafting, on work that is made up; on an artifact's own where that is here."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +109,12 @@ def test_a_plan_of_another_engine_has_none(model: Model):
 
 
 @pytest.mark.coreml
-def test_a_plan_says_what_an_artifact_does(model: Model, tmp_path: Path):
-    pytest.importorskip("coremltools")
+def test_a_plan_says_what_an_artifact_does(model: Model, core_ml: Callable[..., Path]):
     from paceline.engines import EngineSettings
     from paceline_coreml.engine.engine import CoreMlEngine
     from support.zaya import zaya_artifact
 
-    engine = CoreMlEngine(zaya_artifact(tmp_path), EngineSettings(min_rows=1))
+    engine = CoreMlEngine(core_ml(zaya_artifact), EngineSettings(min_rows=1))
     converted = Model(model.files, engine)
     report = plan(lambda _: converted, "coreml", again=True)
     calls = report.value["work"]["calls"]
