@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from paceline.engines.profile import (
     stored_profiles,
 )
 from paceline.errors import CacheFull
+from paceline.storage.progress import Progress
 from support.toy import ToyEngine
 
 
@@ -135,16 +137,20 @@ def test_what_was_measured_once_is_read_the_next_time(folder: Path):
     engine = Reading(context_length=8192, cache_blocks=1024)
     first = load_profile(engine, "model", folder)
     steps = engine.steps
-    announced: list[str] = []
-    again = load_profile(engine, "model", folder, say=announced.append)
+    announced = StringIO()
+    again = load_profile(engine, "model", folder, progress=Progress(announced))
     assert again == first
-    assert (engine.steps, announced) == (steps, [])
+    assert (engine.steps, announced.getvalue()) == (steps, "")
     assert isinstance(next(iter(again.seconds)), int)
 
 
 def test_measuring_is_announced_before_it_begins(engine: ToyEngine, folder: Path):
+    class Watching(Progress):
+        def say(self, text: str) -> None:
+            steps.append(engine.steps)
+
     steps: list[int] = []
-    load_profile(engine, "model", folder, say=lambda _: steps.append(engine.steps))
+    load_profile(engine, "model", folder, progress=Watching(StringIO()))
     assert steps == [0]
 
 

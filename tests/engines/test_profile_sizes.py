@@ -4,6 +4,7 @@ Calls take made-up times, and the clock is theirs: nothing sleeps.
 """
 
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from paceline.engines.profile import (
     warm_up,
 )
 from paceline.engines.profile_watch import ProfileWatch
+from paceline.storage.progress import Progress
 from support.toy import ToyEngine
 
 PACKING = 5.0
@@ -96,8 +98,9 @@ def test_calls_that_take_long_are_timed_as_often_for_fewer_numbers_of_rows(
 def test_a_profile_of_too_few_rounds_is_used_and_not_kept(
     timed: Callable[..., Timed], tmp_path: Path
 ):
-    engine, messages = timed(lambda _: 9.0), list[str]()
-    profile = load_profile(engine, "model", tmp_path, say=messages.append)
+    engine, lines = timed(lambda _: 9.0), StringIO()
+    profile = load_profile(engine, "model", tmp_path, progress=Progress(lines))
+    messages = lines.getvalue().splitlines()
     assert profile.rounds == 2, "never one"
     assert profile.cost(8) == pytest.approx(9.0)
     assert [*tmp_path.iterdir()] == []
@@ -112,14 +115,14 @@ def test_a_profile_of_too_few_rounds_is_used_and_not_kept(
 def test_a_profile_that_is_outdated_is_measured_again_once(
     timed: Callable[..., Timed], tmp_path: Path
 ):
-    engine, messages = timed(milliseconds), list[str]()
+    engine, lines = timed(milliseconds), StringIO()
     assert not mark_outdated(engine, "model", tmp_path, "there is none")
     first = load_profile(engine, "model", tmp_path)
     assert mark_outdated(engine, "model", tmp_path, "calls are slow")
     assert not mark_outdated(engine, "model", tmp_path, "that is known")
     engine._seconds = lambda rows: 2 * milliseconds(rows)
-    profile = load_profile(engine, "model", tmp_path, say=messages.append)
-    assert messages == ["measuring this machine, again: calls are slow"]
+    profile = load_profile(engine, "model", tmp_path, progress=Progress(lines))
+    assert lines.getvalue() == "measuring this machine, again: calls are slow\n"
     assert profile.cost(8) == pytest.approx(2 * first.cost(8))
     steps = engine.steps
     assert load_profile(engine, "model", tmp_path) == profile

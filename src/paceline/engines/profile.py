@@ -32,6 +32,7 @@ from paceline.engines.invariance import (
     has_room,
     measure_invariance,
 )
+from paceline.storage.progress import QUIET, Progress
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Values of T that are measured; costs between them are interpolated."""
@@ -248,7 +249,7 @@ def load_profile(
     folder: Path,
     *,
     again: bool = False,
-    say: Callable[[str], object] = lambda _: None,
+    progress: Progress = QUIET,
 ) -> CostProfile:
     """The profile stored in `folder` for this engine, model and machine; measured if missing.
 
@@ -257,7 +258,7 @@ def load_profile(
         fingerprint: identity of the model's weights.
         folder: folder of stored profiles; created when needed.
         again: measure even if a profile is stored.
-        say: gets a line before a measurement, which takes seconds, and one if it is not stored.
+        progress: shows a measurement, which takes seconds, and gets a line if it is not stored.
     """
     depends = _depends(engine, fingerprint)
     path = _path(depends, folder)
@@ -265,10 +266,10 @@ def load_profile(
     reason = f"again: {outdated}" if outdated else "once for this model"
     if stored and is_whole(stored, engine) and not (again or outdated):
         return stored
-    say(f"measuring this machine, {reason}")
-    profile = measure_profile(engine)
+    with progress.task(f"measuring this machine, {reason}"):
+        profile = measure_profile(engine)
     if profile.rounds < _ROUNDS[1]:
-        say(
+        progress.say(
             f"this machine is too slow or too busy to measure (every call was timed "
             f"{profile.rounds} times, {_ROUNDS[1]} are needed): the cost profile is not kept; "
             "measure again with `paceline plan --again`"

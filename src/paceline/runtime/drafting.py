@@ -65,6 +65,6 @@ def open_draft_model(
     opened = open_engine(files.engine, files.path, files.context_length, settings)
     engine = warmed_up(opened, progress)
     folder = cache_dir() / MEASUREMENTS
-    cost = load_profile(engine, files.fingerprint, folder, say=progress.say).cost
+    cost = load_profile(engine, files.fingerprint, folder, progress=progress).cost
     worth = min(cost(1) / target_cost()(1), 1.0)
     return DraftModel(engine, cost, worth, slots=engine.free_slots)

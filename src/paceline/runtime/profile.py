@@ -79,7 +79,7 @@ class ModelProfile:
         """The whole profile, measured now if there is none, if it is outdated, or if `again`."""
         if again or not self._whole or self._profile is None:
             profile = load_profile(
-                self._engine, self._fingerprint, self._folder, again=again, say=self._progress.say
+                self._engine, self._fingerprint, self._folder, again=again, progress=self._progress
             )
             self._outdated, self._whole = "", True
             self._use(profile)
