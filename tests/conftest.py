@@ -56,14 +56,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Give a worker of xdist one core, but all to a published model, as its users have them.
+    """Give a worker of xdist one core, but all where threads matter, and to published models.
 
     Engines spin where they wait: threads of two workers would wait for each other.
     """
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker and CORES:
         core = CORES[int(worker.removeprefix("gw")) % len(CORES)]
-        os.sched_setaffinity(0, CORES if item.get_closest_marker("real_model") else {core})
+        whole = item.get_closest_marker("real_model") or item.get_closest_marker("all_cores")
+        os.sched_setaffinity(0, CORES if whole else {core})
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -20,6 +20,8 @@ from paceline.engines.invariance import CONDITIONS
 from paceline.engines.openvino.batch import parts_of
 from support.tiny_checkpoints import write_gguf_of
 
+pytestmark = pytest.mark.all_cores
+
 WIDE: dict[str, Any] = {
     **{"head_dim": 128, "hidden_size": 256, "num_attention_heads": 16, "num_key_value_heads": 8},
     "num_hidden_layers": 1,
@@ -50,7 +52,7 @@ def test_rows_of_wide_hybrids_do_not_depend_on_how_they_are_computed(
 
 
 def check_all_conditions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = open_engine("openvino", path, 512, EngineSettings(cache_tokens=700, threads=2))
+    engine = open_engine("openvino", path, 512, EngineSettings(cache_tokens=700))
     monkeypatch.setattr(verify_rows, "_CONTEXTS", (64,))
     monkeypatch.setattr(verify_rows, "_CHUNKS", (3, 16, 31))
     monkeypatch.setattr(verify_rows, "_THRESHOLDS", (512,))

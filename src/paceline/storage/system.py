@@ -196,3 +196,26 @@ def drop_pages(file: BinaryIO) -> None:
         with suppress(OSError):
             os.fsync(file.fileno())  # pages that are not written cannot be dropped
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@contextmanager
+def unseen_keys() -> Iterator[None]:
+    """While the body runs, the terminal shows no keys, and holds them one by one.
+
+    A held line could not be longer than 4,095 bytes, and Ctrl-C would drop it.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import termios
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    mode = termios.tcgetattr(descriptor)
+    mode[0] &= ~termios.ICRNL
+    mode[3] = mode[3] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH
+    termios.tcsetattr(descriptor, termios.TCSANOW, mode)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)

@@ -19,8 +19,9 @@ EXPECTED = re.compile("failed: .*/completions|Failed to load resource: .* status
 """What Stop does, and what the browser says of a request that was refused."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
+    """A browser; while it is open, its thread has a running event loop."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     with sync_api.sync_playwright() as playwright:

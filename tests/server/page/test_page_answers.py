@@ -16,6 +16,8 @@ from support.server import Running, running
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+pytestmark = pytest.mark.all_cores
+
 
 def requested(page: "Page", text: str, tokens: str = "3") -> dict[str, object]:
     """The body of the request for an answer."""
@@ -122,6 +124,7 @@ def test_settings_are_sent_if_they_are_filled_in_and_stay_in_the_browser(
     body = requested(page, "a", tokens="")
     assert body["max_tokens"] == 2048
     assert not {"temperature", "top_p", "min_p", "reasoning_effort"} & body.keys()
+    page.get_by_role("button", name="New chat").click()  # the answer may have filled the context
     page.get_by_label("System prompt").fill("Be brief.")
     page.get_by_label("Top p").fill("0.5")
     page.get_by_label("Seed").fill("7")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.cli.chat.history import KeptHistory
 from paceline.cli.console import say
+from paceline.storage.system import unseen_keys
 
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -94,7 +95,7 @@ class Terminal:
         if self._dumb:
             yield
             return
-        with _unseen_keys():
+        with unseen_keys():
             self._mark_pastes()
             try:
                 yield
@@ -190,26 +191,3 @@ def _screen() -> TextIO:
     if sys.platform == "win32":
         return Path("CONOUT$").open("w", encoding="utf-8")
     return Path(os.ttyname(sys.stdin.fileno())).open("w", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _unseen_keys() -> Iterator[None]:
-    """While the body runs, the terminal shows no keys, and holds them one by one.
-
-    A held line could not be longer than 4,095 bytes, and Ctrl-C would drop it.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    import termios
-
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
-    mode = termios.tcgetattr(descriptor)
-    mode[0] &= ~termios.ICRNL
-    mode[3] = mode[3] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH
-    termios.tcsetattr(descriptor, termios.TCSANOW, mode)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(descriptor, termios.TCSANOW, before)

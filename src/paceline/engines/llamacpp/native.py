@@ -6,6 +6,7 @@ library's own asserts end the process, so only calls that were tried are made.
 """
 
 import ctypes
+import gc
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -290,6 +291,8 @@ class NativeContext:
 
 def _check_room(binding: Binding) -> None:
     """Raise ModelError if no more models and contexts may be opened."""
+    if binding.is_full:
+        gc.collect()  # frees those that nobody holds but their own circles
     if binding.is_full:
         raise ModelError(
             f"{binding.open} models and contexts of {binding.name} are open in this process, and "
