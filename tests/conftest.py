@@ -25,8 +25,6 @@ from support.tiny import write_tiny
 settings.register_profile("paceline", deadline=None)
 settings.load_profile("paceline")
 
-CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-
 # What a test's answers are drafted from may not depend on the tests before it.
 os.environ.pop("PACELINE_KEEP", None)
 
@@ -52,19 +50,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave out files without a test that is asked for: importing them takes ten seconds."""
     is_asked_for = config.option.markexpr != MARKED or not collection_path.match("test_*.py")
     return None if is_asked_for or may_be_marked(collection_path) else True
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Give a worker of xdist one core, but all where threads matter, and to published models.
-
-    Engines spin where they wait: threads of two workers would wait for each other.
-    """
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker and CORES:
-        core = CORES[int(worker.removeprefix("gw")) % len(CORES)]
-        whole = item.get_closest_marker("real_model") or item.get_closest_marker("all_cores")
-        os.sched_setaffinity(0, CORES if whole else {core})
 
 
 @pytest.hookimpl(tryfirst=True)

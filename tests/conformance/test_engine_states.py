@@ -6,7 +6,6 @@ Tokens are fed to a sequence as its prompt; tokens that are run after it are its
 from contextlib import closing
 
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,8 +19,6 @@ from hypothesis.stateful import (
 from paceline.decoding.types import Block
 from paceline.engines.base import Engine, KVSequence
 from support.engine_rows import Rows, random_text, run, same
-
-pytestmark = pytest.mark.all_cores
 
 
 class Held:

@@ -15,8 +15,6 @@ from paceline.engines.base import Engine, KVSequence
 from support.engine_rows import Plain, feed, random_text, run, same
 from support.packages import NEEDED, missing
 
-pytestmark = pytest.mark.all_cores
-
 
 def test_plain_decoding_depends_on_every_token_before(engine: Engine, plain: Plain):
     # Without this, rows that ignore the cache altogether would pass every test below.

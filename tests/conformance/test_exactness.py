@@ -34,8 +34,6 @@ from support.exactness import SAMPLINGS, TOKENS, Plainly, plain_answers, prompt_
 from support.pairs import pairs
 from support.toy import ToyEngine
 
-pytestmark = pytest.mark.all_cores
-
 DRAFTERS = ["none", *SPECS, "model:itself", "suffix+model:itself"]
 
 

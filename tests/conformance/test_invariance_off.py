@@ -23,8 +23,6 @@ from support import metal, mlx
 from support.llamacpp import library
 from support.tiny import SIZES, WIDE, Type, write_tiny
 
-pytestmark = pytest.mark.all_cores
-
 
 def differing(engine: Engine) -> tuple[int, int]:
     """Rows that differ by block length, as each of the two checks counts them."""

@@ -20,8 +20,6 @@ from paceline.engines.invariance import CONDITIONS
 from paceline.engines.openvino.batch import parts_of
 from support.tiny_checkpoints import write_gguf_of
 
-pytestmark = pytest.mark.all_cores
-
 WIDE: dict[str, Any] = {
     **{"head_dim": 128, "hidden_size": 256, "num_attention_heads": 16, "num_key_value_heads": 8},
     "num_hidden_layers": 1,

@@ -21,8 +21,6 @@ from paceline.engines.invariance import (
 from paceline.engines.profile import load_profile, measure_profile
 from support.toy import ToyEngine
 
-pytestmark = pytest.mark.all_cores
-
 
 class Batched(ToyEngine):
     """Rows are off where the call has another sequence."""

@@ -16,8 +16,6 @@ from support.server import Running, running
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = pytest.mark.all_cores
-
 
 def requested(page: "Page", text: str, tokens: str = "3") -> dict[str, object]:
     """The body of the request for an answer."""

@@ -13,8 +13,6 @@ from support.server import Running
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = pytest.mark.all_cores
-
 
 @pytest.fixture
 def talking(page: "Page", scripted_server: Running) -> "Page":

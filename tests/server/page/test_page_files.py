@@ -17,8 +17,6 @@ from paceline.server.settings import Settings
 from support.browser import REPEATED
 from support.server import Running, running
 
-pytestmark = pytest.mark.all_cores
-
 FOLDER = Path(str(files(package)))
 OWN = [*map(operator.attrgetter("name"), sorted(FOLDER.glob("*.[cjs]*")))]
 PATHS = ("/", "/docs", *(f"/{name}" for name in OWN), "/vendor/marked.js", "/vendor/purify.js")

@@ -2,16 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from support.browser import ended, opened, send, until, words
 from support.scripted import always, engine_of
 from support.server import Running
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-pytestmark = pytest.mark.all_cores
 
 SHOWN = """# Title
 
