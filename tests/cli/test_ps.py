@@ -4,6 +4,7 @@ import json
 import socket
 from typing import Any
 
+import httpx
 import pytest
 
 from paceline import Model
@@ -34,3 +35,20 @@ def test_without_a_server_nothing_is_listed(capsys: pytest.CaptureFixture[str]):
 def test_a_url_that_is_none_is_one_line(url: str, capsys: pytest.CaptureFixture[str]):
     assert main(["ps", "--url", url]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("host", "sent"), [("127.0.0.1", True), ("models.example", False)])
+def test_the_key_of_the_own_server_is_sent_to_this_machine_alone(
+    host: str, sent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    clients: list[Any] = []
+
+    class Refused(httpx.Client):
+        def get(self, *_: object, **__: object) -> Any:
+            clients.append(self)
+            raise httpx.ConnectError("refused")
+
+    monkeypatch.setenv("PACELINE_API_KEY", "secret")
+    monkeypatch.setattr("httpx.Client", Refused)
+    assert listed(f"http://{host}:8000/v1", capsys) == []
+    assert [client.headers.get("authorization") == "Bearer secret" for client in clients] == [sent]

@@ -80,7 +80,7 @@ def model_of(url: str, key: str | None = None) -> str:
     except ImportError as error:
         raise MissingExtra(f"requests to {url} need httpx: pip install httpx") from error
     try:
-        answer = httpx.get(f"{url}/models", headers=_headers(key), timeout=30.0)
+        answer = httpx.get(f"{url}/models", headers=key_headers(key), timeout=30.0)
         answer.raise_for_status()
         return str(answer.json()["data"][0]["id"])
     except httpx.HTTPStatusError as error:
@@ -160,7 +160,7 @@ async def _send(client: Any, endpoint: Endpoint, prompt: SuitePrompt, began: flo
     ended = False
     try:
         async with client.stream(
-            "POST", f"{endpoint.url}/chat/completions", json=body, headers=_headers(endpoint.key)
+            "POST", f"{endpoint.url}/chat/completions", json=body, headers=key_headers(endpoint.key)
         ) as answer:
             await _check(answer)
             async for line in answer.aiter_lines():
@@ -248,5 +248,6 @@ def key_for(url: str, key: str | None) -> str | None:
     return key or (os.environ.get("PACELINE_API_KEY") if is_here else None)
 
 
-def _headers(key: str | None) -> dict[str, str]:
+def key_headers(key: str | None) -> dict[str, str]:
+    """The headers of a request with this API key."""
     return {"Authorization": f"Bearer {key}"} if key else {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from paceline.bench.client import Endpoint, key_for, model_of
+from paceline.bench.client import Endpoint, key_for, key_headers, model_of
 from paceline.errors import InvalidRequest
 
 PLAIN, SPECULATION, AS_SERVED = "plain", "speculation", "as served"
@@ -106,9 +106,9 @@ def _is_paceline(url: str, key: str | None) -> bool:
     """True if the server's models are owned by `paceline`."""
     import httpx
 
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        models = httpx.get(f"{url}/models", headers=headers, timeout=30.0).json()["data"]
+        reply = httpx.get(f"{url}/models", headers=key_headers(key), timeout=30.0)
+        models = reply.json()["data"]
         return any(model["owned_by"] == "paceline" for model in models)
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         return False

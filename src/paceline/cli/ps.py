@@ -1,6 +1,5 @@
 """`paceline ps`: the models that a server on this machine has loaded."""
 
-import os
 from typing import Annotated, Any
 
 from typer import Option
@@ -41,8 +40,9 @@ def _served(url: str) -> list[dict[str, Any]]:
     """
     import httpx
 
-    key = os.environ.get("PACELINE_API_KEY")
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    from paceline.bench.client import key_for, key_headers
+
+    headers = key_headers(key_for(url, None))
     try:
         with httpx.Client(trust_env=False, timeout=_SECONDS, headers=headers) as client:
             reply = client.get(f"{url.rstrip('/')}/models")
