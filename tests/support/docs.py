@@ -31,8 +31,7 @@ def words_of(line: str) -> list[str]:
 
     Of a pipe into paceline: the words of paceline.
     """
-    words = shlex.split(line.rpartition("&&")[2].rpartition("| paceline ")[2], comments=True)
-    if "| paceline " in line:
-        words = ["paceline", *words]
+    command = re.split(r"\| (?=paceline )", line.rpartition("&&")[2])[-1]
+    words = shlex.split(command, comments=True)
     words = list(dropwhile(re.compile(r"[A-Z_]+=").match, words))
     return words[: words.index("<")] if "<" in words else words

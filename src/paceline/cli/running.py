@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from paceline import __version__
 from paceline.cli.answers import AnswerArguments, ending_of
 from paceline.cli.console import SERVING, say
-from paceline.cli.models import exactness_of, exactness_text
+from paceline.cli.models import exactness_text
 from paceline.cli.options import MAX_TOKENS, ModelOptions, Output
 from paceline.storage.system import Release, cache_dir, lock_path
 
@@ -105,9 +105,9 @@ def running_server(model: ModelOptions, answer: AnswerArguments) -> "tuple[str, 
 
 def _is_exact(files: "ModelFiles") -> bool:
     """Whether rows were measured, in the engine of the files, not to depend on other requests."""
-    from paceline.models import Listed
+    from paceline.runtime.profile import stored_exactness
 
-    measured = exactness_of(Listed(files.name, True, "", files.folder, 0))
+    measured = stored_exactness(files.fingerprint)
     ours = [profile for profile in measured if profile["engine"]["engine"] == files.engine]
     return exactness_text(ours) == "yes"
 

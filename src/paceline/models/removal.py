@@ -56,9 +56,9 @@ def find_removal(name: str, cache: Path | None = None) -> Removal:
     Raises ModelNotFound if it is not here.
     """
     listed = [model for model in list_models(cache) if model.here or model.folder is not None]
-    wanted = canonical(name).casefold()
-    models = [model for model in listed if model.name.casefold().partition("@")[0] == wanted]
-    models = models or [model for model in listed if model.name.casefold() == wanted]
+    searched = canonical(name).casefold()
+    models = [model for model in listed if model.name.casefold().partition("@")[0] == searched]
+    models = models or [model for model in listed if model.name.casefold() == searched]
     if not models:
         names = ", ".join(model.name for model in listed) or "none"
         raise ModelNotFound(f"{name} is not on this machine; here are {names}")

@@ -8,21 +8,19 @@ So the last answer is prefilled again with the next message.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Protocol, Unpack
+from typing import Unpack
 
 from paceline.decoding.types import common_prefix_length
 from paceline.drafters import DraftKV
-from paceline.engines.base import Engine, KVSequence
 from paceline.errors import ContextFull, InvalidRequest
-from paceline.models import ModelFiles
 from paceline.options import Options
-from paceline.runtime.prompt import Message, Prompt
+from paceline.runtime.core import ModelCore
+from paceline.runtime.prompt import Message
 from paceline.runtime.request import Request
 from paceline.runtime.stream import Stream
-from paceline.runtime.turns import Turns
 
 _PINNED = ("system", "developer")
 """Roles of messages that `drop_oldest` keeps."""
@@ -31,54 +29,13 @@ _ANSWER_SHARE = 4
 """1 / this of the context is left for the answer when turns are dropped."""
 
 
-class ChatModel(Protocol):
-    """What a conversation needs of its model, which is a `Model`; see the methods there."""
-
-    files: ModelFiles
-    engine: Engine
-    lock: Turns
-
-    def request(self, options: Options) -> Request:
-        """Validate options."""
-        ...
-
-    def ensure_taps(self, request: Request) -> None:
-        """Let the engine return the hidden states that the request's drafters read."""
-        ...
-
-    def encode_prompt(self, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
-        """Return the prompt's token ids, and the request with the marks of its reasoning."""
-        ...
-
-    def open_sequence(self) -> KVSequence:
-        """Open a KV sequence, for `close_sequence` to close."""
-        ...
-
-    def close_sequence(self, sequence: KVSequence) -> None:
-        """Free the KV blocks of a sequence."""
-        ...
-
-    def open_stream(
-        self,
-        tokens: Sequence[int],
-        request: Request,
-        sequence: KVSequence,
-        started: float,
-        *,
-        end: Callable[[Stream], None],
-        memory: DraftKV | None = None,
-    ) -> Stream:
-        """Return a stream on a sequence that holds the KV of a prefix of `tokens`."""
-        ...
-
-
 class Conversation:
     """A chat whose earlier turns stay in the KV cache; only the last answer is prefilled again.
 
     Use it in one thread; finish or close a turn's stream before the next.
     """
 
-    def __init__(self, model: ChatModel, messages: Sequence[Message] = ()) -> None:
+    def __init__(self, model: ModelCore, messages: Sequence[Message] = ()) -> None:
         """Begin with `messages`: a system message, or the turns of an earlier chat."""
         self.messages: list[Message] = list(messages)
         """The turns so far; may be edited between turns."""
