@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 
 import pytest
 
@@ -69,4 +70,33 @@ def test_what_runs_soon_runs_at_once_or_at_the_end_of_a_turn_and_never_waits():
             thread.join(PATIENCE)
         order.append("in the turn")
     assert order == ["at once, True", "in the turn", "soon, True", "other"]
+    assert not turns.taken
+
+
+def test_a_finalizer_while_the_lock_is_handed_on_wakes_no_second_thread():
+    turns, inside, most = Turns(), [0], [0]
+    finalizers = [lambda: turns.run_soon(lambda: None)]
+
+    class Waiting(deque[tuple[int, threading.Lock]]):
+        def __len__(self) -> int:
+            if turns._depth == 0 and finalizers:
+                finalizers.pop()()
+            return super().__len__()
+
+    def work() -> None:
+        with turns:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            time.sleep(0.05)
+            inside[0] -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    with turns:
+        for thread in threads:
+            thread.start()
+        until(lambda: len(turns._waiting) == 3)
+        turns._waiting = Waiting(turns._waiting)
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert most == [1]
     assert not turns.taken

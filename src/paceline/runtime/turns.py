@@ -97,8 +97,10 @@ class Turns:
         self._depth -= 1
         if self._depth:
             return
-        self._owner = None
+        # At no time without an owner while threads wait: a finalizer here would begin a turn.
         if self._waiting:
             self._owner, turn = self._waiting.popleft()
             self._depth = 1
             turn.release()
+        else:
+            self._owner = None

@@ -40,7 +40,15 @@ _REPORT_SECONDS = 60.0
 
 _HALF_CLOSE_SECONDS = 0.05
 """A client that sends no more (`nc -N`) says so right after its request. One that is gone does so
-later, and TCP has no other difference until the server writes."""
+later, and TCP has no other difference until the server writes: after a stall of the event loop both
+look alike, and `_PROBE` tells."""
+
+_PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
+"""An interim response, which clients skip. The system of a client that is gone rejects the first,
+and the second ends the connection."""
+
+_PROBE_SECONDS = (1.0, 2.0)
+"""After the sending side was closed. Most answers that somebody waits for with `nc` come before."""
 
 _SILENT, _ANSWERED, _SENDING, _READING = range(4)
 """Kinds of connections without a complete request, in the order in which they are closed: no head
@@ -155,6 +163,9 @@ class Connection(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more; True if it still gets an answer."""
         self._half_closed = self._has_request and self._half_close_timer is not None
+        if self._half_closed and self.scope["http_version"] == "1.1":  # 1.0 has none
+            for seconds in _PROBE_SECONDS:
+                self.loop.call_later(seconds, self._probe)
         return self._half_closed
 
     def on_response_complete(self) -> None:
@@ -213,6 +224,11 @@ class Connection(H11Protocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+    def _probe(self) -> None:
+        """Write what nobody reads: a connection without a client ends."""
+        if self._has_request and not (self.cycle.response_started or self.transport.is_closing()):
+            self.transport.write(_PROBE)
 
     def _time_half_close(self) -> None:
         self._stop_half_close_timer()

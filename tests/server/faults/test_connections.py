@@ -261,6 +261,28 @@ def test_a_client_that_closes_its_sending_side_gets_its_answer(
     assert b"[DONE]" in answer if stream else b'"finish_reason":"length"' in answer
 
 
+def test_clients_that_left_while_the_event_loop_stalled_take_no_more_time(slow_model: Model):
+    """Their requests and the ends of their connections are handled together, as those of a client
+    that closes its sending side alone, which still gets its answer."""
+    long = completion("1.1", max_tokens=400, ignore_eos=True, speculation={"drafter": "none"})
+    with running(slow_model, Settings(max_running=1)) as server, ExitStack() as stack:
+        server.server.http._loop.call_soon_threadsafe(time.sleep, 0.5)  # type: ignore[union-attr]
+        address = ("127.0.0.1", server.server.port)
+        waiting = stack.enter_context(socket.create_connection(address, PATIENCE))
+        for client in (waiting, *(socket.create_connection(address, PATIENCE) for _ in range(3))):
+            client.sendall(long)
+            if client is not waiting:
+                client.close()
+        waiting.shutdown(socket.SHUT_WR)
+        answer = read_all(waiting)
+        server.rest()
+        assert server.scheduler.load.calls < 2 * 400
+    interim, _, final = answer.rpartition(b"HTTP/1.1 102 Processing\r\n\r\n")
+    assert interim
+    assert final.startswith(b"HTTP/1.1 200 ")
+    assert b'"finish_reason":"length"' in final
+
+
 def test_pipelined_requests_before_the_sending_side_is_closed_are_answered(server: Running):
     with socket.create_connection(("127.0.0.1", server.server.port), PATIENCE) as client:
         client.sendall(completion("1.1") * 3 + b"GET /health HTTP/1.1\r\n")
