@@ -1,13 +1,37 @@
 """The server's page in a browser: what a user does, and what is then on the screen."""
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from support.waiting import until as wait_until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 REPEATED = "this is the one and this is the one and this is the one and this"
+
+
+@contextmanager
+def chromium() -> Iterator["Browser"]:
+    """A browser; without one the test is skipped.
+
+    While it is open, its thread has a running event loop.
+    """
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    with sync_api.sync_playwright() as playwright:
+        try:
+            browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        except sync_api.Error:
+            pytest.skip("no Chromium is installed")
+        yield browser
+        browser.close()
 
 
 def until(page: "Page", true: str, value: Any = None) -> None:

@@ -1,14 +1,19 @@
-"""`paceline ps`: the models that a server on this machine has loaded."""
+"""`paceline ps`: the models that servers on this machine have loaded."""
 
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from typer import Option
 
 from paceline.cli.console import print_table, print_value, say
 from paceline.cli.options import Output, command, group
+from paceline.cli.running import running_servers
 from paceline.errors import PacelineError
 
 app = group()
+
+_DEFAULT = "http://127.0.0.1:8000/v1"
+"""Where `serve` listens unless told otherwise: one that another user or a service has started."""
 
 _SECONDS = 5.0
 
@@ -17,24 +22,26 @@ _SECONDS = 5.0
 def ps(
     *,
     url: Annotated[
-        str, Option(metavar="BASE", help="base URL of the server")
-    ] = "http://127.0.0.1:8000/v1",
+        str | None, Option(metavar="BASE", help="base URL of one server; default: all of yours")
+    ] = None,
     output: Output,
 ) -> int:
     """List what `paceline serve` serves here."""
-    models = _served(url)
+    urls = [_DEFAULT, *(server.url for server in running_servers())] if url is None else [url]
+    models = [model for base in dict.fromkeys(urls) for model in _served(base)]
     if output.json or not models:
         if not (models or output.json or output.quiet):
-            say(f"no server listens at {url}; `paceline serve` starts one")
+            where = "on this machine" if url is None else f"at {url}"
+            say(f"no server listens {where}; `paceline serve` starts one")
         print_value(output, models, "")
         return 0
-    rows = [[model["id"], model["state"], url] for model in models]
+    rows = [[model["id"] or "?", model["state"], model["url"]] for model in models]
     print_table(["model", "state", "server"], rows)
     return 0
 
 
 def _served(url: str) -> list[dict[str, Any]]:
-    """Name and state of each model; none where no server listens.
+    """Name, state and URL of each model; none where no server listens.
 
     Raises PacelineError for one that does not answer as servers do.
     """
@@ -46,11 +53,13 @@ def _served(url: str) -> list[dict[str, Any]]:
     try:
         with httpx.Client(trust_env=False, timeout=_SECONDS, headers=headers) as client:
             reply = client.get(f"{url.rstrip('/')}/models")
+            if reply.status_code == HTTPStatus.UNAUTHORIZED:
+                return [{"id": None, "state": "needs its key", "url": url}]
             reply.raise_for_status()
             entries = reply.json()["data"]
             states = [entry.get("status", {}).get("value", "loaded") for entry in entries]
             return [
-                {"id": entry["id"], "state": state}
+                {"id": entry["id"], "state": state, "url": url}
                 for entry, state in zip(entries, states, strict=True)
             ]
     except httpx.ConnectError:

@@ -1,4 +1,4 @@
-"""Answers of a running `paceline serve` of the same model, so that `generate` need not load it.
+"""Servers of this user that run; and `generate`'s answer from one that has the same model.
 
 A server registers in the cache folder, with a file that only its user can read, and that it keeps
 locked while it runs: no other user's program can take its place. Invariant: an answer has the
@@ -42,12 +42,12 @@ _SENT = (*_ANSWER, *_SAMPLING, "generation_config")
 
 
 @dataclass(frozen=True, slots=True)
-class _Server:
+class RunningServer:
     """What a server registers."""
 
     url: str
     fingerprint: str
-    """Of the model's files."""
+    """Of the files of the model that `generate` may ask it for; empty: it may not."""
     engine: str
     version: str
 
@@ -57,8 +57,11 @@ class Unavailable(Exception):
 
 
 @contextlib.contextmanager
-def registration(model: "Model") -> Iterator[Any]:
-    """Yield a function that registers a server from the line that says where it listens."""
+def registration(model: "Model | None") -> Iterator[Any]:
+    """Yield a function that registers a server from the line that says where it listens.
+
+    None: `generate` may not ask it.
+    """
     path = _folder() / f"{os.getpid()}.json"
     release: Release | None = None
 
@@ -66,7 +69,8 @@ def registration(model: "Model") -> Iterator[Any]:
         nonlocal release
         if release is not None or not (url := _URL.search(line)):
             return
-        server = _Server(url[1], model.files.fingerprint, model.engine.name, __version__)
+        of = ("", "") if model is None else (model.files.fingerprint, model.engine.name)
+        server = RunningServer(url[1], *of, __version__)
         with contextlib.suppress(OSError):  # `generate` then loads the model
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -88,7 +92,7 @@ def running_server(model: ModelOptions, answer: AnswerArguments) -> "tuple[str, 
 
     Raises what finding the model's files raises.
     """
-    servers = [*_servers()]
+    servers = [*running_servers()]
     if not (servers and _sends_all(answer, _SENT) and _sends_all(model, ("model",))):
         return None
     from paceline.runtime.load import find_files
@@ -205,7 +209,7 @@ def _sends_all(options: Any, sent: tuple[str, ...]) -> bool:
     )
 
 
-def _servers() -> Iterator[_Server]:
+def running_servers() -> Iterator[RunningServer]:
     """Servers of this user that run."""
     for path in _folder().glob("*.json"):
         release = lock_path(path, wait=False)
@@ -216,7 +220,7 @@ def _servers() -> Iterator[_Server]:
             continue
         with contextlib.suppress(OSError, ValueError, TypeError):
             value = json.loads(path.read_text(encoding="utf-8"))
-            yield _Server(**value)
+            yield RunningServer(**value)
 
 
 def _folder() -> Path:

@@ -1,6 +1,8 @@
 """`paceline serve`: the command over `server.run`, and over `server.router.run` with `--all`."""
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +14,7 @@ from paceline.cli.console import check_kept, load_model, obey_offline
 from paceline.cli.options import GenerationConfig, ModelOptions, Output, command, group
 
 if TYPE_CHECKING:
+    from paceline.runtime.model import Model
     from paceline.server.settings import Settings
 
 app = group()
@@ -174,15 +177,17 @@ def serve(
             loaded, memory_bytes() if memory is None else int(memory * 1e9), idle, queue
         )
         options = _child_options(settings, model, generation_config, keep=keep)
-        serve_all(
-            model.model,
-            options,
-            host,
-            port,
-            settings=settings,
-            limits=limits,
-            quiet=output.quiet,
-        )
+        with _registered(None) as say:
+            serve_all(
+                model.model,
+                options,
+                host,
+                port,
+                settings=settings,
+                limits=limits,
+                say=say,
+                quiet=output.quiet,
+            )
         return 0
     from paceline.cli.crash import say_crashes
     from paceline.server.http_server import check_address
@@ -202,21 +207,29 @@ def serve(
     )
     # A server of several models writes the lines of its models' requests itself.
     quiet = output.quiet or until_input_ends
-    if not keep and _is_for_generate(settings, model):
-        from paceline.cli.running import registration
-        from paceline.server.http_server import say_line
-
-        with registration(answering) as register:
-
-            def say(line: str) -> None:
-                say_line(line)
-                register(line)
-
-            run(answering, host, port, settings, say=say, quiet=quiet)
+    if until_input_ends:
+        run(answering, host, port, settings, until_input_ends=True, quiet=quiet)
     else:
-        run(answering, host, port, settings, until_input_ends=until_input_ends, quiet=quiet)
+        is_for_generate = not keep and _is_for_generate(settings, model)
+        with _registered(answering if is_for_generate else None) as say:
+            run(answering, host, port, settings, say=say, quiet=quiet)
     answering.settle()
     return 0
+
+
+@contextmanager
+def _registered(model: "Model | None") -> Iterator[Callable[[str], None]]:
+    """Yield a function that writes a server's lines, and registers it with the first."""
+    from paceline.cli.running import registration
+    from paceline.server.http_server import say_line
+
+    with registration(model) as register:
+
+        def say(line: str) -> None:
+            say_line(line)
+            register(line)
+
+        yield say
 
 
 def _is_for_generate(settings: "Settings", model: ModelOptions) -> bool:

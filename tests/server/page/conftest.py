@@ -1,5 +1,4 @@
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -8,29 +7,21 @@ from urllib.parse import urlsplit
 import pytest
 
 from paceline.runtime.model import Model
+from support.browser import chromium
 from support.server import Running, running
 from support.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 EXPECTED = re.compile("failed: .*/completions|Failed to load resource: .* status of 40[014] ")
 """What Stop does, and what the browser says of a request that was refused."""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    """A browser; while it is open, its thread has a running event loop."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    with sync_api.sync_playwright() as playwright:
-        try:
-            browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        except sync_api.Error:
-            pytest.skip("no Chromium is installed")
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ def serve_all(
     *,
     settings: Settings,
     limits: Limits,
+    say: Callable[[str], Any] = say_line,
     quiet: bool = True,
 ) -> None:
     """Serve all models that are here until SIGTERM or SIGINT; a second signal ends it at once.
@@ -74,6 +75,7 @@ def serve_all(
         port: 0 chooses a free one.
         settings: of the server; what concerns answers is among the `options`.
         limits: how many models are loaded, and for how long.
+        say: gets the line with the URL once the server listens, then what the models' servers say.
         quiet: False: write a line for each request to standard error.
 
     Raises:
@@ -89,8 +91,6 @@ def serve_all(
             "or fetch it first with paceline pull"
         )
     allow_open_files()
-    server = RouterServer(
-        default, options, host, port, settings=settings, limits=limits, say=say_line
-    )
+    server = RouterServer(default, options, host, port, settings=settings, limits=limits, say=say)
     with request_log(quiet=quiet):
         server.run(signals=True)
