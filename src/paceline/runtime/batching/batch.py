@@ -30,38 +30,69 @@ _PREFILL_SECONDS = 0.1
 _MIN_CHUNK = 16
 """Fewest rows of a prefill in a call."""
 
-_LEARNING_RATE = 1 / 32
-"""Weight of the newest call in the learnt cost of a sequence."""
+_KEPT = 31 / 32
+"""Weight of a measured call after the next one."""
+
+_SEQUENCE_ROWS = 0.5
+"""Cost of a sequence before any call, in rows."""
+
+_PRIOR_WEIGHTS = 0.5, 1.0
+"""Weights, in calls, of the profile's scale and of `_SEQUENCE_ROWS`. While all calls have as many
+rows as sequences, they cannot tell a slow machine from costly sequences: it counts as slow."""
 
 _MIN_ROW_COST = 1 / 64
 """Least cost of a further row, as a share of a call of one row: a measured profile may be flat."""
 
 
 class BatchCost:
-    """Seconds of a batched call: fixed + per_sequence * sequences + row * rows.
+    """Seconds of a batched call: scale * (fixed + row * (rows + sequence_rows * others)).
 
-    The profile of one sequence goes up in steps, because its graph is compiled for the usual row
-    counts. A batched call has any number of rows, so a row costs the profile's mean slope. The cost
-    of a sequence (its KV is read in every call) depends on the context, so it is learnt online.
+    `others` are the sequences after the first; `fixed` and `row` are of the profile of one sequence. It goes up in steps, because its graph is
+    compiled for the usual row counts; a batched call has any number of rows, so a row costs the
+    profile's mean slope. Two numbers are learnt from the last calls, by least squares of relative
+    errors: the scale, which other programs raise, and what a sequence costs in rows, as its KV is
+    read in every call. Only if both are right is a row's share of a call.
     """
 
     def __init__(self, alone: CostTable) -> None:
         """Start from the cost profile of calls with one sequence."""
-        self.row = max(alone.per_row, alone(1) * _MIN_ROW_COST)
+        self._row = max(alone.per_row, alone(1) * _MIN_ROW_COST)
+        self._fixed = max(alone(1) - self._row, 0.0)
+        self._scale, self._sequence_rows = 1.0, _SEQUENCE_ROWS
+        self._sums = [0.0] * 5
+        """Of 1, u, u^2, y and u y over the calls, newer ones with more weight; see `learn`."""
+
+    @property
+    def row(self) -> float:
         """Seconds of one more row."""
-        self._fixed = max(alone(1) - self.row, 0.0)
-        self._per_sequence: float | None = None
+        return self._scale * self._row
 
     def __call__(self, sequences: int, rows: int) -> float:
         """Seconds of a call."""
-        return self._fixed + (self._per_sequence or 0.0) * sequences + self.row * rows
+        all_rows = rows + self._sequence_rows * (sequences - 1)
+        return self._scale * (self._fixed + self._row * all_rows)
 
     def learn(self, sequences: int, rows: int, seconds: float) -> None:
-        """Update from a measured call."""
-        measured = max(seconds - self._fixed - self.row * rows, 0.0) / sequences
-        if self._per_sequence is None:
-            self._per_sequence = measured
-        self._per_sequence += _LEARNING_RATE * (measured - self._per_sequence)
+        """Update from a measured call.
+
+        With y = seconds / (fixed + row * rows) and u = row * others / (fixed + row * rows) the
+        model is y = a + b u, a line; the scale is a, and a sequence costs b / a rows.
+        """
+        profile = self._fixed + self._row * rows
+        y, u = seconds / profile, self._row * (sequences - 1) / profile
+        terms = (1.0, u, u * u, y, u * y)
+        self._sums = [_KEPT * old + new for old, new in zip(self._sums, terms, strict=True)]
+        weight_a, weight_b = _PRIOR_WEIGHTS
+        count, sum_u, sum_uu, sum_y, sum_uy = self._sums
+        # b is pulled to its prior at the mean scale of the calls: a busy machine scales both.
+        prior_b = _SEQUENCE_ROWS * sum_y / (count + _SEQUENCE_ROWS * sum_u)
+        count, sum_y = count + weight_a, sum_y + weight_a
+        sum_uu, sum_uy = sum_uu + weight_b, sum_uy + weight_b * prior_b
+        determinant = count * sum_uu - sum_u * sum_u
+        a = (sum_y * sum_uu - sum_u * sum_uy) / determinant
+        b = (count * sum_uy - sum_u * sum_y) / determinant
+        self._scale = max(a, _MIN_ROW_COST)
+        self._sequence_rows = max(b, 0.0) / self._scale
 
 
 class Batcher:
