@@ -47,11 +47,12 @@ _MIN_ROW_COST = 1 / 64
 class BatchCost:
     """Seconds of a batched call: scale * (fixed + row * (rows + sequence_rows * others)).
 
-    `others` are the sequences after the first; `fixed` and `row` are of the profile of one sequence. It goes up in steps, because its graph is
-    compiled for the usual row counts; a batched call has any number of rows, so a row costs the
-    profile's mean slope. Two numbers are learnt from the last calls, by least squares of relative
-    errors: the scale, which other programs raise, and what a sequence costs in rows, as its KV is
-    read in every call. Only if both are right is a row's share of a call.
+    `others` are the sequences after the first; `fixed` and `row` are from the profile of one. It
+    goes up in steps, because its graph is compiled for the usual row counts; a batched call has any
+    number of rows, so a row costs the profile's mean slope. Two numbers are learnt from the last
+    calls, by least squares of relative errors: the scale, which other programs raise, and what a
+    sequence costs in rows, as its KV is read in every call. Taken for one another, they would make
+    a row look free, or too dear to draft.
     """
 
     def __init__(self, alone: CostTable) -> None:
