@@ -2,6 +2,7 @@
 
 import { announce, at, button, download, element, trouble } from "./dom.js";
 import { exported, fileName, imported, markdown } from "./exchange.js";
+import { uncover } from "./panels.js";
 import * as storage from "./storage.js";
 
 let current = null; // the id of the chat on the screen
@@ -94,8 +95,10 @@ function rename({ id, title }, line) {
     } else await show();
   };
   field.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") event.stopPropagation();
-    if (event.key === "Escape" || event.key === "Enter") end(event.key === "Enter");
+    if ((event.key !== "Escape" && event.key !== "Enter") || event.isComposing) return;
+    event.preventDefault(); // the key is not for the button that gets the focus
+    event.stopPropagation();
+    end(event.key === "Enter");
   });
   field.addEventListener("blur", () => end(true));
   renaming = true;
@@ -142,6 +145,7 @@ async function act(work) {
 // Adds the chats of an exported file, without those that are here already, and opens its first.
 async function importFile(file) {
   let chats = null;
+  uncover(); // a line about what went wrong is beside the chat
   try {
     chats = imported(file.name, await file.text());
   } catch (error) {
