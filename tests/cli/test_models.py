@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from paceline.cli.app import main
 from paceline.models import DEFAULT_MODEL
 from paceline.models.manifest import GRAPH, WEIGHTS
 from paceline.models.names import known_models
 from paceline.models.prepare import models_dir
 from support.dflash import tiny_config, write_checkpoint
+from support.ollama import pulled
 from support.process import Run
+from support.tiny_checkpoints import write_checkpoint as write_tiny_checkpoint
 
 
 def test_pull_makes_a_model_ready_and_says_where(run: Run, tiny_gguf: Path, tiny_files: Any):
@@ -49,22 +52,97 @@ def test_models_are_listed_for_people_and_as_json(run: Run, cache: Path, tiny_fi
     assert "to fetch" in text
 
 
-def test_a_model_that_is_removed_is_gone_but_not_the_users_file(
-    run: Run, refused: Any, tiny_gguf: Path, tmp_path: Path, environment: dict[str, str]
+def packed(cache: Path, path: Path) -> None:
+    """A packed copy of a GGUF file, as the engine llamacpp makes one of a large file."""
+    folder = cache / "packed"
+    folder.mkdir(exist_ok=True)
+    copy = folder / f"{len([*folder.iterdir()])}.gguf"
+    copy.write_bytes(path.read_bytes())
+    copy.with_suffix(".source").write_text(str(path), encoding="utf-8")
+
+
+def listed_bytes(name: str, capsys: pytest.CaptureFixture[str]) -> int:
+    """The sizes of a model's forms together, as `models` lists them."""
+    capsys.readouterr()
+    assert main(["models", "--json"]) == 0
+    models = json.loads(capsys.readouterr().out)
+    return sum(model["bytes"] for model in models if model["name"].partition("@")[0] == name)
+
+
+def removed(name: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What `rm` says it has removed."""
+    assert main(["rm", name, "--json"]) == 0
+    value: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return value
+
+
+def disk_bytes(folder: Path) -> int:
+    paths = folder.rglob("*")
+    return sum(path.stat().st_size for path in paths if path.is_file() and not path.is_symlink())
+
+
+@pytest.fixture
+def new_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder of paceline, and others of the hub and of ollama."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "cache"
+
+
+def test_what_was_made_of_the_users_file_is_listed_and_removed(
+    new_cache: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    environment["PACELINE_CACHE"] = str(tmp_path / "cache")
     path = tmp_path / "mine.gguf"
     path.write_bytes(tiny_gguf.read_bytes())
     for name in (path, f"{path}@int8"):
-        assert run("pull", name).returncode == 0
-    assert run("rm", path, "--dry-run").returncode == 0
-    models = models_dir(tmp_path / "cache")
-    assert len([*models.iterdir()]) == 2
-    freed = json.loads(run("rm", path, "--json").stdout)
-    assert freed["bytes"] > 0
-    assert [*models.iterdir()] == []
-    assert path.is_file()
-    assert "not on this machine" in refused("rm", path)
+        assert main(["pull", str(name)]) == 0
+    packed(new_cache, path)
+    packed(new_cache, tiny_gguf)
+    size = listed_bytes(str(path), capsys)
+    before = disk_bytes(new_cache)
+    assert main(["rm", str(path), "--dry-run"]) == 0
+    assert disk_bytes(new_cache) == before
+    capsys.readouterr()
+    gone = removed(str(path), capsys)
+    assert gone["bytes"] == before - disk_bytes(new_cache) > 2 * path.stat().st_size
+    assert gone["stays"] == [str(path)]
+    assert size == gone["bytes"] + path.stat().st_size
+    assert [*models_dir(new_cache).iterdir()] == []
+    assert len([*new_cache.glob("packed/*")]) == 2, "copies of another file stay"
+    assert main(["rm", str(path)]) == 2
+
+
+def test_what_was_made_of_a_model_of_ollama_is_listed_and_removed(
+    new_cache: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    blob = pulled(tmp_path / "ollama", "registry.ollama.ai/library/tiny/q", tiny_gguf.read_bytes())
+    assert main(["pull", "ollama/tiny:q"]) == 0
+    (link,) = models_dir(new_cache).glob("links/*")
+    packed(new_cache, link)
+    size = listed_bytes("ollama/tiny:q", capsys)
+    before = disk_bytes(new_cache)
+    gone = removed("ollama/tiny:q", capsys)
+    assert gone["bytes"] == before - disk_bytes(new_cache) > blob.stat().st_size
+    assert size == gone["bytes"] + blob.stat().st_size
+    assert blob.is_file()
+    for kept in ("models", "packed"):
+        assert [path for path in (new_cache / kept).rglob("*") if not path.is_dir()] == []
+
+
+def test_a_checkpoint_of_the_hub_stays_and_is_named(
+    new_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    repository = tmp_path / "hub" / "models--owner--tiny"
+    write_tiny_checkpoint("qwen3", repository / "snapshots" / "abc")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    assert main(["convert", "owner/tiny", "--weights", "int8"]) == 0
+    size = listed_bytes("owner/tiny", capsys)
+    gone = removed("owner/tiny", capsys)
+    assert gone["bytes"] == size > 0
+    assert gone["stays"] == [str(repository)]
+    assert [*models_dir(new_cache).iterdir()] == []
 
 
 def test_a_model_of_the_hub_is_removed_with_its_file(
@@ -79,7 +157,9 @@ def test_a_model_of_the_hub_is_removed_with_its_file(
     (repository / "refs" / "main").write_text("def")
     blob.write_bytes(tiny_gguf.read_bytes())
     (snapshot / "tiny-F16.gguf").symlink_to(blob)
-    assert run("rm", "owner/tiny:f16").returncode == 0
+    listed = json.loads(run("models", "--json").stdout)
+    (size,) = (model["bytes"] for model in listed if model["name"] == "owner/tiny:F16")
+    assert json.loads(run("rm", "owner/tiny:f16", "--json").stdout)["bytes"] == size > 0
     assert not blob.exists()
     assert [*snapshot.iterdir()] == []
 

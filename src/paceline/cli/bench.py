@@ -49,7 +49,13 @@ class MeasurementArguments(Measurement):
         check_writable(self.output)
 
 
-@command(app)
+@command(
+    app,
+    examples=(
+        "paceline bench run --drafter auto --drafter ngram",
+        "paceline bench run --suite questions.jsonl --limit 60 --rounds 1 --output run.json",
+    ),
+)
 def run(
     *,
     drafter: Drafters,
@@ -83,7 +89,13 @@ def run(
     return print_report(report, output, measurement.output)
 
 
-@command(app)
+@command(
+    app,
+    examples=(
+        "paceline bench compare before.json after.json",
+        "paceline bench compare before.json after.json --measure decode_tokens_per_second",
+    ),
+)
 def compare(
     *,
     results: Results,

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -42,7 +42,7 @@ def models(
         count = check_models(progress=progress_of(output))
         print_value(output, {"checked": count}, f"{count} prepared models are as they were made")
         return 0
-    listed = list_models()
+    listed = [_measured(model) for model in list_models()]
     if head is not None:
         return _print_fits(head, listed, output)
     pairs = [(model, exactness_of(model)) for model in listed]
@@ -55,6 +55,16 @@ def models(
         return 0
     _print_models(pairs, heads)
     return 0
+
+
+def _measured(model: "Listed") -> "Listed":
+    """A model with the size that it has on this disk, with what was made of it."""
+    from paceline.models import removal_of
+    from paceline.runtime.load import packed_copies
+
+    if not model.here and model.folder is None:
+        return model
+    return replace(model, bytes=removal_of([model]).with_paths(packed_copies).bytes_on_disk)
 
 
 def _print_models(

@@ -21,7 +21,7 @@ def rm(
 
     Your own files and those of other programs stay; only what was made of them is removed.
     """
-    from paceline.models import find_removal
+    from paceline.models import find_removal, size_of
     from paceline.runtime.load import packed_copies
     from paceline.storage.files import megabytes
 
@@ -30,7 +30,19 @@ def rm(
     if not dry_run:
         removal.remove()
     done = "to free" if dry_run else "freed"
-    lines = [*map(str, removal.paths), f"{megabytes(freed)} {done}", *removal.stays]
+    lines = [
+        *map(str, removal.paths),
+        f"{megabytes(freed)} {done}",
+        *(
+            f"{path} stays, {megabytes(size_of(path))}: it is not paceline's"
+            for path in removal.stays
+        ),
+        *(
+            f"{path} stays, {megabytes(size_of(path))}: the checkpoint that it was converted from"
+            for path in removal.sources
+        ),
+    ]
     value = {"model": model, "paths": [*map(str, removal.paths)], "bytes": freed}
+    value["stays"] = [*map(str, (*removal.stays, *removal.sources))]
     print_value(output, {**value, "removed": not dry_run}, "\n".join(lines))
     return 0

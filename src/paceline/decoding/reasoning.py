@@ -39,6 +39,8 @@ class ReasoningMarks:
     """Whether the answer is a sequence of messages with named channels (harmony)."""
     calls: bool = False
     """Whether messages to a function keep their marks, signed and brought into one order."""
+    continued: tuple[int, ...] = ()
+    """Tokens at the prompt's end that are the answer so far, which is continued."""
 
 
 def answer_text(
@@ -46,11 +48,16 @@ def answer_text(
 ) -> TextStream:
     """The detokenizer of an answer, with or without reasoning.
 
-    Raises ValueError if a stop string is empty.
+    Of an answer that is continued, the text so far is not emitted again, except for what was held
+    back at its end. Raises ValueError if a stop string is empty.
     """
     if marks is None:
         return TextStream(decode, stops)
-    return ReasoningText(decode, stops, marks)
+    text = ReasoningText(decode, stops, marks)
+    for token in marks.continued:
+        text.push(token)
+    text.reasoning_tokens = 0
+    return text
 
 
 class _State(Enum):

@@ -30,7 +30,7 @@ class Listed:
     folder: Path | None
     """Of a model that paceline has prepared, or that is in OpenVINO's format."""
     bytes: int
-    """On this disk; 0 when it is not here."""
+    """On this disk, without packed copies; 0 when it is not here."""
     file: Path | None = None
     """The GGUF file that is used where it is; of a split model, the first."""
     fits: bool | None = None

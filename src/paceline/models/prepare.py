@@ -45,7 +45,7 @@ _MADE_FOR = "engine"
 """In a manifest's source: the engine that a GGUF file was first opened for, if not `_CHECKED`."""
 _FORM = 1
 """Version of what is derived from a GGUF file."""
-_LINKS = "links"
+LINKS = "links"
 """Folder of links to files whose names OpenVINO does not open."""
 _DERIVED_BYTES = 64 << 20
 _READ = (
@@ -139,7 +139,7 @@ def _path_to_open(path: Path, models: Path) -> Path:
         path = first_shard(path)
     if path.suffix == SUFFIX:
         return path
-    link = models / _LINKS / f"{_slug(path.name)}-{_short_hash(str(path))}{SUFFIX}"
+    link = models / LINKS / f"{_slug(path.name)}-{_short_hash(str(path))}{SUFFIX}"
     try:
         link.parent.mkdir(parents=True, exist_ok=True)
         if link.resolve() != path.resolve():
@@ -160,7 +160,7 @@ def _refusing(path: Path, models: Path) -> Iterator[None]:
     try:
         yield
     except ModelError:
-        if path.parent == models / _LINKS:
+        if path.parent == models / LINKS:
             path.unlink(missing_ok=True)
         raise
 

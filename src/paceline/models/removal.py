@@ -1,21 +1,22 @@
 """Removes a model: what was fetched or made for it, never a file of the user or another program.
 
-Invariant: every path that is removed is in the folder of prepared models, in the hub's cache, or a
-packed copy of such a file.
+Invariants: every path that is removed is in the folder of prepared models, in the hub's cache, or a
+packed copy of such a file; and the size of a model in a list is what its removal frees, and what
+stays of it.
 """
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import hub
 from paceline.models.installed import Listed, list_models
-from paceline.models.manifest import GGUF_WEIGHTS
+from paceline.models.manifest import Manifest, read_manifest
 from paceline.models.names import canonical
 from paceline.models.names.hub_names import shards_beside
-from paceline.models.prepare import models_dir
+from paceline.models.prepare import LINKS, models_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +26,21 @@ class Removal:
     paths: tuple[Path, ...]
     """Folders and files."""
     weights: tuple[Path, ...]
-    """GGUF files of the model, removed or not."""
-    stays: tuple[str, ...]
-    """A line for each file that stays."""
+    """GGUF files of the model as engines open them, removed or not."""
+    stays: tuple[Path, ...]
+    """Its files that are not paceline's."""
+    sources: tuple[Path, ...]
+    """Checkpoints in the hub's cache that it was converted from. They stay, too."""
 
     @property
     def bytes(self) -> int:
         """Size of all that is removed."""
-        return sum(map(_size, self.paths))
+        return sum(map(size_of, self.paths))
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Size of the model on this disk: what is removed, and what stays."""
+        return self.bytes + sum(map(size_of, self.stays))
 
     def with_paths(self, more: Callable[[Iterable[Path]], Iterable[Path]]) -> "Removal":
         """Also remove what `more` returns for the GGUF files."""
@@ -62,18 +70,32 @@ def find_removal(name: str, cache: Path | None = None) -> Removal:
     if not models:
         names = ", ".join(model.name for model in listed) or "none"
         raise ModelNotFound(f"{name} is not on this machine; here are {names}")
-    paths = dict.fromkeys(path for model in models for path in _paths(model, models_dir(cache)))
-    weights = {path for model in models for path in _weights(model)}
-    stays = [f"{path} stays: it is not paceline's" for path in weights if not _is_ours(path, cache)]
-    return Removal(tuple(paths), tuple(weights), tuple(sorted(stays)))
+    return removal_of(models, cache)
 
 
-def _paths(model: Listed, prepared: Path) -> Iterator[Path]:
+def removal_of(models: Sequence[Listed], cache: Path | None = None) -> Removal:
+    """What removing these models removes, which are on this machine."""
+    opened = dict.fromkeys(path for model in models for path in _opened(model))
+    paths = dict.fromkeys(path for model in models for path in _paths(model, cache))
+    links = [path for path in opened if path.parent == models_dir(cache) / LINKS]
+    files = dict.fromkeys(path for model in models for path in _files(model))
+    stays = [path for path in files if path.is_file() and not _is_ours(path, cache)]
+    sources = {path for model in models for path in _sources(model)} - paths.keys()
+    return Removal((*paths, *links), tuple(opened), tuple(stays), tuple(sorted(sources)))
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of the files in a folder; links count nothing."""
+    files = [path] if not path.is_dir() else path.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
+
+
+def _paths(model: Listed, cache: Path | None) -> Iterator[Path]:
     hub_cache = hub.cache_folder()
     if model.folder is not None:
         if model.folder.is_relative_to(hub_cache):
             yield hub_cache / model.folder.relative_to(hub_cache).parts[0]
-        elif model.folder.is_relative_to(prepared):
+        elif model.folder.is_relative_to(models_dir(cache)):
             yield model.folder
     if model.file is not None and model.file.is_relative_to(hub_cache):
         for shard in shards_beside(model.file) or [model.file]:
@@ -81,20 +103,43 @@ def _paths(model: Listed, prepared: Path) -> Iterator[Path]:
             yield shard
 
 
-def _weights(model: Listed) -> Iterator[Path]:
-    if model.folder is not None and (own := model.folder / GGUF_WEIGHTS).is_file():
-        yield own
+def _opened(model: Listed) -> Iterator[Path]:
+    """The GGUF files that engines open, in all likelihood: packed copies are of these."""
     if model.file is not None:
         yield model.file
-    elif model.folder is not None and Path(model.name).is_file():  # named by its file
-        yield Path(model.name)
+    path = _gguf_of(model)
+    if path is not None:
+        yield path
+
+
+def _files(model: Listed) -> Iterator[Path]:
+    """The GGUF files with the model's weights, all shards, where they are used in place."""
+    path = model.file or _gguf_of(model)
+    if path is not None:
+        yield from shards_beside(path) or [path]
+
+
+def _sources(model: Listed) -> Iterator[Path]:
+    """The checkpoint in the hub's cache that a prepared model was converted from."""
+    manifest = _manifest_of(model)
+    if manifest is not None and manifest.source.get("kind") == "checkpoint":
+        folder = f"models--{manifest.source['from'].replace('/', '--')}"
+        if (hub.cache_folder() / folder).is_dir():
+            yield hub.cache_folder() / folder
+
+
+def _gguf_of(model: Listed) -> Path | None:
+    """The GGUF file of a prepared model, in its folder or elsewhere."""
+    manifest = _manifest_of(model)
+    return None if manifest is None or model.folder is None else manifest.gguf(model.folder)
+
+
+def _manifest_of(model: Listed) -> Manifest | None:
+    try:
+        return None if model.folder is None else read_manifest(model.folder)
+    except ModelError:  # broken, or a folder of the hub
+        return None
 
 
 def _is_ours(path: Path, cache: Path | None) -> bool:
     return path.is_relative_to(hub.cache_folder()) or path.is_relative_to(models_dir(cache))
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file, or of the files in a folder; links count nothing."""
-    files = [path] if not path.is_dir() else path.rglob("*")
-    return sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())

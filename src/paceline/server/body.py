@@ -317,6 +317,9 @@ class CompletionBody(GenerationBody):
     logprobs: Logprobs | None = None
     suffix: str = ""
     """The text after the answer, for models that fill in the middle."""
+    continued_tokens: int = Field(default=0, ge=0)
+    """How many tokens at the end of a prompt of token ids are an answer to a chat so far, which is
+    continued: its thoughts are sent apart, as those of a chat's answer."""
     best_of: int | None = None
     prediction: Prediction | None = None
 
@@ -324,6 +327,11 @@ class CompletionBody(GenerationBody):
     def _consistent(self) -> "CompletionBody":
         if self.suffix and self.echo:
             raise ApiError("a prompt with a suffix cannot be echoed", param="echo")
+        if self.continued_tokens and (self.suffix or not all(map(self._is_continued, self.prompt))):
+            raise ApiError(
+                "continued_tokens: expected a prompt of more token ids than these, and no suffix",
+                param="continued_tokens",
+            )
         if self.best_of not in (None, self.n):
             raise ApiError("best_of must equal n", param="best_of")
         if self.stream and self.echo and self.logprobs is not None:
@@ -332,6 +340,9 @@ class CompletionBody(GenerationBody):
                 param="echo",
             )
         return self
+
+    def _is_continued(self, prompt: str | list[int]) -> bool:
+        return not isinstance(prompt, str) and len(prompt) > self.continued_tokens
 
     @property
     def max_answer_tokens(self) -> int | None:

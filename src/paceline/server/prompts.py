@@ -15,6 +15,8 @@ from typing import Any
 from paceline.constraints.call_form import ToolForm
 from paceline.constraints.tool_calls import ToolCall, written_calls
 from paceline.constraints.tool_forms import HERMES, KIMI, tool_form
+from paceline.decoding.reasoning import ReasoningMarks
+from paceline.decoding.text import showing
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import Thinking, TokenBytes, infill_of
 from paceline.options import TEMPLATE_NAMES
@@ -27,6 +29,9 @@ from paceline.server.settings import Settings
 _SAMPLED_CHARACTERS = 16
 """Characters of a long text, for each token of the context, that are tokenized to see whether it
 may fit."""
+
+_OPENING = 32
+"""Tokens at a prompt's end that may have the mark that opens a thought."""
 
 _EFFORT = "reasoning_effort"
 """Template variable of a request's reasoning effort."""
@@ -109,6 +114,26 @@ class Prompts:
                 return tokens
             least = len(tokens)
         raise prompt_too_long(least, self._max_length, at_least=True)
+
+    def continued(self, prompt: Sequence[int], count: int) -> ReasoningMarks:
+        """How to read on in an answer to a chat, whose tokens so far are the last of a prompt."""
+        chat, answer = prompt[:-count], tuple(prompt[-count:])
+        thinking = self.files.thinking()
+        form = thinking.form
+        if form is None:
+            return ReasoningMarks((), (), {}, continued=answer)
+        marks = thinking.tokens_of(form)
+        end = showing(self.files.tokenizer().decode, marks)(chat[-_OPENING:])
+        return ReasoningMarks(
+            form.opens,
+            form.closes,
+            marks,
+            label=form.label,
+            wrap=thinking.wrap,
+            inside=thinking.ends_inside(end),
+            channels=form.channels,
+            continued=answer,
+        )
 
     def min_tokens(self, text: str) -> int:
         """A lower bound of a text's tokens, from tokenizing at most its beginning."""

@@ -185,7 +185,18 @@ class Service:
             else self.prompts.tokens(prompt)
             for prompt in body.prompt
         ]
-        return [ticket for tokens in prompts for ticket in self._requests(body, tokens, answer)]
+        count = body.continued_tokens
+        if count and _constraint(body) is not None:
+            raise ApiError(
+                "continued_tokens: a structured answer cannot be continued",
+                param="continued_tokens",
+            )
+        tickets = []
+        for tokens in prompts:
+            if count:
+                answer = answer._replace(thoughts=self.prompts.continued(tokens, count))
+            tickets += self._requests(body, tokens, answer)
+        return tickets
 
     def _embeddings(self, body: EmbeddingsBody) -> list[BatchRequest]:
         if self.files.facts.pooling is None or FINAL_NORM not in self.model.engine.taps:

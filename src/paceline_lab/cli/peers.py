@@ -13,7 +13,13 @@ from paceline.errors import InvalidRequest
 app = group()
 
 
-@command(app)
+@command(
+    app,
+    examples=(
+        "paceline bench peers --peer llama-cpp-python --rounds 2",
+        "paceline bench peers --peer http://127.0.0.1:8080/v1 --output peers.json",
+    ),
+)
 def peers(
     *,
     peer: Annotated[

@@ -11,7 +11,13 @@ from paceline.cli.options import Output, command, group
 app = group()
 
 
-@command(app)
+@command(
+    app,
+    examples=(
+        "paceline bench report run.json --output report.html",
+        "paceline bench report run.json plan.json --output report",
+    ),
+)
 def report(
     *,
     results: Annotated[

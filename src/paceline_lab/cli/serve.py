@@ -38,7 +38,13 @@ class LoadArguments(ServerLoad):
     max_tokens: MaxTokens = 128
 
 
-@command(app)
+@command(
+    app,
+    examples=(
+        "paceline bench serve --clients 1 --clients 8",
+        "paceline bench serve --url http://127.0.0.1:9000/v1 --rate 2 --output load.json",
+    ),
+)
 def serve(*, load: LoadArguments, result: ResultFile = None, output: Output) -> int:
     """Load a server: paceline's, or another OpenAI-compatible one."""
     from paceline_lab.load.command import bench_serve

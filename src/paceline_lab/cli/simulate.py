@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 app = group()
 
 
-@command(app)
+@command(
+    app,
+    examples=(
+        "paceline bench simulate --texts answers.jsonl --drafter auto --drafter ngram",
+        "paceline bench simulate --texts answers.jsonl --block 5 --block 9 --cost phi-4-mini",
+    ),
+)
 def simulate(
     *,
     texts: Annotated[

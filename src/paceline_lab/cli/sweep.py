@@ -24,7 +24,13 @@ class SweepArguments(MeasurementArguments):
     max_tokens: MaxTokens = 80
 
 
-@command(app)
+@command(
+    app,
+    examples=(
+        "paceline bench sweep --length 372 --length max --rounds 3",
+        "paceline bench sweep --depth 0 --depth 2048 --output depths.json",
+    ),
+)
 def sweep(
     *,
     length: Annotated[

@@ -12,7 +12,13 @@ from paceline.cli.options import Output, command, group
 app = group()
 
 
-@command(app)
+@command(
+    app,
+    examples=(
+        "paceline bench trace trace.jsonl",
+        "paceline bench trace trace.jsonl --output trace.html",
+    ),
+)
 def trace(
     *,
     trace: Annotated[Path, Argument(parser=Path, metavar="FILE", help="a trace")],

@@ -34,7 +34,13 @@ Prompts = Annotated[
 ]
 
 
-@command(app)
+@command(
+    app,
+    examples=(
+        "paceline train prompts --target qwen3-0.6b --out prompts.jsonl",
+        "paceline train prompts --target qwen3-0.6b --count 5000 --seed 1 --out more.jsonl",
+    ),
+)
 def prompts(
     *,
     count: Annotated[int, declare.count(help="prompts to make")] = 1000,
@@ -62,7 +68,13 @@ def prompts(
     return print_report(report, output)
 
 
-@command(app)
+@command(
+    app,
+    examples=(
+        "paceline train answers --target qwen3-0.6b --prompts prompts.jsonl --out answers",
+        "paceline train answers --target qwen3-0.6b --prompts a.jsonl b.jsonl --out answers",
+    ),
+)
 def answers(
     *,
     max_tokens: Annotated[int, declare.count(help="maximum tokens of an answer")] = 256,
@@ -99,7 +111,13 @@ def answers(
     return print_report(report, output)
 
 
-@command(app)
+@command(
+    app,
+    examples=(
+        "paceline train table --target qwen3-0.6b --data answers --out table",
+        "paceline train table --target qwen3-0.6b --prompts prompts.jsonl --out table",
+    ),
+)
 def table(
     *,
     data: Data = None,
@@ -142,7 +160,13 @@ class Schedule:
     evaluate_every: Annotated[int, declare.count(help="steps")] = 500
 
 
-@command(app)
+@command(
+    app,
+    examples=(
+        "paceline train mtp --target qwen3-0.6b --data answers --out head",
+        "paceline train mtp --target qwen3-0.6b --data answers --device cuda --out head",
+    ),
+)
 def mtp(
     *,
     data: Data = None,

@@ -1,7 +1,5 @@
 """GGUF files of ollama and LM Studio, used where they are."""
 
-import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,8 @@ from paceline.models.names.other_apps import (
 )
 from paceline.models.prepare import models_dir
 from support.errors import raises
+from support.ollama import MODEL_LAYER, pulled
 
-MODEL_LAYER = "application/vnd.ollama.image.model"
 TENSOR_LAYER = "application/vnd.ollama.image.tensor"
 
 
@@ -36,23 +34,6 @@ def lm_studio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "lmstudio"
     monkeypatch.setattr(other_apps, "_LM_STUDIO_FOLDERS", (str(folder),))
     return folder
-
-
-def pulled(ollama: Path, name: str, content: bytes = b"GGUF", **other: Any) -> Path:
-    """A model as ollama keeps it: `name` is host/namespace/name/tag. Returns its blob."""
-    digest = hashlib.sha256(content + name.encode()).hexdigest()
-    blob = ollama / "blobs" / f"sha256-{digest}"
-    blob.parent.mkdir(parents=True, exist_ok=True)
-    blob.write_bytes(content)
-    manifest = ollama / "manifests" / name
-    manifest.parent.mkdir(parents=True, exist_ok=True)
-    layers = [
-        {"mediaType": MODEL_LAYER, "digest": f"sha256:{digest}", "size": len(content)},
-        {"mediaType": "application/vnd.ollama.image.template", "digest": "sha256:x", "size": 1},
-    ]
-    value = {"schemaVersion": 2, "config": {"digest": "sha256:y"}, "layers": layers, **other}
-    manifest.write_text(json.dumps(value))
-    return blob
 
 
 def test_ollamas_models_have_its_names(ollama: Path):

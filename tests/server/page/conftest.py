@@ -14,8 +14,12 @@ from support.waiting import PATIENCE
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
-EXPECTED = re.compile("failed: .*/completions|Failed to load resource: .* status of 40[014] ")
-"""What Stop does, and what the browser says of a request that was refused."""
+EXPECTED = re.compile(
+    "failed: .*/completions|"
+    "Failed to load resource: (.* status of 40[014] |net::ERR_(CONNECTION_REFUSED|INCOMPLETE))"
+)
+"""What Stop does, and what the browser says of a request that was refused, or of a server that is
+gone."""
 
 
 @pytest.fixture(scope="module")

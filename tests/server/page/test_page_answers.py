@@ -137,24 +137,6 @@ def test_settings_are_sent_if_they_are_filled_in_and_stay_in_the_browser(
     assert page.get_by_label("System prompt").input_value() == "Be brief."
 
 
-def test_a_cut_answer_says_so_and_continues_from_its_tokens(page: "Page", server: Running):
-    opened(page, server.url)
-    ask(page, tokens=20)
-    ended(page)
-    assert "cut" in note(page)
-    with page.expect_request("**/v1/completions") as request:
-        page.get_by_role("button", name="Continue").click()
-    until(page, "document.getElementById('stop').hidden")
-    server.rest()
-    prompt = request.value.post_data_json["prompt"]
-    chat = [{"role": "user", "content": REPEATED}]
-    begun = server.model.generate(chat, max_tokens=20, drafter="none")
-    assert prompt == [*server.model.tokens(chat), *begun.token_ids]
-    rest = server.model.generate(prompt, max_tokens=20, drafter="none")
-    assert words(page).split() == (begun.text + rest.text).split()
-    assert page.locator(".model").count() == 1
-
-
 def test_stop_cancels_the_request_and_the_chat_continues(page: "Page", slow: Running):
     opened(page, slow.url)
     ask(page, tokens=300)
@@ -244,7 +226,7 @@ def test_the_keyboard_is_enough(page: "Page", slow: Running):
         assert len(reached) < 20
     # The buttons of the two messages, the log, the list of chats, and the head.
     expected = ["Continue", "Regenerate", "Copy", "Delete", "Edit", "Copy", "log"]
-    expected += ["delete-all", "export-all", "export-json", "export-markdown"]
+    expected += ["import", "delete-all", "export-all", "export-json", "export-markdown"]
     assert reached[: len(expected)] == expected
     assert reached[-4:] == ["search", "show-panel", "new", "show-history"]
     page.locator("#show-panel").focus()

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.browser import REPEATED, alert, ended, note, opened, send, until
+from support.browser import REPEATED, alert, ask, ended, note, opened, send, until
 from support.scripted import always, engine_of
 from support.server import Running
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
 
 @pytest.fixture
@@ -106,6 +106,106 @@ def test_a_chat_is_exported(talking: "Page", tmp_path: Path):
     chat = json.loads((tmp_path / "Name-a-river.json").read_text(encoding="utf-8"))
     assert [message["content"] for message in chat["messages"]] == ["Name a river.", "The Danube."]
     assert json.loads((tmp_path / "chats.json").read_text(encoding="utf-8")) == [chat]
+
+
+def titled(page: "Page", title: str) -> "Locator":
+    return page.get_by_role("button", name=title, exact=True)
+
+
+def test_a_chat_is_renamed_and_keeps_its_title(talking: "Page"):
+    page = talking
+    titled(page, "Name a river.").dblclick()
+    page.keyboard.type("Nothing")
+    page.keyboard.press("Escape")
+    titles(page, ["Name a river."])
+    assert page.get_by_label("Message", exact=True).input_value() == ""
+    page.get_by_role("button", name="Rename Name a river.").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.type("  Rivers ")
+    page.keyboard.press("Enter")
+    titles(page, ["Rivers"])
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Rename Rivers"
+    send(page, "And a lake.")
+    ended(page, 2)
+    page.locator(".user").first.hover()
+    page.locator(".user").first.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edited message").fill("Name a sea.")
+    page.keyboard.press("Enter")
+    titles(page, ["Rivers", "Rivers"])
+    ended(page)
+    page.reload()
+    titles(page, ["Rivers", "Rivers"])
+    titled(page, "Rivers").first.focus()
+    page.keyboard.press("F2")
+    page.keyboard.type("Seas")
+    page.locator("#search").click()
+    titles(page, ["Seas", "Rivers"])
+
+
+def test_exported_chats_are_imported_once(talking: "Page", tmp_path: Path):
+    page = talking
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export all chats").click()
+    download.value.save_as(tmp_path / "chats.json")
+    picker = page.locator("#import-picker")
+    page.get_by_role("button", name="New chat").click()
+    picker.set_input_files(tmp_path / "chats.json")
+    until(page, "document.querySelector('.model .words')?.innerText === 'The Danube.'")
+    titles(page, ["Name a river."])
+    page.get_by_role("button", name="Delete all chats").click()
+    titles(page, [])
+    picker.set_input_files(tmp_path / "chats.json")
+    titles(page, ["Name a river."])
+    until(page, "document.querySelector('.model .words')?.innerText === 'The Danube.'")
+    page.reload()
+    titled(page, "Name a river.").click()
+    send(page, "And a lake.")
+    ended(page, 2)
+    assert page.locator(".user .words").all_text_contents() == ["Name a river.", "And a lake."]
+
+
+def test_a_damaged_or_foreign_file_is_not_imported(talking: "Page"):
+    page = talking
+    chat = '{"title": "a", "changed": "2026-01-01", "messages": [{"role": "user", "content": %s}]}'
+    texts = {
+        "none": "no JSON",
+        "cut": '[{"title": "cut off", "mess',
+        "empty": "[]",
+        "null": "null",
+        "foreign": '{"openai": []}',
+        "number": chat % "1",
+        "second": json.dumps([json.loads(chat % '"b"'), json.loads(chat % "null")]),
+    }
+    for name, text in texts.items():
+        file = {"name": name, "mimeType": "application/json", "buffer": text.encode()}
+        page.locator("#import-picker").set_input_files([file])
+        alert(page, f"{name} is not imported")
+    titles(page, ["Name a river."])
+    assert page.locator("article").count() == 2
+
+
+def test_drafted_tokens_are_tinted_after_a_reload(page: "Page", server: Running):
+    opened(page, server.url)
+    page.get_by_label("Show drafted tokens").check()
+    page.get_by_label("Policy").select_option("fixed")
+    ask(page)
+    ended(page)
+    spans = "[...document.querySelectorAll('.model .words span')].map((s) => s.outerHTML)"
+    before = page.evaluate(spans)
+    assert any("drafted by" in span for span in before)
+    page.evaluate(
+        """async () => {
+            const { add } = await import("./storage.js");
+            const messages = [{ role: "assistant", content: "Old." }];
+            await add([{ title: "Old", changed: 1, system: "", messages }]);
+        }"""
+    )
+    page.reload()
+    titled(page, f"{REPEATED[:59]}…").click()
+    until(page, "document.querySelectorAll('.model .words .drafted').length > 0")
+    assert page.evaluate(spans) == before
+    titled(page, "Old").click()
+    until(page, "document.querySelector('.model .words').textContent === 'Old.'")
 
 
 def test_a_full_storage_loses_no_message(talking: "Page"):

@@ -118,6 +118,13 @@ class Thinking:
             return False
         return not bare().startswith(prompt[: last + 1])
 
+    def ends_inside(self, text: str) -> bool:
+        """Whether a text, the end of a rendered prompt, ends with the mark that opens a thought."""
+        form = self.form
+        if form is None or form.channels:
+            return False
+        return text.rstrip().removesuffix(form.label.rstrip()).endswith(form.opens)
+
     def switch(self, on: bool) -> dict[str, Any]:
         """Template variables that turn thinking on or off.
 

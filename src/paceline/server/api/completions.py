@@ -40,6 +40,8 @@ class Completions(ApiRequest[CompletionBody]):
             if self._body.return_token_ids:
                 choice |= {"prompt_token_ids": prompt}
                 choice |= {"token_ids": [piece.token for piece in answer.pieces]}
+            if answer.reasoning:
+                choice["reasoning_content"] = answer.reasoning
             choices.append({**choice, "finish_reason": str(answer.finish_reason)})
         return self._whole(choices, answers)
 
@@ -57,9 +59,11 @@ class Completions(ApiRequest[CompletionBody]):
         """A chunk for a delta."""
         index, pieces = delta.index, delta.pieces
         listed = self._lists_tokens(pieces, logprobs=self._body.logprobs is not None)
-        if not (delta.text or delta.finished or listed):
+        if not (delta.text or delta.reasoning or delta.finished or listed):
             return b""
         choice = self._choice(index, delta.text, pieces)
+        if delta.reasoning:
+            choice["reasoning_content"] = delta.reasoning
         if self._body.return_token_ids and index not in self._sent:
             choice["prompt_token_ids"] = self._prompt(index)[0]
         if delta.finished:

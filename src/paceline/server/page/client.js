@@ -10,7 +10,7 @@ export class ApiError extends Error {
 export async function ask(path, key, more = {}) {
   const headers = { "Content-Type": "application/json", ...(key && { "X-Api-Key": key }) };
   const response = await fetch(path, { headers, ...more }).catch((error) => {
-    throw error.name === "AbortError" ? error : new ApiError("The server does not respond.");
+    throw error.name === "AbortError" ? error : new ApiError("The server does not respond: is it running?");
   });
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
@@ -20,10 +20,13 @@ export async function ask(path, key, more = {}) {
 // Server-sent events, each of one line, as the server writes them.
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  const closed = new ApiError("The connection was closed before the end of the answer.");
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
-    if (done) throw new ApiError("The connection was closed before the end of the answer.");
+    const { done, value } = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : closed;
+    });
+    if (done) throw closed;
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     for (const line of lines) {
@@ -44,7 +47,7 @@ export async function write(body, key, signal, onChunk) {
   for await (const chunk of events(await ask(path, key, post))) {
     if (chunk.error) throw new ApiError(chunk.error.message);
     const [choice] = chunk.choices;
-    const { delta = { content: choice.text }, pieces = [] } = choice;
+    const { delta = { ...choice, content: choice.text }, pieces = [] } = choice;
     answer.text += delta.content ?? "";
     answer.thought += delta.reasoning_content ?? "";
     for (const { index, id, function: part } of delta.tool_calls ?? []) {

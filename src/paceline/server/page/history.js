@@ -1,11 +1,13 @@
-// The list of chats in the browser: search, export, delete.
+// The list of chats in the browser: search, rename, delete, and files of them.
 
 import { announce, at, button, download, element, trouble } from "./dom.js";
-import { composed } from "./files.js";
+import { exported, fileName, imported, markdown } from "./exchange.js";
+import { uncover } from "./panels.js";
 import * as storage from "./storage.js";
 
 let current = null; // the id of the chat on the screen
 let drawn = ""; // what the list shows
+let renaming = false; // the list stays as it is meanwhile
 let handlers = null;
 const deleted = new Set(); // ids
 
@@ -37,22 +39,71 @@ export async function show() {
     const ids = await storage.search(text).catch(() => new Set());
     heads = heads.filter(({ id }) => ids.has(id));
   }
-  if (text !== at("search").value.trim()) return; // a later search is under way
-  const lines = JSON.stringify([current, text, ...heads.map(({ id, title }) => [id, title])]);
-  if (lines === drawn) return; // so that a focus in the list stays
-  drawn = lines;
-  at("none").hidden = heads.length > 0;
-  at("none").textContent = text ? "No chat has this text." : "No chats yet.";
-  at("chats").replaceChildren(...heads.map(item));
+  if (renaming || text !== at("search").value.trim()) return; // a later search is under way
+  const lines = JSON.stringify([text, ...heads.map(({ id, title }) => [id, title])]);
+  if (lines !== drawn) {
+    drawn = lines;
+    at("none").hidden = heads.length > 0;
+    at("none").textContent = text ? "No chat has this text." : "No chats yet.";
+    at("chats").replaceChildren(...heads.map(item));
+  }
+  // The other lines stay as they are, and with them a focus in the list.
+  heads.forEach(({ id }, place) => {
+    const open = at("chats").children[place].firstElementChild;
+    if (id === current) open.setAttribute("aria-current", "true");
+    else open.removeAttribute("aria-current");
+  });
 }
 
 function item(head) {
   const line = element("li");
+  line.dataset.id = head.id;
   const open = button(head.title, () => handlers.open(head.id));
   open.title = when.format(head.changed);
-  if (head.id === current) open.setAttribute("aria-current", "true");
-  line.append(open, button("×", () => remove(head), `Delete ${head.title}`));
+  const begin = () => rename(head, line);
+  open.addEventListener("dblclick", begin);
+  open.addEventListener("keydown", (event) => event.key === "F2" && begin());
+  line.append(
+    open,
+    button("✎", begin, `Rename ${head.title}`),
+    button("×", () => remove(head), `Delete ${head.title}`),
+  );
   return line;
+}
+
+export const isRenaming = () => renaming;
+
+// A field in place of a chat's line. Escape leaves the title as it was.
+function rename({ id, title }, line) {
+  const parts = [...line.children];
+  const field = element("input");
+  field.value = title;
+  field.setAttribute("aria-label", `New title of ${title}`);
+  const end = async (isKept) => {
+    if (!renaming) return; // a field that is removed loses its focus, too
+    renaming = false;
+    const changed = field.value.trim();
+    const focused = document.activeElement === field;
+    line.replaceChildren(...parts);
+    if (focused) parts[1].focus();
+    if (isKept && changed && changed !== title) {
+      await act(async () => {
+        await storage.rename(id, changed);
+        handlers.renamed(id, changed);
+      });
+      if (focused) at("chats").querySelector(`[data-id="${id}"] button:nth-child(2)`)?.focus();
+    } else await show();
+  };
+  field.addEventListener("keydown", (event) => {
+    if ((event.key !== "Escape" && event.key !== "Enter") || event.isComposing) return;
+    event.preventDefault(); // the key is not for the button that gets the focus
+    event.stopPropagation();
+    end(event.key === "Enter");
+  });
+  field.addEventListener("blur", () => end(true));
+  renaming = true;
+  line.replaceChildren(field);
+  field.select();
 }
 
 export function mark(id) {
@@ -91,31 +142,28 @@ async function act(work) {
   }
 }
 
-// A chat as Markdown, thoughts left out.
-export function markdown({ title, system, messages }) {
-  const parts = [`# ${title}`];
-  if (system) parts.push("## System", system);
-  for (const message of messages) {
-    const names = { user: "You", tool: `Result of ${message.name}` };
-    parts.push(`## ${names[message.role] ?? message.model ?? "Model"}`, composed(message));
-    for (const { function: { name, arguments: values } } of message.tool_calls ?? []) {
-      parts.push(`    ${name}(${values})`);
-    }
+// Adds the chats of an exported file, without those that are here already, and opens its first.
+async function importFile(file) {
+  let chats = null;
+  uncover(); // a line about what went wrong is beside the chat
+  try {
+    chats = imported(file.name, await file.text());
+  } catch (error) {
+    return trouble(error);
   }
-  return `${parts.filter(Boolean).join("\n\n")}\n`;
+  await act(async () => {
+    const text = (chat) => JSON.stringify(exported(chat));
+    const known = new Map((await storage.chats()).map((chat) => [text(chat), chat.id]));
+    const added = chats.filter((chat) => !known.has(text(chat)));
+    const ids = await storage.add(added);
+    trouble(null);
+    announce(`Chats imported: ${added.length} of ${chats.length}.`);
+    handlers.open(known.get(text(chats[0])) ?? ids[0]);
+  });
 }
 
-const exported = ({ title, changed, system, messages }) => ({
-  title,
-  changed: new Date(changed).toISOString(),
-  system,
-  messages: messages.map(({ ids: _, ...message }) => message),
-});
-
-const fileName = (title, ending) =>
-  `${title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 40) || "chat"}.${ending}`;
-
-// `open` gets the id of a chat, `removed` that of a deleted one, `chat` gives the one on the screen.
+// `open` gets the id of a chat, `removed` that of a deleted one, `renamed` an id and the new title;
+// `chat` gives the one on the screen.
 export function start({ chat, ...more }) {
   handlers = { chat, ...more };
   let timer = 0;
@@ -137,6 +185,12 @@ export function start({ chat, ...more }) {
     }),
   );
   at("delete-all").addEventListener("click", removeAll);
+  at("import").addEventListener("click", () => at("import-picker").click());
+  at("import-picker").addEventListener("change", async () => {
+    const [file] = at("import-picker").files;
+    if (file) await importFile(file);
+    at("import-picker").value = "";
+  });
   addEventListener("focus", show); // another window may have changed the list
   return show();
 }

@@ -3,15 +3,15 @@
 // Invariants: text is inserted as text, or as Markdown that was sanitised; a request that fails
 // loses no message; the key is not stored.
 
-import { ask } from "./client.js";
-import { at, element, trouble } from "./dom.js";
+import { at, trouble } from "./dom.js";
 import * as files from "./files.js";
 import * as history from "./history.js";
+import { model, refresh } from "./models.js";
 import * as panels from "./panels.js";
 import { receive } from "./receiving.js";
 import { startScrolling, toEnd, whenNear } from "./scrolling.js";
 import { chatFields, key, remember, sampling } from "./settings.js";
-import { load } from "./storage.js";
+import { load, newId } from "./storage.js";
 import { AnswerView, UserView, copying } from "./turns.js";
 
 let chat = blank();
@@ -20,18 +20,11 @@ let stopper = null; // aborts the answer in progress
 
 const STORE_MS = 3000; // between two times that a growing answer is stored
 
-function newId() {
-  return crypto.getRandomValues(new Uint32Array(4)).join("-");
-}
-
 function blank() {
   return { id: newId(), title: "", system: "", messages: [] };
 }
 
 // -- messages ------------------------------------------------------------------------------------
-
-const modelName = () =>
-  (at("models").hidden ? at("model").textContent : at("choice").value).trim() || "Model";
 
 function show(message) {
   const view =
@@ -111,7 +104,7 @@ function offer() {
     }
     if (!stopper && last && message.role === "assistant") {
       actions.push(["Regenerate", () => act(() => instead(place, []))]);
-      if (message.ids) actions.push(["Continue", () => act(() => resume(view))]);
+      if (message.next) actions.push(["Continue", () => act(() => resume(view))]);
     }
     view.act(actions);
   });
@@ -128,7 +121,7 @@ function edit(view, place) {
       const asked = chat;
       const { id, version, title } = asked;
       if (branches) Object.assign(asked, { id: newId(), version: undefined });
-      if (place === 0) asked.title = "";
+      if (place === 0 && !asked.named) asked.title = "";
       if (!(await instead(place, [edited]))) Object.assign(asked, { id, version, title });
     });
   }, branches ? "The chat as it is now stays in the list." : "");
@@ -169,13 +162,13 @@ async function answer() {
     trouble(error);
     return false;
   }
-  const message = { role: "assistant", content: "", model: modelName() };
+  const message = { role: "assistant", content: "", model: model() || "Model" };
   const view = show(message);
   view.draw(false);
   offer();
   toEnd();
   const received = await receive(body, message, view, stopper.signal, () => kept(asked, message));
-  if (received?.text || received?.timings) {
+  if (received?.tokens || received?.timings) {
     add(asked, message);
     await history.save(asked);
     return true;
@@ -194,7 +187,7 @@ let stored = 0; // when a growing answer was stored
 
 // Stores an answer while it grows, now and then: the page may be closed before its end.
 function kept(asked, message) {
-  if (!message.content || performance.now() - stored < STORE_MS) return;
+  if (!(message.content || message.reasoning_content) || performance.now() - stored < STORE_MS) return;
   stored = performance.now();
   add(asked, message);
   history.save(asked);
@@ -204,8 +197,7 @@ function kept(asked, message) {
 async function resume(view) {
   const asked = chat;
   const { message } = view;
-  const body = { ...sampling(), prompt: message.ids, stream: true };
-  if (body.model) body.model = message.model;
+  const body = { ...sampling(), ...message.next, stream: true };
   await receive(body, message, view, stopper.signal, () => kept(asked, message));
   await history.save(asked);
 }
@@ -272,25 +264,19 @@ function newChat() {
 }
 
 async function open(id) {
+  if (id === chat.id && stopper) return; // a second click stops no answer
   const opened = await load(id).catch(() => null);
   if (!opened) return trouble({ message: "The browser no longer has this chat." });
   trouble(null);
   showChat(opened);
   history.mark(id);
   panels.uncover();
-  at("message").focus();
+  if (!history.isRenaming()) at("message").focus();
 }
 
 async function greet() {
   try {
-    const { data } = await (await ask("v1/models", key())).json();
-    const several = data.length > 1;
-    at("choice").replaceChildren(...data.map(({ id }) => element("option", id)));
-    at("choice").value = (data.find(({ status }) => status?.value === "loaded") ?? data[0]).id;
-    at("models").hidden = !several;
-    at("model").hidden = several;
-    at("model").textContent = data[0].id;
-    document.title = several ? "paceline" : `${data[0].id} · paceline`;
+    await refresh(key());
     trouble(null);
   } catch (error) {
     trouble(error);
@@ -336,6 +322,7 @@ async function start() {
     chat: () => chat,
     open,
     removed: (id) => id === chat.id && newChat(),
+    renamed: (id, title) => id === chat.id && Object.assign(chat, { title, named: true }),
   });
   await greet();
 }

@@ -3,8 +3,8 @@
 import { write } from "./client.js";
 import { announce, at, trouble } from "./dom.js";
 import { bars, compared, figures, summary } from "./figures.js";
+import { missing } from "./models.js";
 import { key } from "./settings.js";
-import { pieces } from "./turns.js";
 
 // Draws a view once a frame, and less often where drawing takes long.
 function painter(view) {
@@ -23,24 +23,34 @@ function painter(view) {
   return { next, end: () => cancelAnimationFrame(frame) };
 }
 
+// The text, thoughts and tokens that a message has. A character that was cut comes again, whole.
+function begun(message) {
+  const content = message.content.replace(/\ufffd+$/, "");
+  const tokens = (message.tokens ?? []).map((token) => [...token]);
+  const sum = tokens.reduce((length, [more]) => length + more, 0);
+  if (tokens.length) tokens.at(-1)[0] -= sum - content.length;
+  else if (content) tokens.push([content.length, null]);
+  return { content, thought: (message.reasoning_content ?? "").replace(/\ufffd+$/, ""), tokens };
+}
+
 // Receives an answer into a message, after the text that it has. Returns it, null if nothing came.
 export async function receive(body, message, view, signal, onChunk) {
-  const { content: before } = message;
-  const known = pieces.get(message) ?? (before ? [{ text: before, source: null }] : []);
-  const tokens = [...known];
+  const { content: before, thought, tokens } = begun(message);
+  if (before !== message.content) view.restart();
   const arrived = [];
   const painted = painter(view);
   let answer = null;
-  if (!body.tools) pieces.set(message, tokens);
+  if (!body.tools) message.tokens = tokens; // else some are of calls
+  message.content = before;
   at("bars").hidden = true;
   view.note();
   try {
     await write(body, key(), signal, (current, more) => {
       answer = current;
-      tokens.push(...more);
+      tokens.push(...more.map(({ text, source }) => [text.length, source]));
       arrived.push(...more);
       message.content = before + answer.text;
-      if (answer.thought) message.reasoning_content = answer.thought;
+      if (answer.thought) message.reasoning_content = thought + answer.thought;
       if (answer.calls.length) message.tool_calls = answer.calls;
       painted.next();
       figures(answer);
@@ -49,19 +59,27 @@ export async function receive(body, message, view, signal, onChunk) {
     const plain = comparing() ? await again(body, answer, view, signal) : null;
     message.note = summary(answer, plain);
   } catch (error) {
-    if (error.name !== "AbortError") trouble(error);
+    if (error.status === 404) trouble(await missing(error, body.model, key()));
+    else if (error.name !== "AbortError") trouble(error);
     if (answer) {
       message.note = answer.timings ? summary(answer) : `Stopped after ${answer.tokens} tokens`;
     }
   }
   painted.end();
   if (answer) {
-    delete message.ids;
-    const cut = answer.reason === null || answer.reason === "length";
-    if (answer.reason === "length") message.note += " · cut at the longest answer";
-    if (cut && answer.text && !answer.calls.length) {
+    const { ids, prompt, reason } = answer;
+    delete message.next;
+    if (reason === "length") {
+      message.note += ` · cut ${message.content ? "" : "in its thoughts, "}at the longest answer`;
+    }
+    if ((reason === null || reason === "length") && ids.length && !answer.calls.length) {
       // It can go on from its tokens; text that waited for the next token comes again.
-      message.ids = [...(body.prompt ?? answer.prompt), ...answer.ids];
+      message.next = {
+        model: body.model,
+        prompt: [...(body.prompt ?? prompt), ...ids],
+        continued_tokens: (body.continued_tokens ?? 0) + ids.length,
+        seed: body.seed,
+      };
       message.content = before + arrived.map(({ text }) => text).join("");
     }
     view.draw(true);

@@ -3,6 +3,7 @@
 // Invariants: an empty field is not sent, so that the model's defaults apply; the key is not stored.
 
 import { at } from "./dom.js";
+import { model } from "./models.js";
 import { keep, value } from "./storage.js";
 
 export const LONGEST = 2048; // tokens of an answer, where the field is empty
@@ -28,7 +29,7 @@ export function sampling() {
   const seed = at("seed").valueAsNumber;
   return {
     ...fields,
-    ...(at("models").hidden ? {} : { model: at("choice").value }),
+    ...(model() ? { model: model() } : {}),
     seed: Number.isNaN(seed) ? crypto.getRandomValues(new Uint32Array(1))[0] : seed,
     max_tokens: at("most").valueAsNumber || LONGEST,
     speculation: speculation(),

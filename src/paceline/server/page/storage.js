@@ -1,11 +1,14 @@
 // Chats and settings in the browser (IndexedDB). Nothing of them is sent anywhere.
 //
-// A chat is { id, title, changed, system, messages }; its head is the same without messages.
+// A chat is { id, title, named, changed, system, messages }; its head is the same without messages.
+// `named`: the user gave it its title.
 // Invariant: of two windows with one chat, the second to save gets a copy: neither loses a message.
 
 const HEADS = "heads";
 const CHATS = "chats";
 const VALUES = "values";
+
+export const newId = () => crypto.getRandomValues(new Uint32Array(4)).join("-");
 
 let opening = null;
 
@@ -61,15 +64,40 @@ export function chats() {
 // Saves a chat as it is now, and gives it a new id if another window has saved it meanwhile.
 export function save(chat) {
   chat.changed = Date.now();
-  const version = crypto.getRandomValues(new Uint32Array(2)).join("-");
+  const version = newId();
   return transaction([HEADS, CHATS], "readwrite", async (headStore, chatStore) => {
     const stored = await result(headStore.get(chat.id));
     if (stored && stored.version !== chat.version) chat.id = version;
+    else if (stored?.named) Object.assign(chat, { title: stored.title, named: true });
     chat.version = version;
     const { messages, ...head } = chat;
     headStore.put(head);
     chatStore.put({ ...head, messages });
   });
+}
+
+// Adds chats under new ids, which it returns: all of them or, if it throws, none.
+export function add(chats) {
+  const entries = chats.map((chat) => ({ ...chat, id: newId(), version: newId() }));
+  return transaction([HEADS, CHATS], "readwrite", async (headStore, chatStore) => {
+    for (const { messages, ...head } of entries) {
+      headStore.put(head);
+      chatStore.put({ ...head, messages });
+    }
+    return entries.map(({ id }) => id);
+  });
+}
+
+// Gives a chat another title. Its place in the list stays.
+export function rename(id, title) {
+  return transaction([HEADS, CHATS], "readwrite", (...stores) =>
+    Promise.all(
+      stores.map(async (store) => {
+        const entry = await result(store.get(id));
+        if (entry) await result(store.put({ ...entry, title, named: true }));
+      }),
+    ),
+  );
 }
 
 export function remove(id) {

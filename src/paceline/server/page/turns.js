@@ -5,9 +5,6 @@
 import { button, copy, element } from "./dom.js";
 import { Markdown } from "./markdown.js";
 
-// The tokens of answers since the page was opened, { text, source } each. They are not stored.
-export const pieces = new WeakMap();
-
 class View {
   constructor(message, name, kind) {
     this.message = message;
@@ -111,8 +108,13 @@ export class AnswerView extends View {
   set tinted(tinted) {
     if (tinted === this.#tinted) return;
     this.#tinted = tinted;
-    this.#markdown = this.#rest = null;
+    this.restart();
     if (!this.#waiting) this.draw(true);
+  }
+
+  // The next drawing is of the whole message, not of what is new.
+  restart() {
+    this.#markdown = this.#rest = null;
   }
 
   // Draws what is new; `whole`: the answer does not grow any more.
@@ -155,12 +157,13 @@ export class AnswerView extends View {
       this.#drawn = this.#length = 0;
       this.words.replaceChildren(this.#rest);
     }
-    const tokens = pieces.get(this.message) ?? [];
-    for (const { text, source } of tokens.slice(this.#drawn)) {
+    const { tokens = [] } = this.message;
+    for (const [length, source] of tokens.slice(this.#drawn)) {
+      const text = content.slice(this.#length, this.#length + length);
       const token = element("span", text, source ? "drafted" : "own");
       if (source) token.title = `drafted by ${source}`;
       this.#rest.before(token);
-      this.#length += text.length;
+      this.#length += length;
     }
     this.#drawn = tokens.length;
     this.#rest.data = content.slice(this.#length);
