@@ -20,7 +20,7 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.models import GENERATION, TEMPLATE, TOKENIZER, Progress
 from paceline.storage.coreml import EMBEDDINGS, HEAD, fingerprint_of
 from paceline.storage.files import read_json, sha256_of, write_json, writing
-from paceline.storage.manifest import MANIFEST
+from paceline.storage.manifest import MANIFEST, FileRecord, remember
 from paceline_coreml.conversion.compress import check_patterns, compress
 from paceline_coreml.conversion.conversion_options import (
     BYTES_PER_WEIGHT,
@@ -240,10 +240,7 @@ def _describe(
         for path in out.rglob("*")
         if path.is_file() and path.name not in (MAKING, MANIFEST)
     )
-    files = {
-        name: {"bytes": (out / name).stat().st_size, "sha256": sha256_of(out / name)}
-        for name in names
-    }
+    files = {name: FileRecord((out / name).stat().st_size, sha256_of(out / name)) for name in names}
     value = {
         "kind": KIND,
         "version": VERSION,
@@ -264,7 +261,8 @@ def _describe(
         "weights": {"form": options.weights, "float16": list(options.keep)},
         "layer_shards": [part.entry() for part in parts if part.taps is not None],
         "head_shards": [part.entry() for part in parts if part.taps is None],
-        "fingerprint": fingerprint_of({name: str(file["sha256"]) for name, file in files.items()}),
-        "files": files,
+        "fingerprint": fingerprint_of({name: file.sha256 for name, file in files.items()}),
+        "files": {name: asdict(file) for name, file in files.items()},
     }
     write_json(out / MANIFEST, value)
+    remember(out, files)

@@ -29,9 +29,9 @@ from paceline_coreml.engine.flops import Work, work_of
 from paceline_coreml.engine.packages import (
     DEFAULT_UNITS,
     REHEARSED,
+    PackageOpener,
     Packages,
     on_a_mac,
-    open_packages,
 )
 from paceline_coreml.engine.work_report import as_dict, tables
 
@@ -137,12 +137,13 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         sizes = artifact.functions or range(1, artifact.rows + 1)
         chosen = [artifact.rows] if settings.min_rows > 1 else sorted(sizes)
         tables = np.load(folder / ROTARY)
+        opener = PackageOpener(artifact, units=units, rounding=rounding, say=settings.say)
         opened: dict[str | None, Packages] = {}
         self._buckets = []
         for rows in chosen:
             function = f"t{rows}" if artifact.functions else None
             if function not in opened:
-                opened[function] = open_packages(artifact, function, units, rounding)
+                opened[function] = opener.open_all(function)
             self._buckets.append(Bucket(artifact, opened[function], rows, tables))
         tokens = settings.cache_tokens or _DEFAULT_SEQUENCES * artifact.slots
         # A sequence's slots are its states, allocated at once: a KV block is a whole context.

@@ -7,7 +7,6 @@ causes it. `run_engine` runs the same texts in the engine. Independent of torch.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +19,14 @@ from paceline.storage.coreml import EMBEDDINGS
 from paceline_coreml.engine.artifact import ROTARY, Artifact, Shard
 from paceline_coreml.engine.engine import CoreMlEngine
 from paceline_coreml.engine.inputs import CallInputs
-from paceline_coreml.engine.packages import Package, open_package
+from paceline_coreml.engine.packages import Package, PackageOpener
 from paceline_coreml.golden.texts import Text
 
 Floats = npt.NDArray[np.float32]
 
 
 class PackageOptions(NamedTuple):
-    """Options of `open_package`."""
+    """Options of a `PackageOpener`."""
 
     units: str
     rounding: str
@@ -100,17 +99,18 @@ def run_shards(
         for width in inputs
         for text, embeddings in zip(texts, embed(artifact, texts).values(), strict=True)
     ]
+    opener = PackageOpener(artifact, units=options.units, rounding=options.rounding)
     count = len(artifact.layer_shards) + len(artifact.head_shards)
     label = f"running {artifact.name} shard by shard"
     with progress.task(label, count, unit="packages") as reach:
         for done, shard in enumerate(artifact.layer_shards):
-            for width, package in _packages(artifact, shard, list(inputs), options):
+            for width, package in _packages(opener, artifact, shard, list(inputs)):
                 for run in runs:
                     if run.width == width:
                         run.add(_run(package, run.stream, width, inputs[width]), artifact, shard)
             reach(done + 1)
         for done, shard in enumerate(artifact.head_shards, start=len(artifact.layer_shards)):
-            for width, package in _packages(artifact, shard, list(inputs), options):
+            for width, package in _packages(opener, artifact, shard, list(inputs)):
                 for run in runs:
                     if run.width == width:
                         run.logits.append(_run(package, run.stream, width, None)["logits"])
@@ -149,19 +149,14 @@ def _stream(artifact: Artifact, embeddings: Floats) -> Floats:
 
 
 def _packages(
-    artifact: Artifact, shard: Shard, widths: Sequence[int], options: PackageOptions
+    opener: PackageOpener, artifact: Artifact, shard: Shard, widths: Sequence[int]
 ) -> Iterator[tuple[int, Package]]:
     """The package per number of rows: one for all, unless it has static functions."""
-    path = artifact.folder / shard.path
     package: Package | None = None
     for width in widths:
         if artifact.functions:
-            package = _open(path, f"t{width}", options)
-        yield width, package or (package := _open(path, None, options))
-
-
-def _open(path: Path, function: str | None, options: PackageOptions) -> Package:
-    return open_package(path, function=function, units=options.units, rounding=options.rounding)
+            package = opener.open(shard.path, f"t{width}")
+        yield width, package or (package := opener.open(shard.path, None))
 
 
 def _run(
