@@ -77,7 +77,7 @@ class TextClassifier:
         opener = PackageOpener(artifact, units=units, rounding=rounding)
         self._buckets = {
             rows: _Bucket(
-                opener.open_all(f"t{rows}"),
+                opener.open_all(artifact.function(rows)),
                 np.zeros((1, artifact.stream_size, rows, 1), np.float32),
             )
             for rows in functions

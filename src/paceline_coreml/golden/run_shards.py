@@ -71,9 +71,10 @@ def outputs_of(artifact: Artifact) -> list[LayerOutput]:
 
 
 def call_widths(artifact: Artifact) -> list[int]:
-    """Numbers of rows that a call can have, the engine's first."""
-    others = artifact.functions or range(1, artifact.rows)
-    return [artifact.rows, *sorted(set(others) - {artifact.rows})]
+    """Numbers of rows of the engine's calls, those in decode first, and of some others."""
+    first = artifact.decode_rows
+    others = artifact.functions or (*range(1, first), artifact.rows)
+    return [first, *sorted({*others} - {first})]
 
 
 def embed(artifact: Artifact, texts: Sequence[Text]) -> dict[str, Floats]:
@@ -154,9 +155,9 @@ def _packages(
     """The package per number of rows: one for all, unless it has static functions."""
     package: Package | None = None
     for width in widths:
-        if artifact.functions:
-            package = opener.open(shard.path, f"t{width}")
-        yield width, package or (package := opener.open(shard.path, None))
+        if package is None or artifact.function(width) is not None:
+            package = opener.open(shard.path, artifact.function(width))
+        yield width, package
 
 
 def _run(
@@ -180,6 +181,7 @@ def _run(
     return {name: np.concatenate(blocks) for name, blocks in parts.items()}
 
 
+PROMPT = "the engine, a prompt"
 WHOLE = "the engine, whole texts"
 SINGLE = "the engine, single tokens"
 REJECTED = "the engine, with rejected rows"
@@ -190,18 +192,21 @@ def run_engine(
 ) -> dict[str, dict[str, ArtifactOutput]]:
     """Outputs of the engine for whole texts, for single tokens, and with rejected rows.
 
-    A call always has the artifact's number of rows, so a single token is padded. The layer outputs
-    are the taps.
+    A call always has its role's number of rows, so a single token is padded. If prompts have calls
+    of other rows, outputs for a prompt as well. The layer outputs are the taps.
     """
     settings = EngineSettings(cache_tokens=artifact.slots, taps=artifact.taps)
     engine = CoreMlEngine(artifact.folder, settings, units=options.units, rounding=options.rounding)
-    modes = [WHOLE, SINGLE, *([REJECTED] if artifact.rows > 1 else [])]
+    modes = [WHOLE, SINGLE, *([REJECTED] if artifact.decode_rows > 1 else [])]
+    modes += [PROMPT] if artifact.rows > artifact.decode_rows else []
     outputs: dict[str, dict[str, ArtifactOutput]] = {mode: {} for mode in modes}
     with progress.task(
         f"the engine with {artifact.name}", len(modes) * len(texts), unit="texts"
     ) as reach:
         for done, (mode, text) in enumerate((mode, text) for mode in modes for text in texts):
-            outputs[mode][text.name] = _through(engine, _blocks(mode, text.tokens, artifact))
+            outputs[mode][text.name] = _through(
+                engine, _blocks(mode, text.tokens, artifact), prompt=mode == PROMPT
+            )
             reach(done + 1)
     return outputs
 
@@ -214,27 +219,28 @@ class _Block(NamedTuple):
 
 
 def _blocks(mode: str, tokens: Sequence[int], artifact: Artifact) -> Iterator[_Block]:
-    if mode == WHOLE:
+    rows = artifact.decode_rows
+    if mode in (WHOLE, PROMPT):
         yield _Block(tokens, len(tokens))
     elif mode == SINGLE:
         yield from (_Block([token], 1) for token in tokens)
     else:
         at = number = 0
         while at < len(tokens):
-            kept = min(1 + number % artifact.rows, len(tokens) - at)
+            kept = min(1 + number % rows, len(tokens) - at)
             # The rejected tokens differ from the text's: those would be right even if their KV
             # were read.
-            wrong = [(token + 1) % artifact.vocab_size for token in tokens[: artifact.rows - kept]]
+            wrong = [(token + 1) % artifact.vocab_size for token in tokens[: rows - kept]]
             yield _Block([*tokens[at : at + kept], *wrong], kept)
             at, number = at + kept, number + 1
 
 
-def _through(engine: CoreMlEngine, blocks: Iterator[_Block]) -> ArtifactOutput:
+def _through(engine: CoreMlEngine, blocks: Iterator[_Block], *, prompt: bool) -> ArtifactOutput:
     with closing(engine.open()) as sequence:
         logits: list[Floats] = []
         taps: dict[int, list[Floats]] = {tap: [] for tap in engine.taps}
         for tokens, kept in blocks:
-            result = engine.step([(sequence, Block(tokens, len(tokens)))])
+            result = engine.step([(sequence, Block(tokens, len(tokens), prefill=prompt))])
             logits.append(result.logits[0][:kept].copy())
             for tap, rows in taps.items():
                 rows.append(result.taps[0][tap_name(tap)][:kept])
