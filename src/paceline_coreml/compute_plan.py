@@ -22,6 +22,7 @@ from paceline.errors import ModelError
 from paceline.storage.files import read_json, write_json
 from paceline.storage.processes import python, run_child
 from paceline.storage.validation import validated
+from paceline_coreml.engine.failures import reason_of
 from paceline_coreml.engine.packages import UNITS
 from paceline_coreml.rehearsal.proto import messages
 
@@ -176,8 +177,11 @@ def _main(arguments: Sequence[str]) -> None:
     package, rows, function, units, out = arguments
     work = Path(out).parent
     copy = copy_with_default(Path(package), work / Path(package).name, int(rows), function or None)
-    compiled = ct.models.utils.compile_model(str(copy), str(work / "plan.mlmodelc"))
-    plan = MLComputePlan.load_from_path(compiled, compute_units=ct.ComputeUnit[units])
+    try:
+        compiled = ct.models.utils.compile_model(str(copy), str(work / "plan.mlmodelc"))
+        plan = MLComputePlan.load_from_path(compiled, compute_units=ct.ComputeUnit[units])
+    except Exception as error:  # coremltools raises Exception itself, Core ML RuntimeError
+        sys.exit(reason_of(error))
     write_json(Path(out), {"ops": [asdict(op) for op in ops_of(plan, function or "main")]})
 
 

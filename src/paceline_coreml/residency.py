@@ -139,8 +139,9 @@ def evaluate(plan: Plan) -> Verdict:
 
 
 def planned_rows(artifact: Artifact) -> tuple[int, ...]:
-    """Numbers of rows to plan for: one and the maximum, or those of the static functions."""
-    return tuple(sorted(set(artifact.functions or (1, artifact.rows))))
+    """Numbers of rows to plan for: those of the engine's calls and one, or of static functions."""
+    some = (1, artifact.decode_rows, artifact.rows)
+    return tuple(sorted({*(artifact.functions or some)}))
 
 
 def _is_constant(op: PlannedOp) -> bool:
@@ -184,7 +185,7 @@ def _record(artifact: Artifact, units: str, progress: Progress) -> Recording:
     plans: list[Plan] = []
     with progress.task("Core ML's plans", len(calls), unit="plans") as reach:
         for package, rows in calls:
-            function = f"t{rows}" if artifact.functions else None
+            function = artifact.function(rows)
             plans.append(
                 compute_plan.record(artifact.folder, package, rows, function=function, units=units)
             )

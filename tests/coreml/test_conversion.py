@@ -18,6 +18,7 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET
 from paceline.models.files import open_folder
 from paceline.models.manifest import GENERATION
+from paceline.storage import manifest
 from paceline.storage.files import read_json
 from paceline.storage.manifest import MANIFEST
 from paceline_coreml.conversion import convert as conversion
@@ -206,6 +207,13 @@ def test_another_conversion_in_the_same_folder_is_rejected(
     with pytest.raises(InvalidRequest, match="another weights_of"):
         made(source._replace(identity="other"), out, keep=("head",))
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_a_conversion_hashes_each_file_once(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(manifest, "sha256_of", lambda *_: pytest.fail("hashed again"))
+    assert made(source, tmp_path / "out").files
 
 
 def test_a_folder_with_other_things_is_left_alone(source: Source, tmp_path: Path):

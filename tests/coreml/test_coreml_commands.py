@@ -1,6 +1,7 @@
 """Core ML from the command line, with a tiny model that has a real tokenizer."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ import paceline
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest, ModelNotFound
 from paceline.models import check_models, list_models
+from support.fake_mac import COMPILE, PREDICT, REASON, STATE, FakeMac, mac
+from support.server import running
+
+__all__ = ["mac"]
 
 pytestmark = pytest.mark.coreml
 
@@ -132,6 +137,42 @@ def test_several_streams_in_one_call(converted: str, cache: Path):
     streams = [model.stream(prompt, max_tokens=10, drafter="suffix") for prompt in prompts]
     run_together(streams)
     assert [each.result.token_ids for each in streams] == [each.token_ids for each in alone]
+
+
+@pytest.fixture
+def on_a_mac(converted: str, cache: Path, mac: FakeMac, tmp_path: Path) -> Path:
+    """A copy of the model, for Core ML, which compiles it beside itself."""
+    folder = next(model.folder for model in list_models() if model.name == converted)
+    return Path(shutil.copytree(folder, tmp_path / "model"))
+
+
+def next_call(mac: FakeMac, kind: str) -> None:
+    """The next call of a kind fails, and no other."""
+    before = mac.calls.count(kind)
+    mac.fails = lambda _: mac.calls[-1] == kind and mac.calls.count(kind) == before + 1
+
+
+@pytest.mark.parametrize("kind", [COMPILE, STATE, PREDICT])
+def test_generate_ends_in_one_line_when_core_ml_fails(
+    run: Run, on_a_mac: Path, mac: FakeMac, kind: str
+):
+    next_call(mac, kind)
+    code, report, errors = run("generate", PROMPT, "--model", on_a_mac, "--max-tokens", 4)
+    assert (code, report) == (2, None)
+    (line,) = errors.strip().splitlines()
+    assert line.startswith("paceline: ")
+    assert REASON.rstrip(".") in line
+
+
+def test_a_server_fails_one_request_when_core_ml_fails(on_a_mac: Path, mac: FakeMac):
+    body = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+    with running(paceline.load(str(on_a_mac))) as server:
+        expected = server.post("/v1/completions", body).json()["choices"]
+        next_call(mac, PREDICT)
+        failed = server.post("/v1/completions", {**body, "prompt": f"{PROMPT} north"})
+        assert failed.status_code == 500
+        assert REASON.rstrip(".") in failed.json()["error"]["message"]
+        assert server.post("/v1/completions", body).json()["choices"] == expected
 
 
 def test_a_model_for_another_engine_is_rejected(tiny_files: Any, converted: str, cache: Path):

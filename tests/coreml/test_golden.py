@@ -149,15 +149,16 @@ def test_static_functions_pass(checkpoint: Path, tmp_path: Path):
     artifact = convert_tiny(
         checkpoint,
         tmp_path / "artifact",
-        functions=(1, 3),
+        functions=(3, 12),
         taps=(),
         head_rows=VOCAB,
         weights="f16",
     )
     report = check(artifact, checkpoint)
     assert report.passed, report.text
-    assert report.value["ways"][0]["way"] == "calls of 1 rows"
-    assert len(report.value["ways"]) == 4
+    assert report.value["ways"][0]["way"] == "calls of 12 rows"
+    assert report.value["ways"][-1]["way"] == "the engine, a prompt"
+    assert len(report.value["ways"]) == 5
     # Without taps, outputs are the ends of shards.
     assert [place["layer"] for place in report.value["layers"]] == [None, 1, 2]
 

@@ -57,6 +57,7 @@ SMALLER = {
 """For tests with thousands of calls: the time of a call is that of its operations."""
 
 
+FLEXIBLE = {"flexible": True, "rows": 4}
 STATIC = {"functions": (2, 4), "topology": "3"}
 """Options of `tiny_artifact` with a static function for two rows and one for four."""
 
@@ -78,6 +79,8 @@ def tiny_artifact(folder: Path, **options: Any) -> Path:
     from paceline_coreml.conversion.convert import convert
 
     settings: dict[str, Any] = {"topology": "2+1", "head_rows": 100, "slots": 192, **options}
+    if "functions" not in settings:
+        settings = FLEXIBLE | settings
     return convert(
         tiny_source(folder), folder / "artifact", ConversionOptions(**settings), progress=QUIET
     ).folder

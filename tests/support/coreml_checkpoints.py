@@ -99,10 +99,11 @@ def convert_tiny(
         "topology": f"{layers - 1}+1",
         "head_rows": VOCAB // 2,
         "slots": 64,
-        "rows": 3,
         "taps": "all",
         **options,
     }
+    if "functions" not in settings:
+        settings = {"rows": 3, "flexible": True} | settings
     source = Source(
         name="tiny",
         about={"kind": "checkpoint", "from": "tiny"},

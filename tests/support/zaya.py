@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.models import QUIET
-from support.coreml import FACTS
+from support.coreml import FACTS, FLEXIBLE
 
 EXPERTS, LAYERS = 5, 2
 
@@ -60,6 +60,8 @@ def zaya_artifact(folder: Path, **options: Any) -> Path:
     about = {"kind": "checkpoint", "from": "tiny-zaya"}
     source = Source("tiny-zaya", about, "tiny-zaya", checkpoint, tokenizer, None, FACTS)
     settings: dict[str, Any] = {"slots": 64, "weights": "f16", **options}
+    if "functions" not in settings:
+        settings = FLEXIBLE | settings
     return convert(
         source, folder / "artifact", ConversionOptions(**settings), progress=QUIET
     ).folder

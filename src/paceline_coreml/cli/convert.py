@@ -18,14 +18,17 @@ app = group()
 class ConversionArguments:
     """Fields of `ConversionOptions`; None where an option was not given."""
 
-    rows: Annotated[int | None, declare.count(help="maximum rows of a call; default: 4")] = None
+    rows: Annotated[int | None, declare.count(help="maximum rows of a call; default: 8")] = None
     functions: Annotated[
         Any | None,
         Option(
             parser=numbers.Wholes(numbers.COUNT),
             metavar="T,T",
-            help="static functions for these numbers of rows",
+            help="static functions for these numbers of rows; the most are for prompts",
         ),
+    ] = None
+    flexible: Annotated[
+        bool | None, Option("--flexible", help="one function for any number of rows, up to 4")
     ] = None
     slots: Annotated[
         int | None, declare.count(help="context length; default: 2048, or the model's own")

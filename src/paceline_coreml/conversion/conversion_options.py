@@ -6,11 +6,13 @@ from typing import Literal
 from paceline.errors import InvalidRequest
 from paceline_coreml.conversion.compress import FORMS
 from paceline_coreml.conversion.family import Task
+from paceline_coreml.engine.artifact import DECODE_ROWS
 
 BYTES_PER_WEIGHT = {"int8": 1.0, "int8-per-tensor": 1.0, "int4": 0.5, "f16": 2.0}
 """Form of `compress.FORMS` -> size of a weight."""
 
-_ROWS: dict[Task, int] = {"causal-lm": 4, "token-classification": 128}
+_FLEXIBLE_ROWS = 4
+_CLASSIFIER_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,9 @@ class ConversionOptions:
     rows: int = 0
     """Maximum rows per call; 0: the default of the task."""
     functions: tuple[int, ...] = ()
-    """Numbers of rows with static functions; empty: one function with flexible rows."""
+    """Numbers of rows with static functions; empty: the default of the task."""
+    flexible: bool = False
+    """One function for 1 to `rows` rows instead."""
     slots: int = 2048
     """KV cache positions: the longest text, in tokens."""
     topology: str | None = None
@@ -48,6 +52,11 @@ class ConversionOptions:
             raise InvalidRequest(f"rows is {self.rows}; expected 1 or more")
         if self.functions and min(self.functions) < 1:
             raise InvalidRequest(f"functions is {self.functions}; expected numbers of rows")
+        if self.functions and self.flexible:
+            raise InvalidRequest(
+                f"functions are for {', '.join(map(str, self.functions))} rows, and with flexible "
+                "there is one for any number; expected one of the two"
+            )
         if self.functions and self.rows not in (0, max(self.functions)):
             raise InvalidRequest(
                 f"functions are for {', '.join(map(str, self.functions))} rows; expected one for "
@@ -58,13 +67,23 @@ class ConversionOptions:
 def with_defaults(options: ConversionOptions, task: Task) -> ConversionOptions:
     """The options with the task's defaults filled in.
 
+    A language model has one static function, of `DECODE_ROWS` rows; with more `rows`, prompts have
+    a second one. Of a flexible package only the default shape may run on the Neural Engine
+    (coremltools issue 2370), and each shape that runs has a copy of the weights in memory.
+
     A token classifier's longest text is one call, of one of a few fixed lengths. With flexible
-    lengths, two axes of the mask would be flexible; where only the default shape of a flexible
-    package runs on the Neural Engine (coremltools issue 2370), that would be T = 1. Several texts
-    share a call, so fixed lengths waste little.
+    lengths, two axes of the mask would be flexible. Several texts share a call, so fixed lengths
+    waste little. Raises InvalidRequest for a flexible one.
     """
-    rows = options.rows or max(options.functions, default=_ROWS[task])
-    options = replace(options, rows=rows)
-    if task == "causal-lm":
-        return options
-    return replace(options, slots=rows, functions=options.functions or tuple(sorted({1, rows})))
+    if task != "causal-lm" and options.flexible:
+        raise InvalidRequest("flexible is set; expected fixed rows for a model of this task")
+    default = _CLASSIFIER_ROWS if task != "causal-lm" else DECODE_ROWS
+    rows = options.rows or max(
+        options.functions, default=_FLEXIBLE_ROWS if options.flexible else default
+    )
+    if options.flexible:
+        return replace(options, rows=rows)
+    fewer = 1 if task != "causal-lm" else min(DECODE_ROWS, rows)
+    functions = tuple(sorted({*(options.functions or (fewer, rows))}))
+    slots = options.slots if task == "causal-lm" else rows
+    return replace(options, rows=rows, functions=functions, slots=slots)

@@ -20,7 +20,7 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.models import GENERATION, TEMPLATE, TOKENIZER, Progress
 from paceline.storage.coreml import EMBEDDINGS, HEAD, fingerprint_of
 from paceline.storage.files import read_json, sha256_of, write_json, writing
-from paceline.storage.manifest import MANIFEST
+from paceline.storage.manifest import MANIFEST, FileRecord, remember
 from paceline_coreml.conversion.compress import check_patterns, compress
 from paceline_coreml.conversion.conversion_options import (
     BYTES_PER_WEIGHT,
@@ -43,7 +43,10 @@ from paceline_coreml.engine.artifact import KIND, ROTARY, VERSION, Artifact, rea
 MAKING = "making.json"
 
 CONV_SLOTS = 64
-"""Rows of a convolution state: with 2 lags, a block may have up to 62 rows."""
+"""Fewest rows of a convolution state: with 2 lags, a block can be rolled back by up to 62 rows."""
+
+_SLOTS_UNIT = 32
+"""Sizes of states are multiples of this (coremltools issue 2631)."""
 
 _MEGABYTE = 1 << 20
 
@@ -70,16 +73,8 @@ def convert(
         InvalidRequest: the folder holds something else or cannot be written, or the options do not
             fit the model.
     """
-
-    def opened(slots: int) -> Family:
-        return open_family(
-            source.checkpoint, slots=slots, conv_slots=CONV_SLOTS, routing=options.routing
-        )
-
-    family = opened(options.slots)
-    options = with_defaults(options, family.shape.task)
-    if options.slots != family.rope_tables().cos.shape[0]:
-        family = opened(options.slots)
+    model = _opened(source, options)
+    family, options = model.family, model.options
     parts = list(_parts(family, options))
     about = {
         "name": source.name,
@@ -97,7 +92,7 @@ def convert(
         ) as on:
             for done, part in enumerate(parts):
                 if not (out / part.path).exists():
-                    _make(part, family, out, options, temporary)
+                    _make(part, model, out, temporary)
                 on(done + 1)
         embeddings, head = family.embeddings(), family.head()
         np.save(out / EMBEDDINGS, embeddings.numpy().astype(np.float16))
@@ -110,9 +105,35 @@ def convert(
             shutil.copyfile(settings, out / GENERATION)
         if source.template is not None:
             (out / TEMPLATE).write_text(source.template, encoding="utf-8")
-        _describe(out, about, family, options, parts)
+        _describe(out, about, model, parts)
         (out / MAKING).unlink()
     return read_artifact(out)
+
+
+class _Model(NamedTuple):
+    """What is converted, and how."""
+
+    family: Family
+    options: ConversionOptions
+    """With the defaults of the model's task."""
+    sizes: Sizes
+
+
+def _opened(source: Source, options: ConversionOptions) -> _Model:
+    """Open a model for the sizes that it is converted with."""
+
+    def opened(slots: int, conv_slots: int) -> Family:
+        return open_family(
+            source.checkpoint, slots=slots, conv_slots=conv_slots, routing=options.routing
+        )
+
+    shape = opened(options.slots, CONV_SLOTS).shape
+    options = with_defaults(options, shape.task)
+    # A call writes all its rows before it reads, so they and the rows before them need a place.
+    needed = -(-(options.rows + shape.lags) // _SLOTS_UNIT) * _SLOTS_UNIT
+    conv_slots = max(CONV_SLOTS, needed) if shape.lags else CONV_SLOTS
+    sizes = Sizes(options.rows, options.slots, conv_slots, flexible=len(options.functions) != 1)
+    return _Model(opened(options.slots, conv_slots), options, sizes)
 
 
 class _Part(NamedTuple):
@@ -199,11 +220,9 @@ def _begin(out: Path, about: Mapping[str, Any]) -> bool:
     return done
 
 
-def _make(
-    part: _Part, family: Family, out: Path, options: ConversionOptions, temporary: Path | None
-) -> None:
+def _make(part: _Part, model: _Model, out: Path, temporary: Path | None) -> None:
     """Build one package and move it into `out` atomically."""
-    sizes = Sizes(options.rows, options.slots, CONV_SLOTS)
+    family, options, sizes = model
     if part.taps is None:
         program = convert_head(family, *part.span, sizes=sizes)
     else:
@@ -212,7 +231,7 @@ def _make(
     with tempfile.TemporaryDirectory(dir=temporary, prefix="paceline-coreml-") as work:
         package = Path(work) / part.path
         program.save(str(package))
-        if options.functions:
+        if len(options.functions) > 1:
             dynamic, package = package, Path(work) / f"static-{part.path}"
             shapes = {
                 rows: shapes_of(family, sizes, rows, head=part.taps is None)
@@ -226,24 +245,15 @@ def _make(
         beside.rename(out / part.path)
 
 
-def _describe(
-    out: Path,
-    about: Mapping[str, Any],
-    family: Family,
-    options: ConversionOptions,
-    parts: Sequence[_Part],
-) -> None:
+def _describe(out: Path, about: Mapping[str, Any], model: _Model, parts: Sequence[_Part]) -> None:
     """Write the manifest."""
-    shape = family.shape
+    shape, options = model.family.shape, model.options
     names = sorted(
         path.relative_to(out).as_posix()
         for path in out.rglob("*")
         if path.is_file() and path.name not in (MAKING, MANIFEST)
     )
-    files = {
-        name: {"bytes": (out / name).stat().st_size, "sha256": sha256_of(out / name)}
-        for name in names
-    }
+    files = {name: FileRecord((out / name).stat().st_size, sha256_of(out / name)) for name in names}
     value = {
         "kind": KIND,
         "version": VERSION,
@@ -259,12 +269,13 @@ def _describe(
         "slots": options.slots,
         "rows": options.rows,
         "functions": list(options.functions),
-        "ring": CONV_SLOTS if shape.lags else 0,
+        "ring": model.sizes.conv_slots if shape.lags else 0,
         "lags": shape.lags,
         "weights": {"form": options.weights, "float16": list(options.keep)},
         "layer_shards": [part.entry() for part in parts if part.taps is not None],
         "head_shards": [part.entry() for part in parts if part.taps is None],
-        "fingerprint": fingerprint_of({name: str(file["sha256"]) for name, file in files.items()}),
-        "files": files,
+        "fingerprint": fingerprint_of({name: file.sha256 for name, file in files.items()}),
+        "files": {name: asdict(file) for name, file in files.items()},
     }
     write_json(out / MANIFEST, value)
+    remember(out, files)

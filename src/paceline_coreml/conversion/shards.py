@@ -1,4 +1,4 @@
-"""Converts torch layers to a Core ML package: traced with the maximum rows, converted as flexible.
+"""Converts torch layers to a Core ML package: traced with the maximum rows, static or flexible.
 
 Independent of families, folders and manifests. Defines the inputs and outputs of a shard;
 `paceline_coreml.engine` calls it.
@@ -31,6 +31,16 @@ class Sizes:
     """KV cache positions: the longest text."""
     conv_slots: int
     """Rows of a convolution state."""
+    flexible: bool = True
+    """Whether T is 1 to `rows`, instead of `rows` alone."""
+
+    def axis(self) -> Any:
+        """T of a converted program: a number, or a coremltools range."""
+        import coremltools as ct
+
+        if not self.flexible:
+            return self.rows
+        return ct.RangeDim(lower_bound=1, upper_bound=self.rows, default=1)
 
 
 class Layers(nn.Module):
@@ -90,7 +100,7 @@ def shapes_of(family: Family, sizes: Sizes, rows: int, *, head: bool) -> dict[st
 def static_functions(
     package: Path, shapes: Mapping[int, Mapping[str, tuple[int, ...]]], out: Path
 ) -> None:
-    """Save the program as one function `tN` per number of rows N; they share their weights."""
+    """Save a flexible program as one function `tN` per number of rows N, with shared weights."""
     import coremltools as ct
     from coremltools.models.utils import materialize_dynamic_shape_mlmodel
 
@@ -98,6 +108,21 @@ def static_functions(
     functions = {f"t{rows}": dict(sizes) for rows, sizes in shapes.items()}
     with _quiet():
         materialize_dynamic_shape_mlmodel(program, functions, str(out))
+    _drop_function(out, "main", default=next(iter(functions)))
+
+
+def _drop_function(package: Path, name: str, *, default: str) -> None:
+    """Remove a function from a package: the flexible one, which coremltools leaves there."""
+    from coremltools.proto import Model_pb2
+
+    (path,) = package.rglob("*.mlmodel")
+    spec = Model_pb2.Model.FromString(path.read_bytes())
+    del spec.mlProgram.functions[name]
+    described = [function for function in spec.description.functions if function.name != name]
+    del spec.description.functions[:]
+    spec.description.functions.extend(described)
+    spec.description.defaultFunctionName = default
+    path.write_bytes(spec.SerializeToString())
 
 
 def input_shapes(family: Family, sizes: Sizes, rows: Any) -> dict[str, tuple[Any, ...]]:
@@ -132,11 +157,10 @@ def convert_layers(
         ct.StateType(ct.TensorType(shape=buffer.shape, dtype=np.float16), name=name)
         for name, buffer in module.named_buffers()
     ]
-    rows = ct.RangeDim(lower_bound=1, upper_bound=sizes.rows, default=1)
     return _converted(
         module,
         input_shapes(family, sizes, sizes.rows),
-        input_shapes(family, sizes, rows),
+        input_shapes(family, sizes, sizes.axis()),
         outputs=["out_hidden", *(f"tap_{tap}" for tap in taps)],
         states=states,
     )
@@ -147,14 +171,11 @@ def convert_head(family: Family, start: int, end: int, *, sizes: Sizes) -> Any:
 
     A classifier's head has all labels, whatever `start` and `end` are.
     """
-    import coremltools as ct
-
     size = family.shape.stream_size
-    rows = ct.RangeDim(lower_bound=1, upper_bound=sizes.rows, default=1)
     return _converted(
         Head(family, start, end).eval(),
         {"hidden": (1, size, sizes.rows, 1)},
-        {"hidden": (1, size, rows, 1)},
+        {"hidden": (1, size, sizes.axis(), 1)},
         outputs=["logits"],
         states=[],
     )

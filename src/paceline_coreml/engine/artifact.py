@@ -28,6 +28,9 @@ CAUSAL_LM = "causal-lm"
 """Task of a model that predicts the next token."""
 TOKEN_CLASSIFICATION = "token-classification"
 """Task of a model that labels the tokens of a whole text."""
+DECODE_ROWS = 8
+"""Most rows of a call in decode. On the Neural Engine a call of 8 takes as long as one of 3: it
+decodes weights (Anemll, docs/verifier_len.md, 2026-10). A call of 64 would not."""
 ROTARY = "rotary.npy"
 """[2, slots, r] float32: cosines and sines of every position."""
 
@@ -63,9 +66,9 @@ class Artifact:
     vocab_size: Positive
     slots: Positive
     rows: Positive
-    """Most rows of a call."""
+    """Most rows of a call; those of a prompt's calls."""
     functions: tuple[Count, ...]
-    """Numbers of rows N with a static function `tN`; empty: any number up to `rows`."""
+    """Numbers of rows with a static function; empty: any number up to `rows`."""
     ring: Count
     """Size of the ring buffer of a convolution's recent rows."""
     lags: Count
@@ -86,6 +89,20 @@ class Artifact:
     def conv_slots(self) -> int:
         """`ring`, by the name that the engine has for it."""
         return self.ring
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """All numbers of rows that a call can have, ascending."""
+        return tuple(sorted(self.functions or range(1, self.rows + 1)))
+
+    @property
+    def decode_rows(self) -> int:
+        """Rows of the calls of answers and drafts: the most up to `DECODE_ROWS`, or the fewest."""
+        return max((n for n in self.widths if n <= DECODE_ROWS), default=self.widths[0])
+
+    def function(self, rows: int) -> str | None:
+        """Name of the function for `rows` rows; None: packages have one, for all their rows."""
+        return f"t{rows}" if len(self.functions) > 1 else None
 
     @property
     def taps(self) -> tuple[int, ...]:

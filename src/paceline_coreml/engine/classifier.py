@@ -16,7 +16,7 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.coreml import EMBEDDINGS
 from paceline_coreml.engine.artifact import ROTARY, TOKEN_CLASSIFICATION, read_artifact
 from paceline_coreml.engine.inputs import HIDDEN
-from paceline_coreml.engine.packages import Packages, open_packages
+from paceline_coreml.engine.packages import PackageOpener, Packages
 
 Floats = npt.NDArray[np.float32]
 
@@ -74,9 +74,10 @@ class TextClassifier:
         """Most tokens of a text."""
         self._embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r")
         self._cos, self._sin = np.load(folder / ROTARY)
+        opener = PackageOpener(artifact, units=units, rounding=rounding)
         self._buckets = {
             rows: _Bucket(
-                open_packages(artifact, f"t{rows}", units, rounding),
+                opener.open_all(artifact.function(rows)),
                 np.zeros((1, artifact.stream_size, rows, 1), np.float32),
             )
             for rows in functions

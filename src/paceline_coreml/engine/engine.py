@@ -1,9 +1,9 @@
 """Runs a Core ML artifact: shards of layers in order, then shards of the head.
 
-Every call has the artifact's number of rows: a block is split into such calls, and the last one is
-padded. So the same program computes every row, which row invariance needs here;
-`engines/profile.py` measures whether it is enough. With `min_rows` 1 calls use the smallest bucket
-that holds the block.
+Calls of a prompt have the artifact's `rows`, calls of answers and drafts its `decode_rows`: a block
+is split into such calls, and the last one is padded. So the same program computes every row of a
+role, which row invariance needs here; `engines/profile.py` measures whether it is enough. With
+`min_rows` 1 calls use the smallest bucket that holds the block.
 
 Models and input arrays are allocated once, and masks change in place. Every sequence gets new
 states: a NaN in a slot of an earlier sequence would pass through the mask.
@@ -12,14 +12,14 @@ states: a NaN in a slot of an earlier sequence would pass through the mask.
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.types import Best, Block, Logits, tap_name
 from paceline.engines.base import EngineSettings, KVSequence, StepResult
-from paceline.engines.kv_blocks import BlockPool, BlockTable, PooledEngine
+from paceline.engines.kv_blocks import BlockPool, BlockTable, PooledEngine, PrefillTable
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.coreml import EMBEDDINGS
 from paceline.storage.report import Table
@@ -29,9 +29,9 @@ from paceline_coreml.engine.flops import Work, work_of
 from paceline_coreml.engine.packages import (
     DEFAULT_UNITS,
     REHEARSED,
+    PackageOpener,
     Packages,
     on_a_mac,
-    open_packages,
 )
 from paceline_coreml.engine.work_report import as_dict, tables
 
@@ -41,8 +41,11 @@ _DEFAULT_SEQUENCES = 4
 """Default number of open sequences; every one has its own states."""
 
 
-class CoreMlSequence(BlockTable):
-    """A sequence whose convolution states can be rolled back by a limited number of rows."""
+class CoreMlSequence(PrefillTable):
+    """A sequence whose convolution states can be rolled back by a limited number of rows.
+
+    The KV of answers is shareable too if their calls have as many rows as those of prompts.
+    """
 
     def __init__(self, pool: BlockPool, artifact: Artifact) -> None:
         super().__init__(pool, artifact.slots)
@@ -51,6 +54,11 @@ class CoreMlSequence(BlockTable):
             artifact.conv_slots - artifact.lags if artifact.lags else artifact.slots
         )
         self._written = 0
+
+    def ran(self, block: Block) -> None:
+        """Record the block that was run last; see `PrefillTable`."""
+        one_role = self._artifact.decode_rows == self._artifact.rows
+        super().ran(block._replace(prefill=block.prefill or one_role))
 
     def reserve(self, rows: int) -> None:
         """Allocate slots for a block of `rows` rows; see `BlockTable`."""
@@ -134,16 +142,8 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         self._units = units if on_a_mac() else REHEARSED
         self._rounding = rounding
         self._embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r")
-        sizes = artifact.functions or range(1, artifact.rows + 1)
-        chosen = [artifact.rows] if settings.min_rows > 1 else sorted(sizes)
-        tables = np.load(folder / ROTARY)
-        opened: dict[str | None, Packages] = {}
-        self._buckets = []
-        for rows in chosen:
-            function = f"t{rows}" if artifact.functions else None
-            if function not in opened:
-                opened[function] = open_packages(artifact, function, units, rounding)
-            self._buckets.append(Bucket(artifact, opened[function], rows, tables))
+        opener = PackageOpener(artifact, units=units, rounding=rounding, say=settings.say)
+        self._decode, self._prompt = _buckets(artifact, opener, exact=settings.min_rows > 1)
         tokens = settings.cache_tokens or _DEFAULT_SEQUENCES * artifact.slots
         # A sequence's slots are its states, allocated at once: a KV block is a whole context.
         sequences = -(-tokens // artifact.slots)
@@ -178,6 +178,7 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
             logits.append(self._logits[at : at + rows])
             best.append(chosen if block.best else None)
             taps.append(self._run(table, block, logits[-1], best[-1]))
+            table.ran(block)
             at += rows
         in_models = sum(self._parts.values())
         self._parts["inputs"] = perf_counter() - started - in_models
@@ -192,7 +193,8 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
             "units": self._units,
             "rounding": "" if on_a_mac() else self._rounding,
             "system": platform.platform(),
-            "rows": ",".join(str(bucket.rows) for bucket in self._buckets),
+            "rows": ",".join(str(bucket.rows) for bucket in self._decode),
+            "prompt_rows": ",".join(str(bucket.rows) for bucket in self._prompt),
             "min_rows": str(self.min_rows),
             "taps": ",".join(map(str, self.taps)),
         }
@@ -216,11 +218,12 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
     ) -> dict[str, Floats]:
         """Run one sequence's block in as few calls as possible; returns tap name -> [T, d]."""
         states = self._states_of(table)
-        count, most = len(block.tokens), self._buckets[-1].rows
+        buckets = self._prompt if block.prefill else self._decode
+        count, most = len(block.tokens), buckets[-1].rows
         tapped: dict[str, list[Floats]] = {tap_name(tap): [] for tap in self.taps}
         for at in range(0, count, most):
             tokens = block.tokens[at : at + most]
-            bucket = next(bucket for bucket in self._buckets if bucket.rows >= len(tokens))
+            bucket = next(bucket for bucket in buckets if bucket.rows >= len(tokens))
             embeddings = self._embeddings[list(tokens)]
             call = ArtifactCall(bucket, self._parts, states)
             stream, taps = call.layers(embeddings, table.length + at, self.taps)
@@ -243,6 +246,31 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         """The states of a sequence, one per shard of layers; new if it is empty."""
         (number,) = table.blocks(0) or table.blocks(1)
         if table.length == 0:
-            packages = self._buckets[0].packages.layers
+            # Functions of one package may use its states in turn.
+            packages = self._decode[0].packages.layers
             self._states[number] = [package.make_state() for package in packages]
         return self._states[number]
+
+
+class _Buckets(NamedTuple):
+    """Buckets of a role, ascending."""
+
+    decode: Sequence[Bucket]
+    prompt: Sequence[Bucket]
+
+
+def _buckets(artifact: Artifact, opener: PackageOpener, *, exact: bool) -> _Buckets:
+    """Load an artifact's shards, once per function. If `exact`, a role has one number of rows."""
+    most = artifact.decode_rows
+    decode = [most] if exact else [rows for rows in artifact.widths if rows <= most]
+    prompt = [artifact.rows] if exact else artifact.widths
+    tables = np.load(artifact.folder / ROTARY)
+    widths = sorted({*decode, *prompt})
+    opened: dict[str | None, Packages] = {}
+    for function in map(artifact.function, widths):
+        if function not in opened:
+            opened[function] = opener.open_all(function)
+    buckets = {
+        rows: Bucket(artifact, opened[artifact.function(rows)], rows, tables) for rows in widths
+    }
+    return _Buckets([buckets[rows] for rows in decode], [buckets[rows] for rows in prompt])

@@ -72,7 +72,7 @@ def total(parts: Parts) -> PartWork:
 
 
 def work_of(artifact: Artifact) -> Work:
-    """Work of calls of one row and of the most rows, as far as the artifact allows them.
+    """Work of calls of one row and of the most rows in decode, as far as the artifact allows them.
 
     Experts are routed for a few tokens spread over the vocabulary.
 
@@ -80,7 +80,7 @@ def work_of(artifact: Artifact) -> Work:
         ModelError: a shard cannot be rehearsed.
         InvalidRequest: the artifact has too few slots, or is no language model.
     """
-    rows = sorted({1, artifact.rows} & set(artifact.functions or (1, artifact.rows)))
+    rows = sorted({1, artifact.decode_rows} & {*artifact.widths})
     tokens = np.linspace(0, artifact.vocab_size - 1, sum(rows), dtype=int).tolist()
     ends = np.cumsum([0, *rows]).tolist()
     calls = count(artifact, [tokens[start:end] for start, end in pairwise(ends)])
@@ -146,7 +146,7 @@ def _check(artifact: Artifact, rows: Sequence[int]) -> None:
             f"a text of {sum(rows)} tokens does not fit into the {artifact.slots} slots of "
             f"{artifact.folder}; convert it with more"
         )
-    taken = artifact.functions or range(1, artifact.rows + 1)
+    taken = artifact.widths
     if wrong := sorted(set(rows) - set(taken)):
         raise InvalidRequest(
             f"{artifact.folder} takes no calls of {', '.join(map(str, wrong))} rows; expected "
@@ -185,7 +185,7 @@ class _Shard:
 
     def __init__(self, artifact: Artifact, path: str, widths: set[int]) -> None:
         package = read_package(artifact.folder / path)
-        names = {width: f"t{width}" if artifact.functions else None for width in widths}
+        names = {width: artifact.function(width) for width in widths}
         opened = {name: _Opened(package, name) for name in set(names.values())}
         self._opened = {width: opened[name] for width, name in names.items()}
         # Functions of a package share their states.

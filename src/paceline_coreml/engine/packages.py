@@ -4,15 +4,17 @@ Both have `make_state` and `predict`, so callers need not distinguish them.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import InvalidRequest, MissingExtra, ModelError
+from paceline.errors import InvalidRequest
 from paceline_coreml.engine.artifact import Artifact
+from paceline_coreml.engine.compiled import CompiledShards
+from paceline_coreml.engine.core_ml import check_installed, load
+from paceline_coreml.engine.failures import this_mac
 
 UNITS = {
     "cpu-and-ne": "CPU_AND_NE",
@@ -54,51 +56,62 @@ def on_a_mac() -> bool:
     return sys.platform == "darwin"
 
 
-def open_packages(artifact: Artifact, function: str | None, units: str, rounding: str) -> Packages:
-    """Load all shards of an artifact; see `open_package`."""
-    layers, heads = (
-        [
-            open_package(
-                artifact.folder / shard.path, function=function, units=units, rounding=rounding
+class PackageOpener:
+    """Opens the shards of one artifact."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        *,
+        units: str,
+        rounding: str,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Check that shards can run here.
+
+        Args:
+            artifact: the shards.
+            units: one of `UNITS`; the rehearsal ignores it.
+            rounding: "f16" or "f32", for the rehearsal.
+            say: gets a line before Core ML compiles shards, which it does once.
+
+        Raises:
+            InvalidRequest: `units` is unknown.
+            MissingExtra: coremltools is not installed.
+            ModelError: this macOS is too old.
+        """
+        if units not in UNITS:
+            raise InvalidRequest(f"compute units are {units!r}; expected one of {', '.join(UNITS)}")
+        self._artifact, self._units, self._rounding = artifact, UNITS[units], rounding
+        self._compiled: CompiledShards | None = None
+        if on_a_mac():
+            self._mac = this_mac()
+            self._mac.check()
+            check_installed()
+            self._compiled = CompiledShards(artifact, self._mac, say)
+
+    def open(self, path: str, function: str | None) -> Package:
+        """Load a shard, given by its path in the artifact; `function` None: the default one.
+
+        Raises ModelError if it cannot be loaded.
+        """
+        folder = self._artifact.folder
+        if self._compiled is not None:
+            return load(
+                self._compiled, folder, path, function=function, units=self._units, mac=self._mac
             )
-            for shard in shards
-        ]
-        for shards in (artifact.layer_shards, artifact.head_shards)
-    )
-    return Packages(layers, heads)
-
-
-def open_package(path: Path, *, function: str | None, units: str, rounding: str) -> Package:
-    """Load a shard.
-
-    Args:
-        path: the `.mlpackage`.
-        function: name of the function; None: the only one.
-        units: one of `UNITS`; the rehearsal ignores it.
-        rounding: "f16" or "f32", for the rehearsal.
-
-    Raises:
-        InvalidRequest: `units` is unknown.
-        MissingExtra: coremltools is not installed.
-        ModelError: the package cannot be loaded.
-    """
-    if units not in UNITS:
-        raise InvalidRequest(f"compute units are {units!r}; expected one of {', '.join(UNITS)}")
-    if not on_a_mac():
         from paceline_coreml.rehearsal.model import RehearsalModel
 
-        return RehearsalModel(path, function_name=function, rounding=rounding)
-    try:
-        import coremltools as ct
-    except ImportError as error:
-        raise MissingExtra(
-            "running Core ML models needs coremltools; install it with: "
-            "pip install 'paceline[coreml]'"
-        ) from error
-    try:
-        package: Package = ct.models.MLModel(
-            str(path), function_name=function, compute_units=ct.ComputeUnit[UNITS[units]]
+        return RehearsalModel(folder / path, function_name=function, rounding=self._rounding)
+
+    def open_all(self, function: str | None) -> Packages:
+        """Load all shards. Raises ModelError if one cannot be loaded."""
+        artifact = self._artifact
+        if self._compiled is not None:
+            every = (*artifact.layer_shards, *artifact.head_shards)
+            self._compiled.models([shard.path for shard in every])
+        layers, heads = (
+            [self.open(shard.path, function) for shard in shards]
+            for shards in (artifact.layer_shards, artifact.head_shards)
         )
-    except Exception as error:  # Core ML raises RuntimeError and others
-        raise ModelError(f"{path} cannot be loaded by Core ML: {error}") from error
-    return package
+        return Packages(layers, heads)

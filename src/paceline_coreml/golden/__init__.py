@@ -87,7 +87,7 @@ def report(
         raise InvalidRequest(
             f"{opened.name} is for {opened.task}; golden compares models for {CAUSAL_LM}"
         )
-    family = open_family(checkpoint, slots=opened.slots, conv_slots=CONV_SLOTS)
+    family = open_family(checkpoint, slots=opened.slots, conv_slots=opened.ring or CONV_SLOTS)
     check_same_model(opened, family, checkpoint)
     embeddings = family.embeddings().numpy()
     inputs = texts_for(opened, embeddings, tokens)
@@ -104,7 +104,7 @@ def report(
         del reference  # the whole model in float32
     options = PackageOptions(units, rounding)
     by_width = run_shards(opened, inputs, options, progress)
-    blocks = by_width.pop(opened.rows)
+    blocks = by_width.pop(opened.decode_rows)
     ways = [agreement(f"calls of {w} rows", outputs, blocks) for w, outputs in by_width.items()]
     ways += [
         agreement(way, outputs, blocks)
@@ -125,7 +125,7 @@ def report(
         "fingerprint": opened.fingerprint,
         "units": units if on_a_mac() else REHEARSED,
         "rounding": None if on_a_mac() else rounding,
-        "rows": opened.rows,
+        "rows": opened.decode_rows,
         "threshold": threshold,
         "margin": margin,
         "judged_by": "median row" if experts else "worst row",
@@ -140,7 +140,7 @@ def report(
         _for_json(value),
         not faults,
         "\n".join(_lines(opened.name, ways, layers, logits, faults)),
-        [_ways_table(ways, opened.rows), _layers_table(layers, logits)],
+        [_ways_table(ways, opened.decode_rows), _layers_table(layers, logits)],
     )
 
 

@@ -7,7 +7,6 @@ causes it. `run_engine` runs the same texts in the engine. Independent of torch.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +19,14 @@ from paceline.storage.coreml import EMBEDDINGS
 from paceline_coreml.engine.artifact import ROTARY, Artifact, Shard
 from paceline_coreml.engine.engine import CoreMlEngine
 from paceline_coreml.engine.inputs import CallInputs
-from paceline_coreml.engine.packages import Package, open_package
+from paceline_coreml.engine.packages import Package, PackageOpener
 from paceline_coreml.golden.texts import Text
 
 Floats = npt.NDArray[np.float32]
 
 
 class PackageOptions(NamedTuple):
-    """Options of `open_package`."""
+    """Options of a `PackageOpener`."""
 
     units: str
     rounding: str
@@ -72,9 +71,10 @@ def outputs_of(artifact: Artifact) -> list[LayerOutput]:
 
 
 def call_widths(artifact: Artifact) -> list[int]:
-    """Numbers of rows that a call can have, the engine's first."""
-    others = artifact.functions or range(1, artifact.rows)
-    return [artifact.rows, *sorted(set(others) - {artifact.rows})]
+    """Numbers of rows of the engine's calls, those in decode first, and of some others."""
+    first = artifact.decode_rows
+    others = artifact.functions or (*range(1, first), artifact.rows)
+    return [first, *sorted({*others} - {first})]
 
 
 def embed(artifact: Artifact, texts: Sequence[Text]) -> dict[str, Floats]:
@@ -100,17 +100,18 @@ def run_shards(
         for width in inputs
         for text, embeddings in zip(texts, embed(artifact, texts).values(), strict=True)
     ]
+    opener = PackageOpener(artifact, units=options.units, rounding=options.rounding)
     count = len(artifact.layer_shards) + len(artifact.head_shards)
     label = f"running {artifact.name} shard by shard"
     with progress.task(label, count, unit="packages") as reach:
         for done, shard in enumerate(artifact.layer_shards):
-            for width, package in _packages(artifact, shard, list(inputs), options):
+            for width, package in _packages(opener, artifact, shard, list(inputs)):
                 for run in runs:
                     if run.width == width:
                         run.add(_run(package, run.stream, width, inputs[width]), artifact, shard)
             reach(done + 1)
         for done, shard in enumerate(artifact.head_shards, start=len(artifact.layer_shards)):
-            for width, package in _packages(artifact, shard, list(inputs), options):
+            for width, package in _packages(opener, artifact, shard, list(inputs)):
                 for run in runs:
                     if run.width == width:
                         run.logits.append(_run(package, run.stream, width, None)["logits"])
@@ -149,19 +150,14 @@ def _stream(artifact: Artifact, embeddings: Floats) -> Floats:
 
 
 def _packages(
-    artifact: Artifact, shard: Shard, widths: Sequence[int], options: PackageOptions
+    opener: PackageOpener, artifact: Artifact, shard: Shard, widths: Sequence[int]
 ) -> Iterator[tuple[int, Package]]:
     """The package per number of rows: one for all, unless it has static functions."""
-    path = artifact.folder / shard.path
     package: Package | None = None
     for width in widths:
-        if artifact.functions:
-            package = _open(path, f"t{width}", options)
-        yield width, package or (package := _open(path, None, options))
-
-
-def _open(path: Path, function: str | None, options: PackageOptions) -> Package:
-    return open_package(path, function=function, units=options.units, rounding=options.rounding)
+        if package is None or artifact.function(width) is not None:
+            package = opener.open(shard.path, artifact.function(width))
+        yield width, package
 
 
 def _run(
@@ -185,6 +181,7 @@ def _run(
     return {name: np.concatenate(blocks) for name, blocks in parts.items()}
 
 
+PROMPT = "the engine, a prompt"
 WHOLE = "the engine, whole texts"
 SINGLE = "the engine, single tokens"
 REJECTED = "the engine, with rejected rows"
@@ -195,18 +192,21 @@ def run_engine(
 ) -> dict[str, dict[str, ArtifactOutput]]:
     """Outputs of the engine for whole texts, for single tokens, and with rejected rows.
 
-    A call always has the artifact's number of rows, so a single token is padded. The layer outputs
-    are the taps.
+    A call always has its role's number of rows, so a single token is padded. If prompts have calls
+    of other rows, outputs for a prompt as well. The layer outputs are the taps.
     """
     settings = EngineSettings(cache_tokens=artifact.slots, taps=artifact.taps)
     engine = CoreMlEngine(artifact.folder, settings, units=options.units, rounding=options.rounding)
-    modes = [WHOLE, SINGLE, *([REJECTED] if artifact.rows > 1 else [])]
+    modes = [WHOLE, SINGLE, *([REJECTED] if artifact.decode_rows > 1 else [])]
+    modes += [PROMPT] if artifact.rows > artifact.decode_rows else []
     outputs: dict[str, dict[str, ArtifactOutput]] = {mode: {} for mode in modes}
     with progress.task(
         f"the engine with {artifact.name}", len(modes) * len(texts), unit="texts"
     ) as reach:
         for done, (mode, text) in enumerate((mode, text) for mode in modes for text in texts):
-            outputs[mode][text.name] = _through(engine, _blocks(mode, text.tokens, artifact))
+            outputs[mode][text.name] = _through(
+                engine, _blocks(mode, text.tokens, artifact), prompt=mode == PROMPT
+            )
             reach(done + 1)
     return outputs
 
@@ -219,27 +219,28 @@ class _Block(NamedTuple):
 
 
 def _blocks(mode: str, tokens: Sequence[int], artifact: Artifact) -> Iterator[_Block]:
-    if mode == WHOLE:
+    rows = artifact.decode_rows
+    if mode in (WHOLE, PROMPT):
         yield _Block(tokens, len(tokens))
     elif mode == SINGLE:
         yield from (_Block([token], 1) for token in tokens)
     else:
         at = number = 0
         while at < len(tokens):
-            kept = min(1 + number % artifact.rows, len(tokens) - at)
+            kept = min(1 + number % rows, len(tokens) - at)
             # The rejected tokens differ from the text's: those would be right even if their KV
             # were read.
-            wrong = [(token + 1) % artifact.vocab_size for token in tokens[: artifact.rows - kept]]
+            wrong = [(token + 1) % artifact.vocab_size for token in tokens[: rows - kept]]
             yield _Block([*tokens[at : at + kept], *wrong], kept)
             at, number = at + kept, number + 1
 
 
-def _through(engine: CoreMlEngine, blocks: Iterator[_Block]) -> ArtifactOutput:
+def _through(engine: CoreMlEngine, blocks: Iterator[_Block], *, prompt: bool) -> ArtifactOutput:
     with closing(engine.open()) as sequence:
         logits: list[Floats] = []
         taps: dict[int, list[Floats]] = {tap: [] for tap in engine.taps}
         for tokens, kept in blocks:
-            result = engine.step([(sequence, Block(tokens, len(tokens)))])
+            result = engine.step([(sequence, Block(tokens, len(tokens), prefill=prompt))])
             logits.append(result.logits[0][:kept].copy())
             for tap, rows in taps.items():
                 rows.append(result.taps[0][tap_name(tap)][:kept])

@@ -69,7 +69,7 @@ def texts_for(artifact: Artifact, embeddings: Floats, tokens: int) -> list[Text]
         InvalidRequest: `tokens` is too small, or more than the artifact's slots.
         ModelError: the manifest lacks `add_bos`, or the tokenizer cannot be read.
     """
-    longest = max(tokens, _CONTEXT + _LOW_TOKENS + 1) + artifact.rows
+    longest = max(tokens, _CONTEXT + _LOW_TOKENS + 1) + artifact.decode_rows
     if tokens <= _CONTEXT or longest > artifact.slots:
         raise InvalidRequest(
             f"texts of {tokens} tokens cannot be compared; expected more than {_CONTEXT}, and "

@@ -1,9 +1,7 @@
 """Compute units: from the command line to coremltools, on a Mac that is none."""
 
-import enum
-import sys
+import shutil
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -14,8 +12,10 @@ from paceline.cli.options import ComputeUnits
 from paceline.engines import ENGINES, EngineSettings, open_engine
 from paceline.engines.base import COMPUTE_UNITS
 from paceline.errors import InvalidRequest
-from paceline_coreml.engine.packages import DEFAULT_UNITS, UNITS, open_package
-from paceline_coreml.rehearsal.model import RehearsalModel
+from paceline_coreml.engine.packages import DEFAULT_UNITS, UNITS
+from support.fake_mac import FakeMac, mac
+
+__all__ = ["mac"]
 
 NAMES = {
     "all": "ALL",
@@ -23,32 +23,6 @@ NAMES = {
     "cpu-and-gpu": "CPU_AND_GPU",
     "cpu-and-ne": "CPU_AND_NE",
 }
-
-
-class ComputeUnit(enum.Enum):
-    """As coremltools has it."""
-
-    ALL = 1
-    CPU_AND_GPU = 2
-    CPU_ONLY = 3
-    CPU_AND_NE = 4
-
-
-@pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> list[ComputeUnit]:
-    """The compute units that each package is loaded with, by a coremltools that rehearses."""
-    found: list[ComputeUnit] = []
-
-    def model(path: str, *, function_name: str | None, compute_units: ComputeUnit) -> Any:
-        found.append(compute_units)
-        return RehearsalModel(Path(path), function_name=function_name, rounding="f16")
-
-    fake: Any = ModuleType("coremltools")
-    fake.ComputeUnit, fake.models = ComputeUnit, SimpleNamespace(MLModel=model)
-    monkeypatch.setitem(sys.modules, "coremltools", fake)
-    for module in ("engine", "packages"):
-        monkeypatch.setattr(f"paceline_coreml.engine.{module}.on_a_mac", lambda: True)
-    return found
 
 
 def test_every_place_has_the_same_names():
@@ -60,10 +34,11 @@ def test_every_place_has_the_same_names():
 @pytest.mark.coreml
 @pytest.mark.parametrize("units", [None, *NAMES])
 def test_packages_are_loaded_for_the_compute_units_that_were_asked_for(
-    units: str | None, tiny_core_ml: Path, loaded: list[ComputeUnit]
+    units: str | None, tiny_core_ml: Path, mac: FakeMac, tmp_path: Path
 ):
-    engine = open_engine("coreml", tiny_core_ml, 192, EngineSettings(compute_units=units))
-    assert {each.name for each in loaded} == {NAMES[units or "cpu-and-ne"]}
+    artifact = Path(shutil.copytree(tiny_core_ml, tmp_path / "artifact"))
+    engine = open_engine("coreml", artifact, 192, EngineSettings(compute_units=units))
+    assert {*mac.units} == {NAMES[units or "cpu-and-ne"]}
     assert engine.describe()["units"] == (units or "cpu-and-ne")
 
 
@@ -75,15 +50,6 @@ def test_off_a_mac_compute_units_change_nothing(tiny_core_ml: Path):
     ]
     assert engines[0].describe() == engines[1].describe()
     assert engines[0].describe()["units"] == "rehearsed"
-
-
-def test_coremltools_gets_the_compute_units_by_name(
-    loaded: list[ComputeUnit], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    monkeypatch.setattr(sys.modules[__name__], "RehearsalModel", lambda *_, **__: object())
-    for units, name in NAMES.items():
-        open_package(tmp_path, function=None, units=units, rounding="f16")
-        assert loaded[-1].name == name
 
 
 @pytest.mark.parametrize("units", ["", "npu", "CPU_ONLY", "cpu", 3])

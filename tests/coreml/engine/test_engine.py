@@ -118,7 +118,7 @@ def test_parts_of_a_vocabulary_are_compared_as_argmax_does(cuts: list[int]):
 
 def test_calls_always_have_the_artifacts_rows(engine: CoreMlEngine):
     seen: list[int] = []
-    package = engine._buckets[0].packages.layers[0]
+    package = engine._decode[0].packages.layers[0]
     original = package.predict
 
     def watched(data: Any, state: Any = None) -> Any:
@@ -140,9 +140,9 @@ def test_calls_may_have_the_rows_that_they_need(which: str, tiny_core_ml: Path, 
     exact = CoreMlEngine(folder, rounding="f32")
     expected = rows_of(exact, TEXT, [len(TEXT)])
     assert rows_of(engine, TEXT, [9, 1, 4, 3, 6]).tobytes() == expected.tobytes()
-    assert [bucket.rows for bucket in exact._buckets] == [4]
+    assert [bucket.rows for bucket in exact._decode] == [4]
     widths = [2, 4] if which == "static" else [1, 2, 3, 4]
-    assert [bucket.rows for bucket in engine._buckets] == widths
+    assert [bucket.rows for bucket in engine._decode] == widths
     assert engine.describe()["rows"] == ",".join(map(str, widths))
 
 

@@ -1,0 +1,150 @@
+"""Shards as Core ML compiled them, kept between processes: a compilation takes minutes.
+
+Beside the packages, or in the user's cache where the artifact cannot be written:
+
+    compiled/25B78-1a2b3c4d5e6f7a8b/         macOS build, fingerprint of the artifact
+        layers-000-010/model.mlmodelc
+        layers-000-010/files.json            sizes of the files in model.mlmodelc
+
+Knows coremltools only in `_main`, the child process that compiles: the compiler writes to stdout,
+holds the interpreter's lock, and may be killed. Invariants: a shard's folder appears by one rename,
+after its sizes were recorded; one process compiles at a time, and removes what is of other builds
+or contents first.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.errors import ModelError
+from paceline.storage.files import read_json, write_json, writing
+from paceline.storage.processes import python, run_child
+from paceline.storage.system import cache_dir, lock_path
+from paceline_coreml.engine.artifact import Artifact
+from paceline_coreml.engine.failures import Mac, failure, reason_of
+
+MODEL = "model.mlmodelc"
+_FILES = "files.json"
+_MAKING = ".making"
+
+
+class CompiledShards:
+    """The compiled shards of an artifact, for one build of macOS."""
+
+    def __init__(self, artifact: Artifact, mac: Mac, say: Callable[[str], None]) -> None:
+        """`say` gets a line before packages are compiled."""
+        self._artifact, self._mac, self._say = artifact, mac, say
+        beside = os.access(artifact.folder, os.W_OK)
+        above = artifact.folder if beside else cache_dir() / "coreml" / artifact.fingerprint[:16]
+        self.folder = above / "compiled" / f"{mac.build}-{artifact.fingerprint[:16]}"
+        self._compiled_here: set[str] = set()
+
+    def models(self, paths: Sequence[str]) -> list[Path]:
+        """The compiled models of packages, given by their paths in the artifact's folder.
+
+        Raises:
+            ModelError: Core ML cannot compile one.
+            InvalidRequest: they cannot be written.
+        """
+        with writing(self.folder):
+            if not all(map(self._is_whole, paths)):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with self._alone():
+                    self._clean_up()
+                    self._compile([path for path in paths if not self._is_whole(path)])
+        return [self._place(path) / MODEL for path in paths]
+
+    def discard(self, path: str) -> bool:
+        """Remove a package's compiled model, unless it was compiled here. Whether it was removed.
+
+        For one that does not load: a new one may.
+        """
+        if path in self._compiled_here:
+            return False
+        with writing(self.folder), self._alone():
+            shutil.rmtree(self._place(path), ignore_errors=True)
+        return True
+
+    def _place(self, path: str) -> Path:
+        return self.folder / path.removesuffix(".mlpackage")
+
+    def _is_whole(self, path: str) -> bool:
+        """Whether a package's compiled model is here, with files of the recorded sizes."""
+        place = self._place(path)
+        try:
+            return read_json(place / _FILES) == _sizes(place / MODEL) != {}
+        except (ModelError, OSError):
+            return False
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait until no other process compiles this artifact."""
+        release = lock_path(self.folder.parent, wait=False)
+        if release is None:
+            self._say(f"waiting for another process that compiles {self._artifact.name}")
+            release = lock_path(self.folder.parent, wait=True)
+        if release is None:
+            raise ModelError(
+                f"{self.folder.parent} cannot be locked; move {self._artifact.folder} to a disk of "
+                "this machine"
+            )
+        try:
+            yield
+        finally:
+            release()
+
+    def _clean_up(self) -> None:
+        """Remove what other builds and contents left, and half-written compilations."""
+        for other in self.folder.parent.iterdir():
+            if other != self.folder:
+                shutil.rmtree(other, ignore_errors=True)
+        for place in self.folder.iterdir():
+            if not self._is_whole(f"{place.name}.mlpackage"):
+                shutil.rmtree(place, ignore_errors=True)
+
+    def _compile(self, paths: Sequence[str]) -> None:
+        if not paths:
+            return
+        self._say(
+            f"compiling {len(paths)} packages of {self._artifact.name}, once for this version of "
+            "macOS"
+        )
+        packages = [str(self._artifact.folder / path) for path in paths]
+        ended = run_child(python("-m", __name__, str(self.folder), *packages))
+        self._compiled_here |= {path for path in paths if self._is_whole(path)}
+        missing = next((path for path in paths if path not in self._compiled_here), None)
+        if missing is not None:
+            raise failure("compile", self._artifact.folder / missing, self._mac, ended.reason)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Relative path -> bytes, of all files below a folder."""
+    return {
+        path.relative_to(folder).as_posix(): path.stat().st_size
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def _main(arguments: Sequence[str]) -> None:
+    """The child process: compile packages into a folder; the last line of output is the reason."""
+    import coremltools as ct
+
+    folder, *packages = map(Path, arguments)
+    making = folder / _MAKING
+    for package in packages:
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir()
+        try:
+            ct.models.utils.compile_model(str(package), str(making / MODEL))
+        except Exception as error:  # coremltools raises Exception itself, Core ML RuntimeError
+            sys.exit(reason_of(error))
+        write_json(making / _FILES, _sizes(making / MODEL))
+        making.rename(folder / package.stem)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

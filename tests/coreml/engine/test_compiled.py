@@ -1,0 +1,173 @@
+"""Compiled shards are kept, and what is no whole compilation is not used; see `fake_mac.py`."""
+
+import os
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import InvalidRequest, ModelError
+from paceline.storage import manifest
+from paceline.storage.files import read_json
+from paceline.storage.system import cache_dir, lock_path
+from paceline_coreml.engine import compiled
+from paceline_coreml.engine.artifact import read_artifact
+from paceline_coreml.engine.compiled import CompiledShards
+from paceline_coreml.engine.failures import Mac
+from paceline_coreml.engine.packages import PackageOpener, Packages
+from support.errors import raises
+from support.fake_mac import COMPILE, LOAD, FakeMac, mac
+from support.waiting import PATIENCE, until
+
+pytestmark = pytest.mark.coreml
+
+__all__ = ["mac"]
+
+PACKAGES = 4
+
+
+@pytest.fixture
+def artifact(tiny_core_ml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An artifact that a test may change, of whose files no checksum is known."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    return Path(shutil.copytree(tiny_core_ml, tmp_path / "artifact"))
+
+
+def opened(folder: Path, said: list[str] | None = None) -> Packages:
+    say = [].append if said is None else said.append
+    opener = PackageOpener(read_artifact(folder), units="cpu-and-ne", rounding="f16", say=say)
+    return opener.open_all(None)
+
+
+def kept(folder: Path) -> Iterator[Path]:
+    """Folders of the compiled shards of the only build."""
+    (build,) = (folder / "compiled").iterdir()
+    yield from build.iterdir()
+
+
+def test_the_second_load_compiles_and_hashes_nothing(
+    artifact: Path, mac: FakeMac, monkeypatch: pytest.MonkeyPatch
+):
+    hashed: list[Path] = []
+    sha256_of = manifest.sha256_of
+
+    def counted(path: Path, *more: Any) -> str:
+        hashed.append(path)
+        return sha256_of(path, *more)
+
+    monkeypatch.setattr(manifest, "sha256_of", counted)
+    said: list[str] = []
+    opened(artifact, said)
+    fresh = len(mac.calls) + len(hashed)
+    assert Counter(mac.calls) == {COMPILE: PACKAGES, LOAD: PACKAGES}
+    assert len(hashed) == len(read_artifact(artifact).files)
+    assert len(said) == 1
+    mac.again()
+    hashed.clear()
+    opened(artifact, said)
+    assert mac.calls == [LOAD] * PACKAGES
+    assert hashed == []
+    assert len(said) == 1
+    assert fresh >= 2 * len(mac.calls)
+
+
+def test_another_build_of_macos_compiles_again_and_replaces_the_old(artifact: Path, mac: FakeMac):
+    opened(artifact)
+    mac.again()
+    mac.system = Mac("26.2", "25C56")
+    opened(artifact)
+    assert Counter(mac.calls) == {COMPILE: PACKAGES, LOAD: PACKAGES}
+    (build,) = (artifact / "compiled").iterdir()
+    assert build.name.startswith("25C56-")
+
+
+def cut(place: Path) -> None:
+    """Half of a file."""
+    path = next((place / "model.mlmodelc").rglob("*.mlmodel"))
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def lose(place: Path) -> None:
+    next((place / "model.mlmodelc").rglob("*.bin")).unlink()
+
+
+def unfinished(place: Path) -> None:
+    """The process ended while it moved the model."""
+    (place / "files.json").unlink()
+    place.rename(place.with_name(".making"))
+
+
+@pytest.mark.parametrize("damage", [cut, lose, unfinished])
+def test_a_half_written_compilation_is_made_again(damage: Any, artifact: Path, mac: FakeMac):
+    opened(artifact)
+    damage(sorted(kept(artifact))[0])
+    mac.again()
+    opened(artifact)
+    assert Counter(mac.calls) == {COMPILE: 1, LOAD: PACKAGES}
+    assert len([*kept(artifact)]) == PACKAGES
+    for place in kept(artifact):
+        assert read_json(place / "files.json")
+
+
+def test_a_kept_model_that_does_not_load_is_compiled_once_more(artifact: Path, mac: FakeMac):
+    opened(artifact)
+    mac.again()
+    mac.fails = lambda call: call == 0
+    opened(artifact)
+    assert mac.calls[:3] == [LOAD, COMPILE, LOAD]
+    assert Counter(mac.calls) == {COMPILE: 1, LOAD: PACKAGES + 1}
+
+
+def test_what_was_compiled_stays_when_a_later_package_fails(artifact: Path, mac: FakeMac):
+    mac.fails = lambda call: call == 2
+    with raises(ModelError, "head-000000-000080.mlpackage"):
+        opened(artifact)
+    mac.again()
+    opened(artifact)
+    assert Counter(mac.calls) == {COMPILE: PACKAGES - 2, LOAD: PACKAGES}
+
+
+def test_one_process_compiles_at_a_time(artifact: Path, mac: FakeMac):
+    (artifact / "compiled").mkdir()
+    release = lock_path(artifact / "compiled", wait=False)
+    assert release is not None
+    said: list[str] = []
+    second = threading.Thread(target=opened, args=(artifact, said))
+    second.start()
+    try:
+        until(lambda: len(said) == 1)
+        assert mac.calls == []
+    finally:
+        release()
+        second.join(PATIENCE)
+    assert Counter(mac.calls) == {COMPILE: PACKAGES, LOAD: PACKAGES}
+
+
+def test_models_beside_which_nothing_can_be_written_are_kept_in_the_cache(
+    artifact: Path, mac: FakeMac, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(compiled.os, "access", lambda path, _: path != artifact)
+    for calls in ({COMPILE: PACKAGES, LOAD: PACKAGES}, {LOAD: PACKAGES}):
+        mac.again()
+        opened(artifact)
+        assert Counter(mac.calls) == calls
+    assert not (artifact / "compiled").exists()
+    assert len([*(cache_dir() / "coreml").rglob("model.mlmodelc")]) == PACKAGES
+
+
+def test_a_place_that_cannot_be_written_is_named(artifact: Path, mac: FakeMac):
+    (artifact / "compiled").write_text("in the way")
+    with raises(InvalidRequest, artifact / "compiled"):
+        opened(artifact)
+
+
+@pytest.mark.skipif(os.uname().sysname == "Darwin", reason="where Core ML is, this compiles")
+@pytest.mark.slow
+def test_a_child_that_cannot_compile_gives_its_reason(artifact: Path):
+    shards = CompiledShards(read_artifact(artifact), Mac("26.1", "25B78"), lambda _: None)
+    with raises(ModelError, "layers-000-002.mlpackage", "macOS 10.13"):
+        shards.models(["layers-000-002.mlpackage"])

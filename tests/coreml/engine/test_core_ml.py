@@ -1,0 +1,115 @@
+"""The engine on Core ML, as far as coremltools' own Python code can tell: see `fake_mac.py`."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from paceline.decoding.types import Block
+from paceline.engines import EngineSettings, open_engine
+from paceline.errors import ModelError
+from paceline.storage.files import read_json, write_json
+from paceline.storage.manifest import MANIFEST
+from paceline_coreml.engine.engine import CoreMlEngine
+from paceline_coreml.engine.failures import reason_of
+from support.errors import raises
+from support.fake_mac import COMPILE, LOAD, PREDICT, REASON, STATE, FakeMac, mac
+
+pytestmark = pytest.mark.coreml
+
+__all__ = ["mac"]
+
+TEXT = [5, 9, 2, 41, 17, 3]
+
+
+@pytest.fixture
+def artifact(tiny_core_ml: Path, tmp_path: Path) -> Path:
+    """An artifact that a test may change: two packages of layers, two of the head."""
+    return Path(shutil.copytree(tiny_core_ml, tmp_path / "artifact"))
+
+
+def opened(folder: Path, say: Callable[[str], None] = lambda _: None) -> CoreMlEngine:
+    engine = open_engine("coreml", folder, 192, EngineSettings(say=say))
+    assert isinstance(engine, CoreMlEngine)
+    return engine
+
+
+def rows(engine: CoreMlEngine, text: Sequence[int] = TEXT) -> bytes:
+    """Logits of a text, in two blocks."""
+    with closing(engine.open()) as sequence:
+        first = engine.step([(sequence, Block(text[:-1], 1))]).logits[0].tobytes()
+        sequence.commit(len(text) - 1)
+        return first + engine.step([(sequence, Block(text[-1:], 1))]).logits[0].tobytes()
+
+
+def test_rows_are_those_of_the_rehearsal(
+    artifact: Path, mac: FakeMac, monkeypatch: pytest.MonkeyPatch
+):
+    with_core_ml = rows(opened(artifact))
+    assert {*mac.calls} == {COMPILE, LOAD, STATE, PREDICT}
+    assert {*mac.units} == {"CPU_AND_NE"}
+    for module in ("engine", "packages"):
+        monkeypatch.setattr(f"paceline_coreml.engine.{module}.on_a_mac", lambda: False)
+    assert with_core_ml == rows(opened(artifact))
+
+
+def test_each_call_that_fails_is_an_error_of_one_line(artifact: Path, mac: FakeMac):
+    expected = rows(opened(artifact))
+    shutil.rmtree(artifact / "compiled")
+    calls, mac.calls = mac.calls, []
+    for number, kind in enumerate(calls):
+        mac.again()
+        # A kept model that does not load is compiled again, so what loads then may not either.
+        mac.fails = lambda call, number=number: call >= number
+        with raises(ModelError, REASON.rstrip("."), ".mlpackage", "macOS 26.1", "--engine"):
+            rows(opened(artifact))
+        assert mac.calls[number] == kind
+        mac.again()
+        assert rows(opened(artifact)) == expected
+        shutil.rmtree(artifact / "compiled")
+
+
+def test_a_macos_without_states_is_refused_before_compilation(artifact: Path, mac: FakeMac):
+    mac.system = mac.system._replace(version="14.7.1")
+    with raises(ModelError, "14.7.1", "macOS 15"):
+        opened(artifact)
+    assert mac.calls == []
+
+
+def test_a_function_that_is_not_there_is_an_error_of_one_line(artifact: Path, mac: FakeMac):
+    manifest = read_json(artifact / MANIFEST)
+    write_json(artifact / MANIFEST, {**manifest, "functions": [2, 4]})
+    with raises(ModelError, "layers-000-002.mlpackage", "'t4'"):
+        opened(artifact)
+
+
+def test_a_failed_request_leaves_the_others_alone(artifact: Path, mac: FakeMac):
+    """The scheduler runs each block of a failed call alone: one sequence's package fails."""
+    engine = opened(artifact)
+    expected = rows(engine)
+    with closing(engine.open()) as broken, closing(engine.open()) as other:
+        engine.step([(broken, Block(TEXT[:-1], 1)), (other, Block(TEXT[:-1], 1))])
+        for sequence in (broken, other):
+            sequence.commit(len(TEXT) - 1)
+        work = [(broken, Block(TEXT[-1:], 1)), (other, Block(TEXT[-1:], 1))]
+        mac.again()
+        mac.fails = lambda call: call == 0
+        with raises(ModelError, REASON.rstrip(".")):
+            engine.step(work)
+        (last,) = engine.step(work[1:]).logits
+        assert expected.endswith(last.tobytes())
+    assert rows(engine) == expected
+
+
+def test_a_reason_is_one_line():
+    errors = {
+        "": "ValueError",
+        "std::bad_cast": "std::bad_cast",
+        "a\n  b": "a b",
+        '{\n NSLocalizedDescription = "It said \\"no\\".";\n}': 'It said \\"no\\".',
+        "{\n NSLocalizedDescription = Unknown;\n NSOther = x;\n}": "Unknown",
+    }
+    assert {text: reason_of(ValueError(text)) for text in errors} == errors
+    assert len(reason_of(ValueError("word " * 1000))) < 400
