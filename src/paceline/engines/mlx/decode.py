@@ -27,7 +27,8 @@ class Decode:
     @property
     def rows(self) -> int:
         """Rows of the next part in a call, padding included."""
-        return max(self.parts[0].stop - self.parts[0].start, self._least)
+        part = self.parts[0]
+        return max(int(part.stop - part.start), self._least)
 
     def next(self) -> tuple[States, Array]:
         """Take the next part: the caches, which hold all before it, and its tokens."""

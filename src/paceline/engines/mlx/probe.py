@@ -22,7 +22,6 @@ from paceline.engines.mlx.rows import (
     CONTEXTS,
     MODEL_CONTEXTS,
     SHARE,
-    TOTALS,
     Call,
     RowBits,
     RowRange,
@@ -31,6 +30,7 @@ from paceline.engines.mlx.rows import (
     candidates,
     choose,
     model_contexts,
+    most_together,
     shares,
 )
 from paceline.engines.mlx.states import States
@@ -98,27 +98,27 @@ def choose_together(model: LoadedModel, rows: RowRange, context_length: int) -> 
         The last of `TOTALS` up to which all calls agree; 0 if none does, or if the model cannot
         be called so.
     """
-    calls = [counts for total in TOTALS if (counts := shares(rows, total))]
-    if not model.calls_together or not calls:
+    if not model.calls_together:
         return 0
-    most = max(map(len, calls))
-    sequences = [_Alone(model, rows, number, context_length) for number in range(most)]
-    best = 0
-    for counts in calls:
+    sequences = [
+        _Alone(model, rows, number, context_length)
+        for number in range(len(shares(rows, MOST_ROWS)))
+    ]
+
+    def agrees(counts: list[int]) -> bool:
         parts = [
             (alone.fork(), alone.tokens[:count])
             for alone, count in zip(sequences, counts, strict=False)
         ]
         try:
-            together = model.call_together(parts, least=rows.least)
+            calls = model.call_together(parts, least=rows.least)
         except Exception:  # of any type: code of the model got what it does not expect
-            return 0
-        for (states, _), called in zip(parts, together, strict=True):
+            return False
+        for (states, _), called in zip(parts, calls, strict=True):
             _evaluate(states, called.logits)
-        if not all(map(_Alone.agrees, sequences, together)):
-            break
-        best = sum(counts)
-    return best
+        return all(alone.agrees(called) for alone, called in zip(sequences, calls, strict=False))
+
+    return most_together(rows, agrees)
 
 
 class _Alone:

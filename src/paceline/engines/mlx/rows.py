@@ -138,6 +138,21 @@ def shares(rows: RowRange, total: int) -> list[int]:
     return [total * (at + 1) // sequences - total * at // sequences for at in range(sequences)]
 
 
+def most_together(rows: RowRange, agrees: Callable[[list[int]], bool]) -> int:
+    """The last of `TOTALS` up to which all calls of several sequences agree; 0 if none does.
+
+    `agrees` gets the rows of each sequence in a call, and returns whether their bits are those of
+    each sequence alone.
+    """
+    best = 0
+    for total in TOTALS:
+        counts = shares(rows, total)
+        if counts and not agrees(counts):
+            break
+        best = total if counts else best
+    return best
+
+
 def agree(rows: RowRange, measured: RowBits) -> bool:
     """True if every position has the same bits in all calls that `rows` allows."""
     known: dict[int, bytes] = {}

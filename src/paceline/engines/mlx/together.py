@@ -124,9 +124,7 @@ class Together:
             counts: of each sequence, its rows in the call.
         """
         stops = [sum(counts[: number + 1]) for number in range(len(counts))]
-        self._spans = [
-            slice(stop - rows, stop) for stop, rows in zip(stops, counts, strict=True)
-        ]
+        self._spans = [slice(stop - rows, stop) for stop, rows in zip(stops, counts, strict=True)]
         try:
             yield [Caches(layer, counts) for layer in zip(*caches, strict=True)]
         finally:
@@ -185,9 +183,7 @@ class Together:
         """The results of all sequences, [1, total, d]; a last projection is that of all rows."""
         import mlx.core as mx
 
-        last = [
-            self._projected[id(result)] for result in results if id(result) in self._projected
-        ]
+        last = [self._projected[id(result)] for result in results if id(result) in self._projected]
         if len(last) < len(results) or len({projected.projection for projected in last}) > 1:
             return mx.concatenate(results, axis=_ROWS)
         inputs = mx.concatenate([projected.argument for projected in last], axis=_ROWS)
