@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from paceline.engines.mlx import rows as rules
-from paceline.engines.mlx.rows import RowRange
+from paceline.engines.mlx.rows import RowRange, most_together
 from paceline.engines.mlx.thresholds import BACK, MOST_ROWS, THRESHOLDS, drop_step, dropped
 from support import metal
 from support.metal import CHIPS, Chip, Shape
@@ -94,6 +94,19 @@ def test_common_models_have_a_rule_that_lets_them_speculate():
             assert metal.chosen(chip, SHAPES[name], CONTEXT) is not None, (chip, name)
         assert metal.chosen(Chip("s", 17), SHAPES[name], CONTEXT) == rule
     assert metal.chosen(Chip("g", 17), SHAPES["gqa 4, bf16"], CONTEXT) == (2, 5)
+
+
+@pytest.mark.parametrize("name", ["gqa 4", "gqa 4, bf16", "wide"])
+@pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: f"{chip.letter}{chip.generation}")
+def test_products_of_several_sequences_up_to_the_chosen_rows_take_one_kernel(chip: Chip, name: str):
+    shape = SHAPES[name]
+    rule = metal.chosen(chip, shape, 4000)
+    assert rule is not None
+    alone = metal.weights(chip, shape, rule.least)
+    most = most_together(rule, lambda counts: metal.weights(chip, shape, sum(counts)) == alone)
+    assert {metal.weights(chip, shape, total) for total in range(rule.least, most + 1)} == {alone}
+    if chip.generation == 17 and shape.quantized:
+        assert most >= 10
 
 
 # -- tests that can fail ---------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from paceline.engines.mlx.engine import MlxEngine
 from paceline.engines.mlx.hooks import install_hook
 from paceline.engines.mlx.model import LoadedModel, load
 from paceline.engines.mlx.probe import choose_rows
-from paceline.engines.mlx.rows import ANY, CANDIDATES, TRIED, RowRange, agree
+from paceline.engines.mlx.rows import ANY, CANDIDATES, TRIED, RowRange, agree, shares
 from paceline.engines.profile import measure_profile
 from support import mlx
 
@@ -74,6 +74,17 @@ def test_rows_of_a_call_across_a_threshold_are_read_up_to_it_if_the_rest_is_padd
     assert [RowRange(2, 8).used(count, 1021) for count in (1, 2, 3, 8)] == [0, 1, 0, 0]
     crossing = {(8, 1018): [b"a"] * 8, (2, 1021): [b"b", b"c"]}
     assert agree(RowRange(2, 8), crossing), "no block leads to the first"
+
+
+@pytest.mark.parametrize("rows", [ANY, RowRange(1, 8), RowRange(2, 4), RowRange(2, 2)])
+def test_each_sequence_has_rows_of_its_range_in_a_call_of_several(rows: RowRange):
+    for total in range(2, 33):
+        counts = shares(rows, total)
+        if counts:
+            assert sum(counts) == total
+            assert len(counts) > 1
+            assert all(rows.least <= count <= rows.most for count in counts)
+    assert shares(RowRange(8, 8), 14) == []
 
 
 # -- of a model whose kernels differ ---------------------------------------------------------------

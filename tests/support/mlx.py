@@ -124,7 +124,9 @@ def engine(name: str, request: pytest.FixtureRequest, taps: tuple[int, ...] = ()
     if case.bits is not None:
         folder = quantized(folder, work / "quantized", bits=case.bits)
     settings = EngineSettings(cache_tokens=6 * CONTEXT, taps=taps)
-    return MlxEngine(folder, CONTEXT, settings, rows=case.rows and RowRange(*case.rows))
+    if case.rows is None:
+        return MlxEngine(folder, CONTEXT, settings)
+    return MlxEngine(folder, CONTEXT, settings, rows=RowRange(*case.rows), together=16)
 
 
 def checkpoint(folder: Path, family: str, *, dtype: str = "float32", **changes: Any) -> Path:

@@ -3,13 +3,14 @@
 A step builds the lazy graphs of all its blocks and evaluates them at once, so it waits for the
 device once. Draft tokens that the device still computes enter those graphs unevaluated.
 
-Sequences of a batch run one after another, not in mlx-lm's batched caches. These would multiply all
-rows in one product, so its kernel would depend on the batch; and they pad on the left to the
-longest sequence, which changes the order of a row's sums.
+Rows of several sequences share a call as far as `probe.py` measured equal bits for their number
+(`together.py`); else sequences run one after another. mlx-lm's batched caches are not used: they
+pad on the left to the longest sequence, which changes the order of a row's sums.
 
 Invariant: calls whose logits are read have a number of rows for which `probe.py` measured equal
-bits, and are cut where attention changes kernels (`thresholds.py`). Prompt rows
-without logits run in calls of up to `prefill_rows` rows, without the head.
+bits, in all and of each sequence, and are cut where attention changes kernels (`thresholds.py`).
+Prompt rows without logits run in calls of up to `prefill_rows` rows of a sequence, without the
+head.
 """
 
 import contextlib
@@ -21,19 +22,19 @@ from paceline.decoding.types import Block
 from paceline.engines.base import EngineSettings, KVSequence, StepResult
 from paceline.engines.kv_blocks import BlockPool, PooledEngine
 from paceline.engines.mlx.caches import SLOTS, slot_bytes
+from paceline.engines.mlx.decode import Decode, grouped
 from paceline.engines.mlx.hooks import Array
 from paceline.engines.mlx.kv_sequence import MlxSequence
 from paceline.engines.mlx.model import Called, LoadedModel, device, load, one_line
-from paceline.engines.mlx.probe import choose_rows
+from paceline.engines.mlx.probe import choose_rows, choose_together
 from paceline.engines.mlx.rows import ANY, RowRange
-from paceline.engines.mlx.states import States
-from paceline.engines.mlx.step import BlockOutputs, PendingStep, TapArrays, on_device
+from paceline.engines.mlx.step import BlockOutputs, PendingStep, TapArrays
 from paceline.errors import InvalidRequest, ModelError
 
 PREFILL_ROWS = 512
 """Rows of a prefill call without logits."""
 
-_PROMPTS = "shared without their answers; calls cut where kernels change"
+_PROMPTS = "shared without their answers; calls cut where kernels change; sequences together"
 """How sequences are computed and shared. Change this string with any change to a row's bits or a
 call's cost: stored profiles are then measured again."""
 
@@ -51,6 +52,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
         settings: EngineSettings | None = None,
         *,
         rows: RowRange | None = None,
+        together: int | None = None,
         prefill_rows: int = PREFILL_ROWS,
     ) -> None:
         """Load a model and measure which numbers of rows give equal bits.
@@ -59,7 +61,9 @@ class MlxEngine(PooledEngine[MlxSequence]):
             folder: a checkpoint: config.json and safetensors, quantized by mlx-lm or not.
             context_length: most slots of a sequence, as the model was trained.
             settings: see `EngineSettings`. With `min_rows` 1 calls are not padded.
-            rows: least and most rows of a call; None: measured.
+            rows: least and most rows of a sequence in a call; None: measured.
+            together: most rows of a call of several sequences; 0: each runs alone; None: measured
+                if `rows` is, else 0.
             prefill_rows: rows of a prefill call without logits.
 
         Raises:
@@ -82,10 +86,14 @@ class MlxEngine(PooledEngine[MlxSequence]):
                 rows = choose_rows(self.model, context_length)
                 if rows is None:
                     self.min_rows = 1  # rows depend on T, or may
+                elif together is None:
+                    together = choose_together(self.model, rows, context_length)
         except Exception as error:  # of any type: a config that does not match its weights
             raise ModelError(f"{folder} cannot be run by mlx-lm: {one_line(error)}") from error
         self.rows = rows or ANY
-        """Least and most rows of a call whose logits are read."""
+        """Least and most rows of a sequence in a call whose logits are read."""
+        self.together = together or 0
+        """Most rows of such a call of several sequences; 0: there are none."""
         tokens = settings.slots(context_length, bytes_per_slot)
         self._pool = BlockPool(-(-tokens // SLOTS), SLOTS)
 
@@ -110,10 +118,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
         started = perf_counter()
         sequences = self._reserve(work)
         with _forget_on_failure(sequences):
-            outputs = [
-                self._build(sequence, block)
-                for sequence, (_, block) in zip(sequences, work, strict=True)
-            ]
+            outputs = self._build(sequences, [block for _, block in work])
         return PendingStep(sequences, outputs, perf_counter() - started)
 
     def finish(self, pending: PendingStep, *also: Array) -> StepResult:
@@ -148,26 +153,46 @@ class MlxEngine(PooledEngine[MlxSequence]):
             "system": platform.platform(),
             "prompts": _PROMPTS,
             "rows": str(self.rows),
+            "together": str(self.together),
             "reads": str(self._prefill_rows),
             "min_rows": str(self.min_rows),
             "taps": ",".join(map(str, self.taps)),
         }
 
-    def _build(self, sequence: MlxSequence, block: Block) -> BlockOutputs:
-        """Build the graph of one sequence's block."""
-        import mlx.core as mx
+    def _build(
+        self, sequences: Sequence[MlxSequence], blocks: Sequence[Block]
+    ) -> list[BlockOutputs]:
+        """Build the graph of a block of each sequence."""
+        prefilled, decodes = [], []
+        for sequence, block in zip(sequences, blocks, strict=True):
+            self._recompute(sequence, sequence.states.settle(sequence.length))
+            unread = self._unread(block)
+            prefilled.append(self._prefill(sequence, block.tokens[:unread]))
+            decodes.append(Decode(sequence.states, block.tokens[unread:], self.rows))
+        self._decode(decodes)
+        outputs = []
+        for sequence, block, taps, decode in zip(
+            sequences, blocks, prefilled, decodes, strict=True
+        ):
+            sequence.ran(block)
+            outputs.append(self._outputs(block, taps, decode.calls))
+        return outputs
 
-        states = sequence.states
-        self._recompute(sequence, states.settle(sequence.length))
+    def _unread(self, block: Block) -> int:
+        """Rows at the start of a block that run without logits, as prefill."""
         count = len(block.tokens)
         # A short block is one call, even if only its last row gets logits.
         short = block.rows > 0 and count <= self.rows.most
         # Decode rows that are computed again keep their kernel, though they get no logits.
-        unread = count - block.rows if block.prefill and not short else 0
-        taps = self._prefill(sequence, block.tokens[:unread])
-        calls = self._decode(states, block.tokens[unread:])
-        taps += [called.taps for called in calls]
-        sequence.ran(block)
+        return count - block.rows if block.prefill and not short else 0
+
+    def _outputs(
+        self, block: Block, prefilled: list[dict[int, Array]], calls: list[Called]
+    ) -> BlockOutputs:
+        """The outputs of a block, from the taps of its prefill and from its decode calls."""
+        import mlx.core as mx
+
+        taps = [*prefilled, *(called.taps for called in calls)]
         tapped = TapArrays(
             {tap: mx.concatenate([hidden[tap] for hidden in taps]) for tap in self.taps}
         )
@@ -185,19 +210,23 @@ class MlxEngine(PooledEngine[MlxSequence]):
             return
         prefilled = max(sequence.shareable_length, held)
         self._prefill(sequence, sequence.tokens[held:prefilled])
-        self._decode(sequence.states, sequence.tokens[prefilled:])
+        self._decode([Decode(sequence.states, sequence.tokens[prefilled:], self.rows)])
         # Drop the last call's padding. Models that cannot go back to that row run its tokens again.
         self._prefill(sequence, sequence.tokens[sequence.states.settle(sequence.length) :])
 
-    def _decode(self, states: States, tokens: Sequence[int]) -> list[Called]:
+    def _decode(self, decodes: Sequence[Decode]) -> None:
         """Run tokens in calls that give their rows the bits of any other call; see `RowRange`."""
-        start = states.held
-        rows = on_device(tokens)
-        calls = []
-        for part in self.rows.split(len(rows), start):
-            states.drop_padding(start + part.start)  # of a short call before a threshold
-            calls.append(self.model.call(states, rows[part], least=self.rows.least, drafted=True))
-        return calls
+        while waiting := [decode for decode in decodes if decode.parts]:
+            for group in grouped(waiting, self.together):
+                parts = [decode.next() for decode in group]
+                if len(parts) == 1:
+                    ((states, tokens),) = parts
+                    called = self.model.call(states, tokens, least=self.rows.least, drafted=True)
+                    group[0].calls.append(called)
+                else:
+                    together = self.model.call_together(parts, least=self.rows.least)
+                    for decode, called in zip(group, together, strict=True):
+                        decode.calls.append(called)
 
     def _prefill(self, sequence: MlxSequence, tokens: Sequence[int]) -> list[dict[int, Array]]:
         """Run tokens without logits; returns the taps of the calls."""

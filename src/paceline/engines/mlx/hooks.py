@@ -25,6 +25,13 @@ def install_hook(module: Any, hook: Hook) -> None:
     module.__class__ = type(kind.__name__, (kind,), names)
 
 
+def is_rows(value: Any) -> bool:
+    """True of an array that may be [1, T, ...]."""
+    import mlx.core as mx
+
+    return isinstance(value, mx.array) and value.ndim > 1
+
+
 class Taps:
     """Records the hidden states after some of a model's layers."""
 

@@ -9,6 +9,7 @@ import importlib.util
 import platform
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from paceline.engines.mlx.caches import is_recurrent, leaves, make_caches
 from paceline.engines.mlx.hooks import Array, Taps
 from paceline.engines.mlx.rollback import Recorder
 from paceline.engines.mlx.states import States
+from paceline.engines.mlx.together import Together
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 
 _PADDING = 0
@@ -62,7 +64,11 @@ class LoadedModel:
                 f"{', '.join(map(str, missing))} cannot be tapped"
             )
         recurrent = any(is_recurrent(cache) for cache in leaves(caches))
+        # The recorder is between the two: it records one sequence's share of projected rows, and
+        # a mixer's call for one sequence.
+        self._together = Together(module, caches)
         self._recorder = Recorder(module) if recurrent else None
+        self._together.hook_mixers()
         self._taps = Taps(module.layers, taps)
 
     def empty(self) -> States:
@@ -80,13 +86,42 @@ class LoadedModel:
             least: least rows of the call. Padding rows enter the caches too.
             drafted: whether rows may be rejected, so that rollback among them must be cheap.
         """
-        import mlx.core as mx
-
-        count = len(tokens)
-        rows = mx.pad(mx.array(tokens), (0, max(least - count, 0)), constant_values=_PADDING)
+        rows = _padded(tokens, least)
         with states.call(len(rows), drafted=drafted) as caches:
             logits = self.module(rows[None], cache=caches)[0]
-        return Called(logits[:count], {tap: hs[:count] for tap, hs in self._taps.take().items()})
+        return _called(logits, self._taps.take(), slice(0, len(tokens)))
+
+    def call_together(
+        self, parts: Sequence[tuple[States, Tokens]], *, least: int = 1
+    ) -> list[Called]:
+        """Run tokens of several sequences, each after its own context; see `together.py`.
+
+        Args:
+            parts: of each sequence, its caches and its tokens, as for `call` with `drafted`.
+            least: least rows of a sequence.
+        """
+        import mlx.core as mx
+
+        rows = [_padded(tokens, least) for _, tokens in parts]
+        counts = [len(padded) for padded in rows]
+        with ExitStack() as stack:
+            caches = [
+                stack.enter_context(states.call(count, drafted=True))
+                for (states, _), count in zip(parts, counts, strict=True)
+            ]
+            layers = stack.enter_context(self._together.calling(caches, counts))
+            logits = self.module(mx.concatenate(rows)[None], cache=layers)[0]
+        taps = self._taps.take()
+        starts = [sum(counts[:number]) for number in range(len(counts))]
+        return [
+            _called(logits, taps, slice(start, start + len(tokens)))
+            for start, (_, tokens) in zip(starts, parts, strict=True)
+        ]
+
+    @property
+    def calls_together(self) -> bool:
+        """True if `call_together` may be tried."""
+        return self._together.possible
 
     @property
     def layers(self) -> int:
@@ -125,6 +160,18 @@ class LoadedModel:
         named = self.module.named_modules()
         heads = [module for name, module in named if name.split(".")[-1] == "lm_head"]
         return heads[0] if heads else self._embedding
+
+
+def _padded(tokens: Tokens, least: int) -> Array:
+    """[T] token ids, T at least `least`."""
+    import mlx.core as mx
+
+    missing = max(least - len(tokens), 0)
+    return mx.pad(mx.array(tokens), (0, missing), constant_values=_PADDING)
+
+
+def _called(logits: Array, taps: dict[int, Array], rows: slice) -> Called:
+    return Called(logits[rows], {tap: hidden[rows] for tap, hidden in taps.items()})
 
 
 def _linear(head: Any) -> Callable[[Array], Array]:

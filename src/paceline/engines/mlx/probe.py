@@ -3,6 +3,7 @@
 The whole model is called after a short and a long context, in calls of several numbers of rows.
 Attention is also called by itself, as the model calls it but with random keys, at contexts up to
 66,000 and around the numbers of keys where MLX may change kernels: that takes a layer's memory.
+Then calls of several sequences are compared with those of each sequence alone.
 
 Independent of blocks and sequences. What a passing probe does not prove: that another context than
 those takes no kernel of its own. `thresholds.py` has why it should not.
@@ -16,10 +17,11 @@ import numpy as np
 
 from paceline.engines.mlx.caches import SlidingCache, is_recurrent, kernel_by_position, leaves
 from paceline.engines.mlx.hooks import Array
-from paceline.engines.mlx.model import LoadedModel
+from paceline.engines.mlx.model import Called, LoadedModel
 from paceline.engines.mlx.rows import (
     CONTEXTS,
     MODEL_CONTEXTS,
+    SHARE,
     Call,
     RowBits,
     RowRange,
@@ -28,12 +30,17 @@ from paceline.engines.mlx.rows import (
     candidates,
     choose,
     model_contexts,
+    most_together,
+    shares,
 )
 from paceline.engines.mlx.states import States
 from paceline.engines.mlx.thresholds import MOST_ROWS, THRESHOLDS, dropped
 
 _PREFIX = 48
 """Computed tokens before a long random context."""
+
+_TOKENS = 32
+"""Every model has these, and the vocabulary's size is not known yet."""
 
 _QUERIES = 64
 """Positions after which queries repeat."""
@@ -79,6 +86,70 @@ def choose_rows(model: LoadedModel, context_length: int) -> RowRange | None:
     return choose(measure, rules)
 
 
+def choose_together(model: LoadedModel, rows: RowRange, context_length: int) -> int:
+    """Most rows of a call of several sequences that gives each the bits of a call of its own.
+
+    Args:
+        model: the model.
+        rows: rows of a sequence in a call.
+        context_length: most slots of a sequence.
+
+    Returns:
+        The last of `TOTALS` up to which all calls agree; 0 if none does, or if the model cannot
+        be called so.
+    """
+    if not model.calls_together:
+        return 0
+    sequences = [
+        _Alone(model, rows, number, context_length)
+        for number in range(len(shares(rows, MOST_ROWS)))
+    ]
+
+    def agrees(counts: list[int]) -> bool:
+        parts = [
+            (alone.fork(), alone.tokens[:count])
+            for alone, count in zip(sequences, counts, strict=False)
+        ]
+        try:
+            calls = model.call_together(parts, least=rows.least)
+        except Exception:  # of any type: code of the model got what it does not expect
+            return False
+        for (states, _), called in zip(parts, calls, strict=True):
+            _evaluate(states, called.logits)
+        return all(alone.agrees(called) for alone, called in zip(sequences, calls, strict=False))
+
+    return most_together(rows, agrees)
+
+
+class _Alone:
+    """A short sequence, and the bits of rows after it in a call of its own."""
+
+    def __init__(
+        self, model: LoadedModel, rows: RowRange, number: int, context_length: int
+    ) -> None:
+        """Sequences of different numbers differ in length and tokens."""
+        most = min(rows.most, SHARE)
+        prefix = min(3 + 5 * number % 13, context_length - most)
+        rng = np.random.default_rng(number)
+        self.tokens = rng.integers(0, _TOKENS, most).tolist()
+        self._states = model.empty()
+        prompt = rng.integers(0, _TOKENS, max(prefix, 1)).tolist()
+        _evaluate(self._states, model.call(self._states, prompt).logits)
+        states = self.fork()
+        called = model.call(states, self.tokens, least=rows.least, drafted=True)
+        _evaluate(states, called.logits)
+        self._bits = _bits(called.logits)
+
+    def fork(self) -> States:
+        """Its caches, for another call."""
+        return self._states.fork(self._states.held)
+
+    def agrees(self, called: Called) -> bool:
+        """True if the rows of a call have the same bits."""
+        bits = _bits(called.logits)
+        return bits == self._bits[: len(bits)]
+
+
 def _model_bits(model: LoadedModel, context: int, context_length: int, least: int) -> RowBits:
     """Bits of the model's logits in calls after a context, which is random from `_PREFIX` on.
 
@@ -86,8 +157,7 @@ def _model_bits(model: LoadedModel, context: int, context_length: int, least: in
     """
     rng = np.random.default_rng(0)
     prefix = min(context, _PREFIX)
-    # The vocabulary's size is not known yet; every model has 32 tokens.
-    tokens = rng.integers(0, 32, prefix + MOST_ROWS * 2).tolist()
+    tokens = rng.integers(0, _TOKENS, prefix + MOST_ROWS * 2).tolist()
     states = model.empty()
     _evaluate(states, model.call(states, tokens[:prefix]).logits)
     if context > prefix:

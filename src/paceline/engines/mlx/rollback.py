@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.engines.mlx.hooks import Array, Hook, install_hook
+from paceline.engines.mlx.hooks import Array, Hook, install_hook, is_rows
 
 _ROWS = 1
 """The axis of rows, in [1, T, ...]."""
@@ -38,6 +38,19 @@ class RecordedCall:
     """`id` of a projection inside it -> the projection's outputs, in order."""
     inner: bool = True
     """False if it passed its caches on to a module inside it."""
+
+    result: Any = None
+
+    @property
+    def arrays(self) -> list[Any]:
+        """Arrays that a replay needs.
+
+        Not a projection that is the result: it leaves the state as it is, and may have been
+        replaced by one of more rows.
+        """
+        outputs = [output for outputs in self.projected.values() for output in outputs]
+        needed = [output for output in outputs if output is not self.result]
+        return [needed, *self.args, *self.kwargs.values()]
 
 
 class Recorder:
@@ -61,15 +74,23 @@ class Recorder:
     def recording(self, caches: Sequence[Any], rows: int) -> Iterator[list[RecordedCall]]:
         """Record the calls that get these caches, for a block of `rows` rows.
 
-        The list that it yields is filled on exit.
+        The list that it yields is filled on exit. Blocks of several sequences may be recorded at
+        once.
         """
-        self._caches, self._done = {id(cache) for cache in caches}, []
+        own = {id(cache) for cache in caches}
+        self._caches |= own
         calls: list[RecordedCall] = []
         try:
             yield calls
         finally:
-            calls += [call for call in self._done if call.inner and call.rows == rows]
-            self._caches, self._within, self._done = set(), [], []
+            calls += [
+                call
+                for call in self._done
+                if call.inner and call.rows == rows and call.caches <= own
+            ]
+            self._caches -= own
+            if not self._caches:
+                self._within, self._done = [], []
 
     def replay(self, recorded: Sequence[RecordedCall], rows: int) -> None:
         """Repeat calls on their first `rows` rows; the caches must hold the state before them."""
@@ -95,10 +116,12 @@ class Recorder:
                 return call(*args, **kwargs)
             for outer in self._within:
                 outer.inner &= not cache_ids & outer.caches
-            rows = next((array.shape[_ROWS] for array in filter(_is_array, arguments)), 0)
+            rows = next((array.shape[_ROWS] for array in filter(is_rows, arguments)), 0)
             self._within.append(RecordedCall(call, args, kwargs, rows, cache_ids))
             result = call(*args, **kwargs)
-            self._done.append(self._within.pop())
+            recorded = self._within.pop()
+            recorded.result = result
+            self._done.append(recorded)
             return result
 
         return hook
@@ -117,12 +140,6 @@ class Recorder:
         return hook
 
 
-def _is_array(value: Any) -> bool:
-    import mlx.core as mx
-
-    return isinstance(value, mx.array) and value.ndim > _ROWS
-
-
 def _first(value: Any, of: int, rows: int) -> Any:
     """The first `rows` rows of an array that has `of` rows; any other argument unchanged."""
-    return value[:, :rows] if _is_array(value) and value.shape[_ROWS] == of else value
+    return value[:, :rows] if is_rows(value) and value.shape[_ROWS] == of else value

@@ -82,6 +82,13 @@ CANDIDATES = (
 """By ascending cost: of eight rows, plain decoding computes seven for nothing; of calls of two, a
 block gains little."""
 
+TOTALS = (2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, MOST_ROWS)
+"""Rows of the compared calls of several sequences. Attention has each sequence's own rows, so only
+kernels of products may change between them: at 6 to 33 rows, by chip and matrix."""
+
+SHARE = 8
+"""Most rows of a sequence in those calls, so that there are several."""
+
 Call = tuple[int, int]
 """Rows, and the position of the first."""
 
@@ -120,6 +127,30 @@ def choose(
     return next(
         (rule for rule in rules if all(agree(rule, bits) for bits in measured(rule.least))), None
     )
+
+
+def shares(rows: RowRange, total: int) -> list[int]:
+    """Rows of each sequence in a call of `total` rows; empty if there is no such call."""
+    most = min(rows.most, SHARE)
+    sequences = max(-(-total // most), 2)
+    if total < sequences * rows.least:
+        return []
+    return [total * (at + 1) // sequences - total * at // sequences for at in range(sequences)]
+
+
+def most_together(rows: RowRange, agrees: Callable[[list[int]], bool]) -> int:
+    """The last of `TOTALS` up to which all calls of several sequences agree; 0 if none does.
+
+    `agrees` gets the rows of each sequence in a call, and returns whether their bits are those of
+    each sequence alone.
+    """
+    best = 0
+    for total in TOTALS:
+        counts = shares(rows, total)
+        if counts and not agrees(counts):
+            break
+        best = total if counts else best
+    return best
 
 
 def agree(rows: RowRange, measured: RowBits) -> bool:

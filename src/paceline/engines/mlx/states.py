@@ -125,11 +125,8 @@ class States:
     def arrays(self) -> list[Any]:
         """All arrays to evaluate before another thread may make the next call."""
         states = [saved.recurrent for saved in (*self._kept, *self._recent)]
-        projected = [call.projected for saved in self._recent for call in saved.recorded]
-        arguments = [
-            [*call.args, *call.kwargs.values()] for saved in self._recent for call in saved.recorded
-        ]
-        return [[cache.state for cache in leaves(self.caches)], states, projected, arguments]
+        recorded = [call.arrays for saved in self._recent for call in saved.recorded]
+        return [[cache.state for cache in leaves(self.caches)], states, recorded]
 
     def _fork_point(self, length: int) -> tuple[int, list[list[Array | None]] | None]:
         """Slots of a fork, and the recurrent arrays to restore; None: those of now."""
