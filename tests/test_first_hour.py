@@ -202,6 +202,7 @@ def scripts(shell: Shell) -> None:
 
 def models(shell: Shell, folder: Path) -> None:
     """What is here, what it takes, and how to be rid of it."""
+    assert "smollm2-135m@q8_0 (default)" in shell.run("paceline models")
     assert [*installed(shell)] == ["smollm2-135m@q8_0"]
     shell.run("paceline rm smollm2-135m@q8_0")
     assert [*installed(shell)] == []

@@ -72,10 +72,15 @@ def _print_models(
 ) -> None:
     from paceline.storage.files import megabytes
 
+    def form_of(name: str) -> str:
+        """The short name of which this one is a form, with other weights."""
+        return name.partition("@")[0]
+
     default = default_model()
+    here = {form_of(model.name) for model, _ in pairs if model.here}
     rows = [
         [
-            f"{model.name} (default)" if model.name == default else model.name,
+            f"{model.name} (default)" if form_of(model.name) == default else model.name,
             megabytes(model.bytes),
             "" if model.context_length is None else str(model.context_length),
             _FITS[model.fits],
@@ -101,7 +106,7 @@ def _print_models(
             model.about,
         ]
         for model, _ in pairs
-        if not model.here and model.folder is None
+        if not model.here and model.folder is None and model.name not in here
     ]
     if absent:
         print_table(["paceline pull", "to fetch", "fits memory", "about"], absent, gap=bool(rows))
