@@ -176,7 +176,9 @@ def test_an_option_without_its_value_is_named(
     ("arguments", "reason"),
     [
         (("dance",), "dance"),
-        (("generat", "x"), "Did you mean generate?"),
+        (("generat", "x"), "did you mean generate?"),
+        (("bench", "rnu"), "did you mean run?"),
+        (("generate", "x", "--max-tokns", "3"), "did you mean --max-tokens?"),
         (("generate", "--modle", "x"), "--model"),
         (("bench",), "Missing command"),
         (("bench", "dance"), "dance"),

@@ -130,6 +130,25 @@ def test_what_was_made_of_a_model_of_ollama_is_listed_and_removed(
         assert [path for path in (new_cache / kept).rglob("*") if not path.is_dir()] == []
 
 
+def test_a_model_whose_file_is_gone_is_not_here_and_can_be_removed(
+    new_cache: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "mine.gguf"
+    path.write_bytes(tiny_gguf.read_bytes())
+    assert main(["pull", str(path)]) == 0
+    path.unlink()
+    capsys.readouterr()
+    assert main(["models", "--json"]) == 0
+    models = json.loads(capsys.readouterr().out)
+    (mine,) = (model for model in models if model["name"] == str(path))
+    assert not mine["here"]
+    assert "gone" in mine["about"]
+    assert main(["generate", "x", "--model", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert removed(str(path), capsys)["bytes"] == mine["bytes"] > 0
+    assert [*models_dir(new_cache).iterdir()] == []
+
+
 def test_a_checkpoint_of_the_hub_stays_and_is_named(
     new_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -35,7 +35,7 @@ Other packages add more (`paceline.plugins`).
 _OTHER_NAMES = {"list": "models", "ls": "models", "remove": "rm"}
 """Names of other programs -> commands."""
 
-_UNKNOWN = re.compile("No such command '(.+)'")
+_UNKNOWN = re.compile("No such command '(.+?)'")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of an output that takes no more."""
@@ -151,12 +151,16 @@ def _usage_error(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "paceline"
     message = error.format_message()
+    near: Sequence[str] = ()
     if word := _UNKNOWN.search(message):
         group: Any = context.command if context else None
-        near = difflib.get_close_matches(
-            word[1], group.list_commands(context) if group else (), n=1
-        )
-        message += f" Did you mean {near[0]}?" if near else ""
+        near = difflib.get_close_matches(word[1], group.list_commands(context) if group else ())
+        message = f"no command is called {word[1]!r}"
+    elif hasattr(error, "possibilities"):
+        near = error.possibilities or ()  # the nearest first
+        message = message.partition(" (")[0].replace("No such option:", "no option is called")
+    if near:
+        message += f"; did you mean {near[0]}?"
     option = getattr(error, "param", None)
     if option is not None and error.message:
         name = option.opts[-1] if option.param_type_name == "option" else option.name

@@ -9,7 +9,7 @@ from paceline.errors import CheckFailed, ModelError
 from paceline.models import hub
 from paceline.models.gguf.support import fits
 from paceline.models.hub.gguf_files import cached, cached_models
-from paceline.models.manifest import Manifest, changed_files, read_manifest
+from paceline.models.manifest import GGUF, Manifest, changed_files, read_manifest
 from paceline.models.names import CORE_ML_SUFFIX, REGISTRY, KnownModel, known_models
 from paceline.models.names.other_apps import app_models
 from paceline.models.prepare import models_dir
@@ -55,7 +55,7 @@ class _File(NamedTuple):
 def list_models(cache: Path | None = None) -> list[Listed]:
     """Prepared models, those in the hub's cache and of other programs; then others to fetch.
 
-    Every name can be used. A file that has several is listed once.
+    Every name can be used, but of a model that is broken. A file that has several is listed once.
     """
     models: dict[str, Listed] = {}
     files = {file.path.resolve(): file for file in _files()}
@@ -72,7 +72,8 @@ def list_models(cache: Path | None = None) -> list[Listed]:
             file.name, True, file.about, None, file.bytes, file.path, fits=fits(file.bytes)
         )
         models.setdefault(file.name, listed)
-    return [*models.values(), *(model for model in _absent() if model.name not in models)]
+    prepared = sorted(models.values(), key=lambda model: not model.here)
+    return [*prepared, *(model for model in _absent() if model.name not in models)]
 
 
 def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
@@ -154,6 +155,9 @@ def _listed(folder: Path, files: dict[Path, _File]) -> Listed:
     file, weights = None, 0
     if origin is not None and _is_of_a_file(manifest):
         path = Path(origin).resolve()
+        if manifest.source["kind"] == GGUF and not path.is_file():
+            gone = "its file is gone; `paceline rm` frees the rest"
+            return Listed(name, False, gone, folder, size)
         file, weights = files.get(path), path.stat().st_size if path.is_file() else 0
     context = manifest.facts.context_length
     if file is None:

@@ -5,6 +5,7 @@ packed copy of such a file; and the size of a model in a list is what its remova
 stays of it.
 """
 
+import difflib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -68,8 +69,12 @@ def find_removal(name: str, cache: Path | None = None) -> Removal:
     models = [model for model in listed if model.name.casefold().partition("@")[0] == searched]
     models = models or [model for model in listed if model.name.casefold() == searched]
     if not models:
-        names = ", ".join(model.name for model in listed) or "none"
-        raise ModelNotFound(f"{name} is not on this machine; here are {names}")
+        names = [model.name for model in listed]
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ModelNotFound(
+            f"{name} is not on this machine; {hint}here are {', '.join(names) or 'none'}"
+        )
     return removal_of(models, cache)
 
 

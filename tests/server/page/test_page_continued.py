@@ -118,6 +118,11 @@ def test_a_message_to_a_server_that_is_gone_is_kept_and_sent_again(
         ended(page, 2)
         page.get_by_role("button", name="Send").click()
         ended(page, 3)
+    with running(module_model, Settings(api_keys=("secret",)), port=server.server.port):
+        send(page, "fourth")
+        alert(page, "API key")
+        assert field.input_value() == "fourth"
+        assert page.evaluate("document.activeElement.id") == "key"
     name = server.server.service.name
     assert page.locator(".model h3").all_text_contents() == [name, name, "another"]
 

@@ -45,7 +45,8 @@ export function summary(answer, plain) {
   if (plain) {
     parts.push(`plain ${rate(speed(plain))} tokens/s`);
     if (speed(plain)) parts.push(faster(speed(answer), speed(plain)));
-    parts.push(plain.text === answer.text ? "the same text" : "a different text");
+    const same = plain.text === answer.text && plain.thought === answer.thought;
+    parts.push(same ? "the same text" : "a different text");
   }
   return parts.join(" · ");
 }

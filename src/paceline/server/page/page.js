@@ -280,10 +280,7 @@ async function greet() {
     trouble(null);
   } catch (error) {
     trouble(error);
-    if (error.status === 401) {
-      panels.open("panel");
-      at("key").focus();
-    }
+    if (error.status === 401) panels.askKey();
   }
 }
 

@@ -35,6 +35,12 @@ export function uncover() {
   return at(NAMES[name]);
 }
 
+// Shows the field for the key that the server requires.
+export function askKey() {
+  open("panel");
+  at("key").focus();
+}
+
 export async function start() {
   for (const [name, id] of Object.entries(NAMES)) {
     at(id).addEventListener("click", () => {

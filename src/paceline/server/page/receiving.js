@@ -4,6 +4,7 @@ import { write } from "./client.js";
 import { announce, at, trouble } from "./dom.js";
 import { bars, compared, figures, summary } from "./figures.js";
 import { missing } from "./models.js";
+import { askKey } from "./panels.js";
 import { key } from "./settings.js";
 
 // Draws a view once a frame, and less often where drawing takes long.
@@ -59,6 +60,7 @@ export async function receive(body, message, view, signal, onChunk) {
     const plain = comparing() ? await again(body, answer, view, signal) : null;
     message.note = summary(answer, plain);
   } catch (error) {
+    if (error.status === 401) askKey();
     if (error.status === 404) trouble(await missing(error, body.model, key()));
     else if (error.name !== "AbortError") trouble(error);
     if (answer) {
