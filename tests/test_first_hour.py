@@ -103,7 +103,7 @@ def test_a_first_hour(shell: Shell, tmp_path: Path):
 
 def help_and_mistakes(shell: Shell) -> None:
     assert len(shell.run("paceline").splitlines()) <= 40, "help is more than a screen"
-    assert "Did you mean serve?" in shell.run("paceline serv", status=2)
+    assert "did you mean serve?" in shell.run("paceline serv", status=2)
     assert "--temperature" in shell.run("paceline generate --tempurature 0 Hello", status=2)
     assert "missing.gguf" in shell.run("paceline generate -m missing.gguf Hello", status=2)
 

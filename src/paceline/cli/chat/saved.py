@@ -26,6 +26,8 @@ def write_chat(path: Path, messages: Sequence[Mapping[str, Any]]) -> None:
     try:
         with writing(path):
             write_bytes(path, text.encode("utf-8", "surrogatepass"))
+    except InvalidRequest:
+        raise
     except ValueError as error:  # a zero byte in the name
         raise InvalidRequest(f"cannot write {path}: {error}") from error
 
