@@ -132,8 +132,9 @@ def test_a_full_disk_keeps_the_conversation(session: Session, monkeypatch: pytes
 
     session.turn("one")
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest) as refused:
         run_command(session, "/save chat.json")
+    assert str(refused.value).count("cannot write") == 1
     assert said(session) == ["one"]
 
 
