@@ -20,7 +20,7 @@ from support.browser import chromium, ended, opened, send, until
 from support.command import free_port
 from support.waiting import PATIENCE
 
-pytestmark = [pytest.mark.real_model, pytest.mark.slow]
+pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[1]
 SENTENCE = "I get up at seven, make a pot of tea and buy some bread."
