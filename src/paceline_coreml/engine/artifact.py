@@ -44,7 +44,15 @@ class Shard:
     start: Count
     end: Count
     taps: tuple[Count, ...] = ()
-    """Layers whose hidden states are outputs too, as `tap_N`."""
+    """Layers whose hidden states are outputs too."""
+
+    def output(self, layer: int) -> str:
+        """Name of the output that begins with the hidden state after a tapped layer, or the last.
+
+        That of the last one is the stream: with static rows, coremltools would give a copy of it
+        the name of the stream, and the stream none.
+        """
+        return "out_hidden" if layer == self.end - 1 else f"tap_{layer}"
 
 
 @dataclass(frozen=True, slots=True)
