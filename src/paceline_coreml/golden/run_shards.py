@@ -97,7 +97,9 @@ def run_shards(
         for width in inputs
         for text, embeddings in zip(texts, embed(artifact, texts).values(), strict=True)
     ]
-    opener = PackageOpener(artifact, units=options.units, rounding=options.rounding)
+    opener = PackageOpener(
+        artifact, units=options.units, rounding=options.rounding, say=progress.say
+    )
     count = len(artifact.layer_shards) + len(artifact.head_shards)
     label = f"running {artifact.name} shard by shard"
     with progress.task(label, count, unit="packages") as reach:
