@@ -261,14 +261,15 @@ def _report(artifact: Artifact, recording: Recording) -> Report:
 
 def _planned_shapes(artifact: Artifact) -> str:
     planned = " and ".join(f"T = {rows}" for rows in planned_rows(artifact))
+    if len(artifact.functions) == 1:
+        return f"planned: {planned}, which every call has"
     if artifact.functions:
-        other = "" if 1 in artifact.functions else "; T = 1 has no function and no plan"
-        return f"planned: {planned}, each in a function of its own{other}"
+        return f"planned: {planned}, each in a function of its own"
     return (
         f"planned: {planned}, each as the default shape of a copy of the packages. They take any T "
         f"up to {artifact.rows}, and shapes other than a package's own default (T = 1) may run off "
         "the Neural Engine despite the plan (coremltools issue 2370): measure them, or convert "
-        f"with --functions 1,{artifact.rows}"
+        "without --flexible"
     )
 
 

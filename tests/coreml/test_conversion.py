@@ -22,7 +22,7 @@ from paceline.storage import manifest
 from paceline.storage.files import read_json
 from paceline.storage.manifest import MANIFEST
 from paceline_coreml.conversion import convert as conversion
-from paceline_coreml.conversion.conversion_options import ConversionOptions
+from paceline_coreml.conversion.conversion_options import ConversionOptions, with_defaults
 from paceline_coreml.conversion.convert import convert
 from paceline_coreml.conversion.family import Family
 from paceline_coreml.conversion.shards import convert_head, convert_layers
@@ -127,6 +127,32 @@ def test_weights_to_keep_stay_float16(source: Source, tmp_path: Path):
 def test_all_layers_can_be_tapped(source: Source, tmp_path: Path):
     artifact = made(source, tmp_path / "out", topology="2+1", taps="all")
     assert [shard.taps for shard in artifact.layer_shards] == [(0, 1), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rows", "functions"),
+    [
+        ({}, 8, (8,)),
+        ({"rows": 4}, 4, (4,)),
+        ({"rows": 128}, 128, (8, 128)),
+        ({"functions": (64, 8)}, 64, (8, 64)),
+        ({"functions": (8, 8)}, 8, (8,)),
+        ({"flexible": True}, 4, ()),
+        ({"flexible": True, "rows": 12}, 12, ()),
+    ],
+)
+def test_a_language_model_has_one_shape_unless_more_are_asked_for(
+    chosen: dict[str, Any], rows: int, functions: tuple[int, ...]
+):
+    options = with_defaults(ConversionOptions(**chosen), "causal-lm")
+    assert (options.rows, options.functions, options.slots) == (rows, functions, 2048)
+
+
+def test_a_classifier_has_fixed_rows():
+    options = with_defaults(ConversionOptions(), "token-classification")
+    assert (options.rows, options.functions, options.slots) == (128, (1, 128), 128)
+    with pytest.raises(InvalidRequest):
+        with_defaults(ConversionOptions(flexible=True), "token-classification")
 
 
 @pytest.mark.parametrize(

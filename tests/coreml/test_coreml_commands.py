@@ -191,6 +191,7 @@ def test_a_model_for_another_engine_is_rejected(tiny_files: Any, converted: str,
         (("--topology", "3"), "3 is 3 layers; the model has 2"),
         (("--temporary", "/no/such/folder"), "/no/such/folder is not a folder"),
         (("--functions", "1,2", "--rows", "4"), "expected one for 4, the most of a call"),
+        (("--functions", "8,64", "--flexible"), "expected one of the two"),
         (("--weights", "int4", "--keep", "layers.7.*"), "no weight matches layers.7.*"),
     ],
 )

@@ -42,7 +42,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def folder(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With INT8 weights, in calls of up to four rows, all layers tapped."""
+    """With INT8 weights, in calls of four rows, all layers tapped."""
     folder = tmp_path_factory.mktemp("real") / "made"
     topology = "20+10" if WHOLE else "5+4"
     options = {"topology": topology, "rows": 4, "slots": 256, "taps": "all"}

@@ -34,12 +34,13 @@ def classify(
     from paceline_coreml.engine.classifier import TextClassifier
     from paceline_coreml.engine.entities import Entity, entities, probabilities
 
-    files = resolve(model, progress=progress_of(output))
+    progress = progress_of(output)
+    files = resolve(model, progress=progress)
     if files.engine != "coreml":
         raise InvalidRequest(
             f"{model} is a model for the engine {files.engine}; expected a Core ML token classifier"
         )
-    classifier = TextClassifier(files.folder, units=compute_units)
+    classifier = TextClassifier(files.folder, units=compute_units, say=progress.say)
     tokenizer = files.tokenizer()
     encoded = [tokenizer.encode_with_offsets(part) for part in texts]
     kind = "tokens" if tokens else "entities"

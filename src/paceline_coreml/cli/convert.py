@@ -28,7 +28,7 @@ class ConversionArguments:
         ),
     ] = None
     flexible: Annotated[
-        bool | None, Option("--flexible", help="one function for any number of rows, up to 4")
+        bool | None, Option("--flexible", help="one function for 1 to 4 rows, or to --rows")
     ] = None
     slots: Annotated[
         int | None, declare.count(help="context length; default: 2048, or the model's own")

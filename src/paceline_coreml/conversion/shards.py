@@ -51,7 +51,7 @@ class Layers(nn.Module):
         # Keyed by layer index, which the names of weights and states then contain.
         self.layers = nn.ModuleDict({str(i): family.layer(i) for i in range(start, end)})
         self._names = input_names(family)
-        self._taps = {str(tap) for tap in taps}
+        self._taps = {str(tap) for tap in inner_taps(taps, end)}
         self._hidden_size = family.shape.hidden_size
 
     def forward(self, hidden: Tensor, *rest: Tensor) -> Any:
@@ -79,6 +79,11 @@ class Head(nn.Module):
         """[1, stream_size, T, 1] -> logits [1, end - start, T, 1]."""
         logits: Tensor = self.head(self.final(hidden))
         return logits
+
+
+def inner_taps(taps: Sequence[int], end: int) -> list[int]:
+    """Tapped layers with an output of their own: see `Shard.output`."""
+    return [tap for tap in taps if tap != end - 1]
 
 
 def input_names(family: Family) -> list[str]:
@@ -148,7 +153,7 @@ def convert_layers(
 ) -> Any:
     """Layers [start, end) as a float16 ML program with input `hidden` and output `out_hidden`.
 
-    Every layer N of `taps` adds an output `tap_N`, [1, hidden_size, T, 1].
+    Every layer N of `taps` but the last layer adds an output `tap_N`, [1, hidden_size, T, 1].
     """
     import coremltools as ct
 
@@ -161,7 +166,7 @@ def convert_layers(
         module,
         input_shapes(family, sizes, sizes.rows),
         input_shapes(family, sizes, sizes.axis()),
-        outputs=["out_hidden", *(f"tap_{tap}" for tap in taps)],
+        outputs=["out_hidden", *(f"tap_{tap}" for tap in inner_taps(taps, end))],
         states=states,
     )
 

@@ -44,7 +44,15 @@ class Shard:
     start: Count
     end: Count
     taps: tuple[Count, ...] = ()
-    """Layers whose hidden states are outputs too, as `tap_N`."""
+    """Layers whose hidden states are outputs too."""
+
+    def output(self, layer: int) -> str:
+        """Name of the output that begins with the hidden state after a tapped layer, or the last.
+
+        That of the last one is the stream: with static rows, coremltools would give a copy of it
+        the name of the stream, and the stream none.
+        """
+        return "out_hidden" if layer == self.end - 1 else f"tap_{layer}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,7 @@ class Artifact:
     slots: Positive
     rows: Positive
     """Most rows of a call; those of a prompt's calls."""
-    functions: tuple[Count, ...]
+    functions: tuple[Positive, ...]
     """Numbers of rows with a static function; empty: any number up to `rows`."""
     ring: Count
     """Size of the ring buffer of a convolution's recent rows."""
@@ -136,6 +144,13 @@ def read_artifact(folder: Path) -> Artifact:
 
 def _contradictions(artifact: Artifact) -> Iterator[str]:
     """Values that are valid alone and contradict each other."""
+    if artifact.functions and artifact.rows != artifact.widths[-1]:
+        yield (
+            f"functions is {list(artifact.functions)}, expected one for {artifact.rows} rows, and "
+            "none for more"
+        )
+    if artifact.lags and artifact.ring < artifact.rows + artifact.lags:
+        yield f"ring is {artifact.ring}, expected at least {artifact.rows + artifact.lags}"
     if artifact.task == CAUSAL_LM:
         if artifact.labels:
             count = len(artifact.labels)
@@ -148,13 +163,13 @@ def _contradictions(artifact: Artifact) -> Iterator[str]:
 
 
 def _classifier_faults(artifact: Artifact) -> Iterator[str]:
-    task, rows, functions = f"for the task {artifact.task}", artifact.rows, list(artifact.functions)
+    task, rows = f"for the task {artifact.task}", artifact.rows
     if not artifact.labels or len({*artifact.labels}) < len(artifact.labels):
         yield f"it has the labels {[*artifact.labels]}, expected at least one, and each once"
     if not artifact.reach:
         yield f"reach is 0, expected a number of 1 or more {task}"
-    if rows not in functions:
-        yield f"functions is {functions}, expected one for {rows} rows {task}"
+    if not artifact.functions:
+        yield f"functions is empty, expected one for {rows} rows {task}"
     if len(artifact.head_shards) > 1:
         yield f"it has {len(artifact.head_shards)} head_shards, expected one {task}"
     if artifact.slots < rows:

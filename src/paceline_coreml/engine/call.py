@@ -64,7 +64,7 @@ class ArtifactCall:
             )
             stream = outputs["out_hidden"]
             for tap in set(shard.taps) & set(taps):
-                tapped[tap_name(tap)] = outputs[f"tap_{tap}"][0, :, :count, 0].T
+                tapped[tap_name(tap)] = outputs[shard.output(tap)][0, :size, :count, 0].T
         return stream, tapped
 
     def head(self, stream: Floats, first: int, logits: Logits, best: Best | None) -> None:

@@ -5,7 +5,7 @@ a call, where the mask keeps them apart, and the rest of the call is padding. In
 of a text are equal alone and packed, up to the rounding of sums with more zero terms.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,7 @@ class TextClassifier:
         functions: Sequence[int] = (),
         units: str = "cpu-and-ne",
         rounding: str = "f16",
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Validate an artifact and load its shards.
 
@@ -50,6 +51,7 @@ class TextClassifier:
                 that holds its texts; buckets are loaded separately and take memory.
             units: compute units, on a Mac: see `packages.UNITS`.
             rounding: rounding of the rehearsal, elsewhere: "f16" or "f32".
+            say: gets a line before Core ML compiles shards, which it does once.
 
         Raises:
             ModelError: the artifact is damaged or no classifier, or a shard cannot be loaded.
@@ -74,7 +76,7 @@ class TextClassifier:
         """Most tokens of a text."""
         self._embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r")
         self._cos, self._sin = np.load(folder / ROTARY)
-        opener = PackageOpener(artifact, units=units, rounding=rounding)
+        opener = PackageOpener(artifact, units=units, rounding=rounding, say=say)
         self._buckets = {
             rows: _Bucket(
                 opener.open_all(artifact.function(rows)),

@@ -108,10 +108,7 @@ class CompiledShards:
     def _compile(self, paths: Sequence[str]) -> None:
         if not paths:
             return
-        self._say(
-            f"compiling {len(paths)} packages of {self._artifact.name}, once for this version of "
-            "macOS"
-        )
+        self._say(f"compiling {self._artifact.name} for Core ML, once for this version of macOS")
         packages = [str(self._artifact.folder / path) for path in paths]
         ended = run_child(python("-m", __name__, str(self.folder), *packages))
         self._compiled_here |= {path for path in paths if self._is_whole(path)}

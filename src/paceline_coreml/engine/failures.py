@@ -19,7 +19,7 @@ _DESCRIPTION = re.compile(r"\bNSLocalizedDescription = (?:\"((?:[^\"\\]|\\.)*)\"
 _MOST = 300
 """Characters of a reason."""
 
-_OTHER_ENGINE = "or use the model that it was made from with --engine llamacpp"
+_OTHER_ENGINE = "or use the model that it was made from with --engine auto"
 _ADVICE = {
     "compile": f"convert the model again with `paceline convert`, {_OTHER_ENGINE}",
     "load": (

@@ -61,12 +61,9 @@ ArtifactOutputs = Mapping[str, ArtifactOutput]
 def outputs_of(artifact: Artifact) -> list[LayerOutput]:
     """Outputs of the shards of layers, in the order of the layers."""
     return [
-        LayerOutput(shard.path, name, layer)
+        LayerOutput(shard.path, shard.output(layer), layer)
         for shard in artifact.layer_shards
-        for name, layer in (
-            *((f"tap_{tap}", tap) for tap in sorted(shard.taps)),
-            ("out_hidden", shard.end - 1),
-        )
+        for layer in sorted({*shard.taps, shard.end - 1})
     ]
 
 
@@ -100,7 +97,9 @@ def run_shards(
         for width in inputs
         for text, embeddings in zip(texts, embed(artifact, texts).values(), strict=True)
     ]
-    opener = PackageOpener(artifact, units=options.units, rounding=options.rounding)
+    opener = PackageOpener(
+        artifact, units=options.units, rounding=options.rounding, say=progress.say
+    )
     count = len(artifact.layer_shards) + len(artifact.head_shards)
     label = f"running {artifact.name} shard by shard"
     with progress.task(label, count, unit="packages") as reach:

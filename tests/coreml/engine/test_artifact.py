@@ -85,6 +85,28 @@ def test_a_whole_artifact_is_read(folder: Path):
     assert (found.taps, found.rows, found.slots) == ((1,), 4, 64)
 
 
+@pytest.mark.parametrize(
+    ("rows", "functions", "decode_rows", "names"),
+    [
+        (4, [], 4, {None}),
+        (128, [], 8, {None}),
+        (8, [8], 8, {None}),
+        (64, [8, 64], 8, {"t8", "t64"}),
+        (64, [1, 4, 64], 4, {"t1", "t4", "t64"}),
+        (64, [16, 64], 16, {"t16", "t64"}),
+    ],
+)
+def test_answers_have_calls_of_few_rows(
+    folder: Path, rows: int, functions: list[int], decode_rows: int, names: set[str | None]
+):
+    path = folder / "manifest.json"
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps({**value, "rows": rows, "functions": functions}))
+    artifact = read_artifact(folder)
+    assert artifact.decode_rows == decode_rows
+    assert {artifact.function(width) for width in artifact.widths} == names
+
+
 def put(*keys: Any, value: Any) -> Change:
     def change(found: dict[str, Any]) -> None:
         for key in keys[:-1]:
@@ -103,6 +125,9 @@ def put(*keys: Any, value: Any) -> Change:
         (put("rows", value=0), "rows: Input should be greater than or equal to 1, not 0"),
         (put("slots", value=True), "slots: Input should be a valid integer, not True"),
         (put("functions", value="t4"), "functions: "),
+        (put("functions", value=[0, 4]), "functions.0: "),
+        (put("functions", value=[2]), "functions is [2], expected one for 4 rows"),
+        (put("lags", value=2), "ring is 0, expected at least 6"),
         (put("task", value="painting"), "task: "),
         (put("name", value=3), "name: Input should be a valid string, not 3"),
         (

@@ -26,6 +26,10 @@ from paceline_coreml.engine.classifier import TextClassifier  # noqa: E402
 from paceline_coreml.engine.engine import CoreMlEngine  # noqa: E402
 from paceline_coreml.rehearsal.program import Constant, Op, read_package  # noqa: E402
 from support.coreml import FACTS  # noqa: E402
+from support.errors import raises  # noqa: E402
+from support.fake_mac import FakeMac, mac  # noqa: E402
+
+__all__ = ["mac"]
 
 pytestmark = pytest.mark.coreml
 
@@ -151,6 +155,24 @@ def test_the_manifest_says_what_it_classifies(made: Made, folder: Path):
     assert (artifact.functions, artifact.slots) == ((1, ROWS), ROWS)
     assert [(one.start, one.end) for one in artifact.layer_shards] == [(0, 1), (1, 2)]
     assert [(one.start, one.end) for one in artifact.head_shards] == [(0, len(artifact.labels))]
+
+
+def test_core_ml_gives_the_scores_of_the_rehearsal(
+    folder: Path,
+    texts: list[list[int]],
+    mac: FakeMac,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    copy = Path(shutil.copytree(folder, tmp_path / "artifact"))
+    classifier = TextClassifier(copy)
+    with_core_ml = [text.scores.tolist() for text in classifier.label(texts)]
+    mac.again()
+    mac.fails = lambda _: True
+    with raises(ModelError, "layers-000-001.mlpackage"):
+        classifier.label(texts)
+    monkeypatch.setattr("paceline_coreml.engine.packages.on_a_mac", lambda: False)
+    assert with_core_ml == [text.scores.tolist() for text in TextClassifier(copy).label(texts)]
 
 
 @pytest.mark.parametrize("which", range(len(LENGTHS)), ids=LENGTHS)

@@ -1,7 +1,7 @@
 """Compiled shards are kept, and what is no whole compilation is not used; see `fake_mac.py`."""
 
-import os
 import shutil
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ import pytest
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage import manifest
 from paceline.storage.files import read_json
+from paceline.storage.processes import Finished
 from paceline.storage.system import cache_dir, lock_path
 from paceline_coreml.engine import compiled
 from paceline_coreml.engine.artifact import read_artifact
@@ -165,7 +166,16 @@ def test_a_place_that_cannot_be_written_is_named(artifact: Path, mac: FakeMac):
         opened(artifact)
 
 
-@pytest.mark.skipif(os.uname().sysname == "Darwin", reason="where Core ML is, this compiles")
+def test_a_compiler_that_is_killed_is_an_error_of_one_line(
+    artifact: Path, mac: FakeMac, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(compiled, "run_child", lambda _: Finished(-9, ("half a line",)))
+    with raises(ModelError, "layers-000-002.mlpackage", "signal 9"):
+        opened(artifact)
+    assert mac.calls == []
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="where Core ML is, this compiles")
 @pytest.mark.slow
 def test_a_child_that_cannot_compile_gives_its_reason(artifact: Path):
     shards = CompiledShards(read_artifact(artifact), Mac("26.1", "25B78"), lambda _: None)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from paceline.decoding.types import Block
@@ -12,8 +13,10 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
 from paceline.storage.files import read_json, write_json
 from paceline.storage.manifest import MANIFEST
+from paceline.storage.processes import Finished
+from paceline_coreml.engine import failures
 from paceline_coreml.engine.engine import CoreMlEngine
-from paceline_coreml.engine.failures import reason_of
+from paceline_coreml.engine.failures import Mac, reason_of, this_mac
 from support.errors import raises
 from support.fake_mac import COMPILE, LOAD, PREDICT, REASON, STATE, FakeMac, mac
 
@@ -69,6 +72,25 @@ def test_each_call_that_fails_is_an_error_of_one_line(artifact: Path, mac: FakeM
         mac.again()
         assert rows(opened(artifact)) == expected
         shutil.rmtree(artifact / "compiled")
+
+
+def test_what_coremltools_rejects_is_an_error_of_one_line(artifact: Path, mac: FakeMac):
+    package = opened(artifact)._decode[0].packages.heads[0]
+    hidden = np.zeros((1, 64, 4, 1), np.float32)
+    assert set(package.predict({"hidden": hidden})) == {"logits"}
+    hidden.flags.writeable = False
+    with raises(ModelError, "head-000000-000080.mlpackage", "not convertible"):
+        package.predict({"hidden": hidden})
+    with raises(ModelError, "head-000000-000080.mlpackage", "stream is no input"):
+        package.predict({"stream": np.zeros((1, 64, 4, 1), np.float32)})
+
+
+def test_the_version_of_macos_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(failures.platform, "mac_ver", lambda: ("26.1", ("", "", ""), "arm64"))
+    monkeypatch.setattr(failures, "run_child", lambda _: Finished(0, ("25B78", "")))
+    assert this_mac() == Mac("26.1", "25B78")
+    monkeypatch.setattr(failures, "run_child", lambda _: Finished(1, ("no such command",)))
+    assert this_mac() == Mac("26.1", "26.1")
 
 
 def test_a_macos_without_states_is_refused_before_compilation(artifact: Path, mac: FakeMac):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.decoding.types import Block
+from paceline.decoding.types import Block, tap_name
 from paceline.engines import EngineSettings
 from paceline.engines.kv_blocks import BlockTable
 from paceline_coreml.engine.artifact import read_artifact
@@ -21,6 +21,8 @@ pytestmark = pytest.mark.coreml
 
 TEXT = [(7 * i + i * i) % VOCAB for i in range(100)]
 PROMPT, ANSWER = TEXT[:83], TEXT[83:]
+TAPS = (0, 1)
+"""Layers; the second is the last one of LFM2 and ZAYA."""
 
 
 def of_two_roles(folder: Path, model: str) -> Path:
@@ -30,14 +32,15 @@ def of_two_roles(folder: Path, model: str) -> Path:
     """
     checkpoint = tiny_checkpoint(folder / "checkpoint", model)
     layers = str(MODELS[model][1]["num_hidden_layers"])
-    sizes: dict[str, Any] = {"slots": 192, "topology": layers, "head_rows": VOCAB, "taps": ()}
+    sizes: dict[str, Any] = {"slots": 192, "topology": layers, "head_rows": VOCAB}
     calls: dict[str, Any] = {"functions": (8, 64)} if model == "llama" else {"rows": 64}
     return convert_tiny(checkpoint, folder / "artifact", weights="f16", **sizes, **calls)
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def engine(request: pytest.FixtureRequest, core_ml: Callable[..., Path]) -> CoreMlEngine:
-    return CoreMlEngine(core_ml(of_two_roles, model=request.param))
+    folder = core_ml(of_two_roles, model=request.param)
+    return CoreMlEngine(folder, EngineSettings(taps=TAPS))
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +67,19 @@ def other_shapes(engine: CoreMlEngine) -> Iterator[list[int]]:
 def answer_rows(
     engine: CoreMlEngine, prompt: Sequence[int], blocks: Sequence[tuple[int, int]]
 ) -> bytes:
-    """The prompt's last row, and rows of the answer in blocks of (accepted, rejected) tokens."""
+    """The prompt's last row, and rows of the answer in blocks of (accepted, rejected) tokens.
+
+    And the hidden states of all.
+    """
     with closing(engine.open()) as sequence:
         # In two chunks, as a scheduler cuts a prompt.
-        logits = []
+        logits, taps = [], []
         for chunk, rows in ((PROMPT[: len(prompt)], 0), (PROMPT[len(prompt) :], 1)):
             if chunk:
                 step = engine.step([(sequence, Block(chunk, rows, prefill=True))])
                 sequence.commit(len(chunk))
                 logits.append(step.logits[0].copy())
+                taps.append([step.taps[0][tap_name(tap)] for tap in TAPS])
         at = 0
         for kept, rejected in blocks:
             wrong = [(token + 1) % VOCAB for token in TEXT[:rejected]]
@@ -80,9 +87,12 @@ def answer_rows(
             step = engine.step([(sequence, Block(tokens, len(tokens)))])
             sequence.commit(kept)
             logits.append(step.logits[0][:kept].copy())
+            taps.append([step.taps[0][tap_name(tap)][:kept] for tap in TAPS])
             at += kept
         assert at == len(ANSWER)
-        return np.concatenate(logits).tobytes()
+        hidden = np.concatenate(taps, axis=1)
+        assert hidden.shape[:2] == (len(TAPS), len(TEXT))
+        return np.concatenate(logits).tobytes() + hidden.tobytes()
 
 
 def test_prompts_run_in_the_wide_function_and_answers_in_the_narrow_one(engine: CoreMlEngine):
