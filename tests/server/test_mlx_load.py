@@ -3,6 +3,7 @@
 Its clients share calls. The load is that of `test_exact_under_load.py`: eight clients.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,27 @@ import pytest
 
 from paceline.engines.mlx.model import LoadedModel
 from paceline.runtime.model import Model
+from paceline.server.settings import Settings
 from support import mlx
-from support.load import SPECULATIONS, Load, check_load, plain_answers
+from support.load import (
+    CLIENTS,
+    SPECULATIONS,
+    Load,
+    is_the_same,
+    plain_answers,
+    questions,
+    requests,
+)
+from support.server import running
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]
 
-FEW = {"logit_bias": {2: 40.0, **{4 + ord(letter) - ord(" "): 40.0 for letter in "the, rain"}}}
-"""Random models repeat themselves, and some drafts stand, if they have few tokens to pick from; 2
-ends an answer."""
+FEW = {"logit_bias": {4 + ord(letter) - ord(" "): 40.0 for letter in "the, rain"}}
+"""Random models repeat themselves, and some drafts stand, if they have few tokens to pick from."""
 
 LOAD = Load(
-    40,
-    10,
+    32,
+    12,
     tuple(item for item in SPECULATIONS if "table" not in item.get("drafter", "")),
     frozenset({"ngram", "prediction"}),
     2,
@@ -58,5 +68,14 @@ def test_answers_are_those_of_plain_decoding(tmp_path: Path, monkeypatch: pytest
         return original(self, parts, **options)
 
     monkeypatch.setattr(LoadedModel, "call_together", counting)
-    check_load(model, LOAD, answers)
+    asked = questions(LOAD)
+    items = list(requests(LOAD, answers))
+    with running(model.fresh(), Settings(drafter="auto")) as server:
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            reports = list(clients.map(lambda item: item.ask(server), items))
+        server.rest()
+        assert server.scheduler.load.failed == 0
+    for told, item in zip(reports, items, strict=True):
+        is_the_same(told, answers[asked.index(item.question)], model.files.stop_token_ids, item)
+    assert sum(told.accepted for told in reports) > len(reports)
     assert max(together) >= 4
