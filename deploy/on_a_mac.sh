@@ -138,10 +138,13 @@ step "system versions" versions
 
 step "mlx rules" rules
 step "mlx exactness" paceline verify --model "$model" --engine mlx
+step "mlx exactness near thresholds" limited "$python" benchmarks/mlx_thresholds.py --model "$model"
 step "mlx cost of calls" paceline plan --model "$model" --engine mlx --again
 step "mlx drafters" paceline bench run --model "$model" --engine mlx --drafter auto --drafter ngram --per-kind 1 --rounds 2
 step "mlx several sequences" limited "$python" benchmarks/python_batch.py --model "$model" --engine mlx \
     --contexts 8 --prompts 8 --tokens 128 --rounds 2
+step "mlx several sequences, plain" limited "$python" benchmarks/python_batch.py --model "$model" --engine mlx \
+    --contexts 8 --prompts 8 --tokens 128 --rounds 2 --drafter none
 
 step "coreml convert" paceline convert "$small" --to coreml
 step "coreml lint" paceline coreml lint "$small@coreml"
