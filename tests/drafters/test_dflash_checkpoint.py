@@ -10,6 +10,7 @@ import pytest
 
 from paceline.drafters.dflash import Config, read_config
 from paceline.drafters.dflash.checkpoint import read_draft_vocab, read_tensors
+from paceline.drafters.networks.rope import Llama3Rope, frequencies
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
 from support.dflash import LEFT_OUT, MASK, config_json, tiny_config, write_checkpoint, write_config
@@ -85,7 +86,7 @@ def test_all_faults_are_named_at_once(config: Config, tmp_path: Path):
         "block_size: ",
         "dflash_config.target_layer_ids: ",
         "dflash_config.mask_token_id: ",
-        "rope_scaling.rope_type: Input should be 'default', not 'yarn'",
+        "rope_scaling.rope_type: Input should be 'default' or 'llama3', not 'yarn'",
         "attention_bias: ",
         "'gelu'",
     ):
@@ -122,11 +123,24 @@ def test_an_invalid_rope_theta_is_rejected(config: Config, tmp_path: Path, theta
     assert "config.json: rope_theta: " in rejection(tmp_path, config, rope_theta=theta)
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""As in the drafters for Llama 3.1."""
+
+
 @pytest.mark.parametrize(
     "rope",
     [
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
         {"rope_scaling": {"rope_type": "llama3"}},
+        {"rope_scaling": {**LLAMA3, "factor": 0.5}},
+        {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}},
+        {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": None}},
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0}},
         {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
         {"partial_rotary_factor": 0.5},
@@ -143,6 +157,39 @@ def test_the_rope_parameters_of_transformers_5_are_read(config: Config, tmp_path
     change = {"rope_theta": LEFT_OUT, "rope_scaling": LEFT_OUT, "rope_parameters": new}
     write_checkpoint(tmp_path, config, change=change)
     assert read_config(tmp_path) == replace(config, rope_theta=2000.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_scaling": LLAMA3},
+        {
+            "rope_scaling": {
+                "type": "llama3",
+                **{k: v for k, v in LLAMA3.items() if k != "rope_type"},
+            }
+        },
+        {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}, "rope_theta": LEFT_OUT},
+    ],
+)
+def test_the_scaling_of_llama_3_is_read(config: Config, tmp_path: Path, change: Any):
+    config = replace(config, rope_theta=5e5)
+    write_checkpoint(tmp_path, config, change=change)
+    assert read_config(tmp_path) == replace(config, llama3_rope=Llama3Rope(8.0, 1.0, 4.0, 8192))
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    "scaling", [None, Llama3Rope(8.0, 1.0, 4.0, 8192)], ids=["plain", "llama3"]
+)
+def test_frequencies_are_those_of_transformers(scaling: Llama3Rope | None):
+    transformers = pytest.importorskip("transformers")
+    rope = {**LLAMA3} if scaling else {"rope_type": "default"}
+    config = transformers.LlamaConfig(head_dim=128, rope_parameters={**rope, "rope_theta": 5e5})
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    expected = LlamaRotaryEmbedding(config).inv_freq.numpy()
+    np.testing.assert_allclose(frequencies(128, 5e5, scaling), expected, rtol=1e-6)
 
 
 def test_a_window_counts_only_for_layers_that_slide(config: Config, tmp_path: Path):

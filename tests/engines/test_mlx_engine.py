@@ -279,7 +279,8 @@ def test_what_is_built_on_a_step_is_computed_with_it(opened: mlx.Opened, calls: 
 def test_every_number_of_rows_agrees_here(family: str, opened: mlx.Opened):
     engine = opened(family, rows=None)
     assert engine.rows == RowRange(1, 32)
-    assert engine.describe()["rows"] == "1-32"
+    described = engine.describe()
+    assert (described["rows"], described["together"]) == ("1-32", "32")
     assert all(compared.holds for compared in measure_invariance(engine).values())
 
 

@@ -6,7 +6,7 @@ shares nothing with the graph or the network in MLX.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,7 +141,8 @@ def config_json(config: Config) -> dict[str, Any]:
         "hidden_act": "silu",
         "layer_types": ["sliding_attention" if item else "full_attention" for item in sliding],
         "model_type": "qwen3",
-        "rope_scaling": None,
+        "rope_scaling": config.llama3_rope
+        and {"rope_type": "llama3", **asdict(config.llama3_rope)},
         "sliding_window": next(filter(None, config.windows), None),
     }
     inner = settings["dflash_config"]
@@ -264,7 +265,7 @@ def reference_draft(
     def rotate(x: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Each pair (x[i], x[i + hd / 2]) is a point that is turned by place * theta^(-2i / hd)."""
         point = x[..., : hd // 2] + 1j * x[..., hd // 2 :]
-        angle = places[:, None, None] * config.rope_theta ** (-2 * np.arange(hd // 2) / hd)
+        angle = places[:, None, None] * np.array([_turned(config, i) for i in range(hd // 2)])
         turned = point * np.exp(1j * angle)
         return np.concatenate([turned.real, turned.imag], axis=-1)
 
@@ -322,6 +323,22 @@ def reference_draft(
     return Drafted(
         drafted[best].tolist(), chances.tolist(), (first - second).tolist(), hidden, logits
     )
+
+
+def _turned(config: Config, pair: int) -> float:
+    """Radians by which a pair is turned at each place; see `_compute_llama3_parameters`."""
+    speed = config.rope_theta ** (-2 * pair / config.head_dim)
+    rope = config.llama3_rope
+    if rope is None:
+        return float(speed)
+    length = 2 * np.pi / speed
+    if length < rope.original_max_position_embeddings / rope.high_freq_factor:
+        return float(speed)
+    if length > rope.original_max_position_embeddings / rope.low_freq_factor:
+        return float(speed / rope.factor)
+    smooth = rope.original_max_position_embeddings / length - rope.low_freq_factor
+    smooth /= rope.high_freq_factor - rope.low_freq_factor
+    return float((1 - smooth) * speed / rope.factor + smooth * speed)
 
 
 class _Convolved:

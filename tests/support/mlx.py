@@ -156,13 +156,13 @@ def checkpoint(folder: Path, family: str, *, dtype: str = "float32", **changes: 
     return folder
 
 
-def model(checkpoint: Path, cache: Path) -> Model:
+def model(checkpoint: Path, cache: Path, *, cache_tokens: int = 4096) -> Model:
     """A checkpoint with a chat template, loaded and measured."""
     template = "{% for message in messages %}{{ message.content }}.{% endfor %}"
     (checkpoint / "chat_template.jinja").write_text(template)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(cache))
-        loaded = paceline.load(checkpoint, engine="mlx", cache_tokens=4096)
+        loaded = paceline.load(checkpoint, engine="mlx", cache_tokens=cache_tokens)
         _ = loaded.profile
         return loaded
 

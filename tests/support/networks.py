@@ -14,6 +14,7 @@ from paceline.drafters import DrafterResources
 from paceline.drafters.dflash import Config, MlxNetwork, Network, OpenVinoNetwork
 from paceline.drafters.dflash.checkpoint import Chain, Convolution
 from paceline.drafters.mtp import Rows
+from paceline.drafters.networks.rope import Llama3Rope
 from paceline.models import ModelFiles
 from support.dflash import (
     Drafted,
@@ -45,12 +46,18 @@ FORMS = {
     "windows everywhere": Form({"windows": (40, 40)}),
     "a window shorter than a block": Form({"windows": (3, None)}),
     "a reduced vocabulary": Form({}, range(5, 300, 3)),
+    "llama3 rope": Form({"llama3_rope": Llama3Rope(8.0, 1.0, 4.0, 32)}),
     "one tap": Form({"target_layer_ids": (1,)}),
     "heads wider than the hidden states": Form(
         {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16}
     ),
     "another block, RoPE and epsilon": Form(
-        {"block_size": 16, "rope_theta": 500.0, "rms_norm_eps": 0.1}
+        {
+            "block_size": 16,
+            "rope_theta": 500.0,
+            "llama3_rope": Llama3Rope(8.0, 1.0, 4.0, 32),
+            "rms_norm_eps": 0.1,
+        }
     ),
 }
 

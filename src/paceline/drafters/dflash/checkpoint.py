@@ -11,7 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from paceline.drafters.networks.tensors import StoredTensor, check_tensors, stored_tensors
+from paceline.drafters.networks.rope import Llama3Rope, frequencies
+from paceline.drafters.networks.tensors import Array, StoredTensor, check_tensors, stored_tensors
 from paceline.errors import ModelError
 
 ARCHITECTURE: Literal["DFlashDraftModel"] = "DFlashDraftModel"
@@ -119,6 +120,12 @@ class Config:
     """Logits are cap * tanh(logits / cap)."""
     convolution: Convolution | None = None
     chain: Chain | None = None
+    llama3_rope: Llama3Rope | None = None
+
+    @property
+    def frequencies(self) -> Array:
+        """Of RoPE, [head_dim / 2] float32, in radians per position."""
+        return frequencies(self.head_dim, self.rope_theta, self.llama3_rope)
 
     @property
     def drafts(self) -> int:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from paceline.drafters.dflash.checkpoint import CONFIG, Chain, Config, Convolution
-from paceline.drafters.networks.config import HeadDim, One, PositiveFloat, Rope
+from paceline.drafters.networks.config import HeadDim, One, PositiveFloat, ScalableRope
+from paceline.drafters.networks.rope import Llama3Rope
 from paceline.errors import ModelError
 from paceline.storage.files import read_json
 from paceline.storage.validation import Count, Limit, Positive, listed, validated
@@ -40,8 +41,8 @@ class _File:
     head_dim: HeadDim | None = None
     rms_norm_eps: Annotated[float, Limit(ge=0)] = 1e-6
     rope_theta: PositiveFloat = 10_000.0
-    rope_parameters: Rope | None = None
-    rope_scaling: Rope | None = None
+    rope_parameters: ScalableRope | None = None
+    rope_scaling: ScalableRope | None = None
     partial_rotary_factor: One = 1.0
     attention_bias: Literal[False] | None = None
     hidden_act: Literal["silu"] = "silu"
@@ -49,6 +50,12 @@ class _File:
     sliding_window: int | None = None
     is_causal: bool | None = None
     is_neox_style: Literal[True] | None = None
+
+    @property
+    def llama3_rope(self) -> Llama3Rope | None:
+        """The scaling of either form. Raises ValueError, with what is wrong."""
+        ropes = [rope for rope in (self.rope_parameters, self.rope_scaling) if rope is not None]
+        return next((scaling for rope in ropes if (scaling := rope.llama3)), None)
 
 
 @dataclass(kw_only=True)
@@ -194,6 +201,10 @@ def _contradictions(file: _File, settings: dict[str, Any]) -> list[str]:
     """Values that are valid alone and contradict each other."""
     faults = []
     heads, kinds = file.num_attention_heads, file.layer_types
+    try:
+        _ = file.llama3_rope
+    except ValueError as error:
+        faults.append(str(error))
     last_tap, mask = max(settings["target_layer_ids"]), settings["mask_token_id"]
     if not file.head_dim and file.hidden_size % (2 * heads):
         faults.append(f"hidden_size {file.hidden_size} over {heads} heads is no even head size")

@@ -238,7 +238,7 @@ class GraphBuilder(GraphNodes):
         return ops.reshape(total, self._ints([0, self._config.hidden_size]), True)
 
     def _rope(self, positions: Any) -> tuple[Any, Any]:
-        return self._rope_tables(positions, self._config.head_dim, self._config.rope_theta)
+        return self._rope_tables(positions, self._config.frequencies)
 
     def _norm_of(self, hidden: Any, weight: Any) -> Any:
         return self._rms_norm(hidden, weight, self._config.rms_norm_eps)

@@ -69,6 +69,9 @@ class MlxNetwork:
             layer_of(weights, layer, self.config, bits=bits)
             for layer in range(self.config.num_hidden_layers)
         ]
+        # MLX computes the frequencies of plain RoPE itself, and takes others as their inverses.
+        scaled = self.config.llama3_rope is not None
+        self._periods = mx.array(1 / self.config.frequencies) if scaled else None
         self._embed = target.embed
         self._head: Callable[[MlxArray], MlxArray] = target.head
         self._draft_vocab = None
@@ -189,9 +192,10 @@ class MlxNetwork:
             heads,
             self.config.head_dim,
             traditional=False,
-            base=self.config.rope_theta,
+            base=None if self._periods is not None else self.config.rope_theta,
             scale=1.0,
             offset=position,
+            freqs=self._periods,
         )
 
     def _feed_forward(self, layer: Layer, hidden: MlxArray) -> MlxArray:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from paceline.drafters.mtp.checkpoint import Head
 from paceline.drafters.networks.nodes import GraphNodes
+from paceline.drafters.networks.rope import frequencies
 from paceline.drafters.networks.target import TargetWeights, read_matrix
 from paceline.storage.paged_attention import SEQUENCES, PagedSizes, paged_attention
 
@@ -87,7 +88,7 @@ class HeadGraph(GraphNodes):
             config.num_key_value_heads,
             config.head_dim,
         )
-        tables = self._rope_tables(positions, config.rotary_dims, config.rope_theta)
+        tables = self._rope_tables(positions, frequencies(config.rotary_dims, config.rope_theta))
         queries = self._heads(self._linear(rows, self._matrix(weights.query)), heads)
         both = self._heads(self._linear(rows, self._matrix(weights.keys_values)), 2 * kv_heads)
         keys, values = ops.split(both, self._ints(1), 2).outputs()

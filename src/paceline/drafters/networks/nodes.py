@@ -20,12 +20,11 @@ class GraphNodes:
         self._ops = opset13
         self._int8 = int8
 
-    def _rope_tables(self, positions: Any, dims: int, theta: float) -> tuple[Any, Any]:
-        """Cos and sin of RoPE (half rotation) over `dims` dimensions, both [R, 1, dims]."""
+    def _rope_tables(self, positions: Any, frequencies: Array) -> tuple[Any, Any]:
+        """Cos and sin of RoPE (half rotation) for frequencies [dims / 2], both [R, 1, dims]."""
         ops = self._ops
-        half = np.arange(0, dims, 2, dtype=np.float32) / dims
-        frequencies = self._floats(1 / np.float32(theta) ** half)
-        angles = ops.multiply(ops.unsqueeze(positions, self._ints([1, 2])), frequencies)
+        turned = self._floats(frequencies)
+        angles = ops.multiply(ops.unsqueeze(positions, self._ints([1, 2])), turned)
         angles = ops.concat([angles, angles], -1)
         return ops.cos(angles), ops.sin(angles)
 

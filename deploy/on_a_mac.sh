@@ -1,0 +1,167 @@
+#!/bin/sh
+# Runs what only a Mac can tell, and writes one file to send back: `sh deploy/on_a_mac.sh [STEP...]`.
+#
+# A step that fails is noted, and the next one runs. With names only steps that begin so: `mlx serve`.
+# Takes an hour or two and about 6 GB of disk. Variables:
+#   MODEL    for the GPU (mlx-community/Qwen3-0.6B-4bit)
+#   SMALL    for the Neural Engine (smollm2-135m)
+#   PYTHON   to make an environment with (python3)
+#   PACELINE an environment that is there, such as .venv: nothing is installed
+#   REPORT   the file (mac-report.txt); LIMIT, seconds of a step (3600); PORT, of the server (8765)
+set -u
+cd "$(dirname "$0")/.."
+model=${MODEL:-mlx-community/Qwen3-0.6B-4bit}
+small=${SMALL:-smollm2-135m}
+report=${REPORT:-mac-report.txt}
+limit=${LIMIT:-3600}
+port=${PORT:-8765}
+environment=${PACELINE:-.venv-mac}
+python=$environment/bin/python
+only=" $* "
+failed=""
+work=$(mktemp -d)
+server=""
+trap '[ -z "$server" ] || kill "$server" 2>/dev/null; rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+
+note() {
+    printf '%s\n' "$*" | tee -a "$report"
+}
+
+# Run a command for at most LIMIT seconds.
+limited() {
+    "$python" - "$limit" "$@" <<'END'
+import subprocess
+import sys
+
+try:
+    sys.exit(subprocess.run(sys.argv[2:], timeout=float(sys.argv[1]), check=False).returncode)
+except subprocess.TimeoutExpired:
+    print(f"stopped after {sys.argv[1]} seconds")
+    sys.exit(124)
+END
+}
+
+paceline() {
+    limited "$python" -m paceline "$@"
+}
+
+# Run a step, append what it prints, and note how it ended.
+step() {
+    name=$1
+    shift
+    case $only in
+    "  " | *" ${name%% *} "*) ;;
+    *) return 0 ;;
+    esac
+    note ""
+    note "== $name: $*"
+    begun=$(date +%s)
+    "$@" >"$work/output" 2>&1
+    status=$?
+    # No name of a person: paths of the home folder are shortened.
+    sed "s|$HOME|~|g" "$work/output" | tee -a "$report"
+    note "-- $name: exit status $status after $(($(date +%s) - begun)) seconds"
+    [ "$status" -eq 0 ] || failed="$failed
+  $name"
+}
+
+system() {
+    uname -srm
+    if [ "$(uname -s)" = Darwin ]; then
+        sw_vers
+        sysctl -n machdep.cpu.brand_string hw.model hw.memsize hw.ncpu
+    fi
+    git rev-parse HEAD 2>/dev/null || echo "no git checkout"
+}
+
+install() {
+    "${PYTHON:-python3}" -m venv "$environment" &&
+        "$python" -m pip install --quiet --disable-pip-version-check -e '.[mlx,coreml]'
+}
+
+versions() {
+    "$python" -m pip list --disable-pip-version-check 2>/dev/null |
+        grep -i -E '^(paceline|mlx|mlx-lm|mlx-metal|coremltools|numpy|torch|transformers) '
+    "$python" --version
+}
+
+# Rows of a call, and of one of several sequences, that were measured as equal.
+rules() {
+    limited "$python" -c '
+import sys
+
+import paceline
+
+with paceline.load(sys.argv[1], engine="mlx") as loaded:
+    for name, value in loaded.engine.describe().items():
+        print(f"{name}: {value}")
+    print("exact:", loaded.profile.row_invariant)
+' "$model"
+}
+
+# Answers of eight clients, speculating, against each alone.
+serve() {
+    "$python" -m paceline serve --model "$1" --engine "$2" --port "$port" --quiet >"$work/server" 2>&1 &
+    server=$!
+    waited=0
+    until curl --silent --fail --output /dev/null "http://127.0.0.1:$port/health"; do
+        if ! kill -0 "$server" 2>/dev/null || [ "$waited" -ge "$limit" ]; then
+            echo "the server did not start:"
+            tail -5 "$work/server"
+            kill "$server" 2>/dev/null
+            server=""
+            return 1
+        fi
+        sleep 1
+        waited=$((waited + 1))
+    done
+    paceline verify --url "http://127.0.0.1:$port/v1"
+    result=$?
+    kill "$server"
+    wait "$server"
+    server=""
+    return "$result"
+}
+
+: >"$report"
+note "paceline on a Mac, $(date -u +%Y-%m-%dT%H:%M:%SZ)"
+step "system" system
+if [ -z "${PACELINE:-}" ]; then
+    step "install" install
+fi
+[ -x "$python" ] || {
+    note "$python is missing; run the step install, or set PACELINE to an environment with paceline"
+    exit 1
+}
+step "system versions" versions
+
+step "mlx rules" rules
+step "mlx exactness" paceline verify --model "$model" --engine mlx
+step "mlx exactness near thresholds" limited "$python" benchmarks/mlx_thresholds.py --model "$model"
+step "mlx cost of calls" paceline plan --model "$model" --engine mlx --again
+step "mlx drafters" paceline bench run --model "$model" --engine mlx --drafter auto --drafter ngram --per-kind 1 --rounds 2
+step "mlx several sequences" limited "$python" benchmarks/python_batch.py --model "$model" --engine mlx \
+    --contexts 8 --prompts 8 --tokens 128 --rounds 2
+step "mlx several sequences, plain" limited "$python" benchmarks/python_batch.py --model "$model" --engine mlx \
+    --contexts 8 --prompts 8 --tokens 128 --rounds 2 --drafter none
+
+step "coreml convert" paceline convert "$small" --to coreml
+step "coreml lint" paceline coreml lint "$small@coreml"
+step "coreml residency" paceline coreml residency "$small@coreml"
+step "coreml golden" paceline coreml golden "$small@coreml"
+step "coreml exactness" paceline verify --model "$small" --engine coreml
+step "coreml cost of calls" paceline plan --model "$small" --engine coreml --again
+step "coreml drafters" paceline bench run --model "$small" --engine coreml --drafter auto --drafter ngram --per-kind 1 --rounds 2
+
+step "serve mlx" serve "$model" mlx
+step "serve coreml" serve "$small" coreml
+
+note ""
+if [ -n "$failed" ]; then
+    note "Steps that failed:$failed"
+else
+    note "No step failed."
+fi
+echo "Please send $report back."
+[ -z "$failed" ]
