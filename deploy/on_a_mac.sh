@@ -136,7 +136,9 @@ fi
 }
 step "system versions" versions
 
+prompt="Count from one to twenty, in words."
 step "mlx rules" rules
+step "mlx answer" paceline generate "$prompt" --model "$model" --engine mlx --max-tokens 64
 step "mlx exactness" paceline verify --model "$model" --engine mlx
 step "mlx exactness near thresholds" limited "$python" benchmarks/mlx_thresholds.py --model "$model"
 step "mlx cost of calls" paceline plan --model "$model" --engine mlx --again
@@ -149,6 +151,9 @@ step "mlx several sequences, plain" limited "$python" benchmarks/python_batch.py
 step "coreml convert" paceline convert "$small" --to coreml
 step "coreml lint" paceline coreml lint "$small@coreml"
 step "coreml residency" paceline coreml residency "$small@coreml"
+# Core ML compiles at first use.
+step "coreml first answer" paceline generate "$prompt" --model "$small" --engine coreml --max-tokens 64
+step "coreml second answer" paceline generate "$prompt" --model "$small" --engine coreml --max-tokens 64
 step "coreml golden" paceline coreml golden "$small@coreml"
 step "coreml exactness" paceline verify --model "$small" --engine coreml
 step "coreml cost of calls" paceline plan --model "$small" --engine coreml --again

@@ -1,6 +1,7 @@
-"""Decode rows of a step's sequences, in the calls that compute them.
+"""Rows of a step's sequences that get logits, and the calls that compute them.
 
-Independent of MLX. Invariant: the parts of a sequence run in order, each in one call.
+A long block is cut into parts (`RowRange`); parts of several sequences share a call. Invariant: the
+parts of a sequence run in order, each in one call.
 """
 
 from collections import deque
