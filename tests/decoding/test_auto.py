@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.auto import Acceptance, Auto, prior_probability
+from paceline.decoding.auto import Acceptance, Auto, OtherDrafters, prior_probability
 from paceline.decoding.costs import CostTable, expected_tokens
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Drafter, Proposal
@@ -378,6 +378,63 @@ def test_an_estimate_that_is_too_high_is_corrected():
         learn(acceptance, high, int(i % 2))
     assert [*acceptance.probabilities(high)] == pytest.approx([0.5], abs=0.07)
     assert [*acceptance.probabilities(low)] == pytest.approx([0.3])
+
+
+MATCH = Proposal([1, 2, 3, 4], "suffix", match=3)
+ESTIMATE = Proposal([7, 8, 9, 6], "table", probabilities=[0.8, 0.95, 0.95, 0.95])
+"""Has a greater gain than the match unless the match contradicts it."""
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_estimate_counts_less_if_a_match_proposes_another_token(order: tuple[int, int]):
+    def source(match: Proposal) -> str:
+        offered = (match, ESTIMATE)
+        return drafted(Auto(16, CHEAP, Acceptance()), *(offered[at] for at in order)).source
+
+    assert source(MATCH) == "suffix"
+    agreeing = Proposal([7, 2, 3, 4], "suffix", match=1)
+    assert source(agreeing) == "table"
+    assert source(NO_PROPOSAL) == "table"
+
+
+def test_estimates_that_a_match_contradicts_are_counted_apart():
+    for accepted, expected in ((4, "table"), (0, "suffix")):
+        policy = Auto(16, CHEAP, acceptance := Acceptance())
+        for _ in range(30):
+            taken = policy.draft([Says(MATCH), Says(ESTIMATE)], [], 99)
+            kept = accepted if taken.source == "table" else 0
+            policy.observe(DecodeOutcome(taken, kept, 0.0, picks(ESTIMATE, accepted)))
+        assert taken.source in (expected, "none")
+        # Estimates without a contradicting match are unchanged.
+        assert next(acceptance.probabilities(ESTIMATE)) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize(("first", "tokens"), [(7, 2), (8, 1)], ids=["agree", "contradict"])
+def test_a_match_that_an_estimate_confirms_is_drafted_further(
+    first: int, tokens: int, order: tuple[int, int]
+):
+    match = Proposal([7, 2, 3, 4], "suffix", match=2)
+    offered = match, sure(1, "table", 0.1)._replace(tokens=[first])
+    cost = CostTable({1: 1.0, 2: 1.0, 3: 1.25, 32: 8.5})
+    taken = drafted(Auto(16, cost, Acceptance()), *(offered[at] for at in order))
+    assert (taken.source, len(taken.tokens)) == ("suffix", tokens)
+
+
+def test_matches_that_an_estimate_confirms_are_counted_apart():
+    policy = Auto(16, CHEAP, acceptance := Acceptance())
+    match, estimate = Proposal([7], "suffix", match=2), sure(1, "table", 0.1)._replace(tokens=[7])
+    for _ in range(30):
+        taken = policy.draft([Says(match), Says(estimate)], [], 99)
+        policy.observe(DecodeOutcome(taken, 1, 0.0, [7, 5]))
+    assert next(acceptance.probabilities(match)) == prior_probability(2)
+    assert next(acceptance.probabilities(match, OtherDrafters.AGREE)) > 0.95
+
+
+def test_a_match_does_not_contradict_a_costly_drafter():
+    policy = Auto(16, CHEAP, Acceptance())
+    taken = policy.draft([Says(MATCH), Says(ESTIMATE, seconds=1e-9)], [], 99)
+    assert taken.source == "table"
 
 
 def test_a_cut_proposal_keeps_the_estimates_of_its_tokens():

@@ -7,6 +7,7 @@ Invariant: a policy changes speed, never a token.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Drafter, Proposal
@@ -33,6 +34,13 @@ _UNSEEN_TEXT = 0.75
 """Factor on a drafter's own estimate as a prior: it was fitted to the drafter's training text and
 is too high elsewhere (docs/decisions/auto-policy.md)."""
 
+_CONTRADICTED = 0.4
+"""Factor on the estimate of its first token if a match proposes another one."""
+
+_AGREED = 0.5, 1.5
+"""Prior of a match's first token that an estimate of another drafter confirms, by match length m:
+(m + 0.5) / (m + 1.5)."""
+
 _ESTIMATE_BINS = 8
 """A drafter's own estimates are rounded to multiples of 1 / 8, and corrected per bin."""
 
@@ -58,6 +66,13 @@ def prior_probability(match: int) -> float:
     return (match - 0.5) / (match + 2)
 
 
+class OtherDrafters(Enum):
+    """What free drafters of the other kind, matching or estimating, say of a first token."""
+
+    AGREE = "agree"
+    CONTRADICT = "contradict"
+
+
 @dataclass(slots=True)
 class Acceptance:
     """Running estimate of P(draft token accepted | source, evidence).
@@ -70,20 +85,28 @@ class Acceptance:
     counts: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
     """(source, match length or estimate bin) -> (weight seen, weight accepted), both decaying."""
 
-    def probabilities(self, proposal: Proposal) -> Iterator[float]:
-        """For each token of a proposal: P(accepted | the tokens before it were)."""
-        for key, weight, prior in _evidence(proposal, len(proposal.tokens)):
+    def probabilities(
+        self, proposal: Proposal, other_drafters: OtherDrafters | None = None
+    ) -> Iterator[float]:
+        """For each token of a proposal: P(accepted | the tokens before it were).
+
+        `other_drafters`: what those of the other kind, matching or estimating, say of its first
+        token.
+        """
+        for key, weight, prior in _evidence(proposal, len(proposal.tokens), other_drafters):
             seen, accepted = self.counts.get(key, (0.0, 0.0))
             yield (accepted + weight * prior) / (seen + weight)
 
-    def observe(self, proposal: Proposal, tokens: Sequence[int]) -> None:
+    def observe(
+        self, proposal: Proposal, tokens: Sequence[int], other_drafters: OtherDrafters | None = None
+    ) -> None:
         """Compare a proposal, verified or not, with the `tokens` that the target picked.
 
         Its accepted tokens and the first rejected one count.
         """
         keep = 0.5 ** (1 / _HALF_LIFE)
         compared = min(len(proposal.tokens), len(tokens))
-        for i, (key, _, _) in enumerate(_evidence(proposal, compared)):
+        for i, (key, _, _) in enumerate(_evidence(proposal, compared, other_drafters)):
             accept = proposal.tokens[i] == tokens[i]
             seen, accepted = self.counts.get(key, (0.0, 0.0))
             self.counts[key] = (seen * keep + 1, accepted * keep + accept)
@@ -99,17 +122,38 @@ class Acceptance:
         return Acceptance(scaled)
 
 
-def _evidence(proposal: Proposal, length: int) -> Iterator[tuple[tuple[str, int], float, float]]:
+def _evidence(
+    proposal: Proposal, length: int, other_drafters: OtherDrafters | None
+) -> Iterator[tuple[tuple[str, int], float, float]]:
     """For each of the first `length` tokens: its key, and the weight and value of its prior."""
     source = proposal.source
     if proposal.probabilities:
-        for estimate in proposal.probabilities[:length]:
-            key = source, round(estimate * _ESTIMATE_BINS)
-            yield key, _ESTIMATE_WEIGHT, estimate * _UNSEEN_TEXT
+        for at, estimate in enumerate(proposal.probabilities[:length]):
+            bin_ = round(estimate * _ESTIMATE_BINS)
+            if at == 0 and other_drafters is OtherDrafters.CONTRADICT:
+                # Counted apart: here the match in this text may be the better predictor.
+                key = f"{source}, contradicted", bin_
+                yield key, _ESTIMATE_WEIGHT, estimate * _CONTRADICTED
+            else:
+                yield (source, bin_), _ESTIMATE_WEIGHT, estimate * _UNSEEN_TEXT
     else:
         for at in range(length):
             match = min(proposal.match + at, _MAX_MATCH)
-            yield (source, match), _MATCH_WEIGHT, prior_probability(match)
+            if at == 0 and other_drafters is OtherDrafters.AGREE:
+                more, most = _AGREED
+                key = f"{source}, agreed", match
+                yield key, _MATCH_WEIGHT, (match + more) / (match + most)
+            else:
+                yield (source, match), _MATCH_WEIGHT, prior_probability(match)
+
+
+def _other_drafters(offered: Proposal, firsts: Sequence[tuple[bool, int]]) -> OtherDrafters | None:
+    """Compare a proposal's first token with `firsts`: (estimated, first token) of each free one."""
+    estimated = bool(offered.probabilities)
+    tokens = [token for kind, token in firsts if kind is not estimated]
+    if not tokens or not offered.tokens:
+        return None
+    return OtherDrafters.AGREE if offered.tokens[0] in tokens else OtherDrafters.CONTRADICT
 
 
 @dataclass(slots=True)
@@ -178,7 +222,7 @@ class Auto:
         self._costly: dict[str, _CostlyDrafter] = {}
         self._tokens = 1.0
         self._seconds = self._cost[1]
-        self._offered: list[Proposal] = []  # of this step
+        self._offered: list[tuple[Proposal, OtherDrafters | None]] = []  # of this step
         self._draft_seconds = 0.0  # of drafters asked since the last step
 
     @property
@@ -218,14 +262,18 @@ class Auto:
         costs = sorted(
             ((drafter.cost(limit), drafter) for drafter in drafters), key=lambda pair: pair[0]
         )
-        for seconds, drafter in costs:
+        free = [drafter.propose(context, limit) for seconds, drafter in costs if not seconds]
+        firsts = [(bool(draft.probabilities), draft.tokens[0]) for draft in free if draft.tokens]
+        for at, (seconds, drafter) in enumerate(costs):
             price = rate * seconds
             costly = self._costly.setdefault(drafter.name, _CostlyDrafter())
             if price and not costly.should_ask(rate, price, most):
                 continue
-            offered = drafter.propose(context, limit)
-            self._offered.append(offered)
-            proposal, tokens = self._cut(offered, rate)
+            offered = free[at] if not price else drafter.propose(context, limit)
+            # A costly drafter reads more than the last few tokens: no match contradicts it.
+            other_drafters = None if price else _other_drafters(offered, firsts)
+            self._offered.append((offered, other_drafters))
+            proposal, tokens = self._cut(offered, rate, other_drafters)
             takes = self._cost[len(proposal.tokens) + 1]
             gain = tokens - rate * takes
             if price:
@@ -237,8 +285,8 @@ class Auto:
 
     def observe(self, outcome: DecodeOutcome) -> None:
         """Update the acceptance estimates and the request's rate."""
-        for offered in self._offered:
-            self._acceptance.observe(offered, outcome.tokens)
+        for offered, other_drafters in self._offered:
+            self._acceptance.observe(offered, outcome.tokens, other_drafters)
         self._offered = []
         keep = 0.5 ** (1 / _RATE_HALF_LIFE)
         seconds = self._cost[len(outcome.proposal.tokens) + 1] + self._draft_seconds
@@ -257,11 +305,14 @@ class Auto:
         """Seconds of a call for this request alone, by its rows."""
         return [0.0, *(self._table(rows) for rows in range(1, self._max_block + 1))]
 
-    def _cut(self, proposal: Proposal, rate: float) -> tuple[Proposal, float]:
+    def _cut(
+        self, proposal: Proposal, rate: float, other_drafters: OtherDrafters | None
+    ) -> tuple[Proposal, float]:
         """The prefix of a proposal with the greatest gain, and its expected tokens."""
         all_accepted = expected = tokens = 1.0
         length, most = 0, 1 - rate * self._cost[1]
-        for at, probability in enumerate(self._acceptance.probabilities(proposal), start=1):
+        probabilities = self._acceptance.probabilities(proposal, other_drafters)
+        for at, probability in enumerate(probabilities, start=1):
             all_accepted *= probability
             expected += all_accepted
             gain = expected - rate * self._cost[at + 1]
