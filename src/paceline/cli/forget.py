@@ -39,8 +39,8 @@ def forget(
     chosen = [kept for kept in models if model in (None, kept.model)]
     learnt = [learner for learner in learners if model in (None, learner.model)]
     if model is not None and not chosen and not learnt:
-        known = {one.model for one in (*models, *learners) if one.model}
-        names = ", ".join(sorted(known)) or "none of any model"
+        known = {kept.model for kept in models} | {learner.model for learner in learners}
+        names = ", ".join(sorted(filter(None, known))) or "none of any model"
         raise InvalidRequest(f"no answers of {model} are kept; here are {names}")
     sizes = [learner.bytes for learner in learnt]
     if not dry_run:

@@ -1,0 +1,151 @@
+"""Makes prompts and answers, round by round, until time or tokens are used up."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.bench.suite import load_suite
+from paceline.errors import ModelError
+from paceline.models import Progress
+from paceline.runtime.model import Model
+from paceline_lab.learn.budget import Budget
+from paceline_lab.learn.folder import LearntFolder, Round
+from paceline_lab.learn.openings import follow_ups, mixed, openings
+from paceline_lab.learn.variety import Variety
+from paceline_lab.train.answers import Settings, make_answers
+from paceline_lab.train.prompts import LONGEST_PROMPT, NoNewPrompts, Opening, write_prompts
+
+AT_ONCE = 32
+"""Sequences of a call."""
+
+MAX_TOKENS = 256
+"""Of an answer."""
+
+LONGEST = 1024
+"""Tokens of a prompt; a second turn has a question and an answer before it."""
+
+_ROUND = 64, 512
+"""Prompts of the first round, and at most: each has twice those before."""
+
+_TEMPERATURE = 1.0
+
+_SHARE = 3
+"""First turns for each second turn."""
+
+_CHATS = 64
+"""Answers of a round that get a second turn in the next one."""
+
+_CHAT_TOKENS = 400
+"""Tokens of a question and its answer at most, before a second turn."""
+
+
+class DataMaker:
+    """Makes the data of one model."""
+
+    def __init__(
+        self,
+        model: Model,
+        folder: LearntFolder,
+        variety: Variety,
+        *,
+        budget: Budget,
+        share: float,
+        progress: Progress,
+    ) -> None:
+        """Prepare; `model` has a cache for `AT_ONCE` sequences, `share` is that of the time."""
+        self._model, self._folder, self._variety = model, folder, variety
+        self._budget, self._share, self._progress = budget, share, progress
+        self._over = budget.stop_after(share)
+        # Calls of llama.cpp's libraries have one sequence, so that rows of drafts are as cheap as
+        # in a single answer; in calls of many sequences each row costs what a token does.
+        self._drafter = "auto" if model.engine.name == "llamacpp" else "none"
+
+    def run(self, given: Sequence[Path]) -> None:
+        """Answer prompts of the user, then those of the model.
+
+        Raises:
+            InvalidRequest: a file cannot be read or written.
+            ModelError: the model cannot write prompts, and none are given.
+        """
+        for path in given:
+            self._answer(self._folder.given_round(path))
+        try:
+            free = openings(self._model.files)
+        except ModelError:
+            if not given:
+                raise
+            return
+        chats: list[tuple[str, str]] = []
+        while not self._enough():
+            number, part = self._folder.next_round()
+            if not part.begun and not self._ask(
+                number, part, mixed(free, self._turns(chats), _SHARE)
+            ):
+                return
+            self._answer(part)
+            chats = self._chats(part) if part.complete else []
+
+    def _enough(self) -> bool:
+        return self._over() or self._budget.done(self._folder.tokens(), self._share) >= 1
+
+    def _ask(self, number: int, part: Round, mix: Sequence[Opening]) -> bool:
+        """Let the model write the prompts of a round; False: it writes no new ones."""
+        least, most = _ROUND
+        count = min(least << min(number, 16), most)
+        if self._budget.tokens is not None:
+            count = min(count, max(self._budget.tokens // MAX_TOKENS, 8))
+        try:
+            written = write_prompts(
+                self._model,
+                part.prompts,
+                count=count,
+                seed=number,
+                temperature=_TEMPERATURE,
+                at_once=AT_ONCE,
+                progress=self._progress,
+                openings=mix,
+                accepts=self._variety.accepts,
+                stop=self._over,
+            )
+        except NoNewPrompts as error:
+            if not len(self._variety):
+                raise
+            self._progress.say(f"{error}; learning from what there is")
+            return False
+        return written > 0
+
+    def _answer(self, part: Round) -> None:
+        settings = Settings(max_tokens=MAX_TOKENS, longest_prompt=LONGEST)
+        if not part.complete and not self._over():
+            make_answers(
+                self._model,
+                [part.prompts],
+                part.answers,
+                settings,
+                at_once=AT_ONCE,
+                progress=self._progress,
+                drafter=self._drafter,
+                stop=self._over,
+            )
+
+    def _turns(self, chats: Sequence[tuple[str, str]]) -> list[Opening]:
+        return follow_ups(self._model.files, chats)
+
+    def _chats(self, part: Round) -> list[tuple[str, str]]:
+        """Questions of a round and their answers, to ask a second one after."""
+        prompts = load_suite(part.prompts).prompts
+        chats = []
+        for answer in part.answered:
+            messages = prompts[answer.number].messages
+            if (
+                len(messages) == 1
+                and answer.finish == "stop"
+                and len(answer.tokens) <= _CHAT_TOKENS
+            ):
+                text = self._model.detokenize(answer.answer)
+                chats.append((str(messages[0]["content"]), text))
+        return chats[:_CHATS]
+
+
+def cache_tokens() -> int:
+    """KV slots that `AT_ONCE` sequences of the longest prompts and answers may need."""
+    return AT_ONCE * max(LONGEST + MAX_TOKENS, LONGEST_PROMPT + _CHAT_TOKENS)
