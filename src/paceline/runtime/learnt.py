@@ -9,7 +9,7 @@ nothing was learnt; it ends no answer.
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,22 +33,26 @@ def learnt_dir() -> Path:
 
 def installed_drafters(files: ModelFiles) -> dict[str, Path]:
     """Kind of drafter -> folder, of the drafters that were learnt for a model and installed."""
-    try:
-        drafters = read_json(_index(files.fingerprint))["drafters"]
-        paths = {str(kind): Path(folder) for kind, folder in drafters.items()}
-    except (ModelError, AttributeError, KeyError, TypeError):
-        return {}
+    paths = _installed(files)
     if files.engine not in _RETURN_HIDDEN_STATES:
         paths.pop(_READ_HIDDEN_STATES, None)
     return {kind: path for kind, path in paths.items() if _is_whole(kind, path)}
 
 
-def install(files: ModelFiles, drafters: Mapping[str, Path]) -> None:
-    """Let `auto` take these drafters for a model, in place of those before. Raises OSError."""
+def install(files: ModelFiles, kind: str, folder: Path) -> None:
+    """Let `auto` take the drafter in `folder`, in place of one of its kind. Raises OSError."""
     path = _index(files.fingerprint)
     path.parent.mkdir(parents=True, exist_ok=True)
-    folders = {kind: str(folder) for kind, folder in drafters.items()}
+    folders = {kind: str(folder) for kind, folder in {**_installed(files), kind: folder}.items()}
     write_json(path, {"model": files.name, "drafters": folders})
+
+
+def _installed(files: ModelFiles) -> dict[str, Path]:
+    try:
+        drafters = read_json(_index(files.fingerprint))["drafters"]
+        return {str(kind): Path(folder) for kind, folder in drafters.items()}
+    except (ModelError, AttributeError, KeyError, TypeError):
+        return {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ def _judge(table: Path, sets: Sets, use: _Use, forms: Sequence[ModelFiles]) -> d
     with writing(table):
         if installed:
             for files in forms:
-                install(files, {"table": table})
+                install(files, "table", table)
         for other in table.parent.glob("table-*"):
             if (other != table) == installed:
                 with suppress(OSError):  # on Windows, of a process that has it open
