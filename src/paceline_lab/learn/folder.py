@@ -27,6 +27,9 @@ from paceline_lab.train.prompts import Generated
 
 KIND = "paceline learnt drafters"
 
+_GIVEN, _OURS = "given-", "prompts-"
+"""How the names of files of prompts begin: of the user, and of the model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -52,8 +55,9 @@ class Round:
 
     @property
     def generated(self) -> list[Generated]:
-        """The prompts, of a round that the model wrote."""
-        return read_entries(self.prompts, Generated)
+        """The prompts that the model wrote; none of a round of the user's."""
+        ours = self.prompts.name.startswith(_OURS)
+        return read_entries(self.prompts, Generated) if ours else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +106,21 @@ class LearntFolder:
 
     def rounds(self) -> Iterator[Round]:
         """The rounds that are here, first those of the user's own prompts."""
-        for pattern in ("given-*.jsonl", "prompts-*.jsonl"):
-            for path in sorted(self.path.glob(pattern)):
+        for begin in (_GIVEN, _OURS):
+            for path in sorted(self.path.glob(f"{begin}*.jsonl")):
                 yield self._round(path)
 
     def next_round(self) -> tuple[int, Round]:
         """The first round by the model that is not complete, and its number from 0."""
         number = 0
-        while (found := self._round(self.path / f"prompts-{number:05}.jsonl")).complete:
+        while (part := self._round(self.path / f"{_OURS}{number:05}.jsonl")).complete:
             number += 1
-        return number, found
+        return number, part
 
     def given_round(self, path: Path) -> Round:
         """A round of the user's prompts, which are copied. Raises InvalidRequest."""
         digest = load_suite(path).sha256
-        copy = self.path / f"given-{digest[:16]}.jsonl"
+        copy = self.path / f"{_GIVEN}{digest[:16]}.jsonl"
         with writing(copy):
             if not copy.exists():
                 shutil.copyfile(path, copy.with_suffix(".partial"))
