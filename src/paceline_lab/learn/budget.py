@@ -36,6 +36,11 @@ class Budget:
         """Tells whether a share of the time is over; never if there are `tokens`."""
         return lambda: self.elapsed >= share * self.seconds
 
+    def stop_halfway_to(self, share: float) -> Callable[[], bool]:
+        """Tells whether half of the time from now to a share of the whole is over."""
+        end = (self.elapsed + share * self.seconds) / 2
+        return lambda: self.elapsed >= end
+
     def done(self, tokens: int, share: float) -> float:
         """Share of making answers that is done: 0 to 1."""
         if self.tokens is not None:

@@ -104,7 +104,7 @@ class DataMaker:
                 progress=self._progress,
                 openings=mix,
                 accepts=self._variety.accepts,
-                stop=self._over,
+                stop=self._budget.stop_halfway_to(self._share),  # the rest is to answer them
             )
         except NoNewPrompts as error:
             if not len(self._variety):
