@@ -41,12 +41,6 @@ class Budget:
         end = (self.elapsed + share * self.seconds) / 2
         return lambda: self.elapsed >= end
 
-    def done(self, tokens: int, share: float) -> float:
-        """Share of making answers that is done: 0 to 1."""
-        if self.tokens is not None:
-            return min(tokens / self.tokens, 1.0)
-        return min(self.elapsed / max(share * self.seconds, 1e-9), 1.0)
-
 
 class LearningProgress(Progress):
     """Shows each task of learning with what is left of the whole."""

@@ -85,7 +85,8 @@ class DataMaker:
             chats = self._chats(part) if part.complete else []
 
     def _enough(self) -> bool:
-        return self._over() or self._budget.done(self._folder.tokens(), self._share) >= 1
+        most = self._budget.tokens
+        return self._over() or (most is not None and self._folder.tokens() >= most)
 
     def _ask(self, number: int, part: Round, mix: Sequence[Opening]) -> bool:
         """Let the model write the prompts of a round; False: it writes no new ones."""

@@ -27,6 +27,9 @@ from paceline_lab.train.prompts import Generated
 
 KIND = "paceline learnt drafters"
 
+MOST_TOKENS = 8_000_000
+"""Of the answers that drafters are made of, about: each takes some 40 bytes of memory."""
+
 _GIVEN, _OURS = "given-", "prompts-"
 """How the names of files of prompts begin: of the user, and of the model."""
 
@@ -47,6 +50,13 @@ class Round:
     def complete(self) -> bool:
         """Whether every prompt has its answer."""
         return self.begun and bool(read_json(self.answers / MANIFEST).get("complete"))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the answers that are here."""
+        if self.complete:
+            return int(read_json(self.answers / MANIFEST)["answer_tokens"])
+        return sum(len(answer.answer) for answer in self.answered)
 
     @property
     def answered(self) -> list[Answer]:
@@ -129,20 +139,21 @@ class LearntFolder:
 
     def tokens(self) -> int:
         """Tokens of the answers that are here."""
-        return sum(len(answer.answer) for part in self.rounds() for answer in part.answered)
+        return sum(part.tokens for part in self.rounds())
 
     def examples(self) -> list[Example]:
-        """All answers that are here. Raises InvalidRequest for a line that is none."""
-        examples = []
-        for part in self.rounds():
-            if not part.answered:
-                continue
-            prompts = load_suite(part.prompts).prompts
-            for answer in read_answers(part.answers, self._fingerprint):
-                prompt = prompts[answer.number]
-                texts = [str(m["content"]) for m in prompt.messages if m.get("role") == "user"]
-                examples.append(Example(texts or [""], prompt.kind, answer))
-        return examples
+        """The answers that are here; of more than `MOST_TOKENS` tokens, those of the last rounds.
+
+        Raises InvalidRequest for a line that is no answer, or one of another model.
+        """
+        rounds: list[list[Example]] = []
+        tokens = 0
+        for part in reversed([*self.rounds()]):
+            if tokens >= MOST_TOKENS:
+                break
+            rounds.append(self._examples(part))
+            tokens += part.tokens
+        return [example for examples in reversed(rounds) for example in examples]
 
     def provenance(self) -> list[dict[str, Any]]:
         """Rounds and their checksums, for the manifest of a drafter."""
@@ -156,6 +167,17 @@ class LearntFolder:
         """The path of a new drafter."""
         numbers = [int(path.name.rpartition("-")[2]) for path in self.path.glob(f"{kind}-*")]
         return self.path / f"{kind}-{max(numbers, default=0) + 1}"
+
+    def _examples(self, part: Round) -> list[Example]:
+        if not part.tokens:
+            return []
+        prompts = load_suite(part.prompts).prompts
+        examples = []
+        for answer in read_answers(part.answers, self._fingerprint):
+            prompt = prompts[answer.number]
+            texts = [str(m["content"]) for m in prompt.messages if m.get("role") == "user"]
+            examples.append(Example(texts or [""], prompt.kind, answer))
+        return examples
 
     def _round(self, prompts: Path) -> Round:
         return Round(prompts, self.path / f"answers-{prompts.stem}")

@@ -64,9 +64,9 @@ class Variety:
     def __init__(self, excluded: Iterable[str] = ()) -> None:
         """Begin without prompts; those too much like one of `excluded` will be dropped."""
         self._excluded: set[int] = set()
-        self._seen: set[int] = set()
         self._prompts: list[Generated] = []
-        self._grams: Counter[int] = Counter()
+        self._grams: set[int] = set()
+        self._all_grams = 0
         self.dropped = Counter[str]()
         for text in excluded:
             self._excluded.update(_grams(_words(text), _EXCLUDED))
@@ -77,7 +77,9 @@ class Variety:
     def add(self, prompt: Generated) -> None:
         """Count a prompt that was accepted in an earlier run."""
         self._prompts.append(prompt)
-        self._grams.update(_grams(_words(prompt.prompt), _GRAM))
+        grams = [*_grams(_words(prompt.prompt), _GRAM)]
+        self._grams.update(grams)
+        self._all_grams += len(grams)
 
     def accepts(self, prompt: Generated) -> bool:
         """Whether a prompt is new enough; if so, it is counted."""
@@ -101,7 +103,7 @@ class Variety:
         starts = Counter(" ".join(_words(text)[:2]) for text in texts)
         return {
             "prompts": len(texts),
-            "distinct_4_grams": len(self._grams) / max(self._grams.total(), 1),
+            "distinct_4_grams": len(self._grams) / self._all_grams,
             "distinct_first_two_words": len(starts),
             "commonest_first_two_words": starts.most_common(1)[0][1] / len(texts),
             "words": {"median": median(lengths), "longest_tenth": _ninth_decile(lengths)},

@@ -43,6 +43,7 @@ def learning(
 
     monkeypatch.setattr(Model, "stream", ending)
     monkeypatch.setattr(command, "lower_priority", lambda: None)
+    monkeypatch.setattr(command, "why_none", lambda _files: "no head")  # test_head.py has them
     yield prompts
     rmtree(learnt_dir(), ignore_errors=True)
 
