@@ -12,7 +12,7 @@ from paceline_lab.learn.folder import LearntFolder, Round
 from paceline_lab.learn.openings import follow_ups, mixed, openings
 from paceline_lab.learn.variety import Variety
 from paceline_lab.train.answers import Settings, make_answers
-from paceline_lab.train.prompts import LONGEST_PROMPT, NoNewPrompts, Opening, write_prompts
+from paceline_lab.train.prompts import NoNewPrompts, Opening, write_prompts
 
 AT_ONCE = 32
 """Sequences of a call."""
@@ -20,8 +20,11 @@ AT_ONCE = 32
 MAX_TOKENS = 256
 """Of an answer."""
 
-LONGEST = 1024
+LONGEST = 768
 """Tokens of a prompt; a second turn has a question and an answer before it."""
+
+_SLOTS = 512
+"""KV slots for each sequence of a call: few need more, and they wait until others have ended."""
 
 _ROUND = 64, 512
 """Prompts of the first round, and at most: each has twice those before."""
@@ -51,7 +54,7 @@ class DataMaker:
         share: float,
         progress: Progress,
     ) -> None:
-        """Prepare; `model` has a cache for `AT_ONCE` sequences, `share` is that of the time."""
+        """Prepare; `model` has a cache of `cache_tokens`, `share` is that of the time."""
         self._model, self._folder, self._variety = model, folder, variety
         self._budget, self._share, self._progress = budget, share, progress
         self._over = budget.stop_after(share)
@@ -148,5 +151,5 @@ class DataMaker:
 
 
 def cache_tokens() -> int:
-    """KV slots that `AT_ONCE` sequences of the longest prompts and answers may need."""
-    return AT_ONCE * max(LONGEST + MAX_TOKENS, LONGEST_PROMPT + _CHAT_TOKENS)
+    """KV slots for `AT_ONCE` sequences."""
+    return AT_ONCE * _SLOTS

@@ -23,6 +23,9 @@ from paceline_lab.simulate.report import Total, total_of
 MIN_GAIN = 1.01
 """Speed of `auto` with a new drafter over that without, from which the drafter is installed."""
 
+LEAST_ANSWERS = 8
+"""Of a set; fewer say too little."""
+
 _MOST = 100
 """Answers of a set that are replayed."""
 
@@ -105,9 +108,11 @@ def compare_tables(
 
 
 def is_gain(comparisons: Mapping[str, Comparison], sets: Sets) -> bool:
-    """Whether a drafter is worth installing: it gains on every set, and none is empty."""
+    """Whether a drafter is worth installing: it gains on every set, and none is too small."""
     complete = len(comparisons) == len(sets.named)
-    return complete and all(one.gain >= MIN_GAIN for one in comparisons.values())
+    return complete and all(
+        one.gain >= MIN_GAIN and one.answers >= LEAST_ANSWERS for one in comparisons.values()
+    )
 
 
 def _resources(

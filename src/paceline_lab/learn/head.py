@@ -20,7 +20,7 @@ from paceline.runtime.model import Model
 from paceline.runtime.result import Result
 from paceline.storage.files import digest_of
 from paceline_lab.learn.budget import Budget
-from paceline_lab.learn.evaluate import Comparison, Sets
+from paceline_lab.learn.evaluate import LEAST_ANSWERS, Comparison, Sets
 from paceline_lab.learn.folder import Example
 from paceline_lab.train.answers import Answer
 from paceline_lab.train.commands import check_training, files_to_train_on, train_head
@@ -41,7 +41,7 @@ STATES_BYTES = 2_000_000_000
 _HIDDEN_STATES = "features"
 _STATE = "state.pt"
 
-_MEASURED = 5, 20
+_MEASURED = LEAST_ANSWERS, 20
 """Answers of a set that are measured in any case, and at most."""
 
 _MAX_TOKENS = 128

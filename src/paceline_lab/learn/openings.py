@@ -57,6 +57,8 @@ _FIRST_WORDS = {
         *("Give me ten ideas for", "Describe a", "Write a letter to"),
     ),
     "advice": ("How can I", "Should I", "I want to", "My friend", "Make a plan for"),
+    "cooking": ("How do I cook", "Give me a recipe for", "Which ingredients"),
+    "health": ("What are the symptoms of", "Is it healthy to", "How can I sleep"),
     "extraction": ("Extract all names from this text:", "List the main points of"),
     "choosing": ("Which of these is correct?", "Classify the following", "True or false:"),
     "German": ("Was ist", "Schreibe", "Wie kann ich"),

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.storage.files import megabytes
+from paceline_lab.learn.evaluate import LEAST_ANSWERS
 
 _TOPICS = 6
 """Topics that are named."""
@@ -44,6 +45,6 @@ def _drafter(drafter: Mapping[str, Any]) -> Iterator[str]:
         yield f"{kind} is installed ({megabytes(drafter['bytes'])}): `auto` takes it from now on"
     else:
         yield (
-            f"{kind} is not installed: `auto` gains less than 1 % by it, or too few answers are "
-            "held out; learning longer may change that"
+            f"{kind} is not installed: `auto` gains less than 1 % by it, or fewer than "
+            f"{LEAST_ANSWERS} answers of a set are here; learning longer may change that"
         )

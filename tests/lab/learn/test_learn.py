@@ -122,7 +122,8 @@ def test_prompts_of_the_user_are_answered_and_divided_by_topic(given: Path, tiny
     assert 0 < answers["cooking and health"]["answers"] <= 60
     (table,) = report["drafters"]
     sets = table["sets"].values()
-    assert table["installed"] == (len(sets) == 2 and all(one["gain"] >= 1.01 for one in sets))
+    gains = [one["gain"] >= 1.01 and one["answers"] >= 8 for one in sets]
+    assert table["installed"] == (gains == [True, True])
 
 
 def test_a_model_without_a_template_needs_prompts(given: Path, tmp_path: Path):
@@ -182,8 +183,8 @@ def test_loops_and_answers_without_a_draft_are_left_out():
     assert [*training, *sets.held_out] == [listed]
 
 
-def compared(gain: float) -> Comparison:
-    return Comparison(1, 1.5, 1.4, 1.3 * gain, 1.3)
+def compared(gain: float, answers: int = 8) -> Comparison:
+    return Comparison(answers, 1.5, 1.4, 1.3 * gain, 1.3)
 
 
 @pytest.mark.parametrize(
@@ -194,3 +195,5 @@ def test_a_drafter_is_installed_if_every_set_gains(gains: list[float], installed
     sets = Sets([], [])
     comparisons = dict(zip(sets.named, map(compared, gains), strict=False))
     assert is_gain(comparisons, sets) == installed
+    few = dict(zip(sets.named, [compared(1.5), compared(1.5, 7)], strict=True))
+    assert not is_gain(few, sets)
