@@ -117,11 +117,14 @@ class Learner:
         path = head_folder(self._folder.path, training)
         if path.is_dir() and not is_unfinished(path):
             return []
+        use, budget, progress = self._use, self._budget, self._progress
         try:
-            make_head(self._use.name, path, training, self._budget, self._progress)
-            compared = compare_head(self._use.name, path, sets, self._budget, self._progress)
+            with writing(path):
+                make_head(use.name, path, training, cost=use.cost, budget=budget, progress=progress)
+            compared = compare_head(use.name, path, sets, budget, progress)
         except (InvalidRequest, ModelError) as error:
-            self._progress.say(f"no head is trained: {error}")
+            progress.say(f"no head is trained: {error}")
+            shutil.rmtree(path, ignore_errors=True)  # a later call begins anew
             return []
         return [self._judged("mtp", path, compared, sets, [self._use.files])]
 

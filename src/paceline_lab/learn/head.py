@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from paceline.bench.ab_test import interleaved
+from paceline.decoding.costs import CostTable
 from paceline.drafters import DrafterSpec
 from paceline.errors import InvalidRequest, MissingExtra
 from paceline.models import ModelFiles, Progress
@@ -18,13 +19,14 @@ from paceline.runtime.drafting import drafter_resources
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline.runtime.result import Result
-from paceline.storage.files import digest_of
+from paceline.storage.files import digest_of, read_json
 from paceline_lab.learn.budget import Budget
 from paceline_lab.learn.evaluate import LEAST_ANSWERS, Comparison, Sets
 from paceline_lab.learn.folder import Example
 from paceline_lab.train.answers import Answer
 from paceline_lab.train.commands import check_training, files_to_train_on, train_head
 from paceline_lab.train.config import head_taps
+from paceline_lab.train.hidden_states import ABOUT
 
 TRAINING_ENDS = 0.92
 """Share of the time; measuring takes the rest."""
@@ -37,6 +39,12 @@ _EVALUATE_EVERY = 250
 _VOCAB = 8192
 STATES_BYTES = 2_000_000_000
 """Of hidden states on disk while a head is trained; the newest answers that fit are taken."""
+
+_RECORDING_SHARE = 0.4
+"""Of the time that is left for a head, for its answers' hidden states."""
+
+_ROWS = 32
+"""Rows of a call from whose cost that of recording is estimated."""
 
 _HIDDEN_STATES = "features"
 _STATE = "state.pt"
@@ -74,9 +82,23 @@ def is_unfinished(head: Path) -> bool:
 
 
 def make_head(
-    model: str, head: Path, training: Sequence[Example], budget: Budget, progress: Progress
+    model: str,
+    head: Path,
+    training: Sequence[Example],
+    *,
+    cost: CostTable,
+    budget: Budget,
+    progress: Progress,
 ) -> None:
     """Train a head in the folder `head`, from where an earlier run was stopped.
+
+    Args:
+        model: its target, as the user named it.
+        head: see `head_folder`.
+        training: answers to learn from; the last ones, if there are more than time and disk allow.
+        cost: seconds of the target's calls.
+        budget: training ends in time.
+        progress: shows it.
 
     Raises:
         InvalidRequest: too few answers, or a model that is not dense.
@@ -87,7 +109,9 @@ def make_head(
             shutil.rmtree(other, ignore_errors=True)
     files, graph = files_to_train_on(model, progress)
     width = (len(head_taps(graph.layers)) + 1) * graph.hidden_size
-    answers = _newest(training, STATES_BYTES // (2 * width))
+    seconds = _RECORDING_SHARE * (TRAINING_ENDS * budget.seconds - budget.elapsed)
+    affordable = max(seconds, 0) / (cost(_ROWS) / _ROWS)
+    answers = _answers_of(head, training, min(STATES_BYTES / (2 * width), affordable))
     steps = max(_EPOCHS * len(answers) // int(_SCHEDULE["texts"]), 1)
     train_head(
         files,
@@ -183,12 +207,20 @@ def _speed(answers: Sequence[Mapping[str, Result]], name: str) -> float:
     return geometric_mean(ratios) if ratios else 1.0
 
 
-def _newest(training: Sequence[Example], tokens: int) -> list[Answer]:
-    """Answers with at most `tokens` tokens, prompts included; the last ones, in their order."""
+def _answers_of(head: Path, training: Sequence[Example], tokens: float) -> list[Answer]:
+    """The last answers with at most `tokens` tokens, prompts included, in their order.
+
+    Of a run that was stopped, those that it took. Raises InvalidRequest if there are none.
+    """
+    about = head / _HIDDEN_STATES / ABOUT
+    if about.is_file():
+        return [example.answer for example in training[-int(read_json(about)["texts"]) :]]
     chosen: list[Answer] = []
     for example in reversed(training):
         tokens -= len(example.answer.tokens)
         if tokens < 0:
             break
         chosen.append(example.answer)
+    if not chosen:
+        raise InvalidRequest("there is too little time; learn for longer: --hours")
     return chosen[::-1]

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.decoding.costs import CostTable
+from paceline.errors import InvalidRequest
 from paceline.models import QUIET, ModelFiles, Progress
 from paceline_lab.learn.budget import Budget
 from paceline_lab.learn.evaluate import Sets
@@ -17,6 +19,14 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.reference
 
 FOREVER = float("inf")
+COST = CostTable({1: 1e-6, 32: 1e-6})
+
+
+class Late(Budget):
+    """Has time to record hidden states, and none to train."""
+
+    def stop_after(self, share: float) -> Callable[[], bool]:
+        return lambda: True
 
 
 class Stopping(Progress):
@@ -49,9 +59,11 @@ def test_a_head_is_trained_from_where_it_was_stopped_and_changes_no_answer(
     head, budget = head_folder(tmp_path, training), Budget(FOREVER, 1000)
     assert why_none(tiny_files) == ""
     with pytest.raises(Stopped):
-        make_head(tiny_files.name, head, training, budget, Stopping(quiet=True))
+        make_head(
+            tiny_files.name, head, training, cost=COST, budget=budget, progress=Stopping(quiet=True)
+        )
     assert is_unfinished(head)
-    make_head(tiny_files.name, head, training, budget, QUIET)
+    make_head(tiny_files.name, head, training, cost=COST, budget=budget, progress=QUIET)
     assert not is_unfinished(head)
     assert {path.name for path in head.iterdir()} >= {"config.json", "model.safetensors"}
     sets = Sets(training[:2], training[2:3])
@@ -66,6 +78,8 @@ def test_training_ends_with_the_time_and_the_head_of_fewer_answers_goes(
     outdated = tmp_path / "mtp-outdated"
     (outdated / "features").mkdir(parents=True)
     head = head_folder(tmp_path, training)
-    make_head(tiny_files.name, head, training, Budget(0.0), QUIET)
+    with pytest.raises(InvalidRequest):
+        make_head(tiny_files.name, head, training, cost=COST, budget=Budget(0.0), progress=QUIET)
+    make_head(tiny_files.name, head, training, cost=COST, budget=Late(100.0), progress=QUIET)
     assert (head / "config.json").is_file()
     assert not outdated.exists()
