@@ -132,7 +132,7 @@ class DataMaker:
             )
 
     def _turns(self, chats: Sequence[tuple[str, str]]) -> list[Opening]:
-        return follow_ups(self._model.files, chats)
+        return follow_ups(self._model.files, chats) if self._model.files.chat_template else []
 
     def _chats(self, part: Round) -> list[tuple[str, str]]:
         """Questions of a round and their answers, to ask a second one after."""

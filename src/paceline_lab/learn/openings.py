@@ -71,25 +71,35 @@ _FIRST_WORDS = {
 """Kind -> first words of questions of that kind, after which the model goes on."""
 
 
-def openings(files: ModelFiles) -> list[Opening]:
-    """Openings for a model with a chat template, in the order in which they are taken.
+_TEXTS = (
+    *("The", "In the", "A", "I", "It is", "We", "This", "When", "Once upon a time", "Chapter 1"),
+    *("Question:", "Dear", "How to", "#", "1.", "Abstract", '{"', "import", "<html>", "def ", "- "),
+)
+"""First words of texts of a model without a chat template, beside those of questions."""
 
-    Raises ModelError if the model cannot write a user's message: it has no chat template, or its
-    template has no text before one.
+
+_WAY_OUT = "give prompts of your own with --prompts FILE (JSON lines with prompt)"
+
+
+def openings(files: ModelFiles) -> list[Opening]:
+    """Openings for a model, in the order in which they are taken.
+
+    A model without a chat template writes the beginnings of texts, which it goes on with later.
+    Raises ModelError if it has one that has no text before a user's message.
     """
-    text = _free_opening(files)
-    led = _alternating(
-        [Opening(f"{text}{words}", kind, words) for kind, words in _by_turns(_FIRST_WORDS)],
-        [
-            Opening(user_opening(files, [{"role": "system", "content": system}]), kind)
-            for kind, system in _SYSTEM.items()
-        ],
-    )
-    free = Opening(text, FREE)
+    free: Iterator[Opening]
+    if files.chat_template is None:
+        led = [Opening(words, kind, words, is_text=True) for kind, words in _by_turns(_FIRST_WORDS)]
+        free = itertools.cycle([Opening(words, FREE, words, is_text=True) for words in _TEXTS])
+    else:
+        text = _free_opening(files)
+        led = [Opening(f"{text}{words}", kind, words) for kind, words in _by_turns(_FIRST_WORDS)]
+        led = [*_alternating(led, _with_system(files))]
+        free = itertools.repeat(Opening(text, FREE))
     return [
         opening
         for place, other in enumerate(led)
-        for opening in ([free, other] if place % (_FREE_SHARE - 1) == 0 else [other])
+        for opening in ([next(free), other] if place % (_FREE_SHARE - 1) == 0 else [other])
     ]
 
 
@@ -117,16 +127,20 @@ def _free_opening(files: ModelFiles) -> str:
     try:
         text = user_opening(files)
     except ModelError as error:
-        raise ModelError(
-            f"{files.name} cannot write prompts: {error}. Give yours with --prompts FILE (JSON "
-            "lines with prompt), or let --keep learn from the answers that you get"
-        ) from error
+        raise ModelError(f"{error}; {_WAY_OUT}") from error
     if not text.strip():
         raise ModelError(
-            f"{files.name} cannot write prompts: its chat template has nothing before a user's "
-            "message to continue. Give yours with --prompts FILE (JSON lines with prompt)"
+            f"the chat template of {files.name} has nothing before a user's message that it could "
+            f"continue; {_WAY_OUT}"
         )
     return text
+
+
+def _with_system(files: ModelFiles) -> list[Opening]:
+    return [
+        Opening(user_opening(files, [{"role": "system", "content": system}]), kind)
+        for kind, system in _SYSTEM.items()
+    ]
 
 
 def _by_turns(words: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:

@@ -22,6 +22,9 @@ from paceline.storage.json_lines import appending, read_entries
 LONGEST_PROMPT = 256
 """Tokens of a generated prompt at most; longer ones are usually incoherent."""
 
+TEXT = 48
+"""Tokens of a prompt that is the beginning of a text."""
+
 _MARK = "\u2063paceline\u2063"
 _SHORTEST = 12
 
@@ -47,6 +50,8 @@ class Opening:
     """Of the message; no space at the end."""
     before: tuple[Mapping[str, str], ...] = ()
     """The messages before it: a question of the user and its answer."""
+    is_text: bool = False
+    """Begin a text of a model without a chat template: a prompt is its first `TEXT` tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +119,17 @@ def write_prompts(
     def streams() -> Iterator[Stream]:
         first = max((entry.seed for entry in entries), default=seed * _SEEDS - 1) + 1
         for number in itertools.count(first):
+            opening = opening_of(number)
             options: Options = {
                 **GREEDY,
                 "raw": True,
                 "drafter": "none",
-                "max_tokens": LONGEST_PROMPT,
+                "max_tokens": TEXT if opening.is_text else LONGEST_PROMPT,
                 "temperature": temperature,
                 "top_p": 0.95,
                 "seed": number,
             }
-            yield model.stream(opening_of(number).text, **options)
+            yield model.stream(opening.text, **options)
 
     label = f"prompts by {model.files.name}"
     with (
@@ -140,8 +146,9 @@ def write_prompts(
                 )
             unused += 1
             result = next(ended).result
-            prompt = _generated(opening_of(result.seed), result.text, result.seed)
-            complete = result.finish_reason == FinishReason.STOP
+            opening = opening_of(result.seed)
+            prompt = _generated(opening, result.text, result.seed)
+            complete = opening.is_text or result.finish_reason == FinishReason.STOP
             is_new = len(prompt.prompt) >= _SHORTEST and prompt.prompt not in seen
             if complete and is_new and accepts(prompt):
                 unused = 0

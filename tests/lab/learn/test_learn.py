@@ -15,6 +15,7 @@ from paceline.cli.app import main
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET, ModelFiles
 from paceline.runtime.learnt import HEADER, installed_drafters, learnt_dir
+from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline.runtime.stream import Stream
 from paceline_lab.cli.learn import app
@@ -126,12 +127,22 @@ def test_prompts_of_the_user_are_answered_and_divided_by_topic(given: Path, tiny
     assert table["installed"] == (gains == [True, True])
 
 
-def test_a_model_without_a_template_needs_prompts(given: Path, tmp_path: Path):
+def test_a_model_without_a_template_goes_on_with_texts_that_it_begins(tmp_path: Path):
     base = str(write_tiny(tmp_path / "base.gguf", fields={"tokenizer.chat_template": None}))
+    report = learn(base, 500)
+    prompts = [json.loads(line)["prompt"] for line in texts(report, "prompts-*.jsonl")]
+    first = json.loads(texts(report, "answers-*/answers.jsonl")[0])
+    tokenizer = load(base, engine="openvino").files.tokenizer()
+    assert first["prompt"] == tokenizer.encode(prompts[first["number"]], special=True)
+
+
+def test_a_template_without_an_opening_needs_prompts(given: Path, tmp_path: Path):
+    template = "{{ messages[0].content }}"
+    path = write_tiny(tmp_path / "odd.gguf", fields={"tokenizer.chat_template": template})
     with pytest.raises(ModelError, match="--prompts"):
-        learn(base)
+        learn(str(path))
     assert [*learnt_dir().glob("*")] == []
-    assert learn(base, 100, prompts=[given])["answers"]["answers"] == 90
+    assert learn(str(path), 100, prompts=[given])["answers"]["answers"] == 90
 
 
 def test_a_model_that_has_changed_is_refused_by_its_name(tiny_files: ModelFiles):

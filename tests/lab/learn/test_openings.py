@@ -45,7 +45,13 @@ def test_second_turns_are_mixed_with_all_first_ones():
     assert mixed(first, [], 3) == first
 
 
-@pytest.mark.parametrize("template", [None, "nothing", "{{ messages[0].content }}"])
+def test_a_model_without_a_template_begins_texts(tiny_files: ModelFiles):
+    made = openings(replace(tiny_files, chat_template=None))
+    assert all(one.is_text and one.text == one.first_words and one.text for one in made)
+    assert {FREE, "code", "Spanish"} <= {one.kind for one in made}
+
+
+@pytest.mark.parametrize("template", ["nothing", "{{ messages[0].content }}"])
 def test_a_model_without_an_opening_is_refused_with_a_way_out(
     template: str | None, tiny_files: ModelFiles
 ):
