@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.bench.suite import load_suite
-from paceline.errors import ModelError
+from paceline.errors import InvalidRequest, ModelError
 from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline_lab.learn.budget import Budget
 from paceline_lab.learn.folder import LearntFolder, Round
-from paceline_lab.learn.openings import follow_ups, mixed, openings
+from paceline_lab.learn.openings import WAY_OUT, follow_ups, mixed, openings
 from paceline_lab.learn.variety import Variety
 from paceline_lab.train.answers import Settings, make_answers
 from paceline_lab.train.prompts import NoNewPrompts, Opening, write_prompts
@@ -77,22 +77,19 @@ class DataMaker:
             if not given:
                 raise
             return
-        chats: list[tuple[str, str]] = []
         while not self._enough():
             number, part = self._folder.next_round()
-            if not part.begun and not self._ask(
-                number, part, mixed(free, self._turns(chats), _SHARE)
-            ):
+            if not part.begun and not self._ask(number, part, free):
                 return
             self._answer(part)
-            chats = self._chats(part) if part.complete else []
 
     def _enough(self) -> bool:
         most = self._budget.tokens
         return self._over() or (most is not None and self._folder.tokens() >= most)
 
-    def _ask(self, number: int, part: Round, mix: Sequence[Opening]) -> bool:
+    def _ask(self, number: int, part: Round, free: Sequence[Opening]) -> bool:
         """Let the model write the prompts of a round; False: it writes no new ones."""
+        mix = mixed(free, self._second_turns(number), _SHARE)
         least, most = _ROUND
         count = min(least << min(number, 16), most)
         if self._budget.tokens is not None:
@@ -112,7 +109,9 @@ class DataMaker:
             )
         except NoNewPrompts as error:
             if not len(self._variety):
-                raise
+                raise InvalidRequest(
+                    f"{self._model.files.name} writes no prompt to its end; {WAY_OUT}"
+                ) from error
             self._progress.say(f"{error}; learning from what there is")
             return False
         return written > 0
@@ -131,23 +130,21 @@ class DataMaker:
                 stop=self._over,
             )
 
-    def _turns(self, chats: Sequence[tuple[str, str]]) -> list[Opening]:
-        return follow_ups(self._model.files, chats) if self._model.files.chat_template else []
-
-    def _chats(self, part: Round) -> list[tuple[str, str]]:
-        """Questions of a round and their answers, to ask a second one after."""
+    def _second_turns(self, number: int) -> list[Opening]:
+        """Openings after questions of the round before, and their answers."""
+        files = self._model.files
+        if number == 0 or files.chat_template is None:
+            return []
+        part = self._folder.round(number - 1)
         prompts = load_suite(part.prompts).prompts
         chats = []
         for answer in part.answered:
             messages = prompts[answer.number].messages
-            if (
-                len(messages) == 1
-                and answer.finish == "stop"
-                and len(answer.tokens) <= _CHAT_TOKENS
-            ):
+            is_short = answer.finish == "stop" and len(answer.tokens) <= _CHAT_TOKENS
+            if is_short and len(messages) == 1:
                 text = self._model.detokenize(answer.answer)
                 chats.append((str(messages[0]["content"]), text))
-        return chats[:_CHATS]
+        return follow_ups(files, chats[:_CHATS])
 
 
 def cache_tokens() -> int:

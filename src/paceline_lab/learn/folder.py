@@ -123,9 +123,13 @@ class LearntFolder:
     def next_round(self) -> tuple[int, Round]:
         """The first round by the model that is not complete, and its number from 0."""
         number = 0
-        while (part := self._round(self.path / f"{_OURS}{number:05}.jsonl")).complete:
+        while (part := self.round(number)).complete:
             number += 1
         return number, part
+
+    def round(self, number: int) -> Round:
+        """A round by the model, which may not be here yet."""
+        return self._round(self.path / f"{_OURS}{number:05}.jsonl")
 
     def given_round(self, path: Path) -> Round:
         """A round of the user's prompts, which are copied. Raises InvalidRequest."""

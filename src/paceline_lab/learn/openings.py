@@ -78,7 +78,7 @@ _TEXTS = (
 """First words of texts of a model without a chat template, beside those of questions."""
 
 
-_WAY_OUT = "give prompts of your own with --prompts FILE (JSON lines with prompt)"
+WAY_OUT = "give prompts of your own with --prompts FILE (JSON lines with prompt)"
 
 
 def openings(files: ModelFiles) -> list[Opening]:
@@ -127,11 +127,11 @@ def _free_opening(files: ModelFiles) -> str:
     try:
         text = user_opening(files)
     except ModelError as error:
-        raise ModelError(f"{error}; {_WAY_OUT}") from error
+        raise ModelError(f"{error}; {WAY_OUT}") from error
     if not text.strip():
         raise ModelError(
             f"the chat template of {files.name} has nothing before a user's message that it could "
-            f"continue; {_WAY_OUT}"
+            f"continue; {WAY_OUT}"
         )
     return text
 

@@ -92,9 +92,8 @@ def test_a_later_call_goes_on_and_repeats_nothing(tiny_files: ModelFiles, learni
     assert len({*after}) == len(after) >= len(before)
 
 
-@pytest.mark.parametrize("count", [3, 12])
 def test_an_interrupted_call_keeps_what_it_made(
-    count: int, tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+    tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ):
     whole = learn(tiny_files.name, 500)
     rmtree(learnt_dir())
@@ -104,7 +103,7 @@ def test_an_interrupted_call_keeps_what_it_made(
         def interrupted(self: Model, prompt: Any, **options: Any) -> Stream:
             nonlocal streams
             streams += 1
-            if streams == count:
+            if streams == 12:
                 raise KeyboardInterrupt
             return stream(self, prompt, **options)
 
@@ -143,6 +142,15 @@ def test_a_template_without_an_opening_needs_prompts(given: Path, tmp_path: Path
         learn(str(path))
     assert [*learnt_dir().glob("*")] == []
     assert learn(str(path), 100, prompts=[given])["answers"]["answers"] == 90
+
+
+def test_a_model_that_ends_no_prompt_is_refused(
+    tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("paceline_lab.train.prompts._MAX_UNUSED", 8)
+    monkeypatch.setattr("paceline_lab.train.prompts.LONGEST_PROMPT", 1)
+    with pytest.raises(InvalidRequest, match="--prompts"):
+        learn(tiny_files.name)
 
 
 def test_a_model_that_has_changed_is_refused_by_its_name(tiny_files: ModelFiles):
