@@ -89,7 +89,7 @@ def make_head(
     cost: CostTable,
     budget: Budget,
     progress: Progress,
-) -> None:
+) -> bool:
     """Train a head in the folder `head`, from where an earlier run was stopped.
 
     Args:
@@ -99,6 +99,9 @@ def make_head(
         cost: seconds of the target's calls.
         budget: training ends in time.
         progress: shows it.
+
+    Returns:
+        False if no time was left to begin; a later call does, with the same hidden states.
 
     Raises:
         InvalidRequest: too few answers, or a model that is not dense.
@@ -113,7 +116,7 @@ def make_head(
     affordable = max(seconds, 0) / (cost(_ROWS) / _ROWS)
     answers = _answers_of(head, training, min(STATES_BYTES / (2 * width), affordable))
     steps = max(_EPOCHS * len(answers) // int(_SCHEDULE["texts"]), 1)
-    train_head(
+    curve = train_head(
         files,
         graph,
         answers,
@@ -124,8 +127,11 @@ def make_head(
         progress=progress,
         stop=budget.stop_after(TRAINING_ENDS),
     )
+    if not curve:
+        return False
     (head / _STATE).unlink(missing_ok=True)
     shutil.rmtree(head / _HIDDEN_STATES)
+    return True
 
 
 def compare_head(

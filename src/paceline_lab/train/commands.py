@@ -193,7 +193,8 @@ def train_head(
         schedule: fields of `mtp.Schedule`.
         device: that torch trains on.
         progress: reports tokens, then steps.
-        stop: called after each step; True: evaluate, write the head and end.
+        stop: called after each step; True: evaluate, write the head and end. If it is true
+            before the first step, nothing is trained.
 
     Returns:
         The evaluations on held-out answers, by step.
@@ -216,6 +217,8 @@ def train_head(
     check_end(engine, target_logits, drafted, answers[0].prompt)
     with _held(out):
         hidden_states = _record(engine, files, answers, out, progress)
+        if stop():
+            return []
         trainer = Trainer(
             config,
             shared,

@@ -1,5 +1,6 @@
 """A head of what was learnt: trained until time is over, and measured beside `auto`."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,10 +24,16 @@ COST = CostTable({1: 1e-6, 32: 1e-6})
 
 
 class Late(Budget):
-    """Has time to record hidden states, and none to train."""
+    """Has time to record hidden states, and a number of steps."""
+
+    calls = 0
 
     def stop_after(self, share: float) -> Callable[[], bool]:
-        return lambda: True
+        def stop() -> bool:
+            self.calls += 1
+            return self.calls > 0
+
+        return stop
 
 
 class Stopping(Progress):
@@ -80,6 +87,10 @@ def test_training_ends_with_the_time_and_the_head_of_fewer_answers_goes(
     head = head_folder(tmp_path, training)
     with pytest.raises(InvalidRequest):
         make_head(tiny_files.name, head, training, cost=COST, budget=Budget(0.0), progress=QUIET)
-    make_head(tiny_files.name, head, training, cost=COST, budget=Late(100.0), progress=QUIET)
-    assert (head / "config.json").is_file()
+    late = Late(100.0)
+    assert not make_head(tiny_files.name, head, training, cost=COST, budget=late, progress=QUIET)
+    assert is_unfinished(head)
+    late.calls = -1
+    assert make_head(tiny_files.name, head, training, cost=COST, budget=late, progress=QUIET)
+    assert len(json.loads((head / "curve.json").read_text())["curve"]) == 1
     assert not outdated.exists()
