@@ -30,6 +30,12 @@ _ROUND = 64, 512
 """Prompts of the first round, and at most: each has twice those before."""
 
 _TEMPERATURE = 1.0
+"""Of prompts."""
+
+_TEMPERATURES = {True: (0.0,), False: (0.0, 0.8)}
+"""Whether a model has a chat template -> temperatures of answers, in turn.
+
+Without one, greedy text goes round in circles: 53 of 65 answers of Gemma 3 270M (2026-11-26)."""
 
 _SHARE = 3
 """First turns for each second turn."""
@@ -117,7 +123,8 @@ class DataMaker:
         return written > 0
 
     def _answer(self, part: Round) -> None:
-        settings = Settings(max_tokens=MAX_TOKENS, longest_prompt=LONGEST)
+        is_chat = self._model.files.chat_template is not None
+        settings = Settings(MAX_TOKENS, _TEMPERATURES[is_chat], longest_prompt=LONGEST)
         if not part.complete and not self._over():
             make_answers(
                 self._model,
