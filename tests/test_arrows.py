@@ -68,8 +68,12 @@ ALLOWED = {
         "trace": {"report"},
         "train": {"figures"},
         "simulate": {"arguments", "trace", "train"},
+        "learn": {"simulate", "train"},
         "sweep": {"arguments"},
-        "cli": {"arguments", "load", "peers", "report", "simulate", "sweep", "trace", "train"},
+        "cli": {
+            *("arguments", "learn", "load", "peers", "report", "simulate", "sweep", "trace"),
+            "train",
+        },
         "": set[str](),
     },
 }

@@ -30,6 +30,7 @@ NOT_RUN = {
     "generate --model": "a model that is fetched",
     "generate Count": "a converted model; tests/coreml",
     "generate Name": "a model for MLX",
+    "learn": "hours; tests/lab/learn",
     "plan": "measures the machine; tests/bench/test_plan.py",
     "serve": "does not end; tests/server",
     "train": "hours; tests/lab/train",

@@ -124,3 +124,18 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path):
     for path in (tmp_path, tmp_path / "file" / "journal.jsonl", tmp_path / "no" / "journal.jsonl"):
         with raises(InvalidRequest, path):
             write(path, {})
+
+
+def test_a_disk_that_is_full_is_named_and_entries_stay(path: Path):
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(InvalidRequest, match=str(path)), appending(path) as append:
+            append({"number": 1})
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, limits[1]))
+            append({"number": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with appending(path) as append:
+        append({"number": 3})
+    assert read_journal(path) == [{"number": 1}, {"number": 3}]

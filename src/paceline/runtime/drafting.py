@@ -10,6 +10,7 @@ from paceline.engines.base import Engine
 from paceline.engines.profile import load_profile, warm_up
 from paceline.errors import ModelError
 from paceline.models import ModelFiles, Progress, cache_dir, resolve, resolve_drafter
+from paceline.runtime.learnt import installed_drafters
 from paceline.runtime.profile import MEASUREMENTS
 
 
@@ -18,6 +19,7 @@ def drafter_resources(files: ModelFiles, progress: Progress) -> DrafterResources
     shipped = drafting.shipped(files.name, files.path)
     if files.engine == "coreml":  # has hidden states only if it was converted for them
         shipped.pop("mtp", None)
+    shipped |= installed_drafters(files)
     return DrafterResources(
         target=files.name,
         shipped=shipped,

@@ -51,20 +51,22 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def appending(path: Path) -> Iterator[Append]:
-    """Yield a function that appends an entry and flushes it before it returns.
+    """Yield a function that appends an entry, which is in the file when it returns.
 
     Raises InvalidRequest if the file cannot be written, or another run appends to it.
     """
     with contextlib.ExitStack() as stack:
         with writing(path):
-            file = stack.enter_context(path.open("ab+"))
+            # Without a buffer: closing one would write again what a full disk did not take.
+            file = stack.enter_context(path.open("ab+", buffering=0))
             stack.enter_context(held(path))
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
 
         def append(entry: dict[str, Any]) -> None:
+            line = json.dumps(entry, ensure_ascii=False).encode() + b"\n"
             with writing(path):
-                file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
-                file.flush()
+                while line:  # a disk with little space takes a part
+                    line = line[file.write(line) :]
 
         yield append

@@ -33,6 +33,9 @@ HAS_ALARM = sys.platform != "win32"
 _OPEN_FILES = 10_240
 """File descriptors: the most that macOS allows without a limit."""
 
+_LOWEST_PRIORITY = 19
+"""In the scale of `nice`."""
+
 _PROC, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _LIMITS = {"": "memory.max", "memory": "memory.limit_in_bytes"}
 """Controllers of a line of /proc/self/cgroup (none: version 2) -> file of the limit."""
@@ -188,6 +191,17 @@ def _limits_of(mount: Path, group: str, name: str) -> Iterator[int]:
             yield int((mount / part / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):  # missing, or max
             continue
+
+
+def lower_priority() -> None:
+    """Give way to all other processes from now on, threads that start later included."""
+    if sys.platform == "win32":
+        import psutil
+
+        psutil.Process().nice(psutil.IDLE_PRIORITY_CLASS)
+    else:
+        with suppress(OSError):
+            os.nice(_LOWEST_PRIORITY)
 
 
 def drop_pages(file: BinaryIO) -> None:

@@ -5,13 +5,14 @@ target, prompts and settings. Answers are appended one by one, so a stopped run 
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import paceline
-from paceline.bench.suite import Suite, load_suite
+from paceline.bench.suite import Suite, load_suite, prompt_for
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
@@ -70,10 +71,13 @@ def make_answers(
     *,
     at_once: int,
     progress: Progress,
+    drafter: str = "none",
+    stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Generate answers to the prompts in `prompts` into `folder`, except those already there.
 
-    An answer ends early when it repeats itself.
+    An answer ends early when it repeats itself. Prompts of a model without a chat template are
+    their text.
 
     Args:
         model: the target, with a cache for `at_once` sequences.
@@ -82,9 +86,11 @@ def make_answers(
         settings: what answers depend on.
         at_once: sequences in a batch.
         progress: reports answers.
+        drafter: for engines whose calls have one sequence, where drafts pay in batches too.
+        stop: called after each answer; True: leave the others to a later run.
 
     Returns:
-        The manifest.
+        The manifest; `complete` says whether every prompt has its answer.
 
     Raises:
         InvalidRequest: the folder has answers of another model, other prompts or other settings.
@@ -107,7 +113,7 @@ def make_answers(
             if number not in done:
                 options: Options = {
                     **GREEDY,
-                    "drafter": "none",
+                    "drafter": drafter,
                     "max_tokens": settings.max_tokens,
                     "temperature": settings.temperatures[number % len(settings.temperatures)],
                     "seed": settings.seed + number,
@@ -121,8 +127,9 @@ def make_answers(
     with (
         appending(folder / ANSWERS) as append,
         progress.task(label, len(prompt_ids), unit="answers") as update,
+        closing(as_they_end(streams(), at_once, _end_loops)) as ended,
     ):
-        for stream in as_they_end(streams(), at_once, _end_loops):
+        for stream in ended:
             number = numbers.pop(id(stream))
             done.add(number)
             result = stream.result
@@ -130,9 +137,11 @@ def make_answers(
             finish = "loop" if looped else str(result.finish_reason)
             append(asdict(Answer(number, prompt_ids[number], result.token_ids, finish)))
             update(len(done))
+            if stop():
+                break
     answers = read_entries(folder / ANSWERS, Answer)
     manifest |= {
-        "complete": True,
+        "complete": len(done) == len(prompt_ids),
         "answers": len(answers),
         "prompt_tokens": sum(len(answer.prompt) for answer in answers),
         "answer_tokens": sum(len(answer.answer) for answer in answers),
@@ -222,7 +231,7 @@ def _prompt_tokens(model: Model, suites: Sequence[Suite], longest: int) -> dict[
     longest = min(longest, model.engine.context_length - 1)
     prompts = [prompt for suite in suites for prompt in suite.prompts]
     for number, prompt in enumerate(prompts):
-        tokens = model.tokens(prompt.messages)
+        tokens = model.tokens(prompt_for(model.files, prompt.messages))
         if len(tokens) <= longest and tuple(tokens) not in seen:
             seen.add(tuple(tokens))
             prompt_ids[number] = tokens

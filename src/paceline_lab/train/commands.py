@@ -1,6 +1,6 @@
 """Implements the commands `train ...`; `cli` prints their reports."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -146,13 +146,68 @@ def mtp(
     progress: Progress,
 ) -> Report:
     """Train an MTP head in EAGLE-3's form on answers; `out` also has the state of the run."""
-    from paceline_lab.train.mtp import Schedule, Trainer
     from paceline_lab.train.plot import plot_curve
+
+    files, graph = files_to_train_on(target, progress)
+    curve = train_head(
+        files,
+        graph,
+        _read_all(folders, files),
+        out,
+        vocab=vocab,
+        schedule=schedule,
+        device=device,
+        progress=progress,
+    )
+    measured = curve[-1]
+    picture = plot_curve(curve, out)
+    tau, steps = measured["tau"], int(measured["step"])
+    value = {"folder": str(out), "tau": tau, "steps": steps, "curve": curve}
+    text = (
+        f"a head that predicts {measured['named_1']:.1%} of held-out tokens, with tau {tau:.3f}, "
+        f"is in {out}; see {picture.name}"
+    )
+    return Report(value, text=text)
+
+
+def train_head(
+    files: ModelFiles,
+    graph: TargetWeights,
+    answers: Sequence[Answer],
+    out: Path,
+    *,
+    vocab: int,
+    schedule: Mapping[str, Any],
+    device: str,
+    progress: Progress,
+    stop: Callable[[], bool] = lambda: False,
+) -> Sequence[Mapping[str, float]]:
+    """Train an MTP head in `out`, from where an earlier run was stopped.
+
+    Args:
+        files: the target, for openvino.
+        graph: its weights, of `files_to_train_on`; changed.
+        answers: of the target.
+        out: gets the head, the state of the run, and the hidden states in `features`.
+        vocab: tokens that the head can draft.
+        schedule: fields of `mtp.Schedule`.
+        device: that torch trains on.
+        progress: reports tokens, then steps.
+        stop: called after each step; True: evaluate, write the head and end. If it is true
+            before the first step, nothing is trained.
+
+    Returns:
+        The evaluations on held-out answers, by step.
+
+    Raises:
+        InvalidRequest: too few answers, the state in `out` is of another run, or the target's
+            logits do not follow from its hidden states.
+        ModelError: the target cannot be read.
+    """
+    from paceline_lab.train.mtp import Schedule, Trainer
     from paceline_lab.train.target_logits import TargetLogits, check_end
     from paceline_lab.train.target_tensors import most_frequent, share_weights
 
-    files, graph = _files_to_train_on(target, progress)
-    answers = _read_all(folders, files)
     drafted = most_frequent(answers, vocab)
     config = default_head_config(graph, draft_vocab_size=len(drafted))
     # The last layer has the labels.
@@ -162,6 +217,8 @@ def mtp(
     check_end(engine, target_logits, drafted, answers[0].prompt)
     with _held(out):
         hidden_states = _record(engine, files, answers, out, progress)
+        if stop():
+            return []
         trainer = Trainer(
             config,
             shared,
@@ -173,15 +230,8 @@ def mtp(
             folder=out,
             device=device,
         )
-        tau = trainer.train(progress)
-        picture = plot_curve(trainer.curve, out)
-    measured = trainer.curve[-1]
-    value = {"folder": str(out), "tau": tau, "steps": trainer.step, "curve": trainer.curve}
-    text = (
-        f"a head that predicts {measured['named_1']:.1%} of held-out tokens, with tau {tau:.3f}, "
-        f"is in {out}; see {picture.name}"
-    )
-    return Report(value, text=text)
+        trainer.train(progress, stop)
+        return trainer.curve
 
 
 def _plain_model(
@@ -209,7 +259,7 @@ def _held(out: Path) -> Iterator[None]:
         yield
 
 
-def _files_to_train_on(target: str, progress: Progress) -> tuple[ModelFiles, TargetWeights]:
+def files_to_train_on(target: str, progress: Progress) -> tuple[ModelFiles, TargetWeights]:
     """Files of a target in the form for openvino, and what a drafter shares with it."""
     files = resolve(target, progress=progress)
     if files.engine != "openvino":

@@ -5,10 +5,11 @@ user message (Magpie, arXiv 2406.08464). No other data set is needed.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest, ModelError
@@ -21,6 +22,9 @@ from paceline.storage.json_lines import appending, read_entries
 LONGEST_PROMPT = 256
 """Tokens of a generated prompt at most; longer ones are usually incoherent."""
 
+TEXT = 48
+"""Tokens of a prompt that is the beginning of a text."""
+
 _MARK = "\u2063paceline\u2063"
 _SHORTEST = 12
 
@@ -31,10 +35,41 @@ _SEEDS = 1_000_000_000
 """Generation seeds per `seed` of the caller."""
 
 
+class NoNewPrompts(InvalidRequest):
+    """The target generates nothing but what is there already."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Opening:
+    """Text that the target continues to a user message."""
+
+    text: str
+    """The chat template's text up to the message, and the message's first words."""
+    kind: str = ""
+    first_words: str = ""
+    """Of the message; no space at the end."""
+    before: tuple[Mapping[str, str], ...] = ()
+    """The messages before it: a question of the user and its answer."""
+    is_text: bool = False
+    """Begin a text of a model without a chat template: a prompt is its first `TEXT` tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A generated prompt, as a line of a file that `load_suite` reads."""
+
     prompt: str
+    """The last user message."""
     seed: int
+    kind: str = ""
+    messages: tuple[dict[str, str], ...] = ()
+    """All messages, if there are some before `prompt`."""
+
+    @property
+    def texts(self) -> list[str]:
+        """What the user says, in order."""
+        earlier = [one["content"] for one in self.messages[:-1] if one["role"] == "user"]
+        return [*earlier, self.prompt]
 
 
 def write_prompts(
@@ -46,36 +81,55 @@ def write_prompts(
     temperature: float,
     at_once: int,
     progress: Progress,
+    openings: Sequence[Opening] = (),
+    accepts: Callable[[Generated], bool] = lambda _: True,
+    stop: Callable[[], bool] = lambda: False,
 ) -> int:
     """Generate prompts until `out`, a JSON Lines file, has `count` different ones.
 
     Prompts in the file count, so a stopped run can continue.
 
+    Args:
+        model: the target, with a cache for `at_once` sequences.
+        out: the file.
+        count: prompts in the file at the end.
+        seed: another one gives other prompts.
+        temperature: of the prompts.
+        at_once: sequences in a batch.
+        progress: reports prompts.
+        openings: what prompts continue, in turn; none: an empty user message.
+        accepts: called with each complete prompt that is new; False: it is not written.
+        stop: called after each; True: end with fewer.
+
     Returns:
         The number of prompts in the file.
 
     Raises:
-        InvalidRequest: the file has other content, or cannot be written or read; or the target
-            generates no new ones.
+        InvalidRequest: the file has other content, or cannot be written or read.
+        NoNewPrompts: the target generates no new ones.
         ModelError: there is no chat template, or it omits the user message.
     """
-    opening = user_opening(model.files)
-    entries = read_entries(out, _Entry)
+    openings = openings or [Opening(user_opening(model.files))]
+    entries = read_entries(out, Generated)
     seen = {entry.prompt for entry in entries}
+
+    def opening_of(number: int) -> Opening:
+        return openings[number % len(openings)]
 
     def streams() -> Iterator[Stream]:
         first = max((entry.seed for entry in entries), default=seed * _SEEDS - 1) + 1
         for number in itertools.count(first):
+            opening = opening_of(number)
             options: Options = {
                 **GREEDY,
                 "raw": True,
                 "drafter": "none",
-                "max_tokens": LONGEST_PROMPT,
+                "max_tokens": TEXT if opening.is_text else LONGEST_PROMPT,
                 "temperature": temperature,
                 "top_p": 0.95,
                 "seed": number,
             }
-            yield model.stream(opening, **options)
+            yield model.stream(opening.text, **options)
 
     label = f"prompts by {model.files.name}"
     with (
@@ -84,31 +138,43 @@ def write_prompts(
         closing(as_they_end(streams(), at_once)) as ended,
     ):
         unused = 0
-        while len(seen) < count:
+        while len(seen) < count and not stop():
             if unused == _MAX_UNUSED:
-                raise InvalidRequest(
+                raise NoNewPrompts(
                     f"none of the last {_MAX_UNUSED} prompts by {model.files.name} was complete "
                     f"and different from the {len(seen)} before; raise --temperature"
                 )
             unused += 1
             result = next(ended).result
-            text = result.text.strip()
-            complete = result.finish_reason == FinishReason.STOP
-            if complete and len(text) >= _SHORTEST and text not in seen:
+            opening = opening_of(result.seed)
+            prompt = _generated(opening, result.text, result.seed)
+            complete = opening.is_text or result.finish_reason == FinishReason.STOP
+            is_new = len(prompt.prompt) >= _SHORTEST and prompt.prompt not in seen
+            if complete and is_new and accepts(prompt):
                 unused = 0
-                seen.add(text)
-                append({"prompt": text, "seed": result.seed})
+                seen.add(prompt.prompt)
+                append(
+                    {key: value for key, value in asdict(prompt).items() if value not in ("", ())}
+                )
                 update(len(seen))
     return len(seen)
 
 
-def user_opening(files: ModelFiles) -> str:
-    """The chat template's text before the first user message.
+def user_opening(files: ModelFiles, before: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The chat template's text before a user message, after the messages `before`.
 
     Raises ModelError if there is no chat template, or it omits the user message.
     """
-    text = files.template().render([{"role": "user", "content": _MARK}])
+    text = files.template().render([*before, {"role": "user", "content": _MARK}])
     opening, mark, _ = text.partition(_MARK)
     if not mark:
         raise ModelError(f"the chat template of {files.name} omits the user message")
     return opening
+
+
+def _generated(opening: Opening, text: str, seed: int) -> Generated:
+    prompt = f"{opening.first_words}{text}".strip()
+    messages: tuple[dict[str, str], ...] = ()
+    if opening.before:
+        messages = (*map(dict, opening.before), {"role": "user", "content": prompt})
+    return Generated(prompt, seed, opening.kind, messages)

@@ -6,7 +6,7 @@ drafter. Invariant: a run that was stopped ends with the weights of one that was
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,10 +137,10 @@ class Trainer(ABC):
     def _amount(self) -> dict[str, float]:
         """How much was learnt from so far, for the curve."""
 
-    def train(self, progress: Progress) -> float:
-        """Train to the end of the schedule; return the last tau.
+    def train(self, progress: Progress, stop: Callable[[], bool] = lambda: False) -> float:
+        """Train to the end of the schedule, or until `stop` is true; return the last tau.
 
-        Every evaluation saves the drafter and the state.
+        Every evaluation saves the drafter and the state; there is one at the end.
         """
         schedule = self._schedule
         batches = self._batches()
@@ -150,7 +150,8 @@ class Trainer(ABC):
                 losses.append(self._train_step(next(batches)))
                 self.step += 1
                 update(self.step)
-                if self.step % schedule.evaluate_every == 0 or self.step == schedule.steps:
+                ended = self.step == schedule.steps or stop()
+                if ended or self.step % schedule.evaluate_every == 0:
                     measured = self.measures()
                     self._write()
                     self._save(float(np.mean(losses)), measured)
@@ -159,6 +160,8 @@ class Trainer(ABC):
                         f"step {self.step}: loss {self.curve[-1]['loss']:.3f}, "
                         f"tau {measured['tau']:.3f}"
                     )
+                if ended:
+                    break
         return self.curve[-1]["tau"] if self.curve else 1.0
 
     def _train_step(self, texts: list[Text]) -> float:

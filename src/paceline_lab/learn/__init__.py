@@ -1,0 +1,1 @@
+"""`paceline learn`: a drafter for a model, from prompts that the model writes itself."""

@@ -1,0 +1,147 @@
+"""Implements `learn`: prompts, answers, and drafters of them, which `auto` takes if it gains."""
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.bench.suite import Suite, load_suite
+from paceline.decoding.costs import CostTable
+from paceline.errors import InvalidRequest
+from paceline.models import Progress
+from paceline.runtime.load import load
+from paceline.runtime.model import Model
+from paceline.storage.files import held, megabytes, writing
+from paceline.storage.report import Report
+from paceline.storage.system import lower_priority
+from paceline_lab.learn.budget import Budget, LearningProgress, duration
+from paceline_lab.learn.data import AT_ONCE, DataMaker, cache_tokens
+from paceline_lab.learn.drafters import TABLE_BYTES, Learner, Use
+from paceline_lab.learn.folder import LearntFolder
+from paceline_lab.learn.head import STATES_BYTES, why_none
+from paceline_lab.learn.openings import openings
+from paceline_lab.learn.report import text_of
+from paceline_lab.learn.variety import Variety
+
+_DATA_SHARE = 0.9
+_DATA_SHARE_WITH_HEAD = 0.6
+"""Of the time, for prompts and answers; drafters take the rest."""
+
+_JSON_BYTES = 12
+"""Of a token of an answer on disk, its prompt and the prompt's text included."""
+
+
+def learn(
+    model: str,
+    *,
+    engine: str,
+    hours: float,
+    tokens: int | None,
+    prompts: Sequence[Path],
+    exclude: Sequence[Path],
+    progress: Progress,
+) -> Report:
+    """Learn drafters for a model, from where an earlier call was stopped.
+
+    Args:
+        model: name, path or hub name.
+        engine: that the drafters are for; `auto`: the one that answers of the model run in.
+        hours: of this call, at most.
+        tokens: of answers to learn from; replaces `hours`.
+        prompts: files of prompts to answer first.
+        exclude: files of prompts that must not be learnt from.
+        progress: shows stages and what is left.
+
+    Raises:
+        ModelError: the model cannot be loaded, cannot write prompts, or has changed since.
+        InvalidRequest: a file cannot be read or written, the disk is too full, or another run
+            learns from this model.
+    """
+    suites = [load_suite(), *map(load_suite, exclude)]
+    for path in prompts:
+        load_suite(path)
+    lower_priority()
+    budget = Budget(float("inf") if tokens else hours * 3600, tokens)
+    use = _use(model, engine, progress)
+    no_head = why_none(use.files)
+    target = _target(model, engine if no_head else use.files.engine, progress)
+    with target:
+        if not prompts:
+            openings(target.files)  # refused before anything is written
+        folder = LearntFolder(target.files)
+        with held(folder.path), _said_if_stopped(progress):
+            progress.say(_notice(folder, budget, target.profile.cost, model, head=not no_head))
+            shown = LearningProgress(progress, budget)
+            variety = _variety(folder, suites)
+            share = _DATA_SHARE if no_head else _DATA_SHARE_WITH_HEAD
+            learner = Learner(folder, use, [use.files, target.files], budget, shown)
+            if no_head or not learner.has_unfinished_head():
+                data = DataMaker(
+                    target, folder, variety, budget=budget, share=share, progress=shown
+                )
+                data.run(prompts)
+            target.close()  # its memory is for what comes next
+            report = learner.report(variety, no_head)
+    return Report(report, text=text_of(report))
+
+
+def _use(model: str, engine: str, progress: Progress) -> Use:
+    with load(model, engine=engine, progress=progress) as used:
+        return Use(model, used.files, used.engine.vocab_size, used.profile.cost)
+
+
+def _target(model: str, engine: str, progress: Progress) -> Model:
+    """The model, to answer `AT_ONCE` prompts in each call."""
+    # A second row of each sequence would halve the throughput, and texts to learn from need no
+    # exact decoding.
+    return load(
+        model,
+        engine=engine,
+        rows=1,
+        cache_tokens=cache_tokens(),
+        contexts=AT_ONCE,
+        drafters=("none",),
+        progress=progress,
+    )
+
+
+def _variety(folder: LearntFolder, suites: Iterable[Suite]) -> Variety:
+    """The prompts of earlier calls; those of suites are excluded, paceline's own among them."""
+    prompts = [prompt for suite in suites for prompt in suite.prompts]
+    first = [str(one.get("content", "")) for prompt in prompts for one in prompt.messages]
+    variety = Variety([*first, *(turn for prompt in prompts for turn in prompt.turns)])
+    for part in folder.rounds():
+        for generated in part.generated:
+            variety.add(generated)
+    return variety
+
+
+def _notice(
+    folder: LearntFolder, budget: Budget, cost: CostTable, model: str, *, head: bool
+) -> str:
+    """What learning will cost. Raises InvalidRequest if the disk has less free."""
+    rate = AT_ONCE / cost(AT_ONCE)
+    tokens = budget.tokens or int(budget.seconds * _DATA_SHARE * rate)
+    needed = tokens * _JSON_BYTES + 2 * TABLE_BYTES + head * STATES_BYTES
+    with writing(folder.path):
+        free = shutil.disk_usage(folder.path).free
+    if free < needed:
+        raise InvalidRequest(
+            f"{folder.path} may get {megabytes(needed)} and its disk has {megabytes(free)} free; "
+            "free some, or learn for less: --hours, --tokens"
+        )
+    time = duration(budget.seconds) if budget.tokens is None else f"about {duration(tokens / rate)}"
+    return (
+        f"learning from {model} for {time}, at the lowest priority: at most {megabytes(needed)} in "
+        f"{folder.path}; nothing of it leaves this machine, and `paceline forget` removes it. It "
+        "may be stopped at any time; the same command goes on"
+    )
+
+
+@contextmanager
+def _said_if_stopped(progress: Progress) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        progress.say("what was learnt so far is kept; the same command goes on from there")
+        raise

@@ -1,0 +1,232 @@
+"""A head for a model: trained on its answers, and measured beside what `auto` drafts with now.
+
+The head reads hidden states, so that no recorded text can be replayed with it: the model answers
+prompts of held-out answers, with the head and without, in turns.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import geometric_mean
+
+from paceline.bench.ab_test import interleaved
+from paceline.decoding.costs import CostTable
+from paceline.drafters import DrafterSpec
+from paceline.errors import InvalidRequest, MissingExtra
+from paceline.models import ModelFiles, Progress
+from paceline.options import GREEDY, Options
+from paceline.runtime.drafting import drafter_resources
+from paceline.runtime.load import load
+from paceline.runtime.model import Model
+from paceline.runtime.result import Result
+from paceline.storage.files import digest_of, read_json
+from paceline_lab.learn.budget import Budget
+from paceline_lab.learn.evaluate import LEAST_ANSWERS, Comparison, Sets
+from paceline_lab.learn.folder import Example
+from paceline_lab.train.answers import Answer
+from paceline_lab.train.commands import check_training, files_to_train_on, train_head
+from paceline_lab.train.config import head_taps
+from paceline_lab.train.hidden_states import ABOUT
+
+TRAINING_ENDS = 0.92
+"""Share of the time; measuring takes the rest."""
+
+_SCHEDULE = {"depth": 4, "shallow": 0.5, "dropout": 0.1, "rate": 1e-3, "texts": 4, "seed": 0}
+_EPOCHS = 4
+_EVALUATE_EVERY = 250
+"""Steps; a run that is killed goes on from the last evaluation."""
+
+_VOCAB = 8192
+STATES_BYTES = 2_000_000_000
+"""Of hidden states on disk while a head is trained; the newest answers that fit are taken."""
+
+_RECORDING_SHARE = 0.4
+"""Of the time that is left for a head, for its answers' hidden states."""
+
+_ROWS = 32
+"""Rows of a call from whose cost that of recording is estimated."""
+
+_HIDDEN_STATES = "features"
+_STATE = "state.pt"
+
+_MEASURED = LEAST_ANSWERS, 20
+"""Answers of a set that are measured in any case, and at most."""
+
+_MAX_TOKENS = 128
+
+_PLAIN, _BEFORE, _AFTER = "plain", "before", "after"
+
+
+def why_none(files: ModelFiles) -> str:
+    """Why no head can be trained for a model as it is used here; empty if one can."""
+    if files.engine != "openvino":
+        return (
+            f"no head is trained: {files.name} runs in {files.engine} here, and heads need the "
+            "engine openvino (--engine openvino)"
+        )
+    try:
+        check_training(rate=_SCHEDULE["rate"], device="cpu")
+    except MissingExtra as error:
+        return f"no head is trained: {error}"
+    return ""
+
+
+def head_folder(folder: Path, training: Sequence[Example]) -> Path:
+    """Where the head of these examples is: others get another one."""
+    return folder / f"mtp-{digest_of([example.answer.tokens for example in training])}"
+
+
+def is_unfinished(head: Path) -> bool:
+    """Whether training of a head began and has not ended."""
+    return (head / _HIDDEN_STATES).is_dir()
+
+
+def make_head(
+    model: str,
+    head: Path,
+    training: Sequence[Example],
+    *,
+    cost: CostTable,
+    budget: Budget,
+    progress: Progress,
+) -> bool:
+    """Train a head in the folder `head`, from where an earlier run was stopped.
+
+    Args:
+        model: its target, as the user named it.
+        head: see `head_folder`.
+        training: answers to learn from; the last ones, if there are more than time and disk allow.
+        cost: seconds of the target's calls.
+        budget: training ends in time.
+        progress: shows it.
+
+    Returns:
+        False if no time was left to begin; a later call does, with the same hidden states.
+
+    Raises:
+        InvalidRequest: too few answers, or a model that is not dense.
+        ModelError: the model cannot be read.
+    """
+    for other in head.parent.glob("mtp-*"):
+        if is_unfinished(other) and other != head:  # of fewer answers than there are now
+            shutil.rmtree(other, ignore_errors=True)
+    files, graph = files_to_train_on(model, progress)
+    width = (len(head_taps(graph.layers)) + 1) * graph.hidden_size
+    seconds = _RECORDING_SHARE * (TRAINING_ENDS * budget.seconds - budget.elapsed)
+    affordable = max(seconds, 0) / (cost(_ROWS) / _ROWS)
+    answers = _answers_of(head, training, min(STATES_BYTES / (2 * width), affordable))
+    steps = max(_EPOCHS * len(answers) // int(_SCHEDULE["texts"]), 1)
+    curve = train_head(
+        files,
+        graph,
+        answers,
+        head,
+        vocab=_VOCAB,
+        schedule={**_SCHEDULE, "steps": steps, "evaluate_every": _EVALUATE_EVERY},
+        device="cpu",
+        progress=progress,
+        stop=budget.stop_after(TRAINING_ENDS),
+    )
+    if not curve:
+        return False
+    (head / _STATE).unlink(missing_ok=True)
+    shutil.rmtree(head / _HIDDEN_STATES)
+    return True
+
+
+def compare_head(
+    model: str, head: Path, sets: Sets, budget: Budget, progress: Progress
+) -> dict[str, Comparison]:
+    """Measure `auto` with the head in place of any other, and as it is now, set by set.
+
+    Raises InvalidRequest if an answer changes, which no drafter may do.
+    """
+    spec = f"mtp:{head}"
+    with load(model, engine="openvino", drafters=("auto", spec), progress=progress) as opened:
+        kinds = {*drafter_resources(opened.files, progress).shipped}
+        before = str(DrafterSpec.parse("auto").resolve(kinds))
+        rest = str(DrafterSpec.parse("auto").resolve(kinds - {"mtp"}))
+        drafters = {_PLAIN: "none", _BEFORE: before, _AFTER: f"{rest}+{spec}"}
+        opened.measure_profile()
+        opened.fix_costs()
+        return {
+            name: _measured(opened, examples, drafters, budget, progress)
+            for name, examples in sets.named.items()
+            if examples
+        }
+
+
+def _measured(
+    model: Model,
+    examples: Sequence[Example],
+    drafters: Mapping[str, str],
+    budget: Budget,
+    progress: Progress,
+) -> Comparison:
+    least, most = _MEASURED
+    answers: list[dict[str, Result]] = []
+    with progress.task("measuring the head", min(len(examples), most), unit="answers") as update:
+        for number, example in enumerate(examples[:most]):
+            if number >= least and not budget.left:
+                break
+            answers.append(_answers(model, example, drafters, number))
+            update(len(answers))
+    return Comparison(
+        len(answers),
+        *(_tokens_per_step(answers, name) for name in (_AFTER, _BEFORE)),
+        *(_speed(answers, name) for name in (_AFTER, _BEFORE)),
+    )
+
+
+def _answers(
+    model: Model, example: Example, drafters: Mapping[str, str], number: int
+) -> dict[str, Result]:
+    """The answer to an example's prompt by each drafter."""
+
+    def answer(drafter: str) -> Result:
+        options: Options = {**GREEDY, "drafter": drafter, "max_tokens": _MAX_TOKENS}
+        return model.fresh().generate(example.answer.prompt, **options)
+
+    calls = {name: lambda drafter=drafter: answer(drafter) for name, drafter in drafters.items()}
+    results = {name: one for name, (one,) in interleaved(calls, 1, number).items()}
+    if any(result.token_ids != results[_PLAIN].token_ids for result in results.values()):
+        raise InvalidRequest(
+            f"{model.files.name} gave another answer with drafts than without; check it with "
+            "`paceline verify`"
+        )
+    return results
+
+
+def _tokens_per_step(answers: Sequence[Mapping[str, Result]], name: str) -> float:
+    stats = [results[name].stats for results in answers]
+    return sum(one.decoded for one in stats) / max(sum(one.steps for one in stats), 1)
+
+
+def _speed(answers: Sequence[Mapping[str, Result]], name: str) -> float:
+    """Geometric mean of speeds over plain decoding."""
+    pairs = [(results[name].stats, results[_PLAIN].stats) for results in answers]
+    ratios = [
+        stats.decode_tokens_per_second / plain.decode_tokens_per_second
+        for stats, plain in pairs
+        if stats.decode_tokens_per_second and plain.decode_tokens_per_second
+    ]
+    return geometric_mean(ratios) if ratios else 1.0
+
+
+def _answers_of(head: Path, training: Sequence[Example], tokens: float) -> list[Answer]:
+    """The last answers with at most `tokens` tokens, prompts included, in their order.
+
+    Of a run that was stopped, those that it took. Raises InvalidRequest if there are none.
+    """
+    about = head / _HIDDEN_STATES / ABOUT
+    if about.is_file():
+        return [example.answer for example in training[-int(read_json(about)["texts"]) :]]
+    chosen: list[Answer] = []
+    for example in reversed(training):
+        tokens -= len(example.answer.tokens)
+        if tokens < 0:
+            break
+        chosen.append(example.answer)
+    if not chosen:
+        raise InvalidRequest("there is too little time; learn for longer: --hours")
+    return chosen[::-1]

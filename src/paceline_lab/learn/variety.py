@@ -1,0 +1,164 @@
+"""Which prompts are new, what they are about, and figures of how varied they are.
+
+From words alone: no model, no network. A word is a run of letters or digits, or one letter of a
+script that is written without spaces.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from statistics import median, quantiles
+from typing import Any
+
+from paceline_lab.train.prompts import Generated
+
+_WORD = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
+)
+
+_GRAM = 4
+"""Words in a row of which figures and near duplicates are counted."""
+
+_MOST_SEEN = 0.5
+"""A prompt of which more of its runs of `_GRAM` words occurred before is a near duplicate."""
+
+_EXCLUDED = 8
+"""A prompt that has this many words in a row of an excluded one is dropped."""
+
+_CODE = re.compile(
+    r"```|\bdef \w+\(|\bfunction\b.*[({]|#include|\bSELECT\b.+\bFROM\b|</\w+>|[;{]\s*\n|=> |\(\);"
+    r"|\b(python|javascript|html|css|sql|java|c\+\+|bash|regex)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+_TOPICS = {
+    "cooking": "recipe|cook|bak(e|ing)|ingredient|dish|meal|kitchen|dinner|soup|cake",
+    "health": "health|doctor|medic|disease|symptom|exercise|diet|sleep|vitamin|patient",
+    "programming": "python|javascript|code|function|program|sql|html|algorithm|software|api",
+    "mathematics": r"equation|sum of|calculate|triangle|probabil|how many|percent|\d ?[+*/=x] ?\d",
+    "science": "physic|chemi|biolog|planet|atom|energy|cell|species|experiment|climate",
+    "history": "history|war|century|king|empire|president|revolution|ancient",
+    "places": "capital|country|city|travel|trip|island|river|mountain|map",
+    "business": "business|company|market|customer|sales|e-?mail|meeting|product|invest|budget",
+    "writing": "story|poem|write a|novel|character|dialogue|song|essay|letter",
+    "language": "translate|grammar|sentence|word|spelling|language|rewrite|summari[sz]e",
+    "school": "student|school|teach|learn|study|book|exam|university",
+    "people": "friend|family|child|parent|love|feel|relationship|birthday",
+}
+_PATTERNS = {topic: re.compile(rf"\b({words})", re.IGNORECASE) for topic, words in _TOPICS.items()}
+
+UNSEEN = ("cooking", "health")
+"""Topics that nothing is learnt from: how a drafter does on them is how it does on new ones."""
+
+_HELD_OUT = 20
+"""One prompt in this many of the other topics is held out."""
+
+TRAINING, HELD_OUT = "training", "held out"
+
+
+class Variety:
+    """The prompts so far, and what was dropped."""
+
+    def __init__(self, excluded: Iterable[str] = ()) -> None:
+        """Begin without prompts; those too much like one of `excluded` will be dropped."""
+        self._excluded: set[int] = set()
+        self._prompts: list[Generated] = []
+        self._grams: set[int] = set()
+        self._all_grams = 0
+        self.dropped = Counter[str]()
+        for text in excluded:
+            self._excluded.update(_grams(_words(text), _EXCLUDED))
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def add(self, prompt: Generated) -> None:
+        """Count a prompt that was accepted in an earlier run."""
+        self._prompts.append(prompt)
+        grams = [*_grams(_words(prompt.prompt), _GRAM)]
+        self._grams.update(grams)
+        self._all_grams += len(grams)
+
+    def accepts(self, prompt: Generated) -> bool:
+        """Whether a prompt is new enough; if so, it is counted."""
+        words = _words(prompt.prompt)
+        grams = set(_grams(words, _GRAM))
+        if not self._excluded.isdisjoint(_grams(words, _EXCLUDED)):
+            self.dropped["excluded"] += 1
+        elif sum(gram in self._grams for gram in grams) > _MOST_SEEN * len(grams):
+            self.dropped["near duplicate"] += 1
+        else:
+            self.add(prompt)
+            return True
+        return False
+
+    def figures(self) -> dict[str, Any]:
+        """What the prompts are, for the report."""
+        if not self._prompts:
+            return {"prompts": 0, "dropped": dict(self.dropped)}
+        texts = [prompt.prompt for prompt in self._prompts]
+        lengths = [len(_words(text)) for text in texts]
+        starts = Counter(" ".join(_words(text)[:2]) for text in texts)
+        return {
+            "prompts": len(texts),
+            "distinct_4_grams": len(self._grams) / self._all_grams,
+            "distinct_first_two_words": len(starts),
+            "commonest_first_two_words": starts.most_common(1)[0][1] / len(texts),
+            "words": {"median": median(lengths), "longest_tenth": _ninth_decile(lengths)},
+            "topics": _shares(topic_of([text]) for text in texts),
+            "openings": _shares(prompt.kind for prompt in self._prompts),
+            "scripts": _shares(map(_script, texts)),
+            "code": sum(_CODE.search(text) is not None for text in texts) / len(texts),
+            "second_turns": sum(bool(prompt.messages) for prompt in self._prompts) / len(texts),
+            "dropped": dict(self.dropped),
+        }
+
+
+def topic_of(texts: Sequence[str]) -> str:
+    """What the messages of a user are about: a topic that nothing is learnt from goes first."""
+    topics = (topic for topic, words in _PATTERNS.items() if any(map(words.search, texts)))
+    return next(topics, "other")
+
+
+def part_of(texts: Sequence[str]) -> str:
+    """`TRAINING`, `HELD_OUT`, or a topic of `UNSEEN`: what the answer to the last message is for.
+
+    It depends on the messages alone, so that a later run divides them in the same way.
+    """
+    topic = topic_of(texts)
+    if topic in UNSEEN:
+        return topic
+    digest = int(sha256(texts[0].encode("utf-8", "replace")).hexdigest()[:8], 16)
+    return TRAINING if digest % _HELD_OUT else HELD_OUT
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
+
+
+def _grams(words: Sequence[str], length: int) -> Iterator[int]:
+    """Hashes of `length` words in a row, the same in every process; of all if there are fewer."""
+    for at in range(max(len(words) - length, 0) + 1):
+        run = "\0".join(words[at : at + length])
+        yield int.from_bytes(sha256(run.encode("utf-8", "replace")).digest()[:8])
+
+
+def _script(text: str) -> str:
+    """The script that most letters are of, such as latin or cjk."""
+    scripts = Counter(
+        unicodedata.name(letter, "other").partition(" ")[0].lower()
+        for letter in text
+        if letter.isalpha()
+    )
+    return scripts.most_common(1)[0][0] if scripts else "none"
+
+
+def _shares(values: Iterable[str]) -> dict[str, float]:
+    counts = Counter(values)
+    return {value: count / counts.total() for value, count in counts.most_common()}
+
+
+def _ninth_decile(values: Sequence[int]) -> float:
+    return quantiles(values, n=10)[-1] if len(values) > 1 else float(values[0])

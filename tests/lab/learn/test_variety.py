@@ -1,0 +1,78 @@
+"""Which prompts are kept, which part of the data each is for, and the figures about them."""
+
+import pytest
+
+from paceline_lab.learn.variety import HELD_OUT, TRAINING, UNSEEN, Variety, part_of, topic_of
+from paceline_lab.train.prompts import Generated
+
+
+def prompt(text: str, seed: int = 0, kind: str = "free") -> Generated:
+    return Generated(text, seed, kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [
+        ("Write a story about a fox who lives in a wood near the sea", False),
+        ("write a STORY about a fox, who lives in a wood near the lake!", False),
+        ("Write a story about three sailors on an island without any water", True),
+        ("What is the capital of Norway?", True),
+    ],
+)
+def test_a_near_duplicate_of_an_earlier_prompt_is_dropped(text: str, accepted: bool):
+    variety = Variety()
+    assert variety.accepts(prompt("Write a story about a fox who lives in a wood near the sea"))
+    assert variety.accepts(prompt(text, 1)) == accepted
+    assert variety.dropped == ({} if accepted else {"near duplicate": 1})
+    assert len(variety) == 1 + accepted
+
+
+def test_near_duplicates_are_found_in_scripts_without_spaces():
+    variety = Variety()
+    assert variety.accepts(prompt("请写一个关于狐狸的短篇故事"))
+    assert not variety.accepts(prompt("请写一个关于狐狸的短篇故事吧"))
+    assert variety.accepts(prompt("如何在家里种番茄和草莓"))
+
+
+def test_prompts_that_share_eight_words_with_an_excluded_one_are_dropped():
+    variety = Variety(["One two three four five six seven eight nine", "short question"])
+    assert not variety.accepts(prompt("Say: two three four five six seven eight nine, please"))
+    assert variety.accepts(prompt("Say: two three four five six seven, please"))
+    assert not variety.accepts(prompt("Short question?"))
+    assert variety.dropped == {"excluded": 2}
+
+
+def test_topics_that_nothing_is_learnt_from_are_told_from_all_messages_of_a_user():
+    assert topic_of(["How do I fix this SQL query?"]) == "programming"
+    assert topic_of(["Hm."]) == "other"
+    assert part_of(["Name a soup.", "And another?"]) == UNSEEN[0]
+    assert part_of(["Name a song.", "Which vitamin is in it?"]) == UNSEEN[1]
+
+
+def test_a_twentieth_of_other_prompts_is_held_out_and_second_turns_stay_with_the_first():
+    firsts = [f"Question number {number}" for number in range(2000)]
+    parts = [part_of([first]) for first in firsts]
+    assert {*parts} == {TRAINING, HELD_OUT}
+    assert 60 < parts.count(HELD_OUT) < 140
+    assert [part_of([first, "And then?"]) for first in firsts] == parts
+
+
+def test_the_figures_are_shares_of_the_prompts():
+    variety = Variety()
+    chat = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"})
+    second = {"role": "user", "content": "Что такое облако"}
+    for one in (
+        prompt("Write a Python function that adds"),
+        prompt("What is the capital of Norway?", 1),
+        Generated("Что такое облако", 2, "follow-up", (*chat, second)),
+        prompt("What is the time", 3),
+    ):
+        assert variety.accepts(one)
+    figures = variety.figures()
+    assert figures["prompts"] == 4
+    assert figures["code"] == figures["second_turns"] == 0.25
+    assert figures["scripts"] == {"latin": 0.75, "cyrillic": 0.25}
+    assert figures["openings"] == {"free": 0.75, "follow-up": 0.25}
+    assert figures["commonest_first_two_words"] == 0.5
+    assert figures["distinct_4_grams"] == 1
+    assert Variety().figures()["prompts"] == 0

@@ -1,0 +1,88 @@
+"""What was learnt of a model is found by its fingerprint and removed by its name."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
+
+import pytest
+
+from paceline.models import QUIET
+from paceline.runtime.drafting import drafter_resources
+from paceline.runtime.learnt import (
+    HEADER,
+    all_learnt,
+    install,
+    installed_drafters,
+    learnt_dir,
+    learnt_of,
+)
+from paceline.runtime.model import Model
+from paceline.storage.files import write_json
+from support.drafters import write_toy_table
+
+PROMPT = "the quick brown fox"
+
+
+@pytest.fixture
+def table(model: Model) -> Iterator[Path]:
+    """A table in the folder of what was learnt of the tiny model."""
+    folder = learnt_dir() / model.files.fingerprint[:24]
+    folder.mkdir(parents=True)
+    write_json(folder / HEADER, {"model": model.files.name})
+    answer = list(model.generate(PROMPT, max_tokens=40, ignore_eos=True).token_ids)
+    (folder / "table-1").mkdir()
+    yield write_toy_table(folder / "table-1", [answer], model.engine.vocab_size)
+    rmtree(learnt_dir(), ignore_errors=True)
+
+
+def test_auto_drafts_with_an_installed_table_and_no_token_changes(model: Model, table: Path):
+    plain = model.generate(PROMPT, max_tokens=40, ignore_eos=True, drafter="none")
+    assert Model(model.files, model.engine).request({}).drafter.has("table") is False
+    install(model.files, "table", table)
+    answer = Model(model.files, model.engine).generate(PROMPT, max_tokens=40, ignore_eos=True)
+    assert answer.token_ids == plain.token_ids
+    assert answer.drafter == "suffix+table"
+    assert answer.stats.accepted_by["table"] > 0
+
+
+def test_other_weights_have_no_learnt_drafter(model: Model, table: Path):
+    install(model.files, "table", table)
+    assert installed_drafters(replace(model.files, fingerprint="f" * 64)) == {}
+
+
+def test_a_head_is_for_engines_that_return_hidden_states(model: Model, table: Path):
+    head = table.parent / "mtp-1"
+    head.mkdir()
+    (head / "config.json").touch()
+    for kind, folder in (("mtp", head), ("table", table)):
+        install(model.files, kind, folder)
+    assert installed_drafters(model.files) == {"mtp": head, "table": table}
+    elsewhere = replace(model.files, engine="llamacpp")
+    assert drafter_resources(elsewhere, QUIET).shipped == {"table": table}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"drafters": 3}', '{"drafters": {"a": 1}}'])
+def test_a_damaged_file_is_as_if_nothing_was_learnt(content: str, model: Model, table: Path):
+    install(model.files, "table", table)
+    (index,) = (learnt_dir() / "installed").iterdir()
+    index.write_text(content)
+    assert installed_drafters(model.files) == {}
+
+
+def test_a_table_that_is_gone_is_as_if_nothing_was_learnt(model: Model, table: Path):
+    install(model.files, "table", table)
+    rmtree(table)
+    assert installed_drafters(model.files) == {}
+
+
+def test_what_was_learnt_is_listed_and_removed_by_its_model(model: Model, table: Path):
+    install(model.files, "table", table)
+    (learnt,) = all_learnt()
+    assert learnt.model == model.files.name
+    assert learnt.bytes > 0
+    assert {*learnt.paths} == {*learnt_of(model.files.name.upper())}
+    assert learnt_of("another") == []
+    learnt.remove()
+    assert all_learnt() == []
+    assert not table.exists()
