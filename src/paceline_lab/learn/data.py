@@ -68,19 +68,19 @@ class DataMaker:
         # in a single answer; in calls of many sequences each row costs what a token does.
         self._drafter = "auto" if model.engine.name == "llamacpp" else "none"
 
-    def run(self, given: Sequence[Path]) -> None:
+    def run(self, files: Sequence[Path]) -> None:
         """Answer prompts of the user, then those of the model.
 
         Raises:
             InvalidRequest: a file cannot be read or written.
             ModelError: the model cannot write prompts, and none are given.
         """
-        for path in given:
-            self._answer(self._folder.given_round(path))
+        for path in files:
+            self._answer(self._folder.user_round(path))
         try:
             free = openings(self._model.files)
         except ModelError:
-            if not given:
+            if not files:
                 raise
             return
         while not self._enough():

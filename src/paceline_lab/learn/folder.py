@@ -30,7 +30,7 @@ KIND = "paceline learnt drafters"
 MOST_TOKENS = 8_000_000
 """Of the answers that drafters are made of, about: each takes some 40 bytes of memory."""
 
-_GIVEN, _OURS = "given-", "prompts-"
+_USERS, _OURS = "user-", "prompts-"
 """How the names of files of prompts begin: of the user, and of the model."""
 
 
@@ -116,7 +116,7 @@ class LearntFolder:
 
     def rounds(self) -> Iterator[Round]:
         """The rounds that are here, first those of the user's own prompts."""
-        for begin in (_GIVEN, _OURS):
+        for begin in (_USERS, _OURS):
             for path in sorted(self.path.glob(f"{begin}*.jsonl")):
                 yield self._round(path)
 
@@ -131,10 +131,10 @@ class LearntFolder:
         """A round by the model, which may not be here yet."""
         return self._round(self.path / f"{_OURS}{number:05}.jsonl")
 
-    def given_round(self, path: Path) -> Round:
+    def user_round(self, path: Path) -> Round:
         """A round of the user's prompts, which are copied. Raises InvalidRequest."""
         digest = load_suite(path).sha256
-        copy = self.path / f"{_GIVEN}{digest[:16]}.jsonl"
+        copy = self.path / f"{_USERS}{digest[:16]}.jsonl"
         with writing(copy):
             if not copy.exists():
                 shutil.copyfile(path, copy.with_suffix(".partial"))
