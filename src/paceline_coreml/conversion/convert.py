@@ -37,8 +37,21 @@ from paceline_coreml.conversion.shards import (
     static_functions,
 )
 from paceline_coreml.conversion.source import Source
-from paceline_coreml.conversion.topology import Span, even_topology, parse_topology, split_evenly
-from paceline_coreml.engine.artifact import KIND, ROTARY, VERSION, Artifact, read_artifact
+from paceline_coreml.conversion.topology import (
+    LayerSize,
+    Span,
+    even_topology,
+    parse_topology,
+    split_evenly,
+)
+from paceline_coreml.engine.artifact import (
+    KIND,
+    MOST_STATES,
+    ROTARY,
+    VERSION,
+    Artifact,
+    read_artifact,
+)
 
 MAKING = "making.json"
 
@@ -158,14 +171,17 @@ def _parts(family: Family, options: ConversionOptions) -> Iterator[_Part]:
     unknown = [tap for tap in tapped if not 0 <= tap < shape.layers]
     if unknown:
         raise InvalidRequest(f"layers {unknown} cannot be tapped; there are {shape.layers}")
-    sizes = _weight_sizes(family)
+    sizes, states = _weight_sizes(family)
     check_patterns(options.keep, [name for names in sizes for name in names])
     if options.topology is not None:
         spans = parse_topology(options.topology, shape.layers)
     else:
         per_weight = BYTES_PER_WEIGHT[options.weights]
-        layer_bytes = [int(sum(layer.values()) * per_weight) for layer in sizes[:-1]]
-        spans = even_topology(layer_bytes, options.megabytes * _MEGABYTE)
+        layers = [
+            LayerSize(int(sum(layer.values()) * per_weight), count)
+            for layer, count in zip(sizes[:-1], states, strict=True)
+        ]
+        spans = even_topology(layers, LayerSize(options.megabytes * _MEGABYTE, MOST_STATES))
     for span in spans:
         taps = tuple(tap for tap in tapped if span.start <= tap < span.end)
         weights = {name: size for part in sizes[slice(*span)] for name, size in part.items()}
@@ -175,12 +191,13 @@ def _parts(family: Family, options: ConversionOptions) -> Iterator[_Part]:
         yield _Part(f"head-{span.start:06}-{span.end:06}.mlpackage", span, None, sizes[-1])
 
 
-def _weight_sizes(family: Family) -> list[dict[str, int]]:
-    """Name -> elements, of the weights: one dictionary per layer, and last that of the head.
+def _weight_sizes(family: Family) -> tuple[list[dict[str, int]], list[int]]:
+    """Name -> elements, of the weights, and numbers of states.
 
-    This reads every tensor once before any conversion. Raises ModelError if shapes do not match.
+    One dictionary per layer, and last that of the head; one number per layer. This reads every
+    tensor once before any conversion. Raises ModelError if shapes do not match.
     """
-    sizes = []
+    sizes, states = [], []
     for index in range(family.shape.layers):
         try:
             layer = family.layer(index)
@@ -192,10 +209,11 @@ def _weight_sizes(family: Family) -> list[dict[str, int]]:
             ) from error
         named = layer.named_parameters(f"layers.{index}")
         sizes.append({name: weight.numel() for name, weight in named})
+        states.append(len(list(layer.buffers())))
     family.final(), family.embeddings()
     head = family.head()
     size = family.shape.vocab_size * family.shape.hidden_size if head is None else head.numel()
-    return [*sizes, {"head.weight": size}]
+    return [*sizes, {"head.weight": size}], states
 
 
 def _begin(out: Path, about: Mapping[str, Any]) -> bool:
