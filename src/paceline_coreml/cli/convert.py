@@ -64,6 +64,9 @@ def convert(
     weights: Literal["int8", "int4", "f16", "int8-per-tensor"] = "int8",
     folder: Folder = None,
     temporary: Annotated[Path | None, declare.folder(help="where packages are made")] = None,
+    gate: Annotated[
+        bool, Option("--gate", help="probe single layers first; stop if one does not pass")
+    ] = False,
     conversion: ConversionArguments,
     output: Output,
 ) -> int:
@@ -78,6 +81,7 @@ def convert(
         options=options,
         output=folder,
         temporary=temporary,
+        gate=gate,
         progress=progress_of(output),
     )
     return print_report(report, output)

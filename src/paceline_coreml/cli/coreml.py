@@ -55,6 +55,43 @@ def golden(
 
 
 @command(app)
+def probe(
+    *,
+    model: Annotated[
+        str | None, Argument(help="a model: a name, a path, a hub name (owner/name)")
+    ] = None,
+    shape: Annotated[
+        str | None,
+        Option(metavar="KEY=N,...", help="a layer with random weights: d,heads,kv,dh,ff,T,S"),
+    ] = None,
+    layer: Annotated[int, Option(parser=numbers.Whole(0), help="the model's layer")] = 0,
+    rows: Annotated[int | None, declare.count(help="rows of a call; default: 8")] = None,
+    slots: Annotated[
+        int | None, declare.count(help="context length; default: 2048, or the model's own")
+    ] = None,
+    weights: Literal["int8", "int4", "f16", "int8-per-tensor"] = "int8",
+    units: Annotated[ComputeUnits, Option(help="compute units")] = "cpu-and-ne",
+    temporary: Annotated[Path | None, declare.folder(help="where the package is made")] = None,
+    output: Output,
+) -> int:
+    """Convert one layer and check it, before a whole model."""
+    from paceline_coreml import commands
+
+    report = commands.probe(
+        model,
+        shape=shape,
+        layer=layer,
+        rows=rows,
+        slots=slots,
+        weights=weights,
+        units=units,
+        temporary=temporary,
+        progress=progress_of(output),
+    )
+    return print_report(report, output)
+
+
+@command(app)
 def residency(
     *,
     artifact: Artifact,

@@ -86,7 +86,7 @@ def convert(
         InvalidRequest: the folder holds something else or cannot be written, or the options do not
             fit the model.
     """
-    model = _opened(source, options)
+    model = open_model(source, options)
     family, options = model.family, model.options
     parts = list(_parts(family, options))
     about = {
@@ -123,7 +123,7 @@ def convert(
     return read_artifact(out)
 
 
-class _Model(NamedTuple):
+class OpenModel(NamedTuple):
     """What is converted, and how."""
 
     family: Family
@@ -132,7 +132,7 @@ class _Model(NamedTuple):
     sizes: Sizes
 
 
-def _opened(source: Source, options: ConversionOptions) -> _Model:
+def open_model(source: Source, options: ConversionOptions) -> OpenModel:
     """Open a model for the sizes that it is converted with."""
 
     def opened(slots: int, conv_slots: int) -> Family:
@@ -146,7 +146,7 @@ def _opened(source: Source, options: ConversionOptions) -> _Model:
     needed = -(-(options.rows + shape.lags) // _SLOTS_UNIT) * _SLOTS_UNIT
     conv_slots = max(CONV_SLOTS, needed) if shape.lags else CONV_SLOTS
     sizes = Sizes(options.rows, options.slots, conv_slots, flexible=len(options.functions) != 1)
-    return _Model(opened(options.slots, conv_slots), options, sizes)
+    return OpenModel(opened(options.slots, conv_slots), options, sizes)
 
 
 class _Part(NamedTuple):
@@ -238,7 +238,7 @@ def _begin(out: Path, about: Mapping[str, Any]) -> bool:
     return done
 
 
-def _make(part: _Part, model: _Model, out: Path, temporary: Path | None) -> None:
+def _make(part: _Part, model: OpenModel, out: Path, temporary: Path | None) -> None:
     """Build one package and move it into `out` atomically."""
     family, options, sizes = model
     if part.taps is None:
@@ -263,7 +263,9 @@ def _make(part: _Part, model: _Model, out: Path, temporary: Path | None) -> None
         beside.rename(out / part.path)
 
 
-def _describe(out: Path, about: Mapping[str, Any], model: _Model, parts: Sequence[_Part]) -> None:
+def _describe(
+    out: Path, about: Mapping[str, Any], model: OpenModel, parts: Sequence[_Part]
+) -> None:
     """Write the manifest."""
     shape, options = model.family.shape, model.options
     names = sorted(
