@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from paceline.errors import ModelError
+from paceline_coreml.conversion.checkpoint import Weights
 
 Floats = npt.NDArray[np.float32]
 
@@ -64,6 +65,11 @@ class Reference:
                 f"{f' and {len(missing) - 3} more weights' if len(missing) > 3 else ''}; "
                 "expected a complete checkpoint"
             )
+        # After it has read them, transformers initializes parts of ZAYA's balancing biases anew.
+        stored = Weights(checkpoint)
+        for name, buffer in self._model.named_buffers():
+            if name in stored:
+                buffer.copy_(stored[name])
         self._model.eval()
         self._layers = self._model.get_decoder().layers
 

@@ -126,7 +126,7 @@ class LayerChecks:
         try:
             blocks, singles = self._blocks_and_singles()
         except ModelError as error:
-            yield Check("Core ML", False, str(error))
+            yield Check("runs", False, str(error))
             return
         yield self._exact(blocks, singles)
         yield self._reference(blocks)
