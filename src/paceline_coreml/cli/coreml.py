@@ -34,7 +34,8 @@ def golden(
         float, Option(parser=numbers.PROBABILITY, help="minimum cosine similarity")
     ] = 0.99,
     rounding: Annotated[
-        Literal["f16", "f32"], Option(help="precision of the rehearsal, off a Mac")
+        Literal["f16", "f32", "engine"],
+        Option(help="numerics of the rehearsal, off a Mac: engine is as the Neural Engine's"),
     ] = "f16",
     temporary: Annotated[Path | None, declare.folder(help="where the source is fetched to")] = None,
     output: Output,
