@@ -30,6 +30,9 @@ class ConversionArguments:
     flexible: Annotated[
         bool | None, Option("--flexible", help="one function for 1 to 4 rows, or to --rows")
     ] = None
+    stateless: Annotated[
+        bool | None, Option("--stateless", help="keys and values as inputs and outputs")
+    ] = None
     slots: Annotated[
         int | None, declare.count(help="context length; default: 2048, or the model's own")
     ] = None

@@ -37,6 +37,7 @@ from paceline_coreml.conversion.shards import (
     static_functions,
 )
 from paceline_coreml.conversion.source import Source
+from paceline_coreml.conversion.stateless import program_name
 from paceline_coreml.conversion.topology import (
     LayerSize,
     Span,
@@ -145,7 +146,13 @@ def open_model(source: Source, options: ConversionOptions) -> OpenModel:
     # A call writes all its rows before it reads, so they and the rows before them need a place.
     needed = -(-(options.rows + shape.lags) // _SLOTS_UNIT) * _SLOTS_UNIT
     conv_slots = max(CONV_SLOTS, needed) if shape.lags else CONV_SLOTS
-    sizes = Sizes(options.rows, options.slots, conv_slots, flexible=len(options.functions) != 1)
+    sizes = Sizes(
+        options.rows,
+        options.slots,
+        conv_slots,
+        flexible=len(options.functions) != 1,
+        stateless=options.stateless,
+    )
     return OpenModel(opened(options.slots, conv_slots), options, sizes)
 
 
@@ -158,11 +165,14 @@ class _Part(NamedTuple):
     """Tapped layers; None: a part of the head."""
     weights: Mapping[str, int]
     """Name -> elements, of the weights."""
+    states: Mapping[str, Sequence[int]]
+    """Name -> shape, of the states that are inputs and outputs."""
 
     def entry(self) -> dict[str, Any]:
         """Its entry in the manifest."""
         entry: dict[str, Any] = {"path": self.path, "start": self.span.start, "end": self.span.end}
-        return {**entry, "taps": list(self.taps)} if self.taps else entry
+        entry |= {"taps": list(self.taps)} if self.taps else {}
+        return entry | ({"states": dict(self.states)} if self.states else {})
 
 
 def _parts(family: Family, options: ConversionOptions) -> Iterator[_Part]:
@@ -178,26 +188,34 @@ def _parts(family: Family, options: ConversionOptions) -> Iterator[_Part]:
     else:
         per_weight = BYTES_PER_WEIGHT[options.weights]
         layers = [
-            LayerSize(int(sum(layer.values()) * per_weight), count)
-            for layer, count in zip(sizes[:-1], states, strict=True)
+            LayerSize(int(sum(layer.values()) * per_weight), len(layer_states))
+            for layer, layer_states in zip(sizes[:-1], states, strict=True)
         ]
         spans = even_topology(layers, LayerSize(options.megabytes * _MEGABYTE, MOST_STATES))
     for span in spans:
         taps = tuple(tap for tap in tapped if span.start <= tap < span.end)
         weights = {name: size for part in sizes[slice(*span)] for name, size in part.items()}
-        yield _Part(f"layers-{span.start:03}-{span.end:03}.mlpackage", span, taps, weights)
+        outside = {
+            name: shape
+            for part in states[slice(*span)]
+            if options.stateless
+            for name, shape in part.items()
+        }
+        path = f"layers-{span.start:03}-{span.end:03}.mlpackage"
+        yield _Part(path, span, taps, weights, outside)
     whole = [Span(0, len(shape.labels))]  # a classifier's head is small
     for span in whole if shape.labels else split_evenly(shape.vocab_size, options.head_rows):
-        yield _Part(f"head-{span.start:06}-{span.end:06}.mlpackage", span, None, sizes[-1])
+        yield _Part(f"head-{span.start:06}-{span.end:06}.mlpackage", span, None, sizes[-1], {})
 
 
-def _weight_sizes(family: Family) -> tuple[list[dict[str, int]], list[int]]:
-    """Name -> elements, of the weights, and numbers of states.
+def _weight_sizes(family: Family) -> tuple[list[dict[str, int]], list[dict[str, list[int]]]]:
+    """Name -> elements, of the weights, and name -> shape, of the states.
 
-    One dictionary per layer, and last that of the head; one number per layer. This reads every
-    tensor once before any conversion. Raises ModelError if shapes do not match.
+    One dictionary per layer, and of weights last that of the head. This reads every tensor once
+    before any conversion. Raises ModelError if shapes do not match.
     """
-    sizes, states = [], []
+    sizes: list[dict[str, int]] = []
+    states: list[dict[str, list[int]]] = []
     for index in range(family.shape.layers):
         try:
             layer = family.layer(index)
@@ -209,7 +227,8 @@ def _weight_sizes(family: Family) -> tuple[list[dict[str, int]], list[int]]:
             ) from error
         named = layer.named_parameters(f"layers.{index}")
         sizes.append({name: weight.numel() for name, weight in named})
-        states.append(len(list(layer.buffers())))
+        buffers = layer.named_buffers(f"layers.{index}")
+        states.append({program_name(name): list(buffer.shape) for name, buffer in buffers})
     family.final(), family.embeddings()
     head = family.head()
     size = family.shape.vocab_size * family.shape.hidden_size if head is None else head.numel()

@@ -6,7 +6,7 @@ names every fault.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -47,6 +47,8 @@ class Shard:
     end: Count
     taps: tuple[Count, ...] = ()
     """Layers whose hidden states are outputs too."""
+    states: dict[str, tuple[Positive, ...]] = field(default_factory=dict)
+    """Name -> shape, of states that are inputs and outputs; see `packages.StatelessPackage`."""
 
     def output(self, layer: int) -> str:
         """Name of the output that begins with the hidden state after a tapped layer, or the last.
