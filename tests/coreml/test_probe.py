@@ -185,6 +185,13 @@ def test_a_layer_larger_than_memory_is_rejected(source: Source, monkeypatch: pyt
         probe_layer(source, model, 0, 4, OPTIONS)
 
 
+def test_a_classifier_is_rejected_before_any_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(report, "probe_shape", lambda *_: pytest.fail("probed"))
+    source = tiny_source(tmp_path, TinyModel("privacy filter", tmp_path / "checkpoint").folder)
+    with pytest.raises(InvalidRequest):
+        run_gates(source, ConversionOptions(), OPTIONS)
+
+
 @pytest.mark.parametrize("failing", [None, 0, 3])
 def test_gates_are_a_shape_and_each_kind_of_layer_up_to_one_that_fails(
     failing: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

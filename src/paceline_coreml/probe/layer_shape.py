@@ -26,7 +26,7 @@ _PER_WEIGHT = 20
 """Bytes of memory at the peak of a conversion: 18 were measured for a layer of Phi-4-mini's shape,
 whose weights are there as torch's, the trace's, the program's and the compressed ones."""
 _PER_SCORE = 16
-"""Bytes per row and slot of a head, in the rehearsal."""
+"""Bytes per row and slot of a head: four arrays of float32 in the rehearsal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +92,18 @@ def parse_shape(text: str) -> LayerShape:
     return LayerShape(**{**defaults, **sizes})
 
 
-def check_memory(name: str, weights: int, *, rows: int, slots: int, channels: int) -> None:
+def check_memory(name: str, shape: LayerShape, weights: int, *, others: int = 0) -> None:
     """Raise InvalidRequest if a layer's conversion needs more memory than there is.
 
     Args:
         name: of the layer, for the message.
+        shape: of its attention and its calls.
         weights: numbers in its matrices.
-        rows: T.
-        slots: S.
-        channels: of all query heads.
+        others: further numbers in memory, as float32.
     """
-    needed = _PER_WEIGHT * (weights + slots * channels) + _PER_SCORE * rows * slots
+    states = shape.S * shape.heads * shape.dh
+    scores = shape.heads * shape.T * shape.S
+    needed = _PER_WEIGHT * (weights + states) + _PER_SCORE * scores + 4 * others
     if needed > memory_bytes():
         raise InvalidRequest(
             f"{name} needs about {megabytes(needed)} of memory, and {megabytes(memory_bytes())} "

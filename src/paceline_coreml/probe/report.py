@@ -51,7 +51,7 @@ def probe_shape(shape: LayerShape, options: ProbeOptions) -> Report:
     Raises InvalidRequest if it does not fit in memory.
     """
     name = f"a layer of the shape {shape}"
-    check_memory(name, shape.weights, rows=shape.T, slots=shape.S, channels=shape.heads * shape.dh)
+    check_memory(name, shape, shape.weights)
     family = random_family(shape)
     stream = np.random.default_rng(0).standard_normal(
         (_row_count(shape.T, shape.S), shape.d), np.float32
@@ -82,16 +82,17 @@ def probe_layer(
             in memory.
     """
     shape, slots = model.family.shape, model.options.slots
-    if shape.task != CAUSAL_LM:
-        raise InvalidRequest(f"{source.name} is for {shape.task}; probe is for {CAUSAL_LM}")
+    _check_task(source, model)
     if layer >= shape.layers:
         raise InvalidRequest(
             f"layer {layer} is not in {source.name}; expected 0 to {shape.layers - 1}"
         )
     name = f"layer {layer} of {source.name}, {rows} rows"
     weights = sum(weight.numel() for weight in model.family.layer(layer).parameters())
-    heads = shape_of(read_checkpoint(source.checkpoint).config, rows=rows, slots=slots)
-    check_memory(name, weights, rows=rows, slots=slots, channels=heads.heads * heads.dh)
+    # transformers has all layers up to this one; embeddings are there twice.
+    others = (layer + 1) * weights + 2 * shape.vocab_size * shape.hidden_size
+    config = read_checkpoint(source.checkpoint).config
+    check_memory(name, shape_of(config, rows=rows, slots=slots), weights, others=others)
     sizes = Sizes(rows, slots, model.sizes.conv_slots, flexible=False)
     with options.progress.task(f"probing {name}"):
         about = {"model": source.name, "layer": layer, "family": shape.family}
@@ -111,12 +112,20 @@ def run_gates(source: Source, recipe: ConversionOptions, options: ProbeOptions) 
     Raises as `probe_layer`.
     """
     model = open_model(source, recipe)
+    _check_task(source, model)
     reports: list[Report] = []
     for report in _gates(source, model, options):
         reports.append(report)
         if not report.passed:
             break
     return reports
+
+
+def _check_task(source: Source, model: OpenModel) -> None:
+    task = model.family.shape.task
+    if task != CAUSAL_LM:
+        # A classifier's rows see the whole text, so there are no calls of single rows to compare.
+        raise InvalidRequest(f"{source.name} is for {task}; expected a model for {CAUSAL_LM}")
 
 
 def _gates(source: Source, model: OpenModel, options: ProbeOptions) -> Iterator[Report]:
