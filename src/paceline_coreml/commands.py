@@ -63,9 +63,10 @@ def convert(
         recipe = ConversionOptions(**{**chosen, "slots": _slots(chosen.get("slots"), source)})
         gates: list[Report] = []
         if gate:
-            gates = run_gates(
-                source, recipe, ProbeOptions(recipe.weights, DEFAULT_UNITS, temporary, progress)
+            probing = ProbeOptions(
+                recipe.weights, DEFAULT_UNITS, temporary, progress, recipe.stateless
             )
+            gates = run_gates(source, recipe, probing)
             if not gates[-1].passed:
                 verdict = gates[-1].text.splitlines()[-1]
                 return Report(
@@ -141,6 +142,7 @@ def probe(
     rows: int | None,
     slots: int | None,
     weights: str,
+    stateless: bool,
     units: str,
     temporary: Path | None,
     progress: Progress,
@@ -154,6 +156,7 @@ def probe(
         rows: rows of a call of the model's layer; None: as conversions have it.
         slots: its KV cache positions; None: as conversions have it.
         weights: form of the weights.
+        stateless: whether keys and values are inputs and outputs.
         units: compute units, on a Mac.
         temporary: folder for the package; None: the system's.
         progress: reports the probe.
@@ -175,7 +178,7 @@ def probe(
     from paceline_coreml.conversion.source import open_source
     from paceline_coreml.probe import ProbeOptions, parse_shape, probe_layer, probe_shape
 
-    options = ProbeOptions(weights, units, temporary, progress)
+    options = ProbeOptions(weights, units, temporary, progress, stateless)
     if shape is not None:
         return probe_shape(parse_shape(shape), options)
     assert name is not None

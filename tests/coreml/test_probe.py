@@ -66,9 +66,13 @@ def planned(device: str) -> Callable[..., Plan]:
     return record
 
 
-def test_a_layer_of_random_weights_is_rehearsed(capsys: pytest.CaptureFixture[str]):
-    assert main(["coreml", "probe", "--shape", SHAPE, "--json", "--quiet"]) == 0
+@pytest.mark.parametrize("stateless", [[], ["--stateless"]])
+def test_a_layer_of_random_weights_is_rehearsed(
+    stateless: list[str], capsys: pytest.CaptureFixture[str]
+):
+    assert main(["coreml", "probe", "--shape", SHAPE, "--json", "--quiet", *stateless]) == 0
     value = json.loads(capsys.readouterr().out)
+    assert value["stateless"] == bool(stateless)
     assert value["shape"] == asdict(parse_shape(SHAPE))
     assert value["units"] == "rehearsed"
     assert value["milliseconds"] > 0

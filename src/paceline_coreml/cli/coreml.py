@@ -71,6 +71,9 @@ def probe(
         int | None, declare.count(help="context length; default: 2048, or the model's own")
     ] = None,
     weights: Literal["int8", "int4", "f16", "int8-per-tensor"] = "int8",
+    stateless: Annotated[
+        bool, Option("--stateless", help="keys and values as inputs and outputs")
+    ] = False,
     units: Annotated[ComputeUnits, Option(help="compute units")] = "cpu-and-ne",
     temporary: Annotated[Path | None, declare.folder(help="where the package is made")] = None,
     output: Output,
@@ -85,6 +88,7 @@ def probe(
         rows=rows,
         slots=slots,
         weights=weights,
+        stateless=stateless,
         units=units,
         temporary=temporary,
         progress=progress_of(output),

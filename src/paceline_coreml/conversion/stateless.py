@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from paceline_coreml.conversion.family import Family
 from paceline_coreml.engine.packages import state_input, state_output
 
 
@@ -24,6 +25,12 @@ class _Place(NamedTuple):
 def program_name(buffer: str) -> str:
     """The name that coremltools gives a buffer's state."""
     return buffer.replace(".", "_")
+
+
+def state_shapes(family: Family, index: int) -> dict[str, tuple[int, ...]]:
+    """Name -> shape, of the states of a layer."""
+    buffers = family.layer(index).named_buffers(f"layers.{index}")
+    return {program_name(name): tuple(buffer.shape) for name, buffer in buffers}
 
 
 class OutsideStates:

@@ -20,6 +20,7 @@ from paceline_coreml import compute_plan
 from paceline_coreml.conversion.compress import compress
 from paceline_coreml.conversion.family import Family
 from paceline_coreml.conversion.shards import Sizes, convert_layers
+from paceline_coreml.conversion.stateless import state_shapes
 from paceline_coreml.engine import packages
 from paceline_coreml.engine.artifact import Artifact, Shard
 from paceline_coreml.engine.inputs import CallInputs
@@ -74,6 +75,7 @@ def convert_layer(
     program = compress(convert_layers(family, index, index + 1, sizes=sizes), weights)
     program.save(str(folder / PACKAGE))
     shape = family.shape
+    outside = state_shapes(family, index) if sizes.stateless else {}
     files = {
         path.relative_to(folder).as_posix(): sha256_of(path)
         for path in folder.rglob("*")
@@ -94,7 +96,7 @@ def convert_layer(
         functions=(sizes.rows,),
         ring=sizes.conv_slots if shape.lags else 0,
         lags=shape.lags,
-        layer_shards=(Shard(PACKAGE, 0, 1),),
+        layer_shards=(Shard(PACKAGE, 0, 1, states=outside),),
         head_shards=(),
         fingerprint=fingerprint_of(files),
         files={},

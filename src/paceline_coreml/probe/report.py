@@ -43,6 +43,8 @@ class ProbeOptions(NamedTuple):
     temporary: Path | None
     """Folder for the package; None: the system's."""
     progress: Progress
+    stateless: bool = False
+    """Whether states are inputs and outputs."""
 
 
 def probe_shape(shape: LayerShape, options: ProbeOptions) -> Report:
@@ -58,7 +60,7 @@ def probe_shape(shape: LayerShape, options: ProbeOptions) -> Report:
     )
     with options.progress.task(f"probing {name}"):
         after = run_layers(family, range(1), stream, slots=shape.S, conv_slots=0, rows=shape.T)
-        sizes = Sizes(shape.T, shape.S, 0, flexible=False)
+        sizes = Sizes(shape.T, shape.S, 0, flexible=False, stateless=options.stateless)
         return _report(
             name, {"shape": asdict(shape)}, (family, 0, sizes), Rows(stream, after), options
         )
@@ -93,7 +95,7 @@ def probe_layer(
     others = (layer + 1) * weights + 2 * shape.vocab_size * shape.hidden_size
     config = read_checkpoint(source.checkpoint).config
     check_memory(name, shape_of(config, rows=rows, slots=slots), weights, others=others)
-    sizes = Sizes(rows, slots, model.sizes.conv_slots, flexible=False)
+    sizes = Sizes(rows, slots, model.sizes.conv_slots, flexible=False, stateless=options.stateless)
     with options.progress.task(f"probing {name}"):
         about = {"model": source.name, "layer": layer, "family": shape.family}
         return _report(
@@ -200,6 +202,7 @@ def _report(
         "rows": sizes.rows,
         "slots": sizes.slots,
         "weights": options.weights,
+        "stateless": options.stateless,
         "bytes": size,
         "units": options.units if on_a_mac else packages.REHEARSED,
         "passed": passed,
