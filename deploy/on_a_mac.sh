@@ -148,6 +148,11 @@ step "mlx several sequences" limited "$python" benchmarks/python_batch.py --mode
 step "mlx several sequences, plain" limited "$python" benchmarks/python_batch.py --model "$model" --engine mlx \
     --contexts 8 --prompts 8 --tokens 128 --rounds 2 --drafter none
 
+for rows in 1 8 64; do
+    step "coreml probe of a shape, $rows rows" paceline coreml probe \
+        --shape "d=3072,heads=24,kv=8,dh=128,ff=8192,T=$rows,S=2048"
+done
+step "coreml probe of a layer" paceline coreml probe "$small" --layer 0
 step "coreml convert" paceline convert "$small" --to coreml
 step "coreml lint" paceline coreml lint "$small@coreml"
 step "coreml residency" paceline coreml residency "$small@coreml"

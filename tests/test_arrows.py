@@ -55,7 +55,8 @@ ALLOWED = {
         "compute_plan": {"engine", "rehearsal"},
         "residency": {"compute_plan", "engine"},
         "golden": {"conversion", "engine"},
-        "commands": {"conversion", "engine", "golden", "lint", "residency"},
+        "probe": {"compute_plan", "conversion", "engine", "golden", "lint", "residency"},
+        "commands": {"conversion", "engine", "golden", "lint", "probe", "residency"},
         "cli": {"commands", "engine"},
         "": set[str](),
     },
@@ -107,7 +108,11 @@ LIGHT_ROOMS = {
 LIGHT_MODULES = {"paceline.bench.measurement"}
 
 # These may import third-party packages at the top of a file.
-WITH_PACKAGES = {(CORE, "server"), (CORE_ML, "conversion"), (CORE_ML, "golden"), (LAB, "train")}
+WITH_PACKAGES = {
+    *((CORE_ML, room) for room in ("conversion", "golden", "probe")),
+    (CORE, "server"),
+    (LAB, "train"),
+}
 
 # The one third-party package that may be imported before it is needed.
 LIGHT = {"numpy"}

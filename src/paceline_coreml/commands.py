@@ -7,13 +7,17 @@ import importlib.util
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import InvalidRequest, MissingExtra
 from paceline.models import CORE_ML_SUFFIX, Progress, core_ml_folder, read_manifest, resolve
 from paceline.storage.files import megabytes
 from paceline.storage.report import Report
 from paceline_coreml.engine.artifact import Artifact, Shard
+from paceline_coreml.engine.packages import DEFAULT_UNITS
+
+if TYPE_CHECKING:
+    from paceline_coreml.conversion.source import Source
 
 _SLOTS = 2048
 """Default of the longest text, at most the model's context length."""
@@ -25,6 +29,7 @@ def convert(
     options: Mapping[str, Any],
     output: Path | None,
     temporary: Path | None,
+    gate: bool,
     progress: Progress,
 ) -> Report:
     """Convert a model to Core ML, or resume an interrupted conversion.
@@ -34,6 +39,8 @@ def convert(
         options: fields of `ConversionOptions`; None is the default.
         output: the folder to make; None: the cache, where `NAME@coreml` finds it.
         temporary: folder in which shards are built before they are moved; None: the system's.
+        gate: first probe a layer of the model's shape, and its own; nothing is converted if one
+            does not pass.
         progress: reports packages.
 
     Raises:
@@ -46,27 +53,34 @@ def convert(
     from paceline_coreml.conversion.conversion_options import ConversionOptions
     from paceline_coreml.conversion.convert import convert as make
     from paceline_coreml.conversion.source import open_source
+    from paceline_coreml.probe import ProbeOptions, run_gates
 
-    if temporary is not None and not temporary.is_dir():
-        raise InvalidRequest(f"--temporary {temporary} is not a folder; expected an existing one")
+    _check_temporary(temporary)
     chosen = {key: value for key, value in options.items() if value is not None}
     ConversionOptions(**chosen)  # validated before any download
     final = output or core_ml_folder(name)
     with open_source(name, temporary, progress) as source:
-        longest = source.facts.context_length
-        slots = chosen.get("slots", min(_SLOTS, longest))
-        if slots > longest:
-            raise InvalidRequest(f"slots is {slots}; {source.name} has a context of {longest}")
-        converted = make(
-            source,
-            final,
-            ConversionOptions(**{**chosen, "slots": slots}),
-            temporary=temporary,
-            progress=progress,
-        )
+        recipe = ConversionOptions(**{**chosen, "slots": _slots(chosen.get("slots"), source)})
+        gates: list[Report] = []
+        if gate:
+            probing = ProbeOptions(
+                recipe.weights, DEFAULT_UNITS, temporary, progress, recipe.stateless
+            )
+            gates = run_gates(source, recipe, probing)
+            if not gates[-1].passed:
+                verdict = gates[-1].text.splitlines()[-1]
+                return Report(
+                    {"name": source.name, "folder": None, "gates": [one.value for one in gates]},
+                    passed=False,
+                    text=f"{verdict.removeprefix('verdict: ')}; nothing was converted",
+                )
+        converted = make(source, final, recipe, temporary=temporary, progress=progress)
     new_name = str(final) if output else source.name + CORE_ML_SUFFIX
     return Report(
-        {"name": new_name, "folder": str(final), **_contents(converted)},
+        {
+            **{"name": new_name, "folder": str(final), **_contents(converted)},
+            **({"gates": [one.value for one in gates]} if gate else {}),
+        },
         text=f"{name} is ready in {final}; use it with --model {shlex.quote(new_name)}",
         tables=[("packages", ("package", "holds", "size"), _packages(converted))],
     )
@@ -120,6 +134,60 @@ def golden(
         )
 
 
+def probe(
+    name: str | None,
+    *,
+    shape: str | None,
+    layer: int,
+    rows: int | None,
+    slots: int | None,
+    weights: str,
+    stateless: bool,
+    units: str,
+    temporary: Path | None,
+    progress: Progress,
+) -> Report:
+    """Convert one layer, of a shape or of a model, and check it.
+
+    Args:
+        name: see `models.open_origin`; None: a layer of `shape`, with random weights.
+        shape: as `layer_shape.EXAMPLE`; None: a layer of the model.
+        layer: index of the model's layer.
+        rows: rows of a call of the model's layer; None: as conversions have it.
+        slots: its KV cache positions; None: as conversions have it.
+        weights: form of the weights.
+        stateless: whether keys and values are inputs and outputs.
+        units: compute units, on a Mac.
+        temporary: folder for the package; None: the system's.
+        progress: reports the probe.
+
+    Raises:
+        MissingExtra: torch, transformers or coremltools is not installed.
+        ModelNotFound: there is no such model.
+        ModelError: it cannot be read, or its family is not supported.
+        InvalidRequest: a value is out of range, or the layer does not fit in memory.
+    """
+    if (name is None) == (shape is None):
+        raise InvalidRequest("probe takes a model or --shape; expected one of the two")
+    if shape is not None and (rows, slots, layer) != (None, None, 0):
+        raise InvalidRequest("--rows, --slots and --layer are for a model; --shape has T and S")
+    _check_temporary(temporary)
+    check_tools()
+    from paceline_coreml.conversion.conversion_options import ConversionOptions
+    from paceline_coreml.conversion.convert import open_model
+    from paceline_coreml.conversion.source import open_source
+    from paceline_coreml.probe import ProbeOptions, parse_shape, probe_layer, probe_shape
+
+    options = ProbeOptions(weights, units, temporary, progress, stateless)
+    if shape is not None:
+        return probe_shape(parse_shape(shape), options)
+    assert name is not None
+    with open_source(name, temporary, progress) as source:
+        recipe = ConversionOptions(weights, rows=rows or 0, slots=_slots(slots, source))
+        model = open_model(source, recipe)
+        return probe_layer(source, model, layer, model.options.rows, options)
+
+
 def residency(
     artifact: str, *, units: str, recorded: Path | None, record: Path | None, progress: Progress
 ) -> Report:
@@ -149,6 +217,20 @@ def _folder(artifact: str) -> Path:
             f"`paceline convert {artifact} --to coreml` makes it"
         )
     return files.folder
+
+
+def _check_temporary(folder: Path | None) -> None:
+    if folder is not None and not folder.is_dir():
+        raise InvalidRequest(f"--temporary {folder} is not a folder; expected an existing one")
+
+
+def _slots(chosen: int | None, source: "Source") -> int:
+    """KV cache positions. Raises InvalidRequest if they are more than the model's context."""
+    longest = source.facts.context_length
+    slots = chosen or min(_SLOTS, longest)
+    if slots > longest:
+        raise InvalidRequest(f"slots is {slots}; {source.name} has a context of {longest}")
+    return slots
 
 
 def check_tools() -> None:

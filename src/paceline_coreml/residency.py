@@ -1,9 +1,9 @@
 """Evaluates whether an artifact would run on the Neural Engine, from Core ML's compute plans.
 
 Plans are plain data, so plans recorded on a Mac are evaluated anywhere. A shard passes if every
-convolution *prefers* the Neural Engine at every planned number of rows; *supported* is not enough,
+operation *prefers* the Neural Engine at every planned number of rows; *supported* is not enough,
 because Core ML may plan a supported operation elsewhere. A convolution without a device in the plan
-fails; other operations are only listed.
+fails; another operation without one is listed, because reads and writes of states have none.
 
 A plan is not a measurement: confirm it with a timing.
 """
@@ -60,7 +60,7 @@ class Verdict:
 
     convs: Counts
     others: Counts
-    """Operations that compute and are not convolutions."""
+    """Operations that are computed in a call and are not convolutions."""
     elsewhere: tuple[OffEngine, ...]
     """Convolutions first, then by cost."""
     fault: str | None
@@ -122,7 +122,7 @@ def report(
 
 
 def evaluate(plan: Plan) -> Verdict:
-    """Count a plan's operations and check its convolutions."""
+    """Count and check a plan's operations."""
     ops = [op for op in plan.ops if not _is_constant(op)]
     convs = _count(op for op in ops if _is_conv(op))
     others = _count(op for op in ops if not _is_conv(op))
@@ -133,6 +133,8 @@ def evaluate(plan: Plan) -> Verdict:
         fault = f"{convs.off} of {sum(convs)} convolutions leave the Neural Engine"
     elif convs.unknown:
         fault = f"the plan has no device for {convs.unknown} of {sum(convs)} convolutions"
+    elif others.off:
+        fault = f"{others.off} of {sum(others)} other operations leave the Neural Engine"
     elif not convs.on:
         fault = "the plan has no convolutions"
     return Verdict(convs, others, tuple(_off_engine(ops)), fault)
@@ -246,12 +248,12 @@ def _report(artifact: Artifact, recording: Recording) -> Report:
             for plan, verdict in evaluated
         ],
     }
-    rest = sum(verdict.others.off + verdict.others.unknown for _, verdict in evaluated)
-    others = f", and {rest} other operations do not or may not" if rest else ""
+    unknown = sum(verdict.others.unknown for _, verdict in evaluated)
+    others = f"; the plans have no device for {unknown} operations" if unknown else ""
     lines = [
         *(f"{plan.package} at T = {plan.rows}: {fault}" for plan, fault in failed),
         _planned_shapes(artifact),
-        f"verdict: convolutions of {artifact.name} {'do NOT all' if failed else 'all'} stay on the "
+        f"verdict: operations of {artifact.name} {'do NOT all' if failed else 'all'} stay on the "
         f"Neural Engine, as Core ML plans it for {recording.units} on {recording.system}{others}; "
         "a plan is not a measurement",
     ]

@@ -27,7 +27,8 @@ from paceline_coreml.conversion.convert import convert
 from paceline_coreml.conversion.family import Family
 from paceline_coreml.conversion.shards import convert_head, convert_layers
 from paceline_coreml.conversion.source import Source
-from paceline_coreml.engine.artifact import Artifact, read_artifact
+from paceline_coreml.conversion.topology import LayerSize, even_topology
+from paceline_coreml.engine.artifact import MOST_STATES, Artifact, read_artifact
 from paceline_coreml.engine.engine import CoreMlEngine
 from paceline_coreml.rehearsal.program import read_package
 from paceline_coreml.rehearsal.weights import Constant
@@ -240,6 +241,23 @@ def test_a_conversion_hashes_each_file_once(
 ):
     monkeypatch.setattr(manifest, "sha256_of", lambda *_: pytest.fail("hashed again"))
     assert made(source, tmp_path / "out").files
+
+
+@pytest.mark.parametrize(
+    ("states", "megabytes", "spans"),
+    [
+        (2, 10, [(0, 15), (15, 30)]),
+        (1, 10, [(0, 30)]),
+        (2, 3, [(0, 10), (10, 20), (20, 30)]),
+        (50, 10, [(layer, layer + 1) for layer in range(30)]),
+    ],
+    ids=["states", "all fit", "size", "more than fit in a package"],
+)
+def test_packages_are_split_by_their_size_and_by_their_states(
+    states: int, megabytes: int, spans: list[tuple[int, int]]
+):
+    layers = [LayerSize(300_000, states)] * 30
+    assert even_topology(layers, LayerSize(megabytes * 10**6, MOST_STATES)) == spans
 
 
 def test_a_folder_with_other_things_is_left_alone(source: Source, tmp_path: Path):

@@ -139,6 +139,13 @@ def test_several_streams_in_one_call(converted: str, cache: Path):
     assert [each.result.token_ids for each in streams] == [each.token_ids for each in alone]
 
 
+def test_plan_says_that_it_is_a_rehearsal(
+    converted: str, cache: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["plan", "--model", converted, "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith("rehearsed")
+
+
 @pytest.fixture
 def on_a_mac(converted: str, cache: Path, mac: FakeMac, tmp_path: Path) -> Path:
     """A copy of the model, for Core ML, which compiles it beside itself."""

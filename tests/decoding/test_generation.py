@@ -269,6 +269,7 @@ def test_steps_and_drafts_are_counted_by_drafter_and_by_position():
     assert counters.accepted_by == {"oracle": 2, "other": 3 + 3}
     assert (counters.drafted_at, counters.accepted_at) == ([3, 3, 3], [3, 3, 2])
     assert (counters.steps, counters.drafted, counters.accepted) == (3, 9, 8)
+    assert counters.fallbacks == 1
 
 
 def test_sampling_is_keyed_by_the_position_in_the_whole_text():

@@ -80,7 +80,8 @@ def test_a_result_as_json_has_all_that_is_documented_and_reads_back_the_same():
         *("engine", "drafter", "policy", "exact", "exactness", "seed", "settings", "stats"),
     }
     assert value["stats"].keys() == {
-        *("steps", "drafted", "accepted", "forced", "acceptance_rate", "tokens_per_step"),
+        *("steps", "drafted", "accepted", "forced", "fallbacks"),
+        *("acceptance_rate", "tokens_per_step"),
         *("drafted_by", "accepted_by", "drafted_at", "accepted_at", "cached_tokens"),
         *("load_seconds", "first_token_seconds"),
         *("prefill_seconds", "decode_seconds", "draft_seconds", "verify_seconds"),

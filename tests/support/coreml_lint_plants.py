@@ -235,13 +235,14 @@ plant("state-type", kept, states=STATE, change=of_float32, where="k")
 plant("state-width", kept, states={"k": (1, 2, 32, 40)}, where="k")
 
 
-def three(mb: Any, hidden: Any, *states: Any) -> Any:
+def many(mb: Any, hidden: Any, *states: Any) -> Any:
     for state in states:
         kept(mb, hidden, state)
     return mb.silu(x=hidden)
 
 
-plant("state-count", three, states=dict.fromkeys(("k", "v", "window"), (1, 32)))
+plant("state-count", many, states=dict.fromkeys(("k", "v", "window"), (1, 32)))
+plant("over-40-states", many, states={f"k{layer}": (1, 32) for layer in range(41)})
 
 
 def shifted(mb: Any, hidden: Any, window: Any) -> Any:

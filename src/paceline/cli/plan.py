@@ -42,7 +42,8 @@ def plan(
         return load_model(replace(model, engine=engine), output)
 
     report = run(load, model.engine, again=again)
-    return print_report(replace(report, text=_advice(report.value)), output, result)
+    text = "\n".join(filter(None, (report.text, _advice(report.value))))
+    return print_report(replace(report, text=text), output, result)
 
 
 def _advice(value: Mapping[str, Any]) -> str:

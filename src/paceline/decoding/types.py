@@ -320,6 +320,8 @@ class Counters:
     drafted: int = 0
     accepted: int = 0
     forced: int = 0
+    fallbacks: int = 0
+    """Drafts that were not accepted whole: the target fell back to a token of its own."""
     drafted_by: dict[str, int] = field(default_factory=dict)
     accepted_by: dict[str, int] = field(default_factory=dict)
     drafted_at: list[int] = field(default_factory=list)
@@ -337,6 +339,7 @@ class Counters:
             _count_positions(self.accepted_at, accepted)
             self.drafted += drafted
             self.accepted += accepted
+            self.fallbacks += accepted < drafted
             self.drafted_by[source] = self.drafted_by.get(source, 0) + drafted
             self.accepted_by[source] = self.accepted_by.get(source, 0) + accepted
 

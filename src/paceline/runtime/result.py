@@ -72,7 +72,8 @@ class Stats(Counters):
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         names = [
-            *("steps", "drafted", "accepted", "forced", "acceptance_rate", "tokens_per_step"),
+            *("steps", "drafted", "accepted", "forced", "fallbacks"),
+            *("acceptance_rate", "tokens_per_step"),
             *("drafted_by", "accepted_by", "drafted_at", "accepted_at", "cached_tokens"),
             *("load_seconds", "first_token_seconds"),
             *("prefill_seconds", "decode_seconds", "draft_seconds", "verify_seconds"),

@@ -1,6 +1,7 @@
 """`paceline classify`: labels of texts by a Core ML token classifier."""
 
 import sys
+from time import perf_counter
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -45,7 +46,9 @@ def classify(
     encoded = [tokenizer.encode_with_offsets(part) for part in texts]
     kind = "tokens" if tokens else "entities"
     values: list[dict[str, Any]] = []
+    begun = perf_counter()
     labelled = classifier.label([ids for ids, _ in encoded])
+    seconds = perf_counter() - begun
     for content, (_, offsets), labels in zip(texts, encoded, labelled, strict=True):
         scores = probabilities(labels.scores)
         if tokens:
@@ -55,7 +58,9 @@ def classify(
             parts = entities(content, offsets, labels.labels, scores.tolist())
         spans = [{**part._asdict(), "text": content[part.start : part.end]} for part in parts]
         values.append({"text": content, kind: spans})
-    print_value(output, {"model": model, "texts": values}, "")
+    speed = {"seconds": seconds, "texts_per_second": len(texts) / seconds}
+    about = {"model": model, "units": classifier.units}
+    print_value(output, {**about, **speed, "texts": values}, "")
     if not output.json:
         rows = [
             [number, one["start"], one["end"], one["label"], f"{one['score']:.3f}", one["text"]]
@@ -63,4 +68,8 @@ def classify(
             for one in value[kind]
         ]
         print_table(["text", "start", "end", "label", "score", "characters"], rows)
+        progress.say(
+            f"{len(texts) / seconds:.1f} texts/s, {len(texts)} in {seconds:.2f} s on "
+            f"{classifier.units}"
+        )
     return 0

@@ -30,6 +30,9 @@ class ConversionArguments:
     flexible: Annotated[
         bool | None, Option("--flexible", help="one function for 1 to 4 rows, or to --rows")
     ] = None
+    stateless: Annotated[
+        bool | None, Option("--stateless", help="keys and values as inputs and outputs")
+    ] = None
     slots: Annotated[
         int | None, declare.count(help="context length; default: 2048, or the model's own")
     ] = None
@@ -64,6 +67,9 @@ def convert(
     weights: Literal["int8", "int4", "f16", "int8-per-tensor"] = "int8",
     folder: Folder = None,
     temporary: Annotated[Path | None, declare.folder(help="where packages are made")] = None,
+    gate: Annotated[
+        bool, Option("--gate", help="probe single layers first; stop if one does not pass")
+    ] = False,
     conversion: ConversionArguments,
     output: Output,
 ) -> int:
@@ -78,6 +84,7 @@ def convert(
         options=options,
         output=folder,
         temporary=temporary,
+        gate=gate,
         progress=progress_of(output),
     )
     return print_report(report, output)

@@ -34,7 +34,8 @@ def golden(
         float, Option(parser=numbers.PROBABILITY, help="minimum cosine similarity")
     ] = 0.99,
     rounding: Annotated[
-        Literal["f16", "f32"], Option(help="precision of the rehearsal, off a Mac")
+        Literal["f16", "f32", "engine"],
+        Option(help="numerics of the rehearsal, off a Mac: engine is as the Neural Engine's"),
     ] = "f16",
     temporary: Annotated[Path | None, declare.folder(help="where the source is fetched to")] = None,
     output: Output,
@@ -48,6 +49,47 @@ def golden(
         tokens=tokens,
         threshold=threshold,
         rounding=rounding,
+        temporary=temporary,
+        progress=progress_of(output),
+    )
+    return print_report(report, output)
+
+
+@command(app)
+def probe(
+    *,
+    model: Annotated[
+        str | None, Argument(help="a model: a name, a path, a hub name (owner/name)")
+    ] = None,
+    shape: Annotated[
+        str | None,
+        Option(metavar="KEY=N,...", help="a layer with random weights: d,heads,kv,dh,ff,T,S"),
+    ] = None,
+    layer: Annotated[int, Option(parser=numbers.Whole(0), help="the model's layer")] = 0,
+    rows: Annotated[int | None, declare.count(help="rows of a call; default: 8")] = None,
+    slots: Annotated[
+        int | None, declare.count(help="context length; default: 2048, or the model's own")
+    ] = None,
+    weights: Literal["int8", "int4", "f16", "int8-per-tensor"] = "int8",
+    stateless: Annotated[
+        bool, Option("--stateless", help="keys and values as inputs and outputs")
+    ] = False,
+    units: Annotated[ComputeUnits, Option(help="compute units")] = "cpu-and-ne",
+    temporary: Annotated[Path | None, declare.folder(help="where the package is made")] = None,
+    output: Output,
+) -> int:
+    """Convert one layer and check it, before a whole model."""
+    from paceline_coreml import commands
+
+    report = commands.probe(
+        model,
+        shape=shape,
+        layer=layer,
+        rows=rows,
+        slots=slots,
+        weights=weights,
+        stateless=stateless,
+        units=units,
         temporary=temporary,
         progress=progress_of(output),
     )

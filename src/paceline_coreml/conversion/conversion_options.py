@@ -29,6 +29,8 @@ class ConversionOptions:
     """Numbers of rows with static functions; empty: the default of the task."""
     flexible: bool = False
     """One function for 1 to `rows` rows instead."""
+    stateless: bool = False
+    """States are inputs and outputs instead, in one static function."""
     slots: int = 2048
     """KV cache positions: the longest text, in tokens."""
     topology: str | None = None
@@ -57,6 +59,8 @@ class ConversionOptions:
                 f"functions are for {', '.join(map(str, self.functions))} rows, and with flexible "
                 "there is one for any number; expected one of the two"
             )
+        if self.stateless and (self.flexible or len(self.functions) > 1):
+            raise InvalidRequest("stateless is set; expected one static number of rows")
         if self.functions and self.rows not in (0, max(self.functions)):
             raise InvalidRequest(
                 f"functions are for {', '.join(map(str, self.functions))} rows; expected one for "
@@ -85,5 +89,9 @@ def with_defaults(options: ConversionOptions, task: Task) -> ConversionOptions:
         return replace(options, rows=rows)
     fewer = 1 if task != "causal-lm" else min(DECODE_ROWS, rows)
     functions = tuple(sorted({*(options.functions or (fewer, rows))}))
+    if options.stateless and (task != "causal-lm" or len(functions) > 1):
+        raise InvalidRequest(
+            "stateless is set; expected a language model, and one static number of rows"
+        )
     slots = options.slots if task == "causal-lm" else rows
     return replace(options, rows=rows, functions=functions, slots=slots)

@@ -37,8 +37,22 @@ from paceline_coreml.conversion.shards import (
     static_functions,
 )
 from paceline_coreml.conversion.source import Source
-from paceline_coreml.conversion.topology import Span, even_topology, parse_topology, split_evenly
-from paceline_coreml.engine.artifact import KIND, ROTARY, VERSION, Artifact, read_artifact
+from paceline_coreml.conversion.stateless import program_name
+from paceline_coreml.conversion.topology import (
+    LayerSize,
+    Span,
+    even_topology,
+    parse_topology,
+    split_evenly,
+)
+from paceline_coreml.engine.artifact import (
+    KIND,
+    MOST_STATES,
+    ROTARY,
+    VERSION,
+    Artifact,
+    read_artifact,
+)
 
 MAKING = "making.json"
 
@@ -73,7 +87,7 @@ def convert(
         InvalidRequest: the folder holds something else or cannot be written, or the options do not
             fit the model.
     """
-    model = _opened(source, options)
+    model = open_model(source, options)
     family, options = model.family, model.options
     parts = list(_parts(family, options))
     about = {
@@ -110,7 +124,7 @@ def convert(
     return read_artifact(out)
 
 
-class _Model(NamedTuple):
+class OpenModel(NamedTuple):
     """What is converted, and how."""
 
     family: Family
@@ -119,7 +133,7 @@ class _Model(NamedTuple):
     sizes: Sizes
 
 
-def _opened(source: Source, options: ConversionOptions) -> _Model:
+def open_model(source: Source, options: ConversionOptions) -> OpenModel:
     """Open a model for the sizes that it is converted with."""
 
     def opened(slots: int, conv_slots: int) -> Family:
@@ -132,8 +146,14 @@ def _opened(source: Source, options: ConversionOptions) -> _Model:
     # A call writes all its rows before it reads, so they and the rows before them need a place.
     needed = -(-(options.rows + shape.lags) // _SLOTS_UNIT) * _SLOTS_UNIT
     conv_slots = max(CONV_SLOTS, needed) if shape.lags else CONV_SLOTS
-    sizes = Sizes(options.rows, options.slots, conv_slots, flexible=len(options.functions) != 1)
-    return _Model(opened(options.slots, conv_slots), options, sizes)
+    sizes = Sizes(
+        options.rows,
+        options.slots,
+        conv_slots,
+        flexible=len(options.functions) != 1,
+        stateless=options.stateless,
+    )
+    return OpenModel(opened(options.slots, conv_slots), options, sizes)
 
 
 class _Part(NamedTuple):
@@ -145,11 +165,14 @@ class _Part(NamedTuple):
     """Tapped layers; None: a part of the head."""
     weights: Mapping[str, int]
     """Name -> elements, of the weights."""
+    states: Mapping[str, Sequence[int]]
+    """Name -> shape, of the states that are inputs and outputs."""
 
     def entry(self) -> dict[str, Any]:
         """Its entry in the manifest."""
         entry: dict[str, Any] = {"path": self.path, "start": self.span.start, "end": self.span.end}
-        return {**entry, "taps": list(self.taps)} if self.taps else entry
+        entry |= {"taps": list(self.taps)} if self.taps else {}
+        return entry | ({"states": dict(self.states)} if self.states else {})
 
 
 def _parts(family: Family, options: ConversionOptions) -> Iterator[_Part]:
@@ -158,29 +181,41 @@ def _parts(family: Family, options: ConversionOptions) -> Iterator[_Part]:
     unknown = [tap for tap in tapped if not 0 <= tap < shape.layers]
     if unknown:
         raise InvalidRequest(f"layers {unknown} cannot be tapped; there are {shape.layers}")
-    sizes = _weight_sizes(family)
+    sizes, states = _weight_sizes(family)
     check_patterns(options.keep, [name for names in sizes for name in names])
     if options.topology is not None:
         spans = parse_topology(options.topology, shape.layers)
     else:
         per_weight = BYTES_PER_WEIGHT[options.weights]
-        layer_bytes = [int(sum(layer.values()) * per_weight) for layer in sizes[:-1]]
-        spans = even_topology(layer_bytes, options.megabytes * _MEGABYTE)
+        layers = [
+            LayerSize(int(sum(layer.values()) * per_weight), len(layer_states))
+            for layer, layer_states in zip(sizes[:-1], states, strict=True)
+        ]
+        spans = even_topology(layers, LayerSize(options.megabytes * _MEGABYTE, MOST_STATES))
     for span in spans:
         taps = tuple(tap for tap in tapped if span.start <= tap < span.end)
         weights = {name: size for part in sizes[slice(*span)] for name, size in part.items()}
-        yield _Part(f"layers-{span.start:03}-{span.end:03}.mlpackage", span, taps, weights)
+        outside = {
+            name: shape
+            for part in states[slice(*span)]
+            if options.stateless
+            for name, shape in part.items()
+        }
+        path = f"layers-{span.start:03}-{span.end:03}.mlpackage"
+        yield _Part(path, span, taps, weights, outside)
     whole = [Span(0, len(shape.labels))]  # a classifier's head is small
     for span in whole if shape.labels else split_evenly(shape.vocab_size, options.head_rows):
-        yield _Part(f"head-{span.start:06}-{span.end:06}.mlpackage", span, None, sizes[-1])
+        yield _Part(f"head-{span.start:06}-{span.end:06}.mlpackage", span, None, sizes[-1], {})
 
 
-def _weight_sizes(family: Family) -> list[dict[str, int]]:
-    """Name -> elements, of the weights: one dictionary per layer, and last that of the head.
+def _weight_sizes(family: Family) -> tuple[list[dict[str, int]], list[dict[str, list[int]]]]:
+    """Name -> elements, of the weights, and name -> shape, of the states.
 
-    This reads every tensor once before any conversion. Raises ModelError if shapes do not match.
+    One dictionary per layer, and of weights last that of the head. This reads every tensor once
+    before any conversion. Raises ModelError if shapes do not match.
     """
-    sizes = []
+    sizes: list[dict[str, int]] = []
+    states: list[dict[str, list[int]]] = []
     for index in range(family.shape.layers):
         try:
             layer = family.layer(index)
@@ -192,10 +227,12 @@ def _weight_sizes(family: Family) -> list[dict[str, int]]:
             ) from error
         named = layer.named_parameters(f"layers.{index}")
         sizes.append({name: weight.numel() for name, weight in named})
+        buffers = layer.named_buffers(f"layers.{index}")
+        states.append({program_name(name): list(buffer.shape) for name, buffer in buffers})
     family.final(), family.embeddings()
     head = family.head()
     size = family.shape.vocab_size * family.shape.hidden_size if head is None else head.numel()
-    return [*sizes, {"head.weight": size}]
+    return [*sizes, {"head.weight": size}], states
 
 
 def _begin(out: Path, about: Mapping[str, Any]) -> bool:
@@ -220,7 +257,7 @@ def _begin(out: Path, about: Mapping[str, Any]) -> bool:
     return done
 
 
-def _make(part: _Part, model: _Model, out: Path, temporary: Path | None) -> None:
+def _make(part: _Part, model: OpenModel, out: Path, temporary: Path | None) -> None:
     """Build one package and move it into `out` atomically."""
     family, options, sizes = model
     if part.taps is None:
@@ -245,7 +282,9 @@ def _make(part: _Part, model: _Model, out: Path, temporary: Path | None) -> None
         beside.rename(out / part.path)
 
 
-def _describe(out: Path, about: Mapping[str, Any], model: _Model, parts: Sequence[_Part]) -> None:
+def _describe(
+    out: Path, about: Mapping[str, Any], model: OpenModel, parts: Sequence[_Part]
+) -> None:
     """Write the manifest."""
     shape, options = model.family.shape, model.options
     names = sorted(

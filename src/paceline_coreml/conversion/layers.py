@@ -36,6 +36,14 @@ class LayerInputs(NamedTuple):
     all 0 before the start of the text."""
 
 
+def write_state(module: nn.Module, name: str, value: Tensor) -> None:
+    """Write a whole state: in place if it is a buffer, and otherwise as a new tensor."""
+    if name in module._buffers:
+        getattr(module, name)[:] = value
+    else:
+        setattr(module, name, value)
+
+
 def projection(weight: Tensor, bias: Tensor | None = None) -> nn.Conv2d:
     """A matrix [out, in] as a 1x1 convolution: [1, in, T, 1] -> [1, out, T, 1]."""
     conv = nn.Conv2d(weight.shape[1], weight.shape[0], 1, bias=bias is not None)
@@ -125,8 +133,8 @@ class Attention(nn.Module):
         """
         # The whole state is assigned: partial writes to a state fail on the Neural Engine.
         kept = 1 - inputs.write.sum(-1, keepdim=True)
-        self.k_state[:] = self.k_state * kept + inputs.write @ k.transpose(2, 3)
-        self.v_state[:] = self.v_state * kept + inputs.write @ v.transpose(2, 3)
+        write_state(self, "k_state", self.k_state * kept + inputs.write @ k.transpose(2, 3))
+        write_state(self, "v_state", self.v_state * kept + inputs.write @ v.transpose(2, 3))
         groups = self.heads // self.kv_heads
         keys, values = self.k_state, self.v_state
         if groups > 1:
@@ -165,7 +173,7 @@ class ConvState(nn.Module):
         assert inputs.window_read is not None
         rows = x.permute(0, 3, 2, 1)  # [1, 1, T, channels]
         kept = 1 - inputs.window_write.sum(-1, keepdim=True)
-        self.conv_state[:] = self.conv_state * kept + inputs.window_write @ rows
+        write_state(self, "conv_state", self.conv_state * kept + inputs.window_write @ rows)
         return [
             (inputs.window_read[:, lag : lag + 1] @ self.conv_state).permute(0, 3, 2, 1)
             for lag in range(lags)

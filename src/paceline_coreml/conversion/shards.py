@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from paceline_coreml.conversion.family import Family
 from paceline_coreml.conversion.layers import projection
+from paceline_coreml.conversion.stateless import OutsideStates
 from paceline_coreml.conversion.torch_model import layer_inputs
 
 
@@ -33,6 +34,8 @@ class Sizes:
     """Rows of a convolution state."""
     flexible: bool = True
     """Whether T is 1 to `rows`, instead of `rows` alone."""
+    stateless: bool = False
+    """Whether states are inputs and outputs; see `stateless`."""
 
     def axis(self) -> Any:
         """T of a converted program: a number, or a coremltools range."""
@@ -46,22 +49,30 @@ class Sizes:
 class Layers(nn.Module):
     """A range of layers, and the hidden states tapped from them."""
 
-    def __init__(self, family: Family, start: int, end: int, taps: Sequence[int]) -> None:
+    def __init__(
+        self, family: Family, start: int, end: int, taps: Sequence[int], *, stateless: bool
+    ) -> None:
         super().__init__()
         # Keyed by layer index, which the names of weights and states then contain.
         self.layers = nn.ModuleDict({str(i): family.layer(i) for i in range(start, end)})
         self._names = input_names(family)
         self._taps = {str(tap) for tap in inner_taps(taps, end)}
         self._hidden_size = family.shape.hidden_size
+        self.outside = OutsideStates(self) if stateless else None
 
     def forward(self, hidden: Tensor, *rest: Tensor) -> Any:
-        """The stream after the last layer, followed by the tapped hidden states."""
-        step = layer_inputs(dict(zip(self._names[1:], rest, strict=True)))
+        """The stream after the last layer, the tapped hidden states, and states from outside."""
+        count = len(self._names) - 1
+        step = layer_inputs(dict(zip(self._names[1:], rest[:count], strict=True)))
+        if self.outside is not None:
+            self.outside.load(rest[count:])
         tapped = []
         for index, layer in self.layers.items():
             hidden = layer(hidden, step)
             if index in self._taps:
                 tapped.append(hidden[:, : self._hidden_size])
+        if self.outside is not None:
+            tapped += self.outside.stored()
         return (hidden, *tapped) if tapped else hidden
 
 
@@ -157,16 +168,22 @@ def convert_layers(
     """
     import coremltools as ct
 
-    module = Layers(family, start, end, taps).eval()
+    module = Layers(family, start, end, taps, stateless=sizes.stateless).eval()
+    outside = module.outside
+    state_shapes = {} if outside is None else outside.shapes
     states = [
         ct.StateType(ct.TensorType(shape=buffer.shape, dtype=np.float16), name=name)
         for name, buffer in module.named_buffers()
     ]
     return _converted(
         module,
-        input_shapes(family, sizes, sizes.rows),
-        input_shapes(family, sizes, sizes.axis()),
-        outputs=["out_hidden", *(f"tap_{tap}" for tap in inner_taps(taps, end))],
+        {**input_shapes(family, sizes, sizes.rows), **state_shapes},
+        {**input_shapes(family, sizes, sizes.axis()), **state_shapes},
+        outputs=[
+            "out_hidden",
+            *(f"tap_{tap}" for tap in inner_taps(taps, end)),
+            *(() if outside is None else outside.outputs),
+        ],
         states=states,
     )
 

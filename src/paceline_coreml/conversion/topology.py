@@ -1,7 +1,8 @@
 """Splits a model into packages: ranges of layers, and ranges of the head's tokens.
 
-A package under about 14 MB may run on the CPU, and one that is too large does not run on the Neural
-Engine; the rules in `lint/weights.py` have the sources of both limits.
+A package under about 14 MB may run on the CPU, and one that is too large or has too many states
+does not run on the Neural Engine; the rules in `lint/weights.py` and `lint/states.py` have the
+sources of these limits.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,13 @@ class Span(NamedTuple):
 
     start: int
     end: int
+
+
+class LayerSize(NamedTuple):
+    """What a layer adds to its package."""
+
+    bytes: int
+    states: int
 
 
 def parse_topology(text: str, count: int, what: str = "layers") -> list[Span]:
@@ -31,14 +39,23 @@ def parse_topology(text: str, count: int, what: str = "layers") -> list[Span]:
     return _spans(sizes)
 
 
-def even_topology(layer_bytes: Sequence[int], limit: int) -> list[Span]:
-    """The fewest spans of at most `limit` bytes, of about equal length."""
-    fewest = max(-(-sum(layer_bytes) // limit), 1)
-    for parts in range(fewest, len(layer_bytes) + 1):
-        spans = _spans(_even(len(layer_bytes), parts))
-        if all(sum(layer_bytes[span.start : span.end]) <= limit for span in spans):
+def even_topology(layers: Sequence[LayerSize], limit: LayerSize) -> list[Span]:
+    """The fewest spans whose sums are within the limit, of about equal length.
+
+    If a layer exceeds it alone, every layer has a span of its own.
+    """
+    for parts in range(1, len(layers) + 1):
+        spans = _spans(_even(len(layers), parts))
+        if all(_fits(layers[slice(*span)], limit) for span in spans):
             return spans
-    return _spans([1] * len(layer_bytes))
+    return _spans([1] * len(layers))
+
+
+def _fits(layers: Sequence[LayerSize], limit: LayerSize) -> bool:
+    return (
+        sum(layer.bytes for layer in layers) <= limit.bytes
+        and sum(layer.states for layer in layers) <= limit.states
+    )
 
 
 def split_evenly(count: int, most: int) -> list[Span]:

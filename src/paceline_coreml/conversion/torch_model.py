@@ -28,6 +28,38 @@ class TorchOutput(NamedTuple):
     """[T, vocab]; of a token classifier [T, labels]."""
 
 
+@torch.no_grad()
+def run_layers(
+    family: Family, layers: range, stream: Floats, *, slots: int, conv_slots: int, rows: int
+) -> Floats:
+    """Run a text through some layers, of which one at a time is in memory.
+
+    Args:
+        family: the model.
+        layers: indexes of the layers.
+        stream: [n, stream_size], before the first of them.
+        slots: the family's.
+        conv_slots: the family's.
+        rows: rows of a call.
+
+    Returns:
+        The stream after the last of them.
+    """
+    lags, tables = family.shape.lags, family.rope_tables()
+    for index in layers:
+        layer = family.layer(index).eval()
+        inputs = CallInputs(rows, *tables, conv_slots=conv_slots if lags else 0, lags=lags)
+        blocks = []
+        for start in range(0, len(stream), rows):
+            count = min(rows, len(stream) - start)
+            block = torch.zeros(1, stream.shape[1], rows, 1)
+            block[0, :, :count, 0] = torch.from_numpy(stream[start : start + count].T)
+            out = layer(block, _torch_inputs(inputs.at(start, count)))
+            blocks.append(out[0, :, :count, 0].T.numpy())
+        stream = np.concatenate(blocks)
+    return stream
+
+
 class TorchModel:
     """All layers of a causal language model, and the length of its sequence."""
 

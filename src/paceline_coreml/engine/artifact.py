@@ -6,7 +6,7 @@ names every fault.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,6 +31,8 @@ TOKEN_CLASSIFICATION = "token-classification"
 DECODE_ROWS = 8
 """Most rows of a call in decode. On the Neural Engine a call of 8 takes as long as one of 3: it
 decodes weights (Anemll, docs/verifier_len.md, 2026-10). A call of 64 would not."""
+MOST_STATES = 40
+"""States of a package that were seen to run on a Neural Engine (the seed experiments, M4 Max)."""
 ROTARY = "rotary.npy"
 """[2, slots, r] float32: cosines and sines of every position."""
 
@@ -45,6 +47,8 @@ class Shard:
     end: Count
     taps: tuple[Count, ...] = ()
     """Layers whose hidden states are outputs too."""
+    states: dict[str, tuple[Positive, ...]] = field(default_factory=dict)
+    """Name -> shape, of states that are inputs and outputs; see `packages.StatelessPackage`."""
 
     def output(self, layer: int) -> str:
         """Name of the output that begins with the hidden state after a tapped layer, or the last.

@@ -16,7 +16,7 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.coreml import EMBEDDINGS
 from paceline_coreml.engine.artifact import ROTARY, TOKEN_CLASSIFICATION, read_artifact
 from paceline_coreml.engine.inputs import HIDDEN
-from paceline_coreml.engine.packages import PackageOpener, Packages
+from paceline_coreml.engine.packages import REHEARSED, PackageOpener, Packages, on_a_mac
 
 Floats = npt.NDArray[np.float32]
 
@@ -72,6 +72,7 @@ class TextClassifier:
             )
         functions = sorted(functions or artifact.functions)
         self.labels = artifact.labels
+        self.units = units if on_a_mac() else REHEARSED
         self.longest = functions[-1]
         """Most tokens of a text."""
         self._embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r")

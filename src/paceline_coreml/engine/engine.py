@@ -199,6 +199,16 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
             "taps": ",".join(map(str, self.taps)),
         }
 
+    @property
+    def remark(self) -> str:
+        """Where times come from, for `paceline plan`; empty if from Core ML."""
+        if on_a_mac():
+            return ""
+        return (
+            "rehearsed: times are numpy's on this machine, and say nothing about a Neural Engine; "
+            "multiplications and bytes are counted"
+        )
+
     def work(self) -> Work:
         """Multiply-accumulates and weight bytes of calls of least and most rows; see `flops.py`.
 

@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from paceline.errors import InvalidRequest
 from paceline.storage.coreml import EMBEDDINGS
-from paceline_coreml.engine.artifact import CAUSAL_LM, ROTARY, Artifact
+from paceline_coreml.engine.artifact import CAUSAL_LM, ROTARY, Artifact, Shard
 from paceline_coreml.engine.inputs import CallInputs
+from paceline_coreml.engine.packages import state_input, state_output
 from paceline_coreml.engine.parts import EXPERTS, PARTS, trace
 from paceline_coreml.rehearsal.model import RehearsalState
 from paceline_coreml.rehearsal.plan import make_plan
@@ -126,11 +127,11 @@ def count(artifact: Artifact, blocks: Sequence[Sequence[int]]) -> list[CallWork]
     text = _Text(artifact, blocks)
     tallies = [_Tally() for _ in blocks]
     for shard in artifact.layer_shards:
-        run = _Shard(artifact, shard.path, {len(block) for block in blocks})
+        run = _Shard(artifact, shard, {len(block) for block in blocks})
         for call, tally in enumerate(tallies):
             text.streams[call] = run(text.inputs(call), tally)["out_hidden"]
     for shard in artifact.head_shards:
-        run = _Shard(artifact, shard.path, {len(block) for block in blocks})
+        run = _Shard(artifact, shard, {len(block) for block in blocks})
         for stream, tally in zip(text.streams, tallies, strict=True):
             run({"hidden": stream}, tally)
     return [tally.call() for tally in tallies]
@@ -183,18 +184,23 @@ class _Text:
 class _Shard:
     """A shard that counts its work and records which experts the rows use."""
 
-    def __init__(self, artifact: Artifact, path: str, widths: set[int]) -> None:
-        package = read_package(artifact.folder / path)
+    def __init__(self, artifact: Artifact, shard: Shard, widths: set[int]) -> None:
+        package = read_package(artifact.folder / shard.path)
         names = {width: artifact.function(width) for width in widths}
         opened = {name: _Opened(package, name) for name in set(names.values())}
         self._opened = {width: opened[name] for width, name in names.items()}
         # Functions of a package share their states.
         states = next(iter(opened.values())).states
         self._cells = RehearsalState(None, states, _ROUNDING).cells
+        self._outside = {name: np.zeros(shape, np.float32) for name, shape in shard.states.items()}
 
     def __call__(self, data: Mapping[str, Floats], tally: "_Tally") -> Mapping[str, Any]:
         """Run the next rows; outputs by name."""
-        return self._opened[data["hidden"].shape[2]].run({**self._cells, **data}, tally)
+        outside = {state_input(name): value for name, value in self._outside.items()}
+        opened = self._opened[data["hidden"].shape[2]]
+        values = opened.run({**self._cells, **outside, **data}, tally)
+        self._outside = {name: values[state_output(name)] for name in self._outside}
+        return values
 
 
 class _Opened:

@@ -44,6 +44,37 @@ class Package(Protocol):
         ...
 
 
+def state_input(name: str) -> str:
+    """Name of the input for a state that is one."""
+    return f"{name}_in"
+
+
+def state_output(name: str) -> str:
+    """Name of the output for a state that is one."""
+    return f"{name}_out"
+
+
+class StatelessPackage:
+    """A package whose states are inputs and outputs, with the interface of one that keeps them."""
+
+    def __init__(self, package: Package, states: Mapping[str, Sequence[int]]) -> None:
+        """`states`: name -> shape."""
+        self._package, self._states = package, states
+
+    def make_state(self) -> dict[str, npt.NDArray[np.float32]]:
+        """A new state, all zeros."""
+        return {name: np.zeros(shape, np.float32) for name, shape in self._states.items()}
+
+    def predict(
+        self, data: Mapping[str, npt.NDArray[np.float32]], state: Any = None
+    ) -> Mapping[str, npt.NDArray[np.float32]]:
+        """Run it once; `state` changes."""
+        inputs = {state_input(name): value for name, value in state.items()}
+        outputs = dict(self._package.predict({**data, **inputs}))
+        state.update({name: outputs.pop(state_output(name)) for name in self._states})
+        return outputs
+
+
 class Packages(NamedTuple):
     """All shards of an artifact, in order."""
 
@@ -95,6 +126,12 @@ class PackageOpener:
 
         Raises ModelError if it cannot be loaded.
         """
+        package = self._open(path, function)
+        shards = self._artifact.layer_shards
+        states = next((shard.states for shard in shards if shard.path == path), {})
+        return StatelessPackage(package, states) if states else package
+
+    def _open(self, path: str, function: str | None) -> Package:
         folder = self._artifact.folder
         if self._compiled is not None:
             return load(

@@ -66,7 +66,7 @@ def report(
     Args:
         artifact: the folder that `convert` wrote.
         checkpoint: the Hugging Face folder of its source, loaded as float32.
-        rounding: of the rehearsal: "f16", or "f32" to exclude rounding.
+        rounding: of the rehearsal: "f16", "f32" to exclude rounding, or "engine".
         units: compute units, on a Mac.
         tokens: length of a text.
         threshold: minimum cosine of a row, of every layer output and of the logits.

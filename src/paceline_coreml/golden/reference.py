@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from paceline.errors import ModelError
+from paceline_coreml.conversion.checkpoint import Weights
 
 Floats = npt.NDArray[np.float32]
 
@@ -28,16 +29,28 @@ class ReferenceOutput(NamedTuple):
 
 
 class Reference:
-    """A checkpoint's causal language model, all of it in memory as float32."""
+    """A checkpoint's causal language model in memory, as float32."""
 
-    def __init__(self, checkpoint: Path) -> None:
-        """Raises ModelError if transformers cannot load it, or a weight is missing."""
-        from transformers import AutoModelForCausalLM
+    def __init__(self, checkpoint: Path, layers: int | None = None) -> None:
+        """Load the first `layers` layers, or all.
+
+        Raises ModelError if transformers cannot load it, or a weight is missing.
+        """
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         with _quiet():
             try:
+                config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+                if layers is not None:
+                    config.num_hidden_layers = layers
+                    if getattr(config, "layer_types", None):
+                        config.layer_types = config.layer_types[:layers]
                 self._model, loading_info = AutoModelForCausalLM.from_pretrained(
-                    checkpoint, dtype=torch.float32, local_files_only=True, output_loading_info=True
+                    checkpoint,
+                    config=config,
+                    dtype=torch.float32,
+                    local_files_only=True,
+                    output_loading_info=True,
                 )
             except (OSError, ValueError, KeyError, RuntimeError) as error:
                 reason = str(error).strip().split("\n")[0]
@@ -52,6 +65,11 @@ class Reference:
                 f"{f' and {len(missing) - 3} more weights' if len(missing) > 3 else ''}; "
                 "expected a complete checkpoint"
             )
+        # After it has read them, transformers initializes parts of ZAYA's balancing biases anew.
+        stored = Weights(checkpoint)
+        for name, buffer in self._model.named_buffers():
+            if name in stored:
+                buffer.copy_(stored[name])
         self._model.eval()
         self._layers = self._model.get_decoder().layers
 

@@ -25,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import InvalidRequest, ModelError
+from paceline_coreml.rehearsal.ops.products import half_sums
 from paceline_coreml.rehearsal.ops.table import Array, Cell
-from paceline_coreml.rehearsal.plan import OpWork, finisher, make_plan
+from paceline_coreml.rehearsal.plan import ENGINE, OpWork, finisher, make_plan
 from paceline_coreml.rehearsal.program import Feature, Function, Package, read_package
 
 _STATE_DTYPES = ("float32", "float64", "int32")
@@ -101,7 +102,8 @@ class RehearsalModel:
             path: the `.mlpackage` folder.
             function_name: name of the function; None: the default one.
             rounding: "f16" rounds to fp16 after every operation whose output is declared as fp16,
-                and keeps states as fp16; "f32" never rounds.
+                and keeps states as fp16; "f32" never rounds; "engine" computes as the Neural
+                Engine is said to (`ops/engine_numerics.py`).
 
         Raises:
             ModelError: it is no ML program, damaged, or has unsupported operations; the message
@@ -158,7 +160,7 @@ class RehearsalModel:
         values |= state.cells if state is not None else {}
         values |= self._checked(data)
         work = []
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), half_sums(on=self._rounding == ENGINE):
             for step in self._plan.steps:
                 macs = step.run(values)
                 if macs or step.weight_bytes:

@@ -5,7 +5,8 @@ them in one error. Folds operations whose operands are all constants. Matrices a
 float32.
 
 Rounding: everything is computed in float32. In "f16" a value declared as fp16 is rounded to fp16
-after every operation that computes, and still held as float32; in "f32" nothing is rounded.
+after every operation that computes, and still held as float32; in "f32" nothing is rounded;
+"engine" is "f16" with the Neural Engine's numerics, as `ops/engine_numerics.py` has them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,12 +18,14 @@ import numpy as np
 
 from paceline.errors import InvalidRequest, ModelError
 from paceline_coreml.rehearsal.ops import OPS, Entry
+from paceline_coreml.rehearsal.ops.engine_numerics import RUNS
 from paceline_coreml.rehearsal.ops.table import Array
 from paceline_coreml.rehearsal.program import Block, Function, Op, Package, Shape
-from paceline_coreml.rehearsal.rounding import to_half
+from paceline_coreml.rehearsal.rounding import to_half, to_half_flushed
 from paceline_coreml.rehearsal.weights import DTYPES, Constant
 
-ROUNDINGS: Final = ("f16", "f32")
+ENGINE: Final = "engine"
+ROUNDINGS: Final = ("f16", "f32", ENGINE)
 
 Finish = Callable[[Any], Any]
 """Converts a computed value to its declared type."""
@@ -103,8 +106,8 @@ class Plan(NamedTuple):
 
 def finisher(dtype: str, rounding: str, *, moves: bool = False) -> Finish:
     """The conversion to a declared type; `moves`: the operation only moves values of that type."""
-    if dtype == "fp16" and rounding == "f16" and not moves:
-        return to_half
+    if dtype == "fp16" and rounding != "f32" and not moves:
+        return to_half_flushed if rounding == ENGINE else to_half
     if dtype in ("fp16", "fp32"):
         return _floats
     held = DTYPES[dtype].held
@@ -119,7 +122,7 @@ def make_plan(package: Package, function: Function, rounding: str) -> Plan:
         InvalidRequest: the rounding is unknown.
     """
     if rounding not in ROUNDINGS:
-        raise InvalidRequest(f"rounding is {rounding!r}; expected {' or '.join(ROUNDINGS)}")
+        raise InvalidRequest(f"rounding is {rounding!r}; expected {', '.join(ROUNDINGS)}")
     faults = _Faults(function)
     if faults.messages:
         more = f" and {len(faults.messages) - 8} more" if len(faults.messages) > 8 else ""
@@ -199,6 +202,8 @@ class _Folding:
 
     def _step(self, op: Op) -> Step:
         entry = OPS[op.type]
+        if self._rounding == ENGINE and op.type in RUNS:
+            entry = entry._replace(run=RUNS[op.type])
         fixed: dict[str, Any] = {}
         moving: list[_Moving] = []
         stored = 0

@@ -23,6 +23,13 @@ _EXPONENT: Final = np.uint32(0x7F800000)
 _SIGN: Final = np.uint32(0x80000000)
 
 
+def to_half_flushed(numbers: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """The nearest fp16 numbers, and 0 for those that are subnormal there, as a new array."""
+    rounded = to_half(numbers)
+    rounded[np.abs(rounded) < _LEAST_NORMAL] = 0
+    return rounded
+
+
 def to_half(numbers: npt.ArrayLike) -> npt.NDArray[np.float32]:
     """The nearest fp16 numbers, as a new float32 array."""
     x = np.asarray(numbers, np.float32)

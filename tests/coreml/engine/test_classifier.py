@@ -354,11 +354,16 @@ def test_the_command_prints_tokens_and_entities_with_their_characters(
     assert all(0 < each["score"] <= 1 for each in second["tokens"])
 
     assert main(["classify", str(folder), text, "--json"]) == 0
-    (value,) = json.loads(capsys.readouterr().out)["texts"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["units"] == "rehearsed"
+    assert report["seconds"] * report["texts_per_second"] == pytest.approx(1)
+    (value,) = report["texts"]
     names = {label[2:] for label in expected.labels if label != "O"}
     assert {each["label"] for each in value["entities"]} == names
     assert main(["classify", str(folder), text]) == 0
-    assert "score" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "score" in printed.out
+    assert "texts/s" in printed.err
 
 
 def test_the_command_names_a_text_that_is_too_long(

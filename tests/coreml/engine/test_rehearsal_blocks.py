@@ -160,7 +160,7 @@ def test_a_function_of_n_rows_rejects_another_number(functions: Path):
 # --- rows
 
 
-@pytest.mark.parametrize("rounding", ["f16", "f32"])
+@pytest.mark.parametrize("rounding", ["f16", "f32", "engine"])
 def test_a_row_is_bitwise_the_same_in_every_block(package: Path, rounding: str):
     model = RehearsalModel(package, rounding=rounding)
 
@@ -178,7 +178,7 @@ def test_a_row_is_bitwise_the_same_in_every_block(package: Path, rounding: str):
                 np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
 
 
-@pytest.mark.parametrize("rounding", ["f16", "f32"])
+@pytest.mark.parametrize("rounding", ["f16", "f32", "engine"])
 def test_rows_that_mean_nothing_change_nothing(package: Path, rounding: str):
     model = RehearsalModel(package, rounding=rounding)
     plain, padded = model.make_state(), model.make_state()

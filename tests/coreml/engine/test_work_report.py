@@ -105,7 +105,8 @@ def test_a_plan_has_the_work_of_an_engine_that_counts_it(model: Model):
 
 def test_a_plan_of_another_engine_has_none(model: Model):
     assert not isinstance(model.engine, ReportsWork)
-    assert "work" not in plan(lambda _: model, "openvino", again=False).value
+    value = plan(lambda _: model, "openvino", again=False).value
+    assert {"work", "remark"} & value.keys() == set()
 
 
 @pytest.mark.coreml
@@ -117,6 +118,7 @@ def test_a_plan_says_what_an_artifact_does(model: Model, core_ml: Callable[..., 
     engine = CoreMlEngine(core_ml(zaya_artifact), EngineSettings(min_rows=1))
     converted = Model(model.files, engine)
     report = plan(lambda _: converted, "coreml", again=True)
+    assert report.value["remark"] == report.text == engine.remark != ""
     calls = report.value["work"]["calls"]
     assert [*calls] == [WHOLE, CHOSEN]
     assert [*calls[WHOLE]] == ["1", "4"]

@@ -20,6 +20,14 @@ class ReportsWork(Protocol):
         ...
 
 
+@runtime_checkable
+class Remarks(Protocol):
+    """An engine whose times are not those of the hardware that it is for."""
+
+    remark: str
+    """Where they come from; empty: from that hardware."""
+
+
 def plan(load: Callable[[str], Model], engine: str, *, again: bool) -> Report:
     """Cost table of this machine, and work of a call by part.
 
@@ -57,7 +65,8 @@ def plan(load: Callable[[str], Model], engine: str, *, again: bool) -> Report:
     tables.append(_exactness_table(measurement.compared))
     if engines is not None:
         tables.insert(0, _engines_table(engines))
-    return Report(value, tables=tables)
+    remark = model.engine.remark if isinstance(model.engine, Remarks) else ""
+    return Report({**value, "remark": remark} if remark else value, text=remark, tables=tables)
 
 
 _COMPARED_ROWS = (1, 2, 4, 8, 16)

@@ -10,14 +10,52 @@ write of T rows into S slots is a product over T). A one-hot row is exact on eit
 T: adding zeros does not round.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final
 
 import numpy as np
 
 from paceline_coreml.rehearsal.ops.table import Array
+from paceline_coreml.rehearsal.rounding import to_half
 
 SHORT: Final = 16
 """Most terms of a vector that is summed term by term."""
+
+GROUP: Final = 32
+"""Terms that are added in float32 where sums are in float16: no device's number is known."""
+
+_HALF_SUMS: ContextVar[bool] = ContextVar("half_sums", default=False)
+
+
+@contextmanager
+def half_sums(*, on: bool) -> Iterator[None]:
+    """Within it sums of groups of terms are added in float16, if `on`."""
+    token = _HALF_SUMS.set(on)
+    try:
+        yield
+    finally:
+        _HALF_SUMS.reset(token)
+
+
+def grouped(x: Array) -> Array | None:
+    """[..., K] as [..., groups, GROUP], padded with zeros; None if sums are in float32."""
+    terms = x.shape[-1]
+    if terms <= GROUP or x.dtype != np.float32 or not _HALF_SUMS.get():
+        return None
+    padding = [(0, 0)] * (x.ndim - 1) + [(0, -terms % GROUP)]
+    # numpy pads an array in Fortran's order to one in that order.
+    return np.ascontiguousarray(np.pad(x, padding).reshape(*x.shape[:-1], -1, GROUP))
+
+
+def added(sums: Array) -> Array:
+    """The sum over the last axis in float16, one after another."""
+    parts = to_half(sums)
+    total = parts[..., 0]
+    for group in range(1, parts.shape[-1]):
+        total = to_half(total + parts[..., group])
+    return total
 
 
 def dots(a: Array, b: Array) -> Array:
@@ -28,6 +66,9 @@ def dots(a: Array, b: Array) -> Array:
     terms = a.shape[-1]
     if terms != b.shape[-1]:
         raise ValueError(f"vectors of {terms} and {b.shape[-1]} numbers cannot be multiplied")
+    groups, others = grouped(a), grouped(b)
+    if groups is not None and others is not None:
+        return added(np.vecdot(groups[..., :, None, :, :], others[..., None, :, :, :]))
     if terms > SHORT:
         a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
         # One pass over the matrix with more vectors.

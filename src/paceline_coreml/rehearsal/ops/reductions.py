@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from paceline_coreml.rehearsal.ops.elementwise import exp
+from paceline_coreml.rehearsal.ops.products import added, grouped
 from paceline_coreml.rehearsal.ops.table import Array, Ints, op
 
 
@@ -20,13 +21,27 @@ def reduced(function: np.ufunc, x: Array, axes: Ints | None) -> Array:
     staying = [axis for axis in range(x.ndim) if axis not in going]
     count = math.prod(x.shape[axis] for axis in going)
     moved = np.ascontiguousarray(x.transpose(*staying, *sorted(going)))
-    values: Array = function.reduce(moved.reshape(-1, count), axis=-1, dtype=x.dtype)
+    vectors = moved.reshape(-1, count)
+    values = (
+        _sum(vectors)
+        if function is np.add
+        else function.reduce(vectors, axis=-1, dtype=vectors.dtype)
+    )
     return values.reshape([1 if axis in going else size for axis, size in enumerate(x.shape)])
 
 
 def total(x: Array, axes: Ints | None) -> Array:
     """The sum along axes, kept with size 1."""
     return reduced(np.add, x, axes)
+
+
+def _sum(moved: Array) -> Array:
+    """The sum of every vector, [..., n]."""
+    groups = grouped(moved)
+    if groups is None:
+        sums: Array = np.add.reduce(moved, axis=-1, dtype=moved.dtype)
+        return sums
+    return added(np.add.reduce(groups, axis=-1, dtype=moved.dtype))
 
 
 def largest(x: Array, axes: Ints | None) -> Array:

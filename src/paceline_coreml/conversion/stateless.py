@@ -1,0 +1,68 @@
+"""States as inputs and outputs of a package, for machines where they leave the Neural Engine.
+
+A state N is then the input `N_in` and the output `N_out`, which the engine passes to the next call:
+`engine.packages.StatelessPackage`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from paceline_coreml.conversion.family import Family
+from paceline_coreml.engine.packages import state_input, state_output
+
+
+class _Place(NamedTuple):
+    """Where a layer has a state."""
+
+    owner: nn.Module
+    attribute: str
+    name: str
+    shape: tuple[int, ...]
+
+
+def program_name(buffer: str) -> str:
+    """The name that coremltools gives a buffer's state."""
+    return buffer.replace(".", "_")
+
+
+def state_shapes(family: Family, index: int) -> dict[str, tuple[int, ...]]:
+    """Name -> shape, of the states of a layer."""
+    buffers = family.layer(index).named_buffers(f"layers.{index}")
+    return {program_name(name): tuple(buffer.shape) for name, buffer in buffers}
+
+
+class OutsideStates:
+    """The states of a module, taken out of it: `load` before a call, and `stored` after it.
+
+    `layers.write_state` assigns a state that is no buffer, so nothing is written in place.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._places = [
+            _Place(owner, attribute, program_name(f"{path}.{attribute}"), tuple(buffer.shape))
+            for path, owner in module.named_modules()
+            for attribute, buffer in list(owner.named_buffers(recurse=False))
+        ]
+        for place in self._places:
+            delattr(place.owner, place.attribute)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Input -> shape, in the order of `load`."""
+        return {state_input(place.name): place.shape for place in self._places}
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the outputs, in the order of `stored`."""
+        return [state_output(place.name) for place in self._places]
+
+    def load(self, states: Sequence[Tensor]) -> None:
+        """Set the states before a call."""
+        for place, state in zip(self._places, states, strict=True):
+            setattr(place.owner, place.attribute, state)
+
+    def stored(self) -> list[Tensor]:
+        """The states after a call."""
+        return [getattr(place.owner, place.attribute) for place in self._places]

@@ -1,0 +1,235 @@
+"""`coreml probe`, and `convert --gate`: each check can fail, and stops what comes after it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers", minversion="5.23")
+pytest.importorskip("coremltools")
+torch.set_num_threads(1)
+
+from paceline.cli.app import main  # noqa: E402
+from paceline.errors import InvalidRequest  # noqa: E402
+from paceline.models import QUIET  # noqa: E402
+from paceline.storage.report import Report  # noqa: E402
+from paceline_coreml import compute_plan  # noqa: E402
+from paceline_coreml.compute_plan import Plan, PlannedOp  # noqa: E402
+from paceline_coreml.conversion.conversion_options import ConversionOptions  # noqa: E402
+from paceline_coreml.conversion.convert import open_model  # noqa: E402
+from paceline_coreml.conversion.layers import Attention  # noqa: E402
+from paceline_coreml.conversion.source import Source  # noqa: E402
+from paceline_coreml.probe import (  # noqa: E402
+    ProbeOptions,
+    checks,
+    layer_shape,
+    parse_shape,
+    probe_layer,
+    probe_shape,
+    report,
+    run_gates,
+)
+from support.coreml import tiny_source  # noqa: E402
+from support.coreml_families import TinyModel  # noqa: E402
+from support.fake_mac import LOAD, REASON, FakeMac, mac  # noqa: E402
+from support.zaya import tiny_zaya  # noqa: E402
+
+__all__ = ["mac"]
+
+pytestmark = pytest.mark.coreml
+
+SHAPE = "d=32,heads=2,kv=1,dh=32,ff=48,T=4,S=32"
+OPTIONS = ProbeOptions("int8", "cpu-and-ne", None, QUIET)
+
+
+def results(report: Report) -> dict[str, bool | None]:
+    return {check["name"]: check["passed"] for check in report.value["checks"]}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return tiny_source(tmp_path_factory.mktemp("source"))
+
+
+def planned(device: str) -> Callable[..., Plan]:
+    """Core ML's plan of any package: one convolution, on a device."""
+
+    def record(_folder: Path, package: str, rows: int, **_: Any) -> Plan:
+        op = PlannedOp("q", "conv", device, (device,), 1.0)
+        return Plan(package, rows, None, (op,))
+
+    return record
+
+
+@pytest.mark.parametrize("stateless", [[], ["--stateless"]])
+def test_a_layer_of_random_weights_is_rehearsed(
+    stateless: list[str], capsys: pytest.CaptureFixture[str]
+):
+    assert main(["coreml", "probe", "--shape", SHAPE, "--json", "--quiet", *stateless]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["stateless"] == bool(stateless)
+    assert value["shape"] == asdict(parse_shape(SHAPE))
+    assert value["units"] == "rehearsed"
+    assert value["milliseconds"] > 0
+    assert {check["name"]: check["passed"] for check in value["checks"]} == {
+        "rules": True,
+        "residency": None,
+        "rows": True,
+        "float32": True,
+    }
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_layer_of_a_model_is_compared_with_transformers(source: Source, layer: int):
+    model = open_model(source, ConversionOptions(slots=64))
+    probed = probe_layer(source, model, layer, 4, OPTIONS)
+    assert results(probed) == {"rules": True, "residency": None, "rows": True, "float32": True}
+    assert (probed.value["layer"], probed.value["rows"]) == (layer, 4)
+
+
+def test_a_layer_with_convolution_states_and_experts_is_probed(tmp_path: Path):
+    source = tiny_source(tmp_path, tiny_zaya(tmp_path / "zaya"))
+    model = open_model(source, ConversionOptions(slots=64, weights="f16"))
+    probed = probe_layer(source, model, 1, 4, OPTIONS._replace(weights="f16"))
+    assert set(results(probed).values()) == {True, None}
+
+
+def test_a_layer_that_leaves_the_engine_is_not_run(mac: FakeMac, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compute_plan, "record", planned("cpu"))
+    probed = probe_shape(parse_shape(SHAPE), OPTIONS)
+    assert results(probed) == {"rules": True, "residency": False}
+    assert not probed.passed
+    assert mac.calls == []
+
+
+def test_with_core_ml_all_checks_are_made(mac: FakeMac, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compute_plan, "record", planned("neural-engine"))
+    probed = probe_shape(parse_shape(SHAPE), OPTIONS)
+    assert set(results(probed).values()) == {True}
+    assert probed.value["units"] == "cpu-and-ne"
+
+
+def test_a_failure_of_core_ml_is_a_check_that_fails(mac: FakeMac, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compute_plan, "record", planned("neural-engine"))
+    mac.fails = lambda _: mac.calls[-1] == LOAD
+    probed = probe_shape(parse_shape(SHAPE), OPTIONS)
+    assert results(probed) == {"rules": True, "residency": True, "runs": False}
+    assert REASON.rstrip(".") in probed.text
+
+
+def test_rows_that_depend_on_their_call_are_not_exact(monkeypatch: pytest.MonkeyPatch):
+    def run(self: Any, package: Any, rows: int) -> Any:
+        blocks, seconds = through(self, package, rows)
+        return blocks + np.float32(1e-3 * (rows > 1)), seconds
+
+    through = checks.LayerChecks._through
+    monkeypatch.setattr(checks.LayerChecks, "_through", run)
+    assert results(probe_shape(parse_shape(SHAPE), OPTIONS))["rows"] is False
+
+
+def test_heads_in_the_wrong_order_differ_from_the_reference(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+):
+    def swapped(self: Attention, q: Any, *rest: Any) -> Any:
+        return forward(self, torch.cat([q[:, 1:], q[:, :1]], 1), *rest)
+
+    forward = Attention.forward
+    monkeypatch.setattr(Attention, "forward", swapped)
+    probed = probe_layer(source, open_model(source, ConversionOptions(slots=64)), 0, 4, OPTIONS)
+    assert results(probed) == {"rules": True, "residency": None, "rows": True, "float32": False}
+
+
+@pytest.mark.parametrize(
+    ("shape", "named"),
+    [
+        ("d=32,heads=2,kv=1,dh=32,ff=48,T=64,S=32", "T is 64"),
+        ("d=32,heads=5", "d is 32"),
+        ("d=32,heads=4,kv=3", "kv is 3"),
+        ("d=30,heads=2,dh=15", "dh is 15"),
+        ("d=32,heads=2,ff=0", "ff is 0"),
+        ("d=32,heads=2,d=64", "'d=64'"),
+        ("d=32,heads=2,layers=3", "'layers=3'"),
+        ("d=32,heads=two", "'heads=two'"),
+        ("heads=2", "without d"),
+        ("d=3000000,heads=24,dh=128", "of memory"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_one_line(
+    shape: str, named: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["coreml", "probe", "--shape", shape, "--quiet"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert named in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--layer", "2"), "layer 2"),
+        (("--slots", "4000"), "slots is 4000"),
+        (("--shape", SHAPE), "one of the two"),
+    ],
+)
+def test_a_layer_that_cannot_be_probed_is_one_line(
+    tiny_gguf: Path, arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["coreml", "probe", str(tiny_gguf), "--quiet", *arguments]) == 2
+    assert named in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_a_layer_larger_than_memory_is_rejected(source: Source, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(layer_shape, "memory_bytes", lambda: 1 << 16)
+    model = open_model(source, ConversionOptions(slots=64))
+    with pytest.raises(InvalidRequest):
+        probe_layer(source, model, 0, 4, OPTIONS)
+
+
+def test_a_classifier_is_rejected_before_any_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(report, "probe_shape", lambda *_: pytest.fail("probed"))
+    source = tiny_source(tmp_path, TinyModel("privacy filter", tmp_path / "checkpoint").folder)
+    with pytest.raises(InvalidRequest):
+        run_gates(source, ConversionOptions(), OPTIONS)
+
+
+@pytest.mark.parametrize("failing", [None, 0, 3])
+def test_gates_are_a_shape_and_each_kind_of_layer_up_to_one_that_fails(
+    failing: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    probed: list[Any] = []
+
+    def stub(probe: Any) -> Report:
+        probed.append(probe)
+        return Report({}, passed=len(probed) - 1 != failing)
+
+    monkeypatch.setattr(report, "probe_shape", lambda shape, _: stub(shape.T))
+    monkeypatch.setattr(report, "probe_layer", lambda _, __, layer, rows, ___: stub((layer, rows)))
+    checkpoint = TinyModel("lfm2", tmp_path / "checkpoint").folder
+    source = tiny_source(tmp_path, checkpoint)
+    reports = run_gates(source, ConversionOptions(slots=64, functions=(2, 4)), OPTIONS)
+    # Of its layers the first three are convolution, convolution, attention.
+    every = [2, 4, (0, 2), (0, 4), (2, 2), (2, 4)]
+    count = len(every) if failing is None else failing + 1
+    assert (probed, len(reports)) == (every[:count], count)
+
+
+def test_convert_stops_at_a_gate_that_fails(
+    tiny_gguf: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    def fails(self: Any) -> checks.Check:
+        return checks.Check("residency", False, "1 of 7 convolutions leave the Neural Engine")
+
+    monkeypatch.setattr(checks.LayerChecks, "_residency", fails)
+    out = tmp_path / "out"
+    command = ["convert", str(tiny_gguf), "--to", "coreml", "--gate", "--slots", "64", "--quiet"]
+    assert main([*command, "--output", str(out)]) == 1
+    (line,) = capsys.readouterr().out.strip().splitlines()
+    assert "residency" in line
+    assert not out.exists()
