@@ -266,7 +266,10 @@ def test_clients_that_left_while_the_event_loop_stalled_take_no_more_time(slow_m
     that closes its sending side alone, which still gets its answer."""
     long = completion("1.1", max_tokens=400, ignore_eos=True, speculation={"drafter": "none"})
     with running(slow_model, Settings(max_running=1)) as server, ExitStack() as stack:
-        server.server.http._loop.call_soon_threadsafe(time.sleep, 0.5)  # type: ignore[union-attr]
+        goes_on = threading.Event()
+        server.server.http._loop.call_soon_threadsafe(  # type: ignore[union-attr]
+            goes_on.wait, PATIENCE
+        )
         address = ("127.0.0.1", server.server.port)
         waiting = stack.enter_context(socket.create_connection(address, PATIENCE))
         for client in (waiting, *(socket.create_connection(address, PATIENCE) for _ in range(3))):
@@ -274,6 +277,7 @@ def test_clients_that_left_while_the_event_loop_stalled_take_no_more_time(slow_m
             if client is not waiting:
                 client.close()
         waiting.shutdown(socket.SHUT_WR)
+        goes_on.set()
         answer = read_all(waiting)
         server.rest()
         assert server.scheduler.load.calls < 2 * 400
