@@ -45,6 +45,7 @@ ZERO = {
         "train mtp --shallow",
         "train mtp --dropout",
         "convert --to coreml --taps",
+        "coreml probe --layer",
     ),
     *("--presence-penalty", "--frequency-penalty", "--threshold"),
 }

@@ -42,7 +42,7 @@ def own_server(model: Model) -> Iterator[Running]:
 
 
 @pytest.fixture
-def slow_model(model: Model) -> Iterator[Model]:
+def slow_model(model: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
     """Each call takes 10 ms."""
     step = model.engine.step
 
@@ -50,9 +50,8 @@ def slow_model(model: Model) -> Iterator[Model]:
         time.sleep(0.01)
         return step(work)
 
-    model.engine.step = slow  # type: ignore[method-assign]
-    yield model
-    del model.engine.step
+    monkeypatch.setattr(model.engine, "step", slow)
+    return model
 
 
 @pytest.fixture(scope="module")
