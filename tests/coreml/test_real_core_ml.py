@@ -47,7 +47,9 @@ def folder(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     topology = "20+10" if WHOLE else "5+4"
     options = {"topology": topology, "rows": 4, "slots": 256, "taps": "all"}
     quiet = Progress(quiet=True)
-    commands.convert(str(source), options=options, output=folder, temporary=None, progress=quiet)
+    commands.convert(
+        str(source), options=options, output=folder, temporary=None, gate=False, progress=quiet
+    )
     return folder
 
 
