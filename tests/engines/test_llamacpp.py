@@ -30,6 +30,7 @@ from support.ggml import quantize
 from support.llamacpp import library
 from support.tiny import SIZES, WIDE, Type, write_tiny
 from support.tiny_checkpoints import write_gguf_of
+from support.waiting import PATIENCE
 
 IK, UPSTREAM = "ik_llama.cpp", "llama.cpp"
 
@@ -471,3 +472,23 @@ def test_ctrl_c_in_a_call_that_writes_to_the_log_is_raised_after_it(
     gc.collect()
     assert binding.open == before
     NativeModel(binding, path).close()
+
+
+def test_threads_of_the_library_wait_shortly_from_whichever_thread_it_is_called(tiny_gguf: Path):
+    """With the default policy a second thread's calls take twice as long; see `short_spins`."""
+    library(IK)
+    load = (
+        "import sys; from pathlib import Path; "
+        "from paceline.engines.llamacpp.engine import LlamaCppEngine; "
+        "LlamaCppEngine(Path(sys.argv[1]), 64).close()"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", load, tiny_gguf],
+        env={**os.environ, "OMP_DISPLAY_ENV": "verbose"},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    assert "GOMP_SPINCOUNT = '1000'" in process.stderr
+    assert "OMP_WAIT_POLICY = 'ACTIVE'" in process.stderr
