@@ -40,7 +40,8 @@ RECORDINGS = (
     (
         "Tinted: an extraction",
         "The answer repeats its prompt, so much of it is drafted. The model is very small: it "
-        "gives the first order again, not the other three. `orders.txt`:",
+        "gives the first order twice, and in a form of its own, not the other three. "
+        "`orders.txt`:",
         "paceline generate --file orders.txt --temperature 0 --tint --stats",
     ),
 )
