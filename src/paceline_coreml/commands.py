@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import InvalidRequest, MissingExtra
 from paceline.models import CORE_ML_SUFFIX, Progress, core_ml_folder, read_manifest, resolve
-from paceline.storage.files import megabytes
+from paceline.storage.files import megabytes, size_of
 from paceline.storage.report import Report
 from paceline_coreml.engine.artifact import Artifact, Shard
 from paceline_coreml.engine.packages import DEFAULT_UNITS
@@ -251,7 +251,7 @@ def _contents(artifact: Artifact) -> dict[str, Any]:
         "slots": artifact.slots,
         "taps": list(artifact.taps),
         "packages": [
-            {"path": path, "holds": holds, "bytes": _bytes(artifact.folder / path)}
+            {"path": path, "holds": holds, "bytes": size_of(artifact.folder / path)}
             for path, holds, _ in _packages(artifact)
         ],
     }
@@ -262,7 +262,7 @@ def _packages(artifact: Artifact) -> Sequence[tuple[str, str, str]]:
     parts = [(shard, "layer") for shard in artifact.layer_shards]
     parts += [(shard, rows) for shard in artifact.head_shards]
     return [
-        (shard.path, _span(what, shard), megabytes(_bytes(artifact.folder / shard.path)))
+        (shard.path, _span(what, shard), megabytes(size_of(artifact.folder / shard.path)))
         for shard, what in parts
     ]
 
@@ -271,7 +271,3 @@ def _span(what: str, shard: Shard) -> str:
     if shard.end - shard.start == 1:
         return f"{what} {shard.start}"
     return f"{what}s {shard.start} to {shard.end - 1}"
-
-
-def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -183,7 +183,7 @@ def test_a_converted_artifact_passes(tiny_core_ml: Path):
 def test_all_packages_of_an_artifact_share_a_process(
     tiny_core_ml: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(run_rules, "bytes_of", lambda _: 800 << 20)
+    monkeypatch.setattr(run_rules, "size_of", lambda _: 800 << 20)
     (found,) = [one for one in lint(tiny_core_ml) if one.rule == "process"]
     assert (found.shard, found.verdict) == (tiny_core_ml.name, "warn")
     assert found.what == "3200 MB; expected 3072 or less"

@@ -1,11 +1,10 @@
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from paceline.runtime.model import Model
+from support.others import slowed
 from support.scripted import scripted_model
 from support.server import Running, running
 
@@ -42,16 +41,10 @@ def own_server(model: Model) -> Iterator[Running]:
 
 
 @pytest.fixture
-def slow_model(model: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
+def slow_model(model: Model) -> Iterator[Model]:
     """Each call takes 10 ms."""
-    step = model.engine.step
-
-    def slow(work: Any) -> Any:
-        time.sleep(0.01)
-        return step(work)
-
-    monkeypatch.setattr(model.engine, "step", slow)
-    return model
+    with slowed(model, 0.01):
+        yield model
 
 
 @pytest.fixture(scope="module")

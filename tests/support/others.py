@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import pytest
 
 from paceline.runtime.model import Model
 from support.server import Running
@@ -31,17 +30,23 @@ LONG: dict[str, Any] = {
 
 
 @contextmanager
-def slowed(model: Model) -> Iterator[None]:
-    """Each call of the engine takes 3 ms at least, so that there is time for faults."""
-    step = model.engine.step
+def slowed(model: Model, seconds: float = 0.003) -> Iterator[None]:
+    """Each call of the engine takes so long at least, so that there is time for faults."""
+    engine: Any = model.engine
+    step, outer = engine.step, vars(engine).get("step")
 
     def slowly(work: Any) -> Any:
-        time.sleep(0.003)
+        time.sleep(seconds)
         return step(work)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model.engine, "step", slowly)
+    engine.step = slowly
+    try:
         yield
+    finally:
+        if outer is None:
+            del engine.step  # or it would hide what other tests do with the class
+        else:
+            engine.step = outer
 
 
 class Others:

@@ -21,10 +21,10 @@ def rm(
 
     Your own files and those of other programs stay; only what was made of them is removed.
     """
-    from paceline.models import find_removal, size_of
+    from paceline.models import find_removal
     from paceline.runtime.learnt import learnt_of
     from paceline.runtime.load import packed_copies
-    from paceline.storage.files import megabytes
+    from paceline.storage.files import megabytes, size_of
 
     removal = find_removal(model).with_paths(packed_copies)
     removal = removal.with_paths(lambda _weights: learnt_of(model))

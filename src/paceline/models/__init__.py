@@ -20,7 +20,7 @@ from paceline.models.manifest import (
 )
 from paceline.models.names import CORE_ML_SUFFIX, DEFAULT_MODEL, MLX_SUFFIX, settings_of
 from paceline.models.prepare import convert, core_ml_folder
-from paceline.models.removal import Removal, find_removal, removal_of, size_of
+from paceline.models.removal import Removal, find_removal, removal_of
 from paceline.models.resolver import pull, resolve, resolve_drafter
 from paceline.models.source import Origin, open_origin
 from paceline.models.templates import ChatTemplate, start_templates
@@ -72,7 +72,6 @@ __all__ = [
     "resolve",
     "resolve_drafter",
     "settings_of",
-    "size_of",
     "start_templates",
     "stat_fingerprint",
 ]

@@ -18,6 +18,7 @@ from paceline.models.manifest import Manifest, read_manifest
 from paceline.models.names import canonical
 from paceline.models.names.hub_names import shards_beside
 from paceline.models.prepare import LINKS, models_dir
+from paceline.storage.files import size_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +88,6 @@ def removal_of(models: Sequence[Listed], cache: Path | None = None) -> Removal:
     stays = [path for path in files if path.is_file() and not _is_ours(path, cache)]
     sources = {path for model in models for path in _sources(model)} - paths.keys()
     return Removal((*paths, *links), tuple(opened), tuple(stays), tuple(sorted(sources)))
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of the files in a folder; links count nothing."""
-    files = [path] if not path.is_dir() else path.rglob("*")
-    return sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
 
 
 def _paths(model: Listed, cache: Path | None) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paceline.errors import ModelError
 from paceline.models import ModelFiles, cache_dir
-from paceline.storage.files import read_json, write_json
+from paceline.storage.files import read_json, size_of, write_json
 from paceline.storage.manifest import MANIFEST
 
 HEADER = "learnt.json"
@@ -67,7 +67,7 @@ class Learnt:
     @property
     def bytes(self) -> int:
         """Size of all files."""
-        return sum(map(_size, self.paths))
+        return sum(map(size_of, self.paths))
 
     def remove(self) -> None:
         """Remove all of it. Raises OSError."""
@@ -111,8 +111,3 @@ def _index(fingerprint: str) -> Path:
 def _is_whole(kind: str, folder: Path) -> bool:
     """Whether a drafter's folder is still there, which forgetting removes."""
     return (folder / ("config.json" if kind == _READ_HIDDEN_STATES else MANIFEST)).is_file()
-
-
-def _size(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.errors import InvalidRequest
-from paceline.models import ModelFiles
+from paceline.models import ModelFiles, Thinking
 from paceline.runtime.request import Request
 
 Message = Mapping[str, Any]
@@ -171,13 +171,22 @@ def render_chat(
     def bare() -> str:
         return template.render(messages, tools=tools, **variables, add_generation_prompt=False)
 
-    thoughts = ReasoningMarks(
+    return RenderedChat(text, reasoning_marks(thinking, inside=thinking.inside(text, bare)))
+
+
+def reasoning_marks(
+    thinking: Thinking, *, inside: bool, continued: tuple[int, ...] = ()
+) -> ReasoningMarks:
+    """How to tell thoughts in an answer, of a model that has a form; see `ReasoningMarks`."""
+    form = thinking.form
+    assert form is not None
+    return ReasoningMarks(
         form.opens,
         form.closes,
         thinking.tokens_of(form),
         label=form.label,
         wrap=thinking.wrap,
-        inside=thinking.inside(text, bare),
+        inside=inside,
         channels=form.channels,
+        continued=continued,
     )
-    return RenderedChat(text, thoughts)

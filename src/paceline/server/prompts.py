@@ -21,7 +21,7 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.models import Thinking, TokenBytes, infill_of
 from paceline.options import TEMPLATE_NAMES
 from paceline.runtime.model import Model
-from paceline.runtime.prompt import RenderedChat, render_chat
+from paceline.runtime.prompt import RenderedChat, reasoning_marks, render_chat
 from paceline.server.body import ChatBody, Message, Tool
 from paceline.server.errors import ApiError, prompt_too_long
 from paceline.server.settings import Settings
@@ -122,18 +122,9 @@ class Prompts:
         form = thinking.form
         if form is None:
             return ReasoningMarks((), (), {}, continued=answer)
-        marks = thinking.tokens_of(form)
-        end = showing(self.files.tokenizer().decode, marks)(chat[-_OPENING:])
-        return ReasoningMarks(
-            form.opens,
-            form.closes,
-            marks,
-            label=form.label,
-            wrap=thinking.wrap,
-            inside=thinking.ends_inside(end),
-            channels=form.channels,
-            continued=answer,
-        )
+        decode = showing(self.files.tokenizer().decode, thinking.tokens_of(form))
+        inside = thinking.ends_inside(decode(chat[-_OPENING:]))
+        return reasoning_marks(thinking, inside=inside, continued=answer)
 
     def min_tokens(self, text: str) -> int:
         """A lower bound of a text's tokens, from tokenizing at most its beginning."""

@@ -88,6 +88,12 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of the files in a folder; links count nothing."""
+    files = [path] if not path.is_dir() else path.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
+
+
 def megabytes(count: int) -> str:
     """`count` bytes for display, as in 12.3 MB."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

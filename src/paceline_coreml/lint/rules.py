@@ -7,7 +7,6 @@ well-established rule fails, others warn, and "info" is not a fault.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from paceline_coreml.lint.program import Program
@@ -99,8 +98,3 @@ def rule(
         return check
 
     return register
-
-
-def bytes_of(folder: Path) -> int:
-    """Size of a package's files."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -8,6 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from paceline.storage.files import size_of
 from paceline.storage.report import Report
 from paceline_coreml.engine.artifact import read_artifact
 from paceline_coreml.lint import operations, precision, row_order, shapes, states, weights
@@ -20,7 +21,6 @@ from paceline_coreml.lint.rules import (
     Loaded,
     Rule,
     Verdict,
-    bytes_of,
 )
 from paceline_coreml.rehearsal.program import read_package
 
@@ -46,7 +46,7 @@ def lint(path: Path) -> list[Finding]:
     findings: list[Finding] = []
     packages: list[Loaded] = []
     for package in _packages(path):
-        loaded = Loaded(read_package(package), bytes_of(package))
+        loaded = Loaded(read_package(package), size_of(package))
         packages.append(loaded)
         findings += _of_package(loaded)
     for rule in ARTIFACT_RULES:

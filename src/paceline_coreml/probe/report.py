@@ -11,7 +11,7 @@ import numpy as np
 import paceline
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
-from paceline.storage.files import megabytes
+from paceline.storage.files import megabytes, size_of
 from paceline.storage.report import Report
 from paceline_coreml.conversion.checkpoint import read_checkpoint
 from paceline_coreml.conversion.conversion_options import ConversionOptions
@@ -190,7 +190,7 @@ def _report(
     with tempfile.TemporaryDirectory(dir=options.temporary, prefix="paceline-coreml-") as work:
         folder = Path(work)
         artifact = convert_layer(family, index, folder, sizes=sizes, weights=options.weights)
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        size = size_of(folder)
         settings = Settings(options.units, _THRESHOLD, options.progress.say)
         checks = LayerChecks(artifact, family.rope_tables(), rows, settings)
         results = checks.run()

@@ -1,13 +1,13 @@
 import re
-import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
 from paceline.runtime.model import Model
 from support.browser import chromium
+from support.others import slowed
 from support.server import Running, running
 from support.waiting import PATIENCE
 
@@ -60,14 +60,6 @@ def page(browser: "Browser") -> Iterator["Page"]:
 @pytest.fixture
 def slow(module_model: Model) -> Iterator[Running]:
     """A server whose calls take 20 ms each."""
-    step = module_model.engine.step
-
-    def later(work: Any) -> Any:
-        time.sleep(0.02)
-        return step(work)
-
-    module_model.engine.step = later  # type: ignore[method-assign]
-    with running(module_model) as server:
+    with slowed(module_model, 0.02), running(module_model) as server:
         yield server
         server.rest()
-    del module_model.engine.step

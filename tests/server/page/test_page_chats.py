@@ -37,6 +37,13 @@ def titles(page: "Page", expected: list[str]) -> None:
     )
 
 
+def edit_the_first_question(page: "Page", text: str) -> None:
+    page.locator(".user").first.hover()
+    page.locator(".user").first.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edited message").fill(text)
+    page.keyboard.press("Enter")
+
+
 def test_chats_are_found_again_searched_and_deleted(talking: "Page"):
     page = talking
     page.get_by_role("button", name="New chat").click()
@@ -66,10 +73,7 @@ def test_an_edited_question_leaves_the_chat_with_its_later_answers(talking: "Pag
     page = talking
     send(page, "And a lake.")
     ended(page, 2)
-    page.locator(".user").first.hover()
-    page.locator(".user").first.get_by_role("button", name="Edit").click()
-    page.get_by_label("Edited message").fill("Name a sea.")
-    page.keyboard.press("Enter")
+    edit_the_first_question(page, "Name a sea.")
     titles(page, ["Name a sea.", "Name a river."])
     ended(page)
     page.get_by_role("button", name="Name a river.", exact=True).click()
@@ -127,10 +131,7 @@ def test_a_chat_is_renamed_and_keeps_its_title(talking: "Page"):
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Rename Rivers"
     send(page, "And a lake.")
     ended(page, 2)
-    page.locator(".user").first.hover()
-    page.locator(".user").first.get_by_role("button", name="Edit").click()
-    page.get_by_label("Edited message").fill("Name a sea.")
-    page.keyboard.press("Enter")
+    edit_the_first_question(page, "Name a sea.")
     titles(page, ["Rivers", "Rivers"])
     ended(page)
     page.reload()
