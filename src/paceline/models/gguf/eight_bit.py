@@ -31,6 +31,12 @@ from paceline.storage.progress import Progress
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Architectures that OpenVINO GenAI's reader supports."""
 
+_FACTORS = "rope_freqs.weight"
+"""Factors of positions, as in Llama 3.1."""
+_NOT_READ = ("rope.scaling.type", "attention.sliding_window")
+"""Fields that OpenVINO GenAI's reader ignores: with one of them a text's logits are wrong from its
+first tokens, or from the window on (measured on tiny models, 2026-11-26)."""
+
 _EXACT = "exact.gguf"
 _BUILD_GRAPH = (
     "import sys, openvino_genai;"
@@ -56,6 +62,11 @@ def convert_gguf(path: Path, work: Path, progress: Progress) -> Facts:
             f"{', '.join(ARCHITECTURES)}. Its Hugging Face checkpoint may work: "
             "`paceline convert FOLDER --to openvino`"
         )
+    if ignored := _ignored(source, architecture):
+        raise ModelError(
+            f"{path} has {ignored}, which the conversion to int8 ignores; leave the form away to "
+            "run the file as it is"
+        )
     facts = write_derived(path, source.fields, work)
     exact = work / _EXACT
     _write_exact(path, source, exact, progress)
@@ -69,6 +80,17 @@ def convert_gguf(path: Path, work: Path, progress: Progress) -> Facts:
         store_as_int8(f16 / GRAPH, work / GRAPH)
     shutil.rmtree(f16)
     return facts
+
+
+def _ignored(source: GgufFile, architecture: str) -> str:
+    """What a file says of positions that OpenVINO GenAI's reader ignores; empty: nothing."""
+    if any(tensor.name == _FACTORS for tensor in source.tensors):
+        return f"the tensor {_FACTORS}"
+    for name in _NOT_READ:
+        value = source.fields.get(f"{architecture}.{name}")
+        if value not in (None, 0, "none"):
+            return f"{name}={short(repr(value))}"
+    return ""
 
 
 def peak_disk_bytes(gguf_bytes: int) -> int:
