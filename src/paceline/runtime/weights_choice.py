@@ -47,6 +47,7 @@ _TOKENS = 400
 """Most tokens of the text."""
 _AT_ONCE = 32
 _SLOTS = 512
+_LEAST_CONTEXT = 2 * _AT_ONCE
 _VERSION = 1
 """Of what is stored."""
 
@@ -128,7 +129,7 @@ def choose_weights(
         settings: of the engine; `measurements` is where the comparison is stored.
         progress: shows long work.
 
-    Raises ModelError if a form cannot be opened.
+    A form that cannot be made or opened is not taken.
     """
     if files.engine != OPENVINO or files.weights is None:
         form = "GGUF file" if files.weights is not None else "model"
@@ -139,14 +140,18 @@ def choose_weights(
             size = int8_bytes(files.weights)
         except ModelError as error:
             return files, _own(str(error))
+        if files.context_length < _LEAST_CONTEXT:
+            return files, _own(
+                f"a context of {files.context_length} tokens is too short to compare"
+            )
         if not fits(files.weights.stat().st_size + size):
             return files, _own("comparing it with int8 takes more memory than there is")
         folders = int8_folders()
         try:
             eight = as_int8()
+            comparison = _compare(files, eight, settings, progress)
         except ModelError as error:
             return files, _own(str(error))
-        comparison = _compare(files, eight, settings, progress)
         _store(comparison, files.weights, settings)
         is_used = any(comparison.choice(serves=use).form == INT8 for use in (False, True))
         if not is_used and eight.folder not in folders:
@@ -164,17 +169,20 @@ def _compare(
 ) -> Comparison:
     slots = min(_SLOTS, files.context_length)
     settings = replace(settings, taps=(), contexts=1, cache_tokens=slots)
-    tokens = files.tokenizer().encode(_TEXT)[: min(_TOKENS, slots - _AT_ONCE)]
+    tokenizer = files.tokenizer()
+    tokens = tokenizer.with_bos(tokenizer.encode(_TEXT))[: min(_TOKENS, slots - _AT_ONCE)]
 
     def opened(form: ModelFiles, *, round_inputs: bool = True) -> Engine:
         of_form = replace(settings, round_inputs=round_inputs)
         engine = open_engine(form.engine, form.path, form.context_length, of_form)
         return warmed_up(engine, progress)
 
-    with progress.task("comparing the file's weights with int8"):
-        int8 = opened(eight)
-        own_seconds, int8_seconds = measure_seconds([opened(files), int8])
-        exact = opened(files, round_inputs=False)
+    own, int8 = opened(files), opened(eight)
+    with progress.task("timing the file's weights and int8"):
+        own_seconds, int8_seconds = measure_seconds([own, int8])
+    del own  # its memory: three engines would need more than `fits` was asked for
+    exact = opened(files, round_inputs=False)
+    with progress.task("comparing what they compute"):
         kl = divergence(exact, int8, tokens)
     return Comparison(CostTable(own_seconds), CostTable(int8_seconds), kl)
 
