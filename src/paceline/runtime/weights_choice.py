@@ -27,7 +27,7 @@ import numpy.typing as npt
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
-from paceline.engines.base import Engine
+from paceline.engines.base import Engine, KVSequence
 from paceline.errors import ModelError
 from paceline.models import ModelFiles, Progress, fits, int8_bytes, int8_folders, stat_fingerprint
 from paceline.runtime.drafting import warmed_up
@@ -42,7 +42,10 @@ _LEAST_GAIN = 1.05
 _MOST_KL = 0.01
 """Nats per token."""
 _ROWS = (1, 2, 4, 8)
-_ROUNDS = 6
+_ROUNDS = (3, 16)
+"""At least, and at most."""
+_ROUNDS_SECONDS = 20.0
+"""After this no round begins beyond the least."""
 _TOKENS = 400
 """Most tokens of the text."""
 _AT_ONCE = 32
@@ -188,23 +191,33 @@ def _compare(
 
 
 def measure_seconds(engines: Sequence[Engine]) -> list[dict[int, float]]:
-    """Rows -> least seconds of a call, of each engine; measured in turns.
-
-    Every call is made twice: after another engine's, an engine's weights are not in the
-    processor's caches, which is not how an answer goes.
-    """
+    """Rows -> least seconds of a call, of each engine; measured in turns."""
     tables = [dict[int, float]() for _ in engines]
     with contextlib.ExitStack() as stack:
         sequences = [stack.enter_context(contextlib.closing(engine.open())) for engine in engines]
-        for _ in range(_ROUNDS):
+        started = perf_counter()
+        for count in range(_ROUNDS[1]):
+            if count >= _ROUNDS[0] and perf_counter() - started > _ROUNDS_SECONDS:
+                break
             for rows in _ROWS:
                 for engine, sequence, table in zip(engines, sequences, tables, strict=True):
-                    for _ in range(2):
-                        began = perf_counter()
-                        engine.step([(sequence, Block([0] * rows, rows))])
-                        seconds = perf_counter() - began
-                        table[rows] = min(table.get(rows, seconds), seconds)
+                    seconds = _seconds(engine, sequence, rows)
+                    table[rows] = min(table.get(rows, seconds), seconds)
     return tables
+
+
+def _seconds(engine: Engine, sequence: KVSequence, rows: int) -> float:
+    """Time of the better of two calls.
+
+    After another engine's call the weights are not in the processor's caches, as they are while an
+    engine answers.
+    """
+    times = []
+    for _ in range(2):
+        began = perf_counter()
+        engine.step([(sequence, Block([0] * rows, rows))])
+        times.append(perf_counter() - began)
+    return min(times)
 
 
 def divergence(reference: Engine, other: Engine, tokens: Sequence[int]) -> float:
