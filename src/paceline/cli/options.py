@@ -269,7 +269,10 @@ class ModelOptions:
     ]
     weights: Annotated[
         str | None,
-        _model(help="int8, of a checkpoint also int4 or f16; default: a GGUF file's own, or int8"),
+        _model(
+            help="int8, of a checkpoint also int4 or f16; auto: int8 of a GGUF file where openvino "
+            "is faster with it and close; default: a GGUF file's own, or int8"
+        ),
     ] = None
     revision: Revision = None
     offline: Offline = False

@@ -268,6 +268,7 @@ def _child_options(
         "--policy": settings.policy,
         "--max-block": settings.max_block,
         "--generation-config": generation_config,
+        "--weights": model.weights,
         "--rows": model.rows,
         "--cache-tokens": model.cache_tokens,
         "--threads": model.threads,

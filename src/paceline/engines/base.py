@@ -163,6 +163,8 @@ class EngineSettings:
     """Layers whose output hidden states every step returns, from 0."""
     threads: int | None = None
     """CPU threads; None: the engine's default."""
+    round_inputs: bool = True
+    """Whether the engine openvino rounds the inputs of products to 8 bits, which is faster."""
     compute_units: str | None = None
     """Core ML compute units, one of `COMPUTE_UNITS`; None: cpu-and-ne."""
     measurements: Path | None = None

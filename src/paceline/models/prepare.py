@@ -165,6 +165,11 @@ def _refusing(path: Path, models: Path) -> Iterator[None]:
         raise
 
 
+def int8_folders(cache: Path | None = None) -> set[Path]:
+    """Folders of GGUF models that were converted to int8."""
+    return {*models_dir(cache).glob("int8-*")}
+
+
 def gguf_as_int8(path: Path, models: Path, progress: Progress) -> ModelFiles:
     """Files of a GGUF model with 8-bit weights; converted in the folder `models` at first.
 

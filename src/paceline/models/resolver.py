@@ -63,8 +63,8 @@ def resolve(
         engine: selects the model's form for this engine; None: the form that the name selects.
         choose: selects the engine of a GGUF file where `engine` does not; None: openvino.
         revision: branch, tag or commit of a model on the hub; None: the main branch.
-        weights: `int8`, `int4` or `f16`, as after an @ in the name; None: those of a GGUF file as
-            they are, and int8 for a checkpoint.
+        weights: `int8`, `int4` or `f16`, as after an @ in the name; None, or `auto`, which the
+            caller obeys: those of a GGUF file as they are, and int8 for a checkpoint.
 
     Raises:
         ModelNotFound: no model has this name, or it has not this form.

@@ -74,6 +74,7 @@ class EngineChoice:
         engine: str | None = None,
         contexts: int = 1,
         hidden_states: bool = False,
+        best_weights: bool = False,
     ) -> None:
         """Choose nothing yet.
 
@@ -82,9 +83,12 @@ class EngineChoice:
             engine: the one that the caller wants; None: the better one.
             contexts: more than one: for many sequences at once.
             hidden_states: whether a drafter needs them, which llamacpp does not return.
+            best_weights: whether openvino runs the better form of the weights, which has its own
+                costs (`weights_choice.py`).
         """
         self._folder, self._engine = folder, engine
         self._contexts, self._hidden_states = contexts, hidden_states
+        self._best_weights = best_weights
         self._model, self._bytes = "", 0
         self.engines: tuple[str, ...] = ()
         """Engines that run the file, where one was chosen."""
@@ -172,6 +176,8 @@ class EngineChoice:
 
     def _path(self, engine: str) -> Path:
         depends = [_FORM, engine, self._model, processor(), cpu_cores()]
+        if self._best_weights and engine == OPENVINO:
+            depends.append("the better weights")
         return self._folder / f"{digest_of(depends)}.costs"
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -30,7 +31,7 @@ PACKED = "packed"
 """Folder of the cache with copies of weights in an engine's own form."""
 
 AUTO = "auto"
-"""Chooses an engine for a GGUF file, and takes that of other models."""
+"""Chooses an engine for a GGUF file, and takes that of other models; chooses a form of weights."""
 
 
 def load(
@@ -70,7 +71,9 @@ def load(
             from the model's own files; `none`: from neither, which is greedy.
         revision: branch, tag or commit of a model on the hub; None: the main branch.
         weights: `int8`, `int4` or `f16`, as in `NAME@int8`: a GGUF model can get int8, a checkpoint
-            each of them. None: a GGUF file's own, int8 of a checkpoint.
+            each of them. None: a GGUF file's own, int8 of a checkpoint. `auto`: int8 of a GGUF
+            file in the engine openvino where it is faster here and close (`weights_choice.py`),
+            measured at the first call.
         keep: keep the tokens of answers in the cache folder, for all processes of this user, and
             draft later answers from them; `Model.settle` waits until they are counted.
         embeddings: an embedding model's engine also returns the hidden states that its vectors are
@@ -105,16 +108,17 @@ def load(
         engine=named,
         contexts=contexts,
         hidden_states=any(drafting.needs_hidden_states(spec) for spec in drafters),
+        best_weights=weights == AUTO,
     )
     _check_engine(engine)
-    files = resolve(
-        str(name_or_path),
-        progress=progress,
-        engine=named,
-        choose=choice,
-        revision=revision,
-        weights=weights,
-    )
+    resolve_form = partial(resolve, str(name_or_path), progress=progress, revision=revision)
+    files = resolve_form(engine=named, choose=choice, weights=weights)
+    weights_choice = None
+    if weights == AUTO:
+        from paceline.runtime.weights_choice import choose_weights
+
+        as_int8 = partial(resolve_form, weights="int8")
+        files, weights_choice = choose_weights(files, as_int8, settings, progress)
     if files.chat_template is not None:
         start_templates()  # ready when the model is
 
@@ -136,7 +140,7 @@ def load(
     )
     files.tokenizer()  # read now rather than with the first prompt
     model.load_seconds = perf_counter() - started
-    model.engine_choice = choice
+    model.engine_choice, model.weights_choice = choice, weights_choice
     remember_costs(model)
     return model
 

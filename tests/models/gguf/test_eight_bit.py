@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from openvino import opset13
 
+from paceline.errors import ModelError
+from paceline.models import resolve
 from paceline.models.gguf.eight_bit import store_as_int8
 from paceline.storage.openvino import core
 from support.errors import raises
+from support.tiny_checkpoints import write_gguf_of
 
 ROWS, COLUMNS = 6, 32
 
@@ -51,6 +54,23 @@ def test_every_weight_is_within_half_a_step_of_what_it_was(
     least = np.finfo(np.float16).tiny * 127
     allowed = np.where(step * 127 < least, least, step * (0.5 + 127 * 2**-11))
     assert (np.abs(stored_values(folder / "b.xml") - exact) <= allowed * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize(
+    ("form", "ignored"),
+    [
+        ("llama3", "rope_freqs.weight"),
+        ("llama-linear", "rope.scaling.type"),
+        ("mistral", "attention.sliding_window"),
+    ],
+)
+def test_a_file_whose_positions_the_reader_ignores_is_refused(
+    form: str, ignored: str, tmp_path: Path
+):
+    path = write_gguf_of(form, tmp_path / "m.gguf")
+    with raises(ModelError, ignored):
+        resolve(f"{path}@int8", tmp_path / "cache")
+    assert not [*(tmp_path / "cache" / "models").glob("int8-*")]
 
 
 def test_rows_of_zeros_stay_zeros_and_the_largest_weight_stays_itself(tmp_path: Path):

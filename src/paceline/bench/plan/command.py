@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from paceline.bench.plan.table import best_by_chance, plan_rows
 from paceline.decoding.costs import CostTable
 from paceline.engines.invariance import Compared
+from paceline.runtime.engine_choice import OPENVINO
 from paceline.runtime.load import remember_costs
 from paceline.runtime.model import Model
 from paceline.storage.report import Report, Table
@@ -39,9 +40,17 @@ def plan(load: Callable[[str], Model], engine: str, *, again: bool) -> Report:
         engine: name of an engine, or `auto`.
         again: measure anew.
     """
-    model = load(engine)
+    choices = []
+
+    def opened(name: str) -> Model:
+        model = load(name)
+        if model.weights_choice is not None and model.engine.name == OPENVINO:
+            choices.append(model.weights_choice)
+        return model
+
+    model = opened(engine)
     measurement = model.measure_profile(again=again)
-    engines = _compare_engines(model, load, again=again)
+    engines = _compare_engines(model, opened, again=again)
     cost = measurement.cost
     value = {
         "model": model.files.name,
@@ -66,7 +75,10 @@ def plan(load: Callable[[str], Model], engine: str, *, again: bool) -> Report:
     if engines is not None:
         tables.insert(0, _engines_table(engines))
     remark = model.engine.remark if isinstance(model.engine, Remarks) else ""
-    return Report({**value, "remark": remark} if remark else value, text=remark, tables=tables)
+    weights = choices[0]._asdict() if choices else {}
+    value |= ({"remark": remark} if remark else {}) | ({"weights": weights} if weights else {})
+    said = f"weights: {weights['reason']}" if weights else ""
+    return Report(value, text="\n".join(filter(None, (remark, said))), tables=tables)
 
 
 _COMPARED_ROWS = (1, 2, 4, 8, 16)

@@ -95,7 +95,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             "INFERENCE_PRECISION_HINT": "f32",
             # 8-bit activations with 8-bit weights, one scale per 32: twice as fast from 6 rows on
             # (docs/decisions/openvino-from-python.md).
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if settings.round_inputs else "0",
         }
         if settings.threads is not None:
             options["INFERENCE_NUM_THREADS"] = str(settings.threads)
@@ -117,6 +117,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             ):
                 compiled_graph.sizes = sizes
         self.taps = settings.taps
+        self._round_inputs = settings.round_inputs
         self.vocab_size = compiled.output("logits").partial_shape[-1].get_length()
         self._bound: dict[str, tuple[Any, Any]] = {}
         self._states = self._make_states(settings, graph)
@@ -220,6 +221,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             ),
             "attention": _ATTENTION,
             "taps": ",".join(map(str, self.taps)),
+            **({} if self._round_inputs else {"inputs": "f32"}),
             **({"weights": _WEIGHTS} if self._of_gguf else {}),
             **({"most_rows": str(self._most_rows)} if self._most_rows else {}),
             **({"states": _STATES} if self._states is not None else {}),

@@ -31,6 +31,8 @@ MLX_SUFFIX = "@mlx"
 
 WEIGHTS = ("int8", "int4", "f16")
 """Forms of a model's weights, after an @ in its name."""
+AUTO_WEIGHTS = "auto"
+"""Instead of a form: of a GGUF file's, the one that is found to be better."""
 
 _FORMS = (CORE_ML_SUFFIX[1:], MLX_SUFFIX[1:], *WEIGHTS)
 
@@ -156,18 +158,20 @@ def split_form(name: str) -> tuple[str, str]:
 
 
 def with_weights(name: str, weights: str) -> str:
-    """`name` in the form with `weights`.
+    """`name` in the form with `weights`; with `AUTO_WEIGHTS` the name alone.
 
     Raises InvalidRequest if there is no such form, or the name selects another.
     """
-    if weights not in WEIGHTS:
-        raise InvalidRequest(f"weights is {weights!r}; expected one of {', '.join(WEIGHTS)}")
+    if weights not in (AUTO_WEIGHTS, *WEIGHTS):
+        raise InvalidRequest(
+            f"weights is {weights!r}; expected one of {AUTO_WEIGHTS}, {', '.join(WEIGHTS)}"
+        )
     base, form = split_form(name)
     if form not in ("", weights):
         raise InvalidRequest(
             f"{name} has the form {form}, and weights is {weights}; leave one of them away"
         )
-    return f"{base}@{weights}"
+    return name if weights == AUTO_WEIGHTS else f"{base}@{weights}"
 
 
 def canonical(base: str) -> str:
