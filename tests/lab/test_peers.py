@@ -266,7 +266,7 @@ def bench(model: Model, suite: Path, **options: Any) -> Report:
         "progress": QUIET,
         **options,
     }
-    return command.bench_peers(lambda: model, measurement_of(settings), **settings)
+    return command.bench_peers(lambda _: model, measurement_of(settings), **settings)
 
 
 def test_a_run_has_every_way_of_every_peer_on_every_prompt(
