@@ -85,9 +85,7 @@ def peers(
     from paceline_lab.peers.command import bench_peers
 
     result = bench_peers(
-        lambda engine: load_model(
-            model if engine is None else replace(model, engine=engine), output
-        ),
+        lambda engine: load_model(replace(model, engine=engine or model.engine), output),
         measurement,
         limit=limit,
         peers=peer,

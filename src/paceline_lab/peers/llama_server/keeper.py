@@ -24,7 +24,7 @@ def keep(command: list[str]) -> int:
 
 
 def _end_with_input(child: "subprocess.Popen[bytes]") -> None:
-    while sys.stdin.buffer.read(1):
+    while os.read(0, 1):  # not by sys.stdin, whose lock the end of the interpreter needs
         pass
     # It has nothing to save.
     if sys.platform == "win32":

@@ -71,7 +71,10 @@ class LlamaServer:
             began = perf_counter()
             reply = server.ask("/completion", body)
             seconds = perf_counter() - began
-        return self._read(reply, seconds)
+        answer = self._read(reply, seconds)
+        stop = self._stop_place(reply["tokens"])
+        # It has other tokens that end an answer: asked again for no more than ours.
+        return answer if stop is None else self.answer(question, stop, mode)
 
     def _options(self, mode: str) -> list[str]:
         target = self._target
@@ -86,6 +89,12 @@ class LlamaServer:
             *device,
             *speculation,
         ]
+
+    def _stop_place(self, tokens: Sequence[int]) -> int | None:
+        """Number of tokens up to the first stop token, if others come after it."""
+        stops = self._target.stops
+        places = (place for place, token in enumerate(tokens[:-1], start=1) if token in stops)
+        return next(places, None)
 
     def _read(self, reply: Mapping[str, Any], seconds: float) -> Answer:
         """The answer in a reply of /completion; `seconds` are the client's."""

@@ -25,6 +25,7 @@ READY_SECONDS = 600.0
 """For a large file on a slow disk."""
 _HEALTH_SECONDS = 5.0
 _ANSWER_SECONDS = 3600.0
+_END_SECONDS = 1.0
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 _MOST_REASON = 300
@@ -67,7 +68,7 @@ class ServerProcess:
             status, content = self._request("POST", path, body, _ANSWER_SECONDS)
             answer = json.loads(content)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            if self._ended():
+            if self._ends_now():
                 raise self._failed("ended in an answer") from error
             raise ModelError(f"{self.program.name} gave no answer to {path}: {error!r}") from error
         if status != http.HTTPStatus.OK or not isinstance(answer, dict):
@@ -128,6 +129,12 @@ class ServerProcess:
     def _ended(self) -> bool:
         return self._keeper.poll() is not None
 
+    def _ends_now(self) -> bool:
+        """Whether it has ended: its connections are closed a moment before."""
+        with suppress(subprocess.TimeoutExpired):
+            self._keeper.wait(_END_SECONDS)
+        return self._ended()
+
     def _failed(self, how: str) -> ModelError:
         """An error with what the server wrote last, an error by preference."""
         self._log.seek(0)
@@ -141,7 +148,7 @@ class ServerProcess:
 
 
 def _environment(key: str) -> dict[str, str]:
-    """Variables of this process, without those that would give the server other options than its row has."""
+    """Variables of this process, without those that would give the server further options."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
     return {**kept, _KEY_VARIABLE: key}
 
