@@ -136,12 +136,12 @@ class ServerProcess:
         return self._ended()
 
     def _failed(self, how: str) -> ModelError:
-        """An error with what the server wrote last, an error by preference."""
+        """An error with the first one that the server wrote, or its last line."""
         self._log.seek(0)
         written = self._log.read().decode(errors="replace").split("\n")
         lines = [" ".join(line.split()) for line in written if line.strip()]
         errors = [line for line in lines if "error" in line.lower() or "fail" in line.lower()]
-        reason = (errors or lines or ["it wrote nothing"])[-1][:_MOST_REASON]
+        reason = (errors[:1] or lines[-1:] or ["it wrote nothing"])[0][:_MOST_REASON]
         code = self._keeper.poll()
         status = "" if code is None else f" (exit code {code})"
         return ModelError(f"{self.program.name} {how}{status}: {reason}")
