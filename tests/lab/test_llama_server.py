@@ -56,12 +56,12 @@ def fake(tmp_path: Path, log: object) -> Path:
 @pytest.fixture
 def target(fake: Path, tiny_files: ModelFiles) -> Any:
     """Of a model on which the fake is opened."""
-    return lambda say=None: TargetModel(
+    return lambda progress=None: TargetModel(
         tiny_files,
         context=100,
         threads=3,
         llama_server=server_binary(str(fake)),
-        progress=say or Progress(None),
+        progress=progress or Progress(None),
     )
 
 
@@ -114,11 +114,11 @@ def test_lookups_that_a_version_lacks_are_left_out_and_named(
     monkeypatch.setenv("FAKE_WAY", way)
     lines: list[str] = []
 
-    class Said(Progress):
+    class Notes(Progress):
         def say(self, message: str) -> None:
             lines.append(message)
 
-    with target(Said(None)) as opened:
+    with target(Notes(None)) as opened:
         assert LlamaServer(opened).modes == modes
     (line,) = (line for line in lines if "llama-server" in line)
     assert [name for name in LOOKUPS if name not in line] == [*modes[1:]]

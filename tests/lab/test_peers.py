@@ -324,6 +324,21 @@ def test_a_run_has_every_way_of_every_peer_on_every_prompt(
     assert report.passed, "it is no fault of ours"
 
 
+def test_a_turn_that_does_not_fit_is_skipped_and_named(
+    model: Model, tmp_path: Path, peers: Callable[..., None]
+):
+    peers({"fake": Fake({"plain": [answered(7, 8)]})})
+    suite = tmp_path / "question.jsonl"
+    turns = ["this is one and the user", "2 + 2 = 12"]
+    suite.write_text(json.dumps({"question_id": 1, "category": "math", "turns": turns}))
+    report = bench(model, suite, max_tokens=260)
+    record = parse_record(report.value, "it")
+    assert record.cases == ["1"]
+    (skip,) = record.summary["skipped"]
+    assert (skip["case"], skip["room"]) == ("1, turn 2", 512)
+    assert "1, turn 2" in report.text
+
+
 def test_a_run_fails_where_our_own_speculation_changes_a_token(
     model: Model, suite_file: Path, peers: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ):

@@ -77,6 +77,7 @@ def bench_peers(
         if not opened:
             raise MissingExtra(f"no peer is installed; install one of {', '.join(KNOWN)} with pip")
         contenders = contenders_of(PacelinePeer(model), opened)
+        engines = [peer.model for peer in opened if isinstance(peer, PacelinePeer)]
         head = Record(
             "peers",
             rows=[],
@@ -98,21 +99,23 @@ def bench_peers(
             shortest = min(questions, key=lambda question: len(question.tokens))
             for contender in contenders:  # warm-up
                 contender.answer(shortest, max_tokens)
-            rows = measure_turns(
+            rows, skipped = measure_turns(
                 prompts.prompts,
                 contenders,
                 model=model,
-                room=context,
+                room=min(context, *map(max_context, [model, *engines])),
                 rounds=rounds,
                 max_tokens=max_tokens,
                 journal=journal,
                 progress=progress,
             )
     peer_rows = PeerRows(rows)
-    record = replace(head, rows=rows, summary=summary(peer_rows))
+    skips = {"skipped": [turn._asdict() for turn in skipped]}
+    record = replace(head, rows=rows, summary={**summary(peer_rows), **skips})
     return Report(
         record.as_dict(),
         is_exact(peer_rows),
+        "\n".join(map(str, skipped)),
         tables=[*tables(peer_rows)],
         journal=journal_path(output),
     )

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from paceline.bench.journal import Journal
-from paceline.bench.record import Row
-from paceline.bench.run.turns import Skipped, turn_names
+from paceline.bench.run.turns import Measured, Skipped, turn_names
 from paceline.bench.suite import SuitePrompt, prompt_for
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
@@ -49,13 +48,17 @@ def measure_turns(
     max_tokens: int,
     journal: Journal,
     progress: Progress,
-) -> list[Row]:
-    """Rows of all turns; those in the journal are not measured again.
+) -> Measured:
+    """Answer every turn with all contenders; rows in the journal are not measured again.
 
     `room` is the most tokens of prompt and answer together. The first contender is plain decoding
-    of `model`. Raises ModelError if a peer fails.
+    of `model`.
+
+    Raises:
+        InvalidRequest: no prompt fits.
+        ModelError: a peer fails.
     """
-    rows: list[Row] = []
+    measured = Measured([], [])
     total = sum(1 + len(prompt.turns) for prompt in prompts)
     number = 0
     for prompt in prompts:
@@ -65,23 +68,24 @@ def measure_turns(
             if (size := len(question.tokens) + max_tokens) > room:
                 for name in turn_names(prompt, turn):
                     number += 1
-                    progress.say(str(Skipped(name, size, room)))
+                    measured.skipped.append(Skipped(name, size, room))
+                    progress.say(str(measured.skipped[-1]))
                 break
             number += 1
             call = partial(
                 measure, question, contenders, rounds=rounds, max_tokens=max_tokens, start=number
             )
-            measured = journal.get_or_measure(question.id, call, progress, f"{number}/{total}")
-            rows += measured
+            rows = journal.get_or_measure(question.id, call, progress, f"{number}/{total}")
+            measured.rows.extend(rows)
             if following is not None:
-                text = model.files.tokenizer().continuation(measured[0].facts["token_ids"])
+                text = model.files.tokenizer().continuation(rows[0].facts["token_ids"])
                 messages += [_says("assistant", text), _says("user", following)]
-    if not rows:
+    if not measured.rows:
         raise InvalidRequest(
             f"no prompt fits: prompt and answer may have {room} tokens together; use a smaller "
             "--max-tokens, or load the model with more cache tokens"
         )
-    return rows
+    return measured
 
 
 def _says(role: str, content: str) -> dict[str, str]:
