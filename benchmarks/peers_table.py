@@ -25,7 +25,7 @@ def main() -> None:
 def table(records: list[Record]) -> Iterator[list[str]]:
     """Head, rule and rows; of every record tokens/s, median, least and changed texts."""
     figures = [speeds(record.rows) for record in records]
-    names = [record.model["name"].rpartition("/")[2] if record.model else "" for record in records]
+    names = [Path(record.model["name"]).stem if record.model else "" for record in records]
     columns = ("tokens/s", "median", "least", "texts changed")
     head = ["", *(f"{name}: {column}" for name in names for column in columns)]
     yield head
