@@ -24,6 +24,7 @@ from paceline_lab.peers.llama_server.process import ServerProcess
 from paceline_lab.peers.target import TargetModel
 from support import fake_llama_server
 from support.process import started, stopped_line
+from support.scripts import script
 from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the fake is a shell script")
@@ -242,6 +243,9 @@ def test_the_command_compares_with_a_server_and_another_engine_turn_by_turn(
     lookup = figures["contenders"]["llama-server, ngram-mod"]
     assert lookup["over_reference"] == {"mean": 2.0, "median": 2.0, "least": 2.0}
     assert (lookup["drafted"], lookup["accepted"], lookup["texts_changed"]) == (12, 8, 0)
+    head, _, *lines = script("peers_table").table([record])
+    assert {len(head)} == {len(line) for line in lines}
+    assert [line[0] for line in lines] == record.contenders
     first, second = (row for row in record.rows if row.contender == "plain")
     assert second.facts["prompt_tokens"] > first.facts["prompt_tokens"] + first.facts["tokens"]
     prompts = {len(entry["body"]["prompt"]) for entry in log() if "body" in entry}
