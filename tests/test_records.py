@@ -26,6 +26,8 @@ OF_GGUF_FILES = {
     "calls-0.6b",
     "calls-1.7b",
     "calls-4b",
+    "peers-gemma-270m",
+    "peers-gemma-270m-suite",
     "verify-0.6b",
     "verify-0.6b-q4-k-m",
     "verify-1.7b",

@@ -23,6 +23,7 @@ from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.models import QUIET, ModelFiles
 from paceline.runtime.model import Model
 from paceline_lab.peers.base import Answer, NotComparable, Peer, Question
+from paceline_lab.peers.llama_server.binary import PROGRAM
 from paceline_lab.peers.registry import KNOWN
 from paceline_lab.peers.server import ServerPeer
 from paceline_lab.peers.target import TargetModel
@@ -41,6 +42,8 @@ def opened(name: str, files: ModelFiles, **options: Any) -> Iterator[list[Peer]]
         pytest.importorskip(module)
     module = importlib.import_module(f"paceline_lab.peers.{KNOWN[name].module}")
     with TargetModel(files, context=200, progress=QUIET, **options) as target:
+        if name == PROGRAM and not shutil.which(PROGRAM):
+            pytest.skip(f"there is no {PROGRAM} on PATH")
         yield module.open_peers(target)
 
 

@@ -21,11 +21,15 @@ from paceline_lab.peers.base import Answer, Peer, Question
 from paceline_lab.peers.measure import OWN, PeerContender, contenders_of, measure
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.peers.registry import KNOWN, KnownPeer, check_names, open_all
+from paceline_lab.peers.speeds import DECODE, WHOLE, speed_table, speeds
 from paceline_lab.peers.summary import PeerRows, is_exact, summary, tables
 from support.bench import measurement_of
 from support.faulty import FaultyEngine, other_picks_when_drafting
 
 QUESTION = Question("one", "chat", [{"role": "user", "content": "Hello"}], [1, 2, 3])
+
+
+NO_ENGINE: Callable[[str], Model] = dict[str, Model]().__getitem__
 
 
 def answered(*tokens: int, seconds: float = 1.0, **more: Any) -> Answer:
@@ -72,6 +76,7 @@ def test_speeds_are_compared_with_plain_decodings_ours_and_the_peers_own():
         "decode_tokens_per_second": [2.0],
         "first_token_seconds": [0.1],
         "decode_seconds": [1.0],
+        "answer_tokens_per_second": [3 / 1.1],
         "ratio": [1.0],
         OWN: [4.0],
     }
@@ -122,7 +127,8 @@ def test_a_rate_counts_the_tokens_behind_those_that_came_with_the_first():
 
 def test_an_answer_without_decoding_has_no_speed_and_is_no_obstacle():
     found = rows_of(Fake({"plain": [answered(7)], "lookup": [answered(7, 8)]}))
-    assert [*found["fake, plain"].measures] == ["first_token_seconds", "decode_seconds"]
+    assert DECODE not in found["fake, plain"].measures
+    assert found["fake, plain"].measures[WHOLE] == [1 / 1.1]
     assert OWN not in found["fake, lookup"].measures
     assert found["fake, lookup"].measures["ratio"] == [0.5]
     assert "-" in tables_of([*found.values()])["fake, plain"]
@@ -166,10 +172,42 @@ def test_the_summary_says_how_fast_and_of_which_texts():
     assert not is_exact(PeerRows([replace(row, facts={"same_tokens": False}) for row in found]))
 
 
+def test_speeds_are_over_the_servers_plain_decoding_with_and_without_loops():
+    loop, text = [1] * 20, list(range(20))
+
+    def row(case: str, name: str, *rates: float, tokens: Sequence[int] = (), **more: Any) -> Row:
+        facts = {"same_tokens": True, "token_ids": tokens}
+        measures = {DECODE: rates, WHOLE: [rate / 2 for rate in rates]}
+        return Row(case, "chat", name, measures, facts=facts, **more)
+
+    measured = [
+        row("a", "plain", 10, 30, tokens=text),
+        row("b", "plain", 10, 10, tokens=loop),
+        row("a", "llama-server, plain", 5, 10),
+        row("b", "llama-server, plain", 5, 5),
+        row("a", "llama-server, ngram-mod", 5, 10, counts={"drafted": 9, "accepted": 3}),
+        row("b", "llama-server, ngram-mod", 40, 40),
+    ]
+    value = speeds(measured)
+    assert value["reference"] == "llama-server, plain"
+    assert value["loops"] == ["b"]
+    lookup = value["contenders"]["llama-server, ngram-mod"]
+    assert lookup["over_reference"] == pytest.approx({"mean": 8**0.5, "median": 4.5, "least": 1})
+    assert lookup["without_loops"] == pytest.approx({"mean": 1, "median": 1, "least": 1})
+    assert lookup["tokens_per_second"] == (7.5 + 40) / 2
+    ours = value["contenders"]["plain"]
+    assert ours["over_reference"]["median"] == pytest.approx((2.5 + 2) / 2), "within a round"
+    assert ours["whole_answer"] == pytest.approx((2.5 * 2) ** 0.5)
+    _, head, lines = speed_table(measured)
+    assert {len(head)} == {len(line) for line in lines}
+    assert lines[2][-1] == "3 of 9"
+    assert speeds(measured[:2])["reference"] == "plain"
+
+
 def tables_of(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
     found = [*tables(PeerRows(rows))]
     assert all(len(line) == len(head) for _, head, lines in found for line in lines)
-    return {line[0]: line for line in found[0][2]}
+    return {line[0]: line for line in found[1][2]}
 
 
 def test_a_peer_that_fails_is_named_with_the_question():
@@ -233,7 +271,7 @@ def test_those_that_cannot_answer_are_left_out_with_a_line_each(
     peers({"a": None, "b": ValueError("no such\nlayer"), "c": fake, "d": ModelError("not for d")})
     said = StringIO()
     target: Any = type("TargetModel", (), {"files": model.files})
-    assert open_all([], target, Access(), Progress(said)) == [fake]
+    assert open_all([], target, Access(), Progress(said), NO_ENGINE) == [fake]
     left = [line for line in said.getvalue().splitlines() if "skipped" in line]
     assert left == [
         "a is skipped: a is not installed here: pip install the-a",
@@ -249,7 +287,7 @@ def test_one_that_was_asked_for_is_opened_or_is_an_error(
     peers({"b": error})
     target: Any = type("TargetModel", (), {"files": model.files})
     with pytest.raises(ModelError, match="no such layer"):
-        open_all(["b"], target, Access(), QUIET)
+        open_all(["b"], target, Access(), QUIET, NO_ENGINE)
 
 
 def bench(model: Model, suite: Path, **options: Any) -> Report:
@@ -266,7 +304,7 @@ def bench(model: Model, suite: Path, **options: Any) -> Report:
         "progress": QUIET,
         **options,
     }
-    return command.bench_peers(lambda: model, measurement_of(settings), **settings)
+    return command.bench_peers(lambda _: model, measurement_of(settings), **settings)
 
 
 def test_a_run_has_every_way_of_every_peer_on_every_prompt(
@@ -284,6 +322,21 @@ def test_a_run_has_every_way_of_every_peer_on_every_prompt(
     assert record.settings["peers"] == {"fake": {}}
     assert len(fake.asked) == 2 * (1 + 2 * 3), "once before, then twice a prompt"
     assert report.passed, "it is no fault of ours"
+
+
+def test_a_turn_that_does_not_fit_is_skipped_and_named(
+    model: Model, tmp_path: Path, peers: Callable[..., None]
+):
+    peers({"fake": Fake({"plain": [answered(7, 8)]})})
+    suite = tmp_path / "question.jsonl"
+    turns = ["this is one and the user", "2 + 2 = 12"]
+    suite.write_text(json.dumps({"question_id": 1, "category": "math", "turns": turns}))
+    report = bench(model, suite, max_tokens=260)
+    record = parse_record(report.value, "it")
+    assert record.cases == ["1"]
+    (skip,) = record.summary["skipped"]
+    assert (skip["case"], skip["room"]) == ("1, turn 2", 512)
+    assert "1, turn 2" in report.text
 
 
 def test_a_run_fails_where_our_own_speculation_changes_a_token(

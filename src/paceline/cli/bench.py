@@ -29,6 +29,13 @@ Kinds = Annotated[
     list[str], declare.several("--kind", help="only this kind of prompt; may be repeated")
 ]
 Results = Annotated[list[Path], Argument(parser=Path, metavar="FILE", help="JSON of `bench ...`")]
+Limit = Annotated[
+    int | None,
+    declare.count(
+        metavar="N",
+        help="only N prompts: the same number of each kind, spread evenly over the file",
+    ),
+]
 Rounds = Annotated[int, declare.count(help="repetitions of each measurement")]
 
 
@@ -60,13 +67,7 @@ def run(
     *,
     drafter: Drafters,
     policy: Annotated[str, Option(help="auto, fixed, adaptive or kelly")] = "auto",
-    limit: Annotated[
-        int | None,
-        declare.count(
-            metavar="N",
-            help="only N prompts: the same number of each kind, spread evenly over the file",
-        ),
-    ] = None,
+    limit: Limit = None,
     temperature: Annotated[float, Option(parser=numbers.TEMPERATURE, help="0 is greedy")] = 0.0,
     seed: Seed = 0,
     measurement: MeasurementArguments,

@@ -1,11 +1,12 @@
 """`paceline bench peers`."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from typer import Option
 
 from paceline.cli import declare
-from paceline.cli.bench import MeasurementArguments
+from paceline.cli.bench import Limit, MeasurementArguments
 from paceline.cli.console import load_model, print_report, progress_of
 from paceline.cli.options import ApiKey, ModelOptions, Output, command, group
 from paceline.errors import InvalidRequest
@@ -17,6 +18,7 @@ app = group()
     app,
     examples=(
         "paceline bench peers --peer llama-cpp-python --rounds 2",
+        "paceline bench peers --llama-server ./llama-server --peer openvino --engine llamacpp",
         "paceline bench peers --peer http://127.0.0.1:8080/v1 --output peers.json",
     ),
 )
@@ -26,10 +28,16 @@ def peers(
         list[str],
         declare.several(
             metavar="NAME",
-            help="openvino-genai, llama-cpp-python, transformers, mlx-lm, or the base URL of a "
-            "server; may be repeated; default: all that are installed",
+            help="openvino-genai, llama-cpp-python, llama-server, transformers, mlx-lm, the base "
+            "URL of a server, or an engine: paceline with it; may be repeated; default: all that "
+            "are installed",
         ),
     ],
+    llama_server: Annotated[
+        str | None,
+        Option(metavar="PATH", help="llama.cpp's server, a peer then; default: that on PATH"),
+    ] = None,
+    limit: Limit = None,
     draft_model: Annotated[
         str | None, Option(metavar="MODEL", help="a smaller model, for mlx-lm to draft with")
     ] = None,
@@ -59,6 +67,8 @@ def peers(
     if calls:
         if measurement.suite or measurement.kinds or measurement.per_kind:
             raise InvalidRequest("--calls has no prompts; leave out --suite, --kind and --per-kind")
+        if llama_server or limit:
+            raise InvalidRequest("--calls has no answers; leave out --llama-server and --limit")
         if model.weights:
             raise InvalidRequest("--calls compares a GGUF file as it is; leave out --weights")
         from paceline_lab.peers.calls.command import bench_calls
@@ -75,9 +85,11 @@ def peers(
     from paceline_lab.peers.command import bench_peers
 
     result = bench_peers(
-        lambda: load_model(model, output),
+        lambda engine: load_model(replace(model, engine=engine or model.engine), output),
         measurement,
+        limit=limit,
         peers=peer,
+        llama_server=llama_server,
         access=Access(served_model, api_key, plain, speculation),
         draft=draft_model,
         threads=model.threads,

@@ -41,6 +41,16 @@ class Answer:
     """From the first token to the end."""
     at_first: int = 1
     """Tokens of the first step: more than 1 if a draft is verified with the prompt."""
+    seconds: float | None = None
+    """The whole answer, as the client of a server measures it; None: the two parts are all."""
+    draft: tuple[int, int] | None = None
+    """Draft tokens, and how many of them were accepted; None from a peer that does not say."""
+
+    @property
+    def whole_rate(self) -> float:
+        """Throughput of the whole answer, prompt included, in answer tokens/s."""
+        seconds = self.first_token_seconds + self.decode_seconds
+        return self.count / (self.seconds or seconds)
 
     @property
     def rate(self) -> float | None:

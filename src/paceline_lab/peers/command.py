@@ -3,29 +3,33 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from paceline.bench.ab_test import about
+from paceline.bench.ab_test import about, max_context
 from paceline.bench.journal import journal_path, open_journal
 from paceline.bench.measurement import Measurement
 from paceline.bench.record import PACKAGES, Record, here
+from paceline.bench.run.turns import check_names as check_ids
 from paceline.bench.servers import Access
-from paceline.bench.suite import Suite, load_suite
+from paceline.bench.suite import load_suite
 from paceline.errors import MissingExtra
 from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline_lab.peers.base import Question
-from paceline_lab.peers.measure import contenders_of, measure_all
+from paceline_lab.peers.llama_server.binary import PROGRAM, server_binary
+from paceline_lab.peers.measure import contenders_of
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.peers.registry import KNOWN, check_names, open_all
 from paceline_lab.peers.summary import PeerRows, is_exact, summary, tables
 from paceline_lab.peers.target import TargetModel
+from paceline_lab.peers.turns import first_questions, measure_turns, needed_context
 
 
 def bench_peers(
-    load: Callable[[], Model],
+    load: Callable[[str | None], Model],
     measurement: Measurement,
     *,
+    limit: int | None = None,
     peers: Sequence[str],
+    llama_server: str | None = None,
     access: Access,
     draft: str | None,
     threads: int | None,
@@ -33,29 +37,47 @@ def bench_peers(
 ) -> Report:
     """Every peer and paceline, plain and with speculation, on a suite, interleaved.
 
-    `peers` are names or base URLs of servers (none: all installed peers), `draft` is a smaller
-    model for peers that use one as drafter, and `threads` is the CPU threads of every peer.
+    Args:
+        load: opens the model in an engine; None: in the one that its options name.
+        measurement: the suite, and the rest that measurements have in common.
+        limit: number of prompts in all, as for `bench run`.
+        peers: names, engines, or base URLs of servers; none: the `llama_server`, or without one
+            all installed peers.
+        llama_server: path of that program; None: the one on PATH.
+        access: options of requests to servers.
+        draft: a smaller model for peers that use one as drafter.
+        threads: CPU threads of every peer.
+        progress: shows what is measured.
 
     Raises:
-        InvalidRequest: there is no such peer or server, or a value is invalid.
+        InvalidRequest: there is no such peer, server or program, or a value is invalid.
         MissingExtra: a named peer is not installed, or without names none is.
         ModelError: a named peer cannot run this model.
     """
     rounds, max_tokens, output = measurement.rounds, measurement.max_tokens, measurement.output
-    prompts = load_suite(measurement.suite).only(measurement.kinds, measurement.per_kind)
+    prompts = load_suite(measurement.suite).only(measurement.kinds, measurement.per_kind, limit)
+    check_ids(prompts.prompts)
+    if llama_server is not None and PROGRAM not in peers:
+        peers = [*peers, PROGRAM]
     check_names(peers)
+    binary = server_binary(llama_server) if PROGRAM in peers else None
     access.check()
-    model = load()
+    model = load(None)
     model.measure_profile()
-    questions = _questions(prompts, model)
-    context = max(len(question.tokens) for question in questions) + max_tokens
+    context = min(max_context(model), needed_context(prompts.prompts, model, max_tokens))
     with TargetModel(
-        model.files, context=context, threads=threads, draft=draft, progress=progress
+        model.files,
+        context=context,
+        threads=threads,
+        draft=draft,
+        llama_server=binary,
+        progress=progress,
     ) as target:
-        opened = open_all(peers, target, access, progress)
+        opened = open_all(peers, target, access, progress, load)
         if not opened:
             raise MissingExtra(f"no peer is installed; install one of {', '.join(KNOWN)} with pip")
         contenders = contenders_of(PacelinePeer(model), opened)
+        engines = [peer.model for peer in opened if isinstance(peer, PacelinePeer)]
         head = Record(
             "peers",
             rows=[],
@@ -64,36 +86,36 @@ def bench_peers(
                 "contenders": [contender.name for contender in contenders],
                 "rounds": rounds,
                 "max_tokens": max_tokens,
-                "prompts": len(questions),
+                "prompts": len(prompts.prompts),
                 "kinds": [*measurement.kinds],
+                **({} if limit is None else {"limit": limit}),
             },
             suite_sha256=prompts.sha256,
             **about(model),
             **here([*PACKAGES, *dict.fromkeys(name for peer in opened for name in peer.packages)]),
         )
         with open_journal(output, head) as journal:
+            questions = first_questions(prompts.prompts, model)
+            shortest = min(questions, key=lambda question: len(question.tokens))
             for contender in contenders:  # warm-up
-                contender.answer(questions[0], max_tokens)
-            rows = measure_all(
-                questions,
+                contender.answer(shortest, max_tokens)
+            rows, skipped = measure_turns(
+                prompts.prompts,
                 contenders,
+                model=model,
+                room=min(context, *map(max_context, [model, *engines])),
                 rounds=rounds,
                 max_tokens=max_tokens,
                 journal=journal,
                 progress=progress,
             )
     peer_rows = PeerRows(rows)
-    record = replace(head, rows=rows, summary=summary(peer_rows))
+    skips = {"skipped": [turn._asdict() for turn in skipped]}
+    record = replace(head, rows=rows, summary={**summary(peer_rows), **skips})
     return Report(
         record.as_dict(),
         is_exact(peer_rows),
+        "\n".join(map(str, skipped)),
         tables=[*tables(peer_rows)],
         journal=journal_path(output),
     )
-
-
-def _questions(prompts: Suite, model: Model) -> list[Question]:
-    return [
-        Question(prompt.id, prompt.kind, prompt.messages, model.tokens(prompt.messages))
-        for prompt in prompts.prompts
-    ]

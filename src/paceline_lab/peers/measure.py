@@ -9,13 +9,12 @@ from functools import partial
 from typing import NamedTuple
 
 from paceline.bench.ab_test import PLAIN, interleaved
-from paceline.bench.journal import Journal
 from paceline.bench.record import Row
 from paceline.errors import ModelError
-from paceline.models import Progress
 from paceline_lab.peers.base import Answer, Peer, Question
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.peers.registry import one_line
+from paceline_lab.peers.speeds import DECODE, WHOLE
 
 OWN = "ratio_own_plain"
 """A name in `Row.measures`: decode speed over that of the peer's first mode, in the same round."""
@@ -51,25 +50,6 @@ def contenders_of(ours: PacelinePeer, peers: Sequence[Peer]) -> list[PeerContend
     return contenders
 
 
-def measure_all(
-    questions: Sequence[Question],
-    contenders: Sequence[PeerContender],
-    *,
-    rounds: int,
-    max_tokens: int,
-    journal: Journal,
-    progress: Progress,
-) -> list[Row]:
-    """Rows of all questions; those in the journal are not measured again."""
-    rows: list[Row] = []
-    for number, question in enumerate(questions, start=1):
-        call = partial(
-            measure, question, contenders, rounds=rounds, max_tokens=max_tokens, start=number
-        )
-        rows += journal.get_or_measure(question.id, call, progress, f"{number}/{len(questions)}")
-    return rows
-
-
 def measure(
     question: Question,
     contenders: Sequence[PeerContender],
@@ -100,7 +80,8 @@ def _row(
     peer_plain, paceline_plain = answers[contender.own][0], answers[plain][0]
     rates = [answer.rate for answer in peer_answers]
     measures: dict[str, Sequence[float | None]] = {
-        "decode_tokens_per_second": rates,
+        DECODE: rates,
+        WHOLE: [answer.whole_rate for answer in peer_answers],
         "first_token_seconds": [answer.first_token_seconds for answer in peer_answers],
         "decode_seconds": [answer.decode_seconds for answer in peer_answers],
         "ratio": _ratios(rates, answers[plain]),
@@ -112,14 +93,24 @@ def _row(
         question.kind,
         contender.name,
         {name: complete for name, values in measures.items() if (complete := _complete(values))},
+        counts=_counts(peer_answers),
         facts={
             "peer": contender.peer.name,
             "tokens": peer_answers[0].count,
             "prompt_tokens": len(question.tokens),
             "same_tokens": all(answer.same(peer_plain) for answer in peer_answers),
             "same_as_paceline": all(answer.same(paceline_plain) for answer in peer_answers),
+            **({"token_ids": [*(peer_plain.tokens or [])]} if contender.name == plain else {}),
         },
     )
+
+
+def _counts(answers: Sequence[Answer]) -> dict[str, int]:
+    """Draft tokens of all rounds, and those accepted; empty if a peer does not say."""
+    drafts = [answer.draft for answer in answers if answer.draft is not None]
+    if len(drafts) < len(answers):
+        return {}
+    return {"drafted": sum(n for n, _ in drafts), "accepted": sum(n for _, n in drafts)}
 
 
 def _ratios(rates: Sequence[float | None], others: Sequence[Answer]) -> list[float | None]:

@@ -15,20 +15,23 @@ _DRAFTERS = {PLAIN: "none", AUTO: "auto"}
 class PacelinePeer:
     """paceline with the options of `generate`."""
 
-    name = "paceline"
     packages: Sequence[str] = ()
-    settings: Mapping[str, Any] = {}
     modes = tuple(_DRAFTERS)
 
-    def __init__(self, model: Model) -> None:
-        """Use a model whose costs have been measured."""
-        self._model = model
+    def __init__(self, model: Model, engine: str | None = None) -> None:
+        """Use a model whose costs have been measured.
+
+        `engine` is part of the name of one beside the model that all are compared with.
+        """
+        self.name = "paceline" if engine is None else f"paceline {engine}"
+        self.settings: Mapping[str, Any] = {} if engine is None else model.engine.describe()
+        self.model = model
 
     def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
         """See `Peer`."""
         options: Options = {**GREEDY, "max_tokens": max_tokens, "drafter": _DRAFTERS[mode]}
-        result = self._model.fresh().generate(question.tokens, **options)
-        stops = self._model.files.stop_token_ids
+        result = self.model.fresh().generate(question.tokens, **options)
+        stops = self.model.files.stop_token_ids
         ended = result.token_ids[-1] in stops
         return Answer(
             result.text,
@@ -36,4 +39,5 @@ class PacelinePeer:
             result.completion_tokens,
             result.stats.first_token_seconds,
             result.stats.decode_seconds,
+            draft=(result.stats.drafted, result.stats.accepted),
         )

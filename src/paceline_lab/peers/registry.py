@@ -1,36 +1,43 @@
 """Known peers by name, and how they are opened.
 
-A peer that the user names is opened or an error. Without names all known peers are opened, and
-those that are not installed or cannot run the model are skipped, with one line of the reason.
+An engine's name is a peer too: paceline with that engine. A peer that the user names is opened or
+an error. Without names all known peers are opened, and those that are not installed or cannot run
+the model are skipped, with one line of the reason.
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
+from paceline import plugins
 from paceline.bench.servers import Access
+from paceline.engines import ENGINES
 from paceline.errors import InvalidRequest, MissingExtra, PacelineError
 from paceline.models import Progress
+from paceline.runtime.model import Model
 from paceline_lab.peers.base import NotComparable, Peer
+from paceline_lab.peers.llama_server.binary import PROGRAM
+from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.peers.server import ServerPeer
 from paceline_lab.peers.target import TargetModel
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPeer:
-    """A peer that runs in this process."""
+    """A peer that runs here."""
 
     module: str
     """Module of this package with `open_peers(target)`."""
-    imports: Sequence[str]
-    packages: str
+    imports: Sequence[str] = ()
+    packages: str = ""
     """Arguments of `pip install`."""
 
 
 KNOWN = {
     "openvino-genai": KnownPeer("genai", ["openvino_genai"], "openvino-genai"),
     "llama-cpp-python": KnownPeer("llama_cpp", ["llama_cpp"], "llama-cpp-python"),
+    PROGRAM: KnownPeer("llama_server.peer"),
     "transformers": KnownPeer(
         "hugging_face", ["transformers", "torch"], "transformers torch accelerate"
     ),
@@ -39,36 +46,42 @@ KNOWN = {
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Check that all names are installed peers or servers' base URLs.
+    """Check that all names are installed peers, engines, or servers' base URLs.
 
     Raises:
         InvalidRequest: there is no such peer.
         MissingExtra: a peer is not installed.
     """
     for name in names:
-        if not _is_url(name):
+        if not _is_url(name) and name not in _engines():
             if name not in KNOWN:
                 raise InvalidRequest(
-                    f"no peer is called {name!r}; expected {', '.join(KNOWN)}, or a server's base "
-                    "URL, as http://127.0.0.1:8080/v1"
+                    f"no peer is called {name!r}; expected {', '.join(KNOWN)}, an engine of "
+                    f"paceline's ({', '.join(_engines())}), or a server's base URL, as "
+                    "http://127.0.0.1:8080/v1"
                 )
             _check_installed(name)
 
 
 def open_all(
-    names: Sequence[str], target: TargetModel, access: Access, progress: Progress
+    names: Sequence[str],
+    target: TargetModel,
+    access: Access,
+    progress: Progress,
+    load: Callable[[str], Model],
 ) -> list[Peer]:
     """Open the peers of these names; without names, all known peers that are installed.
 
-    Raises PacelineError if a named peer cannot run the model.
+    `load` opens the model in an engine of paceline's. Raises PacelineError if a named peer cannot
+    run the model.
     """
     peers: list[Peer] = []
     for name in dict.fromkeys(names or KNOWN):
         try:
-            if not _is_url(name):
+            if name in KNOWN:
                 _check_installed(name)
             with progress.task(f"opening {name}"):
-                peers += _open(name, target, access)
+                peers += _open(name, target, access, load)
         except PacelineError as error:
             if names:
                 raise
@@ -76,10 +89,16 @@ def open_all(
     return peers
 
 
-def _open(name: str, target: TargetModel, access: Access) -> Sequence[Peer]:
+def _open(
+    name: str, target: TargetModel, access: Access, load: Callable[[str], Model]
+) -> Sequence[Peer]:
     try:
         if _is_url(name):
             return [ServerPeer(name, access)]
+        if name not in KNOWN:
+            model = load(name)
+            model.measure_profile()
+            return [PacelinePeer(model, name)]
         module = import_module(f"{__package__}.{KNOWN[name].module}")
         peers: Sequence[Peer] = module.open_peers(target)
     except PacelineError:
@@ -98,6 +117,10 @@ def _check_installed(name: str) -> None:
     known = KNOWN[name]
     if any(importlib.util.find_spec(module) is None for module in known.imports):
         raise MissingExtra(f"{name} is not installed here: pip install {known.packages}")
+
+
+def _engines() -> tuple[str, ...]:
+    return (*ENGINES, *plugins.names(plugins.ENGINES))
 
 
 def _is_url(name: str) -> bool:

@@ -14,8 +14,9 @@ from paceline.bench.record import Row
 from paceline.storage.report import Table
 from paceline_lab.peers.measure import OWN
 from paceline_lab.peers.paceline_peer import AUTO
+from paceline_lab.peers.speeds import DECODE, speed_table, speeds
 
-_RATE, _FIRST = "decode_tokens_per_second", "first_token_seconds"
+_FIRST = "first_token_seconds"
 
 Means = Mapping[str, float]
 """Contender -> a mean; contenders without values are left out."""
@@ -46,7 +47,7 @@ class PeerRows:
         """Decode speed of paceline's auto over every other contender, in rows that pass `of`."""
 
         def ratios(row: Row) -> list[float] | None:
-            auto, other = self._auto(row).measures.get(_RATE), row.measures.get(_RATE)
+            auto, other = self._auto(row).measures.get(DECODE), row.measures.get(DECODE)
             if not auto or not other:
                 return None
             return [ours / theirs for ours, theirs in zip(auto, other, strict=True)]
@@ -79,7 +80,8 @@ class PeerRows:
 
 def is_exact(rows: PeerRows) -> bool:
     """True if paceline's own speculation changed no token; peers may change theirs."""
-    return all(row.facts["same_tokens"] for row in rows.of(AUTO))
+    ours = [name for name in rows.contenders if name == AUTO or name.endswith(f", {AUTO}")]
+    return all(row.facts["same_tokens"] for name in ours for row in rows.of(name))
 
 
 def summary(rows: PeerRows) -> dict[str, Any]:
@@ -101,11 +103,13 @@ def summary(rows: PeerRows) -> dict[str, Any]:
         ),
         "auto_over_by_kind": {kind: rows.auto_over(_of_kind(kind)) for kind in rows.kinds},
         "first_token_over_auto": rows.first_token(),
+        "speeds": speeds(rows.rows),
     }
 
 
 def tables(rows: PeerRows) -> Iterator[Table]:
     """The same to print."""
+    yield speed_table(rows.rows)
     aggregates = summary(rows)
     questions = aggregates["questions"]
     head = ["contender", "/ own plain", "changed its text", "auto / it", "text kept", "text ours"]

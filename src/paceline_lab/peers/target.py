@@ -16,6 +16,7 @@ from paceline.errors import MissingExtra
 from paceline.models import ModelFiles, Origin, Progress, checkpoint_from_gguf, open_origin
 from paceline.storage.system import cpu_cores
 from paceline_lab.peers.base import Answer, NotComparable
+from paceline_lab.peers.llama_server.binary import ServerBinary
 
 _MAKES_CHECKPOINTS = ("torch", "transformers", "accelerate", "gguf")
 
@@ -31,17 +32,20 @@ class TargetModel(contextlib.ExitStack):
         progress: Progress,
         threads: int | None = None,
         draft: str | None = None,
+        llama_server: ServerBinary | None = None,
     ) -> None:
         """Use the model of `files`.
 
         `context` is the tokens of the longest question and its answer; `threads` is the CPU threads
-        (None: the runtime's default), `draft` a smaller model for runtimes that draft with one.
+        (None: the runtime's default), `draft` a smaller model for runtimes that draft with one,
+        `llama_server` the program of that peer (None: the one on PATH).
         """
         super().__init__()
         self.files = files
         self.context = context
         self.threads = threads
         self.draft = draft
+        self.llama_server = llama_server
         self._progress = progress
 
     def __enter__(self) -> Self:
@@ -84,15 +88,26 @@ class TargetModel(contextlib.ExitStack):
         """The checkpoint of the draft model, if there is one."""
         return None if self.draft is None else self._as_checkpoint(self._open(self.draft))
 
+    def say(self, line: str) -> None:
+        """Print a note for the user."""
+        self._progress.say(line)
+
     def answered(
-        self, tokens: Sequence[int], first: float, decode: float, *, at_first: int = 1
+        self,
+        tokens: Sequence[int],
+        first: float,
+        decode: float,
+        *,
+        at_first: int = 1,
+        seconds: float | None = None,
+        draft: tuple[int, int] | None = None,
     ) -> Answer:
-        """An answer from a runtime's tokens; `first` and `decode` are seconds."""
+        """An answer from a runtime's tokens; `first` and `decode` are seconds, see `Answer`."""
         answer = list(tokens)
         while answer and answer[-1] in self.stops:
             answer.pop()
         text = self.files.tokenizer().continuation(answer)
-        return Answer(text, answer, len(tokens), first, decode, at_first)
+        return Answer(text, answer, len(tokens), first, decode, at_first, seconds, draft)
 
     @cached_property
     def _origin(self) -> Origin:

@@ -81,7 +81,7 @@ def measure_turns(
         case, messages = first, [*prompt.messages]
         for turn, following in enumerate([*prompt.turns, None], start=1):
             if (size := _size(case, plain)) > room:
-                for name in _names(prompt, turn):
+                for name in turn_names(prompt, turn):
                     measured.skipped.append(Skipped(name, size, room))
                     progress.say(str(measured.skipped[-1]))
                 break
@@ -94,7 +94,7 @@ def measure_turns(
                     {"role": "assistant", "content": _answer(plain, rows)},
                     {"role": "user", "content": following},
                 ]
-                (name, *_) = _names(prompt, turn + 1)
+                (name, *_) = turn_names(prompt, turn + 1)
                 case = Case(
                     name,
                     case.kind,
@@ -117,7 +117,7 @@ def _first_turn(model: Model, prompt: SuitePrompt, options: Options) -> Case:
     )
 
 
-def _names(prompt: SuitePrompt, turn: int) -> Iterator[str]:
+def turn_names(prompt: SuitePrompt, turn: int) -> Iterator[str]:
     """Case ids of a prompt's turns from `turn` on, which counts from 1."""
     for number in range(turn, len(prompt.turns) + 2):
         yield prompt.id if number == 1 else f"{prompt.id}, turn {number}"

@@ -1,0 +1,100 @@
+"""Which `llama-server` is here, its version, and the n-gram lookups that it has.
+
+A program is run with --version and --help only, for a limited time and output, before it counts as
+one: a path can name anything.
+"""
+
+import re
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+from paceline.errors import InvalidRequest, MissingExtra
+from paceline_lab.peers.llama_server.process import end_session
+
+PROGRAM = "llama-server"
+
+LOOKUPS = ("ngram-simple", "ngram-mod", "ngram-cache")
+"""Values of --spec-type that draft from n-grams alone; ngram-map-k is a form of ngram-simple."""
+
+_SECONDS = 30.0
+"""After which a program that still prints its help is no server: it takes 0.1 s."""
+_MOST_BYTES = 1 << 20
+"""Of a program's output: the help has 59 kB."""
+
+_VERSION = re.compile(r"^version: (.+)$", re.MULTILINE)
+
+
+class ServerBinary(NamedTuple):
+    """A `llama-server` that can be started."""
+
+    path: Path
+    version: str
+    """As it prints it: a number, and the commit in brackets."""
+    lookups: tuple[str, ...]
+    """Those of `LOOKUPS` that it has."""
+
+    @property
+    def lacking(self) -> str:
+        """Sentence about the lookups that it does not have; empty if it has all."""
+        missing = [name for name in LOOKUPS if name not in self.lookups]
+        if not missing:
+            return ""
+        option = f"no {', '.join(missing)}" if self.lookups else "no --spec-type"
+        return (
+            f"{PROGRAM} {self.version} has {option}: rows of {', '.join(missing)} are left out; "
+            "a newer one has them"
+        )
+
+
+def server_binary(path: str | None) -> ServerBinary:
+    """The server at a path, or None: the first on PATH.
+
+    Raises:
+        InvalidRequest: there is no program at the path, or it is no `llama-server`.
+        MissingExtra: there is no path, and none is on PATH.
+    """
+    place = shutil.which(path or PROGRAM)
+    if place is None and path is None:
+        raise MissingExtra(
+            f"{PROGRAM} is not on PATH: install llama.cpp, or name the program with --llama-server"
+        )
+    if place is None:
+        raise InvalidRequest(
+            f"{path} is no program that can be started; expected the path of llama.cpp's {PROGRAM}"
+        )
+    version = _VERSION.search(_output(place, "--version"))
+    manual = _output(place, "--help") if version else ""
+    if version is None or "--port" not in manual:
+        raise InvalidRequest(
+            f"{place} is no {PROGRAM}: it has no --version and --port as llama.cpp's server does; "
+            f"expected the path of that program"
+        )
+    types = manual.partition("--spec-type")[2].partition("\n")[0]
+    lookups = tuple(name for name in LOOKUPS if name in re.split(r"[\s,|\[\]]+", types))
+    return ServerBinary(Path(place).resolve(), version[1].strip(), lookups)
+
+
+def _output(program: str, option: str) -> str:
+    """What a program prints, both streams; its beginning if that is endless."""
+    try:
+        child = subprocess.Popen(
+            [program, option],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:  # no executable of this system
+        raise InvalidRequest(f"{program} cannot be started: {error.strerror}") from error
+    timer = threading.Timer(_SECONDS, end_session, [child])
+    timer.start()
+    try:
+        assert child.stdout is not None
+        with child.stdout as stream:
+            return stream.read(_MOST_BYTES).decode(errors="replace")
+    finally:
+        timer.cancel()
+        end_session(child)

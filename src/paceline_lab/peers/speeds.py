@@ -1,0 +1,112 @@
+"""Tokens per second of every contender, and its speed over one's plain decoding: the reference.
+
+That is llama-server's if it took part, else paceline's. Ratios are taken within a round; a case
+counts with the median of its rounds. A loop is as in `bench run`, of paceline's plain answer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import geometric_mean, median
+from typing import Any
+
+from paceline.bench.ab_test import PLAIN
+from paceline.bench.record import Row
+from paceline.bench.run.groups import is_loop
+from paceline.storage.report import Table
+from paceline_lab.peers.llama_server.binary import PROGRAM
+
+DECODE, WHOLE = "decode_tokens_per_second", "answer_tokens_per_second"
+"""Measures of a row: after the first token, and of the whole answer, prompt included."""
+
+_REFERENCE = f"{PROGRAM}, plain"
+
+
+def speeds(rows: Sequence[Row]) -> dict[str, Any]:
+    """Figures by contender, for a record's summary.
+
+    `over_reference` has the mean (geometric), median and least of decode speeds, the same of
+    answers that are no loops as `without_loops`, and the mean of whole answers.
+    """
+    names = [*dict.fromkeys(row.contender for row in rows)]
+    reference = _REFERENCE if _REFERENCE in names else PLAIN
+    loops = {row.case for row in rows if row.contender == PLAIN and _is_loop(row)}
+    bases = {row.case: row for row in rows if row.contender == reference}
+    contenders = {
+        name: _figures([row for row in rows if row.contender == name], bases, loops)
+        for name in names
+    }
+    return {"reference": reference, "loops": sorted(loops), "contenders": contenders}
+
+
+def speed_table(rows: Sequence[Row]) -> Table:
+    """The same to print."""
+    aggregates = speeds(rows)
+    reference, loops = aggregates["reference"], len(aggregates["loops"])
+    head = ["contender", "tokens/s", "mean ratio", "median", "least", "whole answer"]
+    head += ["texts changed", "drafts accepted"]
+    title = f"decode speed over {reference} (in brackets: without {loops} answers that are loops)"
+    return title, head, [*_lines(aggregates["contenders"])]
+
+
+def _figures(
+    rows: Sequence[Row], bases: Mapping[str, Row], loops: set[str]
+) -> dict[str, float | int | Mapping[str, float]]:
+    rates = [median(row.measures[DECODE]) for row in rows if DECODE in row.measures]
+    ratios = _ratios(rows, bases, DECODE)
+    whole = _ratios(rows, bases, WHOLE)
+    return {
+        **({"tokens_per_second": median(rates)} if rates else {}),
+        "over_reference": _spread(ratios),
+        "without_loops": _spread({case: r for case, r in ratios.items() if case not in loops}),
+        **({"whole_answer": geometric_mean(whole.values())} if whole else {}),
+        "texts_changed": sum(not row.facts["same_tokens"] for row in rows),
+        "answers": len(rows),
+        **{name: sum(_count(row, name) for row in rows) for name in ("drafted", "accepted")},
+    }
+
+
+def _ratios(rows: Sequence[Row], bases: Mapping[str, Row], measure: str) -> dict[str, float]:
+    """Case -> median over the rounds; without cases in which one of the two has no rate."""
+    ratios = {}
+    for row in rows:
+        rates, base_rates = row.measures.get(measure), bases[row.case].measures.get(measure)
+        if rates and base_rates:
+            ratios[row.case] = median(a / b for a, b in zip(rates, base_rates, strict=True))
+    return ratios
+
+
+def _spread(ratios: Mapping[str, float]) -> dict[str, float]:
+    values = ratios.values()
+    if not values:
+        return {}
+    return {"mean": geometric_mean(values), "median": median(values), "least": min(values)}
+
+
+def _is_loop(row: Row) -> bool:
+    return is_loop(row.facts.get("token_ids", []))
+
+
+def _count(row: Row, name: str) -> int:
+    count = row.counts.get(name, 0)
+    return count if isinstance(count, int) else 0
+
+
+def _lines(contenders: Mapping[str, Any]) -> Iterator[list[str]]:
+    for name, figures in contenders.items():
+        over, rest = figures["over_reference"], figures["without_loops"]
+        rate, whole = figures.get("tokens_per_second"), figures.get("whole_answer")
+        drafted = figures["drafted"]
+        yield [
+            name,
+            "-" if rate is None else f"{rate:.1f}",
+            *(f"{_number(over.get(key))} ({_number(rest.get(key))})" for key in _KEYS),
+            _number(whole),
+            f"{figures['texts_changed']} of {figures['answers']}",
+            f"{figures['accepted']} of {drafted}" if drafted else "-",
+        ]
+
+
+_KEYS = ("mean", "median", "least")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,267 @@
+"""A llama-server of the user's as a peer: found, started, asked and ended, with a fake of it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.bench.record import read_record
+from paceline.cli.app import main
+from paceline.errors import InvalidRequest, MissingExtra, ModelError
+from paceline.models import ModelFiles, Progress
+from paceline_lab.peers.base import Question
+from paceline_lab.peers.llama_server import process
+from paceline_lab.peers.llama_server.binary import LOOKUPS, server_binary
+from paceline_lab.peers.llama_server.peer import LlamaServer
+from paceline_lab.peers.llama_server.process import ServerProcess
+from paceline_lab.peers.target import TargetModel
+from support import fake_llama_server
+from support.process import started, stopped_line
+from support.scripts import script
+from support.waiting import PATIENCE, until
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the fake is a shell script")
+
+QUESTION = Question("one", "chat", [], [7, 8, 9])
+
+
+def program(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(["#!/bin/sh", *lines, ""]), encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[dict[str, Any]]]:
+    """What the fake has noted: its starts and its requests."""
+    path = tmp_path / "log.jsonl"
+    monkeypatch.setenv("FAKE_LOG", str(path))
+    return lambda: [json.loads(line) for line in path.open()] if path.exists() else []
+
+
+@pytest.fixture
+def fake(tmp_path: Path, log: object) -> Path:
+    """Without `exec`: the server is a child of the program that was named."""
+    return program(
+        tmp_path / "llama-server", f'{sys.executable} -P {fake_llama_server.__file__} "$@"'
+    )
+
+
+@pytest.fixture
+def target(fake: Path, tiny_files: ModelFiles) -> Any:
+    """Of a model on which the fake is opened."""
+    return lambda progress=None: TargetModel(
+        tiny_files,
+        context=100,
+        threads=3,
+        llama_server=server_binary(str(fake)),
+        progress=progress or Progress(None),
+    )
+
+
+def all_ended(log: Callable[[], list[dict[str, Any]]]) -> bool:
+    """True if no server of the log listens any more."""
+    ports = [int(entry["argv"][-1]) for entry in log() if "argv" in entry]
+    for port in ports:
+        with socket.socket() as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
+                return False
+    return bool(ports)
+
+
+def test_each_answer_is_of_a_server_of_its_own_with_the_options_of_its_row(
+    target: Any, log: Any, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("LLAMA_ARG_SPEC_TYPE", "ngram-mod")
+    with target() as opened:
+        peer = LlamaServer(opened)
+        assert peer.modes == ("plain", *LOOKUPS)
+        plain = peer.answer(QUESTION, 5, "plain")
+        lookup = peer.answer(QUESTION, 5, "ngram-cache")
+    assert plain.same(lookup)
+    assert plain.tokens == [14, 15, 16, 17, 18]
+    assert (plain.first_token_seconds, plain.rate, plain.draft) == (0.25, 2.0, (0, 0))
+    assert (lookup.rate, lookup.draft) == (4.0, (6, 4))
+    assert plain.seconds is not None
+    assert plain.whole_rate == 5 / plain.seconds, "the client's clock, not the server's"
+    starts = [entry for entry in log() if "argv" in entry]
+    requests = [entry["body"] for entry in log() if "body" in entry]
+    assert len(starts) == 1 + 2, "once to try it"
+    assert starts[1]["argv"][:6] == [
+        *("--model", str(tiny_gguf.resolve()), "--ctx-size", "165", "--threads", "3")
+    ]
+    assert "--spec-type" not in starts[1]["argv"]
+    assert "ngram-cache" in starts[2]["argv"]
+    assert starts[1]["settings"] == []
+    assert requests[0]["prompt"] == [7, 8, 9]
+    assert (requests[0]["temperature"], requests[0]["cache_prompt"]) == (0, False)
+    assert peer.settings["version"] == "9876 (abcdef)"
+    assert all_ended(log)
+
+
+@pytest.mark.parametrize(
+    ("way", "modes"), [("unspeculative", ("plain",)), ("some", ("plain", "ngram-mod"))]
+)
+def test_lookups_that_a_version_lacks_are_left_out_and_named(
+    way: str, modes: tuple[str, ...], target: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FAKE_WAY", way)
+    lines: list[str] = []
+
+    class Notes(Progress):
+        def say(self, message: str) -> None:
+            lines.append(message)
+
+    with target(Notes(None)) as opened:
+        assert LlamaServer(opened).modes == modes
+    (line,) = (line for line in lines if "llama-server" in line)
+    assert [name for name in LOOKUPS if name not in line] == [*modes[1:]]
+
+
+@pytest.mark.parametrize(
+    "lines", [(), ("echo version: 1",), ("exit 3",), ("yes version: 1",), ("sleep 600",)]
+)
+def test_a_program_that_is_no_llama_server_is_refused(
+    lines: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("paceline_lab.peers.llama_server.binary._SECONDS", 0.5)
+    path = program(tmp_path / "other", *lines)
+    with pytest.raises(InvalidRequest) as error:
+        server_binary(str(path))
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_program_is_refused_and_without_a_path_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    text, image = tmp_path / "text", tmp_path / "image"
+    text.write_text("hello")
+    image.write_bytes(b"\x7fELF")
+    image.chmod(0o755)
+    for path in (text, image, tmp_path, tmp_path / "absent"):
+        with pytest.raises(InvalidRequest):
+            server_binary(str(path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingExtra):
+        server_binary(None)
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [("ends", "failed to load model"), ("loading", "not ready after 1 s")],
+)
+def test_a_server_that_does_not_become_ready_is_an_error_and_ended(
+    way: str, says: str, target: Any, log: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FAKE_WAY", way)
+    monkeypatch.setattr(process, "READY_SECONDS", 1.0)
+    with target() as opened, pytest.raises(ModelError) as error:
+        LlamaServer(opened)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert way == "ends" or all_ended(log)
+
+
+@pytest.mark.parametrize("way", ["dies", "refuses", "silent", "old"])
+def test_an_answer_that_fails_is_an_error_of_one_line(
+    way: str, target: Any, log: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FAKE_WAY", way)
+    with target() as opened:
+        peer = LlamaServer(opened)
+        with pytest.raises(ModelError) as error:
+            peer.answer(QUESTION, 5, "plain")
+    assert "\n" not in str(error.value)
+    if way == "dies":
+        assert "exit code 3" in str(error.value)
+        assert "out of memory" in str(error.value)
+    assert all_ended(log)
+
+
+def test_a_server_ends_with_a_process_that_is_killed(
+    fake: Path, log: Any, monkeypatch: pytest.MonkeyPatch
+):
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        f"from {ServerProcess.__module__} import ServerProcess\n"
+        "with ServerProcess(Path(sys.argv[1]), []): print('up', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(fake)], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        assert not all_ended(log)
+        child.kill()
+    until(lambda: all_ended(log))
+
+
+def test_a_keeper_that_is_killed_leaves_no_server(fake: Path, log: Any):
+    with ServerProcess(fake, []) as server:
+        os.kill(server._keeper.pid, signal.SIGKILL)
+        until(server._ended)
+        assert not all_ended(log), "or this shows nothing"
+    until(lambda: all_ended(log))
+
+
+def suite_of_two_turns(path: Path) -> Path:
+    entry = {"question_id": 1, "category": "writing", "turns": ["this is one", "and the user"]}
+    path.write_text(json.dumps(entry), encoding="utf-8")
+    return path
+
+
+def arguments(fake: Path, gguf: Path, suite: Path) -> list[str]:
+    options = {"--suite": suite, "--max-tokens": 8, "--rounds": 1, "--engine": "openvino"}
+    words: list[Any] = ["bench", "peers", "--model", gguf, "--llama-server", fake]
+    return [str(word) for word in (*words, *(part for item in options.items() for part in item))]
+
+
+def test_the_command_compares_with_a_server_and_another_engine_turn_by_turn(
+    cache: Path,
+    fake: Path,
+    log: Any,
+    tiny_gguf: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    output = tmp_path / "peers.json"
+    words = arguments(fake, tiny_gguf, suite_of_two_turns(tmp_path / "suite.jsonl"))
+    assert main([*words, "--peer", "openvino", "--output", str(output)]) == 0
+    record = read_record(output)
+    servers = [f"llama-server, {mode}" for mode in ("plain", *LOOKUPS)]
+    ours = ["paceline openvino, plain", "paceline openvino, auto"]
+    assert record.contenders == ["plain", "auto", *ours, *servers]
+    assert record.cases == ["1", "1, turn 2"]
+    figures = record.summary["speeds"]
+    assert figures["reference"] == "llama-server, plain"
+    lookup = figures["contenders"]["llama-server, ngram-mod"]
+    assert lookup["over_reference"] == {"mean": 2.0, "median": 2.0, "least": 2.0}
+    assert (lookup["drafted"], lookup["accepted"], lookup["texts_changed"]) == (12, 8, 0)
+    head, _, *lines = script("peers_table").table([record])
+    assert {len(head)} == {len(line) for line in lines}
+    assert [line[0] for line in lines] == record.contenders
+    first, second = (row for row in record.rows if row.contender == "plain")
+    assert second.facts["prompt_tokens"] > first.facts["prompt_tokens"] + first.facts["tokens"]
+    prompts = {len(entry["body"]["prompt"]) for entry in log() if "body" in entry}
+    assert prompts == {first.facts["prompt_tokens"], second.facts["prompt_tokens"]}
+    assert "llama-server, ngram-cache" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_an_answer_ends_the_command_and_the_server(
+    cache: Path, fake: Path, log: Any, tiny_gguf: Path, tmp_path: Path
+):
+    words = arguments(fake, tiny_gguf, suite_of_two_turns(tmp_path / "suite.jsonl"))
+    with started({**os.environ, "FAKE_WAY": "hangs"}, *words) as child:
+        until(lambda: any("body" in entry for entry in log()))
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=PATIENCE)
+        assert child.returncode == 130
+    stopped_line(errors)
+    assert all_ended(log)
