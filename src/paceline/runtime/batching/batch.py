@@ -34,11 +34,12 @@ _KEPT = 31 / 32
 """Weight of a measured call after the next one."""
 
 _SEQUENCE_ROWS = 0.5
-"""Cost of a sequence before any call, in rows."""
+"""Cost of a sequence before any call, in rows, in an engine that shares calls."""
 
 _PRIOR_WEIGHTS = 0.5, 1.0
-"""Weights, in calls, of the profile's scale and of `_SEQUENCE_ROWS`. While all calls have as many
-rows as sequences, they cannot tell a slow machine from costly sequences: it counts as slow."""
+"""Weights, in calls, of the profile's scale and of a sequence's cost before any call. While all
+calls have as many rows as sequences, they cannot tell a slow machine from costly sequences: it
+counts as slow."""
 
 _MIN_ROW_COST = 1 / 64
 """Least cost of a further row, as a share of a call of one row: a measured profile may be flat."""
@@ -55,11 +56,15 @@ class BatchCost:
     a row look free, or too dear to draft.
     """
 
-    def __init__(self, alone: CostTable) -> None:
-        """Start from the cost profile of calls with one sequence."""
+    def __init__(self, alone: CostTable, *, shared: bool = True) -> None:
+        """Start from the cost profile of calls with one sequence.
+
+        `shared` is `Engine.shares_calls`; without, every sequence has the fixed cost.
+        """
         self._row = max(alone.per_row, alone(1) * _MIN_ROW_COST)
         self._fixed = max(alone(1) - self._row, 0.0)
-        self._scale, self._sequence_rows = 1.0, _SEQUENCE_ROWS
+        self._prior = _SEQUENCE_ROWS if shared else self._fixed / self._row
+        self._scale, self._sequence_rows = 1.0, self._prior
         self._sums = [0.0] * 5
         """Of 1, u, u^2, y and u y over the calls, newer ones with more weight; see `learn`."""
 
@@ -86,7 +91,7 @@ class BatchCost:
         weight_a, weight_b = _PRIOR_WEIGHTS
         count, sum_u, sum_uu, sum_y, sum_uy = self._sums
         # b is pulled to its prior at the mean scale of the calls: a busy machine scales both.
-        prior_b = _SEQUENCE_ROWS * sum_y / (count + _SEQUENCE_ROWS * sum_u)
+        prior_b = self._prior * sum_y / (count + self._prior * sum_u)
         count, sum_y = count + weight_a, sum_y + weight_a
         sum_uu, sum_uy = sum_uu + weight_b, sum_uy + weight_b * prior_b
         determinant = count * sum_uu - sum_u * sum_u
@@ -101,7 +106,7 @@ class Batcher:
 
     def __init__(self, engine: Engine, alone: CostTable, load: Load) -> None:
         """Start from the cost profile of calls with one sequence; `load` counts the calls."""
-        self.cost = BatchCost(alone)
+        self.cost = BatchCost(alone, shared=engine.shares_calls)
         self._engine, self._load = engine, load
         self._started: float | None = None
 
@@ -148,11 +153,12 @@ class Batcher:
         prefills = [queued for queued in running if _prefills(queued)]
         rate = sum(policy.rate for policy in map(_auto, decodes) if policy)
         rows = len(decodes)  # a request without a block yet has at least one row
-        batched = len(running) > 1
+        # Where calls are not shared, a block takes none of the others' time but its own.
+        shared = len(running) > 1 and self._engine.shares_calls
         for queued in decodes:
             try:
                 if policy := _auto(queued):
-                    if batched:
+                    if shared:
                         cost = self.cost(len(decodes), rows)
                         policy.set_batch_load(cost, self.cost.row, rate - policy.rate)
                     else:
