@@ -11,6 +11,7 @@ from paceline.decoding.auto import Auto
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block, Step
 from paceline.engines.base import Engine, StepResult
+from paceline.runtime.batching.draft_gate import DraftGate
 from paceline.runtime.batching.request import Load, QueuedRequest
 from paceline.runtime.pooled import PooledStream
 from paceline.runtime.stream import Stream, run_step
@@ -107,6 +108,7 @@ class Batcher:
     def __init__(self, engine: Engine, alone: CostTable, load: Load) -> None:
         """Start from the cost profile of calls with one sequence; `load` counts the calls."""
         self.cost = BatchCost(alone, shared=engine.shares_calls)
+        self._gate = DraftGate()
         self._engine, self._load = engine, load
         self._started: float | None = None
 
@@ -155,20 +157,25 @@ class Batcher:
         rows = len(decodes)  # a request without a block yet has at least one row
         # Where calls are not shared, a block takes none of the others' time but its own.
         shared = len(running) > 1 and self._engine.shares_calls
+        asks = bool(shared and rate and self._gate.asks())
+        gain, started = 0.0, perf_counter()
         for queued in decodes:
             try:
-                if policy := _auto(queued):
-                    if shared:
-                        cost = self.cost(len(decodes), rows)
-                        policy.set_batch_load(cost, self.cost.row, rate - policy.rate)
-                    else:
-                        policy.clear_batch_load()
+                policy = _auto(queued)
+                if policy and shared:
+                    cost = self.cost(len(decodes), rows)
+                    policy.set_batch_load(cost, self.cost.row, rate - policy.rate, drafts=asks)
+                elif policy:
+                    policy.clear_batch_load()
                 work = _work(queued)
+                gain += policy.gain if policy else 0.0
             except Exception as error:  # of a drafter, a policy or a constraint
                 fail(queued, error)
                 continue
             rows += len(work[1].tokens) - 1
             yield queued, work
+        if asks:
+            self._gate.learn(gain, rate * (perf_counter() - started))
         if not prefills:
             return
         room = _PREFILL_ROWS
