@@ -9,7 +9,7 @@ import numpy as np
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings
 from paceline.engines.openvino import OpenVinoEngine
-from paceline.engines.openvino.graphs import graph_of_batch
+from paceline.engines.openvino.batch import graph_of_batch
 from paceline.models import ModelFiles
 
 

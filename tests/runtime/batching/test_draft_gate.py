@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from paceline.runtime.batching.draft_gate import DraftGate
+from paceline.runtime.batching.batch import DraftGate
 
 CALLS = 2000
 

@@ -28,12 +28,14 @@ from paceline.engines.openvino.batch import (
     Batch,
     CompiledGraph,
     Placed,
+    graph_of_batch,
+    graph_of_block,
     parts_of,
+    sizes,
 )
 from paceline.engines.openvino.gguf_graph import gguf_model
 from paceline.engines.openvino.gguf_rows import MOST_ROWS, rows_are_invariant
 from paceline.engines.openvino.graph import STATE_TABLES, paged_model
-from paceline.engines.openvino.graphs import graph_of_batch, graph_of_block, sizes
 from paceline.engines.openvino.kv_copies import Caches, extend_kv, kv_of
 from paceline.engines.state_blocks import StatePool, StateTable, restore_and_take
 from paceline.errors import ModelError

@@ -11,7 +11,6 @@ from paceline.decoding.auto import Auto
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block, Step
 from paceline.engines.base import Engine, StepResult
-from paceline.runtime.batching.draft_gate import DraftGate
 from paceline.runtime.batching.request import Load, QueuedRequest
 from paceline.runtime.pooled import PooledStream
 from paceline.runtime.stream import Stream, run_step
@@ -41,6 +40,15 @@ _PRIOR_WEIGHTS = 0.5, 1.0
 """Weights, in calls, of the profile's scale and of a sequence's cost before any call. While all
 calls have as many rows as sequences, they cannot tell a slow machine from costly sequences: it
 counts as slow."""
+
+_MOST_LOSS = 1.0
+"""Tokens that asking may lose before the gate closes."""
+
+_MOST_CREDIT = 4.0
+"""Tokens that asking has gained before and may lose again: gains come in bursts."""
+
+_CLOSED_CALLS = 31
+"""Calls for which the gate stays closed. Asking again loses a token, 0.1 % of 32 calls of 32."""
 
 _MIN_ROW_COST = 1 / 64
 """Least cost of a further row, as a share of a call of one row: a measured profile may be flat."""
@@ -100,6 +108,37 @@ class BatchCost:
         b = (count * sum_uy - sum_u * sum_y) / determinant
         self._scale = max(a, _MIN_ROW_COST)
         self._sequence_rows = max(b, 0.0) / self._scale
+
+
+class DraftGate:
+    """Whether the requests of a call ask their drafters: while drafts are worth the time of asking.
+
+    A row delays all requests of its call, so with many of them few drafts pay; asking them takes
+    time in every call all the same. Tokens per call at the rate of the batch (openvino in one
+    thread, SmolLM2 135M, 2026-11-26):
+
+        requests                     2      8      16     32
+            expected gain of drafts      0.28   0.20   0.11   < 0
+            time of asking               0.03   0.18   0.43   1.02    closed from 16 on
+    """
+
+    def __init__(self) -> None:
+        """Begin open."""
+        self._credit = 0.0
+        self._closed = 0  # calls left
+
+    def asks(self) -> bool:
+        """Whether the next call asks drafters; if so, `learn` follows."""
+        if not self._closed:
+            return True
+        self._closed -= 1
+        return False
+
+    def learn(self, gain: float, price: float) -> None:
+        """Add the expected gain of a call's drafts less the price of asking, both in tokens."""
+        self._credit = min(self._credit + gain - price, _MOST_CREDIT)
+        if self._credit < -_MOST_LOSS:
+            self._credit, self._closed = 0.0, _CLOSED_CALLS
 
 
 class Batcher:
