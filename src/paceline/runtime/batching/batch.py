@@ -118,8 +118,8 @@ class DraftGate:
     thread, SmolLM2 135M, 2026-11-26):
 
         requests                     2      8      16     32
-            expected gain of drafts      0.28   0.20   0.11   < 0
-            time of asking               0.03   0.18   0.43   1.02    closed from 16 on
+        expected gain of drafts      0.28   0.20   0.11   < 0
+        time of asking               0.03   0.18   0.43   1.02    closed from 16 on
     """
 
     def __init__(self) -> None:
