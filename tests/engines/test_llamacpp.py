@@ -9,6 +9,7 @@ import sys
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from paceline.engines.llamacpp import libraries
 from paceline.engines.llamacpp.binding import Binding, ContextSettings, Heads, heads_of
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.engines.llamacpp.loading import PATHS, version_of
-from paceline.engines.llamacpp.native import NativeModel
+from paceline.engines.llamacpp.native import NativeContext, NativeModel
 from paceline.engines.row_classes import RowClasses, RowRange
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from support import tiny
@@ -117,7 +118,17 @@ def test_a_single_row_differs_where_the_rule_does_not_allow_it(tmp_path: Path):
         assert run(engine, tokens, 270, [1] * 12).tobytes() == block.tobytes()
 
 
-def test_more_sequences_than_contexts_change_no_bit(tmp_path: Path, binding: Binding):
+def test_more_sequences_than_contexts_change_no_bit_and_those_with_one_run_first(
+    tmp_path: Path, binding: Binding, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("paceline.engines.llamacpp.engine._MOST_CONTEXTS", 4)
+    restored, restore = [], NativeContext.restore
+
+    def counted(context: NativeContext, *state: Any) -> None:
+        restored.append(context)
+        restore(context, *state)
+
+    monkeypatch.setattr(NativeContext, "restore", counted)
     path = write_tiny(tmp_path / "m.gguf")
     settings = EngineSettings(cache_tokens=16 * 512, threads=1)
     with closing(LlamaCppEngine(path, 512, settings, binding=binding)) as engine:
@@ -129,12 +140,18 @@ def test_more_sequences_than_contexts_change_no_bit(tmp_path: Path, binding: Bin
             sequence.commit(40)
         rows: list[list[Logits]] = [[] for _ in texts]
         for size in (1, 2, 3):
-            for sequence, text, logits in zip(sequences, texts, rows, strict=True):
-                block = Block(text[sequence.length :][:size], size)
-                logits.append(engine.step([(sequence, block)]).logits[0].copy())
+            restored.clear()
+            blocks = [
+                Block(text[sequence.length :][:size], size)
+                for sequence, text in zip(sequences, texts, strict=True)
+            ]
+            batch = engine.step(list(zip(sequences, blocks, strict=True))).logits
+            assert len(restored) == 5
+            for sequence, logits, block_rows in zip(sequences, batch, rows, strict=True):
+                block_rows.append(logits)
                 sequence.commit(size)
-        for logits, expected in zip(rows, alone, strict=True):
-            assert np.concatenate(logits).tobytes() == expected.tobytes()
+        for block_rows, expected in zip(rows, alone, strict=True):
+            assert np.concatenate(block_rows).tobytes() == expected.tobytes()
 
 
 def write_longrope(path: Path, context: int) -> Path:

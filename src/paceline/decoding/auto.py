@@ -224,13 +224,18 @@ class Auto:
         self._seconds = self._cost[1]
         self._offered: list[tuple[Proposal, OtherDrafters | None]] = []  # of this step
         self._draft_seconds = 0.0  # of drafters asked since the last step
+        self.gain = 0.0
+        """Expected tokens of the latest draft beyond plain decoding, less what its time is worth;
+        the drafters' own time is not in it."""
 
     @property
     def rate(self) -> float:
         """Recent tokens per second of this request."""
         return self._tokens / self._seconds
 
-    def set_batch_load(self, seconds: float, row: float, rate: float) -> None:
+    def set_batch_load(
+        self, seconds: float, row: float, rate: float, *, drafts: bool = True
+    ) -> None:
         """The next call is shared with requests that make `rate` tokens per second together.
 
         A row then delays all of them, so its time is valued at the rate of the whole batch.
@@ -239,10 +244,13 @@ class Auto:
             seconds: of the call with one row of this request.
             row: seconds per further row, at the context of the measurement.
             rate: tokens per second of the other requests.
+            drafts: whether drafters are asked.
         """
         row += self._table.per_row - self._measured.per_row
-        self._cost = [0.0, *(seconds + row * further for further in range(self._max_block))]
+        most = self._max_block if drafts else 1
+        self._cost = [0.0, *(seconds + row * further for further in range(most))]
         self._batch_rate = rate
+        self.gain = 0.0
 
     def clear_batch_load(self) -> None:
         """The next call runs this request alone."""
@@ -255,7 +263,8 @@ class Auto:
         self._update_costs(len(context))
         limit = min(limit, len(self._cost) - 2)
         rate = self.rate + (self._batch_rate or 0.0)
-        best, most = NO_PROPOSAL, 1 - rate * self._cost[1]
+        plain = 1 - rate * self._cost[1]
+        best, most = NO_PROPOSAL, plain
         if limit < 1:
             return best
         # Free drafters first: their proposals decide whether costly ones are asked at all.
@@ -281,6 +290,7 @@ class Auto:
             self._draft_seconds += seconds
             if gain > most:
                 best, most = proposal, gain
+        self.gain = most - plain
         return best
 
     def observe(self, outcome: DecodeOutcome) -> None:

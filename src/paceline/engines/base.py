@@ -236,6 +236,9 @@ class Engine(Protocol):
     every compiled graph. Empty if first calls take hardly longer than later ones."""
     most_sequences: int | None
     """Sequences that one call can run, as recurrent layers have states for; None: any number."""
+    shares_calls: bool
+    """Whether a step reads the weights once for all its sequences; False: its blocks run one after
+    another, each as long as alone."""
 
     @property
     def free_slots(self) -> int:

@@ -235,6 +235,7 @@ class PooledEngine(Generic[Table]):
 
     warm_rows: tuple[int, ...] = ()
     most_sequences: int | None = None
+    shares_calls = True
 
     _pool: BlockPool
     _table_type: type[Table]

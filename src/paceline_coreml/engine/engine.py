@@ -98,6 +98,7 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
     """The engine; see the top of this file. `step` is not thread-safe."""
 
     name = "coreml"
+    shares_calls = False
     _table_type = CoreMlSequence
 
     def __init__(

@@ -44,6 +44,14 @@ def test_prefills_and_other_programs_leave_the_share_of_a_row_as_it_is(slow: flo
     assert share_of_a_row(cost, 32) == pytest.approx(0.1 / 4.1, rel=0.3)
 
 
+@pytest.mark.parametrize("slow", [1.0, 4.0])
+def test_sequences_that_run_one_after_another_leave_the_share_of_a_row_as_it_is(slow: float):
+    cost, noise = BatchCost(ALONE, shared=False), random.Random(1)
+    for _ in range(100):  # as many rows as sequences: the profile alone says what a row costs
+        cost.learn(32, 32, noise.uniform(0.9, 1.1) * slow * 32 * ALONE(1))
+    assert share_of_a_row(cost, 32) == pytest.approx(0.1 / 32, rel=0.2)
+
+
 @pytest.mark.parametrize("seconds", [{1: 2.0}, {1: 2.0, 32: 2.0}])
 def test_the_cost_of_a_row_is_positive(seconds: dict[int, float]):
     assert BatchCost(CostTable(seconds)).row > 0

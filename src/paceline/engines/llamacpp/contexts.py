@@ -63,6 +63,10 @@ class Contexts:
         self._parked: dict[Hashable, Parked] = {}
         self._spare: list[NativeContext] = []
 
+    def lent_to(self, sequence: Hashable) -> bool:
+        """Whether a sequence has a context."""
+        return sequence in self._lent
+
     def of(self, sequence: Hashable, end: int) -> NativeContext:
         """The context of a sequence, as it was left, with room up to slot `end`."""
         context = self._lent.get(sequence)

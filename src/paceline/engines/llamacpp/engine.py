@@ -71,6 +71,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
     """The engine; see the top of this file. `step` is not thread-safe."""
 
     name = "llamacpp"
+    shares_calls = False
     _table_type = LlamaSequence
 
     def __init__(
@@ -144,12 +145,14 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         """Run blocks of different sequences one after another; see `Engine.step`."""
         started = perf_counter()
         sequences = self._reserve(work)
-        logits = []
-        for sequence, (_, block) in zip(sequences, work, strict=True):
-            rows = self._run(sequence, block)
+        logits: dict[int, Logits] = {}
+        # In the order of `work`, of more sequences than contexts each would have lost its own.
+        for at in sorted(range(len(work)), key=lambda at: sequences[at].parked):
+            rows = self._run(sequences[at], work[at][1])
             # The next block may take over this one's context, with its memory of logits.
-            logits.append(rows.copy() if len(work) > 1 else rows)
-        return StepResult(logits, [{} for _ in work], perf_counter() - started)
+            logits[at] = rows.copy() if len(work) > 1 else rows
+        seconds = perf_counter() - started
+        return StepResult([logits[at] for at in range(len(work))], [{} for _ in work], seconds)
 
     def close(self) -> None:
         """Free contexts and model; sequences are gone."""

@@ -29,6 +29,11 @@ class LlamaSequence(PrefillTable):
         super().__init__(pool, context_length)
         self._contexts = contexts
 
+    @property
+    def parked(self) -> bool:
+        """Whether no context holds it."""
+        return not self._contexts.lent_to(self)
+
     def context(self, rows: int) -> NativeContext:
         """Its context with room for `rows` rows; `prepare` makes it hold `length` slots."""
         return self._contexts.of(self, self.length + rows)

@@ -9,8 +9,14 @@ Three rows of a prompt after 4 tokens, with a decode block of two rows after 8:
     attention            past_lens 4, 8, 9    subsequence_begins 0, 3, 4, 5
     recurrent layers     past_lens 4, 8       subsequence_begins 0, 3, 5
 
-OpenVINO prepares a graph again for every change in the number of rows: about 5 ms for 30 layers,
-half the cost of two rows. So every number of rows that decoding often uses has its own copy.
+OpenVINO prepares a graph again for every change in the number of rows: 5 to 13 ms for 30 layers in
+one thread, as long as two rows of one sequence take, or 15 more rows of a batch. So small models
+have several compiled copies. Blocks of one sequence are padded to a few sizes, each with its copy.
+A batch may have any number of rows, and takes a copy that has run nearly as many:
+
+    copies that ran     8, 33, 36 and 40 rows
+    a batch of 34 rows  runs in the copy for 36, with two rows of padding
+    one of 44 rows      fits none: the copy that ran longest ago is prepared for 44
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,12 +38,20 @@ KV_CACHES = ("key_cache.", "value_cache.")
 BOUND = (*KV_CACHES, *STATE_TABLES)
 """Prefixes of inputs that are bound once; all other inputs are written in every call."""
 
+_MOST_PADDING = 4
+"""Most rows of padding in a batch: 0 and 8 take more time, replayed with 2 to 32 requests
+(2026-11-26)."""
+
 
 class CompiledGraph:
     """A compiled graph. `run` allocates nothing: every input has one tensor, bound once."""
 
     sizes: tuple[int, ...] = ()
     """Bucket sizes in rows, ascending; empty: any number of rows."""
+    rows = 0
+    """Rows of its last call, for which it is prepared."""
+    last_run = 0.0
+    """When that began (`perf_counter`)."""
 
     def __init__(self, model: Any, options: Mapping[str, str]) -> None:
         """Compile `model` for the CPU."""
@@ -63,7 +77,8 @@ class CompiledGraph:
         """Run the graph; `values` has all its inputs but the caches. Returns seconds."""
         for name, tensor in self._inputs.items():
             tensor.write(values[name])
-        started = perf_counter()
+        self.rows = self._inputs["input_ids"].size
+        self.last_run = started = perf_counter()
         self._request.infer(share_outputs=True)
         return perf_counter() - started
 
@@ -81,13 +96,13 @@ class _Input:
 
         self._tensor = ov.Tensor(port.element_type, ov.Shape([0] * len(port.partial_shape)))
         self._view = self._tensor.data
-        self._size = 0
+        self.size = 0
         request.set_tensor(port, self._tensor)
 
     def write(self, values: list[int] | int) -> None:
-        if isinstance(values, list) and len(values) != self._size:
-            self._size = len(values)
-            self._tensor.shape = [self._size]
+        if isinstance(values, list) and len(values) != self.size:
+            self.size = len(values)
+            self._tensor.shape = [self.size]
             self._view = self._tensor.data
         self._view[...] = values
 
@@ -274,3 +289,41 @@ def is_deterministic(rows: int, missing: int, threads: int) -> bool:
     the order in which the threads end (`exec_loop_bhl` in its executor_pa.cpp).
     """
     return missing > 1 or rows + missing >= threads
+
+
+def sizes(min_rows: int, threads: int) -> list[tuple[int, ...]]:
+    """Per copy, ascending: the numbers of rows to which it pads a block of one sequence."""
+    plain = min_rows if threads <= min_rows or min_rows == 1 else min_rows + 2
+    return [(plain,), (8,), (16, 32)]
+
+
+def graph_of_block(
+    graphs: Sequence[CompiledGraph], block: Block, min_rows: int, threads: int
+) -> tuple[CompiledGraph, int]:
+    """The graph for a call of one sequence, and the call's least number of rows."""
+    rows = padded_rows(block, min_rows)
+    for graph in graphs:
+        for size in graph.sizes:
+            # Where padding to `size` gives another kernel, the next size is taken.
+            if rows <= size and (
+                block.prefill or size == 1 or is_deterministic(rows, size - rows, threads)
+            ):
+                return graph, size
+    return graphs[-1], min_rows
+
+
+def graph_of_batch(
+    graphs: Sequence[CompiledGraph], blocks: Sequence[Block], min_rows: int
+) -> tuple[CompiledGraph, int]:
+    """The graph for a call of several sequences, and the call's least number of rows.
+
+    Calls with a prompt have the last graph: hardly two have the same number of rows.
+    """
+    if any(block.prefill for block in blocks):
+        return graphs[-1], min_rows
+    rows = sum(len(block.tokens) for block in blocks)
+    prepared = [graph for graph in graphs if rows <= graph.rows <= rows + _MOST_PADDING]
+    if prepared:
+        graph = min(prepared, key=lambda graph: graph.rows)
+        return graph, max(graph.rows, min_rows)
+    return min(graphs, key=lambda graph: graph.last_run), min_rows

@@ -28,9 +28,10 @@ from paceline.engines.openvino.batch import (
     Batch,
     CompiledGraph,
     Placed,
-    is_deterministic,
-    padded_rows,
+    graph_of_batch,
+    graph_of_block,
     parts_of,
+    sizes,
 )
 from paceline.engines.openvino.gguf_graph import gguf_model
 from paceline.engines.openvino.gguf_rows import MOST_ROWS, rows_are_invariant
@@ -112,10 +113,10 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         compiled = self._graphs[0].compiled
         self._threads: int = compiled.get_property("INFERENCE_NUM_THREADS")
         if len(self._graphs) > 1:
-            for compiled_graph, sizes in zip(
-                self._graphs, _sizes(self.min_rows, self._threads), strict=True
+            for compiled_graph, its_sizes in zip(
+                self._graphs, sizes(self.min_rows, self._threads), strict=True
             ):
-                compiled_graph.sizes = sizes
+                compiled_graph.sizes = its_sizes
         self.taps = settings.taps
         self._round_inputs = settings.round_inputs
         self.vocab_size = compiled.output("logits").partial_shape[-1].get_length()
@@ -281,22 +282,14 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         The graph for several sequences is compiled on first use: it takes as much memory as any
         other.
         """
+        if not self._graphs[0].sizes:
+            return self._graphs[0], self.min_rows
         if len(blocks) == 1:
-            block = blocks[0]
-            rows = padded_rows(block, self.min_rows)
-            for graph in self._graphs:
-                for size in graph.sizes:
-                    # Where padding to `size` gives another kernel, the next size is taken.
-                    if rows <= size and (
-                        block.prefill
-                        or size == 1
-                        or is_deterministic(rows, size - rows, self._threads)
-                    ):
-                        return graph, size
-        elif self._graphs[-1].sizes:
+            return graph_of_block(self._graphs, blocks[0], self.min_rows, self._threads)
+        if self._graphs[-1].sizes:
             self._graphs.append(self._compile())
             self._bind(self._graphs[-1])
-        return self._graphs[-1], self.min_rows
+        return graph_of_batch(self._graphs, blocks, self.min_rows)
 
     def _tapped(
         self, graph: CompiledGraph, starts: list[int], work: Sequence[tuple[KVSequence, Block]]
@@ -396,12 +389,6 @@ def _copies(graph: Path) -> int:
 def _weights_bytes(graph: Path) -> int:
     weights = graph if graph.suffix == ".gguf" else graph.with_suffix(".bin")
     return weights.stat().st_size if weights.exists() else 0
-
-
-def _sizes(min_rows: int, threads: int) -> list[tuple[int, ...]]:
-    """Bucket sizes in rows of every compiled graph, for calls of one sequence."""
-    plain = min_rows if threads <= min_rows or min_rows == 1 else min_rows + 2
-    return [(plain,), (8,), (16, 32)]
 
 
 def _warm_rows(graph: Path) -> tuple[int, ...]:

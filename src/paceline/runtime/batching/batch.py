@@ -34,11 +34,21 @@ _KEPT = 31 / 32
 """Weight of a measured call after the next one."""
 
 _SEQUENCE_ROWS = 0.5
-"""Cost of a sequence before any call, in rows."""
+"""Cost of a sequence before any call, in rows, in an engine that shares calls."""
 
 _PRIOR_WEIGHTS = 0.5, 1.0
-"""Weights, in calls, of the profile's scale and of `_SEQUENCE_ROWS`. While all calls have as many
-rows as sequences, they cannot tell a slow machine from costly sequences: it counts as slow."""
+"""Weights, in calls, of the profile's scale and of a sequence's cost before any call. While all
+calls have as many rows as sequences, they cannot tell a slow machine from costly sequences: it
+counts as slow."""
+
+_MOST_LOSS = 1.0
+"""Tokens that asking may lose before the gate closes."""
+
+_MOST_CREDIT = 4.0
+"""Tokens that asking has gained before and may lose again: gains come in bursts."""
+
+_CLOSED_CALLS = 31
+"""Calls for which the gate stays closed. Asking again loses a token, 0.1 % of 32 calls of 32."""
 
 _MIN_ROW_COST = 1 / 64
 """Least cost of a further row, as a share of a call of one row: a measured profile may be flat."""
@@ -55,11 +65,15 @@ class BatchCost:
     a row look free, or too dear to draft.
     """
 
-    def __init__(self, alone: CostTable) -> None:
-        """Start from the cost profile of calls with one sequence."""
+    def __init__(self, alone: CostTable, *, shared: bool = True) -> None:
+        """Start from the cost profile of calls with one sequence.
+
+        `shared` is `Engine.shares_calls`; without, every sequence has the fixed cost.
+        """
         self._row = max(alone.per_row, alone(1) * _MIN_ROW_COST)
         self._fixed = max(alone(1) - self._row, 0.0)
-        self._scale, self._sequence_rows = 1.0, _SEQUENCE_ROWS
+        self._prior = _SEQUENCE_ROWS if shared else self._fixed / self._row
+        self._scale, self._sequence_rows = 1.0, self._prior
         self._sums = [0.0] * 5
         """Of 1, u, u^2, y and u y over the calls, newer ones with more weight; see `learn`."""
 
@@ -86,7 +100,7 @@ class BatchCost:
         weight_a, weight_b = _PRIOR_WEIGHTS
         count, sum_u, sum_uu, sum_y, sum_uy = self._sums
         # b is pulled to its prior at the mean scale of the calls: a busy machine scales both.
-        prior_b = _SEQUENCE_ROWS * sum_y / (count + _SEQUENCE_ROWS * sum_u)
+        prior_b = self._prior * sum_y / (count + self._prior * sum_u)
         count, sum_y = count + weight_a, sum_y + weight_a
         sum_uu, sum_uy = sum_uu + weight_b, sum_uy + weight_b * prior_b
         determinant = count * sum_uu - sum_u * sum_u
@@ -96,12 +110,44 @@ class BatchCost:
         self._sequence_rows = max(b, 0.0) / self._scale
 
 
+class DraftGate:
+    """Whether the requests of a call ask their drafters: while drafts are worth the time of asking.
+
+    A row delays all requests of its call, so with many of them few drafts pay; asking them takes
+    time in every call all the same. Tokens per call at the rate of the batch (openvino in one
+    thread, SmolLM2 135M, 2026-11-26):
+
+        requests                     2      8      16     32
+        expected gain of drafts      0.28   0.20   0.11   < 0
+        time of asking               0.03   0.18   0.43   1.02    closed from 16 on
+    """
+
+    def __init__(self) -> None:
+        """Begin open."""
+        self._credit = 0.0
+        self._closed = 0  # calls left
+
+    def asks(self) -> bool:
+        """Whether the next call asks drafters; if so, `learn` follows."""
+        if not self._closed:
+            return True
+        self._closed -= 1
+        return False
+
+    def learn(self, gain: float, price: float) -> None:
+        """Add the expected gain of a call's drafts less the price of asking, both in tokens."""
+        self._credit = min(self._credit + gain - price, _MOST_CREDIT)
+        if self._credit < -_MOST_LOSS:
+            self._credit, self._closed = 0.0, _CLOSED_CALLS
+
+
 class Batcher:
     """Composes and runs batches, and learns what they cost."""
 
     def __init__(self, engine: Engine, alone: CostTable, load: Load) -> None:
         """Start from the cost profile of calls with one sequence; `load` counts the calls."""
-        self.cost = BatchCost(alone)
+        self.cost = BatchCost(alone, shared=engine.shares_calls)
+        self._gate = DraftGate()
         self._engine, self._load = engine, load
         self._started: float | None = None
 
@@ -148,21 +194,27 @@ class Batcher:
         prefills = [queued for queued in running if _prefills(queued)]
         rate = sum(policy.rate for policy in map(_auto, decodes) if policy)
         rows = len(decodes)  # a request without a block yet has at least one row
-        batched = len(running) > 1
+        # Where calls are not shared, a block takes none of the others' time but its own.
+        shared = len(running) > 1 and self._engine.shares_calls
+        asks = bool(shared and rate and self._gate.asks())
+        gain, started = 0.0, perf_counter()
         for queued in decodes:
             try:
-                if policy := _auto(queued):
-                    if batched:
-                        cost = self.cost(len(decodes), rows)
-                        policy.set_batch_load(cost, self.cost.row, rate - policy.rate)
-                    else:
-                        policy.clear_batch_load()
+                policy = _auto(queued)
+                if policy and shared:
+                    cost = self.cost(len(decodes), rows)
+                    policy.set_batch_load(cost, self.cost.row, rate - policy.rate, drafts=asks)
+                elif policy:
+                    policy.clear_batch_load()
                 work = _work(queued)
+                gain += policy.gain if policy else 0.0
             except Exception as error:  # of a drafter, a policy or a constraint
                 fail(queued, error)
                 continue
             rows += len(work[1].tokens) - 1
             yield queued, work
+        if asks:
+            self._gate.learn(gain, rate * (perf_counter() - started))
         if not prefills:
             return
         room = _PREFILL_ROWS
