@@ -157,10 +157,8 @@ class Conversations:
         # A last token that was chosen and not read has no state, and needs none.
         lengths = last + 1 + (self.tokens[over, last + 1] >= 0)
         is_token = torch.arange(self._slots, device=over.device) < lengths[:, None]
-        has_room = corpus.add(
-            *(part[over][is_token] for part in (self.tokens, self.kinds, self._states)),
-            lengths.tolist(),
-        )
+        tokens, kinds = self.tokens[over][is_token], self.kinds[over][is_token]
+        has_room = corpus.add(tokens, kinds, self._states[over][is_token], lengths.tolist())
         self._open(over)
         return has_room
 

@@ -26,9 +26,9 @@ COMMON, RANK = 6144, 64
 class Vocabulary(nn.Module):
     """Embeddings in two levels, for input and output alike.
 
-    A matrix of all 49,152 tokens would be most of the head's bytes, and reading it most of the time
-    of a draft. 6,144 of them are 86 % of the tokens of answers; without the others one draft in seven
-    could not be right. They get 64 values each, so that both together are under a quarter of it:
+    A matrix of all 49,152 tokens would be most of the head's bytes, and reading it most of a
+    draft's time. 6,144 of them are 86 % of the tokens of answers; without the others one draft in
+    seven could not be right. They get 64 values each, and both levels are under a quarter of it:
 
         common   [c, d]        embedding = row              logit = row . state
         rest     [v - c, r]    embedding = into row         logit = row . (outof state)
@@ -180,4 +180,5 @@ def new_head(sizes: Sizes, target: Tensor, order: Tensor, std: Tensor) -> Head:
     )
     common, rank = min(COMMON, sizes.vocab // 2), min(RANK, sizes.width // 2)
     words = Vocabulary(target, order, common, rank)
-    return Head(config, words, std).to(target.device)
+    head: Head = Head(config, words, std).to(target.device)
+    return head

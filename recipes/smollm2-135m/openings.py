@@ -25,6 +25,8 @@ LONGEST = 56
 """Tokens of an opening."""
 GENERAL, EMPTY = 15, 2500
 """How often each of `paceline learn`'s openings is taken, and an empty user's message."""
+KNOWN = 2
+"""Tokens of an English word at most: words that the model has seen often are short."""
 SYSTEM = "system"
 """The kind whose text is a system message, not the first words of the user's."""
 
@@ -106,10 +108,7 @@ def read_sections(path: Path) -> tuple[dict[str, int], dict[str, list[str]]]:
 
 
 def read_dictionaries(folder: Path, encode: Callable[[str], Sequence[int]]) -> dict[str, list[str]]:
-    """Lists of words; English ones have at most two tokens, which are those that the model knows.
-
-    Raises InvalidRequest if a file is missing.
-    """
+    """Lists of words. Raises InvalidRequest if a file is missing."""
 
     def words(name: str, package: str) -> list[str]:
         try:
@@ -126,8 +125,8 @@ def read_dictionaries(folder: Path, encode: Callable[[str], Sequence[int]]) -> d
     plain = [word for word in english if word.islower() and 4 <= len(word) <= 12]
     names = [word for word in english if word.istitle() and 3 <= len(word) <= 10]
     return {
-        "word": [word for word in plain if len(encode(f" {word}")) <= 2],
-        "name": [name for name in names if len(encode(f" {name}")) <= 2],
+        "word": [word for word in plain if len(encode(f" {word}")) <= KNOWN],
+        "name": [name for name in names if len(encode(f" {name}")) <= KNOWN],
         "german": words("ngerman", "wngerman"),
         "french": words("french", "wfrench"),
     }

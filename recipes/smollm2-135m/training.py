@@ -123,7 +123,7 @@ def train(
                 group["lr"] = rate
             loss = loss_of(head, batch_of(corpus, spans, numbers), ordered)
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             optimizer.step()
             step += 1
