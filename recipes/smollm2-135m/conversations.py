@@ -3,14 +3,13 @@
 A chat model that is given its template up to the user's message completes the message, too (Magpie,
 arXiv 2406.08464). All conversations are one state machine on the GPU, without a branch on the host:
 
-    read      the token at `at` of every conversation, which gives a state and logits
+    read      the token at `_at` of every conversation, which gives logits
     choose    the next token, unless one is written there already: an opening, or the template
     turn      after a message's end, write the template up to the next message, and change sides
 
 So there is no prefill. At 1,500 sequences a step costs about the same whether tokens are given or
-chosen, and an opening is a tenth of a conversation: reading it token by token costs less than a
-second path would, and states of all tokens come from the same code. A conversation that is over
-waits until `harvest` takes it and puts the next opening in its place.
+chosen, and an opening is a tenth of a conversation: less than a second path through the network is
+worth. A conversation that is over waits until `harvest` takes it and begins the next.
 """
 
 import math
@@ -45,11 +44,10 @@ STEPS = 32
 class Corpus:
     """Conversations one after the other, on the device."""
 
-    def __init__(self, size: int, width: int, device: torch.device) -> None:
-        """Allocate `size` tokens with states of `width` values."""
+    def __init__(self, size: int, device: torch.device) -> None:
+        """Allocate `size` tokens."""
         self._tokens = torch.zeros(size, dtype=torch.int32, device=device)
         self._kinds = torch.zeros(size, dtype=torch.uint8, device=device)
-        self._states = torch.zeros(size, width, dtype=torch.float16, device=device)
         self.lengths: list[int] = []
         """Tokens of each conversation."""
         self._count = 0
@@ -64,19 +62,13 @@ class Corpus:
         """Kinds of the tokens, [n] uint8."""
         return self._kinds[: self._count]
 
-    @property
-    def states(self) -> Tensor:
-        """Of the model after each token, [n, width] float16; of no meaning after a last one."""
-        return self._states[: self._count]
-
-    def add(self, tokens: Tensor, kinds: Tensor, states: Tensor, lengths: list[int]) -> bool:
+    def add(self, tokens: Tensor, kinds: Tensor, lengths: list[int]) -> bool:
         """Append conversations; False if there is no room for all of them, and none was added."""
         count = len(tokens)
         if self._count + count > len(self._tokens):
             return False
         self._count += count
         self.tokens[-count:], self.kinds[-count:] = tokens, kinds
-        self.states[-count:] = states
         self.lengths += lengths
         return True
 
@@ -105,7 +97,6 @@ class Conversations:
         self.tokens = zeros(batch, slots)
         """[batch, slots]: -1 where none is chosen or written yet."""
         self.kinds = zeros(batch, slots, dtype=torch.uint8)
-        self._states = zeros(batch, slots, weights.sizes.width, dtype=torch.float16)
         self._at = zeros(batch)
         """Place of the token that is read next."""
         self._length = zeros(batch)
@@ -154,11 +145,11 @@ class Conversations:
         if not len(over):
             return True
         last = self._at[over].long()
-        # A last token that was chosen and not read has no state, and needs none.
+        # The last token was chosen, and not read.
         lengths = last + 1 + (self.tokens[over, last + 1] >= 0)
         is_token = torch.arange(self._slots, device=over.device) < lengths[:, None]
         tokens, kinds = self.tokens[over][is_token], self.kinds[over][is_token]
-        has_room = corpus.add(tokens, kinds, self._states[over][is_token], lengths.tolist())
+        has_room = corpus.add(tokens, kinds, lengths.tolist())
         self._open(over)
         return has_room
 
@@ -197,8 +188,7 @@ class Conversations:
         """Read a token of each conversation and write the next. All changes are made in place."""
         here, after = self._at.long(), self._at.long() + 1
         tokens = self.tokens[self._rows, here].long()
-        states, logits = self._decoder.step(tokens, self._at)
-        self._states[self._rows, here] = states
+        logits = self._decoder.step(tokens, self._at)
         written, kinds = self.tokens[self._rows, after], self.kinds[self._rows, after]
         is_live = ~self.is_over
         is_chosen = is_live & (written < 0)
@@ -243,9 +233,9 @@ class Conversations:
         return is_end & ~turns
 
 
-def converse(conversations: Conversations, corpus: Corpus, share_done: Callable[[], float]) -> None:
-    """Fill `corpus` until `share_done()` is 1 or it is full; unfinished conversations are lost."""
-    while share_done() < 1:
+def converse(conversations: Conversations, corpus: Corpus, is_time_up: Callable[[], bool]) -> None:
+    """Fill `corpus` until the time is up or it is full; unfinished conversations are lost."""
+    while not is_time_up():
         conversations.run(STEPS)
         conversations.end_loops()
         if not conversations.harvest(corpus):

@@ -155,16 +155,12 @@ class Decoder:
         self._normed, self._queries = empty(batch, sizes.width), empty(batch, sizes.width)
         self._mixed, self._inner = empty(batch, sizes.width), empty(batch, sizes.inner)
 
-    def step(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Read a token of each sequence.
+    def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Logits after reading a token of each sequence, [batch, vocab] float16.
 
         Args:
             tokens: [batch] int64
             positions: [batch] int32, less than `slots`; all earlier ones were read.
-
-        Returns:
-            Hidden states after the last norm, [batch, width] float16, in a buffer that the next
-            step overwrites; and logits [batch, vocab] float16.
         """
         weights = self._weights
         stream = torch.zeros_like(self._normed, dtype=torch.float32)
@@ -174,8 +170,7 @@ class Decoder:
             change = self._attention(number, normed @ layer.qkv.T, positions) @ layer.output.T
             normed = self._add_and_norm(stream, change, layer.inner_norm)
             change = self._gated(normed @ layer.gate_up.T) @ layer.down.T
-        state = self._add_and_norm(stream, change, weights.norm)
-        return state, state @ weights.output.T
+        return self._add_and_norm(stream, change, weights.norm) @ weights.output.T
 
     def _add_and_norm(self, stream: Tensor, change: Tensor, weight: Tensor) -> Tensor:
         width = self._weights.sizes.width

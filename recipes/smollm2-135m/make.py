@@ -1,8 +1,8 @@
-"""Makes the table and the drafting head of a chat model from conversations with itself, on a GPU.
+"""Makes the table of a chat model from conversations with itself, on a GPU.
 
-    python recipes/smollm2-135m/make.py MODEL.gguf OUT --minutes 8
+    python recipes/smollm2-135m/make.py MODEL.gguf OUT --minutes 4
 
-It needs CUDA, torch and triton. OUT/table and OUT/mtp are written; README.md has figures.
+It needs CUDA, torch and triton, and writes OUT/table. README.md has what was measured.
 """
 
 import argparse
@@ -23,19 +23,14 @@ from paceline_lab.train.table import write_table
 if TYPE_CHECKING:
     from conversations import Corpus
     from decode import Weights
-    from head import Head
     from openings import Script
     from selection import Spans
 
 BATCH, SLOTS = 1536, 640
 """Conversations at once, and the most tokens of one. Keys and values take 23 GB."""
-CORPUS = 24_000_000
-"""Tokens at most; their states take 28 GB."""
-TALKING = 1 / 3
-"""Share of the time for conversations; the rest trains the head."""
+CORPUS = 200_000_000
+"""Tokens of conversations at most, of 5 bytes each."""
 TABLE_BYTES = 6_800_000
-STATES = 200_000
-"""Whose standard deviation is taken."""
 
 
 class Said(NamedTuple):
@@ -51,8 +46,8 @@ def main() -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path, help="GGUF file of a Llama with a chat template")
-    parser.add_argument("out", type=Path, help="folder for `table` and `mtp`")
-    parser.add_argument("--minutes", type=float, default=8, help="of conversations and training")
+    parser.add_argument("out", type=Path, help="folder for `table`")
+    parser.add_argument("--minutes", type=float, default=4, help="of conversations")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--unseen",
@@ -79,7 +74,7 @@ def main() -> int:
 
 
 def make(options: argparse.Namespace, say: Callable[[str], None]) -> None:
-    """Make both drafters.
+    """Make the table.
 
     Raises MissingExtra without a GPU or its packages, and ModelError or InvalidRequest for a model
     or files that cannot be used.
@@ -89,10 +84,8 @@ def make(options: argparse.Namespace, say: Callable[[str], None]) -> None:
         raise InvalidRequest(f"--minutes is {options.minutes}; expected more than 0")
     import torch
     from decode import read_weights
-    from export import write_head
     from openings import write_script
     from selection import select
-    from training import measure
 
     torch.manual_seed(options.seed)
     files = resolve(str(options.model))
@@ -100,17 +93,12 @@ def make(options: argparse.Namespace, say: Callable[[str], None]) -> None:
     script = write_script(files, options.dictionaries, options.seed)
     weights = read_weights(options.model, "cuda")
     say(f"{len(script.openings)} openings")
-    seconds = 60 * options.minutes
-    corpus = talk(weights, script, timer(seconds * TALKING), options.seed)
+    corpus = talk(weights, script, 60 * options.minutes, options.seed)
     say(f"{len(corpus.lengths)} conversations, {len(corpus.tokens)} tokens")
     training, held_out = select(corpus, unseen)
     say(f"{len(training.begins)} answers of {training.lengths.sum()} tokens to learn from")
     if not len(training.begins) or not len(held_out.begins):
         raise InvalidRequest(f"{options.minutes} minutes are too few for answers; use more")
-    head = make_head(weights, corpus, training, timer(seconds * (1 - TALKING)), say)
-    write_head(head, weights.output, options.out / "mtp")
-    quality = measure(head, corpus, held_out)
-    say(f"head: of held-out tokens {quality.right.round(3)} are right, tau {quality.tau:.2f}")
     right = make_table(corpus, training, held_out, weights.sizes.vocab, options.out / "table")
     say(f"table: of held-out tokens {right:.1%} are right")
 
@@ -130,12 +118,6 @@ def check_machine() -> None:
     )
 
 
-def timer(seconds: float) -> Callable[[], float]:
-    """The share of `seconds` that has passed since this call, as a function."""
-    begin = time.monotonic()
-    return lambda: (time.monotonic() - begin) / seconds
-
-
 def questions(files: ModelFiles, suites: Sequence[Path]) -> Iterator[list[int]]:
     """Token ids of what users say in paceline's own suite and in others."""
     encode = files.tokenizer().encode
@@ -145,38 +127,15 @@ def questions(files: ModelFiles, suites: Sequence[Path]) -> Iterator[list[int]]:
                 yield encode(text)
 
 
-def talk(
-    weights: "Weights", script: "Script", share_done: Callable[[], float], seed: int
-) -> "Corpus":
-    """Conversations for as long as there is time; the GPU's memory is free again afterwards."""
+def talk(weights: "Weights", script: "Script", seconds: float, seed: int) -> "Corpus":
+    """Conversations of `seconds`."""
     from conversations import Conversations, Corpus, converse
 
-    corpus = Corpus(CORPUS, weights.sizes.width, weights.embedding.device)
+    corpus = Corpus(CORPUS, weights.embedding.device)
     conversations = Conversations(weights, script, batch=BATCH, slots=SLOTS, seed=seed)
-    converse(conversations, corpus, share_done)
+    end = time.monotonic() + seconds
+    converse(conversations, corpus, lambda: time.monotonic() >= end)
     return corpus
-
-
-def make_head(
-    weights: "Weights",
-    corpus: "Corpus",
-    training: "Spans",
-    share_done: Callable[[], float],
-    say: Callable[[str], None],
-) -> "Head":
-    """A head, trained until `share_done()` is 1."""
-    import torch
-    from head import new_head
-    from training import train
-
-    is_answer = torch.from_numpy(training.mask(len(corpus.tokens))).to(corpus.tokens.device)
-    counts = torch.bincount(corpus.tokens[is_answer], minlength=weights.sizes.vocab)
-    order = counts.argsort(descending=True, stable=True)
-    some = is_answer.nonzero().flatten()[:: 1 + int(is_answer.sum()) // STATES]
-    std = corpus.states[some].float().std(0).clamp(min=1e-4)
-    head = new_head(weights.sizes, weights.output, order, std)
-    train(head, corpus, training, weights.output, share_done=share_done, say=say)
-    return head
 
 
 def make_table(

@@ -35,12 +35,6 @@ class Spans(NamedTuple):
         """Tokens of each."""
         return self.ends - self.begins
 
-    def mask(self, count: int) -> npt.NDArray[np.bool_]:
-        """True for each of `count` tokens of the corpus that is in an answer."""
-        edges = np.zeros(count + 1, np.int8)
-        edges[self.begins], edges[self.ends] = 1, -1
-        return edges[:-1].cumsum() > 0
-
     def only(self, chosen: npt.NDArray[np.bool_]) -> "Spans":
         """Those of a mask."""
         return Spans(*(column[chosen] for column in self))
