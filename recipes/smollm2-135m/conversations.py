@@ -162,10 +162,10 @@ class Conversations:
         self.tokens[rows] = -1
         self.tokens[rows, : openings.shape[1]] = openings
         self.kinds[rows] = TEMPLATE
-        for numbers_of in (self._at, self._length):
-            numbers_of[rows] = 0
-        for is_true in (self._is_answer, self.is_over):
-            is_true[rows] = False
+        for counter in (self._at, self._length):
+            counter[rows] = 0
+        for flag in (self._is_answer, self.is_over):
+            flag[rows] = False
         turns, sampled = torch.rand(2, count, generator=self._random).to(rows.device)
         self._turns[rows] = (turns < SECOND_TURN).int() + (turns < THIRD_TURN).int()
         self._temperature[rows] = torch.where(sampled < SAMPLED, ANSWER_TEMPERATURE, 0.0)

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.bench.suite import load_suite
-from paceline.drafters.table import MAX_ORDER, entry_bytes
+from paceline.drafters.table import KIND, MAX_ORDER, entry_bytes
 from paceline.drafters.table_counts import accuracy, count_table
 from paceline.errors import InvalidRequest, MissingExtra, PacelineError
 from paceline.models import DEFAULT_MODEL, ModelFiles, resolve
+from paceline.storage.manifest import begin_artifact
 from paceline_lab.train.table import write_table
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from selection import Spans
 
 BATCH, SLOTS = 1536, 640
-"""Conversations at once, and the most tokens of one. Keys and values take 23 GB."""
+"""Conversations at once, and the most tokens of one."""
+MEMORY = 32e9
+"""Free bytes of the GPU that are needed: keys and values take 23 GB, logits most of the rest."""
 CORPUS = 200_000_000
 """Tokens of conversations at most, of 5 bytes each."""
 TABLE_BYTES = 6_800_000
@@ -82,6 +85,7 @@ def make(options: argparse.Namespace, say: Callable[[str], None]) -> None:
     check_machine()
     if not options.minutes > 0:
         raise InvalidRequest(f"--minutes is {options.minutes}; expected more than 0")
+    begin_artifact(options.out / "table", KIND)
     import torch
     from decode import read_weights
     from openings import write_script
@@ -109,12 +113,12 @@ def check_machine() -> None:
     if not missing:
         import torch
 
-        if torch.cuda.is_available():
+        if torch.cuda.is_available() and torch.cuda.mem_get_info()[0] >= MEMORY:
             return
-        missing = ["a GPU with CUDA"]
+        missing = [f"a CUDA GPU with {MEMORY / 1e9:.0f} GB of free memory"]
     raise MissingExtra(
-        f"{' and '.join(missing)} cannot be found; this recipe needs an NVIDIA GPU with 80 GB, "
-        "torch and triton. `paceline learn` makes drafters on a processor"
+        f"{' and '.join(missing)} cannot be found, and this recipe needs a GPU, torch and triton; "
+        "`paceline learn` makes drafters without them"
     )
 
 
