@@ -138,7 +138,8 @@ def drawn(entry: str, lists: Mapping[str, Sequence[str]], rng: Random) -> str:
     def value(slot: re.Match[str]) -> str:
         if slot[1] == "number":
             return str(rng.randint(*rng.choice(_NUMBERS)))
-        return rng.choice(slot[1].split("|") if "|" in slot[1] else lists[slot[1]])
+        choices: Sequence[str] = slot[1].split("|") if "|" in slot[1] else lists[slot[1]]
+        return rng.choice(choices)
 
     while _SLOT.search(entry):
         entry = _SLOT.sub(value, entry)
