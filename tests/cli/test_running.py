@@ -12,6 +12,7 @@ from paceline.cli import running as asked
 from paceline.cli.app import main
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
+from paceline.runtime.profile import MEASUREMENTS
 from support.server import Running, running
 
 
@@ -20,6 +21,9 @@ def served(tiny_cache: Path, tiny_model: Model, tiny_gguf: Path) -> Iterator[Run
     """A server with the engine that `generate` takes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tiny_cache))
+        # Without what other tests measured the choice is llamacpp, however busy the machine was.
+        for costs in (tiny_cache / MEASUREMENTS).glob("*.costs"):
+            costs.unlink()
         model = load(tiny_gguf, engine="llamacpp", contexts=2)
         model.measure_profile()
         with running(model) as server:
