@@ -21,10 +21,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from paceline.decoding.costs import CostTable
+from paceline.decoding.logprobs import kl_divergences
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine, KVSequence
@@ -230,21 +228,15 @@ def divergence(reference: Engine, other: Engine, tokens: Sequence[int]) -> float
         for at in range(0, len(tokens), _AT_ONCE):
             part = list(tokens[at : at + _AT_ONCE])
             block = Block(part, len(part))
-            expected, logs = (
-                _log_softmax(engine.step([(sequence, block)]).logits[0])
+            # Copies: two sequences of one engine may have the same memory of logits.
+            expected, actual = (
+                engine.step([(sequence, block)]).logits[0].copy()
                 for engine, sequence in ((reference, left), (other, right))
             )
-            total += float((np.exp(expected) * (expected - logs)).sum())
+            total += float(kl_divergences(expected, actual).sum())
             left.commit(len(part))
             right.commit(len(part))
     return total / len(tokens)
-
-
-def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    logs: npt.NDArray[np.float64]
-    logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return logs
 
 
 def _stored(gguf: Path, settings: EngineSettings) -> Comparison | None:

@@ -254,16 +254,21 @@ class WorkerProcess:
         child, self._child = self._child, None
         if child is None or self._owner != os.getpid():
             return
-        if sys.platform == "win32":
-            child.kill()
-        else:
-            with suppress(OSError):  # its children too, which are of its session
-                os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        end_session(child)
         for pipe in (child.stdin, child.stdout):
             with suppress(OSError):  # unsent data
                 if pipe is not None:
                     pipe.close()
+
+
+def end_session(first: "subprocess.Popen[bytes]") -> None:
+    """End a process that was started in a session of its own, and what it has started."""
+    if sys.platform == "win32":
+        first.kill()
+    else:
+        with suppress(OSError):  # all have ended
+            os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
 
 
 @contextmanager

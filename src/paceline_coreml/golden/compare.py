@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from paceline.decoding.logprobs import kl_divergences
+
 Floats = npt.NDArray[Any]
 
 SMALL = 1 / 8
@@ -190,7 +192,7 @@ def parity(texts: Sequence[RowPairs], margin: float) -> Parity:
         contained += int((top == top_expected[:, None]).any(1).sum())
         if lower.max() > worst:
             worst, at = float(lower.max()), f"row {lower.argmax()} of {text.text}"
-        divergence += float(_kl_divergences(actual, expected).sum())
+        divergence += float(kl_divergences(text.expected, text.actual).sum())
     return Parity(
         rows, equal, decided, decided_equal, contained, worst, at, divergence / max(rows, 1)
     )
@@ -282,16 +284,3 @@ def _log_distance(ratios: Floats) -> Floats:
 
 _HUGE = 1e9
 """In place of infinite and NaN measures."""
-
-
-def _kl_divergences(actual: Floats, expected: Floats) -> Floats:
-    """KL divergences of rows of logits, in nats."""
-    ours, theirs = _log_softmax(actual), _log_softmax(expected)
-    divergences: Floats = (np.exp(theirs) * (theirs - ours)).sum(1)
-    return divergences
-
-
-def _log_softmax(logits: Floats) -> Floats:
-    shifted = logits - logits.max(1, keepdims=True)
-    log_probabilities: Floats = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-    return log_probabilities

@@ -77,8 +77,8 @@ def plan(load: Callable[[str], Model], engine: str, *, again: bool) -> Report:
     remark = model.engine.remark if isinstance(model.engine, Remarks) else ""
     weights = choices[0]._asdict() if choices else {}
     value |= ({"remark": remark} if remark else {}) | ({"weights": weights} if weights else {})
-    said = f"weights: {weights['reason']}" if weights else ""
-    return Report(value, text="\n".join(filter(None, (remark, said))), tables=tables)
+    form = f"weights: {weights['reason']}" if weights else ""
+    return Report(value, text="\n".join(filter(None, (remark, form))), tables=tables)
 
 
 _COMPARED_ROWS = (1, 2, 4, 8, 16)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.errors import InvalidRequest, MissingExtra
-from paceline_lab.peers.llama_server.process import end_session
+from paceline.storage.processes import end_session
 
 PROGRAM = "llama-server"
 

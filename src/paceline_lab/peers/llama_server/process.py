@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from paceline.errors import ModelError
+from paceline.storage.processes import end_session
 
 READY_SECONDS = 600.0
 """For a large file on a slow disk."""
@@ -158,13 +158,3 @@ def _free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
-
-
-def end_session(first: "subprocess.Popen[bytes]") -> None:
-    """End a process that was started in a session of its own, and what it has started."""
-    if sys.platform == "win32":
-        first.kill()
-    else:
-        with suppress(OSError):  # all have ended
-            os.killpg(first.pid, signal.SIGKILL)
-    first.wait()
