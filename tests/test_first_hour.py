@@ -6,16 +6,22 @@ One test, as each step starts from what the steps before it left.
 
 import json
 import os
+import pty
 import re
 import shlex
+import subprocess
 import sys
+import termios
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pexpect
 import pytest
+from pexpect.fdpexpect import fdspawn
 
+from paceline.storage.processes import end_session
 from support.browser import chromium, ended, opened, send, until
 from support.command import free_port
 from support.waiting import PATIENCE
@@ -26,6 +32,8 @@ ROOT = Path(__file__).parents[1]
 SENTENCE = "I get up at seven, make a pot of tea and buy some bread."
 REWRITE = f"Rewrite in the past tense: {SENTENCE}"
 PASTE = "What is in this list?\n\napples\npears\n\n/exit\n"
+HAND_SECONDS = 0.05
+"""Between two keys: a second Ctrl-C at the same moment is one with the first."""
 CTRL_C, CTRL_D = "\x03", "\x04"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\x1b[=>]")
 
@@ -58,6 +66,7 @@ class Shell:
         return self._shown() + text
 
     def press(self, keys: str) -> None:
+        time.sleep(HAND_SECONDS)
         self._process.send(keys)
 
     def _shown(self) -> str:
@@ -76,17 +85,25 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         "HF_HUB_OFFLINE": "1",
         **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},
     }
-    process = pexpect.spawn(
-        "bash",
-        ["--norc", "--noprofile"],
+    # Not `pexpect.spawn`: it forks a process with all threads of earlier tests, and its copy has
+    # crashed before it became a shell. A session without a terminal takes the first it opens.
+    master, inner = pty.openpty()
+    termios.tcsetwinsize(inner, (40, 100))
+    command = 'exec bash --norc --noprofile <"$0" >"$0" 2>&1'
+    with subprocess.Popen(
+        ["sh", "-c", command, os.ttyname(inner)],
         env=environment,
         cwd=tmp_path,
-        encoding="utf-8",
-        timeout=PATIENCE,
-        dimensions=(40, 100),
-    )
-    yield Shell(process)
-    process.close(force=True)
+        start_new_session=True,
+    ) as process:
+        try:
+            yield Shell(fdspawn(master, encoding="utf-8", timeout=PATIENCE))
+        finally:
+            for side in (inner, master):
+                os.close(side)  # the shell ends its jobs and itself, as when a window is closed
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            end_session(process)
 
 
 def test_a_first_hour(shell: Shell, tmp_path: Path):

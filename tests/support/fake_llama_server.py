@@ -1,9 +1,11 @@
 """A program that behaves like llama-server as far as its client sees, and fails as it is told.
 
 It answers each request with the tokens after the prompt's last one, as numbers. $FAKE_WAY is one
-way of failing; into $FAKE_LOG goes a line of JSON for its start, and one for each request.
+way of failing; into $FAKE_LOG goes a line of JSON for its start, and one for each request. While
+it runs as a server, it has a shared lock of that file.
 """
 
+import fcntl
 import json
 import os
 import sys
@@ -82,8 +84,10 @@ def main() -> None:
         write("srv load_model: failed to load model, 'x.gguf'\n  exiting  \n")
         sys.exit(1)
     else:
-        note(argv=sys.argv[1:], settings=[name for name in os.environ if "LLAMA_ARG" in name])
-        HTTPServer((value("--host"), int(value("--port"))), Handler).serve_forever()
+        with Path(os.environ["FAKE_LOG"]).open("a", encoding="utf-8") as log:
+            fcntl.flock(log, fcntl.LOCK_SH)
+            note(argv=sys.argv[1:], settings=[name for name in os.environ if "LLAMA_ARG" in name])
+            HTTPServer((value("--host"), int(value("--port"))), Handler).serve_forever()
 
 
 if __name__ == "__main__":
