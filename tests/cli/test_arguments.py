@@ -188,28 +188,32 @@ def test_an_engine_setting_that_is_no_count_is_refused(name: str, value: Any):
         EngineSettings(**{name: value})
 
 
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Settings with which `serve` would have begun; it loads nothing, and handles no signal here."""
+    found: list[Settings] = []
+    monkeypatch.setattr("paceline.cli.crash.say_crashes", lambda: None)
+    monkeypatch.setattr("paceline.cli.serve.load_model", lambda *_, **__: Mock())
+    monkeypatch.setattr("paceline.server.run.serve", lambda *given, **_: found.append(given[-1]))
+    return found
+
+
 @pytest.mark.parametrize(
     ("words", "think"), [([], None), (["--think"], True), (["--no-think"], False)]
 )
 def test_serve_sets_whether_a_model_thinks(
-    words: list[str], think: bool | None, monkeypatch: pytest.MonkeyPatch
+    words: list[str], think: bool | None, served: list[Settings]
 ):
-    found: list[Settings] = []
-    monkeypatch.setattr("paceline.cli.serve.load_model", lambda *_, **__: Mock())
-    monkeypatch.setattr("paceline.server.run.serve", lambda *given, **_: found.append(given[-1]))
     assert main(["serve", *words]) == 0
-    assert [settings.think for settings in found] == [think]
+    assert [settings.think for settings in served] == [think]
 
 
 @pytest.mark.parametrize("words", [[], ["--parse-special"]])
 def test_serve_parses_control_tokens_in_messages_only_when_told_to(
-    words: list[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str], served: list[Settings], monkeypatch: pytest.MonkeyPatch
 ):
-    found: list[Settings] = []
-    monkeypatch.setattr("paceline.cli.serve.load_model", lambda *_, **__: Mock())
-    monkeypatch.setattr("paceline.server.run.serve", lambda *given, **_: found.append(given[-1]))
     assert main(["serve", *words]) == 0
-    assert [settings.parse_special for settings in found] == [bool(words)]
+    assert [settings.parse_special for settings in served] == [bool(words)]
     options: list[list[str]] = []
     monkeypatch.setattr(
         "paceline.server.router.run.serve_all", lambda _, given, *__, **___: options.append(given)
