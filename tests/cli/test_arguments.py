@@ -190,7 +190,7 @@ def test_an_engine_setting_that_is_no_count_is_refused(name: str, value: Any):
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    """Settings with which `serve` would have begun; it loads nothing, and handles no signal here."""
+    """Settings with which `serve` would have begun; it loads nothing and handles no signal."""
     found: list[Settings] = []
     monkeypatch.setattr("paceline.cli.crash.say_crashes", lambda: None)
     monkeypatch.setattr("paceline.cli.serve.load_model", lambda *_, **__: Mock())
