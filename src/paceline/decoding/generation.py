@@ -125,6 +125,7 @@ class Generation:
             and logprobs is None
             and not prompt_logprobs
             and not stopping.min_tokens
+            and not any(drafter.reads_logits for drafter in drafters)
         )
         self.policy = policy
         self._prefill_chunk = prefill_chunk
@@ -260,7 +261,9 @@ class Generation:
             self._text.reasoning_tokens,
             self.logprobs[first - self.prompt_length :],
         )
-        computed = ComputedBlock(block.tokens, start, kept, taps or {})
+        computed = ComputedBlock(
+            block.tokens, start, kept, taps or {}, logits if best is None else None
+        )
         for drafter in self._drafters:
             drafter.observe(computed)
         if not prefilling:

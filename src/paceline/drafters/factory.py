@@ -20,6 +20,7 @@ from paceline.drafters.kept import KeptDrafter, KeptText
 from paceline.drafters.model import DraftModel, ModelDrafter
 from paceline.drafters.mtp import (
     DraftHead,
+    Head,
     MlxHead,
     MtpDrafter,
     OpenVinoHead,
@@ -35,7 +36,7 @@ from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.spec import DrafterPart, DrafterSpec, ngram_drafter
 from paceline.drafters.suffix import AnswerHistory, SuffixDrafter
 from paceline.drafters.table import Table, TableDrafter
-from paceline.errors import InvalidRequest
+from paceline.errors import InvalidRequest, ModelError
 
 
 @dataclass(slots=True)
@@ -230,18 +231,38 @@ def _mtp(part: DrafterPart, shared: DrafterResources, request: RequestContext) -
     if part.argument not in shared.heads:
         shared.heads[part.argument] = _head(part, shared)
     head = shared.heads[part.argument]
-    # `dflash` of the same folder has a cache of another kind.
-    cache: Any = request.kv.setdefault(str(part), head.new_cache())
+    cache: Any = head.new_cache()
+    if not head.config.logits_of:  # it reads states of this answer alone
+        # `dflash` of the same folder has a cache of another kind.
+        cache = request.kv.setdefault(str(part), cache)
     length = part.options.get("length", _LONGEST_CHAIN)
     return MtpDrafter(head, cache, length, request.sampling, request.prompt_length)
 
 
 def _head(part: DrafterPart, shared: DrafterResources) -> DraftHead:
-    graph, options = _target_graph(part, shared), part.options
-    head, vocab = read_head(_folder(part, shared), _layers(shared)), options.get("vocab")
+    folder, options = _folder(part, shared), part.options
+    if read_head_config(folder, _layers(shared)).logits_of:
+        return _logits_head(read_head(folder, _layers(shared)), part, shared)
+    graph = _target_graph(part, shared)
+    head, vocab = read_head(folder, _layers(shared)), options.get("vocab")
     if shared.mlx is not None:
         return MlxHead(head, shared.mlx, vocab=vocab, bits=options.get("bits"))
     return OpenVinoHead(head, graph, vocab=vocab, int8=bool(options.get("int8", 1)))
+
+
+def _logits_head(head: Head, part: DrafterPart, shared: DrafterResources) -> DraftHead:
+    """A head that needs no file of its target. Raises ModelError if it is of another one."""
+    if {"bits", "vocab"} & part.options.keys():
+        raise InvalidRequest(
+            f"{part} has bits or vocab, but {head.path} reads logits and has a vocabulary of its "
+            "own; expected no option but length and int8"
+        )
+    if head.config.vocab_size != shared.vocab_size:
+        raise ModelError(
+            f"{head.path} is a head for a vocabulary of {head.config.vocab_size} tokens; "
+            f"{shared.target} has {shared.vocab_size}"
+        )
+    return OpenVinoHead(head, None, int8=bool(part.options.get("int8", 1)))
 
 
 def _target_graph(part: DrafterPart, shared: DrafterResources) -> Path:

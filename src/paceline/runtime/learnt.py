@@ -22,7 +22,7 @@ HEADER = "learnt.json"
 """Says which model a folder is of."""
 
 _FOLDER, _INSTALLED = "learnt", "installed"
-_READ_HIDDEN_STATES = "mtp"
+_HEAD, _CONFIG = "mtp", "config.json"
 _RETURN_HIDDEN_STATES = ("openvino", "mlx")
 
 
@@ -33,10 +33,7 @@ def learnt_dir() -> Path:
 
 def installed_drafters(files: ModelFiles) -> dict[str, Path]:
     """Kind of drafter -> folder, of the drafters that were learnt for a model and installed."""
-    paths = _installed(files)
-    if files.engine not in _RETURN_HIDDEN_STATES:
-        paths.pop(_READ_HIDDEN_STATES, None)
-    return {kind: path for kind, path in paths.items() if _is_whole(kind, path)}
+    return {kind: path for kind, path in _installed(files).items() if _suits(kind, path, files)}
 
 
 def install(files: ModelFiles, kind: str, folder: Path) -> None:
@@ -108,6 +105,12 @@ def _index(fingerprint: str) -> Path:
     return learnt_dir() / _INSTALLED / f"{fingerprint[:24]}.json"
 
 
-def _is_whole(kind: str, folder: Path) -> bool:
-    """Whether a drafter's folder is still there, which forgetting removes."""
-    return (folder / ("config.json" if kind == _READ_HIDDEN_STATES else MANIFEST)).is_file()
+def _suits(kind: str, folder: Path, files: ModelFiles) -> bool:
+    """Whether a drafter's folder is still there, which forgetting removes, and fits the engine."""
+    if kind != _HEAD:
+        return (folder / MANIFEST).is_file()
+    try:
+        config = read_json(folder / _CONFIG)
+    except ModelError:
+        return False
+    return files.engine in _RETURN_HIDDEN_STATES or "logits_of" in config

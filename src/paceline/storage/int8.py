@@ -9,15 +9,23 @@ _MAX = 127  # -128 is unused, so that the range is symmetric
 
 
 def as_int8(weight: npt.NDArray[np.float32]) -> Any:
-    """OpenVINO node of a matrix [out, in] float32, stored as int8 with f16 scales [out, 1].
-
-    Each row w becomes round(w / s) with s = max |w| / 127.
-    """
+    """OpenVINO node of a matrix [out, in] float32, stored as `quantized` has it."""
     from openvino import opset13
 
+    whole, scale = quantized(weight)
+    small = opset13.convert(opset13.constant(whole), np.float16)
+    return opset13.convert(opset13.multiply(small, opset13.constant(scale)), np.float32)
+
+
+def quantized(
+    weight: npt.NDArray[np.float32],
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
+    """Integers [out, in] and scales [out, 1] of a matrix: a row w is round(w / s), s max |w| / 127.
+
+    Quantized again, `integers * scales` gives the same.
+    """
     scale = np.abs(weight).max(axis=1, keepdims=True) / _MAX
     # Rounded to f16 as stored; rows of zeros, or too small for f16, get the scale 1.
     scale = np.where(scale < np.finfo(np.float16).tiny, 1, scale).astype(np.float16)
     whole = np.rint(weight / scale.astype(np.float32)).clip(-_MAX, _MAX).astype(np.int8)
-    small = opset13.convert(opset13.constant(whole), np.float16)
-    return opset13.convert(opset13.multiply(small, opset13.constant(scale)), np.float32)
+    return whole, scale

@@ -172,13 +172,16 @@ def mtp(
     data: Data = None,
     prompts: Prompts = None,
     vocab: Annotated[int, declare.count(help="draft only the most frequent tokens")] = 8192,
+    logits: Annotated[
+        bool, Option(help="read logits in place of hidden states, to draft in any engine")
+    ] = False,
     device: Annotated[str, Option(help="cpu or cuda")] = "cpu",
     schedule: Schedule,
     out: Folder,
     target: Target,
     output: Output,
 ) -> int:
-    """Train a head that predicts tokens from the target's hidden states (needs the extra train)."""
+    """Train a head that predicts tokens from the target's states (needs the extra train)."""
     from paceline_lab.train import commands
 
     commands.check_training(rate=schedule.rate, device=device)
@@ -187,6 +190,7 @@ def mtp(
         _data(target, data, prompts, out, output),
         out,
         vocab=vocab,
+        logits=logits,
         device=device,
         schedule=asdict(schedule),
         progress=progress_of(output),

@@ -64,7 +64,7 @@ def learn(
     budget = Budget(float("inf") if tokens else hours * 3600, tokens)
     use = _use(model, engine, progress)
     no_head = why_none(use.files)
-    target = _target(model, engine if no_head else use.files.engine, progress)
+    target = _target(model, engine, progress)
     with target:
         if not prompts:
             openings(target.files)  # refused before anything is written

@@ -48,7 +48,7 @@ class Learner:
         budget: Budget,
         progress: Progress,
     ) -> None:
-        """Prepare; a table is installed for all `forms` of the model's weights."""
+        """Prepare; drafters are installed for all `forms` of the model's weights."""
         self._folder, self._use, self._forms = folder, use, forms
         self._budget, self._progress = budget, progress
 
@@ -126,12 +126,19 @@ class Learner:
             if not trained:
                 progress.say("no time is left to train a head; the same command goes on with it")
                 return []
-            compared = compare_head(use.name, path, sets, budget, progress)
+            compared = compare_head(
+                use.name,
+                path,
+                sets,
+                engine=use.files.engine,
+                budget=budget,
+                progress=progress,
+            )
         except (InvalidRequest, ModelError) as error:
             progress.say(f"no head is trained: {error}")
             shutil.rmtree(path, ignore_errors=True)  # a later call begins anew
             return []
-        return [self._judged("mtp", path, compared, sets, [self._use.files])]
+        return [self._judged("mtp", path, compared, sets, self._forms)]
 
     def _judged(
         self,

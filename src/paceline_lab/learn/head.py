@@ -1,7 +1,7 @@
 """A head for a model: trained on its answers, and measured beside what `auto` drafts with now.
 
-The head reads hidden states, so that no recorded text can be replayed with it: the model answers
-prompts of held-out answers, with the head and without, in turns.
+The head reads logits, so that no recorded text can be replayed with it: the model answers prompts
+of held-out answers, with the head and without, in turns.
 """
 
 import shutil
@@ -25,7 +25,6 @@ from paceline_lab.learn.evaluate import LEAST_ANSWERS, Comparison, Sets
 from paceline_lab.learn.folder import Example
 from paceline_lab.train.answers import Answer
 from paceline_lab.train.commands import check_training, files_to_train_on, train_head
-from paceline_lab.train.config import head_taps
 from paceline_lab.train.hidden_states import ABOUT
 
 TRAINING_ENDS = 0.92
@@ -54,15 +53,18 @@ _MEASURED = LEAST_ANSWERS, 20
 
 _MAX_TOKENS = 128
 
+_ENGINES = ("llamacpp", "openvino")
+"""A head reads logits, which all return; openvino computes what it learns from."""
+
 _PLAIN, _BEFORE, _AFTER = "plain", "before", "after"
 
 
 def why_none(files: ModelFiles) -> str:
     """Why no head can be trained for a model as it is used here; empty if one can."""
-    if files.engine != "openvino":
+    if files.engine not in _ENGINES:
         return (
-            f"no head is trained: {files.name} runs in {files.engine} here, and heads need the "
-            "engine openvino (--engine openvino)"
+            f"no head is trained: {files.name} runs in {files.engine} here, and heads are trained "
+            f"for {' and '.join(_ENGINES)} (--engine)"
         )
     try:
         check_training(rate=_SCHEDULE["rate"], device="cpu")
@@ -111,10 +113,9 @@ def make_head(
         if is_unfinished(other) and other != head:  # of fewer answers than there are now
             shutil.rmtree(other, ignore_errors=True)
     files, graph = files_to_train_on(model, progress)
-    width = (len(head_taps(graph.layers)) + 1) * graph.hidden_size
     seconds = _RECORDING_SHARE * (TRAINING_ENDS * budget.seconds - budget.elapsed)
     affordable = max(seconds, 0) / (cost(_ROWS) / _ROWS)
-    answers = _answers_of(head, training, min(STATES_BYTES / (2 * width), affordable))
+    answers = _answers_of(head, training, min(STATES_BYTES / (2 * graph.hidden_size), affordable))
     steps = max(_EPOCHS * len(answers) // int(_SCHEDULE["texts"]), 1)
     curve = train_head(
         files,
@@ -122,6 +123,7 @@ def make_head(
         answers,
         head,
         vocab=_VOCAB,
+        logits=True,
         schedule={**_SCHEDULE, "steps": steps, "evaluate_every": _EVALUATE_EVERY},
         device="cpu",
         progress=progress,
@@ -135,14 +137,14 @@ def make_head(
 
 
 def compare_head(
-    model: str, head: Path, sets: Sets, budget: Budget, progress: Progress
+    model: str, head: Path, sets: Sets, *, engine: str, budget: Budget, progress: Progress
 ) -> dict[str, Comparison]:
     """Measure `auto` with the head in place of any other, and as it is now, set by set.
 
     Raises InvalidRequest if an answer changes, which no drafter may do.
     """
     spec = f"mtp:{head}"
-    with load(model, engine="openvino", drafters=("auto", spec), progress=progress) as opened:
+    with load(model, engine=engine, drafters=("auto", spec), progress=progress) as opened:
         kinds = {*drafter_resources(opened.files, progress).shipped}
         before = str(DrafterSpec.parse("auto").resolve(kinds))
         rest = str(DrafterSpec.parse("auto").resolve(kinds - {"mtp"}))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from paceline_lab.train.answers import (
     read_answers,
 )
 from paceline_lab.train.config import default_head_config
-from paceline_lab.train.hidden_states import HiddenStates, record_hidden_states
+from paceline_lab.train.hidden_states import record_hidden_states
 from paceline_lab.train.prompts import LONGEST_PROMPT, write_prompts
 from paceline_lab.train.table import write_table
 
@@ -141,11 +142,15 @@ def mtp(
     out: Path,
     *,
     vocab: int,
+    logits: bool,
     schedule: Mapping[str, Any],
     device: str,
     progress: Progress,
 ) -> Report:
-    """Train an MTP head in EAGLE-3's form on answers; `out` also has the state of the run."""
+    """Train an MTP head on answers; `out` also has the state of the run.
+
+    It has EAGLE-3's form, or with `logits` reads these in place of hidden states.
+    """
     from paceline_lab.train.plot import plot_curve
 
     files, graph = files_to_train_on(target, progress)
@@ -155,6 +160,7 @@ def mtp(
         _read_all(folders, files),
         out,
         vocab=vocab,
+        logits=logits,
         schedule=schedule,
         device=device,
         progress=progress,
@@ -177,6 +183,7 @@ def train_head(
     out: Path,
     *,
     vocab: int,
+    logits: bool,
     schedule: Mapping[str, Any],
     device: str,
     progress: Progress,
@@ -190,6 +197,7 @@ def train_head(
         answers: of the target.
         out: gets the head, the state of the run, and the hidden states in `features`.
         vocab: tokens that the head can draft.
+        logits: the head reads logits, and drafts in any engine; else hidden states.
         schedule: fields of `mtp.Schedule`.
         device: that torch trains on.
         progress: reports tokens, then steps.
@@ -204,28 +212,45 @@ def train_head(
             logits do not follow from its hidden states.
         ModelError: the target cannot be read.
     """
+    from paceline_lab.train.forms import Eagle3Form, HeadForm, LogitsForm
+    from paceline_lab.train.logits import tokens_to_read
     from paceline_lab.train.mtp import Schedule, Trainer
     from paceline_lab.train.target_logits import TargetLogits, check_end
     from paceline_lab.train.target_tensors import most_frequent, share_weights
 
-    drafted = most_frequent(answers, vocab)
+    least = tokens_to_read(graph.hidden_size) if logits else 1
+    count = min(max(vocab, least), graph.vocab_size - 1)
+    drafted = most_frequent(answers, count, vocab=graph.vocab_size, least=least)
     config = default_head_config(graph, draft_vocab_size=len(drafted))
-    # The last layer has the labels.
-    engine = _open(files, answers, {*config.taps, graph.layers - 1})
-    shared = share_weights(read_matrix(graph.embeddings), read_matrix(graph.head), drafted, device)
+    last = graph.layers - 1  # has the labels
+    if logits:
+        config = replace(config, taps=(last,))
+    engine = _open(files, answers, {*config.taps, last})
+    embeddings, head = read_matrix(graph.embeddings), read_matrix(graph.head)
     target_logits = TargetLogits(graph, drafted)
     check_end(engine, target_logits, drafted, answers[0].prompt)
+    form: HeadForm
+    if logits:
+        form = LogitsForm(config, drafted, embeddings, head[drafted], target_logits)
+    else:
+        form = Eagle3Form(config, drafted, embeddings, target_logits, files.context_length)
     with _held(out):
-        hidden_states = _record(engine, files, answers, out, progress)
+        hidden_states = record_hidden_states(
+            engine,
+            answers,
+            out / "features",
+            fingerprint=f"{files.fingerprint}{form.name}",
+            progress=progress,
+            read=form.recorded,
+        )
         if stop():
             return []
         trainer = Trainer(
             config,
-            shared,
+            share_weights(form.embeddings, head, drafted, device),
             hidden_states=hidden_states,
             answers=answers,
-            target_logits=target_logits,
-            context_length=files.context_length,
+            form=form,
             schedule=Schedule(**schedule),
             folder=out,
             device=device,
@@ -278,11 +303,3 @@ def _open(files: ModelFiles, answers: Sequence[Answer], taps: set[int]) -> Engin
     longest = max(len(answer.tokens) for answer in answers)
     settings = EngineSettings(cache_tokens=longest, taps=tuple(sorted(taps)))
     return open_engine("openvino", files.path, files.context_length, settings)
-
-
-def _record(
-    engine: Engine, files: ModelFiles, answers: Sequence[Answer], out: Path, progress: Progress
-) -> HiddenStates:
-    return record_hidden_states(
-        engine, answers, out / "features", fingerprint=files.fingerprint, progress=progress
-    )

@@ -4,10 +4,11 @@ One file of float16 rows, in the order of the answers; a stopped run continues a
 complete text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.storage.files import digest_of, read_json, write_json, writing
 from paceline_lab.train.answers import Answer
+
+Array = npt.NDArray[np.float32]
 
 ROWS = "features.f16"
 ABOUT = "features.json"
@@ -40,7 +43,13 @@ class HiddenStates:
 
 
 def record_hidden_states(
-    engine: Engine, answers: Sequence[Answer], folder: Path, *, fingerprint: str, progress: Progress
+    engine: Engine,
+    answers: Sequence[Answer],
+    folder: Path,
+    *,
+    fingerprint: str,
+    progress: Progress,
+    read: Callable[[Array], Array] = np.asarray,
 ) -> HiddenStates:
     """Prefill prompts and answers, and record the tapped hidden states.
 
@@ -50,6 +59,7 @@ def record_hidden_states(
         folder: to write to; recorded texts are not computed again.
         fingerprint: identity of the target's weights.
         progress: reports tokens.
+        read: makes of states [n, taps * d] what is recorded, [n, width].
 
     Raises:
         InvalidRequest: the folder is for other texts, taps or weights, or cannot be written.
@@ -72,36 +82,44 @@ def record_hidden_states(
                 f"{folder} has hidden states of other answers, taps or weights; remove it, or "
                 "choose another folder"
             )
-        return _fill(engine, answers, path, lengths, progress)
+        return _fill(_Recorder(engine, read), answers, path, lengths, progress)
 
 
 def _fill(
-    engine: Engine, answers: Sequence[Answer], path: Path, lengths: list[int], progress: Progress
+    record: "_Recorder",
+    answers: Sequence[Answer],
+    path: Path,
+    lengths: list[int],
+    progress: Progress,
 ) -> HiddenStates:
     ends = list(accumulate(lengths, initial=0))
-    width = _hidden_states(engine, answers[0].tokens).shape[1]
+    width = record(answers[0].tokens).shape[1]
     with path.open("ab") as file, progress.task("hidden states", ends[-1], unit="tokens") as update:
         whole = file.tell() // (2 * width)
         done = max(at for at, end in enumerate(ends) if end <= whole)
         file.truncate(ends[done] * width * 2)
         update(ends[done])
         for number in range(done, len(answers)):
-            file.write(_hidden_states(engine, answers[number].tokens).tobytes())
+            file.write(record(answers[number].tokens).tobytes())
             update(ends[number + 1])
     return HiddenStates(path, lengths, width)
 
 
-def _hidden_states(engine: Engine, tokens: Sequence[int]) -> npt.NDArray[np.float16]:
-    """[tokens, taps * d], the taps in the engine's order."""
-    sequence = engine.open()
-    parts = []
-    try:
-        for at in range(0, len(tokens), _CHUNK):
-            part = tokens[at : at + _CHUNK]
-            taps = engine.step([(sequence, Block(part, 0, prefill=True))]).taps[0]
-            rows = [taps[tap_name(layer)] for layer in engine.taps]
-            parts.append(np.concatenate(rows, axis=1).astype(np.float16))
-            sequence.commit(len(part))
-    finally:
-        sequence.close()
-    return np.concatenate(parts)
+class _Recorder(NamedTuple):
+    """Computes the rows of a text."""
+
+    engine: Engine
+    read: Callable[[Array], Array]
+
+    def __call__(self, tokens: Sequence[int]) -> npt.NDArray[np.float16]:
+        """[tokens, width], the taps in the engine's order."""
+        engine = self.engine
+        parts = []
+        with closing(engine.open()) as sequence:
+            for at in range(0, len(tokens), _CHUNK):
+                part = tokens[at : at + _CHUNK]
+                taps = engine.step([(sequence, Block(part, 0, prefill=True))]).taps[0]
+                rows = np.concatenate([taps[tap_name(layer)] for layer in engine.taps], axis=1)
+                parts.append(self.read(rows).astype(np.float16))
+                sequence.commit(len(part))
+        return np.concatenate(parts)

@@ -1,11 +1,11 @@
-"""Trains a head for multi-token prediction (MTP) in EAGLE-3's form, on the target's answers.
+"""Trains a head for multi-token prediction (MTP) of EAGLE-3's network, on the target's answers.
 
 The loss is cross-entropy to the target's distribution over the tokens to draft, in several draft
 steps: in each but the first, the head reads its own last output, as it does when it drafts. Later
 steps weigh less.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,13 +19,11 @@ from paceline.drafters.mtp import HeadConfig
 from paceline.storage.files import digest_of
 from paceline_lab.train import trainer
 from paceline_lab.train.answers import Answer
+from paceline_lab.train.forms import HeadForm
 from paceline_lab.train.hidden_states import HiddenStates
-from paceline_lab.train.mtp_checkpoint import save_head
 from paceline_lab.train.mtp_network import HeadNetwork, Rows
 from paceline_lab.train.target_tensors import TargetTensors
 from paceline_lab.train.trainer import Text, mean_tokens_kept, split_answers
-
-Array = npt.NDArray[np.float32]
 
 _DECAY = 0.8
 """Weight of a draft step, relative to the step before (EAGLE-3)."""
@@ -52,22 +50,20 @@ class Trainer(trainer.Trainer):
         *,
         hidden_states: HiddenStates,
         answers: Sequence[Answer],
-        target_logits: Callable[[Array], Array],
-        context_length: int,
+        form: HeadForm,
         schedule: Schedule,
         folder: Path,
         device: str = "cpu",
     ) -> None:
         """Prepare to train on `answers`, whose `hidden_states` are in the same order.
 
-        A row has the head's taps first and the target's last layer at its end, from which
-        `target_logits` computes logits of the drafted tokens ([n, d] -> [n, drafted]). One answer
-        in twenty is held out. A state in `folder` is resumed. Raises InvalidRequest if there are
-        too few answers, or the state in `folder` is of another run.
+        They are as `form.recorded` returns them. One answer in twenty is held out. A state in
+        `folder` is resumed. Raises InvalidRequest if there are too few answers, or the state in
+        `folder` is of another run.
         """
         data = split_answers(answers, hidden_states, schedule.depth + 1)
         self._config, self._shared, self._steps = config, shared, schedule
-        self._target_logits, self._context_length = target_logits, context_length
+        self._form = form
         torch.manual_seed(schedule.seed)
         std = data.std(config.tapped_size)
         self.network = HeadNetwork(config, std, dropout=schedule.dropout).to(device)
@@ -137,15 +133,14 @@ class Trainer(trainer.Trainer):
         return np.stack(is_right, axis=1), np.stack(has_token, axis=1)
 
     def _rows(self, texts: Sequence[Text], states: Sequence[Tensor]) -> list[Rows]:
-        """Rows of texts: of all tokens but the last one, which no row predicts from."""
-        return [
-            Rows(
-                rows[:-1, : self._config.tapped_size],
-                self._shared.embeddings[torch.tensor(text.tokens, device=self._device)],
-                text.first - 1,
-            )
-            for text, rows in zip(texts, states, strict=True)
-        ]
+        """Rows of texts: of all tokens that are read but the last, which no row predicts from."""
+        inputs = []
+        for text, rows in zip(texts, states, strict=True):
+            start = 0 if self._form.reads_prompts else text.first - 1
+            tokens = torch.tensor(text.tokens[start:], device=self._device)
+            read = rows[start:-1, : self._config.tapped_size]
+            inputs.append(Rows(read, self._shared.embeddings[tokens], text.first - 1 - start))
+        return inputs
 
     def _labels(self, text: Text, states: Tensor) -> Tensor:
         """[m, drafted]: the target's distribution of what the rows predict in the first step.
@@ -153,18 +148,12 @@ class Trainer(trainer.Trainer):
         Zeros where the token is one that is not drafted.
         """
         last = states[text.first : -1, -self._config.hidden_size :]
-        logits = torch.from_numpy(self._target_logits(last.cpu().numpy())).to(self._device)
+        logits = torch.from_numpy(self._form.labels(last.cpu().numpy())).to(self._device)
         answer_ids = torch.tensor(text.tokens[text.first + 1 :], device=self._device)
         return logits.softmax(-1) * (self._shared.column[answer_ids] >= 0)[:, None]
 
     def _write(self) -> None:
-        save_head(
-            self.network.weights(),
-            self._config,
-            self._shared.drafted,
-            self._folder,
-            context_length=self._context_length,
-        )
+        self._form.save(self.network.weights(), self._folder)
 
     def _amount(self) -> dict[str, float]:
         return {"texts": self.step * self._steps.texts}

@@ -4,6 +4,7 @@
 its token of the target, and `t2d` is true for the tokens that are drafted.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ WEIGHTS = "model.safetensors"
 def save_head(
     weights: dict[str, Tensor],
     config: HeadConfig,
-    drafted: Tensor,
+    drafted: Sequence[int],
     folder: Path,
     *,
     context_length: int,
@@ -36,11 +37,11 @@ def save_head(
         folder: created if missing.
         context_length: of the target, in tokens.
     """
-    drafted = drafted.cpu().long()
+    tokens = torch.tensor(drafted)
     halved = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in weights.items()}
     is_drafted = torch.zeros(config.vocab_size, dtype=torch.bool)
-    is_drafted[drafted] = True
-    tensors = {**halved, "d2t": drafted - torch.arange(len(drafted)), "t2d": is_drafted}
+    is_drafted[tokens] = True
+    tensors = {**halved, "d2t": tokens - torch.arange(len(tokens)), "t2d": is_drafted}
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / f".{WEIGHTS}", metadata={"format": "pt"})

@@ -44,9 +44,12 @@ def share_weights(
     )
 
 
-def most_frequent(answers: Sequence[Answer], count: int) -> list[int]:
-    """The `count` most frequent tokens of answers, ascending."""
+def most_frequent(answers: Sequence[Answer], count: int, *, vocab: int, least: int) -> list[int]:
+    """The `count` most frequent tokens of answers, ascending.
+
+    Those that occur and, if these are less than `least`, the first others of the vocabulary.
+    """
     tokens = np.concatenate([answer.answer for answer in answers])
-    counts = np.bincount(tokens)
+    counts = np.bincount(tokens, minlength=vocab)
     order = np.argsort(-counts, kind="stable")[:count]
-    return sorted(order[counts[order] > 0].tolist())
+    return sorted(order[: max(np.count_nonzero(counts[order]), least)].tolist())

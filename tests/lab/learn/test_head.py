@@ -74,7 +74,9 @@ def test_a_head_is_trained_from_where_it_was_stopped_and_changes_no_answer(
     assert not is_unfinished(head)
     assert {path.name for path in head.iterdir()} >= {"config.json", "model.safetensors"}
     sets = Sets(training[:2], training[2:3])
-    compared = compare_head(tiny_files.name, head, sets, budget, QUIET)
+    compared = compare_head(
+        tiny_files.name, head, sets, engine="openvino", budget=budget, progress=QUIET
+    )
     assert [one.answers for one in compared.values()] == [2, 1]
     assert all(one.tokens_per_step >= 1 and one.speed > 0 for one in compared.values())
 

@@ -232,7 +232,9 @@ def test_what_cannot_be_trained_is_refused_before_data_is_made(
 
 
 @pytest.mark.reference
+@pytest.mark.parametrize("form", [(), ("--logits",)], ids=["eagle3", "logits"])
 def test_a_head_is_trained_on_answers_and_training_continues(
+    form: tuple[str, ...],
     train: Any,
     train_refused: Any,
     prompts: Path,
@@ -245,6 +247,7 @@ def test_a_head_is_trained_on_answers_and_training_continues(
     said, out = tmp_path / "answers", tmp_path / "head"
     train("answers", "--prompts", prompts, "--out", said, "--max-tokens", 12, "--at-once", 2)
     options = ("--data", said, "--out", out, "--vocab", 16, "--texts", 1, "--evaluate-every", 1)
+    options += form
     found = train("mtp", *options, "--steps", 2)
     assert found["folder"] == str(out)
     assert found["tau"] == found["curve"][-1]["tau"] >= 1

@@ -28,7 +28,8 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from paceline_lab.train import mtp  # noqa: E402
+from paceline_lab.train import forms  # noqa: E402
+from paceline_lab.train.forms import Eagle3Form  # noqa: E402
 from paceline_lab.train.mtp import Schedule, Trainer  # noqa: E402
 from paceline_lab.train.plot import plot_curve  # noqa: E402
 from paceline_lab.train.target_tensors import most_frequent, share_weights  # noqa: E402
@@ -73,10 +74,10 @@ class Told(HiddenStates):
         return rows
 
 
-def told_logits(drafted: Sequence[int]) -> Callable[[np.ndarray], np.ndarray]:
-    """Logits of `drafted` from the last layer of `Told`."""
+def told_form(config: HeadConfig, drafted: Sequence[int], embeddings: Any) -> Eagle3Form:
+    """Has its logits of `drafted` from the last layer of `Told`."""
     columns = [LETTERS.index(token) if token in LETTERS else -1 for token in drafted]
-    return lambda hidden: hidden[:, columns]
+    return Eagle3Form(config, drafted, embeddings, lambda hidden: hidden[:, columns], 64)
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +98,10 @@ def make_trainer(tiny_files: ModelFiles, features: HiddenStates, config: HeadCon
 
     def make(folder: Path, drafted: Sequence[int] = LETTERS, **changes: Any) -> Trainer:
         shape = replace(config, draft_vocab_size=len(drafted))
-        given: dict[str, Any] = {"config": shape, "answers": easy_answers(), "context_length": 64}
+        given: dict[str, Any] = {"config": shape, "answers": easy_answers()}
         given |= {"hidden_states": features, "schedule": SCHEDULE, **changes}
         given["hidden_states"] = Told(given["hidden_states"], given["answers"])
-        given["target_logits"] = told_logits(drafted)
+        given["form"] = told_form(given["config"], drafted, matrices[0])
         shared = share_weights(*matrices, drafted, "cpu")
         return Trainer(given.pop("config"), shared, folder=folder, **given)
 
@@ -161,8 +162,9 @@ def test_tapped_hidden_states_are_scaled_by_their_std(
 
 def test_the_most_frequent_tokens_are_drafted():
     answers = [Answer(0, [9, 9, 9, 9], [5, 5, 2, 2, 2, 7])]
-    assert most_frequent(answers, 2) == [2, 5]
-    assert most_frequent(answers, 9) == [2, 5, 7]
+    assert most_frequent(answers, 2, vocab=11, least=1) == [2, 5]
+    assert most_frequent(answers, 9, vocab=11, least=1) == [2, 5, 7]
+    assert most_frequent(answers, 9, vocab=11, least=5) == [0, 1, 2, 5, 7]
 
 
 def test_a_run_trains_one_draft_step_first_and_then_all(
@@ -311,7 +313,7 @@ def test_a_run_stopped_while_it_wrote_leaves_the_same_head(
         raise Stopped
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(mtp, "save_head", stop)
+        patch.setattr(forms, "save_head", stop)
         make_trainer(tmp_path).train(QUIET)
     make_trainer(tmp_path).train(QUIET)
     name = "model.safetensors"

@@ -1,13 +1,14 @@
 """`mtp`: a head of one layer that drafts a chain of tokens from the target's hidden states.
 
-Two forms of heads: EAGLE-3 (`eagle3`), a checkpoint that is trained for a target, and the MTP head
-that comes inside Qwen3.5 (`qwen3_5`). `checkpoint` has what both compute, and `read` reads either.
+Three forms of heads: EAGLE-3 (`eagle3`), a checkpoint that is trained for a target; the MTP head
+that comes inside Qwen3.5 (`qwen3_5`); and ours, which reads logits and so drafts for any engine
+(`logits_head`). `checkpoint` has what all compute, and `read` reads any.
 `graph` and `openvino_head` run it in OpenVINO, `mlx_head` in MLX; `cache` keeps its keys and values
 in step with acceptance, and `drafter` drafts for one request.
 """
 
 from paceline.drafters.mtp.cache import HeadCache
-from paceline.drafters.mtp.checkpoint import Head, HeadConfig, HeadWeights
+from paceline.drafters.mtp.checkpoint import Embeddings, Head, HeadConfig, HeadWeights
 from paceline.drafters.mtp.drafter import MtpDrafter
 from paceline.drafters.mtp.head import ChainCost, DraftHead, Rows
 from paceline.drafters.mtp.mlx_head import MlxHead
@@ -18,6 +19,7 @@ from paceline.drafters.mtp.read import read_config, read_head
 __all__ = [
     "ChainCost",
     "DraftHead",
+    "Embeddings",
     "Head",
     "HeadCache",
     "HeadConfig",

@@ -15,7 +15,7 @@ from paceline.drafters.mtp.graph import KEYS, LAST, LONGEST, VALUES, HeadGraph
 from paceline.drafters.mtp.head import Rows, measure_cost
 from paceline.drafters.networks.context import PREFILL_CHUNK
 from paceline.drafters.networks.padding import padded_rows, padded_size
-from paceline.drafters.networks.target import TargetWeights, check_pair, read_target
+from paceline.drafters.networks.target import check_pair, read_target
 from paceline.drafters.networks.tensors import Array
 from paceline.storage.openvino import core
 
@@ -57,13 +57,13 @@ class OpenVinoHead:
     """A head opened for a target; see `DraftHead`."""
 
     def __init__(
-        self, head: Head, graph: Path, *, int8: bool = True, vocab: int | None = None
+        self, head: Head, graph: Path | None, *, int8: bool = True, vocab: int | None = None
     ) -> None:
         """Check that the head fits the target, and compile its graph.
 
         Args:
             head: as `read_head` returns it.
-            graph: the target, as `read_target` takes it.
+            graph: the target, as `read_target` takes it; None for a logits head.
             int8: quantize matrices to 8 bits per output channel, and keys and values to float16;
                 else float32.
             vocab: draft only this number of tokens, the first ones; None: all.
@@ -71,8 +71,9 @@ class OpenVinoHead:
         Raises:
             ModelError: the head is one of another target.
         """
-        target = read_target(graph)
-        check_pair(head.path, head.config, target)
+        target = None if graph is None else read_target(graph)
+        if target is not None:
+            check_pair(head.path, head.config, target)
         draft_vocab = head.draft_vocab
         if vocab is not None:
             draft_vocab = cut_vocabulary(head, vocab)
@@ -83,7 +84,7 @@ class OpenVinoHead:
             "KV_CACHE_PRECISION": "f16" if int8 else "f32",
         }
         model = HeadGraph(head, int8=int8).build(target, draft_vocab)
-        self._target: TargetWeights = target  # its weights are in the graph
+        self._target = target  # its weights are in the graph
         compiled = core().compile_model(model, "CPU", options)
         # Rows of the target and drafted ones have requests of their own, so that shapes stay.
         self._draft_vocab = draft_vocab

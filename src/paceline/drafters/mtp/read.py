@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.drafters.mtp import eagle3, qwen3_5
+from paceline.drafters.mtp import eagle3, logits_head, qwen3_5
 from paceline.drafters.mtp.checkpoint import Head, HeadConfig
 
 
@@ -11,7 +11,7 @@ def read_config(path: Path, target_layers: Callable[[], int]) -> HeadConfig:
     """Read the shape of a head.
 
     Args:
-        path: the folder of an EAGLE-3 head, or of a Qwen3.5 checkpoint, or a GGUF file.
+        path: the folder of an EAGLE-3 or a logits head, or of a Qwen3.5 checkpoint, or a GGUF file.
         target_layers: counts the target's layers; called if the checkpoint leaves its taps out.
 
     Raises:
@@ -21,6 +21,8 @@ def read_config(path: Path, target_layers: Callable[[], int]) -> HeadConfig:
         return qwen3_5.gguf_config(path)
     if qwen3_5.is_checkpoint(path):
         return qwen3_5.checkpoint_config(path)
+    if logits_head.is_folder(path):
+        return logits_head.config_of(logits_head.read_file(path))
     return eagle3.read_config(path, target_layers)
 
 
@@ -31,6 +33,8 @@ def read_head(path: Path, target_layers: Callable[[], int]) -> Head:
     another shape.
     """
     config = read_config(path, target_layers)
+    if config.logits_of:
+        return logits_head.read_head(path)
     if not config.own:
         return eagle3.read_head(path, config)
     return qwen3_5.read_head(path, config)
