@@ -60,12 +60,13 @@ def learn(
     suites = [load_suite(), *map(load_suite, exclude)]
     for path in prompts:
         load_suite(path)
-    lower_priority()
     budget = Budget(float("inf") if tokens else hours * 3600, tokens)
     use = _use(model, engine, progress)
     no_head = why_none(use.files)
     target = _target(model, engine, progress)
     with target:
+        target.measure_profile()  # kept for all who use the model, at whatever priority
+        lower_priority()
         if not prompts:
             openings(target.files)  # refused before anything is written
         folder = LearntFolder(target.files)
