@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from paceline.drafters import DrafterResources, create
+from paceline.drafters import DrafterResources, create, needs_hidden_states
 from paceline.drafters.mtp import read_config, read_head
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
@@ -119,6 +119,9 @@ def test_faults_of_its_files_are_named(change: Callable[[Path], None], reason: s
 
 
 def test_it_needs_nothing_of_its_target(head: Path):
+    assert not needs_hidden_states(f"suffix+mtp:{head}")
+    assert needs_hidden_states(f"mtp:{head}+mtp:{head.parent}")
+    assert needs_hidden_states("mtp")
     config = read_config(head, lambda: pytest.fail("layers are counted"))
     assert (config.taps, config.vocab_size, config.draft_vocab_size) == ((), 320, len(DRAFTED))
     assert len(config.logits_of) == config.tapped_size == round(64 * 4 / 3)

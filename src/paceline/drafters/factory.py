@@ -27,6 +27,7 @@ from paceline.drafters.mtp import (
     has_head,
     names_head,
     read_head,
+    reads_logits,
 )
 from paceline.drafters.mtp import read_config as read_head_config
 from paceline.drafters.networks.context import ContextCache
@@ -76,7 +77,7 @@ _LONGEST_CHAIN = 8
 
 
 _READERS = ("dflash", "mtp")
-"""Kinds of drafters that read the target's hidden states."""
+"""Kinds of drafters that read the target's hidden states, but for heads that read logits."""
 
 
 def shipped(model: str, files: Path | None = None) -> dict[str, Path]:
@@ -177,7 +178,8 @@ def needs_hidden_states(spec: str) -> bool:
 
     Raises InvalidRequest if there is no such drafter.
     """
-    return any(part.kind in _READERS for part in DrafterSpec.parse(spec).parts)
+    parts = [part for part in DrafterSpec.parse(spec).parts if part.kind in _READERS]
+    return not all(part.name and reads_logits(Path(part.name)) for part in parts)
 
 
 def slots(spec: str | DrafterSpec, shared: DrafterResources) -> int | None:

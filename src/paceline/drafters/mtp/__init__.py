@@ -11,6 +11,7 @@ from paceline.drafters.mtp.cache import HeadCache
 from paceline.drafters.mtp.checkpoint import Embeddings, Head, HeadConfig, HeadWeights
 from paceline.drafters.mtp.drafter import MtpDrafter
 from paceline.drafters.mtp.head import ChainCost, DraftHead, Rows
+from paceline.drafters.mtp.logits_head import reads_logits
 from paceline.drafters.mtp.mlx_head import MlxHead
 from paceline.drafters.mtp.openvino_head import OpenVinoHead
 from paceline.drafters.mtp.qwen3_5 import has_head, names_head
@@ -32,4 +33,5 @@ __all__ = [
     "names_head",
     "read_config",
     "read_head",
+    "reads_logits",
 ]

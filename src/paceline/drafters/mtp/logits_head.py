@@ -95,8 +95,8 @@ def config_of(file: ConfigFile) -> HeadConfig:
     )
 
 
-def is_folder(path: Path) -> bool:
-    """Whether a folder names this form; the head may be faulty."""
+def reads_logits(path: Path) -> bool:
+    """Whether a folder has a head of this form; it may be faulty."""
     try:
         raw = read_json(path / CONFIG) if (path / CONFIG).is_file() else None
     except ModelError:

@@ -21,7 +21,7 @@ def read_config(path: Path, target_layers: Callable[[], int]) -> HeadConfig:
         return qwen3_5.gguf_config(path)
     if qwen3_5.is_checkpoint(path):
         return qwen3_5.checkpoint_config(path)
-    if logits_head.is_folder(path):
+    if logits_head.reads_logits(path):
         return logits_head.config_of(logits_head.read_file(path))
     return eagle3.read_config(path, target_layers)
 
