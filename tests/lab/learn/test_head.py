@@ -9,7 +9,7 @@ import pytest
 
 from paceline.decoding.costs import CostTable
 from paceline.errors import InvalidRequest
-from paceline.models import QUIET, ModelFiles, Progress
+from paceline.models import QUIET, ModelFiles, Progress, resolve
 from paceline_lab.learn.budget import Budget
 from paceline_lab.learn.evaluate import Sets
 from paceline_lab.learn.folder import Example
@@ -60,23 +60,23 @@ def training(cache: Path) -> list[Example]:
     return [Example([""], "free", answer) for answer in easy_answers(24)]
 
 
+@pytest.mark.parametrize("engine", ["openvino", "llamacpp"])
 def test_a_head_is_trained_from_where_it_was_stopped_and_changes_no_answer(
-    training: list[Example], tiny_files: ModelFiles, tmp_path: Path
+    training: list[Example], tiny_gguf: Path, tmp_path: Path, engine: str
 ):
+    if engine == "llamacpp":
+        pytest.importorskip("ik_llama_cpp")
+    model = str(tiny_gguf)
     head, budget = head_folder(tmp_path, training), Budget(FOREVER, 1000)
-    assert why_none(tiny_files) == ""
+    assert why_none(resolve(model, engine=engine)) == ""
     with pytest.raises(Stopped):
-        make_head(
-            tiny_files.name, head, training, cost=COST, budget=budget, progress=Stopping(quiet=True)
-        )
+        make_head(model, head, training, cost=COST, budget=budget, progress=Stopping(quiet=True))
     assert is_unfinished(head)
-    make_head(tiny_files.name, head, training, cost=COST, budget=budget, progress=QUIET)
+    make_head(model, head, training, cost=COST, budget=budget, progress=QUIET)
     assert not is_unfinished(head)
     assert {path.name for path in head.iterdir()} >= {"config.json", "model.safetensors"}
     sets = Sets(training[:2], training[2:3])
-    compared = compare_head(
-        tiny_files.name, head, sets, engine="openvino", budget=budget, progress=QUIET
-    )
+    compared = compare_head(model, head, sets, engine=engine, budget=budget, progress=QUIET)
     assert [one.answers for one in compared.values()] == [2, 1]
     assert all(one.tokens_per_step >= 1 and one.speed > 0 for one in compared.values())
 
