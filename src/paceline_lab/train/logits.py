@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from paceline.drafters.mtp import Embeddings
 from paceline.errors import InvalidRequest
+from paceline.storage.int8 import quantized
 
 Array = npt.NDArray[np.float32]
 
@@ -112,14 +113,15 @@ def two_levels(embeddings: Array, drafted: Sequence[int]) -> Embeddings:
     rank = min(_RANK, *rest.shape)
     _, vectors = np.linalg.eigh((rest.T @ rest).astype(np.float64))
     into = np.ascontiguousarray(vectors[:, -rank:], np.float32)
-    return Embeddings(embeddings[drafted], rest @ into, into)
+    return Embeddings(quantized(embeddings[drafted]), quantized(rest @ into), into)
 
 
 def joined(levels: Embeddings, drafted: Sequence[int]) -> Array:
     """[vocab, d]: what a head with these embeddings sees."""
-    vocab = len(levels.drafted) + len(levels.rest)
+    common, rest = levels.drafted.floats(), levels.rest.floats()
+    vocab = len(common) + len(rest)
     whole = np.empty((vocab, len(levels.into)), np.float32)
     is_rest = np.ones(vocab, np.bool_)
     is_rest[drafted] = False
-    whole[drafted], whole[is_rest] = levels.drafted, levels.rest @ levels.into.T
+    whole[drafted], whole[is_rest] = common, rest @ levels.into.T
     return whole

@@ -13,14 +13,13 @@ from paceline.drafters.mtp.logits_head import (
     ARCHITECTURE,
     CONFIG,
     DRAFTED,
-    LEVELS,
     SCALE,
     ConfigFile,
     matrices_of,
     shapes_of,
 )
 from paceline.storage.files import write_json, writing
-from paceline.storage.int8 import quantized
+from paceline.storage.int8 import Int8Matrix, quantized
 from paceline_lab.train.logits import LogitsReader
 
 Array = npt.NDArray[np.float32]
@@ -51,27 +50,28 @@ def save_logits_head(
         num_key_value_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
         vocab_size=config.vocab_size,
-        draft_vocab_size=len(embeddings.drafted),
-        rank=embeddings.rest.shape[1],
+        draft_vocab_size=len(embeddings.drafted.whole),
+        rank=embeddings.into.shape[1],
         rms_norm_eps=config.rms_norm_eps,
         rope_theta=config.rope_theta,
         logits_of=reader.tokens,
     )
-    parts: dict[str, Array] = {
+    parts: dict[str, Array | Int8Matrix] = {
         **weights,
         "fc.weight": weights["fc.weight"] @ reader.inverse.T,
-        **{f"embeddings.{level}": getattr(embeddings, level) for level in LEVELS},
+        **{f"embeddings.{level}": part for level, part in asdict(embeddings).items()},
     }
     shapes = shapes_of(file)
     matrices = matrices_of(shapes)
     tensors: dict[str, npt.NDArray[np.generic]] = {DRAFTED: reader.drafted.astype(np.int32)}
     for name, shape in shapes.items():
-        part = np.ascontiguousarray(parts[name], np.float32)
-        assert part.shape == shape, f"{name} is {part.shape}, expected {shape}"
+        part = parts[name]
         if name in matrices:
-            tensors[name], tensors[f"{name}{SCALE}"] = quantized(part)
+            matrix = part if isinstance(part, Int8Matrix) else quantized(part)
+            tensors[name], tensors[f"{name}{SCALE}"] = matrix
         else:
-            tensors[name] = part.astype(np.float16)
+            tensors[name] = np.asarray(part, np.float16)
+        assert tensors[name].shape == shape, f"{name} is {tensors[name].shape}, expected {shape}"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / f".{WEIGHTS}", metadata={"format": "pt"})

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from paceline.drafters.networks.tensors import Array
 from paceline.errors import ModelError
+from paceline.storage.int8 import Int8Matrix
 
 T = TypeVar("T")
 
@@ -62,9 +63,9 @@ class Embeddings:
     would be as large as the target's own.
     """
 
-    drafted: Array
+    drafted: Int8Matrix
     """[draft vocabulary, d]"""
-    rest: Array
+    rest: Int8Matrix
     """[vocab - draft vocabulary, r], by ascending token: an embedding is `into` times its row."""
     into: Array
     """[d, r]"""

@@ -14,8 +14,7 @@ from paceline.drafters.mtp.checkpoint import Head
 from paceline.drafters.networks.nodes import GraphNodes
 from paceline.drafters.networks.rope import frequencies
 from paceline.drafters.networks.target import TargetWeights, read_matrix
-from paceline.drafters.networks.tensors import Array
-from paceline.storage.int8 import quantized
+from paceline.storage.int8 import Int8Matrix
 from paceline.storage.paged_attention import SEQUENCES, PagedSizes, paged_attention
 
 KEYS, VALUES, LONGEST = "key_cache.0", "value_cache.0", "max_context_len"
@@ -143,13 +142,10 @@ class HeadGraph(GraphNodes):
         wide = self._linear(rest, self._matrix(own.into))
         return ops.select(ops.unsqueeze(level, self._ints(-1)), wide, drafted)
 
-    def _rows(self, weight: Array, rows: Any) -> Any:
+    def _rows(self, matrix: Int8Matrix, rows: Any) -> Any:
         """Rows [n] of a matrix, float32: only they are unpacked."""
         ops = self._ops
-        if not self._int8:
-            return ops.gather(self._vector(weight), rows, self._ints(0))
-        whole, scale = quantized(weight)
-        chosen = [ops.gather(ops.constant(part), rows, self._ints(0)) for part in (whole, scale)]
+        chosen = [ops.gather(ops.constant(part), rows, self._ints(0)) for part in matrix]
         return ops.multiply(*(ops.convert(part, np.float32) for part in chosen))
 
     def _logits(

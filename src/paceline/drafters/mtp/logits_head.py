@@ -32,14 +32,12 @@ from paceline.drafters.networks.config import HeadDim, PositiveFloat
 from paceline.drafters.networks.tensors import Array, StoredTensor, check_tensors, stored_tensors
 from paceline.errors import ModelError
 from paceline.storage.files import read_json
+from paceline.storage.int8 import Int8Matrix
 from paceline.storage.validation import Count, Limit, Positive, validated
 
 CONFIG = "config.json"
 ARCHITECTURE: Final = "PacelineLogitsHead"
 DRAFTED, SCALE = "drafted", ".scale"
-LEVELS = ("drafted", "rest", "into")
-"""Of `Embeddings`."""
-
 _LAYER = "midlayer."
 _SQUARE = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 
@@ -113,23 +111,25 @@ def read_head(folder: Path) -> Head:
     check_tensors(folder, {**shapes, DRAFTED: (file.draft_vocab_size,)}, tensors, finite=False)
     check_tensors(folder, scales, tensors)
 
-    def whole(name: str) -> Array:
-        tensor = tensors[name]
-        scale = tensors.get(f"{name}{SCALE}")
-        if scale is None:
-            return tensor.floats()
-        return tensor.integers().astype(np.float32) * scale.floats()
+    def matrix(name: str) -> Int8Matrix:
+        scale = tensors[f"{name}{SCALE}"].floats().astype(np.float16)
+        return Int8Matrix(tensors[name].int8(), scale)
+
+    def floats(name: str) -> Array:
+        return matrix(name).floats() if f"{name}{SCALE}" in tensors else tensors[name].floats()
 
     def of(*names: str) -> Array:
-        return np.concatenate([whole(f"{_LAYER}{name}.weight") for name in names])
+        return np.concatenate([floats(f"{_LAYER}{name}.weight") for name in names])
 
     weights = HeadWeights(
-        fuse=whole("fc.weight"),
+        fuse=floats("fc.weight"),
         embedding_norm=of("input_layernorm"),
         hidden_norm=of("hidden_norm"),
-        norm=whole("norm.weight"),
-        head=whole("lm_head.weight"),
-        embeddings=Embeddings(*(whole(f"embeddings.{level}") for level in LEVELS)),
+        norm=floats("norm.weight"),
+        head=floats("lm_head.weight"),
+        embeddings=Embeddings(
+            matrix("embeddings.drafted"), matrix("embeddings.rest"), floats("embeddings.into")
+        ),
         **layer_weights(of),
     )
     return Head(folder, config_of(file), weights, _drafted(folder, file, tensors))

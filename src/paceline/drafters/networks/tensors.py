@@ -19,7 +19,7 @@ Array = npt.NDArray[np.float32]
 
 _BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I64": 8, "I32": 4, "I8": 1, "BOOL": 1}
 _FLOATS = {"F32": np.float32, "F16": np.float16}
-_INTEGERS = {"I64": np.int64, "I32": np.int32, "I8": np.int8}
+_INTEGERS = {"I64": np.int64, "I32": np.int32}
 _LONGEST_HEADER = 100 * 2**20
 """Bytes; the limit of the safetensors library."""
 
@@ -57,10 +57,16 @@ class StoredTensor:
         return lambda indices: (mapped[indices].astype(np.uint32) << 16).view(np.float32)
 
     def integers(self) -> npt.NDArray[np.int64]:
-        """Its values. Raises ModelError if it is not I64, I32 or I8."""
+        """Its values. Raises ModelError if it is not I64 or I32."""
         if self.dtype not in _INTEGERS:
-            raise ModelError(f"{self._path}: {self._name} is {self.dtype}, expected I64, I32 or I8")
+            raise ModelError(f"{self._path}: {self._name} is {self.dtype}, expected I64 or I32")
         return self._read(_INTEGERS[self.dtype]).astype(np.int64).reshape(self.shape)
+
+    def int8(self) -> npt.NDArray[np.int8]:
+        """Its values. Raises ModelError if it is not I8."""
+        if self.dtype != "I8":
+            raise ModelError(f"{self._path}: {self._name} is {self.dtype}, expected I8")
+        return self._read(np.int8).reshape(self.shape)
 
     def _read(self, kind: Any) -> npt.NDArray[Any]:
         return np.fromfile(self._path, kind, count=prod(self.shape), offset=self._at)
