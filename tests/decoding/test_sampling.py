@@ -1,12 +1,14 @@
 import math
 from collections.abc import Sequence
 from hashlib import blake2b
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from paceline.decoding import sampling
 from paceline.decoding.sampling import Sampler, Sampling, exponentials, noise_key
 from support.errors import raises
 
@@ -223,6 +225,39 @@ def test_the_tail_of_a_row_has_its_share():
     # Evenly over all of it.
     quarters = np.bincount((tail - 4) * 4 // beyond, minlength=4)
     assert ((quarters - len(tail) / 4) ** 2 / (len(tail) / 4)).sum() < 16.27
+
+
+@settings(max_examples=300)
+@given(
+    data=st.integers(0, 2**32 - 1),
+    spread=st.sampled_from([0.5, 3.0, 6.0, 12.0]),
+    lead=st.sampled_from([0.0, 8.0, 18.0]),
+    far=st.sampled_from([10.5, 12.0, 20.0]),
+    how=st.builds(
+        Sampling,
+        temperature=st.sampled_from([1e-4, 0.3, 0.8, 1.0, 2.5]),
+        top_k=st.sampled_from([0, 0, 1, 40, 1999, 2000, 3000]),
+        top_p=st.sampled_from([1.0, 1.0, 0.01, 0.9, 0.999999, 1 - 1e-15]),
+        min_p=st.sampled_from([0.0, 0.0, 1e-12, 0.05]),
+        seed=st.integers(0, 99),
+    ),
+)
+def test_tokens_that_are_left_out_at_first_change_no_pick(
+    data: int, spread: float, lead: float, far: float, how: Sampling
+):
+    rng = np.random.default_rng(data)
+    logits = (spread * rng.normal(size=2000)).astype(np.float32)
+    logits[rng.integers(2000)] += lead
+    logits[rng.random(2000) < 0.1] = -np.inf  # as under a grammar
+    scaled = (logits - logits.max()) / np.float32(how.temperature)
+    for position in range(5):
+        key = noise_key(how.seed, position)
+        whole = sampling._pick(scaled, np.arange(2000), how, key, 0.0)
+        assert whole is not None
+        with patch.object(sampling, "_FAR", far):
+            token, scores = sampling._sample(logits, how, key)
+        assert token == whole[0]
+        assert np.array_equal(scores, whole[1])
 
 
 def test_top_p_applies_after_top_k():

@@ -22,6 +22,10 @@ _NEAR = 10.0
 """Nats below the highest logit within which the pick, and the nucleus (top-p), nearly always lie.
 Changing it changes the picks."""
 
+_FAR = 20.0
+"""Nats below the highest logit from which tokens are first left out: 262,144 of them weigh 0.0006
+of the best one together."""
+
 _FIRST_TOKENS = 256
 """Distinct tokens that are counted before arrays grow."""
 
@@ -246,49 +250,99 @@ def _sample(
     The pick is the argmax of `logit / temperature - log(e)`, e the token's own `exponentials`: a
     sample of the softmax. Who picks by the same numbers from nearly the same distribution nearly
     always picks the same token (Daliri, Musco and Suresh 2024, arXiv 2408.07978).
+
+    Tokens far below the highest logit are most of a vocabulary and nearly nothing of its weight. So
+    the pick is made without them, and made again with them if they could change it.
     """
-    scaled = (logits - logits.max()) / np.float32(sampling.temperature)
-    floor = _floor(scaled, sampling)
+    top, temperature = logits.max(), np.float32(sampling.temperature)
+    ids = np.flatnonzero(logits >= top - np.float32(_FAR) * temperature)
+    left_out = 1.01 * (logits.size - ids.size) * math.exp(-_FAR)  # 1.01: logits are rounded
+    picked = _pick((logits[ids] - top) / temperature, ids, sampling, key, left_out)
+    if picked is None:
+        ids = np.arange(logits.size)
+        picked = _pick((logits - top) / temperature, ids, sampling, key, 0.0)
+        assert picked is not None
+    return picked
+
+
+def _pick(
+    scaled: npt.NDArray[np.float32],
+    ids: npt.NDArray[np.int64],
+    sampling: Sampling,
+    key: int,
+    left_out: float,
+) -> tuple[int, npt.NDArray[np.float64]] | None:
+    """The pick of a row, of which tokens that weigh less than `left_out` together are not given.
+
+    None: these decide.
+    """
+    floor = _floor(scaled, sampling, left_out)
+    if floor is None:
+        return None
     near = np.flatnonzero(scaled >= np.float32(max(floor, -_NEAR)))
-    scores = scaled[near] - np.log(exponentials(key, near))
+    scores = _scores(scaled[near], key, ids[near])
     best = int(scores.argmax())
     if floor < -_NEAR:
         # The highest score of a set is distributed as that of one token with the set's weight,
         # whichever token has it. So the tail, most of a vocabulary, seldom needs all its numbers.
         tail = np.flatnonzero((scaled < np.float32(-_NEAR)) & (scaled >= np.float32(floor)))
-        weight = np.exp(scaled[tail]).sum(dtype=np.float64)
-        if weight > math.exp(scores[best]) * exponentials(key, _TAIL)[0]:
-            tail_scores = scaled[tail] - np.log(exponentials(key, tail))
-            return int(tail[tail_scores.argmax()]), tail_scores
-    return int(near[best]), scores
+        weight = float(np.exp(scaled[tail]).sum(dtype=np.float64))
+        if weight + left_out > math.exp(scores[best]) * exponentials(key, _TAIL)[0]:
+            if left_out:
+                return None
+            tail_scores = _scores(scaled[tail], key, ids[tail])
+            return int(ids[tail[tail_scores.argmax()]]), tail_scores
+    return int(ids[near[best]]), scores
 
 
-def _floor(scaled: npt.NDArray[np.float32], sampling: Sampling) -> float:
-    """The lowest scaled logit that passes top-k, then top-p, then min-p."""
+def _scores(
+    scaled: npt.NDArray[np.float32], key: int, ids: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    scores: npt.NDArray[np.float64] = scaled.astype(np.float64) - np.log(exponentials(key, ids))
+    return scores
+
+
+def _floor(scaled: npt.NDArray[np.float32], sampling: Sampling, left_out: float) -> float | None:
+    """The lowest scaled logit that passes top-k, then top-p, then min-p; None as of `_pick`."""
     floor = -math.inf
-    if sampling.top_k and sampling.top_k < scaled.size:
-        floor = float(np.partition(scaled, -sampling.top_k)[-sampling.top_k])
+    if sampling.top_k:
+        if sampling.top_k < scaled.size:
+            floor = float(np.partition(scaled, -sampling.top_k)[-sampling.top_k])
+            left_out = 0.0
+        elif left_out:
+            return None
     if sampling.top_p < 1:
-        floor = max(floor, _nucleus_floor(scaled, floor, sampling.top_p))
+        nucleus = _nucleus_floor(scaled, floor, sampling.top_p, left_out)
+        if nucleus is None:
+            return None
+        floor = max(floor, nucleus)
     if sampling.min_p > 0:
         floor = max(floor, math.log(sampling.min_p))
     return floor
 
 
-def _nucleus_floor(scaled: npt.NDArray[np.float32], floor: float, top_p: float) -> float:
+def _nucleus_floor(
+    scaled: npt.NDArray[np.float32], floor: float, top_p: float, left_out: float
+) -> float | None:
     """The smallest scaled logit in the nucleus of the tokens at or above `floor`.
 
     Sorting the whole vocabulary is the slowest part of sampling. So only the tokens within
-    `_NEAR` are sorted if they hold enough of the mass.
+    `_NEAR` are sorted if they hold enough of the mass. None as of `_pick`.
     """
     weights = np.exp(scaled)
     if floor > -math.inf:
         weights[scaled < np.float32(floor)] = 0
-    need = top_p * float(weights.sum(dtype=np.float64))
+    total = float(weights.sum(dtype=np.float64))
+    need = top_p * total
     near = scaled[scaled >= np.float32(max(floor, -_NEAR))]
     if float(np.exp(near).sum(dtype=np.float64)) < need:
         near = scaled[scaled >= np.float32(floor)]
     ordered = np.sort(near)[::-1]
     mass = np.exp(ordered).cumsum(dtype=np.float64)
-    last = min(int(mass.searchsorted(need, side="left")), ordered.size - 1)
-    return float(ordered[last])
+    last = int(mass.searchsorted(need, side="left"))
+    if left_out:
+        # Sums of other lengths are rounded otherwise.
+        least, most = need * (1 - 1e-12), top_p * (total + left_out) * (1 + 1e-12)
+        if mass.searchsorted(least) != mass.searchsorted(most) or last == ordered.size:
+            return None
+    return float(ordered[min(last, ordered.size - 1)])
