@@ -120,10 +120,10 @@ def test_preempted_answers_go_on_to_the_same_tokens(hybrid: Model):
     engine = open_engine("openvino", hybrid.files.path, CONTEXT, settings)
     model = Model(hybrid.files, engine)
     scheduler = Scheduler(model)
-    scheduler.start()
     options = {"max_tokens": 160, "min_tokens": 160, "temperature": 1.0, "seed": 3}
     prompts = [question * 2 for question in QUESTIONS[:3]]
     asked = [Submitted(scheduler, prompt, **options) for prompt in prompts]
+    scheduler.start()  # with all of them: one that came late would find the cache free
     results = [request.result() for request in asked]
     scheduler.close()
     assert scheduler.load.preempted > 0
