@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from time import monotonic
 
 from paceline.models import Progress
@@ -36,10 +37,18 @@ class Budget:
         """Tells whether a share of the time is over; never if there are `tokens`."""
         return lambda: self.elapsed >= share * self.seconds
 
-    def stop_halfway_to(self, share: float) -> Callable[[], bool]:
-        """Tells whether half of the time from now to a share of the whole is over."""
-        end = (self.elapsed + share * self.seconds) / 2
-        return lambda: self.elapsed >= end
+    def over(self, part: float, share: float) -> Callable[[], float]:
+        """Tells how much is over of a part of the time from its first call to a share of the whole.
+
+        1 or more: all; 0 if there are `tokens`.
+        """
+        first = cache(lambda: self.elapsed)
+
+        def over() -> float:
+            seconds = part * (share * self.seconds - first())
+            return (self.elapsed - first()) / seconds if seconds > 0 else 1.0
+
+        return over
 
 
 class LearningProgress(Progress):

@@ -95,6 +95,7 @@ class DataMaker:
 
     def _ask(self, number: int, part: Round, free: Sequence[Opening]) -> bool:
         """Let the model write the prompts of a round; False: it writes no new ones."""
+        halfway = self._budget.over(0.5, self._share)  # the rest is to answer them
         mix = mixed(free, self._second_turns(number), _SHARE)
         least, most = _ROUND
         count = min(least << min(number, 16), most)
@@ -111,7 +112,7 @@ class DataMaker:
                 progress=self._progress,
                 openings=mix,
                 accepts=self._variety.accepts,
-                stop=self._budget.stop_halfway_to(self._share),  # the rest is to answer them
+                stop=lambda: halfway() >= 1,
             )
         except NoNewPrompts as error:
             if not len(self._variety):

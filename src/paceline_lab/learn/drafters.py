@@ -120,9 +120,7 @@ class Learner:
         use, budget, progress = self._use, self._budget, self._progress
         try:
             with writing(path):
-                trained = make_head(
-                    use.name, path, training, cost=use.cost, budget=budget, progress=progress
-                )
+                trained = make_head(use.name, path, training, budget=budget, progress=progress)
             if not trained:
                 progress.say("no time is left to train a head; the same command goes on with it")
                 return []

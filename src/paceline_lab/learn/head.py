@@ -4,13 +4,14 @@ The head reads logits, so that no recorded text can be replayed with it: the mod
 of held-out answers, with the head and without, in turns.
 """
 
+import random
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, takewhile
 from pathlib import Path
 from statistics import geometric_mean
 
 from paceline.bench.ab_test import interleaved
-from paceline.decoding.costs import CostTable
 from paceline.drafters import DrafterSpec
 from paceline.errors import InvalidRequest, MissingExtra
 from paceline.models import ModelFiles, Progress
@@ -19,31 +20,27 @@ from paceline.runtime.drafting import drafter_resources
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline.runtime.result import Result
-from paceline.storage.files import digest_of, read_json
+from paceline.storage.files import digest_of
 from paceline_lab.learn.budget import Budget
 from paceline_lab.learn.evaluate import LEAST_ANSWERS, Comparison, Sets
 from paceline_lab.learn.folder import Example
 from paceline_lab.train.answers import Answer
 from paceline_lab.train.commands import check_training, files_to_train_on, train_head
-from paceline_lab.train.hidden_states import ABOUT
 
 TRAINING_ENDS = 0.92
 """Share of the time; measuring takes the rest."""
 
-_SCHEDULE = {"depth": 4, "shallow": 0.5, "dropout": 0.1, "rate": 1e-3, "texts": 4, "seed": 0}
-_EPOCHS = 4
-_EVALUATE_EVERY = 250
-"""Steps; a run that is killed goes on from the last evaluation."""
+_SCHEDULE = {
+    **{"epochs": 4, "texts": 4, "depth": 4, "shallow": 0.5, "dropout": 0.1, "rate": 1e-3},
+    **{"seed": 0, "evaluate_every": 250},  # a run that is killed goes on from an evaluation
+}
 
 _VOCAB = 8192
 STATES_BYTES = 2_000_000_000
-"""Of hidden states on disk while a head is trained; the newest answers that fit are taken."""
+"""Of hidden states on disk while a head is trained."""
 
 _RECORDING_SHARE = 0.4
 """Of the time that is left for a head, for its answers' hidden states."""
-
-_ROWS = 32
-"""Rows of a call from whose cost that of recording is estimated."""
 
 _HIDDEN_STATES = "features"
 _STATE = "state.pt"
@@ -86,9 +83,8 @@ def is_unfinished(head: Path) -> bool:
 def make_head(
     model: str,
     head: Path,
-    training: Sequence[Example],
+    answered: Sequence[Example],
     *,
-    cost: CostTable,
     budget: Budget,
     progress: Progress,
 ) -> bool:
@@ -97,8 +93,7 @@ def make_head(
     Args:
         model: its target, as the user named it.
         head: see `head_folder`.
-        training: answers to learn from; the last ones, if there are more than time and disk allow.
-        cost: seconds of the target's calls.
+        answered: what to learn from; less, if there is more than time and disk allow.
         budget: training ends in time.
         progress: shows it.
 
@@ -113,21 +108,20 @@ def make_head(
         if is_unfinished(other) and other != head:  # of fewer answers than there are now
             shutil.rmtree(other, ignore_errors=True)
     files, graph = files_to_train_on(model, progress)
-    seconds = _RECORDING_SHARE * (TRAINING_ENDS * budget.seconds - budget.elapsed)
-    affordable = max(seconds, 0) / (cost(_ROWS) / _ROWS)
-    answers = _answers_of(head, training, min(STATES_BYTES / (2 * graph.hidden_size), affordable))
-    steps = max(_EPOCHS * len(answers) // int(_SCHEDULE["texts"]), 1)
+    recording = budget.over(_RECORDING_SHARE, TRAINING_ENDS)
+    begun = (head / _STATE).is_file()
     curve = train_head(
         files,
         graph,
-        answers,
+        _some(answered, STATES_BYTES / (2 * graph.hidden_size)),
         head,
         vocab=_VOCAB,
         logits=True,
-        schedule={**_SCHEDULE, "steps": steps, "evaluate_every": _EVALUATE_EVERY},
+        schedule=_SCHEDULE,
         device="cpu",
         progress=progress,
-        stop=budget.stop_after(TRAINING_ENDS),
+        recorded=lambda: begun or recording() >= 1,
+        over=budget.over(1.0, TRAINING_ENDS),
     )
     if not curve:
         return False
@@ -215,20 +209,12 @@ def _speed(answers: Sequence[Mapping[str, Result]], name: str) -> float:
     return geometric_mean(ratios) if ratios else 1.0
 
 
-def _answers_of(head: Path, training: Sequence[Example], tokens: float) -> list[Answer]:
-    """The last answers with at most `tokens` tokens, prompts included, in their order.
+def _some(examples: Sequence[Example], tokens: float) -> list[Answer]:
+    """Answers with at most `tokens` tokens, prompts included, always in the same random order.
 
-    Of a run that was stopped, those that it took. Raises InvalidRequest if there are none.
+    The examples are sorted by topic, and how many there is time for is not known yet.
     """
-    about = head / _HIDDEN_STATES / ABOUT
-    if about.is_file():
-        return [example.answer for example in training[-int(read_json(about)["texts"]) :]]
-    chosen: list[Answer] = []
-    for example in reversed(training):
-        tokens -= len(example.answer.tokens)
-        if tokens < 0:
-            break
-        chosen.append(example.answer)
-    if not chosen:
-        raise InvalidRequest("there is too little time; learn for longer: --hours")
-    return chosen[::-1]
+    shuffled = random.Random(0).sample(examples, len(examples))
+    ends = accumulate(len(example.answer.tokens) for example in shuffled)
+    fitting = takewhile(lambda pair: pair[1] <= tokens, zip(shuffled, ends, strict=True))
+    return [example.answer for example, _ in fitting]

@@ -187,7 +187,8 @@ def train_head(
     schedule: Mapping[str, Any],
     device: str,
     progress: Progress,
-    stop: Callable[[], bool] = lambda: False,
+    recorded: Callable[[], bool] = lambda: False,
+    over: Callable[[], float] = lambda: 0.0,
 ) -> Sequence[Mapping[str, float]]:
     """Train an MTP head in `out`, from where an earlier run was stopped.
 
@@ -198,11 +199,12 @@ def train_head(
         out: gets the head, the state of the run, and the hidden states in `features`.
         vocab: tokens that the head can draft.
         logits: the head reads logits, and drafts in any engine; else hidden states.
-        schedule: fields of `mtp.Schedule`.
+        schedule: fields of `mtp.Schedule`; `epochs` over the answers in place of `steps`.
         device: that torch trains on.
         progress: reports tokens, then steps.
-        stop: called after each step; True: evaluate, write the head and end. If it is true
-            before the first step, nothing is trained.
+        recorded: called between answers; True: those whose hidden states are recorded are all.
+        over: the share of the time for training that is over, as `Trainer.train` takes it. If it
+            is 1 before the first step, nothing is trained.
 
     Returns:
         The evaluations on held-out answers, by step.
@@ -242,9 +244,13 @@ def train_head(
             fingerprint=f"{files.fingerprint}{form.name}",
             progress=progress,
             read=form.recorded,
+            stop=recorded,
         )
-        if stop():
+        if over() >= 1:
             return []
+        answers, schedule = answers[: len(hidden_states)], {**schedule}
+        if epochs := schedule.pop("epochs", None):
+            schedule["steps"] = max(epochs * len(answers) // schedule["texts"], 1)
         trainer = Trainer(
             config,
             share_weights(form.embeddings, head, drafted, device),
@@ -255,7 +261,7 @@ def train_head(
             folder=out,
             device=device,
         )
-        trainer.train(progress, stop)
+        trainer.train(progress, over)
         return trainer.curve
 
 

@@ -37,6 +37,10 @@ class HiddenStates:
         self._rows = np.memmap(path, np.float16, "r", shape=(sum(lengths), width))
         self._ends = list(accumulate(lengths, initial=0))
 
+    def __len__(self) -> int:
+        """Number of texts."""
+        return len(self._ends) - 1
+
     def of(self, text: int) -> npt.NDArray[np.float16]:
         """[tokens, taps * d] of text number `text`."""
         return self._rows[self._ends[text] : self._ends[text + 1]]
@@ -50,6 +54,7 @@ def record_hidden_states(
     fingerprint: str,
     progress: Progress,
     read: Callable[[Array], Array] = np.asarray,
+    stop: Callable[[], bool] = lambda: False,
 ) -> HiddenStates:
     """Prefill prompts and answers, and record the tapped hidden states.
 
@@ -60,11 +65,11 @@ def record_hidden_states(
         fingerprint: identity of the target's weights.
         progress: reports tokens.
         read: makes of states [n, taps * d] what is recorded, [n, width].
+        stop: called before each text but the first; True: the texts so far are all.
 
     Raises:
         InvalidRequest: the folder is for other texts, taps or weights, or cannot be written.
     """
-    lengths = [len(answer.tokens) for answer in answers]
     about: dict[str, Any] = {
         "fingerprint": fingerprint,
         "taps": list(engine.taps),
@@ -82,16 +87,18 @@ def record_hidden_states(
                 f"{folder} has hidden states of other answers, taps or weights; remove it, or "
                 "choose another folder"
             )
-        return _fill(_Recorder(engine, read), answers, path, lengths, progress)
+        return _fill(_Recorder(engine, read), answers, path, progress=progress, stop=stop)
 
 
 def _fill(
     record: "_Recorder",
     answers: Sequence[Answer],
     path: Path,
-    lengths: list[int],
+    *,
     progress: Progress,
+    stop: Callable[[], bool],
 ) -> HiddenStates:
+    lengths = [len(answer.tokens) for answer in answers]
     ends = list(accumulate(lengths, initial=0))
     width = record(answers[0].tokens).shape[1]
     with path.open("ab") as file, progress.task("hidden states", ends[-1], unit="tokens") as update:
@@ -99,10 +106,11 @@ def _fill(
         done = max(at for at, end in enumerate(ends) if end <= whole)
         file.truncate(ends[done] * width * 2)
         update(ends[done])
-        for number in range(done, len(answers)):
-            file.write(record(answers[number].tokens).tobytes())
-            update(ends[number + 1])
-    return HiddenStates(path, lengths, width)
+        while done < len(answers) and not (done and stop()):
+            file.write(record(answers[done].tokens).tobytes())
+            done += 1
+            update(ends[done])
+    return HiddenStates(path, lengths[:done], width)
 
 
 class _Recorder(NamedTuple):

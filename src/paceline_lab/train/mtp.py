@@ -116,7 +116,7 @@ class Trainer(trainer.Trainer):
 
     def _depth(self) -> int:
         """Draft steps that this step trains."""
-        return 1 if self.step < self._steps.shallow * self._steps.steps else self._steps.depth
+        return 1 if self._done() < self._steps.shallow else self._steps.depth
 
     def _right(self, text: Text) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Whether a draft token is right, and whether the text has one there: both [m, depth]."""

@@ -117,6 +117,7 @@ class Trainer(ABC):
             fused=True,
         )
         self.step = 0
+        self._over = 0.0
         self.curve: list[dict[str, float]] = []
         self._about = {**about, **self._identity()}
         self._resume()
@@ -137,20 +138,23 @@ class Trainer(ABC):
     def _amount(self) -> dict[str, float]:
         """How much was learnt from so far, for the curve."""
 
-    def train(self, progress: Progress, stop: Callable[[], bool] = lambda: False) -> float:
-        """Train to the end of the schedule, or until `stop` is true; return the last tau.
+    def train(self, progress: Progress, over: Callable[[], float] = lambda: 0.0) -> float:
+        """Train to the end of the schedule; return the last tau.
 
-        Every evaluation saves the drafter and the state; there is one at the end.
+        `over` is the share of the time that is over, for a run that may not reach its last step:
+        the schedule is then as far, and ends at 1. Every evaluation saves the drafter and the
+        state; there is one at the end.
         """
         schedule = self._schedule
         batches = self._batches()
         with progress.task("training", schedule.steps, unit="steps") as update:
             losses = []
             while self.step < schedule.steps:
+                self._over = over()
                 losses.append(self._train_step(next(batches)))
                 self.step += 1
                 update(self.step)
-                ended = self.step == schedule.steps or stop()
+                ended = self.step == schedule.steps or over() >= 1
                 if ended or self.step % schedule.evaluate_every == 0:
                     measured = self.measures()
                     self._write()
@@ -198,13 +202,18 @@ class Trainer(ABC):
             for number in rng.permutation(per_epoch)[self.step % per_epoch :]:
                 yield [training[i] for i in order[number * size : (number + 1) * size]]
 
+    def _done(self, first: float = 0.0) -> float:
+        """The share that is over of the steps from `first` on, or of the time if that is more."""
+        steps = (self.step - first) / max(self._schedule.steps - first, 1)
+        return min(max(steps, self._over), 1.0)
+
     def _learning_rate(self) -> float:
         """Linear warmup, then cosine decay to a tenth."""
         schedule = self._schedule
         rise = max(schedule.warmup * schedule.steps, 1)
         if self.step < rise:
             return schedule.rate * (self.step + 1) / rise
-        done = (self.step - rise) / max(schedule.steps - rise, 1)
+        done = self._done(rise)
         return schedule.rate * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
 
     def _save(self, loss: float, measured: Mapping[str, float]) -> None:

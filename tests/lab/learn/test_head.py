@@ -3,12 +3,11 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from paceline.decoding.costs import CostTable
-from paceline.errors import InvalidRequest
 from paceline.models import QUIET, ModelFiles, Progress, resolve
 from paceline_lab.learn.budget import Budget
 from paceline_lab.learn.evaluate import Sets
@@ -17,23 +16,24 @@ from paceline_lab.learn.head import compare_head, head_folder, is_unfinished, ma
 from support.training import Stopped, easy_answers, stop_at
 
 torch = pytest.importorskip("torch")
+
+from paceline_lab.train.mtp import Trainer  # noqa: E402
+from paceline_lab.train.trainer import Text  # noqa: E402
+
 pytestmark = pytest.mark.reference
 
 FOREVER = float("inf")
-COST = CostTable({1: 1e-6, 32: 1e-6})
 
 
 class Late(Budget):
-    """Has time to record hidden states, and a number of steps."""
+    """The time for hidden states is over after some answers, that for training after some steps."""
 
-    calls = 0
+    answers, steps = 20, 0
 
-    def stop_after(self, share: float) -> Callable[[], bool]:
-        def stop() -> bool:
-            self.calls += 1
-            return self.calls > 0
-
-        return stop
+    def over(self, part: float, share: float) -> Callable[[], float]:
+        calls = count()
+        most = self.answers if part < 1 else self.steps
+        return lambda: next(calls) / most if most else 1.0
 
 
 class Stopping(Progress):
@@ -70,9 +70,9 @@ def test_a_head_is_trained_from_where_it_was_stopped_and_changes_no_answer(
     head, budget = head_folder(tmp_path, training), Budget(FOREVER, 1000)
     assert why_none(resolve(model, engine=engine)) == ""
     with pytest.raises(Stopped):
-        make_head(model, head, training, cost=COST, budget=budget, progress=Stopping(quiet=True))
+        make_head(model, head, training, budget=budget, progress=Stopping(quiet=True))
     assert is_unfinished(head)
-    make_head(model, head, training, cost=COST, budget=budget, progress=QUIET)
+    make_head(model, head, training, budget=budget, progress=QUIET)
     assert not is_unfinished(head)
     assert {path.name for path in head.iterdir()} >= {"config.json", "model.safetensors"}
     sets = Sets(training[:2], training[2:3])
@@ -87,12 +87,35 @@ def test_training_ends_with_the_time_and_the_head_of_fewer_answers_goes(
     outdated = tmp_path / "mtp-outdated"
     (outdated / "features").mkdir(parents=True)
     head = head_folder(tmp_path, training)
-    with pytest.raises(InvalidRequest):
-        make_head(tiny_files.name, head, training, cost=COST, budget=Budget(0.0), progress=QUIET)
+    assert not make_head(tiny_files.name, head, training, budget=Budget(0.0), progress=QUIET)
     late = Late(100.0)
-    assert not make_head(tiny_files.name, head, training, cost=COST, budget=late, progress=QUIET)
+    assert not make_head(tiny_files.name, head, training, budget=late, progress=QUIET)
     assert is_unfinished(head)
-    late.calls = -1
-    assert make_head(tiny_files.name, head, training, cost=COST, budget=late, progress=QUIET)
-    assert len(json.loads((head / "curve.json").read_text())["curve"]) == 1
+    late.steps = 3
+    assert make_head(tiny_files.name, head, training, budget=late, progress=QUIET)
+    (point,) = json.loads((head / "curve.json").read_text())["curve"]
+    assert point["step"] == 2
     assert not outdated.exists()
+
+
+def test_time_decides_how_many_answers_are_recorded_and_how_far_the_schedule_is(
+    training: list[Example], tiny_files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rates, depths = [], []
+    step, depth = Trainer._train_step, Trainer._depth
+
+    def noting(trainer: Trainer, texts: list[Text]) -> float:
+        rates.append(trainer._learning_rate())
+        depths.append(depth(trainer))
+        return step(trainer, texts)
+
+    monkeypatch.setattr(Trainer, "_train_step", noting)
+    late = Late(100.0)
+    late.answers, late.steps = 21, 20
+    head = head_folder(tmp_path, training)
+    assert make_head(tiny_files.name, head, training, budget=late, progress=QUIET)
+    curve = json.loads((head / "curve.json").read_text())
+    assert curve["texts"].startswith("20,"), "22 texts, of which two are held out"
+    assert depths == [1] * 5 + [4] * 5, "two calls a step"
+    assert rates[1:] == sorted(rates[1:], reverse=True)
+    assert rates[-1] < 0.2 * max(rates)
