@@ -5,7 +5,7 @@ from pathlib import Path
 
 from paceline.bench.suite import load_suite
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models import Progress
+from paceline.models import ModelFiles, Progress
 from paceline.runtime.model import Model
 from paceline_lab.learn.budget import Budget
 from paceline_lab.learn.folder import LearntFolder, Round
@@ -124,8 +124,8 @@ class DataMaker:
         return written > 0
 
     def _answer(self, part: Round) -> None:
-        is_chat = self._model.files.chat_template is not None
-        settings = Settings(MAX_TOKENS, _TEMPERATURES[is_chat], longest_prompt=LONGEST)
+        temperatures = temperatures_of(self._model.files)
+        settings = Settings(MAX_TOKENS, temperatures, longest_prompt=LONGEST)
         if not part.complete and not self._over():
             make_answers(
                 self._model,
@@ -153,6 +153,11 @@ class DataMaker:
                 text = self._model.detokenize(answer.answer)
                 chats.append((str(messages[0]["content"]), text))
         return follow_ups(files, chats[:_CHATS])
+
+
+def temperatures_of(files: ModelFiles) -> tuple[float, ...]:
+    """Those of a model's answers, in turn."""
+    return _TEMPERATURES[files.chat_template is not None]
 
 
 def cache_tokens() -> int:

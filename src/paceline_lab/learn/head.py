@@ -7,6 +7,7 @@ of held-out answers, with the head and without, in turns.
 import random
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, takewhile
 from pathlib import Path
 from statistics import geometric_mean
@@ -22,6 +23,7 @@ from paceline.runtime.model import Model
 from paceline.runtime.result import Result
 from paceline.storage.files import digest_of
 from paceline_lab.learn.budget import Budget
+from paceline_lab.learn.data import temperatures_of
 from paceline_lab.learn.evaluate import LEAST_ANSWERS, Comparison, Sets
 from paceline_lab.learn.folder import Example
 from paceline_lab.train.answers import Answer
@@ -165,8 +167,11 @@ def _measured(
         for number, example in enumerate(examples[:most]):
             if number >= least and not budget.left:
                 break
-            answers.append(_answers(model, example, drafters, number))
-            update(len(answers))
+            results = _answers(model, example, drafters, number)
+            told = replace(example.answer, answer=results[_PLAIN].token_ids, finish="")
+            if not replace(example, answer=told).loops:  # everything foresees these
+                answers.append(results)
+            update(number + 1)
     return Comparison(
         len(answers),
         *(_tokens_per_step(answers, name) for name in (_AFTER, _BEFORE)),
@@ -177,10 +182,13 @@ def _measured(
 def _answers(
     model: Model, example: Example, drafters: Mapping[str, str], number: int
 ) -> dict[str, Result]:
-    """The answer to an example's prompt by each drafter."""
+    """The answer to an example's prompt by each drafter, at the example's temperature and seed."""
+    at = example.answer.number
+    temperatures = temperatures_of(model.files)
+    sampled: Options = {"temperature": temperatures[at % len(temperatures)], "seed": at}
 
     def answer(drafter: str) -> Result:
-        options: Options = {**GREEDY, "drafter": drafter, "max_tokens": _MAX_TOKENS}
+        options: Options = {**GREEDY, **sampled, "drafter": drafter, "max_tokens": _MAX_TOKENS}
         return model.fresh().generate(example.answer.prompt, **options)
 
     calls = {name: lambda drafter=drafter: answer(drafter) for name, drafter in drafters.items()}

@@ -5,14 +5,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.models import QUIET, ModelFiles, Progress, resolve
+from paceline.runtime.model import Model
 from paceline_lab.learn.budget import Budget
 from paceline_lab.learn.evaluate import Sets
 from paceline_lab.learn.folder import Example
 from paceline_lab.learn.head import compare_head, head_folder, is_unfinished, make_head, why_none
+from support.dflash import ends_of
+from support.logits_heads import write_logits_head
 from support.training import Stopped, easy_answers, stop_at
 
 torch = pytest.importorskip("torch")
@@ -79,6 +83,30 @@ def test_a_head_is_trained_from_where_it_was_stopped_and_changes_no_answer(
     compared = compare_head(model, head, sets, engine=engine, budget=budget, progress=QUIET)
     assert [one.answers for one in compared.values()] == [2, 1]
     assert all(one.tokens_per_step >= 1 and one.speed > 0 for one in compared.values())
+
+
+def test_answers_are_measured_as_they_were_made_and_those_that_go_round_are_not(
+    training: list[Example], tiny_files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    head = tmp_path / "head"
+    write_logits_head(head, *ends_of(tiny_files))
+    asked: list[Any] = []
+    generate = Model.generate
+
+    def noting(model: Model, prompt: Any, **options: Any) -> Any:
+        asked.append((options["temperature"], options["seed"]))
+        return generate(model, prompt, **options)
+
+    monkeypatch.setattr(Model, "generate", noting)
+    monkeypatch.setattr("paceline_lab.learn.head.temperatures_of", lambda _: (0.0, 0.8))
+    monkeypatch.setattr(Example, "loops", property(lambda one: one.answer.number == 1))
+    sets = Sets(training[:3], [])
+    budget = Budget(FOREVER, 1000)
+    compared = compare_head(
+        tiny_files.name, head, sets, engine="openvino", budget=budget, progress=QUIET
+    )
+    assert {*asked} == {(0.0, 0), (0.8, 1), (0.0, 2)}
+    assert compared["held_out"].answers == 2
 
 
 def test_training_ends_with_the_time_and_the_head_of_fewer_answers_goes(
