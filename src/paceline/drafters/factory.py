@@ -243,7 +243,7 @@ def _mtp(part: DrafterPart, shared: DrafterResources, request: RequestContext) -
 
 def _head(part: DrafterPart, shared: DrafterResources) -> DraftHead:
     folder, options = _folder(part, shared), part.options
-    if read_head_config(folder, _layers(shared)).logits_of:
+    if reads_logits(folder):
         return _logits_head(read_head(folder, _layers(shared)), part, shared)
     graph = _target_graph(part, shared)
     head, vocab = read_head(folder, _layers(shared)), options.get("vocab")

@@ -113,4 +113,5 @@ def _suits(kind: str, folder: Path, files: ModelFiles) -> bool:
         config = read_json(folder / _CONFIG)
     except ModelError:
         return False
-    return files.engine in _RETURN_HIDDEN_STATES or "logits_of" in config
+    reads_logits = isinstance(config, dict) and "logits_of" in config
+    return files.engine in _RETURN_HIDDEN_STATES or reads_logits

@@ -168,8 +168,8 @@ def _measured(
             if number >= least and not budget.left:
                 break
             results = _answers(model, example, drafters, number)
-            told = replace(example.answer, answer=results[_PLAIN].token_ids, finish="")
-            if not replace(example, answer=told).loops:  # everything foresees these
+            plain = replace(example.answer, answer=results[_PLAIN].token_ids, finish="")
+            if not replace(example, answer=plain).loops:  # everything foresees these
                 answers.append(results)
             update(number + 1)
     return Comparison(

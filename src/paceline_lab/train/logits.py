@@ -84,17 +84,17 @@ def spanning_rows(head: Array, count: int) -> list[int]:
     while len(chosen) < count:
         lengths = squares.copy()
         lengths[chosen] = -np.inf
-        directions = np.zeros((0, width))
+        directions = np.zeros((width, width))
         least = 1e-9 * lengths.max()
-        for _ in range(min(count - len(chosen), width)):
+        for known in range(min(count - len(chosen), width)):
             longest = int(lengths.argmax())
             if lengths[longest] <= least:
                 break
             row = head[longest].astype(np.float64)
             for _ in range(2):  # once leaves rounding
-                row -= (directions @ row) @ directions
+                row -= (directions[:known] @ row) @ directions[:known]
             direction = row / np.sqrt(row @ row)
-            directions = np.concatenate([directions, direction[None]])
+            directions[known] = direction
             lengths -= (head @ direction.astype(np.float32)) ** 2
             lengths[longest] = -np.inf
             chosen.append(longest)

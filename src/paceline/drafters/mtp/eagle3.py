@@ -13,7 +13,7 @@ of queries and keys, `target_layer_ids` from 0, and the target's embeddings and 
 has frozen copies; they are not read.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -157,33 +157,22 @@ def read_head(folder: Path, config: HeadConfig) -> Head:
         name.removeprefix("model.").replace("layers.0.", _LAYER): tensor
         for name, tensor in stored_tensors(folder).items()
     }
-    shapes = _shapes(config)
+    shapes = network_shapes(config)
+    if config.draft_vocab_size is not None:
+        shapes["d2t"] = (config.draft_vocab_size,)
     if config.head_norms or (config.draft_vocab_size is None and "lm_head.weight" not in tensors):
         del shapes["lm_head.weight"]
     if "d2t" not in tensors and config.draft_vocab_size == config.vocab_size:
         shapes.pop("d2t", None)
     check_tensors(folder, {name: shape for name, shape in shapes.items() if name != "d2t"}, tensors)
 
-    def of(*names: str) -> Array:
-        return np.concatenate([tensors[f"{_LAYER}{name}.weight"].floats() for name in names])
-
-    head = tensors["lm_head.weight"].floats() if "lm_head.weight" in shapes else None
-    weights = HeadWeights(
-        fuse=tensors["fc.weight"].floats(),
-        embedding_norm=of("input_layernorm"),
-        hidden_norm=of("hidden_norm"),
-        norm=tensors["norm.weight"].floats(),
-        query_norm=of("self_attn.q_norm") if config.head_norms else None,
-        key_norm=of("self_attn.k_norm") if config.head_norms else None,
-        head=head,
-        **layer_weights(of),
-    )
+    weights = network_weights(lambda name: tensors[name].floats(), {*shapes})
     draft_vocab = _draft_vocab(folder, config, tensors) if "d2t" in shapes else None
     return Head(folder, config, weights, draft_vocab)
 
 
-def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor."""
+def network_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of the network, which a head that reads logits has, too."""
     d, ff, hd = config.hidden_size, config.intermediate_size, config.head_dim
     q, kv = config.num_attention_heads * hd, config.num_key_value_heads * hd
     layer = {
@@ -200,16 +189,33 @@ def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     }
     if config.head_norms:
         layer |= {"self_attn.q_norm": (hd,), "self_attn.k_norm": (hd,)}
-    vocab_shapes: dict[str, tuple[int, ...]] = {}
-    if config.draft_vocab_size is not None:
-        vocab_shapes["d2t"] = (config.draft_vocab_size,)
     return {
         "fc.weight": (d, config.tapped_size),
         "norm.weight": (d,),
         "lm_head.weight": (config.draft_vocab_size or config.vocab_size, d),
         **{f"{_LAYER}{name}.weight": shape for name, shape in layer.items()},
-        **vocab_shapes,
     }
+
+
+def network_weights(read: Callable[[str], Array], names: Container[str]) -> HeadWeights[Array]:
+    """The network's weights; `read` has its tensors by name, of which those in `names` exist."""
+
+    def of(*parts: str) -> Array:
+        return np.concatenate([read(f"{_LAYER}{part}.weight") for part in parts])
+
+    def optional(name: str) -> Array | None:
+        return read(name) if name in names else None
+
+    return HeadWeights(
+        fuse=read("fc.weight"),
+        embedding_norm=of("input_layernorm"),
+        hidden_norm=of("hidden_norm"),
+        norm=read("norm.weight"),
+        query_norm=optional(f"{_LAYER}self_attn.q_norm.weight"),
+        key_norm=optional(f"{_LAYER}self_attn.k_norm.weight"),
+        head=optional("lm_head.weight"),
+        **layer_weights(of),
+    )
 
 
 def _draft_vocab(

@@ -14,20 +14,15 @@ It has `Embeddings` of its own, and needs no tensor of its target's files. A fol
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.drafters.mtp.checkpoint import (
-    Embeddings,
-    Head,
-    HeadConfig,
-    HeadWeights,
-    layer_weights,
-)
+from paceline.drafters.mtp.checkpoint import Embeddings, Head, HeadConfig
+from paceline.drafters.mtp.eagle3 import network_shapes, network_weights
 from paceline.drafters.networks.config import HeadDim, PositiveFloat
 from paceline.drafters.networks.tensors import Array, StoredTensor, check_tensors, stored_tensors
 from paceline.errors import ModelError
@@ -38,8 +33,6 @@ from paceline.storage.validation import Count, Limit, Positive, validated
 CONFIG = "config.json"
 ARCHITECTURE: Final = "PacelineLogitsHead"
 DRAFTED, SCALE = "drafted", ".scale"
-_LAYER = "midlayer."
-_SQUARE = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 
 
 @dataclass(kw_only=True)
@@ -118,42 +111,20 @@ def read_head(folder: Path) -> Head:
     def floats(name: str) -> Array:
         return matrix(name).floats() if f"{name}{SCALE}" in tensors else tensors[name].floats()
 
-    def of(*names: str) -> Array:
-        return np.concatenate([floats(f"{_LAYER}{name}.weight") for name in names])
-
-    weights = HeadWeights(
-        fuse=floats("fc.weight"),
-        embedding_norm=of("input_layernorm"),
-        hidden_norm=of("hidden_norm"),
-        norm=floats("norm.weight"),
-        head=floats("lm_head.weight"),
+    weights = replace(
+        network_weights(floats, shapes),
         embeddings=Embeddings(
             matrix("embeddings.drafted"), matrix("embeddings.rest"), floats("embeddings.into")
         ),
-        **layer_weights(of),
     )
     return Head(folder, config_of(file), weights, _drafted(folder, file, tensors))
 
 
 def shapes_of(file: ConfigFile) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor but scales and `DRAFTED`."""
-    d, ff, hd = file.hidden_size, file.intermediate_size, file.head_dim
-    q, kv = file.num_attention_heads * hd, file.num_key_value_heads * hd
-    rows = dict(zip(_SQUARE, ((q, 2 * d), (kv, 2 * d), (kv, 2 * d), (d, q)), strict=True))
-    layer: dict[str, tuple[int, ...]] = {
-        **rows,
-        "mlp.gate_proj": (ff, d),
-        "mlp.up_proj": (ff, d),
-        "mlp.down_proj": (d, ff),
-        "input_layernorm": (d,),
-        "hidden_norm": (d,),
-        "post_attention_layernorm": (d,),
-    }
+    d = file.hidden_size
     return {
-        "fc.weight": (d, len(file.logits_of)),
-        **{f"{_LAYER}{name}.weight": shape for name, shape in layer.items()},
-        "norm.weight": (d,),
-        "lm_head.weight": (file.draft_vocab_size, d),
+        **network_shapes(config_of(file)),
         "embeddings.drafted": (file.draft_vocab_size, d),
         "embeddings.rest": (file.vocab_size - file.draft_vocab_size, file.rank),
         "embeddings.into": (d, file.rank),

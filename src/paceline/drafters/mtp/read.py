@@ -32,9 +32,9 @@ def read_head(path: Path, target_layers: Callable[[], int]) -> Head:
     Raises ModelError as `read_config` does, and for tensors that are missing, damaged, or of
     another shape.
     """
-    config = read_config(path, target_layers)
-    if config.logits_of:
+    if logits_head.reads_logits(path):
         return logits_head.read_head(path)
+    config = read_config(path, target_layers)
     if not config.own:
         return eagle3.read_head(path, config)
     return qwen3_5.read_head(path, config)
