@@ -31,6 +31,8 @@ from paceline.bench.client import Endpoint, closed_loop
 from paceline.bench.suite import SuitePrompt, load_suite
 from paceline.models import DEFAULT_MODEL, ModelFiles, resolve
 
+ENGINE = "openvino"
+"""The one whose graph GenAI runs, too."""
 MANY = 8
 SLOTS = 16384
 """Tokens of the KV cache in both runtimes: all prompts and answers fit."""
@@ -156,7 +158,7 @@ def main() -> None:
     suite = load_suite().only((), options.per_kind)
     files = resolve(DEFAULT_MODEL)
     peers = {"plain": GenAi(files, lookup=False), "lookup": GenAi(files, lookup=True)}
-    with served(["--cache-tokens", str(SLOTS)]) as server:
+    with served(["--engine", ENGINE, "--cache-tokens", str(SLOTS)]) as server:
         variants: dict[str, Variant] = {}
         for clients in (1, MANY):
             for drafter in ("auto", "none"):
@@ -173,7 +175,7 @@ def main() -> None:
             print(json.dumps({name: round(each.rate, 1) for name, each in rounds[-1].items()}))
     result = {
         "command": "python benchmarks/serving_throughput.py",
-        "engine": paceline.load().engine.describe(),
+        "engine": paceline.load(engine=ENGINE).engine.describe(),
         "openvino_genai": genai.__version__,
         "suite_sha256": suite.sha256,
         "prompts": len(suite.prompts),

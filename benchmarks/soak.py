@@ -283,7 +283,8 @@ def main() -> int:
     growth = last / first - 1
     found = {
         "command": "python benchmarks/soak.py " + " ".join(sys.argv[1:]),
-        "engine": paceline.load(*served_model(options.serve)).engine.describe(),
+        # Of several contexts, so that the choice of an engine is that of `paceline serve`.
+        "engine": paceline.load(*served_model(options.serve), contexts=4).engine.describe(),
         "at": int(time()),
         "requests": dict(clients.counts),
         "first_quarter_mb": first,
