@@ -5,7 +5,8 @@ ones; the weights are random, and of the layers there are as many as have every 
 models have hidden faults of such shapes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -13,18 +14,19 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
-from paceline.decoding.types import Block, Counters
+from paceline.decoding.types import Block, Counters, Drafter
 from paceline.engines import EngineSettings, open_engine
-from paceline.engines.base import Engine
+from paceline.engines.base import Engine, KVSequence
 from paceline.engines.llamacpp.libraries import VARIABLE
 from paceline.errors import ModelError
 from paceline.models.names import known_models
 from support.divergence import divergence
 from support.drafters import Oracle
-from support.driver import answer, generation, run, total
+from support.driver import generation, run, total
 from support.errors import raises
 from support.llamacpp import library
 from support.real_shapes import (
@@ -136,32 +138,49 @@ def opened(name: str, path: Path) -> Engine:
 
 
 def results(engine: Engine, text: list[int]) -> Results:
-    """Of a greedy answer to a part of the text, and a seeded one to all of it."""
-    stopping = Stopping(max_tokens=NEW)
+    """Of a greedy answer to a part of the text, and a seeded one to all of it.
+
+    The text is read once, and the answers share its keys and values: reading takes longest.
+    """
     work = [(text[:70], Sampling()), (text, Sampling(temperature=0.8, top_p=0.95, seed=5))]
-    rows = logits(engine, text)
-    plain = [
-        answer(engine, prompt, sampling=sampling, stopping=stopping).tokens
-        for prompt, sampling in work
-    ]
+    with closing(engine.open()) as read:
+        rows = logits(engine, text, read)
+        plain = answers(engine, read, work, [[], []])
+        oracles = [
+            [Oracle([*prompt, *one.answer], {len(prompt) + at for at in WRONG})]
+            for (prompt, _), one in zip(work, plain, strict=True)
+        ]
+        drafted = answers(engine, read, work, oracles)
+    tokens = [one.answer for one in plain]
+    return Results(rows, tokens, [one.answer for one in drafted], total(drafted))
+
+
+def answers(
+    engine: Engine,
+    read: KVSequence,
+    work: Sequence[tuple[list[int], Sampling]],
+    drafters: Sequence[Sequence[Drafter]],
+) -> list[Generation]:
+    """To prompts that begin as `read` does, together."""
+    sequences = [read.fork(len(prompt) - 1) for prompt, _ in work]
     generations = [
         generation(
             engine,
             prompt,
             sampling=sampling,
-            stopping=stopping,
-            drafters=[Oracle([*prompt, *tokens], {len(prompt) + at for at in WRONG})],
+            stopping=Stopping(max_tokens=NEW),
+            drafters=some,
             policy=Fixed(8),
+            cached=sequence.length,
         )
-        for (prompt, sampling), tokens in zip(work, plain, strict=True)
+        for (prompt, sampling), some, sequence in zip(work, drafters, sequences, strict=True)
     ]
-    drafted = [one.tokens for one in run(engine, generations)]
-    return Results(rows, plain, drafted, total(generations))
+    run(engine, generations, sequences=sequences)
+    return generations
 
 
-def logits(engine: Engine, text: list[int]) -> np.ndarray:
+def logits(engine: Engine, text: list[int], sequence: KVSequence) -> np.ndarray:
     """[COMPARED, vocab]: the last rows of a text, read in chunks of 64."""
-    sequence = engine.open()
     rows = []
     for begin in range(0, len(text), 64):
         chunk = text[begin : begin + 64]
@@ -169,7 +188,6 @@ def logits(engine: Engine, text: list[int]) -> np.ndarray:
         block = Block(chunk, min(max(compared, 0), len(chunk)), prefill=True)
         rows.append(engine.step([(sequence, block)]).logits[0].copy())
         sequence.commit(len(chunk))
-    sequence.close()
     return np.concatenate(rows)[-COMPARED:]
 
 
@@ -228,8 +246,8 @@ def test_weights_in_q4_k_m_compute_the_same_in_both_engines(name: str, tmp_path:
     built = shaped(name, tmp_path, None if name in QUICK else VOCAB)
     path = write_shaped(built, tmp_path / "m.gguf", "Q4_K_M")
     text = some_text(some_tokens(built.config["vocab_size"], 512), COMPARED + 40)
-    rows = [logits(opened(engine, path), text) for engine in ENGINES]
-    assert divergence(*rows) < 0.01
+    engines = (opened(name, path) for name in ENGINES)
+    assert divergence(*(logits(engine, text, engine.open()) for engine in engines)) < 0.01
 
 
 @pytest.mark.reference
@@ -242,7 +260,8 @@ def test_experts_in_mxfp4_compute_the_same_in_both_engines(tmp_path: Path):
         tmp_path / "m.gguf",
     )
     text = some_text(range(4096), WINDOWS[HUGE] + COMPARED)
-    assert divergence(*(logits(opened(engine, path), text) for engine in ENGINES)) < RIGHT
+    engines = (opened(name, path) for name in ENGINES)
+    assert divergence(*(logits(engine, text, engine.open()) for engine in engines)) < RIGHT
 
 
 @pytest.mark.reference

@@ -12,7 +12,7 @@ from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Counters, Drafter, FinishReason, Policy
-from paceline.engines.base import Engine
+from paceline.engines.base import Engine, KVSequence
 
 CHEAP = CostTable({1: 1.0, 32: 1.5})
 """Rows cost next to nothing, so that `Auto` drafts."""
@@ -64,12 +64,20 @@ def generation(
 
 
 def run(
-    engine: Engine, generations: Sequence[Generation], arrivals: Sequence[int] | None = None
+    engine: Engine,
+    generations: Sequence[Generation],
+    arrivals: Sequence[int] | None = None,
+    sequences: Sequence[KVSequence] | None = None,
 ) -> list[Answer]:
-    """Drive them to their ends; generation i takes part from call number arrivals[i] on."""
+    """Drive them to their ends; generation i takes part from call number arrivals[i] on.
+
+    `sequences` have what each generation counts as cached, and are closed; None: empty ones.
+    """
     texts = ["" for _ in generations]
     with ExitStack() as stack:
-        sequences = [stack.enter_context(closing(engine.open())) for _ in generations]
+        sequences = sequences or [engine.open() for _ in generations]
+        for sequence in sequences:
+            stack.enter_context(closing(sequence))
         call = 0
         while any(not generation.finished for generation in generations):
             due = [
