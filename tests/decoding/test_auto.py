@@ -484,6 +484,19 @@ def test_drafts_are_as_before_once_the_batch_load_is_cleared():
     assert drafted(shared, offered) == drafted(alone, offered)
 
 
+def test_a_draft_outlives_the_load_that_it_was_made_for():
+    # As that of a request that was preempted before its call: by then nobody drafts any more.
+    cost = CostTable({1: 1.0, 16: 1.3})
+    policy = Auto(16, cost, Acceptance())
+    policy.set_batch_load(2.0, 0.01, 0.5)
+    proposal = drafted(policy, Proposal(list(range(15)), "guess", 0, [0.99] * 15))
+    assert len(proposal.tokens) > 6
+    policy.set_batch_load(9.0, 0.01, 0.5, drafts=False)
+    assert not drafted(policy, proposal).tokens
+    policy.observe(DecodeOutcome(proposal, 3, 9.0, proposal.tokens[:4]))
+    assert policy.rate == pytest.approx(5 / (1.0 + 9.0 + 0.01 * len(proposal.tokens)), rel=0.1)
+
+
 def test_drafts_in_a_batch_get_shorter_at_a_longer_context():
     cost = CostTable({1: 1.0, 16: 1.3}, 256, {1: 1e-3, 16: 1e-2})
     offered = Proposal(list(range(15)), "guess", 0, [0.99] * 15)

@@ -39,6 +39,7 @@ NETWORK = Config(
 )
 """A drafter that fits the default model."""
 
+TOKENS = 8
 TEXT = "red, green, blue, red, green, blue, red, green,"
 
 
@@ -70,7 +71,7 @@ def test_speculation_gives_the_tokens_of_the_plain_run(
     engine = MlxEngine(files.path, files.context_length, settings, rows=RowRange(1, 32))
     shared = DrafterResources(mlx=engine.model)
     prompt = files.tokenizer().encode(TEXT)
-    stopping = Stopping(max_tokens=16)
+    stopping = Stopping(max_tokens=TOKENS)
     plain, copied, guessed = (
         generation(
             engine, prompt, stopping=stopping, drafters=create(spec, shared), policy=Fixed(6)
@@ -78,10 +79,10 @@ def test_speculation_gives_the_tokens_of_the_plain_run(
         for spec in ("none", "ngram", network)
     )
     (expected,) = run(engine, [plain])
-    assert len(plain.answer) == 16
+    assert len(plain.answer) == TOKENS
     assert run(engine, [copied]) == run(engine, [guessed]) == [expected]
     assert copied.counters.accepted > 0
-    assert copied.counters.steps < plain.counters.steps == 15
+    assert copied.counters.steps < plain.counters.steps == TOKENS - 1
     assert guessed.counters.drafted > 0
     # It is that model, and goes on as a model does that can read.
     assert files.tokenizer().decode(plain.answer).startswith(" blue, red")

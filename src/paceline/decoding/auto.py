@@ -218,6 +218,7 @@ class Auto:
         self._table = cost.at_context(context)
         self._cost = self._costs()
         self._batch_rate: float | None = None  # tokens per second of the others in the batch
+        self._asks = True  # whether drafters are asked
         self._acceptance = acceptance
         self._costly: dict[str, _CostlyDrafter] = {}
         self._tokens = 1.0
@@ -247,21 +248,20 @@ class Auto:
             drafts: whether drafters are asked.
         """
         row += self._table.per_row - self._measured.per_row
-        most = self._max_block if drafts else 1
-        self._cost = [0.0, *(seconds + row * further for further in range(most))]
-        self._batch_rate = rate
+        self._cost = [0.0, *(seconds + row * further for further in range(self._max_block))]
+        self._batch_rate, self._asks = rate, drafts
         self.gain = 0.0
 
     def clear_batch_load(self) -> None:
         """The next call runs this request alone."""
         if self._batch_rate is not None:
-            self._batch_rate = None
+            self._batch_rate, self._asks = None, True
             self._cost = self._costs()
 
     def draft(self, drafters: Sequence[Drafter], context: Sequence[int], limit: int) -> Proposal:
         """The proposal with the greatest gain, cut where more tokens would lower it."""
         self._update_costs(len(context))
-        limit = min(limit, len(self._cost) - 2)
+        limit = min(limit, self._max_block - 1) if self._asks else 0
         rate = self.rate + (self._batch_rate or 0.0)
         plain = 1 - rate * self._cost[1]
         best, most = NO_PROPOSAL, plain
