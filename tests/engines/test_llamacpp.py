@@ -423,15 +423,40 @@ def test_a_last_chunk_of_one_token_is_computed_as_a_prompt(tmp_path: Path):
     assert sizes_seen == [63, 40, 1]
 
 
+@pytest.mark.parametrize("parked", [False, True])
+def test_a_fork_of_few_tokens_of_a_long_prompt_is_a_sequence_of_few_tokens(
+    binding: Binding, tmp_path: Path, parked: bool
+):
+    """Its state is that of the whole prompt, which needs a larger context than the fork has."""
+    path = write_tiny(tmp_path / "m.gguf", sizes={**SIZES, "context": CONTEXT})
+    text = np.random.default_rng(5).integers(3, 250, 1300).tolist()
+    engine = LlamaCppEngine(path, CONTEXT, ONE_THREAD, binding=binding, classes=UNPADDED)
+    with closing(engine), closing(engine.open()) as prompt:
+        for start in range(0, 1280, 64):
+            engine.step([(prompt, Block(text[start : start + 64], 0, prefill=True))])
+            prompt.commit(64)
+        forks = [prompt.fork(60) for _ in range(2)]
+        if parked:  # the second is a fork of what waits
+            forks[1] = forks[0].fork(60)
+        assert [fork.length for fork in forks] == [60, 60]
+        expected = run(engine, text, 60, [8])
+        for fork in forks:
+            (rows,) = engine.step([(fork, Block(text[60:68], 8))]).logits
+            assert rows.tobytes() == expected.tobytes()
+        (rows,) = engine.step([(prompt, Block(text[1280:1288], 8))]).logits
+        assert rows.tobytes() == run(engine, text, 1280, [8]).tobytes()
+
+
 def test_models_that_nobody_holds_are_freed(tmp_path: Path):
     """The library has places for about thirty models and contexts, and ends the process beyond."""
     path = write_tiny(tmp_path / "m.gguf")
     opened = library(IK)
     gc.collect()
     before = opened.open
-    for _ in range(40):
-        engine = LlamaCppEngine(path, 256, ONE_THREAD, binding=library(IK), classes=UNPADDED)
-        engine.step([(engine.open(), Block([1, 2], 1))])
+    for _ in range(5):
+        for _ in range(8):
+            engine = LlamaCppEngine(path, 256, ONE_THREAD, binding=library(IK), classes=UNPADDED)
+            engine.step([(engine.open(), Block([1, 2], 1))])
         del engine
         gc.collect()
     assert opened.open == before

@@ -29,8 +29,10 @@ class Parked(NamedTuple):
     """A waiting sequence."""
 
     state: State
+    held: int
+    """Slots of the state: a context needs as many to take it."""
     length: int
-    """Slots of the state that belong to the sequence; it may hold more."""
+    """Those that belong to the sequence; a fork's state is that of the whole sequence before it."""
     recurrent: State | None = None
     """State of the recurrent layers after `length` slots, if the state holds more."""
 
@@ -91,9 +93,8 @@ class Contexts:
 
         `recurrent` is the state of the recurrent layers after them, if there are such layers.
         """
-        parked = self._parked.get(sequence)
-        state = self.of(sequence, shared).state() if parked is None else parked.state
-        self._parked[other] = Parked(state, shared, recurrent)
+        parked = self._parked.get(sequence) or _parked(self.of(sequence, shared))
+        self._parked[other] = parked._replace(length=shared, recurrent=recurrent)
 
     def forget(self, sequence: Hashable) -> None:
         """Drop a sequence's keys and values."""
@@ -119,14 +120,14 @@ class Contexts:
         binding = self._model.binding
         while self._lent and (len(self._lent) >= self._most or binding.is_full):
             self._park(next(iter(self._lent)))
+        parked = self._parked.get(sequence)
         slots = _FIRST_SLOTS
-        while slots < end:
+        while slots < max(end, parked.held if parked else 0):
             slots *= 2
-        context = self._take(min(slots, self._longest))
-        parked = self._parked.pop(sequence, None)
-        self._lent[sequence] = context
+        self._lent[sequence] = context = self._take(min(slots, self._longest))
         if parked is not None:
-            context.restore(*parked)
+            del self._parked[sequence]
+            context.restore(parked.state, parked.length, parked.recurrent)
         return context
 
     def _take(self, slots: int) -> NativeContext:
@@ -150,7 +151,7 @@ class Contexts:
     def _park(self, sequence: Hashable) -> None:
         context = self._lent.pop(sequence)
         if context.length:
-            self._parked[sequence] = Parked(context.state(), context.length)
+            self._parked[sequence] = _parked(context)
         self._give_back(context)
 
     def _give_back(self, context: NativeContext) -> None:
@@ -160,6 +161,11 @@ class Contexts:
             self._spare.append(context)
         else:
             context.close()
+
+
+def _parked(context: NativeContext) -> Parked:
+    state = context.state()
+    return Parked(state, context.length, context.length)
 
 
 def whole(slots: int) -> int:
