@@ -145,7 +145,7 @@ def results(engine: Engine, text: list[int]) -> Results:
     work = [(text[:70], Sampling()), (text, Sampling(temperature=0.8, top_p=0.95, seed=5))]
     with closing(engine.open()) as read:
         rows = logits(engine, text, read)
-        plain = answers(engine, read, work, [[], []])
+        plain = [one for item in work for one in answers(engine, read, [item], [[]])]
         oracles = [
             [Oracle([*prompt, *one.answer], {len(prompt) + at for at in WRONG})]
             for (prompt, _), one in zip(work, plain, strict=True)
