@@ -44,26 +44,25 @@ def answer(
     return answer
 
 
+LOOP = ("Hello", "--logit-bias", "40=100")
+"""Words of `generate` whose answer repeats itself, which ends it after 256 tokens."""
+
+
 def test_an_answer_ends_after_2048_tokens_and_one_line_says_how_to_go_on(answer: Answer):
     assert MAX_TOKENS == 2048
-    off = "--no-repetition-detection"
-    value = json.loads(answer("Hello", "--json", off)[0])
-    assert (value["completion_tokens"], value["finish_reason"]) == (2048, "length")
-    assert value["settings"]["max_tokens"] == {"value": 2048, "source": "fallback"}
-    _, said = answer("Hello", off)
-    assert said.count("--max-tokens -1") == 1
-    assert "2048" in said
+    _, said = answer("Hello", "--no-repetition-detection")
+    assert said.count("stopped after 2048 tokens; --max-tokens -1") == 1
+    settings = json.loads(answer(*LOOP, "--json")[0])["settings"]
+    assert settings["max_tokens"] == {"value": 2048, "source": "fallback"}
 
 
 def test_max_tokens_minus_1_is_no_limit_but_the_context_and_the_cache(answer: Answer):
-    options = ("Hello", "--max-tokens", -1, "--cache-tokens", 2240, "--no-repetition-detection")
-    value = json.loads(answer(*options, "--json")[0])
-    assert value["finish_reason"] == "length"
-    assert value["prompt_tokens"] + value["completion_tokens"] == 2240
-    assert value["settings"]["max_tokens"] == {"value": None, "source": "request"}
-    _, said = answer(*options)
-    assert "cache is full" in said
+    unlimited = ("--max-tokens", -1)
+    _, said = answer("Hello", *unlimited, "--cache-tokens", 2240, "--no-repetition-detection")
+    value = json.loads(answer(*LOOP, *unlimited, "--json")[0])
+    assert f"after {2240 - value['prompt_tokens']} tokens: the context or the key/value" in said
     assert "--max-tokens" not in said
+    assert value["settings"]["max_tokens"] == {"value": None, "source": "request"}
 
 
 def test_a_limit_that_was_asked_for_needs_no_word(answer: Answer):
@@ -73,7 +72,7 @@ def test_a_limit_that_was_asked_for_needs_no_word(answer: Answer):
 
 
 def test_a_loop_is_stopped_and_one_line_says_so_unless_detection_is_off(answer: Answer):
-    loop = ("Hello", "--logit-bias", "40=100", "--max-tokens", 400)
+    loop = (*LOOP, "--max-tokens", 400)
     value = json.loads(answer(*loop, "--json")[0])
     assert (value["finish_reason"], value["completion_tokens"]) == ("repetition", 256)
     assert "--no-repetition-detection" in answer(*loop)[1]
