@@ -37,7 +37,7 @@ OF_GGUF_FILES = {
 OF_HYBRIDS = {"soak-hybrid"}
 """With a GGUF file of a model with recurrent states."""
 
-OF_LLAMACPP = {"plan-llamacpp", "plan-llamacpp-one-thread"}
+OF_LLAMACPP = {"plan-llamacpp", "plan-llamacpp-one-thread", "verify-llamacpp"}
 """With the default model in the engine llamacpp."""
 
 WITHOUT_ENGINE = {"verify-llama-cpp", "verify-llama-cpp-lookup", "verify-server", "zaya-lesson"}
