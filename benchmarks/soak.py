@@ -30,6 +30,7 @@ from typing import Any
 import httpx
 
 import paceline
+from paceline.models import DEFAULT_MODEL
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SYSTEM = "You are a careful assistant. Answer in few words, and never invent anything. " * 6
@@ -251,10 +252,15 @@ def becomes_idle(url: str) -> bool:
     return False
 
 
-def served_model(arguments: list[str]) -> list[str]:
-    """The model that these arguments of `paceline serve` name; empty: the default one."""
-    at = arguments.index("--model") + 1 if "--model" in arguments else len(arguments)
-    return arguments[at : at + 1]
+def served_engine(arguments: list[str]) -> dict[str, str]:
+    """The description of the engine that `paceline serve` opens with these arguments."""
+
+    def value(option: str, default: str) -> str:
+        return arguments[arguments.index(option) + 1] if option in arguments else default
+
+    model, engine = value("--model", DEFAULT_MODEL), value("--engine", "auto")
+    # Of several contexts, or `auto` would choose as for one answer at a time.
+    return paceline.load(model, engine=engine, contexts=4).engine.describe()
 
 
 def main() -> int:
@@ -283,8 +289,7 @@ def main() -> int:
     growth = last / first - 1
     found = {
         "command": "python benchmarks/soak.py " + " ".join(sys.argv[1:]),
-        # Of several contexts, so that the choice of an engine is that of `paceline serve`.
-        "engine": paceline.load(*served_model(options.serve), contexts=4).engine.describe(),
+        "engine": served_engine(options.serve),
         "at": int(time()),
         "requests": dict(clients.counts),
         "first_quarter_mb": first,

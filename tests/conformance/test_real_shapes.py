@@ -18,7 +18,7 @@ from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
-from paceline.decoding.types import Block, Counters, Drafter
+from paceline.decoding.types import Block, Counters
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine, KVSequence
 from paceline.engines.llamacpp.libraries import VARIABLE
@@ -145,9 +145,9 @@ def results(engine: Engine, text: list[int]) -> Results:
     work = [(text[:70], Sampling()), (text, Sampling(temperature=0.8, top_p=0.95, seed=5))]
     with closing(engine.open()) as read:
         rows = logits(engine, text, read)
-        plain = [one for item in work for one in answers(engine, read, [item], [[]])]
+        plain = [one for item in work for one in answers(engine, read, [item], [None])]
         oracles = [
-            [Oracle([*prompt, *one.answer], {len(prompt) + at for at in WRONG})]
+            Oracle([*prompt, *one.answer], {len(prompt) + at for at in WRONG})
             for (prompt, _), one in zip(work, plain, strict=True)
         ]
         drafted = answers(engine, read, work, oracles)
@@ -159,9 +159,9 @@ def answers(
     engine: Engine,
     read: KVSequence,
     work: Sequence[tuple[list[int], Sampling]],
-    drafters: Sequence[Sequence[Drafter]],
+    oracles: Sequence[Oracle | None],
 ) -> list[Generation]:
-    """To prompts that begin as `read` does, together."""
+    """To prompts that begin as `read` does, together; without an oracle, plainly."""
     sequences = [read.fork(len(prompt) - 1) for prompt, _ in work]
     generations = [
         generation(
@@ -169,11 +169,11 @@ def answers(
             prompt,
             sampling=sampling,
             stopping=Stopping(max_tokens=NEW),
-            drafters=some,
+            drafters=[oracle] if oracle else [],
             policy=Fixed(8),
             cached=sequence.length,
         )
-        for (prompt, sampling), some, sequence in zip(work, drafters, sequences, strict=True)
+        for (prompt, sampling), oracle, sequence in zip(work, oracles, sequences, strict=True)
     ]
     run(engine, generations, sequences=sequences)
     return generations

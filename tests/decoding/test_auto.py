@@ -485,7 +485,7 @@ def test_drafts_are_as_before_once_the_batch_load_is_cleared():
 
 
 def test_a_draft_outlives_the_load_that_it_was_made_for():
-    # As that of a request that was preempted before its call: by then nobody drafts any more.
+    # As that of a request that was preempted before its call: by then drafters are not asked.
     cost = CostTable({1: 1.0, 16: 1.3})
     policy = Auto(16, cost, Acceptance())
     policy.set_batch_load(2.0, 0.01, 0.5)

@@ -26,6 +26,7 @@ from paceline.engines.row_classes import RowClasses, RowRange
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from support import tiny
 from support.divergence import divergence
+from support.engine_rows import feed
 from support.errors import raises
 from support.ggml import quantize
 from support.llamacpp import library
@@ -423,22 +424,18 @@ def test_a_last_chunk_of_one_token_is_computed_as_a_prompt(tmp_path: Path):
     assert sizes_seen == [63, 40, 1]
 
 
-@pytest.mark.parametrize("parked", [False, True])
 def test_a_fork_of_few_tokens_of_a_long_prompt_is_a_sequence_of_few_tokens(
-    binding: Binding, tmp_path: Path, parked: bool
+    binding: Binding, tmp_path: Path
 ):
     """Its state is that of the whole prompt, which needs a larger context than the fork has."""
     path = write_tiny(tmp_path / "m.gguf", sizes={**SIZES, "context": CONTEXT})
     text = np.random.default_rng(5).integers(3, 250, 1300).tolist()
     engine = LlamaCppEngine(path, CONTEXT, ONE_THREAD, binding=binding, classes=UNPADDED)
     with closing(engine), closing(engine.open()) as prompt:
-        for start in range(0, 1280, 64):
-            engine.step([(prompt, Block(text[start : start + 64], 0, prefill=True))])
-            prompt.commit(64)
-        forks = [prompt.fork(60) for _ in range(2)]
-        if parked:  # the second is a fork of what waits
-            forks[1] = forks[0].fork(60)
-        assert [fork.length for fork in forks] == [60, 60]
+        feed(engine, prompt, text[:1280])
+        forks = [prompt.fork(60), prompt.fork(60)]
+        forks.append(forks[0].fork(60))  # of a sequence that waits
+        assert [fork.length for fork in forks] == [60, 60, 60]
         expected = run(engine, text, 60, [8])
         for fork in forks:
             (rows,) = engine.step([(fork, Block(text[60:68], 8))]).logits
