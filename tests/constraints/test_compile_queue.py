@@ -124,6 +124,7 @@ def test_what_the_last_caller_leaves_is_interrupted_and_what_another_waits_for_i
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(queue.compile, "the same", caller) for caller in callers[:2]]
         until(lambda: sum(len(job.callers) for job in queue._jobs.values()) == 2)
+        assert began.wait(PATIENCE)
         callers[0].leave()
         assert refused(futures[0])
         assert not interrupts[0].requested
