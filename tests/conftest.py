@@ -69,8 +69,8 @@ def pytest_collection_finish() -> None:
     """Make conversions to Core ML fast: they are most of what tests of it wait for."""
     if "coremltools" in sys.modules:
         convert_fast()
-        # Each calls for full collections, half a second each with all that is imported by now.
-        gc.freeze()
+    # Closing a model collects garbage: a third of a second with all that is imported by now.
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -45,12 +45,13 @@ def answer(
 
 
 LOOP = ("Hello", "--logit-bias", "40=100")
-"""Words of `generate` whose answer repeats itself, which ends it after 256 tokens."""
+"""Words of `generate` whose answer repeats itself, which ends it after 256 tokens; without that it
+is long in few calls, as its drafts are right."""
 
 
 def test_an_answer_ends_after_2048_tokens_and_one_line_says_how_to_go_on(answer: Answer):
     assert MAX_TOKENS == 2048
-    _, said = answer("Hello", "--no-repetition-detection")
+    _, said = answer(*LOOP, "--no-repetition-detection")
     assert said.count("stopped after 2048 tokens; --max-tokens -1") == 1
     settings = json.loads(answer(*LOOP, "--json")[0])["settings"]
     assert settings["max_tokens"] == {"value": 2048, "source": "fallback"}
@@ -58,7 +59,7 @@ def test_an_answer_ends_after_2048_tokens_and_one_line_says_how_to_go_on(answer:
 
 def test_max_tokens_minus_1_is_no_limit_but_the_context_and_the_cache(answer: Answer):
     unlimited = ("--max-tokens", -1)
-    _, said = answer("Hello", *unlimited, "--cache-tokens", 2240, "--no-repetition-detection")
+    _, said = answer(*LOOP, *unlimited, "--cache-tokens", 2240, "--no-repetition-detection")
     value = json.loads(answer(*LOOP, *unlimited, "--json")[0])
     assert f"after {2240 - value['prompt_tokens']} tokens: the context or the key/value" in said
     assert "--max-tokens" not in said

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from support.command import Command, served, started
+from support.server import HTTP
 from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
@@ -132,7 +133,7 @@ def sent(command: Command, path: str, more: dict[str, Any], *, raw: bool = False
     if raw:
         text = text.replace('"structured_outputs"', r'"structured\u005foutputs"')
     headers = {"content-type": "application/json"}
-    return httpx.post(command.url + path, content=text, headers=headers, timeout=PATIENCE)
+    return HTTP.post(command.url + path, content=text, headers=headers)
 
 
 def good(command: Command, more: dict[str, Any]) -> dict[str, Any]:
@@ -188,14 +189,13 @@ class Others:
         assert not self.failed
 
     def _check(self) -> None:
-        with httpx.Client() as client:
-            while not self._over.is_set():
-                started = time.monotonic()
-                response = client.get(self._command.url + "/health", timeout=PATIENCE)
-                self.slowest = max(self.slowest, time.monotonic() - started)
-                self.failed += [response.text] if response.status_code != 200 else []
-                self.most = max(self.most, memory(self._command))
-                time.sleep(0.02)
+        while not self._over.is_set():
+            started = time.monotonic()
+            response = HTTP.get(self._command.url + "/health")
+            self.slowest = max(self.slowest, time.monotonic() - started)
+            self.failed += [response.text] if response.status_code != 200 else []
+            self.most = max(self.most, memory(self._command))
+            time.sleep(0.02)
 
     def _ask(self) -> None:
         forced = {**tool({"type": "object", "properties": {}, "additionalProperties": False})}
@@ -306,9 +306,9 @@ def test_a_server_that_hangs_ends_after_its_grace_period(
             with pytest.raises(httpx.HTTPError):
                 if where == "reader":
                     body = {"messages": [TURN], **outputs(regex="a")}
-                    httpx.post(url + CHAT, json=body, timeout=PATIENCE).raise_for_status()
+                    HTTP.post(url + CHAT, json=body).raise_for_status()
                 else:
-                    httpx.get(f"{url}/v1/models/any", timeout=PATIENCE).raise_for_status()
+                    HTTP.get(f"{url}/v1/models/any").raise_for_status()
 
         client = threading.Thread(target=ask)
         client.start()
