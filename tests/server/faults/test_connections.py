@@ -28,6 +28,8 @@ from support.waiting import PATIENCE, until
 pytestmark = pytest.mark.slow
 
 SETTINGS = Settings(reading_seconds=0.5)
+SOON = PATIENCE / 10
+"""Seconds for what waits for nothing: what waits for an idle connection takes 300 and more."""
 INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"
 BODY = {"prompt": "the rain in the rain", "max_tokens": 8, "temperature": 0}
 
@@ -61,13 +63,13 @@ def resident_bytes(command: Command) -> int:
 
 
 def stays_well(command: Command, seconds: float, **more: str) -> None:
-    """For some time, /health comes within a second and an answer at all, on new connections."""
+    """For some time, /health comes soon and an answer at all, on new connections."""
     texts, url, headers = set[str](), command.url, {"connection": "close"}
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         start = time.monotonic()
         assert HTTP.get(url + "/health", headers=headers).status_code == 200
-        assert time.monotonic() - start < 1, "/health took more than a second"
+        assert time.monotonic() - start < SOON, "/health took long"
         response = HTTP.post(url + "/v1/completions", json={**BODY, **more}, headers=headers)
         assert response.status_code == 200, response.text
         texts.add(response.json()["choices"][0]["text"])
@@ -151,7 +153,7 @@ def test_sigterm_ends_a_server_with_idle_connections_in_its_grace_period(
             start = time.monotonic()
             command.process.send_signal(signal.SIGTERM)
             assert command.end() == 0
-            assert time.monotonic() - start < 8
+            assert time.monotonic() - start < SOON
     assert "Traceback" not in command.said
 
 
@@ -228,7 +230,7 @@ def test_a_connection_beyond_busy_ones_gets_one_clear_error(endless_gguf: Path, 
         for _ in range(3):
             start = time.monotonic()
             response = HTTP.get(command.url + "/health")
-            assert time.monotonic() - start < 1
+            assert time.monotonic() - start < SOON
             assert response.status_code == 503
             assert response.headers["retry-after"] == "1"
             assert response.json()["error"]["code"] == "too_many_connections"
