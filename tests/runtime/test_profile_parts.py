@@ -50,12 +50,10 @@ def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def large(model: Model, said: StringIO | None = None) -> Model:
-    """The tiny model, as if its weights took long to pack; a process of its own."""
-    model.engine.warm_rows = (2,)
-    try:
+    """The tiny model, as if it were large; a process of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profile, "_LARGE_BYTES", 0)
         return Model(model.files, model.engine, progress=Progress(said or StringIO()))
-    finally:
-        model.engine.warm_rows = ()
 
 
 LENGTHS = [6, 12, 18, 60]

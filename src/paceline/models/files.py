@@ -28,6 +28,7 @@ from paceline.models.manifest import (
     changed_files,
     read_manifest,
 )
+from paceline.models.names.hub_names import shards_beside
 from paceline.models.templates import ChatTemplate
 from paceline.models.templates.control_text import ControlText
 from paceline.models.templates.marks import Thinking
@@ -74,6 +75,15 @@ class ModelFiles:
         if self.weights is not None:
             return self.weights
         return self.folder / self.graph if self.engine == "openvino" else self.folder
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes on disk of what its engine opens, all shards of a GGUF file included."""
+        if self.weights is None:
+            paths = [path for path in self.folder.rglob("*") if path.is_file()]
+        else:
+            paths = shards_beside(self.weights) or [self.weights]
+        return sum(path.stat().st_size for path in paths)
 
     @property
     def settings(self) -> Settings:

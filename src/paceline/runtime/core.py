@@ -115,7 +115,13 @@ class ModelCore:
 
     def _profile_of_engine(self) -> ModelProfile:
         folder = cache_dir() / MEASUREMENTS
-        return ModelProfile(self.engine, self.files.fingerprint, folder, self._progress)
+        return ModelProfile(
+            self.engine,
+            self.files.fingerprint,
+            folder,
+            self._progress,
+            weights_bytes=self.files.weights_bytes,
+        )
 
     @cached_property
     def grammars(self) -> "Grammars":

@@ -1,11 +1,11 @@
 """The cost profile of a model, used as early as it can be and measured as late.
 
-A small model is measured before its first answer with drafts: that takes a second. A large one is
-measured in parts after its answers (`engines/profile_parts.py`), so that no first token waits.
-Until then a policy gets costs that are too high for drafts rather than too low. A profile that is
-outdated is used for one more answer: if its calls agree with it, it stays; else it is measured
-again. Calls of answers correct the costs of longer blocks (`engines/profile_watch.py`). Invariant:
-nothing here changes a token, only how many are drafted.
+A small model is measured before its first answer with drafts: one of 135 M weights takes ten
+seconds. A large one is measured in parts after its answers (`engines/profile_parts.py`), so that no
+first token waits. Until then a policy gets costs that are too high for drafts rather than too low.
+A profile that is outdated is used for one more answer: if its calls agree with it, it stays; else
+it is measured again. Calls of answers correct the costs of longer blocks
+(`engines/profile_watch.py`). Invariant: nothing here changes a token, only how many are drafted.
 """
 
 from collections.abc import Collection, Mapping
@@ -42,6 +42,8 @@ from paceline.runtime.stream import Stream
 
 MEASUREMENTS = "measurements"
 """Folder in the cache of what was measured of models here."""
+_LARGE_BYTES = 200_000_000
+"""Of the weights of a model that is measured in parts."""
 _SHARE = 0.1
 """Share of the time of answers that further parts may take."""
 
@@ -60,12 +62,27 @@ def stored_exactness(fingerprint: str) -> list[dict[str, Any]]:
 class ModelProfile:
     """What calls of an engine cost on this machine, and what was compared of its rows."""
 
-    def __init__(self, engine: Engine, fingerprint: str, folder: Path, progress: Progress) -> None:
-        """Measures and reads nothing yet. `folder` is that of stored profiles."""
+    def __init__(
+        self,
+        engine: Engine,
+        fingerprint: str,
+        folder: Path,
+        progress: Progress,
+        *,
+        weights_bytes: int,
+    ) -> None:
+        """Measures and reads nothing yet.
+
+        Args:
+            engine: the engine with its model.
+            fingerprint: identity of the model's weights.
+            folder: folder of stored profiles.
+            progress: shows a measurement.
+            weights_bytes: size of the model's files.
+        """
         self._engine, self._fingerprint, self._folder = engine, fingerprint, folder
         self._progress = progress
-        self.in_parts = bool(engine.warm_rows)
-        """Whether it is measured in parts: weights that are packed while loading are large."""
+        self.in_parts = weights_bytes > _LARGE_BYTES
         self._profile: CostProfile | None = None
         self._whole = False
         self._outdated = ""
