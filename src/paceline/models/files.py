@@ -76,7 +76,7 @@ class ModelFiles:
             return self.weights
         return self.folder / self.graph if self.engine == "openvino" else self.folder
 
-    @property
+    @cached_property
     def weights_bytes(self) -> int:
         """Bytes on disk of what its engine opens, all shards of a GGUF file included."""
         if self.weights is None:
