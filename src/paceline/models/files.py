@@ -28,7 +28,6 @@ from paceline.models.manifest import (
     changed_files,
     read_manifest,
 )
-from paceline.models.names.hub_names import shards_beside
 from paceline.models.templates import ChatTemplate
 from paceline.models.templates.control_text import ControlText
 from paceline.models.templates.marks import Thinking
@@ -78,12 +77,9 @@ class ModelFiles:
 
     @cached_property
     def weights_bytes(self) -> int:
-        """Bytes on disk of what its engine opens, all shards of a GGUF file included."""
-        if self.weights is None:
-            paths = [path for path in self.folder.rglob("*") if path.is_file()]
-        else:
-            paths = shards_beside(self.weights) or [self.weights]
-        return sum(path.stat().st_size for path in paths)
+        """Bytes on disk of what its engine opens; of a split GGUF file, those of the first shard."""
+        paths = self.folder.rglob("*") if self.weights is None else [self.weights]
+        return sum(path.stat().st_size for path in paths if path.is_file())
 
     @property
     def settings(self) -> Settings:
