@@ -77,7 +77,7 @@ class ModelFiles:
 
     @cached_property
     def weights_bytes(self) -> int:
-        """Bytes on disk of what its engine opens; of a split GGUF file, those of the first shard."""
+        """Bytes of what its engine opens; of a split GGUF file, those of the first shard."""
         paths = self.folder.rglob("*") if self.weights is None else [self.weights]
         return sum(path.stat().st_size for path in paths if path.is_file())
 
