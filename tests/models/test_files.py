@@ -41,7 +41,13 @@ def test_the_bytes_of_a_model_are_those_that_its_engine_opens(
     tiny_files: ModelFiles, exported: Path, tiny_gguf: Path
 ):
     assert tiny_files.weights_bytes == tiny_gguf.stat().st_size
-    assert open_folder(exported, "m").weights_bytes > (exported / WEIGHTS).stat().st_size
+    size = (exported / WEIGHTS).stat().st_size
+    assert open_folder(exported, "m").weights_bytes > size
+    linked = exported.parent / "linked"
+    linked.mkdir()
+    for file in exported.iterdir():
+        (linked / file.name).symlink_to(file)
+    assert open_folder(linked, "m").weights_bytes > size
 
 
 def test_the_identity_of_an_exported_folder_changes_with_its_weights(exported: Path):

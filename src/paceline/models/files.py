@@ -32,6 +32,7 @@ from paceline.models.templates import ChatTemplate
 from paceline.models.templates.control_text import ControlText
 from paceline.models.templates.marks import Thinking
 from paceline.models.templates.tokenizer import Tokenizer
+from paceline.storage.files import size_of
 from paceline.storage.manifest import MANIFEST, is_checked
 from paceline.storage.openvino import GRAPH, LANGUAGE, weights_of
 from paceline.storage.progress import QUIET, Progress
@@ -78,8 +79,8 @@ class ModelFiles:
     @cached_property
     def weights_bytes(self) -> int:
         """Bytes of what its engine opens; of a split GGUF file, those of the first shard."""
-        paths = self.folder.rglob("*") if self.weights is None else [self.weights]
-        return sum(path.stat().st_size for path in paths if path.is_file())
+        # Models of the hub's cache are links to blobs.
+        return size_of(self.weights or self.folder, links=True)
 
     @property
     def settings(self) -> Settings:

@@ -83,6 +83,7 @@ class ModelProfile:
         self._engine, self._fingerprint, self._folder = engine, fingerprint, folder
         self._progress = progress
         self.in_parts = weights_bytes > _LARGE_BYTES
+        """Whether it is measured in parts."""
         self._profile: CostProfile | None = None
         self._whole = False
         self._outdated = ""

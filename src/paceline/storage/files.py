@@ -88,10 +88,11 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of the files in a folder; links count nothing."""
+def size_of(path: Path, *, links: bool = False) -> int:
+    """Bytes of a file, or of the files in a folder; `links`: also of those that links lead to."""
     files = [path] if not path.is_dir() else path.rglob("*")
-    return sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
+    counted = (file for file in files if file.is_file() and (links or not file.is_symlink()))
+    return sum(file.stat().st_size for file in counted)
 
 
 def megabytes(count: int) -> str:
