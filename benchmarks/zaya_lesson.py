@@ -119,7 +119,9 @@ def converted(checkpoint: Path, folder: Path, routing: str) -> Artifact:
     name = f"random-zaya-{routing}"
     about = {"kind": "checkpoint", "from": name}
     source = Source(name, about, name, checkpoint, checkpoint / "tokenizer.json", None, FACTS)
-    recipe = ConversionOptions(rows=ROWS, slots=FACTS.context_length, routing=routing)
+    recipe = ConversionOptions(
+        functions=(1, ROWS), slots=FACTS.context_length, routing=routing
+    )
     return convert(source, folder, recipe, progress=QUIET)
 
 
