@@ -17,7 +17,7 @@ import pytest
 from paceline.decoding.types import Block, Logits
 from paceline.engines import open_engine
 from paceline.engines.base import EngineSettings
-from paceline.engines.llamacpp import libraries
+from paceline.engines.llamacpp import libraries, llama_h
 from paceline.engines.llamacpp.binding import Binding, ContextSettings, Heads, heads_of
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.engines.llamacpp.loading import PATHS, version_of
@@ -242,13 +242,22 @@ def test_a_processor_without_the_instructions_of_the_wheel_is_named(
 def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has loaded no library yet."""
     monkeypatch.setattr(libraries, "load", libraries.load.__wrapped__)
-    for module in ("ik_llama_cpp", "llama_cpp"):
-        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, "ik_llama_cpp", None)
+    monkeypatch.setattr(llama_h, "find_spec", lambda _: None)
 
 
 @pytest.mark.usefixtures("unloaded")
-def test_a_missing_library_names_the_extras_and_what_compiling_needs():
-    with raises(MissingExtra, "paceline[llamacpp]", "llamacpp-all", "compiler"):
+def test_missing_libraries_are_named_with_how_to_install_them():
+    with raises(MissingExtra, "pip install", "xllamacpp", "ik-llama-cpp-python"):
+        next(libraries.installed())
+
+
+def test_a_library_with_other_structs_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
+    library(UPSTREAM)
+    monkeypatch.setattr(libraries, "load", libraries.load.__wrapped__)
+    monkeypatch.setitem(llama_h.DEFAULTS, llama_h.ContextParams, {"n_batch": 2048})
+    monkeypatch.setenv(libraries.VARIABLE, UPSTREAM)
+    with raises(MissingExtra, "llama.cpp", "structs", "n_ctx", "install xllamacpp"):
         next(libraries.installed())
 
 

@@ -1,5 +1,6 @@
 """The libraries of the engine llamacpp in tests, which are skipped where one is not installed."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,13 @@ from paceline.runtime.load import PACKED
 from paceline.runtime.model import Model
 from paceline.runtime.profile import MEASUREMENTS
 
-_MODULES = {"ik_llama.cpp": "ik_llama_cpp", "llama.cpp": "llama_cpp"}
-_EXTRAS = {"ik_llama.cpp": "llamacpp", "llama.cpp": "llamacpp-all, which compiles it"}
+_MODULES = {"ik_llama.cpp": "ik_llama_cpp", "llama.cpp": "xllamacpp"}
 
 
 def library(name: str) -> Binding:
     """A library of this name; it is broken, not missing, if its module is there and fails."""
-    pytest.importorskip(_MODULES[name], reason=f"{name} needs the extra {_EXTRAS[name]}")
+    if find_spec(_MODULES[name]) is None:
+        pytest.skip(f"{name} is not installed")
     return libraries.load(name)
 
 

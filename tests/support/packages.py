@@ -13,7 +13,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "mlx": ("mlx_lm", "torch", "transformers"),
     "coreml": ("coremltools", "torch", "transformers"),
     "ik_llama.cpp": ("ik_llama_cpp",),
-    "llama.cpp": ("llama_cpp",),
+    "llama.cpp": ("xllamacpp",),
 }
 """Name of what is tested -> its modules."""
 MARKS: Mapping[str, Any] = {"mlx": pytest.mark.mlx, "coreml": pytest.mark.coreml}

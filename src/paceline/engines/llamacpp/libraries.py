@@ -1,7 +1,7 @@
 """The libraries of llama.cpp's family that are installed here, and which one runs a file.
 
     ik_llama.cpp   the fastest exact rows on processors; the families and weights that were compared
-    llama.cpp      every family and type of weights; its package is compiled when it is installed
+    llama.cpp      every family and type of weights, and several sequences in a call
 
 The first in this order that computes a file right runs it, unless `PACELINE_LLAMACPP` names one.
 The processor must have what a wheel was built for: an illegal instruction ends the process, so that
@@ -25,12 +25,11 @@ VARIABLE = "PACELINE_LLAMACPP"
 NAMES = ("ik_llama.cpp", "llama.cpp")
 
 _FLAGS = ("avx2", "fma", "f16c")
-"""Instructions of x86 that the wheels of ik_llama.cpp are built with, as in /proc/cpuinfo."""
+"""Instructions of x86 that the wheels are built with, as in /proc/cpuinfo."""
 
 _INSTALL = (
-    "`pip install 'paceline[llamacpp]'` installs ik_llama.cpp, which has wheels for Python 3.11 to "
-    "3.13, `pip install 'paceline[llamacpp-all]'` llama.cpp, too, which takes a C++ compiler and "
-    "some minutes"
+    "`pip install xllamacpp==2026.10.11549` installs llama.cpp, `pip install ik-llama-cpp-python` "
+    "ik_llama.cpp, which has wheels for Python 3.11 to 3.13"
 )
 
 
@@ -86,20 +85,20 @@ def installed() -> Iterator[Binding]:
     if not count:
         raise MissingExtra(
             f"the engine llamacpp needs a library of llama.cpp's family: {_INSTALL} "
-            f"({'; '.join(reasons)}); or use --engine openvino"
+            f"({'; '.join(reasons)})"
         )
 
 
 @cache
 def load(name: str) -> Binding:
     """Load a library. Raises what its import raises, OSError for a processor that it is not for."""
+    lacking = missing_instructions()
+    if lacking and not os.environ.get(PATHS[name]):
+        raise OSError(f"this processor has no {', '.join(lacking)}, which its wheel is built with")
     if name == "llama.cpp":
         from paceline.engines.llamacpp.upstream import Llama
 
         return Llama()
-    lacking = missing_instructions()
-    if lacking and not os.environ.get(PATHS[name]):
-        raise OSError(f"this processor has no {', '.join(lacking)}, which its wheel is built with")
     from paceline.engines.llamacpp.ik import IkLlama
 
     return IkLlama()

@@ -8,8 +8,7 @@ from pathlib import Path
 from paceline.storage.files import digest_of
 
 PATHS = {"ik_llama.cpp": "IK_LLAMA_CPP_LIB_PATH", "llama.cpp": "LLAMA_CPP_LIB_PATH"}
-"""Environment variables, which the packages read, with a library of one's own: its file, or for
-llama.cpp its folder."""
+"""Environment variables with a library of one's own: its file, or for llama.cpp its folder."""
 
 _WAITING = {"GOMP_SPINCOUNT": "1000", "OMP_WAIT_POLICY": "active"}
 """See `short_spins`."""
@@ -37,6 +36,12 @@ def short_spins() -> Iterator[None]:
     finally:
         for name in ours:
             del os.environ[name]
+
+
+def library_folder(name: str) -> Path | None:
+    """Folder of a library of one's own, if the user named one."""
+    path = os.environ.get(PATHS[name])
+    return Path(path) if path else None
 
 
 def version_of(package: str, name: str) -> str:

@@ -1,15 +1,16 @@
-"""The binding of llama.cpp itself, by the package llama-cpp-python.
+"""The binding of llama.cpp itself, by the library in the wheel of xllamacpp (`llama_h.py`).
 
-The package declares the whole C API. `LLAMA_CPP_LIB_PATH` names the folder of libraries of one's
-own, built from the same version. What decides a row's bits there (ggml/src/ggml-cpu of 0.3.36):
+`LLAMA_CPP_LIB_PATH` names the folder of libraries of one's own, built from the same version. What
+decides a row's bits there (ggml/src/ggml-cpu of build 11549):
 
 - Weights that are repacked when a file is loaded (`use_extra_bufts`) have kernels for 1 to 3, 4 and
   8 rows: switched off. Then K and IQ types take another product from 8 rows on (tiled/tiled.cpp),
   by the rows of an expert in a mixture, and no other type does. Weights without groups take another
   one for a single row (llamafile/sgemm.cpp).
 - Attention divides the keys of a single row among the threads, and tiles 64 rows and more, only
-  where keys and values are of one type (`ggml_compute_forward_flash_attn_ext_f16`): so keys are
-  F16, and values BF16. Masked keys are left out one by one.
+  where keys and values are of one type (`ggml_compute_forward_flash_attn_ext_f16`): so values are
+  F16, and keys Q8_0, or BF16 in heads that are no multiple of its groups of 32. Both decode as fast
+  as F16 alone. Masked keys are left out one by one.
 """
 
 import ctypes
@@ -25,7 +26,13 @@ from paceline.engines.llamacpp.binding import (
     Heads,
     State,
 )
-from paceline.engines.llamacpp.loading import short_spins, version_of
+from paceline.engines.llamacpp.llama_h import (
+    FLASH_ATTENTION,
+    PARTIAL_STATE,
+    TYPES,
+    load_library,
+)
+from paceline.engines.llamacpp.loading import library_folder, short_spins, version_of
 from paceline.engines.llamacpp.weights import FLOATS, kinds, window_of
 from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile, NumberArray
@@ -39,8 +46,11 @@ _TILED = (
 COMPARED = (*FLOATS, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", *_TILED)
 """Types of weights that were compared with their values; others are not run."""
 
-_F16, _BF16 = 1, 30
-"""Numbers of these types in ggml.h."""
+_GROUP = 32
+"""Numbers of a group of Q8_0."""
+
+_HEAD_SIZES = ("key_length", "key_length_swa", "key_length_mla")
+"""Sizes of a head of keys in a file's metadata, those that it has."""
 
 _HEADER = 8
 """Bytes of a sequence's state before its slots."""
@@ -59,19 +69,18 @@ class Llama(Binding):
     """llama.cpp; see the top of this file."""
 
     name = "llama.cpp"
-    cache = "keys in f16, values in bf16"
+    cache = "keys in q8_0 (bf16 in odd heads), values in f16"
     rolls_back = True
 
     def __init__(self) -> None:
         """Load the library.
 
-        Raises ImportError, OSError or RuntimeError if it is not installed or not loadable,
-        AttributeError for a library without a function that the package declares.
+        Raises ImportError or OSError if it is not installed, not loadable, or of another version,
+        AttributeError for a library without a function that is called.
         """
         with short_spins():
-            from llama_cpp import llama_cpp as api
-        super().__init__(api, version_of("llama-cpp-python", self.name), {})
-        api.llama_backend_init()
+            api = load_library(library_folder(self.name))
+        super().__init__(api, version_of("xllamacpp", self.name), {})
         self._header: State | None = None
         """Of a sequence's state."""
 
@@ -115,8 +124,8 @@ class Llama(Binding):
         params.n_seq_max = 1
         params.n_rs_seq = settings.rollback
         params.n_threads = params.n_threads_batch = settings.threads
-        params.flash_attn_type = self.api.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        params.type_k, params.type_v = _F16, _BF16
+        params.flash_attn_type = FLASH_ATTENTION
+        params.type_k, params.type_v = TYPES[self._key_type(model)], TYPES["f16"]
         params.swa_full = True  # a window's dropped positions could not be rolled back to
         params.offload_kqv = params.op_offload = False
         pointer: int | None = self.api.llama_init_from_model(model, params)
@@ -172,6 +181,15 @@ class Llama(Binding):
         whole_slots[:_HEADER] = self._header
         return whole_slots
 
+    def _key_type(self, model: int) -> str:
+        """Type of keys: groups of Q8_0 do not cross heads."""
+        family = self.metadata(model, "general.architecture")
+        sizes = [self.metadata(model, f"{family}.attention.{name}") or "" for name in _HEAD_SIZES]
+        numbers = [int(size) for size in sizes if size.isdigit()]
+        if not numbers:
+            numbers = [self.api.llama_model_n_embd(model) // self.api.llama_model_n_head(model)]
+        return "bf16" if any(number % _GROUP for number in numbers) else "q8_0"
+
     def _sequence_state(self, context: int) -> State:
         state = np.empty(self.state_size(context), np.uint8)
         written = self.api.llama_state_seq_get_data(context, _bytes(state), state.size, 0)
@@ -183,7 +201,7 @@ class Llama(Binding):
 
     def read_recurrent(self, context: int) -> State:
         """See `Binding.read_recurrent`."""
-        flags = self.api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        flags = PARTIAL_STATE
         size = int(self.api.llama_state_seq_get_size_ext(context, 0, flags))
         state = np.empty(size, np.uint8)
         written = self.api.llama_state_seq_get_data_ext(context, _bytes(state), size, 0, flags)
@@ -191,7 +209,7 @@ class Llama(Binding):
 
     def write_recurrent(self, context: int, state: State) -> int:
         """See `Binding.write_recurrent`."""
-        flags = self.api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        flags = PARTIAL_STATE
         return int(
             self.api.llama_state_seq_set_data_ext(context, _bytes(state), state.size, 0, flags)
         )

@@ -1,0 +1,256 @@
+"""llama.cpp's C interface as its build 11549 has it: structs, types of functions, and its library.
+
+The wheel of xllamacpp holds the library as one shared object, and declares nothing. Its structs
+have no size and no version, so they are written down here, and compared with the library's own
+default values when it is loaded: a field that was added moves the values after it. After the last
+field there is room, which a library with a longer struct may write to.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+_BOOL, _FLOAT, _INT, _INT8 = ctypes.c_bool, ctypes.c_float, ctypes.c_int32, ctypes.c_int8
+_LONG, _SIZE, _TEXT, _UINT = ctypes.c_int64, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_uint32
+_VOID = ctypes.c_void_p
+
+_ROOM = ("room", ctypes.c_uint64 * 32)
+
+TYPES: Mapping[str, int] = {"f16": 1, "q8_0": 8, "bf16": 30}
+"""Types of keys and values -> their numbers in ggml.h."""
+
+FLASH_ATTENTION = 1
+"""`LLAMA_FLASH_ATTN_TYPE_ENABLED`."""
+
+NO_POOLING = 0
+"""`LLAMA_POOLING_TYPE_NONE`."""
+
+PARTIAL_STATE = 1
+"""`LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY`: what cannot be cut at a position, of recurrent layers."""
+
+
+class LlamaBatch(ctypes.Structure):
+    """`llama_batch`: the rows of a call."""
+
+    _fields_ = (
+        ("n_tokens", _INT),
+        ("token", ctypes.POINTER(_INT)),
+        ("embd", ctypes.POINTER(_FLOAT)),
+        ("pos", ctypes.POINTER(_INT)),
+        ("n_seq_id", ctypes.POINTER(_INT)),
+        ("seq_id", ctypes.POINTER(ctypes.POINTER(_INT))),
+        ("logits", ctypes.POINTER(_INT8)),
+    )
+
+
+class _Value(ctypes.Union):
+    _fields_ = (
+        ("val_i64", _LONG),
+        ("val_f64", ctypes.c_double),
+        ("val_bool", _BOOL),
+        ("val_str", ctypes.c_char * 128),
+    )
+
+
+class ModelOverride(ctypes.Structure):
+    """`llama_model_kv_override`: a value of a file's metadata that is replaced."""
+
+    _fields_ = (("tag", _INT), ("key", ctypes.c_char * 128), ("value", _Value))
+
+
+class ModelParams(ctypes.Structure):
+    """`llama_model_params`."""
+
+    _fields_ = (
+        ("devices", _VOID),
+        ("tensor_buft_overrides", _VOID),
+        ("n_gpu_layers", _INT),
+        ("split_mode", _INT),
+        ("load_mode", _INT),
+        ("lazy_mode", _INT),
+        ("main_gpu", _INT),
+        ("tensor_split", _VOID),
+        ("progress_callback", _VOID),
+        ("progress_callback_user_data", _VOID),
+        ("kv_overrides", ctypes.POINTER(ModelOverride)),
+        ("vocab_only", _BOOL),
+        ("check_tensors", _BOOL),
+        ("use_extra_bufts", _BOOL),
+        ("no_host", _BOOL),
+        ("no_alloc", _BOOL),
+        ("load_mtp", _BOOL),
+        _ROOM,
+    )
+
+
+class ContextParams(ctypes.Structure):
+    """`llama_context_params`."""
+
+    _fields_ = (
+        ("n_ctx", _UINT),
+        ("n_batch", _UINT),
+        ("n_ubatch", _UINT),
+        ("n_seq_max", _UINT),
+        ("n_rs_seq", _UINT),
+        ("n_outputs_max", _UINT),
+        ("n_outputs_max_per_seq", _UINT),
+        ("n_threads", _INT),
+        ("n_threads_batch", _INT),
+        ("ctx_type", _INT),
+        ("rope_scaling_type", _INT),
+        ("pooling_type", _INT),
+        ("attention_type", _INT),
+        ("flash_attn_type", _INT),
+        ("rope_freq_base", _FLOAT),
+        ("rope_freq_scale", _FLOAT),
+        ("yarn_ext_factor", _FLOAT),
+        ("yarn_attn_factor", _FLOAT),
+        ("yarn_beta_fast", _FLOAT),
+        ("yarn_beta_slow", _FLOAT),
+        ("yarn_orig_ctx", _UINT),
+        ("defrag_thold", _FLOAT),
+        ("cb_eval", _VOID),
+        ("cb_eval_user_data", _VOID),
+        ("type_k", _INT),
+        ("type_v", _INT),
+        ("moe_cache_size", _SIZE),
+        ("abort_callback", _VOID),
+        ("abort_callback_data", _VOID),
+        ("embeddings", _BOOL),
+        ("offload_kqv", _BOOL),
+        ("no_perf", _BOOL),
+        ("op_offload", _BOOL),
+        ("swa_full", _BOOL),
+        ("kv_unified", _BOOL),
+        ("samplers", _VOID),
+        ("n_samplers", _SIZE),
+        ("ctx_other", _VOID),
+        _ROOM,
+    )
+
+
+DEFAULTS: dict[type[ctypes.Structure], Mapping[str, float]] = {
+    ModelParams: {
+        "n_gpu_layers": -1, "split_mode": 1, "load_mode": -1, "lazy_mode": 1,
+        "use_extra_bufts": True,
+    },
+    ContextParams: {
+        "n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "n_outputs_max_per_seq": 1,
+        "n_threads": 4, "n_threads_batch": 4, "rope_scaling_type": -1, "pooling_type": -1,
+        "attention_type": -1, "flash_attn_type": -1, "yarn_ext_factor": -1,
+        "yarn_attn_factor": -1, "yarn_beta_fast": -1, "yarn_beta_slow": -1, "defrag_thold": -1,
+        "type_k": 1, "type_v": 1, "offload_kqv": True, "no_perf": True, "op_offload": True,
+        "swa_full": True,
+    },
+}  # fmt: skip
+"""Default values by which a struct's layout is checked; all others are 0, False or None."""
+
+_FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
+    "llama_backend_init": (None, []),
+    "llama_model_default_params": (ModelParams, []),
+    "llama_context_default_params": (ContextParams, []),
+    "llama_model_load_from_file": (_VOID, [_TEXT, ModelParams]),
+    "llama_init_from_model": (_VOID, [_VOID, ContextParams]),
+    "llama_model_free": (None, [_VOID]),
+    "llama_free": (None, [_VOID]),
+    "llama_model_get_vocab": (_VOID, [_VOID]),
+    "llama_vocab_n_tokens": (_INT, [_VOID]),
+    "llama_model_meta_val_str": (_INT, [_VOID, _TEXT, _TEXT, _SIZE]),
+    "llama_model_is_recurrent": (_BOOL, [_VOID]),
+    "llama_model_is_hybrid": (_BOOL, [_VOID]),
+    "llama_model_n_swa": (_INT, [_VOID]),
+    "llama_model_n_embd": (_INT, [_VOID]),
+    "llama_model_n_head": (_INT, [_VOID]),
+    "llama_get_model": (_VOID, [_VOID]),
+    "llama_n_rs_seq": (_UINT, [_VOID]),
+    "llama_get_memory": (_VOID, [_VOID]),
+    "llama_memory_seq_rm": (_BOOL, [_VOID, _INT, _INT, _INT]),
+    "llama_decode": (_INT, [_VOID, LlamaBatch]),
+    "llama_get_logits": (_VOID, [_VOID]),
+    "llama_get_embeddings": (_VOID, [_VOID]),
+    "llama_state_get_size": (_SIZE, [_VOID]),
+    "llama_state_get_data": (_SIZE, [_VOID, _VOID, _SIZE]),
+    "llama_state_seq_get_size": (_SIZE, [_VOID, _INT]),
+    "llama_state_seq_get_data": (_SIZE, [_VOID, _VOID, _SIZE, _INT]),
+    "llama_state_seq_set_data": (_SIZE, [_VOID, _VOID, _SIZE, _INT]),
+    "llama_state_seq_get_size_ext": (_SIZE, [_VOID, _INT, _UINT]),
+    "llama_state_seq_get_data_ext": (_SIZE, [_VOID, _VOID, _SIZE, _INT, _UINT]),
+    "llama_state_seq_set_data_ext": (_SIZE, [_VOID, _VOID, _SIZE, _INT, _UINT]),
+}
+
+# Of src/llama-ext.h, which C++ compilers name; the same in all systems but Windows.
+_EXTENSIONS: Mapping[str, tuple[str, Any, list[Any]]] = {
+    "set_layer_input": (
+        "_Z30llama_set_embeddings_layer_inpP13llama_contextjb", None, [_VOID, _UINT, _BOOL],
+    ),
+    "get_layer_input": (
+        "_Z30llama_get_embeddings_layer_inpP13llama_contextj", _VOID, [_VOID, _UINT],
+    ),
+}  # fmt: skip
+
+
+def load_library(folder: Path | None) -> SimpleNamespace:
+    """Load the library and declare its functions.
+
+    Args:
+        folder: a folder with a library of one's own, built from the same version; None: the wheel.
+
+    Returns:
+        The functions of llama.h that are called, by their names; its structs; the library itself as
+        `_lib`; `set_layer_input` and `get_layer_input`, which are None where they have other names.
+
+    Raises:
+        ImportError: the wheel is not installed.
+        OSError: the library cannot be loaded, or is of a version with other structs.
+        AttributeError: it lacks a function.
+    """
+    library = ctypes.CDLL(str(_path(folder)))
+    api = SimpleNamespace(
+        _lib=library, llama_batch=LlamaBatch, llama_model_kv_override=ModelOverride
+    )
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+        setattr(api, name, function)
+    for params in (api.llama_model_default_params(), api.llama_context_default_params()):
+        _check_layout(params)
+    for name, (symbol, result, arguments) in _EXTENSIONS.items():
+        function = getattr(library, symbol, None)
+        if function is not None:
+            function.restype, function.argtypes = result, arguments
+        setattr(api, name, function)
+    api.llama_backend_init()
+    return api
+
+
+def _path(folder: Path | None) -> Path:
+    """The library's file; the package, whose import takes long, is not imported."""
+    if folder is not None:
+        names = ("libllama.so", "libllama.dylib", "llama.dll")
+        for path in (folder / name for name in names):
+            if path.exists():
+                return path
+        raise OSError(f"no file is called {', '.join(names[:-1])} or {names[-1]}")
+    package = find_spec("xllamacpp")
+    if package is None or not package.submodule_search_locations:
+        raise ModuleNotFoundError("xllamacpp is not installed")
+    for path in sorted(Path(package.submodule_search_locations[0]).glob("xllamacpp*")):
+        if path.suffix in (".so", ".pyd"):
+            return path
+    raise ImportError("xllamacpp has no library")
+
+
+def _check_layout(params: ctypes.Structure) -> None:
+    """Raise OSError if default values are not where they are expected."""
+    expected = DEFAULTS[type(params)]
+    for name, *_ in params._fields_:
+        value = getattr(params, name)
+        is_expected = value == expected[name] if name in expected else not value
+        if name != _ROOM[0] and not is_expected:
+            raise OSError(
+                f"its structs are not those of build 11549 ({name} of "
+                f"{type(params).__name__} has another value); install xllamacpp 2026.10.11549"
+            )
