@@ -18,9 +18,9 @@ from time import perf_counter
 from typing import NamedTuple
 
 import paceline
-from paceline.bench.record import here
-from paceline.bench.suite import Suite, SuitePrompt, load_suite, prompt_for
 from paceline.models import DEFAULT_MODEL
+from paceline.verify.suite import Suite, SuitePrompt, load_suite, prompt_for
+from paceline_lab.bench.record import here
 
 ENGINES = ("openvino", "llamacpp")
 PLAIN, AUTO = "plain", "auto"

@@ -14,8 +14,8 @@ from statistics import median
 from time import perf_counter
 
 import paceline
-from paceline.bench.suite import load_suite
 from paceline.decoding.types import Block
+from paceline.verify.suite import load_suite
 
 TOKENS = 1000
 CHUNKS = (256, 512, TOKENS)

@@ -20,10 +20,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import paceline
-from paceline.bench.run.groups import is_loop
-from paceline.bench.suite import CONVERSATION, SuitePrompt, load_suite
 from paceline.models import DEFAULT_MODEL, Progress
 from paceline.runtime.model import Model
+from paceline.verify.suite import CONVERSATION, SuitePrompt, load_suite
+from paceline_lab.bench.run.groups import is_loop
 
 KINDS = (CONVERSATION, "qa", "math_reasoning")
 HELD_OUT = 6

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.bench.record import Record, read_record
+from paceline_lab.bench.record import Record, read_record
 from paceline_lab.peers.speeds import speeds
 
 

@@ -23,13 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 import paceline
-from paceline.bench.suite import load_suite
 from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import Block, ComputedBlock, Proposal, common_prefix_length
 from paceline.drafters import DrafterResources, RequestContext, create
 from paceline.drafters.factory import shipped
 from paceline.engines.base import Engine
+from paceline.verify.suite import load_suite
 
 Row = npt.NDArray[np.float32]
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from clients.server import Server, served
 
 import paceline
-from paceline.bench.client import Endpoint, Sample, closed_loop
-from paceline.bench.suite import SuitePrompt, load_suite
 from paceline.models import DEFAULT_MODEL, ModelFiles, resolve
+from paceline.verify.client import Endpoint, Sample, closed_loop
+from paceline.verify.suite import SuitePrompt, load_suite
 
 TOKENS = 1000
 ANSWER = 48

@@ -27,9 +27,9 @@ import openvino as ov
 import openvino_genai as genai
 from clients.server import Server, served
 
-from paceline.bench.client import Endpoint, closed_loop
-from paceline.bench.suite import SuitePrompt, load_suite
 from paceline.models import DEFAULT_MODEL, ModelFiles, resolve
+from paceline.verify.client import Endpoint, closed_loop
+from paceline.verify.suite import SuitePrompt, load_suite
 
 ENGINE = "openvino"
 """The one whose graph GenAI runs, too."""

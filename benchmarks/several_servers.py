@@ -24,9 +24,9 @@ from urllib.parse import urlsplit
 from clients.server import served
 
 import paceline
-from paceline.bench.client import Endpoint, Sample, closed_loop, model_of
-from paceline.bench.suite import SuitePrompt, load_suite
 from paceline.models import DEFAULT_MODEL
+from paceline.verify.client import Endpoint, Sample, closed_loop, model_of
+from paceline.verify.suite import SuitePrompt, load_suite
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from support.nginx import proxied

@@ -39,10 +39,11 @@ ALLOWED = {
         "server": {
             *("constraints", "decoding", "drafters", "models", "options", "runtime", "storage"),
         },
-        "bench": {"decoding", "drafters", "engines", "models", "options", "runtime", "storage"},
+        "verify": {"decoding", "drafters", "engines", "models", "options", "runtime", "storage"},
+        "plan": {"decoding", "engines", "runtime", "storage"},
         "cli": {
-            *("bench", "decoding", "drafters", "models", "options", "plugins", "runtime", "server"),
-            "storage",
+            *("decoding", "drafters", "models", "options", "plan", "plugins", "runtime", "server"),
+            *("storage", "verify"),
         },
         "": {"options", "runtime"},
         "__main__": {"cli"},
@@ -63,17 +64,18 @@ ALLOWED = {
     LAB: {
         "arguments": set[str](),
         "figures": set[str](),
-        "load": {"arguments"},
-        "peers": set[str](),
-        "report": {"figures"},
+        "bench": {"arguments"},
+        "load": {"arguments", "bench"},
+        "peers": {"arguments", "bench"},
+        "report": {"bench", "figures"},
         "trace": {"report"},
         "train": {"figures"},
-        "simulate": {"arguments", "trace", "train"},
-        "learn": {"simulate", "train"},
-        "sweep": {"arguments"},
+        "simulate": {"arguments", "bench", "trace", "train"},
+        "learn": {"bench", "simulate", "train"},
+        "sweep": {"arguments", "bench"},
         "cli": {
-            *("arguments", "learn", "load", "peers", "report", "simulate", "sweep", "trace"),
-            "train",
+            *("arguments", "bench", "learn", "load", "peers", "report", "simulate", "sweep"),
+            *("trace", "train"),
         },
         "": set[str](),
     },
@@ -101,11 +103,11 @@ PARTS["__init__"] = {*PARTS}
 # Not slow to import. All else in the rooms of a command is, so only they import it outside of
 # functions.
 LIGHT_ROOMS = {
-    CORE: ALLOWED[CORE].keys() - {"server", "bench"},
+    CORE: ALLOWED[CORE].keys() - {"server", "verify", "plan"},
     CORE_ML: {"cli", "engine", "rehearsal", ""},
     LAB: {"arguments", "cli", ""},
 }
-LIGHT_MODULES = {"paceline.bench.measurement"}
+LIGHT_MODULES = {"paceline.verify.arguments"}
 
 # These may import third-party packages at the top of a file.
 WITH_PACKAGES = {
@@ -322,9 +324,9 @@ def test_a_circle_of_imports_for_the_type_checker_is_found():
         ("paceline.models.x", "class C:\n    import paceline.engines"),
         ("paceline.models.x", "from paceline import load"),
         ("paceline.errors", "from paceline.models import cache"),
-        ("paceline.bench.x", "from paceline_coreml import engine"),
+        ("paceline.verify.x", "from paceline_coreml import engine"),
         ("paceline.cli.app", "def f():\n    import paceline_lab.train"),
-        ("paceline.cli.app", "import paceline.bench.record"),
+        ("paceline.cli.app", "import paceline.verify.checks"),
         ("paceline.cli.app", "from paceline.server import app"),
         ("paceline_lab.x", "def f():\n    from paceline_coreml.conversion import convert"),
         ("paceline_coreml.engine.x", "from paceline_coreml.conversion import convert"),
@@ -363,11 +365,11 @@ def test_a_wrong_arrow_is_found(module: str, source: str):
         ("paceline.models.x", "import paceline\nfrom paceline import __version__"),
         ("paceline.models.x", "if TYPE_CHECKING:\n    from tokenizers import Tokenizer"),
         ("paceline.cli.app", "from paceline import drafters\nfrom paceline.models import resolve"),
-        ("paceline.cli.app", "def f():\n    from paceline.bench import record"),
-        ("paceline.cli.bench", "from paceline.bench.measurement import Measurement"),
+        ("paceline.cli.app", "def f():\n    from paceline.verify import checks"),
+        ("paceline.cli.verify", "from paceline.verify.arguments import Verification"),
         ("paceline.cli.x", "from typer.core import TyperGroup"),
         ("paceline_coreml.golden.x", "from paceline_coreml.conversion import convert"),
-        ("paceline_lab.simulate.x", "from paceline.bench.record import Record"),
+        ("paceline_lab.simulate.x", "from paceline_lab.bench.record import Record"),
         ("paceline_lab.train.x", "import torch"),
         ("paceline.models.templates.worker", "from jinja2 import Template"),
         ("paceline.models.hub.wheel", "from paceline.models.names import WheelModel"),

@@ -20,7 +20,7 @@ from support.docs import ROOT, commands, words_of
 NOT_RUN = {
     "bench peers": "other runtimes; tests/lab/test_peers.py",
     "bench report": "draws charts for seconds; tests/lab/test_report.py",
-    "bench run": "minutes; tests/bench/test_run.py",
+    "bench run": "minutes; tests/lab/bench/test_run.py",
     "bench serve": "a server; tests/lab/test_load.py",
     "bench simulate": "minutes; tests/lab/test_simulate_command.py",
     "bench sweep": "minutes; tests/lab/test_sweep.py",
@@ -31,10 +31,10 @@ NOT_RUN = {
     "generate Count": "a converted model; tests/coreml",
     "generate Name": "a model for MLX",
     "learn": "hours; tests/lab/learn",
-    "plan": "measures the machine; tests/bench/test_plan.py",
+    "plan": "measures the machine; tests/test_plan.py",
     "serve": "does not end; tests/server",
     "train": "hours; tests/lab/train",
-    "verify": "minutes, or a server; tests/bench/test_verify.py and test_verify_server.py",
+    "verify": "minutes, or a server; tests/verify/test_verify.py and test_verify_server.py",
 }
 TRAINED = ("table:table", "mtp:head")
 """Drafters that a command before them trains."""

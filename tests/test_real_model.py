@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.suite import load_suite
-from paceline.bench.verify import rows
-from paceline.bench.verify.checks import Verdict
-from paceline.bench.verify.rows import check_rows
 from paceline.engines.llamacpp.libraries import VARIABLE
 from paceline.models.names import DEFAULT_MODEL, REGISTRY
 from paceline.options import GREEDY, Options
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline.runtime.stream import run_together
+from paceline.verify import rows
+from paceline.verify.checks import Verdict
+from paceline.verify.rows import check_rows
+from paceline.verify.suite import load_suite
 from support.llamacpp import library, model_of, wheel_file
 from support.waiting import PATIENCE
 

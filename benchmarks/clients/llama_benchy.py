@@ -14,8 +14,8 @@ from typing import Any
 
 from trial import Trial, main
 
-from paceline.bench.suite import load_suite
 from paceline.models import DEFAULT_MODEL, resolve
+from paceline.verify.suite import load_suite
 
 PROMPT, ANSWER, DEPTH, RUNS, AT_ONCE = 128, 32, 256, 2, (1, 4)
 HITS = "paceline_prompt_cache_hits_total"

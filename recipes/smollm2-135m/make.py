@@ -13,12 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.bench.suite import load_suite
 from paceline.drafters.table import KIND, MAX_ORDER, entry_bytes
 from paceline.drafters.table_counts import accuracy, count_table
 from paceline.errors import InvalidRequest, MissingExtra, PacelineError
 from paceline.models import DEFAULT_MODEL, ModelFiles, resolve
 from paceline.storage.manifest import begin_artifact
+from paceline.verify.suite import load_suite
 from paceline_lab.train.table import write_table
 
 if TYPE_CHECKING:

@@ -9,6 +9,21 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """The prompts of a measurement, how often each is measured, and the file of the result."""
+
+    rounds: int
+    kinds: Sequence[str] = ()
+    """Kinds of prompts; empty: all."""
+    per_kind: int | None = None
+    suite: Path | None = None
+    """None: paceline's own prompts."""
+    max_tokens: int
+    output: Path | None = None
+    """Rows are journaled beside it until it is written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Drafters and policies, each with each; see `contender_options`."""
 

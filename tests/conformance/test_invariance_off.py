@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.bench.verify import rows
-from paceline.bench.verify.checks import Verdict
-from paceline.bench.verify.rows import check_rows
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.engines.invariance import BLOCK_LENGTH, measure_invariance
 from paceline.engines.openvino import engine as openvino
 from paceline.engines.row_classes import RowClasses, RowRange
 from paceline.models import ModelFiles
+from paceline.verify import rows
+from paceline.verify.checks import Verdict
+from paceline.verify.rows import check_rows
 from support import metal, mlx
 from support.llamacpp import library
 from support.tiny import SIZES, WIDE, Type, write_tiny

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.bench.verify import rows as verify_rows
-from paceline.bench.verify.checks import Verdict
-from paceline.bench.verify.rows import check_rows
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.invariance import CONDITIONS
 from paceline.engines.openvino.batch import parts_of
+from paceline.verify import rows as verify_rows
+from paceline.verify.checks import Verdict
+from paceline.verify.rows import check_rows
 from support.tiny_checkpoints import write_gguf_of
 
 WIDE: dict[str, Any] = {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.suite import load_suite
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
+from paceline.verify.suite import load_suite
 from paceline_lab.sweep.cases import (
     default_lengths,
     dense_text,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.bench.plan.table import is_plan, plan_record
-from paceline.bench.record import Record, Row, Spread, parse_record
 from paceline.errors import InvalidRequest
+from paceline_lab.bench.record import Record, Row, Spread, parse_record
 from paceline_lab.report.charts import record_charts
+from paceline_lab.report.plan import is_plan, plan_record
 from paceline_lab.report.shapes import Chart, Curves, Dots, Stacks
 from support.results import BLOCKS, HEAD, PLAN, RUN, SERVE, SIMULATED, SWEEP, row
 

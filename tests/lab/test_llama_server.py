@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.record import read_record
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.models import ModelFiles, Progress
+from paceline_lab.bench.record import read_record
 from paceline_lab.peers.base import Question
 from paceline_lab.peers.llama_server import process
 from paceline_lab.peers.llama_server.binary import LOOKUPS, server_binary

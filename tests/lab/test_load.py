@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.client import Endpoint, Sample, closed_loop, model_of
-from paceline.bench.record import parse_record
-from paceline.bench.suite import SuitePrompt
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest
 from paceline.models import QUIET
 from paceline.options import GREEDY
 from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults
+from paceline.verify.client import Endpoint, Sample, closed_loop, model_of
+from paceline.verify.suite import SuitePrompt
 from paceline_lab.arguments import ServerLoad
+from paceline_lab.bench.record import parse_record
 from paceline_lab.load.command import bench_serve
 from paceline_lab.load.loops import load_facts, open_loop, percentiles
 from support.server import Running, running

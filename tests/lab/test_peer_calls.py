@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.record import Record, parse_record, read_record
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.models import QUIET
+from paceline_lab.bench.record import Record, parse_record, read_record
 from paceline_lab.peers import registry
 from paceline_lab.peers.calls import command, runtimes
 from paceline_lab.peers.calls.processes import Worker, anonymous_bytes, drop_page_cache

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.bench import client
-from paceline.bench.record import read_record
-from paceline.bench.servers import AS_SERVED, Access
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.models import QUIET, ModelFiles
 from paceline.runtime.model import Model
+from paceline.verify import client
+from paceline.verify.client import AS_SERVED, Access
+from paceline_lab.bench.record import read_record
 from paceline_lab.peers.base import Answer, NotComparable, Peer, Question
 from paceline_lab.peers.llama_server.binary import PROGRAM
 from paceline_lab.peers.registry import KNOWN
@@ -213,7 +213,7 @@ def test_a_server_of_ours_is_asked_with_and_without_speculation(
 def test_a_server_of_others_answers_as_it_was_started_unless_fields_are_given(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("paceline.bench.servers._is_paceline", lambda *_: False)
+    monkeypatch.setattr("paceline.verify.client._is_paceline", lambda *_: False)
     url, model = "http://127.0.0.1:1/v1", "some-model"
     assert ServerPeer(url, Access(model)).modes == (AS_SERVED,)
     chosen = Access(model, plain='{"num_draft_tokens": 0}', speculation="{}")

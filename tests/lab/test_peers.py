@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.journal import journal_path
-from paceline.bench.record import Row, parse_record
-from paceline.bench.servers import Access
 from paceline.errors import InvalidRequest, MissingExtra, ModelError, PacelineError
 from paceline.models import QUIET, Progress
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
+from paceline.verify.client import Access
+from paceline_lab.bench.journal import journal_path
+from paceline_lab.bench.record import Row, parse_record
 from paceline_lab.peers import command, registry
 from paceline_lab.peers.base import Answer, Peer, Question
 from paceline_lab.peers.measure import OWN, PeerContender, contenders_of, measure

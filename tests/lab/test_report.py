@@ -16,10 +16,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from paceline.bench.record import Row
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest, MissingExtra
 from paceline.storage.report import json_file
+from paceline_lab.bench.record import Row
 from paceline_lab.report.charts import record_charts
 from paceline_lab.report.command import bench_report, read_result
 from paceline_lab.report.drawing import picture

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.ab_test import PLAIN
-from paceline.bench.record import parse_record
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest
 from paceline.models import QUIET, ModelFiles
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
+from paceline_lab.bench.ab_test import PLAIN
+from paceline_lab.bench.record import parse_record
 from paceline_lab.simulate import report as simulate_report
 from paceline_lab.simulate.check import bench_simulate_check
 from paceline_lab.simulate.command import bench_simulate

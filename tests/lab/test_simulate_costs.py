@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.plan.command import plan
 from paceline.decoding.costs import CostTable
 from paceline.errors import InvalidRequest
+from paceline.plan import plan
 from paceline.runtime.model import Model
 from paceline_lab.simulate.costs import PRESETS, parse_costs
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.record import Record, Row, here
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline.storage.files import write_json
+from paceline_lab.bench.record import Record, Row, here
 from paceline_lab.simulate.replay import Recording
 from paceline_lab.simulate.texts import Texts
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.ab_test import PLAIN, contender_options
-from paceline.bench.record import Record, parse_record, read_record
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest
 from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
+from paceline_lab.bench.ab_test import PLAIN, contender_options
+from paceline_lab.bench.record import Record, parse_record, read_record
 from paceline_lab.sweep.command import bench_sweep
 from support.bench import comparison_of, measurement_of
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.ab_test import Case, Contender
-from paceline.bench.suite import load_suite
-from paceline.bench.verify.checks import SAMPLED, Verdict, VerifyCase, check_tokens
 from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults, Request
+from paceline.verify.checks import SAMPLED, Verdict, VerifyCase, check_tokens
+from paceline.verify.suite import load_suite
+from paceline_lab.bench.ab_test import Case, Contender
 from paceline_lab.peers.base import Question
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.sweep.cases import length_cases

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.plan.command import plan
 from paceline.decoding.costs import CostTable
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.models import QUIET, ModelFiles, resolve
+from paceline.plan import plan
 from paceline.runtime import load as loading
 from paceline.runtime import weights_choice
 from paceline.runtime.load import load

@@ -5,12 +5,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.measurement import Measurement
-from paceline.bench.run.command import bench_run
 from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline_lab.arguments import Comparison
+from paceline_lab.arguments import Comparison, Measurement
+from paceline_lab.bench.run.command import bench_run
 
 _SUITE = [
     ("one", "chat", "Hello"),

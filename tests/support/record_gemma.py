@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench.suite import load_suite
+from paceline.verify.suite import load_suite
 from support.gemma import PROMPTS, gemma_file
 
 DATA = Path(__file__).parent.parent / "data" / "gemma3_270m.json"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from paceline.bench.record import Record, Row
+from paceline_lab.bench.record import Record, Row
 
 HEAD: dict[str, Any] = {
     "made": "2026-01-01T00:00:00+00:00",

@@ -34,7 +34,7 @@ def plan(
     """
     from dataclasses import replace
 
-    from paceline.bench.plan.command import plan as run
+    from paceline.plan import plan as run
 
     check_writable(result)
 

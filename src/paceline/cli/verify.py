@@ -5,7 +5,6 @@ from typing import Annotated
 
 from typer import Option
 
-from paceline.bench.measurement import Verification
 from paceline.cli import declare
 from paceline.cli.console import check_writable, load_model, print_report, progress_of
 from paceline.cli.options import (
@@ -19,6 +18,7 @@ from paceline.cli.options import (
     group,
 )
 from paceline.errors import InvalidRequest
+from paceline.verify.arguments import Verification
 
 app = group()
 
@@ -105,8 +105,8 @@ def verify(
             raise InvalidRequest(
                 "--drafter, --whole and --quick are of a model here; leave out --url"
             )
-        from paceline.bench.servers import Access
-        from paceline.bench.verify.server import verify_server
+        from paceline.verify.client import Access
+        from paceline.verify.server import verify_server
 
         outcome = verify_server(
             server.url,
@@ -125,7 +125,7 @@ def verify(
         return print_report(outcome, output, verification.output)
     if server.plain_url is not None:
         raise InvalidRequest("--plain-url is the second of two servers; give the first with --url")
-    from paceline.bench.verify.command import verify as run
+    from paceline.verify.command import verify as run
 
     report = run(
         lambda: load_model(model, output, drafters=verification.drafters),

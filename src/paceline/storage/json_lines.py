@@ -1,8 +1,13 @@
-"""Journals: JSON Lines files of finished work, so that an interrupted run can resume."""
+"""Journals: JSON Lines files of finished work, so that an interrupted run can resume.
+
+The first entry of an output's journal describes the run: options, model, engine, machine. A journal
+of another run is rejected. The CLI deletes the journal once it has written the result
+(`Report.journal`).
+"""
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,3 +75,54 @@ def appending(path: Path) -> Iterator[Append]:
                     line = line[file.write(line) :]
 
         yield append
+
+
+def journal_path(output: Path | None) -> Path | None:
+    """Path of an output's journal; None without an output."""
+    return None if output is None else output.with_name(f"{output.name}.journal")
+
+
+@contextlib.contextmanager
+def resuming(
+    output: Path | None, about: Mapping[str, Any]
+) -> Iterator[tuple[list[tuple[int, dict[str, Any]]], Append]]:
+    """Yield (line number, entry) of an interrupted run, and a function that appends an entry.
+
+    `about`, the first entry, describes the run. Without an `output` there are no entries, and none
+    are appended. Raises InvalidRequest if the journal cannot be read or written, or it is another
+    run's.
+    """
+    path = journal_path(output)
+    if path is None:
+        yield [], lambda _: None
+        return
+    entries = read_journal(path)
+    with appending(path) as append:
+        if entries:
+            _check_same_run(path, entries[0].get("about"), about)
+        else:
+            append({"about": dict(about)})
+        yield [*enumerate(entries[1:], start=2)], append
+
+
+def _check_same_run(path: Path, recorded: Any, about: Mapping[str, Any]) -> None:
+    if not isinstance(recorded, dict):
+        raise InvalidRequest(f"{path} is no journal of `paceline bench`; choose another output")
+    for name in about:
+        if recorded.get(name) != about[name]:
+            was, now = _differing(recorded.get(name), about[name])
+            raise InvalidRequest(
+                f"{path} has an interrupted run with another {name} ({was}, not {now}); resume "
+                "it with the same options, remove it, or choose another output"
+            )
+
+
+def _differing(was: Any, now: Any) -> tuple[str, str]:
+    """Both values; of two objects only the fields that differ."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+        return (
+            ", ".join(f"{name} {was.get(name)}" for name in names),
+            ", ".join(f"{name} {now.get(name)}" for name in names),
+        )
+    return str(was), str(now)

@@ -6,10 +6,10 @@ from typing import Annotated
 from typer import Option
 
 from paceline.cli import declare
-from paceline.cli.bench import Limit, MeasurementArguments
 from paceline.cli.console import load_model, print_report, progress_of
 from paceline.cli.options import ApiKey, ModelOptions, Output, command, group
 from paceline.errors import InvalidRequest
+from paceline_lab.cli.options import Limit, MeasurementArguments
 
 app = group()
 
@@ -81,7 +81,7 @@ def peers(
             progress=progress_of(output),
         )
         return print_report(report, output, measurement.output)
-    from paceline.bench.servers import Access
+    from paceline.verify.client import Access
     from paceline_lab.peers.command import bench_peers
 
     result = bench_peers(

@@ -6,10 +6,10 @@ from typing import Annotated
 from typer import Option
 
 from paceline.cli import declare, numbers
-from paceline.cli.bench import Kinds
 from paceline.cli.console import check_writable, print_report, progress_of
 from paceline.cli.options import ApiKey, MaxTokens, Output, ResultFile, Suite, command, group
 from paceline_lab.arguments import ServerLoad
+from paceline_lab.cli.options import Kinds
 
 app = group()
 

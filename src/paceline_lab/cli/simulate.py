@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from paceline.cli import declare
-from paceline.cli.bench import MeasurementArguments
 from paceline.cli.console import load_model, obey_offline, print_report, progress_of
 from paceline.cli.options import ModelOptions, Output, command, group
 from paceline.errors import InvalidRequest
-from paceline_lab.cli.comparison import ComparisonArguments
+from paceline_lab.cli.options import ComparisonArguments, MeasurementArguments
 
 if TYPE_CHECKING:
     from paceline.runtime.model import Model

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from paceline.cli import declare, numbers
-from paceline.cli.bench import MeasurementArguments, Rounds
 from paceline.cli.console import load_model, print_report, progress_of
 from paceline.cli.options import MaxTokens, ModelOptions, Output, Seed, command, group
-from paceline_lab.cli.comparison import ComparisonArguments
+from paceline_lab.cli.options import ComparisonArguments, MeasurementArguments, Rounds
 
 app = group()
 

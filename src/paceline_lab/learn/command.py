@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.bench.suite import Suite, load_suite
 from paceline.decoding.costs import CostTable
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
@@ -14,6 +13,7 @@ from paceline.runtime.model import Model
 from paceline.storage.files import held, megabytes, writing
 from paceline.storage.report import Report
 from paceline.storage.system import lower_priority
+from paceline.verify.suite import Suite, load_suite
 from paceline_lab.learn.budget import Budget, LearningProgress, duration
 from paceline_lab.learn.data import AT_ONCE, DataMaker, cache_tokens
 from paceline_lab.learn.drafters import TABLE_BYTES, Learner, Use

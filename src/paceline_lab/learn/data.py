@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.bench.suite import load_suite
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ModelFiles, Progress
 from paceline.runtime.model import Model
+from paceline.verify.suite import load_suite
 from paceline_lab.learn.budget import Budget
 from paceline_lab.learn.folder import LearntFolder, Round
 from paceline_lab.learn.openings import WAY_OUT, follow_ups, mixed, openings

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import paceline
-from paceline.bench.suite import load_suite
 from paceline.decoding.stopping import RepetitionDetector
 from paceline.decoding.types import FinishReason
 from paceline.errors import ModelError
@@ -22,6 +21,7 @@ from paceline.runtime.learnt import HEADER, learnt_dir
 from paceline.storage.files import read_json, sha256_of, write_json, writing
 from paceline.storage.json_lines import read_entries
 from paceline.storage.manifest import MANIFEST
+from paceline.verify.suite import load_suite
 from paceline_lab.train.answers import ANSWERS, Answer, read_answers
 from paceline_lab.train.prompts import Generated
 

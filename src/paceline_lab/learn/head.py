@@ -12,7 +12,6 @@ from itertools import accumulate, takewhile
 from pathlib import Path
 from statistics import geometric_mean
 
-from paceline.bench.ab_test import interleaved
 from paceline.drafters import DrafterSpec
 from paceline.errors import InvalidRequest, MissingExtra
 from paceline.models import ModelFiles, Progress
@@ -22,6 +21,7 @@ from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline.runtime.result import Result
 from paceline.storage.files import digest_of
+from paceline_lab.bench.ab_test import interleaved
 from paceline_lab.learn.budget import Budget
 from paceline_lab.learn.data import temperatures_of
 from paceline_lab.learn.evaluate import LEAST_ANSWERS, Comparison, Sets

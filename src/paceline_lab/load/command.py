@@ -6,13 +6,13 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from paceline.bench.client import Endpoint, LoadRun, closed_loop, key_for, model_of
-from paceline.bench.record import Record, Row, here
-from paceline.bench.suite import load_suite
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.storage.report import Report
+from paceline.verify.client import Endpoint, LoadRun, closed_loop, key_for, model_of
+from paceline.verify.suite import load_suite
 from paceline_lab.arguments import ServerLoad
+from paceline_lab.bench.record import Record, Row, here
 from paceline_lab.load.loops import load_facts, open_loop
 
 _CLIENTS = (1, 8)

@@ -1,6 +1,6 @@
 """Load on an OpenAI-compatible server: throughput, time to first token, time per output token.
 
-Closed loop (`paceline.bench.client`): several clients; a client sends a request when its last
+Closed loop (`paceline.verify.client`): several clients; a client sends a request when its last
 answer has ended. Open loop: requests at random times, at a fixed mean rate, however many wait
 (Poisson, seeded).
 """
@@ -12,8 +12,8 @@ from itertools import cycle, islice
 from statistics import quantiles
 from typing import Any
 
-from paceline.bench.client import Endpoint, LoadRun, Sample, run_load
-from paceline.bench.suite import SuitePrompt
+from paceline.verify.client import Endpoint, LoadRun, Sample, run_load
+from paceline.verify.suite import SuitePrompt
 
 
 def open_loop(

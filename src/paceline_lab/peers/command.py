@@ -3,17 +3,18 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from paceline.bench.ab_test import about, max_context
-from paceline.bench.journal import journal_path, open_journal
-from paceline.bench.measurement import Measurement
-from paceline.bench.record import PACKAGES, Record, here
-from paceline.bench.run.turns import check_names as check_ids
-from paceline.bench.servers import Access
-from paceline.bench.suite import load_suite
 from paceline.errors import MissingExtra
 from paceline.models import Progress
 from paceline.runtime.model import Model
+from paceline.storage.json_lines import journal_path
 from paceline.storage.report import Report
+from paceline.verify.client import Access
+from paceline.verify.suite import load_suite
+from paceline_lab.arguments import Measurement
+from paceline_lab.bench.ab_test import about, max_context
+from paceline_lab.bench.journal import open_journal
+from paceline_lab.bench.record import PACKAGES, Record, here
+from paceline_lab.bench.run.turns import check_names as check_ids
 from paceline_lab.peers.llama_server.binary import PROGRAM, server_binary
 from paceline_lab.peers.measure import contenders_of
 from paceline_lab.peers.paceline_peer import PacelinePeer

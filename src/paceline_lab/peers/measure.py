@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from paceline.bench.ab_test import PLAIN, interleaved
-from paceline.bench.record import Row
 from paceline.errors import ModelError
+from paceline_lab.bench.ab_test import PLAIN, interleaved
+from paceline_lab.bench.record import Row
 from paceline_lab.peers.base import Answer, Peer, Question
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.peers.registry import one_line

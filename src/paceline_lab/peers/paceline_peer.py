@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.bench.ab_test import PLAIN
 from paceline.options import GREEDY, Options
 from paceline.runtime.model import Model
+from paceline_lab.bench.ab_test import PLAIN
 from paceline_lab.peers.base import Answer, Question
 
 AUTO = "auto"

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from paceline import plugins
-from paceline.bench.servers import Access
 from paceline.engines import ENGINES
 from paceline.errors import InvalidRequest, MissingExtra, PacelineError
 from paceline.models import Progress
 from paceline.runtime.model import Model
+from paceline.verify.client import Access
 from paceline_lab.peers.base import NotComparable, Peer
 from paceline_lab.peers.llama_server.binary import PROGRAM
 from paceline_lab.peers.paceline_peer import PacelinePeer

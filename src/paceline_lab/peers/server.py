@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from paceline.bench.client import closed_loop
-from paceline.bench.servers import Server
-from paceline.bench.suite import SuitePrompt
 from paceline.errors import ModelError
+from paceline.verify.client import Server, closed_loop
+from paceline.verify.suite import SuitePrompt
 from paceline_lab.peers.base import Answer, Question
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import geometric_mean, median
 from typing import Any
 
-from paceline.bench.ab_test import PLAIN
-from paceline.bench.record import Row
-from paceline.bench.run.groups import is_loop
 from paceline.storage.report import Table
+from paceline_lab.bench.ab_test import PLAIN
+from paceline_lab.bench.record import Row
+from paceline_lab.bench.run.groups import is_loop
 from paceline_lab.peers.llama_server.binary import PROGRAM
 
 DECODE, WHOLE = "decode_tokens_per_second", "answer_tokens_per_second"

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import geometric_mean, median
 from typing import Any
 
-from paceline.bench.ab_test import PLAIN
-from paceline.bench.record import Row
 from paceline.storage.report import Table
+from paceline_lab.bench.ab_test import PLAIN
+from paceline_lab.bench.record import Row
 from paceline_lab.peers.measure import OWN
 from paceline_lab.peers.paceline_peer import AUTO
 from paceline_lab.peers.speeds import DECODE, speed_table, speeds

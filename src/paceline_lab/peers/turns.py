@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from paceline.bench.journal import Journal
-from paceline.bench.run.turns import Measured, Skipped, turn_names
-from paceline.bench.suite import SuitePrompt, prompt_for
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.runtime.model import Model
+from paceline.verify.suite import SuitePrompt, prompt_for
+from paceline_lab.bench.journal import Journal
+from paceline_lab.bench.run.turns import Measured, Skipped, turn_names
 from paceline_lab.peers.base import Question
 from paceline_lab.peers.measure import PeerContender, measure
 

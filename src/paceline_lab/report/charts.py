@@ -9,8 +9,8 @@ from itertools import zip_longest
 from operator import attrgetter
 from statistics import fmean, geometric_mean, median
 
-from paceline.bench.ab_test import PLAIN, SINGLE_ROW
-from paceline.bench.record import Record, Row, Spread, spread
+from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW
+from paceline_lab.bench.record import Record, Row, Spread, spread
 from paceline_lab.report.costs import cost_charts
 from paceline_lab.report.shapes import Chart, Curves, Dots, Stacks
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from paceline.bench.record import Row
+from paceline_lab.bench.record import Row
 from paceline_lab.report.shapes import Chart, Curves, Point
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from paceline.bench.record import Spread
 from paceline.errors import MissingExtra
+from paceline_lab.bench.record import Spread
 from paceline_lab.figures import import_matplotlib
 from paceline_lab.report.shapes import Chart, Curves, Dots, Stacks
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.bench.record import Spread
 from paceline.storage.report import Table
+from paceline_lab.bench.record import Spread
 
 Point = tuple[float, Spread]
 """(x, measured value)."""

@@ -9,7 +9,14 @@ from dataclasses import replace
 from statistics import geometric_mean, median
 from typing import Any
 
-from paceline.bench.ab_test import (
+from paceline.models import Progress
+from paceline.runtime.model import Model
+from paceline.runtime.request import check
+from paceline.storage.json_lines import journal_path
+from paceline.storage.report import Report, Table
+from paceline.verify.suite import load_suite
+from paceline_lab.arguments import Comparison, Measurement
+from paceline_lab.bench.ab_test import (
     PLAIN,
     Case,
     Contender,
@@ -19,15 +26,8 @@ from paceline.bench.ab_test import (
     options_facts,
     warm_up,
 )
-from paceline.bench.journal import journal_path, open_journal
-from paceline.bench.measurement import Measurement
-from paceline.bench.record import Record, Row, here
-from paceline.bench.suite import load_suite
-from paceline.models import Progress
-from paceline.runtime.model import Model
-from paceline.runtime.request import check
-from paceline.storage.report import Report, Table
-from paceline_lab.arguments import Comparison
+from paceline_lab.bench.journal import open_journal
+from paceline_lab.bench.record import Record, Row, here
 from paceline_lab.simulate.command import drafter_resources
 from paceline_lab.simulate.replay import Recording, Simulation, simulate
 

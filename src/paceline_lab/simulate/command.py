@@ -8,8 +8,6 @@ from time import perf_counter
 from typing import Any
 
 from paceline import drafters as drafting
-from paceline.bench.ab_test import PLAIN, contender_options, options_facts
-from paceline.bench.record import Record, here
 from paceline.drafters import DrafterResources
 from paceline.drafters import Table as Successors
 from paceline.drafters.table import KIND as TABLE
@@ -21,6 +19,8 @@ from paceline.runtime.request import check as check_options
 from paceline.storage.manifest import read_manifest
 from paceline.storage.report import Report
 from paceline_lab.arguments import Comparison
+from paceline_lab.bench.ab_test import PLAIN, contender_options, options_facts
+from paceline_lab.bench.record import Record, here
 from paceline_lab.simulate.costs import Costs, parse_costs
 from paceline_lab.simulate.replay import Recording, check, simulate
 from paceline_lab.simulate.report import Total, rows_of, summary, tables

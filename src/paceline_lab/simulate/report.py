@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from statistics import geometric_mean
 from typing import Any
 
-from paceline.bench.ab_test import PLAIN
-from paceline.bench.record import Row
 from paceline.storage.report import Table
+from paceline_lab.bench.ab_test import PLAIN
+from paceline_lab.bench.record import Row
 from paceline_lab.simulate.replay import (
     CHANCE_STEPS,
     LONGEST_MATCH,

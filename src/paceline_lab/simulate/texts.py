@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.record import FORM as RECORD
-from paceline.bench.record import parse_record
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline.runtime.trace import FORM as TRACE
 from paceline.storage.files import read_json
 from paceline.storage.json_lines import read_entries
 from paceline.storage.manifest import MANIFEST
+from paceline_lab.bench.record import FORM as RECORD
+from paceline_lab.bench.record import parse_record
 from paceline_lab.simulate.replay import Recording
 from paceline_lab.trace.reader import parse_trace
 

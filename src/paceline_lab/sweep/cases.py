@@ -11,11 +11,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.bench.ab_test import Case, max_context
-from paceline.bench.suite import Suite, load_suite
 from paceline.errors import InvalidRequest
 from paceline.options import Options
 from paceline.runtime.model import Model
+from paceline.verify.suite import Suite, load_suite
+from paceline_lab.bench.ab_test import Case, max_context
 
 TokenCount = int | Literal["max"]
 """A number of tokens, or as many as fit the context."""

@@ -10,7 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.ab_test import (
+from paceline.errors import InvalidRequest
+from paceline.models import Progress
+from paceline.options import Options
+from paceline.runtime.model import Model
+from paceline.runtime.request import check
+from paceline.storage.json_lines import journal_path
+from paceline.storage.report import Report
+from paceline.verify.suite import load_suite
+from paceline_lab.arguments import Comparison, Measurement
+from paceline_lab.bench.ab_test import (
     Case,
     Contender,
     about,
@@ -20,18 +29,9 @@ from paceline.bench.ab_test import (
     options_facts,
     warm_up,
 )
-from paceline.bench.journal import journal_path, open_journal
-from paceline.bench.measurement import Measurement
-from paceline.bench.record import Record, Row, here
-from paceline.bench.suite import load_suite
-from paceline.bench.summary import all_same_tokens, case_table, cold_table, summary
-from paceline.errors import InvalidRequest
-from paceline.models import Progress
-from paceline.options import Options
-from paceline.runtime.model import Model
-from paceline.runtime.request import check
-from paceline.storage.report import Report
-from paceline_lab.arguments import Comparison
+from paceline_lab.bench.journal import open_journal
+from paceline_lab.bench.record import Record, Row, here
+from paceline_lab.bench.summary import all_same_tokens, case_table, cold_table, summary
 from paceline_lab.sweep.cases import TokenCount, dense_text, depth_cases, length_cases
 
 COLD = "cold"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import paceline
-from paceline.bench.suite import Suite, load_suite, prompt_for
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
@@ -23,6 +22,7 @@ from paceline.runtime.stream import Stream, as_they_end
 from paceline.storage.files import read_json, sha256_of, write_json, writing
 from paceline.storage.json_lines import appending, read_entries
 from paceline.storage.manifest import MANIFEST, begin_artifact
+from paceline.verify.suite import Suite, load_suite, prompt_for
 
 ANSWERS = "answers.jsonl"
 KIND = "paceline answers"

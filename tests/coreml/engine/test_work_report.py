@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.plan.command import ReportsWork, plan
 from paceline.decoding.costs import CostTable, speed_up
+from paceline.plan import ReportsWork, plan
 from paceline.runtime.model import Model
 from paceline.storage.report import Table
 from paceline_coreml.engine.flops import PartWork, Work

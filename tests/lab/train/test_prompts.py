@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.suite import load_suite
 from paceline.errors import InvalidRequest, ModelError, PacelineError
 from paceline.models import QUIET, ModelFiles
 from paceline.runtime.model import Model
 from paceline.runtime.stream import Stream
+from paceline.verify.suite import load_suite
 from paceline_lab.train.prompts import LONGEST_PROMPT, user_opening, write_prompts
 
 END = 2  # the id of <|im_end|>

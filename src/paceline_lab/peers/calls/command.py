@@ -13,12 +13,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from paceline.bench.ab_test import interleaved
-from paceline.bench.record import PACKAGES, Record, Row, here
 from paceline.errors import InvalidRequest, MissingExtra, PacelineError
 from paceline.models import Progress, open_origin
 from paceline.storage.report import Report, Table
 from paceline.storage.system import CACHE_VARIABLE, cpu_cores
+from paceline_lab.bench.ab_test import interleaved
+from paceline_lab.bench.record import PACKAGES, Record, Row, here
 from paceline_lab.peers.base import NotComparable
 from paceline_lab.peers.calls.processes import Worker, drop_page_cache
 from paceline_lab.peers.registry import check_names

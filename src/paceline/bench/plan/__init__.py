@@ -1,1 +1,0 @@
-"""`plan`: costs of calls, and the speed-up that drafting can give."""

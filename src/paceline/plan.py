@@ -1,0 +1,208 @@
+"""`plan`: what verification calls cost on this machine, and the speed-up drafting can give.
+
+The formulas are in `decoding/costs.py`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from paceline.decoding.costs import CostTable, break_even, speed_up
+from paceline.engines.invariance import Compared
+from paceline.runtime.engine_choice import OPENVINO
+from paceline.runtime.load import remember_costs
+from paceline.runtime.model import Model
+from paceline.storage.report import Report, Table
+
+_CHANCES = (0.3, 0.5, 0.7, 0.9)
+
+
+@runtime_checkable
+class ReportsWork(Protocol):
+    """An engine that counts the work of its calls."""
+
+    def work_report(self) -> tuple[Mapping[str, Any], Sequence[Table]]:
+        """JSON of the work of a call, and tables to print."""
+        ...
+
+
+@runtime_checkable
+class Remarks(Protocol):
+    """An engine whose times are not those of the hardware that it is for."""
+
+    remark: str
+    """Where they come from; empty: from that hardware."""
+
+
+def plan(load: Callable[[str], Model], engine: str, *, again: bool) -> Report:
+    """Cost table of this machine, and work of a call by part.
+
+    The work is included only for engines that count it. With `again` the costs are measured anew.
+    Where two engines run the model, and `engine` is `auto`, the other one is measured, too.
+
+    Args:
+        load: loads the model for an engine.
+        engine: name of an engine, or `auto`.
+        again: measure anew.
+    """
+    choices = []
+
+    def opened(name: str) -> Model:
+        model = load(name)
+        if model.weights_choice is not None and model.engine.name == OPENVINO:
+            choices.append(model.weights_choice)
+        return model
+
+    model = opened(engine)
+    measurement = model.measure_profile(again=again)
+    engines = _compare_engines(model, opened, again=again)
+    cost = measurement.cost
+    value = {
+        "model": model.files.name,
+        "engine": model.engine.describe(),
+        "context": measurement.context,
+        "row_invariant": measurement.row_invariant,
+        "exactness": {
+            name: comparison.as_dict() for name, comparison in measurement.compared.items()
+        },
+        **_cost_facts(cost),
+        **({} if engines is None else {"engines": engines}),
+    }
+    tables = [_cost_table(f"{model.files.name} on this machine", cost)]
+    if measurement.deep_context:
+        deep = cost.at_context(measurement.deep_context)
+        value["deep"] = {"context": deep.context, **_cost_facts(deep)}
+        tables.append(_cost_table(f"the same at a context of {deep.context} tokens", deep))
+    if isinstance(model.engine, ReportsWork):
+        value["work"], work_tables = model.engine.work_report()
+        tables += work_tables
+    tables.append(_exactness_table(measurement.compared))
+    if engines is not None:
+        tables.insert(0, _engines_table(engines))
+    remark = model.engine.remark if isinstance(model.engine, Remarks) else ""
+    weights = choices[0]._asdict() if choices else {}
+    value |= ({"remark": remark} if remark else {}) | ({"weights": weights} if weights else {})
+    form = f"weights: {weights['reason']}" if weights else ""
+    return Report(value, text="\n".join(filter(None, (remark, form))), tables=tables)
+
+
+_COMPARED_ROWS = (1, 2, 4, 8, 16)
+
+
+def _compare_engines(
+    model: Model, load: Callable[[str], Model], *, again: bool
+) -> dict[str, Any] | None:
+    """Costs of every engine that runs the model, and the one that `auto` takes from now on.
+
+    None: there is no other engine, or one was named.
+    """
+    choice = model.engine_choice
+    if choice is None or len(choice.engines) < 2:
+        return None
+    remember_costs(model)
+    for engine in choice.engines:
+        if engine != model.engine.name:
+            other = load(engine)
+            other.measure_profile(again=again)
+            remember_costs(other)
+    taken = choice.better()
+    costs = {engine: choice.costs(engine) for engine in choice.engines}
+    return {
+        "taken": taken,
+        "reason": choice.reason,
+        "costs": {
+            engine: {
+                "load_seconds": cost.load_seconds,
+                "milliseconds": {str(rows): cost.table(rows) * 1e3 for rows in _COMPARED_ROWS},
+            }
+            for engine, cost in costs.items()
+            if cost is not None
+        },
+    }
+
+
+def _cost_facts(cost: CostTable) -> dict[str, object]:
+    best = best_by_chance(cost)
+    return {
+        "plain_milliseconds": cost(1) * 1e3,
+        "rows": plan_rows(cost),
+        "best": {str(p): {"rows": rows, "speed_up": gain} for p, (rows, gain) in best.items()},
+    }
+
+
+def _engines_table(engines: Mapping[str, Any]) -> Table:
+    head = ["engine", "start s", *(f"{rows} rows ms" for rows in _COMPARED_ROWS), "auto"]
+    rows = [
+        [
+            name,
+            f"{cost['load_seconds']:.1f}",
+            *(f"{milliseconds:.1f}" for milliseconds in cost["milliseconds"].values()),
+            "taken" if name == engines["taken"] else "",
+        ]
+        for name, cost in engines["costs"].items()
+    ]
+    return f"engines; --engine auto takes {engines['taken']}: {engines['reason']}", head, rows
+
+
+def _exactness_table(compared: Mapping[str, Compared]) -> Table:
+    head = ["rows with another", "compared", "differ", "other picks", "largest difference"]
+    rows = [
+        [
+            name.replace("_", " "),
+            str(counts.rows),
+            f"{counts.differing} ({100 * counts.differing / max(counts.rows, 1):.0f} %)",
+            f"{counts.other_picks} ({100 * counts.other_picks / max(counts.rows, 1):.0f} %)",
+            f"{counts.largest_difference:.3g}",
+        ]
+        for name, counts in compared.items()
+    ]
+    return "exactness: rows against plain decoding's of a sequence alone, bit for bit", head, rows
+
+
+def _cost_table(title: str, cost: CostTable) -> Table:
+    planned = plan_rows(cost)
+    rows = [
+        [
+            str(row["rows"]),
+            f"{row['milliseconds']:.1f}",
+            f"{row['ratio']:.2f}",
+            "never" if row["break_even"] is None else f"{row['break_even']:.2f}",
+            *(f"{gain:.2f}" for gain in row["speed_up"].values()),
+        ]
+        for row in planned
+    ]
+    chances = [f"p={chance}" for chance in planned[0]["speed_up"]]
+    title = f"{title}, plain {cost(1) * 1e3:.1f} ms a token"
+    return title, ["rows", "ms", "/ plain", "break-even p", *chances], rows
+
+
+def plan_rows(cost: CostTable) -> list[dict[str, Any]]:
+    """For every measured T > 1: cost, ratio to plain decoding, break-even and speed-ups.
+
+    `break_even` is the acceptance chance per draft token at which a block of T is as fast as plain
+    decoding; None if a chance of 1 is slower. `speed_up` maps chances to speed over plain decoding.
+    """
+    return [
+        {
+            "rows": rows,
+            "milliseconds": cost(rows) * 1e3,
+            "ratio": cost(rows) / cost(1),
+            "break_even": break_even(cost, rows),
+            "speed_up": {
+                str(chance): speed_up(cost, [chance] * (rows - 1)) for chance in (*_CHANCES, 1.0)
+            },
+        }
+        for rows in cost.seconds
+        if rows > 1
+    ]
+
+
+def best(cost: CostTable, chance: float) -> tuple[int, float]:
+    """(T, speed-up) with the largest speed-up at this chance per draft token; T = 1: no draft."""
+    options = {rows: speed_up(cost, [chance] * (rows - 1)) for rows in (1, *cost.seconds)}
+    rows = max(options, key=lambda count: options[count])
+    return rows, options[rows]
+
+
+def best_by_chance(cost: CostTable) -> Mapping[float, tuple[int, float]]:
+    """`best` for several chances up to 1."""
+    return {chance: best(cost, chance) for chance in (0.1, *_CHANCES, 1.0)}

@@ -1,0 +1,172 @@
+"""Suites of prompts for benchmarks; a result has the suite's SHA-256.
+
+A suite is paceline's own file, a user's, or Spec-Bench's `question.jsonl` (arXiv 2401.07851), whose
+questions may have a second turn, sent after the answer to the first.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+from paceline.errors import InvalidRequest
+from paceline.models import ModelFiles
+from paceline.runtime.prompt import Prompt
+from paceline.storage.validation import Limit, validated
+
+_IN_PACKAGE = "suite.jsonl"
+_IN_CHECKOUT = Path(__file__).parents[3] / "benchmarks" / "suite.jsonl"
+
+CONVERSATION = "multi-turn conversation"
+"""Spec-Bench's name of the eight categories of MT-Bench together."""
+
+_MT_BENCH = (
+    *("writing", "roleplay", "reasoning", "math"),
+    *("coding", "extraction", "stem", "humanities"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SuitePrompt:
+    """A prompt and, in Spec-Bench, the turns after it."""
+
+    id: str
+    kind: str
+    messages: Sequence[dict[str, Any]]
+    """The messages before the first answer."""
+    turns: Sequence[str] = ()
+    """The user's further messages, one after each answer; only `bench run` sends them."""
+    category: str = ""
+    """Spec-Bench's category; empty in other suites."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Prompts, and the SHA-256 of their file."""
+
+    prompts: Sequence[SuitePrompt]
+    sha256: str
+
+    def only(
+        self, kinds: Sequence[str], per_kind: int | None = None, limit: int | None = None
+    ) -> "Suite":
+        """The prompts of some kinds (all if empty), `per_kind` per kind; the hash is the file's.
+
+        `limit` is the number of prompts in all: the same number of each kind (one more of the first
+        kinds if it does not divide). Of n prompts of a kind, prompt i of k is at floor(i n / k).
+        Raises InvalidRequest if there is no such kind.
+        """
+        known = list(dict.fromkeys(prompt.kind for prompt in self.prompts))
+        for kind in kinds:
+            if kind not in known:
+                raise InvalidRequest(f"no prompt is of kind {kind!r}; expected {', '.join(known)}")
+        chosen = [
+            [prompt for prompt in self.prompts if prompt.kind == kind][:per_kind]
+            for kind in known
+            if not kinds or kind in kinds
+        ]
+        if limit is not None:
+            counts = _shares([len(group) for group in chosen], limit)
+            chosen = [
+                [group[i * len(group) // count] for i in range(count)]
+                for group, count in zip(chosen, counts, strict=True)
+            ]
+        return Suite([prompt for group in chosen for prompt in group], self.sha256)
+
+
+def prompt_for(files: ModelFiles, messages: Sequence[dict[str, Any]]) -> Prompt:
+    """The prompt of a model: the messages, or for a base model, which has no template, their text.
+
+    Token ids in the second case.
+    """
+    if files.chat_template is not None:
+        return messages
+    text = "\n\n".join(str(message["content"]) for message in messages)
+    return files.tokenizer().encode(text, special=True)
+
+
+def load_suite(path: Path | None = None) -> Suite:
+    """Read a suite: one JSON object per line, with `messages`, or with `prompt`, a user message.
+
+    `id` and `kind` are optional, by default the line's number and `any`. Lines of Spec-Bench have
+    `question_id`, `category` and `turns`, the user's messages; their kinds are Spec-Bench's six
+    groups. Other fields are ignored.
+
+    Args:
+        path: the file; None: paceline's own.
+
+    Raises:
+        InvalidRequest: the file cannot be read, or a line is no prompt; the message names the line.
+    """
+    try:
+        content = path.read_bytes() if path is not None else _own()
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {error.filename}: {error.strerror}") from error
+    prompts = []
+    for number, line in enumerate(content.decode("utf-8", "replace").split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"line {number} of {path or 'the suite'}"
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{where}: {error}") from error
+        prompts.append(_prompt(entry, number, where))
+    if not prompts:
+        raise InvalidRequest(f"there are no prompts in {path or 'the suite'}")
+    return Suite(prompts, sha256(content).hexdigest())
+
+
+def _shares(sizes: Sequence[int], total: int) -> list[int]:
+    """Numbers that share `total` equally among groups of these sizes; all of a smaller group."""
+    shares = [0] * len(sizes)
+    left = min(total, sum(sizes))
+    while left:
+        open_groups = [at for at, size in enumerate(sizes) if shares[at] < size]
+        for at in open_groups[:left]:
+            shares[at] += 1
+        left -= len(open_groups[:left])
+    return shares
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Messages:
+    messages: Annotated[list[_Message], Limit(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    turns: Annotated[list[Annotated[str, Limit(min_length=1)]], Limit(min_length=1)]
+
+
+def _prompt(entry: Any, number: int, where: str) -> SuitePrompt:
+    if isinstance(entry, dict) and "turns" in entry:
+        first, *turns = validated(_Question, entry, where).turns
+        category = str(entry.get("category", "any"))
+        return SuitePrompt(
+            str(entry.get("question_id", number)),
+            CONVERSATION if category in _MT_BENCH else category,
+            [{"role": "user", "content": first}],
+            turns,
+            category,
+        )
+    if not isinstance(entry, dict) or not ("messages" in entry or "prompt" in entry):
+        raise InvalidRequest(f"{where}: expected an object with messages, prompt or turns")
+    messages = entry.get("messages", [{"role": "user", "content": entry.get("prompt")}])
+    validated(_Messages, {"messages": messages}, where)
+    return SuitePrompt(str(entry.get("id", number)), str(entry.get("kind", "any")), messages)
+
+
+def _own() -> bytes:
+    packaged = files("paceline.verify").joinpath(_IN_PACKAGE)
+    if packaged.is_file():
+        return packaged.read_bytes()
+    return _IN_CHECKOUT.read_bytes()

@@ -1,0 +1,259 @@
+"""Interleaved A/B test of contenders: every contender answers the same cases, and rows come out.
+
+In every round all contenders answer a case, with fresh caches and drafters, and a ratio is taken
+within the round. Every answer is compared with plain decoding's, token by token. Prefill and decode
+are measured separately.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from paceline.drafters import DrafterSpec
+from paceline.errors import InvalidRequest
+from paceline.models import Progress
+from paceline.options import GREEDY, Options
+from paceline.runtime.model import Model
+from paceline.runtime.prompt import Prompt
+from paceline.runtime.result import Result
+from paceline_lab.bench.journal import Journal
+from paceline_lab.bench.record import Row
+
+_T = TypeVar("_T")
+
+PLAIN = "plain"
+SINGLE_ROW = "plain, 1 row"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A prompt and the options to answer it with."""
+
+    id: str
+    kind: str
+    prompt: Prompt
+    options: Options = field(default_factory=Options)
+    """Options for all contenders; with a temperature there is a seed."""
+    at: Mapping[str, float | str] = field(default_factory=dict)
+    """As in `Row`."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """As in `Row`."""
+    keep_prompt: bool = True
+    """True: the record has the prompt's tokens, so the case can be simulated. False for third-party
+    data sets, which a record would publish."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A model (with its engine's settings) and the options it decodes with."""
+
+    name: str
+    model: Model
+    options: Options
+
+    @property
+    def block(self) -> dict[str, int]:
+        """`block`: the most rows of a block, if the options limit them."""
+        rows = self.options.get("max_block")
+        return {} if rows is None else {"block": rows}
+
+    @property
+    def curve(self) -> str:
+        """Name of the curve that joins the contenders that differ in the block alone."""
+        return f"{drafter_name(self.options['drafter'])}, {self.options.get('policy', 'auto')}"
+
+    def answer(self, case: Case) -> Result:
+        """Answer with nothing left of earlier requests; greedy unless the case says otherwise."""
+        options: Options = {**GREEDY, **case.options, **self.options}
+        return self.model.fresh().generate(case.prompt, **options)
+
+
+def drafter_name(spec: str) -> str:
+    """A drafter's spec with paths cut to their last part: a record has no folders."""
+    return DrafterSpec.parse(spec).without_folders
+
+
+def warm_up(contenders: Sequence[Contender], case: Case) -> None:
+    """Answer once with every contender, so that the work of a first request is not measured."""
+    for contender in contenders:
+        contender.answer(case)
+
+
+def measure_all(
+    cases: Sequence[Case],
+    contenders: Sequence[Contender],
+    *,
+    rounds: int,
+    journal: Journal,
+    progress: Progress,
+) -> list[Row]:
+    """Rows of all cases; those in the journal are not measured again."""
+    rows: list[Row] = []
+    for number, case in enumerate(cases, start=1):
+        call = partial(measure, case, contenders, rounds=rounds, start=number)
+        rows += journal.get_or_measure(case.id, call, progress, f"{number}/{len(cases)}")
+    return rows
+
+
+def measure(
+    case: Case, contenders: Sequence[Contender], *, rounds: int, start: int = 0
+) -> list[Row]:
+    """Answer a case with all contenders, interleaved; one row per contender.
+
+    The first contender is plain decoding, the baseline of `ratio`; one called `SINGLE_ROW` is the
+    baseline of `ratio_single_row`. The first row's facts have the tokens of answer and prompt.
+    """
+    calls = {contender.name: partial(contender.answer, case) for contender in contenders}
+    answers = interleaved(calls, rounds, start)
+    first, *others = (
+        _row(case, contender, answers, contenders[0].name) for contender in contenders
+    )
+    # With its tokens a case can be simulated.
+    tokens = {"token_ids": answers[first.contender][0].token_ids}
+    if case.keep_prompt:
+        tokens = {"prompt_token_ids": contenders[0].model.tokens(case.prompt), **tokens}
+    return [replace(first, facts={**first.facts, **tokens}), *others]
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], _T]], rounds: int, start: int = 0
+) -> dict[str, list[_T]]:
+    """Run every call once per round, in rotating order: other load affects all calls alike.
+
+    `start` is the index of the call that begins the first round: pass another number for every
+    case. Returns name -> results, one per round, in the order of `calls`.
+    """
+    results: dict[str, list[_T]] = {name: [] for name in calls}
+    names = [*calls]
+    for turn in range(start, start + rounds):
+        shift = turn % len(names)
+        for name in [*names[shift:], *names[:shift]]:
+            results[name].append(calls[name]())
+    return results
+
+
+def about(model: Model) -> dict[str, Any]:
+    """Fields of a record that describe a model."""
+    return {
+        "model": {"name": model.files.name, "fingerprint": model.files.fingerprint},
+        "engine": model.engine.describe(),
+    }
+
+
+def max_context(model: Model) -> int:
+    """Most tokens of prompt and answer together."""
+    return min(model.engine.context_length, model.engine.free_slots)
+
+
+def contender_options(
+    drafters: Sequence[str], policies: Sequence[str], blocks: Sequence[int]
+) -> dict[str, Options]:
+    """Contender -> its options: plain decoding, then every drafter with every policy and block.
+
+    Raises InvalidRequest if the part of a policy after its colon is no number.
+    """
+    contenders: dict[str, Options] = {PLAIN: {"drafter": "none"}}
+    for drafter in drafters or ["auto"]:
+        for policy in policies or (["fixed"] if blocks else ["auto"]):
+            rule, colon, rows = policy.partition(":")
+            if colon and not rows.isdecimal():
+                raise InvalidRequest(
+                    f"policy {policy!r} has no block; expected a number of rows, as in {rule}:8"
+                )
+            chosen: list[int | None] = [int(rows)] if colon else [*blocks] or [None]
+            for block in chosen:
+                name = drafter_name(drafter)
+                if rule != "auto" or block:
+                    name += f", {rule}{f' {block}' if block else ''}"
+                contenders[name] = {"drafter": drafter, "policy": rule, "max_block": block}
+    return contenders
+
+
+def options_facts(options: Mapping[str, Options]) -> dict[str, Any]:
+    """The options of contenders by name, for a record's settings: drafters without folders."""
+    return {
+        name: {**settings, "drafter": drafter_name(settings["drafter"])}
+        for name, settings in options.items()
+    }
+
+
+def measures_of(result: Result) -> dict[str, float]:
+    """Measures of one answer, by their names in `Row.measures`."""
+    stats = result.stats
+    computed = result.prompt_tokens - stats.cached_tokens
+    return {
+        "decode_tokens_per_second": stats.decode_tokens_per_second,
+        "prefill_tokens_per_second": computed / stats.prefill_seconds,
+        **{name: getattr(stats, name) for name in _STATS},
+    }
+
+
+_STATS = (
+    *("tokens_per_step", "acceptance_rate", "first_token_seconds", "prefill_seconds"),
+    *("decode_seconds", "draft_seconds", "verify_seconds", "sample_seconds"),
+)
+
+
+def _decode_rate(result: Result) -> float:
+    """Decode throughput, tokens/s; 1.0 for an answer of one token, which has no decode step."""
+    return result.stats.decode_tokens_per_second or 1.0
+
+
+def _whole_rate(result: Result) -> float:
+    """Throughput of prefill and decode, in answer tokens/s."""
+    return result.completion_tokens / (result.stats.prefill_seconds + result.stats.decode_seconds)
+
+
+def _row(
+    case: Case, contender: Contender, answers: Mapping[str, Sequence[Result]], plain: str
+) -> Row:
+    results = answers[contender.name]
+
+    def ratios(base: str, rate: Callable[[Result], float] = _decode_rate) -> list[float]:
+        pairs = zip(results, answers[base], strict=True)
+        return [rate(result) / rate(base_result) for result, base_result in pairs]
+
+    by_round = [measures_of(result) for result in results]
+    measures = {measure: [values[measure] for values in by_round] for measure in by_round[0]}
+    measures["ratio"] = ratios(plain)
+    if SINGLE_ROW in answers:
+        measures["ratio_single_row"] = ratios(SINGLE_ROW)
+    measures["ratio_with_prefill"] = ratios(plain, _whole_rate)
+    expected = answers[plain][0].token_ids
+    return Row(
+        case=case.id,
+        kind=case.kind,
+        contender=contender.name,
+        measures=measures,
+        at={**case.at, **contender.block},
+        counts=_counts(results),
+        facts={
+            **case.facts,
+            "tokens": results[0].completion_tokens,
+            "prompt_tokens": results[0].prompt_tokens,
+            "same_tokens": all(result.token_ids == expected for result in results),
+            **({"way": contender.curve} if contender.block else {}),
+        },
+    )
+
+
+def _counts(results: Sequence[Result]) -> dict[str, Any]:
+    """Sums over the rounds."""
+    all_stats = [result.stats for result in results]
+    counts: dict[str, Any] = {
+        name: sum(getattr(stats, name) for stats in all_stats)
+        for name in ("steps", "drafted", "accepted")
+    }
+    for name in ("drafted_by", "accepted_by"):
+        sums = Counter[str]()
+        for stats in all_stats:
+            sums.update(getattr(stats, name))
+        counts[name] = dict(sums)
+    for name in ("drafted_at", "accepted_at"):
+        positions = Counter[int]()
+        for stats in all_stats:
+            positions.update(dict(enumerate(getattr(stats, name))))
+        counts[name] = [positions[position] for position in sorted(positions)]
+    return counts

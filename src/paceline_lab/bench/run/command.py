@@ -1,0 +1,88 @@
+"""`bench run`: drafters against plain decoding on a suite of prompts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from paceline.models import Progress
+from paceline.options import Options
+from paceline.runtime.model import Model
+from paceline.runtime.request import check
+from paceline.storage.json_lines import journal_path
+from paceline.storage.report import Report
+from paceline.verify.suite import load_suite
+from paceline_lab.arguments import Measurement
+from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW, Contender, about, drafter_name
+from paceline_lab.bench.journal import open_journal
+from paceline_lab.bench.record import Record, here
+from paceline_lab.bench.run.groups import group_summary, group_tables, notes
+from paceline_lab.bench.run.turns import check_names, measure_turns
+from paceline_lab.bench.summary import all_same_tokens, case_table, kind_table, summary
+
+_MAX_PRINTED = 64
+"""Cases. Of a longer run only the result file has the rows."""
+
+
+def bench_run(
+    load: Callable[[int], Model],
+    measurement: Measurement,
+    *,
+    drafters: Sequence[str],
+    policy: str,
+    limit: int | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+    progress: Progress,
+) -> Report:
+    """Plain decoding, single-row plain decoding and the drafters on a suite, interleaved.
+
+    All answers are greedy, or sampled with the same seed. `load` opens the model with at least that
+    number of rows per call. Raises InvalidRequest if an option or the suite is invalid, or no
+    prompt fits the context.
+    """
+    kinds, output = measurement.kinds, measurement.output
+    prompts = load_suite(measurement.suite).only(kinds, measurement.per_kind, limit)
+    check_names(prompts.prompts)
+    sampling: Options = {"temperature": temperature, "seed": seed} if temperature else {}
+    options: Options = {"max_tokens": measurement.max_tokens, **sampling}
+    for name in drafters:
+        check({**options, "drafter": name, "policy": policy})
+    model = load(2)
+    model.measure_profile()
+    contenders = [
+        Contender(PLAIN, model, {"drafter": "none"}),
+        Contender(SINGLE_ROW, load(1), {"drafter": "none"}),
+        *(Contender(drafter_name(n), model, {"drafter": n, "policy": policy}) for n in drafters),
+    ]
+    head = Record(
+        "run",
+        rows=[],
+        settings={
+            "drafters": [contender.name for contender in contenders[2:]],
+            "policy": policy,
+            "rounds": measurement.rounds,
+            "max_tokens": measurement.max_tokens,
+            "prompts": len(prompts.prompts),
+            "kinds": [*kinds],
+            **({} if limit is None else {"limit": limit}),
+            **sampling,
+        },
+        suite_sha256=prompts.sha256,
+        **about(model),
+        **here(),
+    )
+    with open_journal(output, head) as journal:
+        rows, skipped = measure_turns(
+            prompts.prompts,
+            contenders,
+            options=options,
+            rounds=measurement.rounds,
+            journal=journal,
+            progress=progress,
+        )
+    skips = {"skipped": [turn._asdict() for turn in skipped]}
+    record = replace(head, rows=rows, summary={**summary(rows), **group_summary(rows), **skips})
+    tables = [kind_table(rows), *group_tables(rows)]
+    if len(record.cases) <= _MAX_PRINTED:
+        tables.append(case_table(rows))
+    text = "\n".join([*map(str, skipped), *notes(rows)])
+    return Report(record.as_dict(), all_same_tokens(rows), text, tables, journal_path(output))

@@ -1,0 +1,153 @@
+"""Speed by kind of prompt, with the answers that are loops and without them.
+
+A loop is an answer that repeats itself: drafters are fast on it, and it is of no use. An answer of
+n tokens has n - 7 8-grams, one per position where eight tokens begin. Its repeated share is the
+share of these that equal an earlier 8-gram of the same answer; over 0.3 it is a loop. An answer of
+fewer than eight tokens has a share of 0. The prompt does not count: quoting it is no loop.
+
+A case is a loop if plain decoding's answer is one; the drafters' answers have the same tokens.
+Speeds are geometric means of the cases' medians. Tokens per step are all decoded tokens over all
+steps, as Spec-Bench counts its mean accepted tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from paceline.storage.report import Table
+from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW
+from paceline_lab.bench.record import Row
+from paceline_lab.bench.summary import all_same_tokens, means
+
+ALL = "all"
+
+_RATIOS = ("ratio", "ratio_single_row", "ratio_with_prefill")
+_COLUMNS = (
+    ("tokens_per_step", "tokens per step"),
+    ("ratio", "/ plain"),
+    ("least_ratio", "least"),
+    ("ratio_with_prefill", "with prefill"),
+    ("ratio_single_row", "/ 1 row"),
+)
+_GRAM = 8
+_MAX_REPEATED = 0.3
+
+
+def repeated_share(tokens: Sequence[int]) -> float:
+    """Share of an answer's 8-grams that equal an earlier one, 0 to 1."""
+    grams = [tuple(tokens[at : at + _GRAM]) for at in range(len(tokens) - _GRAM + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def is_loop(tokens: Sequence[int]) -> bool:
+    """True if over 30 % of an answer's 8-grams equal an earlier one."""
+    return repeated_share(tokens) > _MAX_REPEATED
+
+
+def group_summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """`loop_cases`, `single_row_texts_differing` and `groups`, for a record's summary.
+
+    A group is a kind of prompt, or `all`. It has the numbers of its `answers` and `loops`, and the
+    figures of `_COLUMNS` by contender, `with_loops` and `without_loops`.
+    """
+    cases = dict.fromkeys(row.case for row in rows)
+    looping = {row.case for row in rows if row.contender == PLAIN and is_loop(_tokens(row))}
+    kinds = dict.fromkeys(row.kind for row in rows)
+    groups = {kind: _group([row for row in rows if row.kind == kind], looping) for kind in kinds}
+    return {
+        "loop_cases": [case for case in cases if case in looping],
+        "single_row_texts_differing": sum(
+            row.contender == SINGLE_ROW and row.facts.get("same_tokens") is False for row in rows
+        ),
+        "groups": {**groups, ALL: _group(rows, looping)},
+    }
+
+
+def group_tables(rows: Sequence[Row]) -> list[Table]:
+    """A table per drafter; values without the loops are in brackets."""
+    groups = group_summary(rows)["groups"]
+    names = [name for name in dict.fromkeys(row.contender for row in rows) if name != PLAIN]
+    head = ["kind", "answers", *(title for _, title in _COLUMNS)]
+    return [
+        (
+            f"{name}, by kind (in brackets: without the answers that are loops)",
+            head,
+            [_line(kind, group, name) for kind, group in groups.items()],
+        )
+        for name in names
+    ]
+
+
+def notes(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines about loops and exactness, which a table of speeds does not show."""
+    aggregates = group_summary(rows)
+    answers, loops = aggregates["groups"][ALL]["answers"], aggregates["groups"][ALL]["loops"]
+    yield f"{answers} answers, of which {loops} are loops ({100 * loops / answers:.0f} %)"
+    equal = "equal" if all_same_tokens(rows) else "do NOT all equal"
+    yield f"the drafters' tokens {equal} plain decoding's"
+    if any(row.contender == SINGLE_ROW for row in rows):
+        differing = aggregates["single_row_texts_differing"]
+        yield f"{SINGLE_ROW}: {differing} of {answers} answers differ from plain decoding's"
+
+
+def _group(rows: Sequence[Row], looping: set[str]) -> dict[str, Any]:
+    cases = dict.fromkeys(row.case for row in rows)
+    return {
+        "answers": len(cases),
+        "loops": sum(case in looping for case in cases),
+        "with_loops": _by_contender(rows),
+        "without_loops": _by_contender([row for row in rows if row.case not in looping]),
+    }
+
+
+def _by_contender(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    ratios = {name: means(rows, name) for name in _RATIOS}
+    by_contender: dict[str, dict[str, float]] = {}
+    for contender in dict.fromkeys(row.contender for row in rows):
+        contender_rows = [row for row in rows if row.contender == contender]
+        steps = sum(_steps(row) for row in contender_rows)
+        medians = [
+            median(row.measures["ratio"]) for row in contender_rows if "ratio" in row.measures
+        ]
+        by_contender[contender] = {
+            **({"tokens_per_step": sum(map(_decoded, contender_rows)) / steps} if steps else {}),
+            **{name: values[contender] for name, values in ratios.items() if contender in values},
+            **({"least_ratio": min(medians)} if medians else {}),
+        }
+    return by_contender
+
+
+def _line(kind: str, group: dict[str, Any], contender: str) -> list[str]:
+    with_loops, without_loops = (
+        group[name].get(contender, {}) for name in ("with_loops", "without_loops")
+    )
+    count = group["answers"]
+    cells = [
+        f"{_number(with_loops, name)} ({_number(without_loops, name)})" for name, _ in _COLUMNS
+    ]
+    return [kind, f"{count} ({count - group['loops']})", *cells]
+
+
+def _number(figures: dict[str, float], name: str) -> str:
+    return f"{figures[name]:.2f}" if name in figures else "-"
+
+
+def _tokens(row: Row) -> list[int]:
+    """Token ids of an answer; none if the record does not have them."""
+    tokens = row.facts.get("token_ids")
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        return []
+    return tokens
+
+
+def _steps(row: Row) -> int:
+    """Steps of all rounds."""
+    steps = row.counts.get("steps", 0)
+    return steps if isinstance(steps, int) else 0
+
+
+def _decoded(row: Row) -> int:
+    """Tokens after the first, in all rounds."""
+    tokens = row.facts.get("tokens")
+    rounds = max(map(len, row.measures.values()), default=0)
+    return max(tokens - 1, 0) * rounds if isinstance(tokens, int) else 0

@@ -1,0 +1,35 @@
+"""`paceline bench compare`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from paceline.cli.console import print_report
+from paceline.cli.options import Output, command, group
+
+app = group()
+
+
+@command(
+    app,
+    examples=(
+        "paceline bench compare before.json after.json",
+        "paceline bench compare before.json after.json --measure decode_tokens_per_second",
+    ),
+)
+def compare(
+    *,
+    results: Annotated[
+        list[Path], Argument(parser=Path, metavar="FILE", help="JSON of `bench ...`")
+    ],
+    measure: Annotated[str, Option(help="the measure to compare")] = "ratio",
+    anyway: Annotated[
+        bool, Option("--anyway", help="also with another model or other prompts")
+    ] = False,
+    output: Output,
+) -> int:
+    """Put recorded results side by side."""
+    from paceline_lab.bench.compare import bench_compare
+
+    return print_report(bench_compare(results, measure=measure, anyway=anyway), output)

@@ -1,0 +1,61 @@
+"""Options that several of the lab's commands share: what is measured, and what is compared."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from paceline.cli import declare, numbers
+from paceline.cli.console import check_writable
+from paceline.cli.options import MaxTokens, ResultFile, Suite
+from paceline_lab.arguments import Comparison, Measurement
+
+Drafters = Annotated[
+    list[str], declare.several("--drafter", help="a drafter; may be repeated; default: auto")
+]
+Kinds = Annotated[
+    list[str], declare.several("--kind", help="only this kind of prompt; may be repeated")
+]
+Limit = Annotated[
+    int | None,
+    declare.count(
+        metavar="N",
+        help="only N prompts: the same number of each kind, spread evenly over the file",
+    ),
+]
+Rounds = Annotated[int, declare.count(help="repetitions of each measurement")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementArguments(Measurement):
+    """What is measured, on the command line."""
+
+    rounds: Rounds = 3
+    kinds: Kinds
+    per_kind: Annotated[
+        int | None, declare.count(help="only N prompts of each kind", metavar="N")
+    ] = None
+    suite: Suite = None
+    max_tokens: MaxTokens = 128
+    output: ResultFile = None
+
+    def __post_init__(self) -> None:
+        check_writable(self.output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonArguments(Comparison):
+    """Drafters and policies on the command line."""
+
+    drafters: Drafters
+    policies: Annotated[
+        list[str],
+        declare.several(
+            "--policy",
+            help="auto, fixed, adaptive or kelly, or with rows: fixed:8; may be repeated",
+        ),
+    ]
+    blocks: Annotated[
+        list[int],
+        declare.several(
+            "--block", parser=numbers.BLOCK, help="rows, for policies without them; may be repeated"
+        ),
+    ]

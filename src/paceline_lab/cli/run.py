@@ -1,0 +1,46 @@
+"""`paceline bench run`."""
+
+from typing import Annotated
+
+from typer import Option
+
+from paceline.cli import numbers
+from paceline.cli.console import load_model, print_report, progress_of
+from paceline.cli.options import ModelOptions, Output, Seed, command, group
+from paceline_lab.cli.options import Drafters, Limit, MeasurementArguments
+
+app = group()
+
+
+@command(
+    app,
+    examples=(
+        "paceline bench run --drafter auto --drafter ngram",
+        "paceline bench run --suite questions.jsonl --limit 60 --rounds 1 --output run.json",
+    ),
+)
+def run(
+    *,
+    drafter: Drafters,
+    policy: Annotated[str, Option(help="auto, fixed, adaptive or kelly")] = "auto",
+    limit: Limit = None,
+    temperature: Annotated[float, Option(parser=numbers.TEMPERATURE, help="0 is greedy")] = 0.0,
+    seed: Seed = 0,
+    measurement: MeasurementArguments,
+    model: ModelOptions,
+    output: Output,
+) -> int:
+    """Compare drafters with plain decoding on a suite."""
+    from paceline_lab.bench.run.command import bench_run
+
+    report = bench_run(
+        lambda rows: load_model(model, output, drafters=drafter, rows=rows),
+        measurement,
+        limit=limit,
+        temperature=temperature,
+        seed=seed,
+        drafters=drafter or ["auto"],
+        policy=policy,
+        progress=progress_of(output),
+    )
+    return print_report(report, output, measurement.output)

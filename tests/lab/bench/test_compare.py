@@ -1,0 +1,145 @@
+"""Recorded results side by side."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.app import main
+from paceline.errors import InvalidRequest
+from paceline.storage.report import json_file
+from paceline_lab.bench.ab_test import PLAIN
+from paceline_lab.bench.compare import bench_compare
+from paceline_lab.bench.record import Record, Row
+
+Write = Callable[..., Path]
+
+
+def row(case: str, kind: str, contender: str, *ratio: float) -> Row:
+    measures = {"ratio": [*ratio], "acceptance_rate": [0.0 if contender == PLAIN else 0.5]}
+    return Row(case, kind, contender, measures)
+
+
+ROWS = [
+    *(row("a", "chat", name, *found) for name, found in ((PLAIN, (1, 1)), ("x", (2, 1, 3)))),
+    *(row("b", "code", name, *found) for name, found in ((PLAIN, (1, 1)), ("x", (4, 4, 4)))),
+]
+RECORD = Record(
+    "run",
+    ROWS,
+    {"max_tokens": 128},
+    {"name": "m", "fingerprint": "f" * 64},
+    suite_sha256="a" * 64,
+    made="2026-01-01T00:00:00+00:00",
+    command="paceline bench run",
+    paceline="0",
+)
+FASTER = [
+    row("b", "code", "x", 8.0),
+    row("a", "chat", "x", 1.0, 2.0, 1.5),
+    row("c", "code", "x", 9.0),
+    row("a", "chat", "y", 9.0),
+]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(name: str, record: Record) -> Path:
+        path = tmp_path / f"{name}.json"
+        path.write_bytes(json_file(record.as_dict()))
+        return path
+
+    return write
+
+
+def compare(*paths: Path, **options: Any) -> dict[str, Any]:
+    report = bench_compare(paths, **{"measure": "ratio", "anyway": False, **options})
+    assert report.passed
+    for _, head, rows in report.tables:
+        assert all(len(row) == len(head) for row in rows)
+    value: dict[str, Any] = json.loads(json.dumps(report.value))
+    return value
+
+
+def test_what_all_have_is_laid_side_by_side(write: Write):
+    found = compare(write("old", RECORD), write("new", replace(RECORD, rows=FASTER)))
+    # Plain is what ratios are taken to; the cases are the first one's.
+    assert [(row["case"], row["contender"]) for row in found["rows"]] == [("a", "x"), ("b", "x")]
+    a, b = found["rows"]
+    assert a["found"] == [
+        {"median": 2, "least": 1, "most": 3},
+        {"median": 1.5, "least": 1.0, "most": 2.0},
+    ]
+    # As wide as it can be: the rounds of two runs do not belong together.
+    assert a["over_first"] == [{"median": 0.75, "least": 1 / 3, "most": 2.0}]
+    assert b["over_first"] == [{"median": 2.0, "least": 2.0, "most": 2.0}]
+    means = {each["kind"]: each["over_first"][0] for each in found["means"]}
+    assert means["all"] == {"median": pytest.approx(math.sqrt(1.5)), "least": 0.75, "most": 2.0}
+    assert means["chat"]["median"] == pytest.approx(0.75)
+    assert [Path(each["file"]).name for each in found["results"]] == ["old.json", "new.json"]
+
+
+def test_three_results_are_each_laid_beside_the_first(write: Write):
+    paths = [write(name, replace(RECORD, rows=rows)) for name, rows in (("1", ROWS), ("2", FASTER))]
+    found = compare(*paths, write("3", RECORD))
+    assert [each["median"] for each in found["rows"][0]["over_first"]] == [0.75, 1.0]
+
+
+def test_another_measure_is_compared_where_there_is_something_of_it(write: Write):
+    paths = [write("1", RECORD), write("2", RECORD)]
+    found = compare(*paths, measure="acceptance_rate")
+    # Nothing over nothing is no number.
+    assert {row["contender"] for row in found["rows"]} == {"x"}
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"model": {"name": "m", "fingerprint": "0" * 64}}, "another model"),
+        ({"model": None}, "another model"),
+        ({"suite_sha256": "b" * 64}, "other prompts"),
+        ({"settings": {"max_tokens": 64}}, "answers of another length"),
+    ],
+)
+def test_results_that_differ_in_settings_are_rejected_without_anyway(
+    other: dict[str, Any], reason: str, write: Write
+):
+    paths = write("old", RECORD), write("new", replace(RECORD, **other))
+    with pytest.raises(InvalidRequest, match=f"{reason}") as caught:
+        compare(*paths)
+    assert "--anyway" in str(caught.value)
+    assert compare(*paths, anyway=True)["rows"]
+
+
+@pytest.mark.parametrize("anyway", [False, True])
+def test_where_nothing_is_in_common_there_is_nothing_to_compare(anyway: bool, write: Write):
+    paths = write("old", RECORD), write("new", replace(RECORD, rows=FASTER[2:]))
+    with pytest.raises(InvalidRequest, match="no case has ratio by the same contender"):
+        compare(*paths, anyway=anyway)
+    with pytest.raises(InvalidRequest, match="beauty"):
+        compare(paths[0], paths[0], measure="beauty", anyway=anyway)
+
+
+def test_one_result_is_not_enough(write: Write):
+    with pytest.raises(InvalidRequest, match="two results or more"):
+        compare(write("old", RECORD))
+
+
+def test_from_the_command_line(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    paths = [str(write("old", RECORD)), str(write("new", replace(RECORD, rows=FASTER)))]
+    assert main(["bench", "compare", *paths]) == 0
+    said = capsys.readouterr().out
+    assert f"A: {paths[0]}\nB: {paths[1]}\n" in said
+    assert "0.75 (0.33 to 2.00)" in said
+    assert main(["bench", "compare", *paths, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["measure"] == "ratio"
+    broken = tmp_path / "broken.json"
+    broken.write_bytes(Path(paths[0]).read_bytes()[:200])
+    assert main(["bench", "compare", paths[0], str(broken)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"paceline: {broken} is no result")
+    assert error.count("\n") == 1

@@ -1,0 +1,54 @@
+import pytest
+
+from paceline.decoding.costs import CostTable, speed_up
+from paceline.plan import best, best_by_chance, plan_rows
+from paceline_lab.simulate.costs import ZAYA
+
+FLAT = CostTable({1: 0.01, 2: 0.01, 4: 0.01})  # more rows for nothing
+DEAR = CostTable({1: 0.01, 2: 0.02, 4: 0.04})  # more rows at full price
+
+
+def test_there_is_a_row_for_every_measured_length_but_plain():
+    rows = plan_rows(FLAT)
+    assert [row["rows"] for row in rows] == [2, 4]
+    assert [row["milliseconds"] for row in rows] == [10, 10]
+    assert [row["ratio"] for row in rows] == [1, 1]
+
+
+def test_where_rows_are_free_any_chance_pays_and_certainty_brings_all_rows():
+    for row in plan_rows(FLAT):
+        assert row["break_even"] == pytest.approx(0, abs=1e-9)
+        assert row["speed_up"]["1.0"] == pytest.approx(row["rows"])
+        gains = [*row["speed_up"].values()]
+        assert gains == sorted(gains)
+
+
+def test_where_rows_cost_their_full_price_only_certainty_breaks_even():
+    for row in plan_rows(DEAR):
+        assert row["break_even"] == pytest.approx(1)
+        assert row["speed_up"]["0.5"] < 1
+
+
+def test_break_even_is_where_the_speed_up_is_one():
+    cost = CostTable({1: 0.02, 4: 0.035})
+    (row,) = plan_rows(cost)
+    assert speed_up(cost, [row["break_even"]] * 3) == pytest.approx(1)
+
+
+def test_where_even_certainty_does_not_pay_it_says_never():
+    # Four rows cost the ZAYA experiment more than four calls.
+    (row,) = plan_rows(CostTable(ZAYA))
+    assert row["break_even"] is None
+    assert row["speed_up"]["1.0"] < 1
+    assert best(CostTable(ZAYA), 1.0) == (1, 1.0)
+
+
+def test_the_best_length_grows_with_the_chance():
+    found = best_by_chance(CostTable({1: 0.01, 2: 0.012, 4: 0.015, 8: 0.025}))
+    lengths = [rows for rows, _ in found.values()]
+    gains = [gain for _, gain in found.values()]
+    assert lengths == sorted(lengths)
+    assert lengths[0] == 1
+    assert lengths[-1] == 8
+    assert gains == sorted(gains)
+    assert gains[0] == 1

@@ -1,0 +1,91 @@
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import InvalidRequest
+from paceline.verify.suite import load_suite
+
+
+def test_a_suite_has_its_prompts_in_order_and_the_hash_of_its_file(suite_file: Path):
+    suite = load_suite(suite_file)
+    assert [(p.id, p.kind) for p in suite.prompts] == [
+        ("one", "chat"),
+        ("two", "code"),
+        ("three", "chat"),
+    ]
+    assert suite.prompts[0].messages == [{"role": "user", "content": "Hello"}]
+    assert suite.sha256 == sha256(suite_file.read_bytes()).hexdigest()
+
+
+def test_our_own_suite_is_whole():
+    suite = load_suite()
+    ids = [prompt.id for prompt in suite.prompts]
+    assert len({*ids}) == len(ids) >= 24
+    for prompt in suite.prompts:
+        assert prompt.kind
+        assert prompt.messages[-1]["role"] == "user"
+        assert all(message["content"].strip() for message in prompt.messages)
+
+
+def test_a_choice_of_kinds_keeps_order_and_hash(suite_file: Path):
+    suite = load_suite(suite_file)
+    chosen = suite.only(["chat"])
+    assert [prompt.id for prompt in chosen.prompts] == ["one", "three"]
+    assert chosen.sha256 == suite.sha256
+    assert [prompt.id for prompt in suite.only([], 1).prompts] == ["one", "two"]
+    assert len(suite.only([]).prompts) == 3
+    assert len(suite.only(["code", "chat"], 5).prompts) == 3
+
+
+def test_an_unknown_kind_is_rejected_with_the_known_ones(suite_file: Path):
+    with pytest.raises(InvalidRequest, match="'poem'"):
+        load_suite(suite_file).only(["chat", "poem"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not json",
+        "5",
+        "[]",
+        "null",
+        json.dumps({"id": "a", "kind": "b"}),
+        json.dumps({"kind": "b", "messages": []}),
+        json.dumps({"messages": ["hello"]}),
+        json.dumps({"messages": [{"role": "user"}]}),
+        json.dumps({"prompt": 5}),
+        "[" * 100_000,
+    ],
+)
+def test_a_line_that_is_no_prompt_is_named_by_number(line: str, suite_file: Path):
+    first = suite_file.read_text().splitlines()[0]
+    suite_file.write_text(f"{first}\n\n{line}\n")
+    with pytest.raises(InvalidRequest, match="line 3 of ") as caught:
+        load_suite(suite_file)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+def test_a_suite_without_prompts_is_refused(content: bytes, tmp_path: Path):
+    path = tmp_path / "empty.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InvalidRequest, match=f"{path}"):
+        load_suite(path)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
+    paths: list[Any] = [tmp_path / "nothing.jsonl", tmp_path]
+    for path in paths:
+        with pytest.raises(InvalidRequest, match=f"{path}"):
+            load_suite(path)
+
+
+def test_a_prompt_may_be_the_users_words_alone(tmp_path: Path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "Hello"}\n')
+    (prompt,) = load_suite(path).prompts
+    assert (prompt.id, prompt.kind) == ("1", "any")
+    assert prompt.messages == [{"role": "user", "content": "Hello"}]

@@ -1,0 +1,307 @@
+import json
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.decoding.types import Block
+from paceline.engines import EngineSettings, open_engine
+from paceline.engines.base import KVSequence, StepResult
+from paceline.engines.invariance import CONDITIONS, Compared
+from paceline.errors import InvalidRequest
+from paceline.options import POLICIES, Options
+from paceline.runtime.model import Model
+from paceline.verify.checks import (
+    BLOCKS,
+    DRAFTERS,
+    Verdict,
+    VerifyCase,
+    check_tokens,
+    verify_cases,
+)
+from paceline.verify.rows import check_rows
+from paceline.verify.suite import load_suite
+from support.faulty import (
+    Change,
+    FaultyEngine,
+    by_block_length,
+    by_company,
+    other_picks_when_drafting,
+)
+from support.toy import ToyEngine
+
+GREEDY: Options = {"temperature": 0.0}
+SAMPLED: Options = {"temperature": 0.9, "seed": 3, "top_p": 0.9}
+
+
+def pairs(chosen: list[VerifyCase]) -> set[object]:
+    """Every two values that come together in a case."""
+    values = [(c.drafter, c.policy, c.block, str(c.sampling)) for c in chosen]
+    return {((i, a[i]), (j, a[j])) for a in values for i, j in combinations(range(4), 2)}
+
+
+def test_the_whole_list_has_every_drafter_policy_block_and_temperature():
+    every = verify_cases(whole=True)
+    assert {c.drafter for c in every} == {*DRAFTERS}
+    assert {c.block for c in every} == {*range(2, 17)}
+    hot = {(c.drafter, c.policy, c.block, c.sampling["temperature"] > 0) for c in every}
+    assert hot == {*product(DRAFTERS, POLICIES, BLOCKS, (False, True))}
+    for value, values in (("drafter", DRAFTERS), ("policy", POLICIES), ("block", BLOCKS)):
+        met = {(getattr(c, value), c.sampling["temperature"]) for c in every}
+        assert met == {*product(values, (0.0, 0.5, 0.8, 1.2))}
+    assert len({c.sampling.get("seed") for c in every}) == 7
+
+
+def test_the_short_list_has_every_pair_of_values_that_the_whole_one_has():
+    every, chosen = verify_cases(whole=True), verify_cases(whole=False)
+    assert len(chosen) < len(every) / 5
+    assert pairs(chosen) == pairs(every)
+    assert verify_cases(whole=False) == chosen, "the same list each time"
+
+
+def test_rows_of_an_exact_engine_do_not_differ_under_any_condition(model: Model):
+    verdict = Verdict()
+    check_rows(model.engine, verdict)
+    # At three contexts: 144 rows of blocks, 102 of chunks, 32 of batches, 40 of forks.
+    assert verdict.rows.rows == 3 * 318
+    assert (verdict.rows.differing, verdict.rows.largest_difference) == (0, 0.0)
+    assert verdict.exact
+
+
+@pytest.mark.parametrize("change", [by_block_length, by_company])
+def test_rows_that_depend_on_how_they_are_computed_are_found(change: Change, model: Model):
+    verdict = Verdict()
+    check_rows(FaultyEngine(model.engine, change), verdict)
+    assert 0 < verdict.rows.differing < verdict.rows.rows
+    assert 1e-5 < verdict.rows.largest_difference < 0.1
+    assert not verdict.exact
+
+
+def test_every_condition_is_compared(model: Model):
+    verdict = Verdict()
+    check_rows(model.engine, verdict)
+    assert verdict.conditions.keys() == {*CONDITIONS}
+    assert all(each.holds for each in verdict.conditions.values())
+
+
+def test_slots_of_an_answer_that_are_shared_as_a_prompts_are_found():
+    class Sharing(ToyEngine):
+        """Writes an answer's slots otherwise than a prompt's, and shares them all the same."""
+
+        def step(self, work: list[tuple[KVSequence, Block]]) -> StepResult:
+            result = super().step(work)
+            for table, block in work:
+                if not block.prefill:
+                    slots = self._slots(table, table.length + len(block.tokens))  # type: ignore[arg-type]
+                    self._keys[slots] |= np.uint64(1) << np.uint64(40)
+            return result
+
+    verdict = Verdict()
+    check_rows(Sharing(context_length=400), verdict)
+    held = {name: each.holds for name, each in verdict.conditions.items()}
+    assert held["prefix_cache"] is False
+
+
+def test_rows_that_depend_on_how_the_prompt_was_cut_are_found():
+    class Forgetful(ToyEngine):
+        """Reads a slot of the prompt wrongly that was the first of a chunk."""
+
+        def step(self, work: list[tuple[KVSequence, Block]]) -> StepResult:
+            for sequence, block in work:
+                if block.rows == 0 and sequence.length == 62:
+                    work = [(sequence, Block([1, *block.tokens[1:]], 0))]
+            return super().step(work)
+
+    verdict = Verdict()
+    check_rows(ToyEngine(), verdict)
+    assert verdict.exact
+    check_rows(Forgetful(), verdict)
+    assert not verdict.exact
+
+
+def test_a_difference_in_the_last_bit_or_in_the_sign_of_zero_is_one():
+    class Signed(ToyEngine):
+        def step(self, work: list[tuple[KVSequence, Block]]) -> StepResult:
+            found = super().step(work)
+            for rows, (_, block) in zip(found.logits, work, strict=True):
+                rows[:, 0] = np.float32(-0.0 if len(block.tokens) % 2 else 0.0)
+            return found
+
+    verdict = Verdict()
+    check_rows(Signed(), verdict)
+    assert verdict.rows.differing > 0
+    assert verdict.rows.largest_difference == 0.0
+
+
+def test_a_check_gives_all_slots_back_even_when_it_fails(model: Model):
+    free = model.engine.free_slots
+
+    class Failing(FaultyEngine):
+        def step(self, work: list[tuple[KVSequence, Block]]) -> StepResult:
+            if len(work) > 1:
+                raise RuntimeError("the engine died")
+            return super().step(work)
+
+    with pytest.raises(RuntimeError):
+        check_rows(Failing(model.engine, by_company), Verdict())
+    assert model.engine.free_slots == free
+
+
+class Crossing(ToyEngine):
+    """Rows are off in a call of several rows that has 1,024 keys or more."""
+
+    def step(self, work: list[tuple[KVSequence, Block]]) -> StepResult:
+        result = super().step(work)
+        for rows, (sequence, block) in zip(result.logits, work, strict=True):
+            count = len(block.tokens)
+            if not block.prefill and count > 1 and 1024 <= sequence.length + count < 1050:
+                rows[:, 0] += np.float32(1e-4)
+        return result
+
+
+def test_rows_that_depend_on_the_keys_of_a_call_are_found_around_thresholds():
+    verdict = Verdict()
+    part = check_rows(Crossing(context_length=1100, cache_blocks=400), verdict)
+    assert part.done == part.of == 6
+    assert 0 < verdict.conditions["block_length"].differing < 80
+    verdict = Verdict()
+    assert check_rows(Crossing(context_length=1100, cache_blocks=400), verdict, seconds=0).done == 1
+    assert verdict.exact
+
+
+def test_a_context_is_made_of_copies_of_a_block_where_the_engine_copies_kv():
+    class Copying(ToyEngine):
+        keeps_kv = True
+        copied = 0
+
+        def kv_of(self, sequence: Any, start: int, stop: int) -> dict[str, np.ndarray]:
+            (block,) = sequence.blocks(0)[: stop // self.block_size]
+            return {"keys": self._keys[[block]], "values": self._values[[block]]}
+
+        def extend_kv(self, sequence: Any, arrays: dict[str, np.ndarray]) -> None:
+            rows = len(arrays["keys"]) * self.block_size
+            sequence.reserve(rows)
+            blocks = sequence.blocks(rows)[sequence.length // self.block_size :]
+            self._keys[blocks], self._values[blocks] = arrays["keys"], arrays["values"]
+            sequence.commit(rows)
+            self.copied += rows
+
+    engine, verdict = Copying(context_length=16_500, cache_blocks=2100), Verdict()
+    check_rows(engine, verdict)
+    assert verdict.exact
+    assert engine.copied > sum(512 * 2**exponent for exponent in range(6)) - 6 * 32
+
+
+CHOSEN = [
+    VerifyCase(drafter, "fixed", block, sampling)
+    for drafter, block, sampling in zip(
+        (*DRAFTERS, "suffix"), (2, 3, 8, 16, 5, 4), [GREEDY, SAMPLED] * 3, strict=True
+    )
+]
+
+
+def test_answers_of_a_model_that_keeps_its_promise_do_not_differ(model: Model, suite_file: Path):
+    verdict, reached = Verdict(), list[int]()
+    check_tokens(
+        model,
+        load_suite(suite_file),
+        CHOSEN,
+        verdict,
+        max_tokens=40,
+        together=(1, 3),
+        watch=reached.append,
+    )
+    assert reached == [1, 2, 3, 4, 5, 6]
+    assert verdict.answers_compared == 3 * (1 + 3)
+    assert verdict.tokens_compared == 40 * 12
+    assert verdict.exact
+
+
+def test_one_of_eight_cases_has_a_long_answer_and_a_time_limit_ends_with_the_case(
+    model: Model, suite_file: Path
+):
+    verdict = Verdict()
+    case = VerifyCase("suffix", "fixed", 4, GREEDY)
+    part = check_tokens(model, load_suite(suite_file), [case] * 8, verdict, max_tokens=10, long=40)
+    assert (part.done, part.of, verdict.tokens_compared) == (8, 8, 7 * 10 + 40)
+    part = check_tokens(
+        model, load_suite(suite_file), [case] * 8, Verdict(), max_tokens=4, seconds=0
+    )
+    assert (part.done, part.of) == (1, 8)
+    assert part.whole_seconds == 8 * part.seconds
+
+
+def test_an_answer_with_another_token_is_named_with_its_way_and_place(
+    model: Model, suite_file: Path
+):
+    liar = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
+    verdict = Verdict()
+    case = VerifyCase("suffix", "fixed", 4, GREEDY)
+    check_tokens(liar, load_suite(suite_file), [case] * 3, verdict, max_tokens=60)
+    assert verdict.answers_differing
+    assert not verdict.exact
+    for said in verdict.answers_differing:
+        assert "(suffix, fixed, block 4, temperature=0.0, 1 together): token " in said
+        assert said.split(" ")[0] in ("one", "two", "three")
+
+
+def test_an_answer_that_only_ends_sooner_differs_too(model: Model, suite_file: Path):
+    class Short(Model):
+        def stream(self, prompt: object, **options: object) -> object:
+            if options["drafter"] != "none":
+                options["max_tokens"] = 5
+            return super().stream(prompt, **options)  # type: ignore[arg-type]
+
+    verdict = Verdict()
+    case = VerifyCase("suffix", "fixed", 4, GREEDY)
+    short = Short(model.files, model.engine)
+    check_tokens(short, load_suite(suite_file), [case], verdict, max_tokens=9)
+    assert len(verdict.answers_differing) == 1
+    assert "token 5 differs" in verdict.answers_differing[0]
+
+
+def test_a_verdict_as_json_has_its_counts():
+    value = Verdict({"batch": Compared(3)}).as_dict()
+    assert value["exact"] is True
+    assert value["rows_compared"] == 3
+    assert value["conditions"]["batch"]["rows"] == 3
+    assert json.loads(json.dumps(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("slots", "contexts", "thresholds"),
+    [(2048, 4, 2), (1536, 3, 2), (192, 2, 0), (64, 1, 0), (48, 0, 0)],
+)
+def test_rows_are_compared_at_the_contexts_of_which_two_sequences_fit(
+    slots: int, contexts: int, thresholds: int
+):
+    engine = ToyEngine(context_length=2048, block_size=16, cache_blocks=slots // 16)
+    verdict = Verdict()
+    check_rows(engine, verdict)
+    compared = verdict.conditions.get("block_length", Compared())
+    # Around 512 and 1,024 slots, where one sequence has to fit, 16 rows in blocks of five lengths.
+    assert compared.rows == contexts * (1 + sum(BLOCKS) + 8) + thresholds * 5 * 16
+    assert not compared.differing
+    assert engine.free_slots == slots
+
+
+def test_answers_are_compared_in_calls_of_as_many_as_fit(
+    model: Model, suite_file: Path, tmp_path: Path
+):
+    settings = EngineSettings(cache_tokens=160)
+    engine = open_engine("openvino", model.files.path, model.files.context_length, settings)
+    long = {"id": "long", "kind": "chat", "messages": [{"role": "user", "content": "x" * 400}]}
+    suite = tmp_path / "more.jsonl"
+    suite.write_text(json.dumps(long) + "\n" + suite_file.read_text())
+    cases = [VerifyCase("suffix", "fixed", block, GREEDY) for block in range(2, 8)]
+    verdict = Verdict()
+    small = Model(model.files, engine)
+    check_tokens(small, load_suite(suite), cases, verdict, max_tokens=30, together=[8])
+    assert verdict.answers_differing == []
+    assert len(cases) < verdict.answers_compared < 8 * len(cases)
+    assert verdict.prompts_left_out == ["long"]
+    with pytest.raises(InvalidRequest, match="160 tokens"):
+        suite.write_text(json.dumps(long))
+        check_tokens(small, load_suite(suite), cases, verdict, max_tokens=30)

@@ -1,0 +1,244 @@
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.models import exactness_of, exactness_text
+from paceline.decoding.types import Block
+from paceline.drafters import DrafterSpec
+from paceline.engines import EngineSettings, open_engine
+from paceline.engines.invariance import CONDITIONS
+from paceline.engines.profile import ROWS
+from paceline.errors import InvalidRequest
+from paceline.models import QUIET, Progress, list_models
+from paceline.plan import plan
+from paceline.runtime.model import Model
+from paceline.storage.report import Report
+from paceline.verify import checks, command
+from paceline.verify.arguments import Verification
+from paceline.verify.suite import load_suite
+from paceline_lab.bench.journal import journal_path
+from support.faulty import (
+    FaultyEngine,
+    by_block_length,
+    by_company,
+    other_picks_when_drafting,
+)
+
+
+@pytest.fixture
+def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [case for case in checks.verify_cases(whole=False) if case.policy == "fixed"][:8]
+    monkeypatch.setattr(command, "verify_cases", lambda **_: chosen)
+
+
+@pytest.mark.usefixtures("few_cases")
+def test_verify_passes_where_the_promise_is_kept(model: Model, suite_file: Path):
+    report = command.verify(lambda: model, Verification(suite=suite_file, max_tokens=20), QUIET)
+    assert report.passed
+    assert report.value["exact"] is True
+    assert report.value["answers_compared"] == 1 + 2 + 1 + 3 + 1 + 5 + 1 + 8
+    assert json.loads(json.dumps(report.value))["model"] == model.files.name
+    assert "is exact here: rows are independent" in report.text
+    assert "0 differ" in report.text
+
+
+@pytest.mark.usefixtures("few_cases")
+def test_a_quick_verification_compares_a_part_and_estimates_the_whole(
+    model: Model, suite_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(command, "_QUICK_ROWS_SECONDS", 0)
+    monkeypatch.setattr(command, "_QUICK_SECONDS", 0)
+    report = command.verify(
+        lambda: model, Verification(suite=suite_file, max_tokens=5, quick=True), QUIET
+    )
+    assert report.passed
+    assert report.value["parts"]["contexts"]["done"] == 1
+    assert report.value["parts"]["combinations"]["of"] == 8
+    last = report.text.splitlines()[-1]
+    assert "1 of 3 contexts and 1 of 8 combinations were compared; all of them take about" in last
+
+
+@pytest.mark.usefixtures("few_cases")
+def test_a_base_model_is_verified_with_prompts_as_they_are(model: Model, suite_file: Path):
+    base = Model(replace(model.files, chat_template=None), model.engine)
+    report = command.verify(lambda: base, Verification(suite=suite_file, max_tokens=5), QUIET)
+    assert report.passed
+    assert report.value["answers_compared"] == 1 + 2 + 1 + 3 + 1 + 5 + 1 + 8
+
+
+@pytest.mark.usefixtures("few_cases")
+@pytest.mark.parametrize("change", [by_block_length, other_picks_when_drafting])
+def test_verify_fails_where_the_promise_is_broken(change: Any, model: Model, suite_file: Path):
+    broken = Model(model.files, FaultyEngine(model.engine, change))
+    report = command.verify(lambda: broken, Verification(suite=suite_file, max_tokens=60), QUIET)
+    assert not report.passed
+    assert report.value["exact"] is False
+    assert "is NOT exact here" in report.text
+    assert report.value["rows_differing"] > 0
+
+
+def test_a_model_measured_not_to_keep_it_promises_nothing(model: Model):
+    broken = Model(model.files, FaultyEngine(model.engine, by_block_length))
+    found = broken.generate("Hello", max_tokens=3, drafter="suffix")
+    assert not found.exact
+    assert found.as_dict()["exactness"]["block_length"]["differing_rate"] > 0
+    plain = broken.generate("Hello", max_tokens=3, drafter="none")
+    assert (plain.exact, plain.exactness) == (True, {})
+
+
+def test_exact_rests_on_the_conditions_that_an_answer_is_computed_under(model: Model):
+    broken = Model(model.files, FaultyEngine(model.engine, by_company))
+    alone = broken.generate("Hello", max_tokens=3, drafter="suffix")
+    assert alone.exact, "no other sequence is in its calls"
+    assert alone.exactness.keys() == {"block_length"}
+    chat = broken.conversation()
+    for turn, conditions in enumerate(({"block_length"}, {*CONDITIONS} - {"batch"})):
+        stream = chat.say("Hello", max_tokens=3, drafter="suffix")
+        for _ in stream:
+            pass
+        assert stream.result.exactness.keys() == conditions, turn
+        assert stream.result.exact
+    chat.close()
+    shared = broken.exactness(DrafterSpec(), cached=True, shared=True)
+    assert shared is not None
+    assert {name for name, each in shared.items() if not each.holds} == {"batch"}
+
+
+def test_a_conversation_in_a_full_cache_claims_nothing_and_goes_on(model: Model):
+    settings = EngineSettings(cache_tokens=96)
+    engine = open_engine("openvino", model.files.path, model.files.context_length, settings)
+    small = Model(model.files, FaultyEngine(engine, nothing))  # described as no other
+    held = engine.open()
+    engine.step([(held, Block([5] * 90, 0, prefill=True))])
+    held.commit(90)
+    assert small.exactness(DrafterSpec(), cached=True) is None
+    held.close()
+    assert small.exactness(DrafterSpec(), cached=True) is not None
+
+
+def nothing(*_: object) -> None:
+    """No fault."""
+
+
+@pytest.mark.usefixtures("few_cases")
+def test_a_stopped_verification_resumes_and_checks_nothing_twice(
+    model: Model, suite_file: Path, tmp_path: Path
+):
+    output = tmp_path / "verify.json"
+    reached: list[int] = []
+
+    class Watched(Progress):
+        def __init__(self, after: int) -> None:
+            super().__init__(quiet=True)
+            self._after = after
+
+        @contextmanager
+        def task(self, *_: object, **__: object) -> Iterator[Any]:
+            def reach(done: int) -> None:
+                reached.append(done)
+                if done == self._after:
+                    raise KeyboardInterrupt
+
+            yield reach
+
+    def verified(after: int = -1, **changes: Any) -> Report:
+        settings: dict[str, Any] = {"suite": suite_file, "output": output, "max_tokens": 20}
+        return command.verify(
+            lambda: model, Verification(**{**settings, **changes}), Watched(after)
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        verified(after=4)  # more than the contexts whose rows are compared
+    with pytest.raises(InvalidRequest, match="another max_tokens"):
+        verified(max_tokens=21)
+    journal = journal_path(output)
+    assert journal is not None
+    before = len(journal.read_text().splitlines())
+
+    def once(*_: object) -> None:
+        pytest.fail("rows were compared again")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(command, "check_rows", once)
+        report = verified()
+    assert len(journal.read_text().splitlines()) > before
+    assert report.journal == journal
+    assert report.passed
+    assert report.value["answers_compared"] == 1 + 2 + 1 + 3 + 1 + 5 + 1 + 8
+    assert report.value["conditions"]["block_length"]["rows"] > 100
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert sorted(each["case"] for each in lines if "case" in each) == list(range(8))
+    journal.write_text(journal.read_text() + '{"case": "one"}\n')
+    with pytest.raises(InvalidRequest, match="no part of a verification"):
+        verified()
+
+
+@pytest.mark.usefixtures("few_cases")
+def test_a_difference_found_before_a_stop_still_fails_the_verification(
+    model: Model, suite_file: Path, tmp_path: Path
+):
+    output = tmp_path / "verify.json"
+    broken = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
+
+    def verified(now: Model) -> Report:
+        return command.verify(
+            lambda: now, Verification(suite=suite_file, max_tokens=60, output=output), QUIET
+        )
+
+    first = verified(broken)
+    assert not first.passed
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FaultyEngine, "step", lambda *_: pytest.fail("all is known"))
+        again = verified(broken)
+    assert not again.passed
+    assert again.value["answers_differing"] == first.value["answers_differing"]
+
+
+def test_verify_sets_greedy_decoding_explicitly(model: Model, suite_file: Path):
+    asked: list[dict[str, Any]] = []
+
+    class Watched(Model):
+        def stream(self, prompt: Any, **options: Any) -> Any:
+            asked.append(options)
+            return super().stream(prompt, **options)
+
+    case = checks.VerifyCase("suffix", "fixed", 4, {"temperature": 0.0})
+    watched = Watched(model.files, model.engine)
+    verdict = checks.Verdict()
+    checks.check_tokens(watched, load_suite(suite_file), [case], verdict, max_tokens=3)
+    assert len(asked) == 2
+    for options in asked:
+        assert (options["temperature"], options["generation_config"]) == (0.0, "none")
+
+
+def test_a_plan_has_the_costs_of_this_machine(model: Model):
+    report = plan(lambda _: model, "openvino", again=False)
+    value = json.loads(json.dumps(report.value))
+    assert [row["rows"] for row in value["rows"]] == [*ROWS[1:]]
+    assert value["row_invariant"] is True
+    assert value["plain_milliseconds"] > 0
+    here, exactness = report.tables
+    assert model.files.name in here[0]
+    assert {row[0].replace(" ", "_") for row in exactness[2]} == {*CONDITIONS}
+    assert all(each["holds"] for each in value["exactness"].values())
+    for _, head, rows in report.tables:
+        assert all(len(row) == len(head) for row in rows)
+
+
+def test_models_say_what_was_measured_of_each(model: Model):
+    model.measure_profile()
+    (listed,) = [each for each in list_models() if each.name == model.files.name]
+    found = exactness_of(listed)
+    assert any(each["conditions"].keys() == {*CONDITIONS} for each in found)
+    engine = {"engine": "openvino", "min_rows": "2"}
+    holds = {"engine": engine, "conditions": {"batch": {"holds": True}}}
+    broken = {"engine": engine, "conditions": {"prefix_cache": {"holds": False}}}
+    single = {**broken, "engine": {**engine, "min_rows": "1"}}
+    assert exactness_text([holds, single]) == "yes"
+    assert exactness_text([holds, broken]) == "not with another prefix cache"
+    assert exactness_text([single]) == exactness_text([]) == "not measured"

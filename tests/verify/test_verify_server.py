@@ -1,0 +1,475 @@
+"""`verify --url`: servers whose texts change are found out, and ours is not one."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.app import main
+from paceline.runtime.model import Model
+from paceline.verify.client import key_for
+from support.command import free_port
+from support.server import running
+from support.waiting import until
+
+Answer = Callable[["FakeServer", dict[str, Any]], str]
+TEXT = "the same text as ever"
+SILENCE = "-"
+"""Sent as an answer without a text."""
+
+END = 'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
+
+
+class FakeServer(ThreadingHTTPServer):
+    """Answers chat completions with `answer`; knows how many requests there are, and were."""
+
+    daemon_threads = True
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answer = answer
+        self.lock = threading.Lock()
+        self.open = self.asked = 0
+        self.key: str | None = None
+        self.locked = False
+        """Whether answers need a key that models do not."""
+        self.stream: str | None = None
+        """Sent in place of the usual events."""
+        self.last: dict[str, Any] = {}
+        """Further fields of the last event."""
+        self.models = {"fake"}
+        """Names of models in requests; the first is listed."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeServer
+
+    def do_GET(self) -> None:
+        if self.server.key and self.headers["Authorization"] != f"Bearer {self.server.key}":
+            self.send(401, b"{}")
+        else:
+            self.send(200, json.dumps({"data": [{"id": min(self.server.models)}]}).encode())
+
+    def do_POST(self) -> None:
+        server = self.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert body["model"] in server.models or server.models == {"fake"}
+        with server.lock:
+            server.open += 1
+            server.asked += 1
+        try:
+            text = server.answer(server, body)
+        finally:
+            with server.lock:
+                server.open -= 1
+        if server.locked:
+            self.send(401, b"no")
+            return
+        if not text:
+            self.send(404, b"<html>\n<h1>no such model</h1>\n</html>\n")
+            return
+        if server.stream is not None:
+            self.send(200, server.stream.encode())
+            return
+        content = "" if text == SILENCE else text
+        events = (
+            {"choices": [{"delta": {"content": content}}]},
+            {"usage": {"completion_tokens": 4}, **server.last},
+        )
+        lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+        self.send(200, f"{lines}data: [DONE]\n\n".encode())
+
+    def send(self, status: int, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def serving(answer: Answer) -> Iterator[FakeServer]:
+    with FakeServer(answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(f'{{"id": "p{n}", "prompt": "say {n}"}}\n' for n in range(6)))
+    return path
+
+
+class Found:
+    """What the command printed, and its exit code."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], prompts: Path) -> None:
+        self._capsys, self._prompts = capsys, prompts
+
+    def __call__(self, url: str, *options: str) -> tuple[int, dict[str, Any]]:
+        words = ["verify", "--url", url, "--suite", str(self._prompts), "--json", "--quiet"]
+        code = main([*words, "--clients", "3", "--max-tokens", "8", *options])
+        return code, json.loads(self._capsys.readouterr().out)
+
+
+@pytest.fixture
+def verify(capsys: pytest.CaptureFixture[str], prompts: Path) -> Found:
+    return Found(capsys, prompts)
+
+
+def test_a_server_that_always_says_the_same_passes(verify: Found):
+    with serving(lambda *_: TEXT) as server:
+        code, found = verify(server.url)
+    assert (code, found["exact"], found["changed"], found["failed"]) == (0, True, [], [])
+    assert found["conditions"] == {
+        name: {"texts": 12, "changed": 0, "failed": 0}
+        for name in ("as served, alone", "as served, 3 at once")
+    }
+    assert server.asked == 6 + 2 * 2 * 6
+
+
+def test_texts_that_change_in_a_crowd_are_found_and_placed(verify: Found):
+    def answer(server: FakeServer, _: dict[str, Any]) -> str:
+        if server.asked <= 12:  # the first texts, and the next pass alone
+            return TEXT
+        until(lambda: server.open > 1 or server.asked > 16)
+        return TEXT if server.open == 1 else TEXT.replace("text", "test")
+
+    with serving(answer) as server:
+        code, found = verify(server.url, "--rounds", "1")
+    assert code == 1
+    assert found["conditions"]["as served, alone"]["changed"] == 0
+    assert found["conditions"]["as served, 3 at once"]["changed"] > 2
+    for each in found["changed"]:
+        assert each["condition"] == "as served, 3 at once"
+        assert (each["at"], each["first"], each["other"]) == (11, "xt as ever", "st as ever")
+
+
+def test_texts_that_speculation_changes_are_found(verify: Found):
+    def answer(_: FakeServer, body: dict[str, Any]) -> str:
+        return TEXT + " and ever" if body.get("draft") else TEXT
+
+    with serving(answer) as server:
+        code, found = verify(
+            server.url, "--plain", "{}", "--speculation", '{"draft": 4}', "--rounds", "1"
+        )
+    assert code == 1
+    changed = {name: each["changed"] for name, each in found["conditions"].items()}
+    assert changed == {
+        "plain, alone": 0,
+        "plain, 3 at once": 0,
+        "speculation, alone": 6,
+        "speculation, 3 at once": 6,
+    }
+    assert {each["at"] for each in found["changed"]} == {len(TEXT)}
+
+
+REPORTS: list[dict[str, Any]] = [
+    {"timings": {"draft_n": 12, "draft_n_accepted": 5}},
+    {"stats": {"total_draft_tokens_count": 12, "accepted_draft_tokens_count": 5}},
+    {
+        "usage": {
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": 5,
+                "rejected_prediction_tokens": 7,
+            }
+        }
+    },
+]
+"""How llama.cpp and paceline, LM Studio, and OpenAI report 12 drafted tokens."""
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=["timings", "stats", "usage"])
+def test_a_plain_answer_with_drafted_tokens_is_an_error_that_names_the_second_server(
+    report: dict[str, Any], prompts: Path, capsys: pytest.CaptureFixture[str]
+):
+    with serving(lambda *_: TEXT) as server:
+        server.last = report
+        words = ["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]
+        assert main([*words, "--plain", '{"speculative.n_max": 0}', "--speculation", "{}"]) == 2
+    said = capsys.readouterr().err
+    assert "12 tokens were drafted for a plain answer" in said
+    assert "--plain-url" in said
+    assert server.asked == 1
+
+
+def test_drafted_tokens_of_a_later_plain_answer_are_a_failed_request(verify: Found):
+    def answer(server: FakeServer, _: dict[str, Any]) -> str:
+        server.last = REPORTS[0] if server.asked == 9 else {}
+        return TEXT
+
+    with serving(answer) as server:
+        code, found = verify(
+            server.url, "--plain", "{}", "--speculation", "{}", "--clients", "1", "--rounds", "1"
+        )
+    assert (code, found["exact"], len(found["failed"])) == (1, False, 1)
+    assert "p2 (plain, alone): 12 tokens were drafted for a plain answer" in found["failed"]
+
+
+def test_speculation_is_compared_with_a_second_server_that_is_plain(verify: Found):
+    texts = {"first": TEXT}
+
+    def speculates(server: FakeServer, _: dict[str, Any]) -> str:
+        server.last = REPORTS[0]
+        return texts["first"]
+
+    with serving(speculates) as server, serving(lambda *_: TEXT) as second:
+        server.models, second.models = {"drafting"}, {"plain"}
+        code, found = verify(server.url, "--plain-url", f"{second.url}/", "--rounds", "1")
+        assert (code, found["exact"], found["failed"]) == (0, True, [])
+        assert (server.asked, second.asked) == (12, 6 + 12)
+        assert found["drafted"] == {"plain": 0, "speculation": 12 * 12}
+        assert found["plain_server"] == second.url.removeprefix("http://")
+        assert found["warnings"] == []
+        texts["first"] = TEXT + " and ever"
+        code, found = verify(server.url, "--plain-url", second.url, "--rounds", "1")
+    changed = {name: each["changed"] for name, each in found["conditions"].items()}
+    assert code == 1
+    assert changed == {
+        "plain, alone": 0,
+        "plain, 3 at once": 0,
+        "speculation, alone": 6,
+        "speculation, 3 at once": 6,
+    }
+
+
+def test_speculation_that_reports_no_drafted_token_is_a_warning(
+    verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
+):
+    with serving(lambda *_: TEXT) as server, serving(lambda *_: TEXT) as second:
+        code, found = verify(server.url, "--plain-url", second.url, "--rounds", "1")
+        words = ["verify", "--url", server.url, "--plain-url", second.url, "--rounds", "1"]
+        assert main([*words, "--suite", str(prompts), "--quiet"]) == 0
+        printed = capsys.readouterr().out
+        as_served = verify(server.url, "--rounds", "1")[1]
+    assert code == 0
+    (warning,) = found["warnings"]
+    assert "no answer with speculation reports drafted tokens" in warning
+    assert f"warning: {warning}" in printed
+    assert as_served["warnings"] == [], "nothing was to be speculative"
+
+
+def test_the_second_server_must_be_there_and_have_a_first(
+    verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
+):
+    nowhere = f"http://127.0.0.1:{free_port()}/v1"
+    with serving(lambda *_: TEXT) as server:
+        words = ["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]
+        assert main([*words, "--plain-url", nowhere]) == 2
+    assert f"{nowhere}/models cannot be read" in capsys.readouterr().err
+    assert main(["verify", "--plain-url", nowhere]) == 2
+    assert "--url" in capsys.readouterr().err
+
+
+def test_our_server_reports_what_it_drafted_and_is_not_compared_with_itself(
+    tiny_model: Model, verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
+):
+    with running(tiny_model) as server:
+        url = f"{server.url}/v1"
+        _, found = verify(url, "--rounds", "1", "--max-tokens", "60")
+        words = ["verify", "--url", url, "--suite", str(prompts), "--quiet", "--max-tokens", "60"]
+        assert main([*words, "--plain", "{}", "--speculation", "{}"]) == 2
+    assert "were drafted for a plain answer" in capsys.readouterr().err
+    assert found["drafted"]["plain"] == 0
+    assert found["drafted"]["speculation"] > 0
+    assert found["warnings"] == []
+
+
+def test_one_text_in_many_is_found_and_its_prompt_named(
+    verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
+):
+    def answer(server: FakeServer, body: dict[str, Any]) -> str:
+        last = server.asked > 18 and "say 4" in json.dumps(body)
+        return "another" if last else TEXT
+
+    with serving(answer) as server:
+        code, found = verify(server.url)
+    assert code == 1
+    assert {each["prompt"] for each in found["changed"]} == {"p4"}
+    assert {each["at"] for each in found["changed"]} == {0}
+    with serving(answer) as server:
+        assert main(["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]) == 1
+    printed = capsys.readouterr().out
+    assert "p4 (as served, alone): character 0" in printed
+    assert "did NOT give the same text every time" in printed
+
+
+def test_a_request_that_fails_is_no_changed_text(verify: Found):
+    def answer(server: FakeServer, _: dict[str, Any]) -> str:
+        return "" if server.asked == 9 else TEXT
+
+    with serving(answer) as server:
+        code, found = verify(server.url)
+    assert (code, found["changed"], len(found["failed"])) == (1, [], 1)
+    assert found["failed"][0].startswith("p2 (as served, alone): ")
+    assert "status 404" in found["failed"][0]
+
+
+def test_answers_without_a_text_prove_nothing(prompts: Path, capsys: pytest.CaptureFixture[str]):
+    with serving(lambda *_: TEXT) as server:
+        words = ["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]
+        silent = '{"silent": true}'
+        server.answer = lambda _, body: SILENCE if body.get("silent") else TEXT
+        assert main([*words, "--plain", silent, "--speculation", "{}"]) == 2
+    assert "no text to compare" in capsys.readouterr().err
+
+
+def test_our_server_keeps_every_text_under_load(tiny_model: Model, verify: Found):
+    with running(tiny_model) as server:
+        code, found = verify(f"{server.url}/v1", "--rounds", "1")
+    assert (code, found["changed"], found["failed"]) == (0, [], [])
+    assert [*found["conditions"]] == [
+        *("plain, alone", "plain, 3 at once", "speculation, alone", "speculation, 3 at once")
+    ]
+    assert {each["texts"] for each in found["conditions"].values()} == {6}
+
+
+@pytest.mark.parametrize(
+    ("stream", "reason"),
+    [
+        (
+            'data: {"choices": [{"delta": {"content": "a"}}]}\n\n',
+            "without a finish_reason or [DONE]",
+        ),
+        ("data: 7\n\n", "no chunk of a chat completion"),
+        ('data: {"choices": [3]}\n\n', "no chunk of a chat completion"),
+        ('data: {"choices": {"a": 1}}\n\n', "no chunk of a chat completion"),
+        ("data: {\n\n", "no chunk of a chat completion"),
+        ('data: {"error": {"message": "no memory"}}\n\n', "no memory"),
+        ('data: {"usage": 3}\n\n', "no chunk of a chat completion"),
+    ],
+)
+def test_a_stream_that_is_no_answer_is_a_failed_request(
+    stream: str, reason: str, verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
+):
+    def answer(server: FakeServer, _: dict[str, Any]) -> str:
+        server.stream = stream if server.asked == 9 else None
+        return TEXT
+
+    with serving(answer) as server:
+        code, found = verify(server.url, "--clients", "1")
+        assert (code, found["changed"], len(found["failed"])) == (1, [], 1)
+        assert reason in found["failed"][0]
+        server.stream, server.answer = stream, lambda *_: TEXT
+        assert main(["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]) == 2
+    said = capsys.readouterr().err
+    assert (said.count("\n"), reason in said) == (1, True)
+
+
+def test_an_error_that_is_null_is_none(verify: Found):
+    def answer(server: FakeServer, _: dict[str, Any]) -> str:
+        delta = {"error": None, "choices": [{"delta": {"content": "a"}}]}
+        server.stream = f"data: {json.dumps(delta)}\n\n{END}"
+        return TEXT
+
+    with serving(answer) as server:
+        code, found = verify(server.url, "--rounds", "1")
+    assert (code, found["failed"]) == (0, [])
+
+
+def test_thoughts_are_part_of_the_text(verify: Found):
+    def answer(server: FakeServer, _: dict[str, Any]) -> str:
+        thought = "two" if server.asked == 9 else "one"
+        delta = {"choices": [{"delta": {"reasoning_content": thought, "content": "a"}}]}
+        server.stream = f"data: {json.dumps(delta)}\n\n{END}"
+        return TEXT
+
+    with serving(answer) as server:
+        code, found = verify(server.url, "--clients", "1")
+    assert code == 1
+    (changed,) = found["changed"]
+    assert (changed["prompt"], changed["first"], changed["other"]) == ("p2", "onea", "twoa")
+
+
+def test_few_prompts_are_repeated_for_a_crowd(verify: Found, prompts: Path):
+    most = 0
+
+    def answer(server: FakeServer, body: dict[str, Any]) -> str:
+        nonlocal most
+        assert "seed" not in body  # mlx-lm's server would take the request out of its batch
+        if server.asked > 4:  # of two prompts alone, twice
+            until(lambda: most > 5 or server.open > 5)
+            most = max(most, server.open)
+        return TEXT
+
+    prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[:2]))
+    with serving(answer) as server:
+        code, found = verify(server.url, "--clients", "6", "--rounds", "1")
+    assert (code, most) == (0, 6)
+    assert found["conditions"]["as served, 6 at once"]["texts"] == 6
+
+
+def test_the_key_may_come_from_the_environment(verify: Found, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PACELINE_API_KEY", "secret")
+    with serving(lambda *_: TEXT) as server:
+        server.key = "secret"
+        assert verify(server.url)[0] == 0
+
+
+def test_the_key_of_the_environment_is_for_servers_of_this_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PACELINE_API_KEY", "secret")
+    for url in ("http://127.0.0.1:8000/v1", "http://localhost/v1", "http://[::1]:1/v1"):
+        assert key_for(url, None) == "secret"
+    for url in (
+        *("http://other.example/v1", "http://127.0.0.1@other.example/v1", "http://10.0.0.1/v1"),
+        *("http://localhost.other.example/v1", "http://2130706433/v1", "nothing"),
+    ):
+        assert key_for(url, None) is None, url
+        assert key_for(url, "own") == "own"
+
+
+def no_model(server: FakeServer) -> list[str]:
+    server.answer = lambda *_: ""
+    return ["--served-model", "other"]
+
+
+def no_answers(server: FakeServer) -> list[str]:
+    server.locked = True
+    return []
+
+
+def a_key(server: FakeServer) -> list[str]:
+    server.key = "secret"
+    return []
+
+
+@pytest.mark.parametrize(
+    ("mistake", "reason"),
+    [
+        (no_model, "does not answer for the model other: status 404: <html> <h1>no such"),
+        (no_answers, "status 401: no; give another API key with --api-key"),
+        (a_key, "requires another API key (status 401); give it with --api-key"),
+        (lambda _: ["--plain", "{}"], "--plain and --speculation go together"),
+        (lambda _: ["--drafter", "suffix"], "leave out --url"),
+        (lambda _: ["--url", f"http://127.0.0.1:{free_port()}/v1"], "/v1/models cannot be read"),
+    ],
+)
+def test_a_users_mistake_is_one_line(
+    mistake: Callable[[FakeServer], list[str]],
+    reason: str,
+    prompts: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    with serving(lambda *_: TEXT) as server:
+        words = ["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]
+        assert main([*words, *mistake(server)]) == 2
+    said = capsys.readouterr()
+    assert reason in said.err
+    assert (said.err.count("\n"), said.out) == (1, "")
