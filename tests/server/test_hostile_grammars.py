@@ -125,10 +125,11 @@ def command(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def sent(command: Command, path: str, more: dict[str, Any], *, raw: bool = False) -> httpx.Response:
-    body = {"messages": [TURN], "prompt": "a", "input": "a", "max_tokens": 30, **more}
-    if path == "/v1/responses":
-        del body["max_tokens"]
-        body["max_output_tokens"] = 30
+    body = {"messages": [TURN], "max_tokens": 30, **more}
+    if path == TEXT:
+        body = {"prompt": "a", "max_tokens": 30, **more}
+    elif path == "/v1/responses":
+        body = {"input": "a", "max_output_tokens": 30, **more}
     text = json.dumps(body)
     if raw:
         text = text.replace('"structured_outputs"', r'"structured\u005foutputs"')

@@ -1,9 +1,10 @@
-"""Grammar of arguments that are no JSON, from a function's JSON schema, in llguidance's Lark.
+"""Grammar of values from their JSON schema, in llguidance's Lark.
 
-Kept are constants, types, arrays, objects, alternatives, references and the bounds of numbers and
-lengths; other keywords are ignored, so that an argument may be wider than its schema. One thing is
-narrower: an object has the properties that are named, if there are any. Invariant: `call_values.py`
-reads what a grammar here allows.
+It is for arguments that are no JSON, and for JSON with integers that llguidance would change. Kept
+are constants, types, arrays, objects, alternatives, references and the bounds of numbers and
+lengths; other keywords are ignored, so that an argument may be wider than its schema, or rejected
+if it is `strict`. One thing is narrower: an object has the properties that are named, if there are
+any. Invariant: `call_values.py` reads what a grammar here allows.
 """
 
 import json
@@ -12,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.constraints.call_form import Syntax, ToolForm
-from paceline.constraints.call_tags import CDATA, resolved
+from paceline.constraints.call_tags import CDATA
 from paceline.constraints.call_values import brace_key, writable_key, written_value
+from paceline.constraints.schemas import KEYWORDS, has_inexact_constants, resolved
 from paceline.errors import InvalidRequest
 
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -38,6 +40,7 @@ class ArgumentGrammar:
         *,
         written: Callable[[str], str],
         settings: Mapping[str, Any],
+        strict: bool = False,
     ) -> None:
         """Prepare.
 
@@ -47,13 +50,17 @@ class ArgumentGrammar:
             schema: of the arguments.
             written: text -> Lark, with the model's own tokens for marks in it.
             settings: llguidance's, for the JSON in arguments.
+            strict: reject keywords that would be ignored.
         """
         self._form = form
         self._name = name
         self._root = schema
         self._written = written
         self._settings = settings
+        self._strict = strict
         self._python = form.syntax is Syntax.PYTHON
+        self._json = form.syntax in (Syntax.JSON, Syntax.TAGS)
+        self._has_inexact = has_inexact_constants(schema)
         self._tags = form.tags
         self._close = "" if form.tags is None else written(form.tags.close + form.tags.after)
         self._rules: list[str] = []
@@ -63,7 +70,8 @@ class ArgumentGrammar:
     def lines(self) -> list[str]:
         """The rules; the one called `name` is the arguments, with the braces around them.
 
-        Raises InvalidRequest if a parameter's name cannot be written.
+        Raises InvalidRequest if a parameter's name cannot be written, or a keyword beside an
+        inexact constant cannot be followed.
         """
         form, root = self._form, self._root
         for key in _mapping(root.get("properties")):
@@ -78,7 +86,7 @@ class ArgumentGrammar:
             free = f'/[A-Za-z_][A-Za-z0-9_]*/ "=" {self._anything()}'
             body = self._members(root, self._keyword, free, ", ")
         else:
-            body = self._object(root)
+            body = self._value(root) if self._json else self._object(root)
         return [f"{self._name}: {body}", *self._rules]
 
     def _rule(self, body: str, option: str = "") -> str:
@@ -123,14 +131,15 @@ class ArgumentGrammar:
         values = target.get("enum", [target["const"]] if "const" in target else None)
         if isinstance(values, list) and values:
             heads = (self._head(key, is_text=isinstance(value, str)) for value in values)
-            texts = (f"{head} {self._literal(v)}" for head, v in zip(heads, values, strict=True))
+            texts = (
+                f"{head} {self._written(written_value(self._form, value)) or _EMPTY}"
+                for head, value in zip(heads, values, strict=True)
+            )
             return f"({' | '.join(texts)}) {self._close}"
         kinds = target.get("type")
         if isinstance(kinds, list) and "string" in kinds:
             return self._tagged_text(self._head(key, is_text=True), {})
-        defined = {name: self._root[name] for name in _DEFINITIONS if name in self._root}
-        document = {"x-guidance": self._settings, **defined, **schema}
-        return f"{self._head(key, is_text=False)} %json {json.dumps(document)} {self._close}"
+        return f"{self._head(key, is_text=False)} {self._value(schema)} {self._close}"
 
     def _free_tagged(self) -> str:
         """Any argument, as a text; only needed if no properties are named."""
@@ -176,24 +185,29 @@ class ArgumentGrammar:
         return f"{json.dumps(key + '=')} {self._value(schema)}"
 
     def _object(self, schema: Mapping[str, Any]) -> str:
-        if self._python:
+        if self._python or self._json:
             free = f'%json {{"type": "string"}} ": " {self._anything()}'
-            inside = self._members(schema, self._python_member, free, ", ")
+            inside = self._members(schema, self._quoted_member, free, ", ")
         else:
             free = f'/[A-Za-z0-9_.\\-]+/ ":" {self._anything()}'
             inside = self._members(schema, self._brace_member, free, ",")
         return f'"{{" {inside} "}}"'
 
-    def _python_member(self, key: str, schema: Any) -> str:
+    def _quoted_member(self, key: str, schema: Any) -> str:
         return f"{self._literal(key)} {json.dumps(': ')} {self._value(schema)}"
 
     def _brace_member(self, key: str, schema: Any) -> str:
         return f"{self._written(brace_key(self._form, key) + ':')} {self._value(schema)}"
 
     def _value(self, schema: Any) -> str:
-        """A rule for a value of Python's or of the braces' syntax."""
+        """A rule for a value."""
         if not isinstance(schema, Mapping):
             return self._anything()
+        if self._json and not self._is_inexact(schema):
+            defined = {name: self._root[name] for name in _DEFINITIONS if name in self._root}
+            return self._document({**defined, **schema})
+        if self._strict:
+            self._check(schema)
         if isinstance(reference := schema.get("$ref"), str):
             return self._reference(reference)
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
@@ -208,6 +222,29 @@ class ArgumentGrammar:
         several = kinds if isinstance(kinds, list) else [kinds]
         return self._rule(" | ".join(self._kind(str(kind), schema) for kind in several))
 
+    def _document(self, schema: Mapping[str, Any]) -> str:
+        return self._rule(f"%json {json.dumps({'x-guidance': self._settings, **schema})}")
+
+    def _is_inexact(self, schema: Mapping[str, Any]) -> bool:
+        return self._has_inexact and (
+            '"$ref"' in json.dumps(schema) or has_inexact_constants(schema)
+        )
+
+    def _check(self, schema: Mapping[str, Any]) -> None:
+        """Raise InvalidRequest for a keyword that is ignored where JSON is taken apart."""
+        kinds = [name for name in ("$ref", "enum", "const", "anyOf") if name in schema]
+        known = {*kinds[:1], *(["type"] if kinds[:1] in (["enum"], ["const"]) else [])}
+        if not kinds:
+            known = {"type", "properties", "required", "items", "minItems", "maxItems"}
+            known |= {"additionalProperties"} if schema.get("properties") else set()
+        unknown = sorted((schema.keys() & KEYWORDS) - known)
+        named = _mapping(schema.get("properties"))
+        if unknown or any(name not in named for name in schema.get("required", ())):
+            raise InvalidRequest(
+                f"an integer beyond 2^53 cannot be beside {(unknown or ['required'])[0]!r} in "
+                f"{json.dumps(schema)[:200]}"
+            )
+
     def _reference(self, reference: str) -> str:
         if reference not in self._references:
             name = f"{self._name}r{len(self._references)}"
@@ -219,7 +256,7 @@ class ArgumentGrammar:
         """A rule for a value of one JSON type."""
         if kind in ("integer", "number"):
             kept = {name: schema[name] for name in _NUMBERS if name in schema}
-            return self._rule(f"%json {json.dumps({'type': kind, **kept})}")
+            return self._document({"type": kind, **kept})
         if kind in ("boolean", "null"):
             return self._choice([True, False] if kind == "boolean" else [None])
         makers = {"string": self._string, "array": self._array, "object": self._object}
@@ -232,16 +269,16 @@ class ArgumentGrammar:
             return '"[]"'
         more = max(least - 1, 0)
         end = "" if most is None else str(max(most - 1, more))
-        comma = json.dumps(", " if self._python else ",")
+        comma = json.dumps("," if self._form.syntax is Syntax.BRACES else ", ")
         elements = f"{element} ({comma} {element}){{{more},{end}}}"
         return f'"[" ({elements}){"" if least else "?"} "]"'
 
     def _string(self, schema: Mapping[str, Any]) -> str:
-        if self._python:
+        if self._python or self._json:
             kept = {name: schema[name] for name in _STRINGS if name in schema}
-            document = json.dumps({"type": "string", **kept})
+            document = self._document({"type": "string", **kept})
             single = r"""/'([^'\\]|\\[\\'"nrt])+'/"""  # as models write it too
-            return f"%json {document}" + ("" if kept else f" | {self._rule(single)}")
+            return f"{document} | {self._rule(single)}" if self._python and not kept else document
         mark, escaped = self._written(self._form.quote), escaped_text(self._form.quote)
         text = rf"/(.|\n){_bounds(schema)}"
         if not mark.startswith("<["):
@@ -254,7 +291,8 @@ class ArgumentGrammar:
         return self._rule(" | ".join(map(self._literal, values)))
 
     def _literal(self, value: Any) -> str:
-        text = written_value(self._form, value)
+        text = json.dumps(value, ensure_ascii=False)
+        text = text if self._json else written_value(self._form, value)
         lark = self._written(text) if text else _EMPTY
         if self._python and isinstance(value, str) and _UNESCAPED.fullmatch(value):
             single = json.dumps(f"'{value}'", ensure_ascii=False)  # as models write it too
@@ -263,6 +301,8 @@ class ArgumentGrammar:
 
     def _anything(self) -> str:
         """A rule for a value of any type."""
+        if self._json:
+            return self._document({})
         if not self._any:
             self._any = f"{self._name}any"
             kinds = [self._kind(kind, {}) for kind in ("string", "number", "boolean", "null")]

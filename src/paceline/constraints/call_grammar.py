@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.constraints.argument_grammar import ArgumentGrammar, cut_at_token, escaped_text
 from paceline.constraints.call_form import NAME, Syntax, ToolForm
+from paceline.constraints.schemas import has_inexact_constants
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.errors import InvalidRequest
 
@@ -110,7 +111,7 @@ class CallGrammar:
             head = self._text(form.before + function + mark)
             head = f"{head} /{text}/ {self._text(form.after)}"
         line = f"{name}: {head} {name}p {self._text(form.end)}"
-        if form.syntax is not Syntax.JSON:
+        if form.syntax is not Syntax.JSON or has_inexact_constants(schema):
             arguments = ArgumentGrammar(
                 form, f"{name}p", schema, written=self._written, settings=self._settings
             )

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.constraints.call_form import ToolForm
 from paceline.constraints.call_text import CallText, Emit, NotACall, Reader, decoded, quoted
+from paceline.constraints.schemas import resolved
 from paceline.decoding.text import overlap
 
 Schema = Mapping[str, Any]
@@ -119,17 +120,6 @@ def _types(schema: Any, root: Schema, depth: int) -> set[str]:
                 return set()
             types |= kinds
     return types
-
-
-def resolved(root: Schema, reference: str) -> Any:
-    """The schema at a reference such as "#/$defs/city"; None if it is not there."""
-    target: Any = root
-    if not reference.startswith("#"):
-        return None
-    for step in filter(None, reference[1:].split("/")):
-        name = step.replace("~1", "/").replace("~0", "~")
-        target = target.get(name) if isinstance(target, Mapping) else None
-    return target
 
 
 def _type_of(value: Any) -> str:

@@ -8,21 +8,33 @@ llguidance's key "x-guidance".
 """
 
 import json
+import logging
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from paceline.constraints.argument_grammar import ArgumentGrammar
 from paceline.constraints.call_form import Syntax, ToolForm
 from paceline.constraints.call_grammar import CallGrammar, literal
 from paceline.constraints.compile_queue import Caller
 from paceline.constraints.limits import MAX_CHARACTERS, check_lark, check_text
 from paceline.constraints.matcher import GrammarConstraint, library, reason
 from paceline.constraints.matcher_process import MatcherProcesses
+from paceline.constraints.schemas import (
+    KEYWORDS,
+    MAX_EXACT,
+    IsPart,
+    Part,
+    has_inexact_constants,
+    left_out,
+    never_followed,
+    not_followed,
+)
 from paceline.constraints.tool_forms import HERMES
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import Constraint
@@ -34,6 +46,14 @@ MAX_FUNCTIONS = 128
 
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """With free white space nothing would be forced, and small models never end it."""
+
+_ANY = {
+    "anyOf": [
+        {"type": ["object", "array", "string", "boolean", "null"]},
+        {"type": "integer", "minimum": -MAX_EXACT, "maximum": MAX_EXACT},
+    ]
+}
+"""For a schema that says nothing: small models never end a number of any length."""
 
 _LENIENT = {**_ONE_LINE, "lenient": True}
 """For arguments, which their function checks again: keywords that llguidance does not know are
@@ -86,7 +106,26 @@ class Grammars:
             InvalidRequest: the schema is invalid, unsatisfiable, or not supported by llguidance.
         """
         what = "the JSON schema"
-        return self._constraint(what, _document("json_schema", _schema(what, schema)))
+        _schema(what, schema)
+        kept, parts = _left_out(what, schema, never_followed)
+        if parts:
+            raise InvalidRequest(f"{what} cannot be followed; leave out {parts[0]}")
+        if not kept.keys() & KEYWORDS:
+            kept |= _ANY
+        try:
+            if not has_inexact_constants(kept):
+                return self._constraint(what, _document("json_schema", _schema(what, kept)))
+            settings = kept.pop("x-guidance", _ONE_LINE)
+            values = ArgumentGrammar(
+                HERMES, "start", kept, written=literal, settings=settings, strict=True
+            )
+            lark = "\n".join(values.lines())
+            return self._constraint(what, _document("lark_grammar", json.dumps(lark)))
+        except InvalidRequest as error:
+            _, parts = _left_out(what, kept, not_followed(self._is_pattern))
+            if not parts:
+                raise
+            raise InvalidRequest(f"{error}; leave out {parts[0]}") from None
 
     def regex(self, text: str) -> Constraint:
         """Constrain answers to full matches of a regular expression (Rust's, no look-around).
@@ -135,7 +174,9 @@ class Grammars:
                 known = ", ".join(parameters)
                 raise InvalidRequest(f"there is no function {choice!r} to call; expected {known}")
             parameters = {choice: parameters[choice]}
-        try:
+        parameters = _followed(parameters, never_followed)
+
+        def compiled(parameters: Mapping[str, Mapping[str, Any]]) -> Constraint:
             calls = CallGrammar(
                 form,
                 parameters,
@@ -147,15 +188,22 @@ class Grammars:
                 lark = calls.free(parallel=parallel, tokens=self._specials(form))
             else:
                 lark = calls.forced(parallel=parallel, thoughts=thoughts)
-        except RecursionError:
-            raise InvalidRequest("the functions' parameters are nested too deeply") from None
-        try:
             if form.syntax is not Syntax.JSON:  # its own grammar ignores what it does not know
                 schemas = (json.dumps(schema) for schema in parameters.values())
                 union = "start: " + " | ".join(f"%json {schema}" for schema in schemas)
                 self._constraint("the functions", _document("lark_grammar", json.dumps(union)))
             return self._constraint("the functions", _document("lark_grammar", json.dumps(lark)))
+
+        try:
+            return compiled(parameters)
+        except RecursionError:
+            raise InvalidRequest("the functions' parameters are nested too deeply") from None
         except InvalidRequest:
+            kept = _followed(parameters, not_followed(self._is_pattern))
+            if kept != parameters:
+                parameters = kept
+                with suppress(InvalidRequest):
+                    return compiled(kept)
             with suppress(Busy):
                 self._check_schemas(parameters)
             raise
@@ -170,6 +218,14 @@ class Grammars:
         for name, schema in parameters.items():
             what = f"the parameters of the function {name!r}"
             self._constraint(what, _document("json_schema", _schema(what, schema)))
+
+    def _is_pattern(self, text: str) -> bool:
+        """Whether llguidance can follow a regular expression of a schema."""
+        schema = json.dumps({"type": "string", "pattern": text})
+        with suppress(InvalidRequest):
+            self._constraint("the pattern", _document("json_schema", schema))
+            return True
+        return False
 
     def _written(self, text: str, form: ToolForm) -> str:
         """Return a text in Lark, with the model's tokens for the form's marks."""
@@ -247,6 +303,34 @@ def _parameters(functions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
             f"{4 * MAX_CHARACTERS}"
         )
     return schemas
+
+
+def _left_out(
+    what: str, schema: Mapping[str, Any], is_part: IsPart
+) -> tuple[dict[str, Any], list[Part]]:
+    try:
+        return left_out(schema, is_part)
+    except RecursionError:
+        raise InvalidRequest(f"{what} is nested too deeply") from None
+
+
+def _followed(
+    parameters: Mapping[str, Mapping[str, Any]], is_part: IsPart
+) -> dict[str, dict[str, Any]]:
+    """Functions' parameters without the parts that cannot be followed, which are logged."""
+    followed = {}
+    for name, schema in parameters.items():
+        what = f"the parameters of the function {name[:100]!r}"
+        followed[name], parts = _left_out(what, schema, is_part)
+        for part in parts:
+            _log(f"{what} are followed without {part}")
+    return followed
+
+
+@lru_cache(maxsize=1024)
+def _log(line: str) -> None:
+    """Log a line once; agents send the same functions again and again."""
+    logging.getLogger("paceline.server").warning("%s", line)
 
 
 def _schema(what: str, schema: Mapping[str, Any], also: Mapping[str, Any] | None = None) -> str:

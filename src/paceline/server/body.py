@@ -148,6 +148,18 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    """The schema in llama.cpp's form."""
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> "ResponseFormat":
+        if self.json_schema is None and self.schema_ is not None:
+            self.json_schema = NamedSchema(schema=self.schema_)
+        if self.json_schema is not None and self.type == "text":
+            raise invalid("has a schema, which type text does not follow; use json_schema")
+        if self.json_schema is None and self.type == "json_schema":
+            raise invalid("has no json_schema")
+        return self
 
 
 class StructuredOutputs(Body):
@@ -182,6 +194,20 @@ _UNSUPPORTED: Mapping[str, str] = {
     "continue_final_message": "use /v1/completions",
 }
 """Fields of other servers that would change the answer, so they are rejected, not ignored."""
+
+_SYNONYMS = (
+    ("max_tokens", "max_completion_tokens", "max_output_tokens"),
+    ("stop", "stop_sequences"),
+    ("messages", "input", "prompt"),
+    ("messages", "system", "instructions"),
+    ("reasoning_effort", "reasoning", "thinking"),
+    ("response_format", "text", "output_config", "output_format"),
+    ("top_logprobs", "logprobs"),
+)
+"""Fields that have the same meaning at different endpoints."""
+
+_HARMLESS = ("metadata", "store")
+"""Fields of some endpoints that change no answer, and that clients send to the others too."""
 
 
 class GenerationBody(Body):
@@ -233,6 +259,23 @@ class GenerationBody(Body):
         for name, instead in _UNSUPPORTED.items():
             if isinstance(data, Mapping) and data.get(name):
                 raise ApiError(f"{name} is not supported; {instead}", param=name)
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _belongs_here(cls, data: Any) -> Any:
+        """Reject fields of other endpoints: left out, they would change the answer."""
+        for name, value in data.items() if isinstance(data, Mapping) else ():
+            others = [kind.model_fields for kind in GenerationBody.__subclasses__()]
+            defaults = [fields[name].get_default() for fields in others if name in fields]
+            if not value or not defaults or value in defaults:
+                continue
+            if name not in cls.model_fields and name not in _HARMLESS:
+                same = {own for names in _SYNONYMS if name in names for own in names}
+                instead = next((f"use {own}" for own in cls.model_fields if own in same), "")
+                raise ApiError(
+                    f"{name} is no field of this endpoint; {instead or 'leave it out'}", param=name
+                )
         return data
 
     @model_validator(mode="after")

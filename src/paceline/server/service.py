@@ -336,15 +336,11 @@ def _is_text(form: ResponseFormat | None) -> bool:
 def _constraint(body: GenerationBody) -> Callable[[Grammars], Constraint] | None:
     """Compiles the constraint of a request's answers; None: they have none."""
     form, outputs = body.response_format, body.structured_outputs
-    if form is not None and form.type == "json_object":
-        return Grammars.json_object
-    if form is not None and form.type == "json_schema":
-        if form.json_schema is None:
-            raise ApiError(
-                "response_format.json_schema: is missing", param="response_format.json_schema"
-            )
+    if form is not None and form.json_schema is not None:
         schema = form.json_schema.schema_
         return lambda grammars: grammars.json_schema(schema)
+    if form is not None and form.type == "json_object":
+        return Grammars.json_object
     return None if outputs is None else _structured(outputs)
 
 

@@ -188,6 +188,8 @@ class MessagesBody(GenerationBody):
     ] = Field(default=[])
     tool_choice: ToolChoice = ToolChoice(type="auto")
     output_config: OutputOptions = OutputOptions()
+    output_format: OutputFormat | None = None
+    """The older field of `output_config.format`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "MessagesBody":
@@ -203,8 +205,8 @@ class MessagesBody(GenerationBody):
             raise ApiError("tool_choice requires a call, but there is no tool", param="tools")
         if self.tool_choice.type == "tool" and self.tool_choice.name is None:
             raise ApiError("tool_choice.name: is missing", param="tool_choice.name")
-        self.stop = self.stop_sequences
-        if (form := self.output_config.format) is not None:
+        self.stop = [*self.stop, *self.stop_sequences]
+        if (form := self.output_config.format or self.output_format) is not None:
             schema = NamedSchema(schema=form.schema_)
             self.response_format = ResponseFormat(type="json_schema", json_schema=schema)
         return self

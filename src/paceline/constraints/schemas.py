@@ -1,0 +1,135 @@
+"""Parts of JSON schemas that cannot be followed, found and left out.
+
+llguidance computes with floats of 64 bits, so that an integer beyond 2^53 becomes another. Bounds
+like that are such parts; constants are not: `argument_grammar.py` writes them as literals.
+Invariant: without its parts a schema allows at least as much as with them.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+MAX_EXACT = 2**53
+"""Up to here every integer is a float of 64 bits."""
+
+_NAMES = (
+    "$ref additionalItems additionalProperties allOf anyOf const contains dependentRequired "
+    "dependentSchemas else enum exclusiveMaximum exclusiveMinimum format if items maxItems "
+    "maxLength maxProperties maximum minItems minLength minProperties minimum multipleOf not oneOf "
+    "pattern patternProperties prefixItems properties propertyNames required then type "
+    "unevaluatedItems unevaluatedProperties uniqueItems"
+)
+KEYWORDS = frozenset(_NAMES.split())
+"""Those on which it depends whether a value is valid."""
+
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_NESTED = ("items", "additionalProperties", "anyOf", "oneOf", "allOf", "prefixItems")
+_DRAFT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/20(19-09|20-12))/schema#?")
+_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+
+
+class Part(NamedTuple):
+    """A keyword and its value."""
+
+    path: str
+    """`properties.age.maximum`."""
+    value: Any
+
+    def __str__(self) -> str:
+        text = json.dumps(self.value, ensure_ascii=False, default=str)
+        return f"{self.path[-100:]}: {text if len(text) <= 100 else f'{text[:100]}...'}"
+
+
+IsPart = Callable[[Mapping[str, Any], str, Any], bool]
+"""Of the whole schema, a keyword and its value: whether that cannot be followed."""
+
+
+def never_followed(_root: Mapping[str, Any], keyword: str, value: Any) -> bool:
+    """Whether a part is rejected or changed whatever the rest of the schema is."""
+    if keyword == "$schema":
+        return not isinstance(value, str) or _DRAFT.fullmatch(value) is None
+    if value is None:
+        return keyword in KEYWORDS and keyword != "const"
+    if keyword in _BOUNDS and isinstance(value, int | float):
+        return abs(value) > MAX_EXACT
+    return False
+
+
+def not_followed(is_pattern: Callable[[str], bool]) -> IsPart:
+    """Finds parts for which llguidance rejects a schema; `is_pattern` compiles a pattern."""
+
+    def is_part(root: Mapping[str, Any], keyword: str, value: Any) -> bool:
+        if keyword == "pattern" and isinstance(value, str):
+            return not is_pattern(value)
+        if keyword == "$ref" and isinstance(value, str):
+            return resolved(root, value) is None
+        return keyword == "type" and isinstance(value, str) and value not in _TYPES
+
+    return is_part
+
+
+def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any], list[Part]]:
+    """The schema without its parts, and the parts.
+
+    Defaults, examples and names of known drafts, which allow nothing and forbid nothing, go too.
+    """
+    parts: list[Part] = []
+
+    def kept(value: Any, path: str) -> Any:
+        if isinstance(value, list):
+            return [kept(element, f"{path}[{at}]") for at, element in enumerate(value)]
+        if not isinstance(value, Mapping):
+            return value
+        result = {}
+        for keyword, inner in value.items():
+            where = f"{path}.{keyword}" if path else keyword
+            if keyword == "patternProperties" and isinstance(inner, Mapping):
+                names = [name for name in inner if is_part(schema, "pattern", name)]
+                parts.extend(Part(where, name) for name in names)
+                if names:
+                    continue
+            if keyword in _MAPS and isinstance(inner, Mapping):
+                result[keyword] = {name: kept(s, f"{where}.{name}") for name, s in inner.items()}
+            elif keyword in _NESTED and isinstance(inner, Mapping | list):
+                result[keyword] = kept(inner, where)
+            elif is_part(schema, keyword, inner):
+                parts.append(Part(where, inner))
+            elif keyword not in ("default", "examples", "$schema"):
+                result[keyword] = inner
+        if "patternProperties" in value.keys() - result.keys():
+            result.pop("additionalProperties", None)  # it would forbid what a pattern allowed
+        return result
+
+    return kept(schema, ""), parts
+
+
+def is_inexact(value: Any) -> bool:
+    """Whether a JSON value has an integer that llguidance would change."""
+    if isinstance(value, Mapping):
+        return any(map(is_inexact, value.values()))
+    if isinstance(value, list):
+        return any(map(is_inexact, value))
+    return isinstance(value, int) and abs(value) > MAX_EXACT
+
+
+def has_inexact_constants(schema: Any) -> bool:
+    """Whether a constant in a schema is inexact."""
+    if isinstance(schema, list):
+        return any(map(has_inexact_constants, schema))
+    return isinstance(schema, Mapping) and any(
+        is_inexact(value) if keyword in ("enum", "const") else has_inexact_constants(value)
+        for keyword, value in schema.items()
+    )
+
+
+def resolved(root: Mapping[str, Any], reference: str) -> Any:
+    """The schema at a reference such as "#/$defs/city"; None if it is not there."""
+    target: Any = root
+    if not reference.startswith("#"):
+        return None
+    for step in filter(None, reference[1:].split("/")):
+        name = step.replace("~1", "/").replace("~0", "~")
+        target = target.get(name) if isinstance(target, Mapping) else None
+    return target

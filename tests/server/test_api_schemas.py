@@ -1,0 +1,169 @@
+"""Schemas and limits that a client sends, at each API, whole and as a stream: held, or a 400 that
+names the field.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from paceline.errors import InvalidRequest
+from paceline.runtime.model import Model
+from support.errors import raises
+from support.others import fault
+from support.server import Running
+
+pytest.importorskip("llguidance")
+
+LARGE = 1234567890123456789
+SCHEMA = {"enum": [LARGE]}
+TURN = {"role": "user", "content": "a"}
+CHAT = ("/v1/chat/completions", {"messages": [TURN], "max_tokens": 40})
+TEXT = ("/v1/completions", {"prompt": "a", "max_tokens": 40})
+RESPONSES = ("/v1/responses", {"input": "a", "max_output_tokens": 40})
+MESSAGES = ("/v1/messages", {"messages": [TURN], "max_tokens": 40})
+PATHS = dict([CHAT, TEXT, RESPONSES, MESSAGES])
+
+
+def forms(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Where each API takes a schema."""
+    wrapped = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    short = {"type": "json_schema", "schema": schema}
+    object_form = {"type": "json_object", "schema": schema}
+    named = {**short, "name": "x"}
+    return [
+        *((path, {"response_format": wrapped}) for path in PATHS),
+        *((path, {"response_format": object_form}) for path in PATHS),
+        ("/v1/chat/completions", {"response_format": short}),
+        ("/v1/chat/completions", {"structured_outputs": {"json": schema}}),
+        ("/v1/responses", {"text": {"format": named}}),
+        ("/v1/responses", {"text": {"format": {**named, "type": "json_object"}}}),
+        ("/v1/messages", {"output_config": {"format": short}}),
+        ("/v1/messages", {"output_format": short}),
+    ]
+
+
+def answer(server: Running, path: str, body: dict[str, Any]) -> str:
+    """The text of an answer."""
+    reply = server.post(path, {**PATHS[path], **body}).json()
+    if path == "/v1/messages":
+        return str(reply["content"][0]["text"])
+    if path == "/v1/responses":
+        return str(reply["output"][0]["content"][0]["text"])
+    return str(reply["choices"][0].get("text") or reply["choices"][0]["message"]["content"])
+
+
+@pytest.mark.parametrize(("path", "body"), forms(SCHEMA), ids=str)
+def test_a_schema_holds_with_exact_digits_at_each_api(
+    path: str, body: dict[str, Any], server: Running
+):
+    assert answer(server, path, body) == str(LARGE)
+    events = server.post(path, {**PATHS[path], **body, "stream": True}).text
+    deltas = [json.loads(line[6:]) for line in events.splitlines() if line.startswith("data: {")]
+    texts = [delta.get("delta") for delta in deltas if "delta" in delta]
+    if path in ("/v1/completions", "/v1/chat/completions"):
+        choices = [choice for delta in deltas for choice in delta["choices"]]
+        texts = [choice.get("text") or choice.get("delta", {}).get("content") for choice in choices]
+    pieces = [text.get("text") if isinstance(text, dict) else text for text in texts]
+    assert "".join(piece or "" for piece in pieces) == str(LARGE)
+
+
+@pytest.mark.parametrize(("path", "body"), forms({"properties": {"p": {"pattern": "(?!a)"}}}))
+def test_a_part_that_cannot_be_followed_is_named_at_each_api(
+    path: str, body: dict[str, Any], server: Running
+):
+    for stream in (False, True):
+        reply = server.post(path, {**PATHS[path], **body, "stream": stream})
+        assert reply.status_code == 400
+        assert "properties.p.pattern" in reply.json()["error"]["message"]
+
+
+def test_a_schema_in_python_holds_with_exact_digits_or_its_part_is_named(model: Model):
+    assert model.generate("a", json_schema=SCHEMA, max_tokens=40).text == str(LARGE)
+    with raises(InvalidRequest, "minimum"):
+        model.generate("a", json_schema={"type": "integer", "minimum": LARGE})
+
+
+PARAMETERS = {
+    "properties": {"id": SCHEMA, "n": {"minimum": -(2**63)}, "p": {"pattern": r"\b"}},
+    "required": ["id"],
+}
+"""Two parts cannot be followed."""
+GET = {"name": "get", "parameters": PARAMETERS}
+CALLING: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "max_tokens": 90,
+        "tools": [{"type": "function", "function": GET}],
+        "tool_choice": "required",
+    },
+    "/v1/responses": {
+        "max_output_tokens": 90,
+        "tools": [{"type": "function", **GET}],
+        "tool_choice": "required",
+    },
+    "/v1/messages": {
+        "max_tokens": 90,
+        "tools": [{"name": "get", "input_schema": PARAMETERS}],
+        "tool_choice": {"type": "any"},
+    },
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", CALLING)
+def test_a_part_of_a_functions_schema_that_cannot_be_followed_refuses_no_request(
+    path: str, stream: bool, server: Running
+):
+    reply = server.post(path, {**PATHS[path], **CALLING[path], "stream": stream})
+    assert reply.status_code == 200, reply.text
+    assert stream or str(LARGE) in reply.text
+
+
+WRONG = [
+    ("/v1/completions", {"max_completion_tokens": 3}, "use max_tokens"),
+    ("/v1/responses", {"max_tokens": 3}, "use max_output_tokens"),
+    ("/v1/messages", {"max_completion_tokens": 3}, "use max_tokens"),
+    ("/v1/chat/completions", {"max_output_tokens": 3}, "use max_tokens"),
+    ("/v1/chat/completions", {"system": "S"}, "use messages"),
+    ("/v1/chat/completions", {"stop_sequences": ["a"]}, "use stop"),
+    ("/v1/chat/completions", {"output_format": {"type": "json_schema"}}, "use response_format"),
+    ("/v1/messages", {"reasoning_effort": "high"}, "use thinking"),
+    ("/v1/completions", {"tools": [{}]}, "leave it out"),
+    ("/v1/responses", {"prediction": {"type": "content", "content": "a"}}, "leave it out"),
+    (
+        "/v1/chat/completions",
+        {"response_format": {"type": "text", "schema": {"type": "object"}}},
+        "response_format",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "instead"), WRONG)
+def test_a_known_field_at_the_wrong_endpoint_is_named(
+    path: str, fields: dict[str, Any], instead: str, server: Running
+):
+    for stream in (False, True):
+        reply = server.post(path, {**PATHS[path], **fields, "stream": stream})
+        message = reply.json()["error"]["message"]
+        assert reply.status_code == 400
+        assert min(fields) in message
+        assert instead in message
+
+
+def test_known_fields_without_an_effect_are_no_fault(server: Running):
+    body = {
+        "store": True,
+        "metadata": {"a": 1},
+        "truncation": "disabled",
+        "tools": [],
+        "echo": False,
+    }
+    path, chat = CHAT
+    assert server.post(path, {**chat, **body, "tool_choice": "auto"}).status_code == 200
+    assert fault(server.post(path, {**chat, "echo": True}), 400)["param"] == "echo"
+
+
+def test_stop_holds_at_messages_too(server: Running):
+    path, body = MESSAGES
+    sent = {**body, "structured_outputs": {"regex": "abc"}, "stop": "c"}
+    assert server.post(path, sent).json()["content"][0]["text"] == "ab"
