@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from paceline.constraints import matcher, matcher_process
-from paceline.constraints.compile_queue import Caller
 from paceline.constraints.grammar import Grammars
 from paceline.constraints.limits import MAX_INTERSECTIONS
+from paceline.constraints.matcher_process import Caller
 from paceline.errors import Busy, InvalidRequest
 from paceline.models import ModelFiles
 from paceline.storage.processes import WorkerProcess
@@ -127,7 +127,7 @@ def test_a_new_grammar_waits_for_a_limited_time_and_a_known_one_does_not(fresh: 
     compiling = stopped(fresh._processes._compiling)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(fresh.regex, "[ab]")
-        until(lambda: bool(fresh._processes._queue._jobs))
+        until(fresh._processes._turn.locked)
         with raises(Busy):
             fresh.for_caller(Caller(seconds=0.05)).regex("[cd]")
         assert allowed(fresh.json_schema(PERSON))
@@ -138,17 +138,17 @@ def test_a_new_grammar_waits_for_a_limited_time_and_a_known_one_does_not(fresh: 
 def test_compiling_ends_with_the_request_that_waits_for_it(
     fresh: Grammars, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(matcher_process, "TRIAL_SECONDS", (PATIENCE,))
+    monkeypatch.setattr(matcher_process, "COMPILE_SECONDS", PATIENCE)
     compiling, caller = child_of(fresh._processes._compiling), Caller()
     with ThreadPoolExecutor(1) as pool:
         harmful = pool.submit(fresh.for_caller(caller).lark, MEETING)
         until(lambda: cpu_seconds(compiling) > 0.1)
-        caller.leave()
+        caller.interrupt.request()
         with pytest.raises(Busy):
             harmful.result(PATIENCE)
     until(lambda: not Path(f"/proc/{compiling}").exists())
     assert allowed(fresh.regex("[ab]"))
-    monkeypatch.setattr(matcher_process, "TRIAL_SECONDS", (0.05,))
+    monkeypatch.setattr(matcher_process, "COMPILE_SECONDS", 0.5)
     with raises(InvalidRequest, "compile"):  # it was not taken for harmful
         fresh.lark(MEETING)
 

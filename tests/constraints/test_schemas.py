@@ -94,8 +94,6 @@ NOT_FOLLOWED: dict[str, tuple[dict[str, Any], str]] = {
     "names": ({"type": "object", "patternProperties": {"^(?!x)": {}}}, "p.patternProperties"),
     "draft": ({"$schema": "https://example.com/mine", "type": "string"}, "properties.p.$schema"),
     "required": ({"type": "object", "properties": {}, "required": None}, "properties.p.required"),
-    "reference": ({"$ref": "#/$defs/nowhere"}, "properties.p.$ref"),
-    "type": ({"type": "any"}, "properties.p.type"),
 }
 
 

@@ -180,7 +180,9 @@ def test_row_05_prompt_longer_than_the_context(
     server: Running, path: str, stream: bool, words: int
 ):
     long = "word " * words
-    body = {"messages": [{"role": "user", "content": long}], "prompt": long, "input": long}
+    body: dict[str, Any] = {TEXT: {"prompt": long}, "/v1/responses": {"input": long}}.get(
+        path, {"messages": [{"role": "user", "content": long}]}
+    )
     error = fault(server.post(path, {**body, "stream": stream}))
     assert error["code"] == "context_length_exceeded"
     assert error["n_ctx"] == 512 < error["n_prompt_tokens"]

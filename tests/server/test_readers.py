@@ -93,10 +93,8 @@ def test_the_event_loop_compiles_no_grammar_however_its_field_is_written(
         return regex(self, text)
 
     monkeypatch.setattr(Grammars, "regex", noted)
-    content = (
-        '{"messages": [{"role": "user", "content": "a"}], "prompt": "a", "max_tokens": 4, '
-        f'"{field}": {{"regex": "[ab]+"}}}}'
-    )
+    prompt = '"prompt": "a"' if path != CHAT else '"messages": [{"role": "user", "content": "a"}]'
+    content = f'{{{prompt}, "max_tokens": 4, "{field}": {{"regex": "[ab]+"}}}}'
     with running(model) as server:
         headers = {"content-type": "application/json"}
         response = httpx.post(server.url + path, content=content, headers=headers)

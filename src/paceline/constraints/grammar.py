@@ -14,17 +14,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import filterfalse, pairwise
 from pathlib import Path
 from typing import Any
 
 from paceline.constraints.argument_grammar import ArgumentGrammar
 from paceline.constraints.call_form import Syntax, ToolForm
 from paceline.constraints.call_grammar import CallGrammar, literal
-from paceline.constraints.compile_queue import Caller
 from paceline.constraints.limits import MAX_CHARACTERS, check_lark, check_text
 from paceline.constraints.matcher import GrammarConstraint, library, reason
-from paceline.constraints.matcher_process import MatcherProcesses
+from paceline.constraints.matcher_process import Caller, MatcherProcesses
 from paceline.constraints.schemas import (
     KEYWORDS,
     MAX_EXACT,
@@ -33,7 +32,6 @@ from paceline.constraints.schemas import (
     has_inexact_constants,
     left_out,
     never_followed,
-    not_followed,
 )
 from paceline.constraints.tool_forms import HERMES
 from paceline.decoding.reasoning import ReasoningMarks
@@ -122,7 +120,7 @@ class Grammars:
             lark = "\n".join(values.lines())
             return self._constraint(what, _document("lark_grammar", json.dumps(lark)))
         except InvalidRequest as error:
-            _, parts = _left_out(what, kept, not_followed(self._is_pattern))
+            _, parts = _left_out(what, kept, self._is_no_pattern)
             if not parts:
                 raise
             raise InvalidRequest(f"{error}; leave out {parts[0]}") from None
@@ -189,8 +187,8 @@ class Grammars:
             else:
                 lark = calls.forced(parallel=parallel, thoughts=thoughts)
             if form.syntax is not Syntax.JSON:  # its own grammar ignores what it does not know
-                schemas = (json.dumps(schema) for schema in parameters.values())
-                union = "start: " + " | ".join(f"%json {schema}" for schema in schemas)
+                texts = map(json.dumps, filterfalse(has_inexact_constants, parameters.values()))
+                union = "start: " + (" | ".join(f"%json {text}" for text in texts) or '"{}"')
                 self._constraint("the functions", _document("lark_grammar", json.dumps(union)))
             return self._constraint("the functions", _document("lark_grammar", json.dumps(lark)))
 
@@ -199,7 +197,7 @@ class Grammars:
         except RecursionError:
             raise InvalidRequest("the functions' parameters are nested too deeply") from None
         except InvalidRequest:
-            kept = _followed(parameters, not_followed(self._is_pattern))
+            kept = _followed(parameters, self._is_no_pattern)
             if kept != parameters:
                 parameters = kept
                 with suppress(InvalidRequest):
@@ -216,16 +214,20 @@ class Grammars:
     def _check_schemas(self, parameters: Mapping[str, Mapping[str, Any]]) -> None:
         """Raise InvalidRequest, which names the function, for a schema that is none."""
         for name, schema in parameters.items():
+            if has_inexact_constants(schema):
+                continue
             what = f"the parameters of the function {name!r}"
             self._constraint(what, _document("json_schema", _schema(what, schema)))
 
-    def _is_pattern(self, text: str) -> bool:
-        """Whether llguidance can follow a regular expression of a schema."""
-        schema = json.dumps({"type": "string", "pattern": text})
+    def _is_no_pattern(self, keyword: str, value: Any) -> bool:
+        """Whether a keyword of a schema is an expression that llguidance cannot follow."""
+        if keyword != "pattern" or not isinstance(value, str):
+            return False
+        schema = json.dumps({"type": "string", "pattern": value})
         with suppress(InvalidRequest):
             self._constraint("the pattern", _document("json_schema", schema))
-            return True
-        return False
+            return False
+        return True
 
     def _written(self, text: str, form: ToolForm) -> str:
         """Return a text in Lark, with the model's tokens for the form's marks."""

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.constraints.compile_queue import Caller
-from paceline.constraints.matcher_process import GrammarError, MatcherProcesses
+from paceline.constraints.matcher_process import Caller, GrammarError, MatcherProcesses
 from paceline.decoding.types import Logits
 from paceline.errors import InvalidRequest, MissingExtra
 

@@ -8,21 +8,24 @@ so far, except the one that ended it. A grammar that exceeded a limit is not tri
 
 import itertools
 import json
+import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
-from paceline.constraints.compile_queue import Caller, CompileQueue
-from paceline.errors import ModelError
-from paceline.storage.processes import Interrupt, TimeLimit, WorkerCrash, WorkerProcess
-from paceline.storage.system import HAS_ALARM
-
-TRIAL_SECONDS = 0.03, 0.2
-"""CPU seconds of the first trials of compiling. 40 functions with 10 properties each took 0.02 s,
-128 took 0.09 s, with a vocabulary of 262,144 tokens (2026-11-25, EPYC)."""
+from paceline.errors import Busy, ModelError
+from paceline.storage.processes import (
+    Interrupt,
+    Interrupted,
+    TimeLimit,
+    WorkerCrash,
+    WorkerProcess,
+)
 
 COMPILE_SECONDS = 1.0
 """CPU seconds of compiling. Schemas with 2,000 properties and 128 functions with 20 took 0.3 s
@@ -30,6 +33,11 @@ COMPILE_SECONDS = 1.0
 
 STEP_SECONDS = 0.5
 """CPU seconds of a step: taking a token, and computing those that may follow."""
+
+_LOOK_SECONDS = 0.1
+"""How often a caller that waits looks whether it has left."""
+
+_NO_TIME = "there was no time for this grammar beside others; try again later"
 
 _VERDICTS = 1024
 """Grammars of which is kept whether they can be compiled."""
@@ -43,12 +51,33 @@ class GrammarError(Exception):
     """llguidance's reason why a grammar or a token is rejected, or the limit that it exceeded."""
 
 
-def _trials() -> tuple[float, ...]:
-    """Time limits of the trials of compiling a grammar, in seconds.
+class Caller:
+    """A request that waits for grammars, at most some seconds from now on.
 
-    Without an alarm there is one: a process that is ended is started anew, which takes longer.
+    As a context it leaves at the end: a grammar that is compiled for it alone is interrupted.
     """
-    return (*TRIAL_SECONDS, COMPILE_SECONDS) if HAS_ALARM else (COMPILE_SECONDS,)
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self.interrupt = Interrupt()
+        self._deadline = monotonic() + seconds
+
+    def __enter__(self) -> "Caller":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.interrupt.request()
+
+    @contextmanager
+    def turn(self, lock: threading.Lock, *, patient: bool) -> Iterator[None]:
+        """Hold a lock. Raises Busy if the caller leaves, or (not `patient`) its time is up."""
+        while not lock.acquire(timeout=_LOOK_SECONDS):
+            is_late = monotonic() > self._deadline and not patient
+            if is_late or self.interrupt.requested:
+                raise Busy(_NO_TIME)
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 class MatcherProcesses:
@@ -63,7 +92,7 @@ class MatcherProcesses:
         self._matching = WorkerProcess(_SCRIPT, "matches grammars", argument)
         self._verdicts = OrderedDict[bytes, str]()  # of a grammar's digest; "": it can be compiled
         self._lock = threading.Lock()
-        self._queue = CompileQueue(self._compiled, _trials)
+        self._turn = threading.Lock()  # one grammar after the other
         self._closed = deque[int]()
 
     def special_tokens(self) -> list[int]:
@@ -78,29 +107,27 @@ class MatcherProcesses:
         verdict = self._verdict(grammar)
         if verdict is None:
             is_first = not self._verdicts  # for which the process reads the vocabulary
-            verdict = self._queue.compile(grammar, caller, patient=is_first)
+            with caller.turn(self._turn, patient=is_first):
+                verdict = self._compiled(grammar, caller.interrupt)
         if verdict:
             raise GrammarError(verdict)
         request = {"do": "compile", "grammar": grammar}
         self._match(grammar, request, COMPILE_SECONDS + STEP_SECONDS)
 
-    def _compiled(self, grammar: str, seconds: float, interrupt: Interrupt) -> str | None:
-        """Why a grammar cannot be compiled; "" if it can; None if it takes longer.
-
-        Raises Interrupted.
-        """
+    def _compiled(self, grammar: str, interrupt: Interrupt) -> str:
+        """Why a grammar cannot be compiled; "" if it can. Raises Busy if its caller leaves."""
         verdict = self._verdict(grammar)
         if verdict is not None:  # compiled since a request asked
             return verdict
         self._matching.start()  # ready when the grammar is compiled
         try:
             request = {"do": "compile", "grammar": grammar}
-            self._ask(self._compiling, request, seconds, interrupt)
+            self._ask(self._compiling, request, COMPILE_SECONDS, interrupt)
             verdict = ""
+        except Interrupted:
+            raise Busy(_NO_TIME) from None
         except TimeLimit:
-            if seconds < COMPILE_SECONDS:
-                return None
-            verdict = f"it takes more than {seconds:g} s to compile; simplify it"
+            verdict = f"it takes more than {COMPILE_SECONDS:g} s to compile; simplify it"
         except WorkerCrash:
             verdict = "it takes too much memory to compile; simplify it"
         except GrammarError as error:

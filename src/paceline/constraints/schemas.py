@@ -27,7 +27,6 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _NESTED = ("items", "additionalProperties", "anyOf", "oneOf", "allOf", "prefixItems")
 _DRAFT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/20(19-09|20-12))/schema#?")
-_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
 class Part(NamedTuple):
@@ -42,11 +41,11 @@ class Part(NamedTuple):
         return f"{self.path[-100:]}: {text if len(text) <= 100 else f'{text[:100]}...'}"
 
 
-IsPart = Callable[[Mapping[str, Any], str, Any], bool]
-"""Of the whole schema, a keyword and its value: whether that cannot be followed."""
+IsPart = Callable[[str, Any], bool]
+"""Of a keyword and its value: whether that cannot be followed."""
 
 
-def never_followed(_root: Mapping[str, Any], keyword: str, value: Any) -> bool:
+def never_followed(keyword: str, value: Any) -> bool:
     """Whether a part is rejected or changed whatever the rest of the schema is."""
     if keyword == "$schema":
         return not isinstance(value, str) or _DRAFT.fullmatch(value) is None
@@ -55,19 +54,6 @@ def never_followed(_root: Mapping[str, Any], keyword: str, value: Any) -> bool:
     if keyword in _BOUNDS and isinstance(value, int | float):
         return abs(value) > MAX_EXACT
     return False
-
-
-def not_followed(is_pattern: Callable[[str], bool]) -> IsPart:
-    """Finds parts for which llguidance rejects a schema; `is_pattern` compiles a pattern."""
-
-    def is_part(root: Mapping[str, Any], keyword: str, value: Any) -> bool:
-        if keyword == "pattern" and isinstance(value, str):
-            return not is_pattern(value)
-        if keyword == "$ref" and isinstance(value, str):
-            return resolved(root, value) is None
-        return keyword == "type" and isinstance(value, str) and value not in _TYPES
-
-    return is_part
 
 
 def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any], list[Part]]:
@@ -86,7 +72,7 @@ def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any]
         for keyword, inner in value.items():
             where = f"{path}.{keyword}" if path else keyword
             if keyword == "patternProperties" and isinstance(inner, Mapping):
-                names = [name for name in inner if is_part(schema, "pattern", name)]
+                names = [name for name in inner if is_part("pattern", name)]
                 parts.extend(Part(where, name) for name in names)
                 if names:
                     continue
@@ -94,7 +80,7 @@ def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any]
                 result[keyword] = {name: kept(s, f"{where}.{name}") for name, s in inner.items()}
             elif keyword in _NESTED and isinstance(inner, Mapping | list):
                 result[keyword] = kept(inner, where)
-            elif is_part(schema, keyword, inner):
+            elif is_part(keyword, inner):
                 parts.append(Part(where, inner))
             elif keyword not in ("default", "examples", "$schema"):
                 result[keyword] = inner

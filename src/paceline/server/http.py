@@ -282,12 +282,6 @@ def client_of(scope: Scope) -> int:
     return client
 
 
-def peer_of(scope: Scope) -> tuple[int, str]:
-    """The number of a request's API key and its address: with whom others take turns."""
-    address = scope.get("client") or ("", 0)
-    return client_of(scope), address[0]
-
-
 def _unauthorised(message: str) -> ApiError:
     return ApiError(
         message,

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from paceline.constraints.compile_queue import Caller
+from paceline.constraints.matcher_process import Caller
 from paceline.runtime.batching.request import BatchRequest
 from paceline.server.api.usage import telemetry, usage
 from paceline.server.body import GenerationBody
@@ -28,7 +28,6 @@ from paceline.server.http import (
     Reply,
     disconnected,
     event,
-    peer_of,
     read_body,
 )
 from paceline.server.json_body import parse
@@ -39,7 +38,7 @@ from paceline.server.stream_text import Answer, Answers, Delta, Piece
 
 log = logging.getLogger("paceline.server")
 
-_GRAMMAR_SECONDS = 3.5
+_GRAMMAR_SECONDS = 10.0
 """How long a request waits until its grammars are compiled, beside those of others."""
 
 _GONE = ApiError("the client is gone", status=499, code="client_gone")
@@ -234,9 +233,7 @@ def answering(service: Service, kind: type[ApiRequest[Any]]) -> Work:
         is_quick = lane is Lane.SHORT and not kind.templated
         request = read() if is_quick else await service.readers.run(lane, read)
         if request.constrained:
-            with Caller(
-                peer_of(reply.scope), _GRAMMAR_SECONDS
-            ) as caller:  # it leaves with its client
+            with Caller(_GRAMMAR_SECONDS) as caller:  # it leaves with its client
                 await service.readers.run(Lane.GRAMMAR, request.compile, caller)
         with service.answers(request.requests) as answers:
             if request.streamed:
