@@ -16,10 +16,12 @@ from support.scripted import (
     SAID,
     THOUGHT,
     always,
+    called,
     calling_ls,
     engine_of,
     fails_in_its_stream,
     prompt_of,
+    when,
 )
 from support.server import Running
 
@@ -158,9 +160,89 @@ def test_tools_of_unknown_kinds_are_left_out(server: Running):
     others = [{"type": "web_search"}, {"type": "custom", "name": "patch", "format": {}}]
     response = asked(server, BODY, tools=[*others, TOOL])
     assert [tool["type"] for tool in response["tools"]] == ["function"]
+    assert response["ignored_tools"] == ["web_search", "custom patch"]
     assert "patch" not in prompt_of(server)
     response = asked(server, BODY, tools=others)
     assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+
+
+SPACE = {
+    "type": "namespace",
+    "name": "mcp__disk",
+    "description": "Functions of a disk.",
+    "tools": [TOOL, {"type": "custom", "name": "patch"}, {**TOOL, "name": "df"}],
+}
+"""As Codex sends the functions of an MCP server."""
+NAMED = {"name": "ls", "namespace": "mcp__disk"}
+
+
+@pytest.fixture
+def disk_server(server: Running) -> Running:
+    engine = engine_of(server)
+    engine.rules = [when("4 files here", DONE), always(called("mcp__disk__ls", {"path": "."}))]
+    return server
+
+
+def test_functions_in_a_namespace_are_called_by_name_and_namespace(disk_server: Running):
+    body = {**BODY, "tools": [TOOL, SPACE]}
+    first = asked(disk_server, body)
+    (call,) = first["output"]
+    assert NAMED.items() <= call.items()
+    assert first["tools"][1] == {**SPACE, "tools": [SPACE["tools"][0], SPACE["tools"][2]]}
+    assert first["ignored_tools"] == ["custom patch of mcp__disk"]
+    listed = prompt_of(disk_server)
+    for name in ("ls", "mcp__disk__ls", "mcp__disk__df"):
+        assert listed.count(f'"name": "{name}"') == 1
+    assert listed.count("Functions of a disk.") == 1
+    turn = {"role": "user", "content": BODY["input"]}
+    prompts = []
+    for more in (
+        {"previous_response_id": first["id"], "input": [result_of(first)]},
+        {"input": [turn, call, result_of(first)]},
+    ):
+        assert asked(disk_server, {**body, **more})["output"][0]["content"][0]["text"] == DONE
+        prompts.append(prompt_of(disk_server))
+    assert prompts[0] == prompts[1]
+    assert "<tool_call>" in prompts[0]
+
+
+def test_a_stream_has_the_namespace_of_a_called_function(disk_server: Running):
+    events = disk_server.events(PATH, {**BODY, "tools": [SPACE]})
+    items = [event["item"] for event in events if "item" in event]
+    assert [NAMED.items() <= item.items() for item in items] == [True, True]
+    (done,) = [e for e in events if e["type"] == "response.function_call_arguments.done"]
+    assert done["name"] == "ls"
+    assert items[-1] == events[-1]["response"]["output"][0]
+
+
+def test_names_of_functions_in_namespaces_do_not_collide(disk_server: Running):
+    taken = {**TOOL, "name": "mcp__disk__ls"}
+    other = {**SPACE, "name": "mcp", "tools": [{**TOOL, "name": "disk__ls"}]}
+    response = asked(disk_server, BODY, tools=[SPACE, other, taken])
+    assert response["output"][0]["name"] == "mcp__disk__ls"
+    assert "namespace" not in response["output"][0]
+    for suffix in ("", "_", "__"):
+        assert f'"name": "mcp__disk__ls{suffix}"' in prompt_of(disk_server)
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools"),
+    [
+        ({"type": "function", **NAMED}, [TOOL, SPACE]),
+        ({"type": "function", "name": "ls"}, [SPACE]),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "namespace", "name": "mcp__disk"}, {"type": "web_search"}],
+            },
+            [TOOL, SPACE],
+        ),
+    ],
+)
+def test_a_choice_may_name_a_function_in_a_namespace(disk_server: Running, choice: Any, tools: Any):
+    response = asked(disk_server, BODY, tool_choice=choice, tools=tools)
+    assert response["output"][0]["namespace"] == "mcp__disk"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +308,7 @@ AUDIO = {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]
         ({"model": "gpt-0"}, "model"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{**TOOL, "parameters": {"type": "nothing"}}]}, None),
-        ({"tool_choice": {"type": "function", "name": "rm"}}, None),
+        ({"tool_choice": {"type": "function", "name": "rm"}}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tool_choice": "required", "tools": []}, "tools"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),

@@ -65,6 +65,18 @@ class Tool(Body):
     function: Function
 
 
+class OtherTool(Body):
+    """A tool that the server would have to run, or whose calls are not JSON: it is left out."""
+
+    type: str
+    name: Any = None
+
+    @property
+    def about(self) -> str:
+        """Its type and name."""
+        return f"{self.type} {self.name or ''}".strip()[:80]
+
+
 class NamedTool(Body):
     """The one function that the answer must call."""
 
@@ -75,6 +87,19 @@ class NamedTool(Body):
 
     type: Literal["function"]
     function: Name
+
+
+class AllowedTools(Body):
+    """The functions that the answer may call."""
+
+    class Allowed(Body):
+        """Their names, and whether the answer must call one."""
+
+        mode: Literal["auto", "required"]
+        tools: list[NamedTool]
+
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
 
 
 class CalledFunction(Body):
@@ -101,12 +126,15 @@ class Message(Body):
         default=None, validation_alias=AliasChoices("reasoning_content", "reasoning")
     )
     """The thoughts of an earlier answer."""
+    refusal: str | None = None
+    """What an earlier answer has in place of content."""
     name: str | None = None
     tool_calls: list[Called] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
     def _has_content(self) -> "Message":
+        self.content = self.refusal if self.content is None else self.content
         if self.content is None and self.role != "assistant":
             raise invalid("has no content")
         return self
@@ -299,6 +327,11 @@ class GenerationBody(Body):
         """Limit of the answer's tokens; None: the rest of the context."""
         return None
 
+    @property
+    def ignored_tools(self) -> list[str]:
+        """Types and names of the tools that are left out."""
+        return []
+
 
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
@@ -310,7 +343,7 @@ class ChatBody(GenerationBody):
     logprobs: bool = False
     top_logprobs: Logprobs | None = None
     tools: list[Tool] = Field(default=[])
-    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools = "auto"
     parallel_tool_calls: bool = True
     prediction: Prediction | None = None
     chat_template_kwargs: dict[str, Any] = Field(default={})
@@ -329,6 +362,15 @@ class ChatBody(GenerationBody):
             raise ApiError("functions is not supported; use tools", param="functions")
         if self.modalities != ["text"]:
             raise ApiError("the model's output is text alone", param="modalities")
+        if isinstance(self.tool_choice, AllowedTools):
+            allowed = self.tool_choice.allowed_tools
+            names = {tool.function.name for tool in allowed.tools}
+            if unknown := names - {tool.function.name for tool in self.tools}:
+                raise ApiError(
+                    f"{min(unknown)[:80]!r} is no function of tools", param="tool_choice"
+                )
+            self.tools = [tool for tool in self.tools if tool.function.name in names]
+            self.tool_choice = allowed.mode
         if self.tool_choice not in ("none", "auto") and not self.tools:
             raise ApiError("tool_choice requires a call, but there are no tools", param="tools")
         return self

@@ -163,7 +163,9 @@ class ApiRequest(ABC, Generic[_B]):
         return usage([len(tokens) for tokens in self.prompts], answers, predicted=self._predicted)
 
     def _telemetry(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        return telemetry(answers, steps=self._body.speculation.pieces)
+        ignored = self._body.ignored_tools
+        more = {"ignored_tools": ignored} if ignored else {}
+        return {**telemetry(answers, steps=self._body.speculation.pieces), **more}
 
 
 Work = Callable[[bytes, Reply], Awaitable[None]]

@@ -22,6 +22,7 @@ from paceline.server.body import (
     Message,
     NamedSchema,
     NamedTool,
+    OtherTool,
     ResponseFormat,
     Tool,
 )
@@ -130,12 +131,6 @@ class ToolDefinition(Body):
     input_schema: dict[str, Any]
 
 
-class OtherTool(Body):
-    """A tool that Anthropic's servers run, or whose schema they have: it is left out."""
-
-    type: str
-
-
 def _tool_tag(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else None
     return "ToolDefinition" if kind in (None, "custom") else "OtherTool"
@@ -215,6 +210,11 @@ class MessagesBody(GenerationBody):
     def max_answer_tokens(self) -> int | None:
         """Limit of the answer's tokens; None: the rest of the context."""
         return self.max_tokens
+
+    @property
+    def ignored_tools(self) -> list[str]:
+        """Types and names of the tools that are left out."""
+        return [tool.about for tool in self.tools if isinstance(tool, OtherTool)]
 
     @property
     def returns_thoughts(self) -> bool:

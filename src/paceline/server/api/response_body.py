@@ -1,15 +1,16 @@
 """The body of POST /v1/responses, and the chat that it is."""
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from paceline.server.api.response_items import Item
+from paceline.server.api.response_tools import OfferedTools, ResponseTool, ToolChoice
 from paceline.server.body import (
     MAX_MESSAGES,
     ChatBody,
     Effort,
-    Function,
     GenerationBody,
     Logprobs,
     Message,
@@ -50,37 +51,6 @@ class Reasoning(Body):
     effort: Effort | None = None
 
 
-class FunctionTool(Function):
-    """A function that the model may call."""
-
-    type: Literal["function"]
-
-    @property
-    def for_chat(self) -> Tool:
-        """The same function in a chat's body."""
-        return Tool(type="function", function=Function(**self.model_dump(exclude={"type"})))
-
-
-class OtherTool(Body):
-    """A tool that the server would have to run: it is left out."""
-
-    type: str
-
-
-def _tool_tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "FunctionTool" if kind == "function" else "OtherTool"
-
-
-class ToolChoice(Body):
-    """A function that the answer must call, or the functions that it may call."""
-
-    type: str
-    name: str | None = None
-    mode: Literal["auto", "required"] = "auto"
-    tools: list[dict[str, Any]] = Field(default=[])
-
-
 class ResponsesBody(GenerationBody):
     """POST /v1/responses."""
 
@@ -94,12 +64,7 @@ class ResponsesBody(GenerationBody):
     include: list[str] = Field(default=[])
     top_logprobs: Logprobs = 0
     metadata: dict[str, str] = Field(default={})
-    tools: list[
-        Annotated[
-            Annotated[FunctionTool, Tag("FunctionTool")] | Annotated[OtherTool, Tag("OtherTool")],
-            Discriminator(_tool_tag),
-        ]
-    ] = Field(default=[])
+    tools: list[ResponseTool] = Field(default=[])
     tool_choice: Literal["none", "auto", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
@@ -136,19 +101,25 @@ class ResponsesBody(GenerationBody):
         """Limit of the answer's tokens; None: the rest of the context."""
         return None if self.max_output_tokens == -1 else self.max_output_tokens
 
+    @cached_property
+    def offered(self) -> OfferedTools:
+        """The tools as the model gets them."""
+        return OfferedTools(self.tools)
+
     @property
-    def functions(self) -> list[FunctionTool]:
+    def ignored_tools(self) -> list[str]:
+        """Types and names of the tools that are left out."""
+        return self.offered.ignored
+
+    @property
+    def functions(self) -> list[Tool]:
         """The functions that the model may call. Raises ApiError if one that is named is not."""
-        known = {tool.name: tool for tool in self.tools if isinstance(tool, FunctionTool)}
-        choice = self.tool_choice
+        choice, names = self.tool_choice, list(self.offered.functions)
         if isinstance(choice, ToolChoice) and choice.type == "allowed_tools":
-            allowed = [tool.get("name") for tool in choice.tools]
-            if unknown := [name for name in allowed if name not in known]:
-                raise ApiError(
-                    f"{str(unknown[0])[:80]!r} is no function of tools", param="tool_choice"
-                )
-            return [tool for name, tool in known.items() if name in allowed]
-        return list(known.values())
+            listed = [tool for tool in choice.tools if tool.type in ("function", "namespace")]
+            allowed = {name for tool in listed for name in self.offered.chosen(tool)}
+            names = [name for name in names if name in allowed]
+        return self.offered.for_chat(names)
 
     @property
     def chat_choice(self) -> Literal["none", "auto", "required"] | NamedTool:
@@ -160,7 +131,8 @@ class ResponsesBody(GenerationBody):
             return choice.mode
         if choice.type != "function" or choice.name is None:
             raise ApiError("expected a function with its name", param="tool_choice")
-        return NamedTool(type="function", function=NamedTool.Name(name=choice.name))
+        (name,) = self.offered.chosen(choice)
+        return NamedTool(type="function", function=NamedTool.Name(name=name))
 
     def chat(self, messages: list[Message]) -> ChatBody:
         """The body of the chat that this request is."""
@@ -174,7 +146,7 @@ class ResponsesBody(GenerationBody):
             max_completion_tokens=self.max_output_tokens,
             logprobs=logprobs,
             top_logprobs=self.top_logprobs if logprobs else None,
-            tools=[tool.for_chat for tool in self.functions],
+            tools=self.functions,
             tool_choice=self.chat_choice,
             parallel_tool_calls=self.parallel_tool_calls,
             reasoning_effort=self.reasoning.effort,

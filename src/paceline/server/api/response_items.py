@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
 from paceline.server.api.parts import Part, PartKind
+from paceline.server.api.response_tools import Place
 from paceline.server.body import MAX_MESSAGES, Called, CalledFunction, Message
 from paceline.server.errors import ApiError
 from paceline.server.json_body import Body, Text, tag_by_type
@@ -28,6 +29,7 @@ class FunctionCallItem(Body):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str = "{}"
 
 
@@ -99,11 +101,15 @@ _ITEM: TypeAdapter[Any] = TypeAdapter(Item)
 
 
 def conversation(
-    earlier: Sequence[Message], items: Sequence[Any], stored_item: Callable[[str], Any]
+    earlier: Sequence[Message],
+    items: Sequence[Any],
+    stored_item: Callable[[str], Any],
+    name_of: Callable[[Place], str],
 ) -> list[Message]:
     """The messages of a conversation: `earlier` ones, and those of an input's items.
 
-    `stored_item` has the item of a stored response with an id, or None.
+    `stored_item` has the item of a stored response with an id, or None; `name_of` has the model's
+    name of a function.
 
     The items of one answer become one message. Raises ApiError if a function's output has no call
     before it, an item is not stored, or there are too many messages.
@@ -129,7 +135,7 @@ def conversation(
                 )
             message = Message(role="tool", content=item.output, tool_call_id=item.call_id)
         else:
-            message = _message(item)
+            message = _message(item, name_of)
             calls |= {call.id for call in message.tool_calls or ()}
         if (
             message.role == "assistant"
@@ -143,9 +149,10 @@ def conversation(
     return messages
 
 
-def _message(item: Any) -> Message:
+def _message(item: Any, name_of: Callable[[Place], str]) -> Message:
     if isinstance(item, FunctionCallItem):
-        function = CalledFunction(name=item.name, arguments=item.arguments)
+        name = name_of(Place(item.namespace, item.name))
+        function = CalledFunction(name=name, arguments=item.arguments)
         return Message(role="assistant", tool_calls=[Called(id=item.call_id, function=function)])
     if isinstance(item, ReasoningItem):
         return Message(role="assistant", reasoning_content=item.thoughts or None)
@@ -171,14 +178,18 @@ def item_id(part: Part) -> str:
 
 
 def item_of(
-    part: Part, status: str, logprobs: list[dict[str, Any]], *, encrypted: bool
+    part: Part, place: Place, status: str, logprobs: list[dict[str, Any]], *, encrypted: bool
 ) -> dict[str, Any]:
-    """The item of a part; one that is `in_progress` has no content yet."""
+    """The item of a part; one that is `in_progress` has no content yet.
+
+    `place` is that of the function, if the part is a call.
+    """
     started = status == "in_progress"
     item: dict[str, Any] = {"id": item_id(part), "type": "message", "status": status}
     content = [] if started else [content_of(part, logprobs)]
     if part.kind is PartKind.CALL:
-        call = {"call_id": part.call_id, "name": part.name}
+        call = {"call_id": part.call_id, "name": place.name}
+        call |= {"namespace": place.namespace} if place.namespace else {}
         arguments = "" if started else part.text
         return {**item, "type": "function_call", **call, "arguments": arguments}
     if part.kind is PartKind.TEXT:

@@ -20,7 +20,8 @@ from paceline.server.api.response_items import (
     item_of,
 )
 from paceline.server.api.response_store import ResponseStore
-from paceline.server.body import Message
+from paceline.server.api.response_tools import Place
+from paceline.server.body import Message, OtherTool
 from paceline.server.errors import ApiError
 from paceline.server.http import Reply, client_of, event
 from paceline.server.service import Service
@@ -60,7 +61,7 @@ class Responses(ApiRequest[ResponsesBody]):
         if body.previous_response_id is not None:
             earlier = self.store.messages(self.client, body.previous_response_id)
         stored_item = partial(self.store.item, self.client)
-        self._messages = conversation(earlier, body.input, stored_item)
+        self._messages = conversation(earlier, body.input, stored_item, body.offered.name_of)
         try:
             chat = Chat(service, body.chat(self._messages))
         except ApiError as error:
@@ -120,7 +121,9 @@ class Responses(ApiRequest[ResponsesBody]):
                 events += self._event("response.content_part.added", **place, part=content)
             return events
         if called:
-            events = self._event(f"{name}.done", **place, name=part.name, arguments=part.text)
+            events = self._event(
+                f"{name}.done", **place, name=self._called(part).name, arguments=part.text
+            )
         else:
             logprobs = self._logprobs(part.pieces)
             more = {"logprobs": logprobs} if more else {}
@@ -167,7 +170,7 @@ class Responses(ApiRequest[ResponsesBody]):
 
     def _response(self, status: str) -> dict[str, Any]:
         body = self._body
-        functions = [tool.model_dump(exclude_none=True) for tool in body.functions]
+        tools = [tool for tool in body.tools if not isinstance(tool, OtherTool)]
         choice = body.tool_choice
         return {
             "id": self._base["id"],
@@ -188,8 +191,10 @@ class Responses(ApiRequest[ResponsesBody]):
             "store": body.store,
             "temperature": self._settings["temperature"].value,
             "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)},
-            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-            "tools": [{"parameters": {}, "strict": True, **function} for function in functions],
+            "tool_choice": choice
+            if isinstance(choice, str)
+            else choice.model_dump(exclude_none=True),
+            "tools": [_echo(tool.model_dump(exclude_none=True)) for tool in tools],
             "top_p": self._settings["top_p"].value,
             "truncation": "disabled",
             "usage": None,
@@ -197,12 +202,23 @@ class Responses(ApiRequest[ResponsesBody]):
 
     def _item(self, part: Part, status: str) -> dict[str, Any]:
         encrypted = _ENCRYPTED in self._body.include
-        return item_of(part, status, self._logprobs(part.pieces), encrypted=encrypted)
+        logprobs = self._logprobs(part.pieces)
+        return item_of(part, self._called(part), status, logprobs, encrypted=encrypted)
+
+    def _called(self, part: Part) -> Place:
+        return self._body.offered.place_of(part.name)
 
     def _logprobs(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         if LOGPROBS not in self._body.include:
             return []
         return chat_logprobs(self._service.token_bytes, pieces)
+
+
+def _echo(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool in a response, with the fields that clients require."""
+    if tool["type"] == "namespace":
+        return {**tool, "tools": [inner for inner in tool["tools"] if inner["type"] == "function"]}
+    return {"parameters": {}, "strict": True, **tool}
 
 
 def responses(service: Service, store: ResponseStore) -> Endpoint:

@@ -1,0 +1,133 @@
+"""The tools of /v1/responses: functions, those in namespaces, and those that are left out.
+
+Independent of the model, which calls each function by one name. Invariant: no two functions have
+the same one, and a call, a choice and an earlier call of a function in a namespace all have both
+`name` and `namespace` in the API.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Discriminator, Field, Tag
+
+from paceline.server.body import Function, OtherTool, Tool
+from paceline.server.errors import ApiError
+from paceline.server.json_body import Body
+
+_SHOWN_CHARACTERS = 80
+
+
+class FunctionTool(Function):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+
+
+def _tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return {"function": "FunctionTool", "namespace": "NamespaceTool"}.get(str(kind), "OtherTool")
+
+
+class NamespaceTool(Body):
+    """Functions of one source, as Codex sends those of an MCP server."""
+
+    type: Literal["namespace"]
+    name: str = Field(min_length=1)
+    description: str = ""
+    tools: list[
+        Annotated[
+            Annotated[FunctionTool, Tag("FunctionTool")] | Annotated[OtherTool, Tag("OtherTool")],
+            Discriminator(lambda value: _tag(value).replace("NamespaceTool", "OtherTool")),
+        ]
+    ] = Field(default=[])
+
+
+ResponseTool = Annotated[
+    Annotated[FunctionTool, Tag("FunctionTool")]
+    | Annotated[NamespaceTool, Tag("NamespaceTool")]
+    | Annotated[OtherTool, Tag("OtherTool")],
+    Discriminator(_tag),
+]
+
+
+class ToolChoice(Body):
+    """A function that the answer must call, or the functions that it may call."""
+
+    type: str
+    name: str | None = None
+    namespace: str | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: "list[ToolChoice]" = Field(default=[])
+
+
+class Place(NamedTuple):
+    """Where a function is in the API."""
+
+    namespace: str | None
+    name: str
+
+
+class OfferedTools:
+    """The tools of a request as the model gets them."""
+
+    def __init__(self, tools: Sequence[FunctionTool | NamespaceTool | OtherTool]) -> None:
+        """Give every function a name."""
+        self.functions: dict[str, FunctionTool] = {}
+        """The functions by these names."""
+        self._places: dict[str, Place] = {}
+        self.ignored: list[str] = []
+        """Types and names of the tools that are left out."""
+        # Functions without a namespace first: they keep their names.
+        for tool in sorted(tools, key=lambda tool: isinstance(tool, NamespaceTool)):
+            if not isinstance(tool, NamespaceTool):
+                self._add(tool, None)
+                continue
+            about = tool.description  # once: it may be long
+            for inner in tool.tools:
+                self._add(inner, tool.name, about)
+                about = about if isinstance(inner, OtherTool) else ""
+
+    def _add(self, tool: FunctionTool | OtherTool, namespace: str | None, about: str = "") -> None:
+        if isinstance(tool, OtherTool):
+            of = f" of {namespace[:_SHOWN_CHARACTERS]}" if namespace else ""
+            self.ignored.append(tool.about + of)
+            return
+        place = Place(namespace, tool.name)
+        name = self.name_of(place)
+        while self._places.get(name, place) != place:
+            name += "_"
+        self._places[name] = place
+        text = "\n".join(filter(None, (about, tool.description)))
+        self.functions[name] = tool.model_copy(update={"name": name, "description": text or None})
+
+    def for_chat(self, names: Sequence[str]) -> list[Tool]:
+        """Functions in the form of a chat's body."""
+        return [
+            Tool(type="function", function=Function(**tool.model_dump(exclude={"type"})))
+            for tool in (self.functions[name] for name in names)
+        ]
+
+    def name_of(self, place: Place) -> str:
+        """The name by which the model calls a function, or called one that is not offered now."""
+        for name, other in self._places.items():
+            if other == place:
+                return name
+        return place.name if not place.namespace else f"{place.namespace.rstrip('_')}__{place.name}"
+
+    def place_of(self, name: str) -> Place:
+        """Where the function is that the model called."""
+        return self._places.get(name, Place(None, name))
+
+    def chosen(self, choice: ToolChoice) -> list[str]:
+        """The functions that a choice names, by a name alone where that is clear.
+
+        Raises ApiError if there is none.
+        """
+        if choice.type == "namespace":
+            return [name for name, place in self._places.items() if place.namespace == choice.name]
+        names = [name for name, place in self._places.items() if place.name == choice.name]
+        exact = [name for name in names if self._places[name].namespace == choice.namespace]
+        if exact or (choice.namespace is None and len(names) == 1):
+            return exact or names
+        about = "/".join(filter(None, (choice.namespace, choice.name)))[:_SHOWN_CHARACTERS]
+        raise ApiError(f"{about!r} is no function of tools", param="tool_choice")
