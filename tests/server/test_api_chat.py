@@ -132,6 +132,18 @@ def test_content_may_be_parts_and_roles_may_be_new(server: Running):
     assert response.choices[0].message.content == alone_of(server, same)
 
 
+def test_a_refusal_of_an_earlier_answer_is_its_content(server: Running):
+    text = chat(server, messages=[CHAT[1], {"role": "assistant", "content": "No."}, CHAT[1]])
+    for fields in (
+        {"content": [{"type": "refusal", "refusal": "No."}]},
+        {"content": None, "refusal": "No."},
+    ):
+        turn = {"role": "assistant", **fields}
+        response = chat(server, messages=[CHAT[1], turn, CHAT[1]])
+        assert response.usage.prompt_tokens == text.usage.prompt_tokens
+        assert response.choices[0].message.content == text.choices[0].message.content
+
+
 def alone_of(server: Running, messages: list[Any]) -> str:
     return server.model.generate(messages, max_tokens=24, drafter="none").text
 
@@ -155,15 +167,18 @@ WEATHER = {
 }
 
 
+OTHER = {"type": "function", "function": {"name": "news"}}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+
+
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
-)
+@pytest.mark.parametrize("choice", ["required", NAMED, ALLOWED])
 def test_a_required_function_is_called(server: Running, choice: Any, stream: bool):
     response = chat(
         server,
         max_tokens=150,
-        tools=[WEATHER],
+        tools=[OTHER, WEATHER] if choice == ALLOWED else [WEATHER],
         tool_choice=choice,
         parallel_tool_calls=False,
         stream=stream,

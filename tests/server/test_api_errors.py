@@ -1,5 +1,6 @@
 """Wrong requests: a 4xx, OpenAI's error object, and the next request is answered."""
 
+import gzip
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,18 @@ PART = "messages[0].content"
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tool_choice": "required"}, "tools"),
         ({"tool_choice": {"type": "function", "function": {}}}, None),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {
+                        "mode": "auto",
+                        "tools": [{"type": "function", "function": {"name": "f"}}],
+                    },
+                }
+            },
+            "tool_choice",
+        ),
         ({"functions": [{}]}, "functions"),
         ({"guided_json": {"type": "object"}}, "guided_json"),
         ({"continue_final_message": True}, "continue_final_message"),
@@ -87,6 +100,20 @@ def test_completions_name_the_invalid_field(
     error = fault(server.post(TEXT, {"prompt": "a", **fields}))
     if param:
         assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "coding", "words"),
+    [
+        (gzip.compress(b'{"prompt": "a"}'), "identity", "gzip"),
+        (gzip.compress(b'{"prompt": "a"}'), "gzip", "gzip"),
+        (b'\xef\xbb\xbf{"prompt": "a"}', "identity", "byte order mark"),
+        ('{"prompt": "a"}'.encode("utf-16"), "identity", "UTF-16"),
+    ],
+)
+def test_a_body_in_another_coding_is_told_so(server: Running, body: bytes, coding: str, words: str):
+    response = server.post(TEXT, body, headers={"content-encoding": coding})
+    assert words in fault(response, 400 if coding == "identity" else 415)["message"]
 
 
 def test_a_model_without_a_chat_template_says_what_to_use(server: Running):

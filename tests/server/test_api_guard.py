@@ -53,6 +53,29 @@ def test_origins_and_hosts_that_clients_send_are_taken():
     assert (settings.origins, settings.hosts) == (origins, hosts)
 
 
+def test_a_target_in_absolute_form_is_served_and_its_host_checked(server: Running):
+    """RFC 9112, section 3.2.2: it stands above the Host header."""
+    for host, status in (("127.0.0.1", b"200"), ("evil.example", b"403")):
+        with socket.create_connection(("127.0.0.1", server.server.port), PATIENCE) as client:
+            head = f"GET HTTP://{host}/v1/models?a=b HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            client.sendall(head.encode())
+            assert client.recv(12) == b"HTTP/1.1 " + status
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/nothing"])
+def test_a_client_that_is_still_sending_gets_the_error_of_its_large_body(
+    server: Running, path: str
+):
+    body = b"a" * 20_000_000
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", server.server.port), PATIENCE) as client:
+        client.sendall(head.encode() + body)
+        assert client.recv(12) == b"HTTP/1.1 " + (b"413" if "comp" in path else b"404")
+
+
 def test_a_json_content_type_may_have_a_charset(server: Running):
     body = b'{"prompt": "a", "max_tokens": 1}'
     kind = "application/json; charset=utf-8"

@@ -15,7 +15,8 @@ def test_the_model_is_listed_and_found(server: Running):
     (listed,) = server.openai.models.list().data
     assert listed.id == "tiny"
     assert server.openai.models.retrieve("tiny").id == "tiny"
-    assert server.get("/models").json() == server.get("/v1/models").json()
+    for path in ("/models", "/v1/models/", "/models/"):
+        assert server.get(path).json() == server.get("/v1/models").json()
     assert listed.model_dump()["max_model_len"] == 512
     assert server.get("/v1/models/other/one").status_code == 404
 

@@ -13,8 +13,10 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,6 +36,9 @@ _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 _LOGGED_CHARACTERS = 200
 """Of a path."""
 
+_DRAIN_SECONDS = 5.0
+"""How long the rest of a body is read after an error was sent."""
+
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
 
 
@@ -49,6 +54,12 @@ async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes
         ClientGone: the client has closed the connection.
     """
     headers = Headers(scope=scope)
+    coding = headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        raise ApiError(
+            f"the body has the Content-Encoding {coding[:40]!r}; send it as it is",
+            status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        )
     # This also blocks pages of other origins: a browser sends this type only after a preflight.
     if not _JSON.fullmatch(headers.get("content-type", "")):
         raise ApiError(
@@ -187,22 +198,39 @@ class HostMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        _take_origin_form(scope)
         headers = Headers(scope=scope)
         sent = headers.get("x-request-id", "")
         request_id = sent if _ID.fullmatch(sent) else f"req-{secrets.token_hex(8)}"
         scope.setdefault("state", {})["request_id"] = request_id
 
         started, status = time.perf_counter(), 0
+        unread = "content-length" in headers or "transfer-encoding" in headers
+
+        async def receive_part() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = unread and message.get("more_body", False)
+            return message
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
                 status = message["status"]
+            elif unread and not message.get("more_body"):
+                # To close now would reset the connection of a client that is still sending, and
+                # lose the error that it was sent.
+                await send({**message, "more_body": True})
+                message = {"type": "http.response.body"}
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_DRAIN_SECONDS):
+                        while unread:
+                            await receive_part()
             await send(message)
 
         try:
-            await self._pass(headers, scope, receive, send_with_id)
+            await self._pass(headers, scope, receive_part, send_with_id)
         finally:
             _log_request(scope, status, time.perf_counter() - started)
 
@@ -218,6 +246,17 @@ class HostMiddleware:
             await Reply(send, scope).error(error)
             return
         await self._app(scope, receive, send)
+
+
+def _take_origin_form(scope: Scope) -> None:
+    """Replace a target in absolute form by its path, and Host by its host: RFC 9112, 3.2.2."""
+    scheme, marked, rest = scope["raw_path"].partition(b"://")
+    if marked and scheme.lower() in (b"http", b"https"):
+        host, _, path = rest.partition(b"/")
+        scope["raw_path"] = b"/" + path
+        scope["path"] = unquote(scope["raw_path"].decode("ascii"))
+        others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+        scope["headers"] = [*others, (b"host", host)]
 
 
 def _log_request(scope: Scope, status: int, seconds: float) -> None:

@@ -54,13 +54,14 @@ def _joined(value: Any) -> Any:
     texts = []
     for place, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("text") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text"):
+        name = "refusal" if kind == "refusal" else "text"
+        text = part.get(name) if isinstance(part, dict) else None
+        if kind not in ("text", "input_text", "output_text", "refusal"):
             raise invalid(
                 f"part {place} is not of type text; images, audio and files are not supported"
             )
         if not isinstance(text, str):
-            raise invalid(f"part {place} has no text")
+            raise invalid(f"part {place} has no {name}")
         texts.append(text)
     return "\n".join(texts)
 
@@ -84,8 +85,25 @@ class TextPart(Body):
     text: str
 
 
-Text = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart])]
+class RefusalPart(Body):
+    """What an assistant said in place of an answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+Text = Annotated[
+    str, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart | RefusalPart])
+]
 """A string, or a list of text parts."""
+
+_MARKS = {
+    b"\x1f\x8b": "it is compressed by gzip; send it as it is",
+    b"\xef\xbb\xbf": "it begins with a byte order mark; send UTF-8 without one",
+    b"\xff\xfe": "it is UTF-16; send UTF-8",
+    b"\xfe\xff": "it is UTF-16; send UTF-8",
+}
+"""How a body begins that is something else -> what to say of it."""
 
 _Parsed = TypeVar("_Parsed", bound=Body)
 
@@ -98,7 +116,8 @@ def parse(kind: type[_Parsed], body: bytes) -> _Parsed:
     try:
         data = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+        reason = next((what for mark, what in _MARKS.items() if body.startswith(mark)), error)
+        raise ApiError(f"the body is not valid JSON: {reason}", code="invalid_json") from None
     if not isinstance(data, dict):
         raise ApiError("the body should be a JSON object", code="invalid_json")
     try:

@@ -25,6 +25,7 @@ from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from paceline.runtime.pooled import NO_EMBEDDINGS, Embedding
 from paceline.server.body import (
+    AllowedTools,
     ChatBody,
     CompletionBody,
     EmbeddingsBody,
@@ -255,6 +256,7 @@ class Service:
     ) -> "_Answer":
         """An answer that may call functions after thoughts."""
         form, choice = self.prompts.tool_form, body.tool_choice
+        assert not isinstance(choice, AllowedTools)  # the body has replaced it by its mode
         named = choice.function.name if isinstance(choice, NamedTool) else choice
         if form is None:
             if named == "auto":

@@ -79,7 +79,9 @@ class InfoHandlers:
         return JSONResponse(model_list([self._model()]))
 
     async def model(self, request: Request) -> Response:
-        """The model with a name. Raises ApiError if it is not served."""
+        """The model with a name; the list without one. Raises ApiError if it is not served."""
+        if not request.path_params["name"]:
+            return await self.models(request)
         self._service.check_model(request.path_params["name"])
         return JSONResponse(self._model())
 

@@ -183,7 +183,9 @@ class Router:
         return JSONResponse(model_list([*map(self._entry, self._models.values())]))
 
     async def _one(self, request: Request) -> Response:
-        """The model with a name. Raises ApiError if it is not here."""
+        """The model with a name; the list without one. Raises ApiError if it is not here."""
+        if not request.path_params["name"]:
+            return await self._list(request)
         return JSONResponse(self._entry(await self._model(request.path_params["name"])))
 
     def _entry(self, model: Listed) -> dict[str, Any]:
