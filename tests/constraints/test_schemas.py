@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from paceline.constraints.call_form import ToolForm
 from paceline.constraints.grammar import Grammars, _log
 from paceline.constraints.tool_calls import ToolCall, written_calls
-from paceline.constraints.tool_forms import GEMMA, HERMES, LFM2, QWEN_XML
+from paceline.constraints.tool_forms import FORMS, HERMES
 from paceline.decoding.types import Constraint
 from paceline.errors import InvalidRequest
 from support.errors import raises
@@ -19,7 +19,9 @@ from support.grammars import Takes
 
 pytest.importorskip("llguidance")
 
-FORMS = [HERMES, QWEN_XML, LFM2, GEMMA]
+GEMMA, LFM2, QWEN_XML = (FORMS[name] for name in ("gemma", "lfm2", "qwen-xml"))
+
+SYNTAXES = [HERMES, QWEN_XML, LFM2, GEMMA]
 """One of each syntax."""
 
 EDGES = [10**20, 2**53, 2**63, 10**30]
@@ -44,7 +46,7 @@ def wrapped(constant: dict[str, Any]) -> list[tuple[dict[str, Any], Callable[[in
 
 
 @settings(max_examples=25)
-@given(value=LARGE, offset=st.sampled_from([-1, 1]), form=st.sampled_from(FORMS))
+@given(value=LARGE, offset=st.sampled_from([-1, 1]), form=st.sampled_from(SYNTAXES))
 def test_large_integers_keep_their_digits(
     value: int, offset: int, form: ToolForm, grammars: Grammars, takes: Takes
 ):
@@ -71,7 +73,7 @@ def test_large_bounds_hold_or_are_named_and_left_out_for_functions(
         return
     with raises(InvalidRequest, str(bound)):
         grammars.json_schema(schema)
-    for form in FORMS:
+    for form in SYNTAXES:
         constraint = grammars.tools([{"name": "f", "parameters": schema}], form=form)
         assert takes(constraint, written_calls(form, [ToolCall("f", '{"p": 5}')]))
 
@@ -107,7 +109,7 @@ def test_what_cannot_be_followed_is_named_in_a_schema_and_left_out_for_a_functio
     with raises(InvalidRequest, path):
         grammars.json_schema(schema)
     functions = [{"name": "f", "parameters": schema}, {"name": "now"}]
-    for form in FORMS:
+    for form in SYNTAXES:
         _log.cache_clear()
         caplog.clear()
         with caplog.at_level(logging.WARNING):

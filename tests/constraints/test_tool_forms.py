@@ -19,18 +19,7 @@ from paceline.constraints.tool_calls import (
     parse_tool_calls,
     written_calls,
 )
-from paceline.constraints.tool_forms import (
-    FORMS,
-    FUNCTION_GEMMA,
-    GEMMA,
-    HARMONY,
-    HERMES,
-    LFM2,
-    LLAMA,
-    MISTRAL,
-    MISTRAL_ARGS,
-    QWEN_XML,
-)
+from paceline.constraints.tool_forms import FORMS, HERMES
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
@@ -44,9 +33,21 @@ from support.grammars import STOPS, Takes, Unforced, settings_for
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
 
-TEXT_FORMS = [form for form in FORMS if not form.channels]
+FUNCTION_GEMMA = FORMS["function-gemma"]
+GEMMA = FORMS["gemma"]
+HARMONY = FORMS["harmony"]
+LFM2 = FORMS["lfm2"]
+LLAMA = FORMS["llama"]
+MISTRAL = FORMS["mistral"]
+MISTRAL_ARGS = FORMS["mistral-args"]
+QWEN_XML = FORMS["qwen-xml"]
+
+TEXT_FORMS = [form for form in FORMS.values() if not form.channels]
 """Forms whose marks may be text; harmony's are tokens."""
-every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=lambda form: form.name)
+each_syntax = pytest.mark.parametrize(
+    "form", [HERMES, QWEN_XML, LFM2, GEMMA, HARMONY], ids=lambda form: form.name
+)
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "trip": {
@@ -130,7 +131,7 @@ def test_parallel_tool_calls_are_allowed_where_the_form_has_them(
         assert read(text, form) == ("", (same(TRIP), NOW))
 
 
-@every_form
+@each_syntax
 @pytest.mark.parametrize("bad", ['{"hour": 24, "by": 3}', '{"by": 3}', '{"hour": 1, "by": 4}'])
 def test_arguments_that_do_not_match_are_not_allowed(
     form: ToolForm, bad: str, grammars: Grammars, takes: Takes
@@ -188,7 +189,7 @@ CALLS = st.lists(
 
 
 @settings(max_examples=40)
-@given(data=st.data(), form=st.sampled_from(FORMS), calls=CALLS)
+@given(data=st.data(), form=st.sampled_from([*FORMS.values()]), calls=CALLS)
 def test_any_values_are_read_back_however_the_text_is_cut(
     data: st.DataObject, form: ToolForm, calls: list[ToolCall]
 ):
@@ -226,7 +227,7 @@ PARTS = [
 
 
 @settings(max_examples=40)
-@given(text=st.lists(st.sampled_from(PARTS), max_size=14), form=st.sampled_from(FORMS))
+@given(text=st.lists(st.sampled_from(PARTS), max_size=14), form=st.sampled_from([*FORMS.values()]))
 def test_no_text_is_lost_that_is_no_tool_call(text: list[str], form: ToolForm):
     whole = "".join(text)
     result = parse_tool_calls(whole, form, SCHEMAS)
@@ -237,7 +238,7 @@ def test_no_text_is_lost_that_is_no_tool_call(text: list[str], form: ToolForm):
     assert streamed(text, form) == streamed([*whole], form)
 
 
-@every_form
+@each_syntax
 @pytest.mark.parametrize("seed", [0])
 def test_forced_tool_calls_are_valid_and_the_same_with_every_drafter(
     form: ToolForm, seed: int, grammars: Grammars, engine: Engine, tokenizer: Tokenizer
@@ -261,7 +262,7 @@ def test_forced_tool_calls_are_valid_and_the_same_with_every_drafter(
 TAGS = ReasoningMarks(("<think>",), ("</think>",), {})
 
 
-@every_form
+@each_syntax
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_with_tools_and_thoughts_every_drafter_gives_the_plain_tokens(
     form: ToolForm, choice: str, grammars: Grammars, engine: Engine, tokenizer: Tokenizer
@@ -341,7 +342,8 @@ ANY = st.recursive(
 
 @settings(max_examples=40)
 @given(
-    parameters=st.dictionaries(st.sampled_from(WORDS), ANY, max_size=5), form=st.sampled_from(FORMS)
+    parameters=st.dictionaries(st.sampled_from(WORDS), ANY, max_size=5),
+    form=st.sampled_from([*FORMS.values()]),
 )
 def test_any_parameters_are_compiled_or_rejected(
     parameters: dict[str, Any], form: ToolForm, grammars: Grammars

@@ -13,19 +13,7 @@ from openai import BadRequestError
 
 from paceline.constraints.call_form import ToolForm
 from paceline.constraints.tool_calls import ToolCall, written_calls
-from paceline.constraints.tool_forms import (
-    DEEPSEEK,
-    DEEPSEEK_XML,
-    FORMS,
-    GEMMA,
-    GLM,
-    HERMES,
-    KIMI,
-    LFM2,
-    MISTRAL_ARGS,
-    QWEN_XML,
-    tool_form,
-)
+from paceline.constraints.tool_forms import FORMS, HERMES, tool_form
 from paceline.decoding.types import Constraint
 from paceline.models import resolve
 from paceline.runtime.model import Model
@@ -37,6 +25,15 @@ from support.tool_templates import TEMPLATES, write_calling
 from support.toy import ToyEngine
 
 pytest.importorskip("llguidance")
+
+DEEPSEEK = FORMS["deepseek"]
+DEEPSEEK_XML = FORMS["deepseek-xml"]
+GEMMA = FORMS["gemma"]
+GLM = FORMS["glm"]
+KIMI = FORMS["kimi"]
+LFM2 = FORMS["lfm2"]
+MISTRAL_ARGS = FORMS["mistral-args"]
+QWEN_XML = FORMS["qwen-xml"]
 
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -51,10 +48,10 @@ TOOL: dict[str, Any] = {
 }
 CALL = ToolCall("make", '{"name": "a \\"b\\" {c}, é", "lines": 3}')
 USER: dict[str, Any] = {"role": "user", "content": "make it"}
-WITH_TOKENS = [form for form in FORMS if form.mark in form.tokens]
+WITH_TOKENS = [form for form in FORMS.values() if form.mark in form.tokens]
 TOKENS = 300
 """Enough for a call that is written in letters."""
-every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=lambda form: form.name)
 
 
 @pytest.fixture(scope="module")

@@ -151,7 +151,7 @@ def _text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-TEMPLATES |= {form.name: _published(form) for form in FORMS if form.name not in TEMPLATES}
+TEMPLATES |= {form.name: _published(form) for form in FORMS.values() if form.name not in TEMPLATES}
 
 _MARKS = (
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>"),
@@ -160,7 +160,7 @@ _MARKS = (
     *("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>"),
     "<|return|>",
 )
-MARKS = tuple(dict.fromkeys((*_MARKS, *(mark for form in FORMS for mark in form.tokens))))
+MARKS = tuple(dict.fromkeys((*_MARKS, *(mark for form in FORMS.values() for mark in form.tokens))))
 
 
 def write_calling(path: Path) -> Path:

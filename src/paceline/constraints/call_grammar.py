@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paceline.constraints.argument_grammar import ArgumentGrammar, cut_at_token, escaped_text
 from paceline.constraints.call_form import NAME, Syntax, ToolForm
 from paceline.constraints.schemas import has_inexact_constants
+from paceline.constraints.tags import TagGrammar, cut_at_token
+from paceline.constraints.value_grammar import ValueGrammar, escaped_text
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.errors import InvalidRequest
 
@@ -112,7 +113,8 @@ class CallGrammar:
             head = f"{head} /{text}/ {self._text(form.after)}"
         line = f"{name}: {head} {name}p {self._text(form.end)}"
         if form.syntax is not Syntax.JSON or has_inexact_constants(schema):
-            arguments = ArgumentGrammar(
+            kind = ValueGrammar if form.tags is None else TagGrammar
+            arguments = kind(
                 form, f"{name}p", schema, written=self._written, settings=self._settings
             )
             return [line, *arguments.lines()]

@@ -18,7 +18,6 @@ from itertools import filterfalse, pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline.constraints.argument_grammar import ArgumentGrammar
 from paceline.constraints.call_form import Syntax, ToolForm
 from paceline.constraints.call_grammar import CallGrammar, literal
 from paceline.constraints.limits import MAX_CHARACTERS, check_lark, check_text
@@ -34,6 +33,7 @@ from paceline.constraints.schemas import (
     never_followed,
 )
 from paceline.constraints.tool_forms import HERMES
+from paceline.constraints.value_grammar import ValueGrammar
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import Constraint
 from paceline.errors import Busy, InvalidRequest, ModelError
@@ -114,7 +114,7 @@ class Grammars:
             if not has_inexact_constants(kept):
                 return self._constraint(what, _document("json_schema", _schema(what, kept)))
             settings = kept.pop("x-guidance", _ONE_LINE)
-            values = ArgumentGrammar(
+            values = ValueGrammar(
                 HERMES, "start", kept, written=literal, settings=settings, strict=True
             )
             lark = "\n".join(values.lines())

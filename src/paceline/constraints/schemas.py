@@ -1,7 +1,7 @@
 """Parts of JSON schemas that cannot be followed, found and left out.
 
 llguidance computes with floats of 64 bits, so that an integer beyond 2^53 becomes another. Bounds
-like that are such parts; constants are not: `argument_grammar.py` writes them as literals.
+like that are such parts; constants are not: `value_grammar.py` writes them as literals.
 Invariant: without its parts a schema allows at least as much as with them.
 """
 

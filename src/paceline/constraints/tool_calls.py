@@ -12,10 +12,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from paceline.constraints.call_form import NAME, ToolForm
-from paceline.constraints.call_text import CallText, NotACall, Reader, decoded
-from paceline.constraints.call_values import read_arguments, written_arguments
-from paceline.constraints.tool_forms import HERMES, MISTRAL, MISTRAL_ARGS
+from paceline.constraints.call_form import NAME, Syntax, ToolForm
+from paceline.constraints.call_text import CallText, Emit, NotACall, Reader, decoded
+from paceline.constraints.literals import read_literals, written_literals
+from paceline.constraints.tags import read_tags, written_tags
+from paceline.constraints.tool_forms import FORMS, HERMES
 from paceline.decoding.text import overlap, unsigned
 
 
@@ -212,11 +213,11 @@ class CallStream:
     def _call(self) -> Reader[None]:
         if (yield from self._source.next()) == "{" and not self._form.keyed:
             yield from self._object_call()
-        elif self._form.as_object and not self._form.keyed and self._form.name != MISTRAL.name:
+        elif self._form.as_object and not self._form.keyed and self._form.name != "mistral":
             raise NotACall
         else:
-            older = self._form.name == MISTRAL.name
-            yield from self._named_call(MISTRAL_ARGS if older else self._form)
+            older = self._form.name == "mistral"
+            yield from self._named_call(FORMS["mistral-args"] if older else self._form)
 
     def _named_call(self, form: ToolForm) -> Reader[None]:
         """Read a call that has its function's name before its arguments."""
@@ -234,7 +235,7 @@ class CallStream:
             after = after.replace(part, "", 1)
         yield from source.expect(after)
         self._begin(name)
-        yield from read_arguments(form, self._functions.get(name, {}), source, self._argue)
+        yield from _read_arguments(form, self._functions.get(name, {}), source, self._argue)
         yield from source.expect(form.end)
         self._end()
 
@@ -329,7 +330,32 @@ def _written(form: ToolForm, call: ToolCall, place: int) -> str:
     name = json.dumps(call.name, ensure_ascii=False)[1:-1] if form.as_object else call.name
     if form.label is not None:
         name += f"{form.label[0]}{place:0{form.id_length or 1}}"
-    return f"{form.before}{name}{form.after}{written_arguments(form, call.arguments)}{form.end}"
+    return f"{form.before}{name}{form.after}{_written_arguments(form, call.arguments)}{form.end}"
+
+
+def _written_arguments(form: ToolForm, text: str) -> str:
+    """Arguments as a model writes them, of a JSON object's text. Raises ValueError for others."""
+    if form.syntax is Syntax.JSON:
+        return text
+    arguments = json.loads(text)
+    if not isinstance(arguments, dict):
+        raise ValueError(f"{text[:40]!r} is no JSON object")  # noqa: TRY004 - a wrong value
+    return (written_literals if form.tags is None else written_tags)(form, arguments)
+
+
+def _read_arguments(
+    form: ToolForm, schema: Mapping[str, Any], source: CallText, emit: Emit
+) -> Reader[None]:
+    """Read a call's arguments up to their end. Raises NotACall if they break off or are invalid."""
+    if form.syntax is not Syntax.JSON:
+        literals = form.tags is None
+        yield from (
+            read_literals(form, source, emit) if literals else read_tags(form, schema, source, emit)
+        )
+    elif (yield from source.next()) == "{":
+        yield from source.json(emit)
+    else:
+        raise NotACall
 
 
 def _object(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.constraints.call_form import ToolForm
 from paceline.constraints.tool_calls import ToolCall, written_calls
-from paceline.constraints.tool_forms import HERMES, KIMI, tool_form
+from paceline.constraints.tool_forms import HERMES, tool_form
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.text import showing
 from paceline.errors import InvalidRequest, ModelError
@@ -265,7 +265,7 @@ def fit_calls(
 ) -> list[dict[str, Any]]:
     """A chat with its calls and their results as a template that supports tools expects them."""
     fitted = [dict(message) for message in chat]
-    if form and form.name == KIMI.name:
+    if form and form.name == "kimi":
         _name_ids(fitted)
     if form and form.id_length:
         for message in fitted:

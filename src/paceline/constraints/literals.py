@@ -1,7 +1,7 @@
-"""Reads and writes the arguments of tool calls that are not JSON: between tags, Python and braces.
+"""Arguments in Python's syntax and between braces: read and written.
 
-`call_tags.py` has the reader of tags. Readers turn arguments into the text of a JSON object, piece
-by piece, as in `call_text.py`. Invariant: what a writer here writes, its reader reads back.
+The reader turns them into JSON text, piece by piece, as `call_text.py` does. `value_grammar.py` has
+the grammar. Invariant: what is written here is read back here.
 """
 
 import ast
@@ -10,13 +10,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.constraints.call_form import Syntax, Tags, ToolForm
-from paceline.constraints.call_tags import CDATA, CONSTANTS, MARKUP, Schema, read_tags
+from paceline.constraints.call_form import Syntax, ToolForm
 from paceline.constraints.call_text import CallText, Emit, NotACall, Reader, decoded, quoted
 from paceline.decoding.text import overlap
 
+CONSTANTS: Mapping[str, Any] = {
+    **{"True": True, "False": False, "None": None},
+    **{"true": True, "false": False, "null": None},
+}
 _MAX_DEPTH = 64
-_PYTHON_KEY = re.compile(r"[\w.\-]*")
 _BARE_KEY = re.compile(r"[^\s:=,{}()\[\]<>\"']*")
 _SCALAR = re.compile(r"[^,{}\[\]()<>\"'\n]*")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0"}
@@ -24,85 +26,45 @@ _ESCAPES |= {character: character for character in "\\'\""}
 _HEX = {"x": 2, "u": 4, "U": 8}
 
 
-def read_arguments(form: ToolForm, schema: Schema, source: CallText, emit: Emit) -> Reader[None]:
-    """Read a call's arguments up to their end. Raises NotACall if they break off or are invalid."""
-    if form.syntax is Syntax.JSON:
-        if (yield from source.next()) != "{":
-            raise NotACall
-        yield from source.json(emit)
-    elif form.tags is not None:
-        yield from read_tags(form, schema, source, emit)
-    elif form.syntax is Syntax.PYTHON:
+def written_value(form: ToolForm, value: Any) -> str:
+    """A value in the syntax of a form; as JSON in that of tags."""
+    python, braces = form.syntax is Syntax.PYTHON, form.syntax is Syntax.BRACES
+    comma, colon = (",", ":") if braces else (", ", ": ")
+    if braces and isinstance(value, str):
+        return f"{form.quote}{value}{form.quote}"
+    if isinstance(value, Mapping):
+        members = (
+            f"{literal_key(form, k)}{colon}{written_value(form, v)}" for k, v in value.items()
+        )
+        return "{" + comma.join(members) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + comma.join(written_value(form, element) for element in value) + "]"
+    if python and (value is None or isinstance(value, bool)):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def literal_key(form: ToolForm, key: str) -> str:
+    """The key of an object, between quotes if it needs them."""
+    bare = form.syntax is Syntax.BRACES and key and _BARE_KEY.fullmatch(key)
+    return key if bare else written_value(form, key)
+
+
+def written_literals(form: ToolForm, arguments: Mapping[str, Any]) -> str:
+    """Arguments as a model writes them."""
+    if form.syntax is Syntax.BRACES:
+        return written_value(form, arguments)
+    return ", ".join(f"{key}={written_value(form, value)}" for key, value in arguments.items())
+
+
+def read_literals(form: ToolForm, source: CallText, emit: Emit) -> Reader[None]:
+    """Read arguments up to their end. Raises NotACall if they break off or are invalid."""
+    if form.syntax is Syntax.PYTHON:
         yield from _members(_Literals(source, emit, form.quote), ")", "=")
     else:
         yield from source.expect("{")
         yield from _members(_Literals(source, emit, form.quote), "}", ":")
         source.at += 1
-
-
-def written_arguments(form: ToolForm, text: str) -> str:
-    """Arguments as a model writes them, of a JSON object's text. Raises ValueError for others."""
-    if form.syntax is Syntax.JSON:
-        return text
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError(f"{text[:40]!r} is no JSON object")  # noqa: TRY004 - a wrong value
-    if form.syntax is Syntax.BRACES:
-        return written_value(form, value)
-    if form.syntax is Syntax.PYTHON:
-        return ", ".join(f"{key}={_python(argument)}" for key, argument in value.items())
-    tags = form.tags
-    assert tags is not None
-    return "".join(
-        f"{tags.open}{key}{tags.head(is_text=isinstance(argument, str))}"
-        f"{written_value(form, argument)}{tags.close}{tags.after}"
-        for key, argument in value.items()
-    )
-
-
-def written_value(form: ToolForm, value: Any) -> str:
-    """A value as an argument in a form that is not JSON."""
-    if form.tags is not None:
-        return _tagged(form.tags, value)
-    if form.syntax is Syntax.PYTHON:
-        return _python(value)
-    if isinstance(value, str):
-        return f"{form.quote}{value}{form.quote}"
-    if isinstance(value, Mapping):
-        members = (f"{brace_key(form, k)}:{written_value(form, v)}" for k, v in value.items())
-        return "{" + ",".join(members) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(written_value(form, element) for element in value) + "]"
-    return json.dumps(value)
-
-
-def _tagged(tags: Tags, value: Any) -> str:
-    if not isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return f"{CDATA}{value}]]>" if tags.cdata and MARKUP.search(value) else value
-
-
-def brace_key(form: ToolForm, key: str) -> str:
-    """A key of the syntax BRACES, between quotes if it needs them."""
-    return key if key and _BARE_KEY.fullmatch(key) else f"{form.quote}{key}{form.quote}"
-
-
-def writable_key(form: ToolForm, key: str) -> bool:
-    """Whether a parameter's name can be written."""
-    pattern = _PYTHON_KEY if form.syntax is Syntax.PYTHON else None
-    pattern = pattern if form.tags is None else form.tags.name
-    return pattern is None or (key != "" and pattern.fullmatch(key) is not None)
-
-
-def _python(value: Any) -> str:
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, Mapping):
-        members = (f"{_python(str(key))}: {_python(member)}" for key, member in value.items())
-        return "{" + ", ".join(members) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_python, value)) + "]"
-    return str(value) if value is None or isinstance(value, bool) else json.dumps(value)
 
 
 class _Literals:
