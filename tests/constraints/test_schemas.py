@@ -19,9 +19,7 @@ from support.grammars import Takes
 
 pytest.importorskip("llguidance")
 
-GEMMA, LFM2, QWEN_XML = (FORMS[name] for name in ("gemma", "lfm2", "qwen-xml"))
-
-SYNTAXES = [HERMES, QWEN_XML, LFM2, GEMMA]
+SYNTAXES = [HERMES, FORMS["qwen-xml"], FORMS["lfm2"], FORMS["gemma"]]
 """One of each syntax."""
 
 EDGES = [10**20, 2**53, 2**63, 10**30]
