@@ -40,8 +40,8 @@ OF_HYBRIDS = {"soak-hybrid"}
 OF_LLAMACPP = {"plan-llamacpp", "plan-llamacpp-one-thread", "verify-llamacpp"}
 """With the default model in the engine llamacpp."""
 
-WITHOUT_ENGINE = {"verify-llama-cpp", "verify-llama-cpp-lookup", "verify-server", "zaya-lesson"}
-"""Texts of a server, which does not say what its engine is; counts of multiplications and bytes."""
+WITHOUT_ENGINE = {"verify-llama-cpp", "verify-llama-cpp-lookup", "verify-server"}
+"""Texts of a server, which does not say what its engine is."""
 
 
 def outdated(recorded: object, today: Mapping[str, str]) -> list[str]:

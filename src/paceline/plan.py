@@ -3,7 +3,7 @@
 The formulas are in `decoding/costs.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from paceline.decoding.costs import CostTable, break_even, speed_up
@@ -17,15 +17,6 @@ _CHANCES = (0.3, 0.5, 0.7, 0.9)
 
 
 @runtime_checkable
-class ReportsWork(Protocol):
-    """An engine that counts the work of its calls."""
-
-    def work_report(self) -> tuple[Mapping[str, Any], Sequence[Table]]:
-        """JSON of the work of a call, and tables to print."""
-        ...
-
-
-@runtime_checkable
 class Remarks(Protocol):
     """An engine whose times are not those of the hardware that it is for."""
 
@@ -34,10 +25,10 @@ class Remarks(Protocol):
 
 
 def plan(load: Callable[[str], Model], engine: str, *, again: bool) -> Report:
-    """Cost table of this machine, and work of a call by part.
+    """Cost table of this machine.
 
-    The work is included only for engines that count it. With `again` the costs are measured anew.
-    Where two engines run the model, and `engine` is `auto`, the other one is measured, too.
+    With `again` the costs are measured anew. Where two engines run the model, and `engine` is
+    `auto`, the other one is measured, too.
 
     Args:
         load: loads the model for an engine.
@@ -72,9 +63,6 @@ def plan(load: Callable[[str], Model], engine: str, *, again: bool) -> Report:
         deep = cost.at_context(measurement.deep_context)
         value["deep"] = {"context": deep.context, **_cost_facts(deep)}
         tables.append(_cost_table(f"the same at a context of {deep.context} tokens", deep))
-    if isinstance(model.engine, ReportsWork):
-        value["work"], work_tables = model.engine.work_report()
-        tables += work_tables
     tables.append(_exactness_table(measurement.compared))
     if engines is not None:
         tables.insert(0, _engines_table(engines))

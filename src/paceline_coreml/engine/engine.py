@@ -22,10 +22,8 @@ from paceline.engines.base import EngineSettings, KVSequence, StepResult
 from paceline.engines.kv_blocks import BlockPool, BlockTable, PooledEngine, PrefillTable
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.coreml import EMBEDDINGS
-from paceline.storage.report import Table
 from paceline_coreml.engine.artifact import CAUSAL_LM, ROTARY, Artifact, read_artifact
 from paceline_coreml.engine.call import ArtifactCall, Bucket
-from paceline_coreml.engine.flops import Work, work_of
 from paceline_coreml.engine.packages import (
     DEFAULT_UNITS,
     REHEARSED,
@@ -33,7 +31,6 @@ from paceline_coreml.engine.packages import (
     Packages,
     on_a_mac,
 )
-from paceline_coreml.engine.work_report import as_dict, tables
 
 Floats = npt.NDArray[np.float32]
 
@@ -205,24 +202,7 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         """Where times come from, for `paceline plan`; empty if from Core ML."""
         if on_a_mac():
             return ""
-        return (
-            "rehearsed: times are numpy's on this machine, and say nothing about a Neural Engine; "
-            "multiplications and bytes are counted"
-        )
-
-    def work(self) -> Work:
-        """Multiply-accumulates and weight bytes of calls of least and most rows; see `flops.py`.
-
-        Raises:
-            ModelError: a shard cannot be rehearsed.
-            InvalidRequest: the artifact has too few slots for these calls.
-        """
-        return work_of(self.artifact)
-
-    def work_report(self) -> tuple[dict[str, Any], list[Table]]:
-        """JSON of `work`, and its tables, for `paceline plan`. Raises what `work` raises."""
-        work = self.work()
-        return as_dict(work), [*tables(work)]
+        return "rehearsed: times are numpy's on this machine, and say nothing about a Neural Engine"
 
     def _run(
         self, table: BlockTable, block: Block, logits: Logits, best: Best | None

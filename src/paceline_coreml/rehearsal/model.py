@@ -19,7 +19,7 @@ A softmax over an axis as long as the block mixes rows, in the program and so he
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,27 +27,11 @@ import numpy.typing as npt
 from paceline.errors import InvalidRequest, ModelError
 from paceline_coreml.rehearsal.ops.products import half_sums
 from paceline_coreml.rehearsal.ops.table import Array, Cell
-from paceline_coreml.rehearsal.plan import ENGINE, OpWork, finisher, make_plan
+from paceline_coreml.rehearsal.plan import ENGINE, finisher, make_plan
 from paceline_coreml.rehearsal.program import Feature, Function, Package, read_package
 
 _STATE_DTYPES = ("float32", "float64", "int32")
 """Types that coremltools accepts for a state; float16 is not among them."""
-
-
-class Work(NamedTuple):
-    """Work of one call, by operation: those that multiply matrices or read weights."""
-
-    ops: tuple[OpWork, ...]
-
-    @property
-    def macs(self) -> int:
-        """All multiply-accumulates."""
-        return sum(op.macs for op in self.ops)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights, as stored in the package."""
-        return sum(op.weight_bytes for op in self.ops)
 
 
 class RehearsalState:
@@ -113,8 +97,6 @@ class RehearsalModel:
         """
         self.package: Package = read_package(Path(path))
         self.function = self.package.function(function_name)
-        self.last_work = Work(())
-        """Work of the last `predict`."""
         self._plan = make_plan(self.package, self.function, rounding)
         self._rounding = rounding
         self._inputs = {feature.name: feature for feature in self.function.inputs}
@@ -159,13 +141,9 @@ class RehearsalModel:
         values: dict[str, Any] = dict(self._plan.constants)
         values |= state.cells if state is not None else {}
         values |= self._checked(data)
-        work = []
         with np.errstate(all="ignore"), half_sums(on=self._rounding == ENGINE):
             for step in self._plan.steps:
-                macs = step.run(values)
-                if macs or step.weight_bytes:
-                    work.append(OpWork(step.op.name, step.op.type, macs, step.weight_bytes))
-        self.last_work = Work(tuple(work))
+                step.run(values)
         return {feature.name: _returned(values[feature.name]) for feature in self.function.outputs}
 
     def _checked(self, data: Mapping[str, Array]) -> dict[str, Array]:

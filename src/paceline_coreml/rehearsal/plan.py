@@ -33,17 +33,6 @@ Finish = Callable[[Any], Any]
 _Moving = tuple[str, tuple[str, ...] | str, Callable[[Any], Any] | None]
 
 
-class OpWork(NamedTuple):
-    """Work of an operation in one call."""
-
-    name: str
-    type: str
-    macs: int
-    """Multiply-accumulates, of operations that multiply matrices; else 0."""
-    weight_bytes: int
-    """Bytes of its constants, as stored in the package."""
-
-
 class Step(NamedTuple):
     """One operation, ready to run."""
 
@@ -55,12 +44,11 @@ class Step(NamedTuple):
     """Arguments to look up: parameter, value name(s), conversion."""
     finish: tuple[tuple[str, Shape, Finish], ...]
     """Per output its name, its declared shape, and the conversion to its type."""
-    weight_bytes: int
     done: tuple[str, ...] = ()
     """Values whose last use is this step."""
 
-    def run(self, values: dict[str, Any]) -> int:
-        """Read operands from `values`, add outputs to it; returns the multiply-accumulates.
+    def run(self, values: dict[str, Any]) -> None:
+        """Read operands from `values` and add outputs to it.
 
         Raises:
             ModelError: the operands are incompatible, or an output differs from its declared shape.
@@ -90,10 +78,8 @@ class Step(NamedTuple):
                     f"{_written(shape)} is declared"
                 )
             values[name] = value
-        macs = self.entry.macs(arguments, results[0]) if self.entry.macs else 0
         for name in self.done:
             del values[name]
-        return macs
 
 
 class Plan(NamedTuple):
@@ -187,8 +173,6 @@ class _Folding:
         self._path = path
         self._rounding = rounding
         self._constants: dict[str, Any] = {}
-        self._stored: dict[str, int] = {}
-        """Constant -> stored bytes of what it is computed from."""
 
     def plan(self, block: Block) -> Plan:
         steps = []
@@ -197,7 +181,7 @@ class _Folding:
             if step.moving:
                 steps.append(step)
             else:
-                self._fold(op, step)
+                self._fold(step)
         return _shortened(steps, self._constants, block.outputs)
 
     def _step(self, op: Op) -> Step:
@@ -206,11 +190,8 @@ class _Folding:
             entry = entry._replace(run=RUNS[op.type])
         fixed: dict[str, Any] = {}
         moving: list[_Moving] = []
-        stored = 0
         for parameter, operands in op.inputs.items():
             form = entry.forms[parameter]
-            if form is None:  # an array, not a shape or an option
-                stored += sum(map(self._stored_bytes, operands))
             several = parameter in entry.several
             if all(map(self._is_constant, operands)):
                 constants = [self._constant(operand) for operand in operands]
@@ -224,20 +205,15 @@ class _Folding:
             (output.name, output.shape, finisher(output.dtype, self._rounding, moves=entry.moves))
             for output in op.outputs
         )
-        # A call reads only a few rows of a table that it gathers from.
-        touched = 0 if op.type == "gather" else stored
         if entry.rejects and (fault := entry.rejects(fixed)):
             raise ModelError(f"{self._path} cannot be rehearsed: {op.type} {op.name!r} has {fault}")
-        return Step(op, entry, fixed, tuple(moving), finish, touched)
+        return Step(op, entry, fixed, tuple(moving), finish)
 
-    def _fold(self, op: Op, step: Step) -> None:
+    def _fold(self, step: Step) -> None:
         outputs: dict[str, Any] = {}
         step.run(outputs)
-        operands = (operand for several in op.inputs.values() for operand in several)
-        stored = sum(map(self._stored_bytes, operands))
         for name, value in outputs.items():
             self._constants[name] = np.ascontiguousarray(value) if np.ndim(value) > 1 else value
-            self._stored[name] = stored
 
     def _is_constant(self, operand: str | Constant) -> bool:
         return isinstance(operand, Constant) or operand in self._constants
@@ -246,11 +222,6 @@ class _Folding:
         if isinstance(operand, str):
             return self._constants[operand]
         return finisher(operand.dtype, "f32")(operand.value())
-
-    def _stored_bytes(self, operand: str | Constant) -> int:
-        if isinstance(operand, str):
-            return self._stored.get(operand, 0)
-        return operand.stored_bytes
 
     def _name(self, operand: str | Constant) -> str:
         """The name of an operand in `values`; an unnamed constant gets one."""

@@ -114,11 +114,6 @@ class Constant:
     data: npt.NDArray[np.uint8] | str = field(repr=False)
     """As stored: bytes (mapped from the weight file if large), or the string."""
 
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes in the package."""
-        return len(self.data)
-
     def value(self) -> Array | str:
         """The string, or the numbers in the numpy type of `DTYPES`. Read-only."""
         if isinstance(self.data, str):

@@ -195,23 +195,3 @@ def test_slots_that_are_overwritten_leave_nothing(package: Path):
     used, fresh = model.make_state(), model.make_state()
     run(lambda _: model, used, words=text(seed=1))
     np.testing.assert_array_equal(run(lambda _: model, used), run(lambda _: model, fresh))
-
-
-def test_work_counts_what_matrices_do(compressed: Callable[[str], Any], folder: Path):
-    path = saved(compressed("int8 per tensor"), folder / "work.mlpackage")
-    rehearsed = RehearsalModel(path)
-    state = rehearsed.make_state()
-    weights = 64 * (64 + 32 + 32 + 64 + 3 * 96)
-    for rows in (1, 4):
-        rehearsed.predict(text().block(range(rows)), state)
-        work = rehearsed.last_work
-        convolutions = [one for one in work.ops if one.type == "conv"]
-        assert len(convolutions) == 7
-        assert sum(one.macs for one in convolutions) == rows * weights
-        # A byte a weight, and for each matrix a scale in fp16.
-        assert sum(one.weight_bytes for one in convolutions) == weights + 7 * 2
-        attention = 2 * 4 * 16 * SLOTS * rows
-        writes = 2 * 2 * 16 * SLOTS * rows
-        assert work.macs == rows * weights + attention + writes
-        assert work.weight_bytes >= weights
-    assert {one.name for one in work.ops} <= {op.name for op in rehearsed.function.block.ops}

@@ -15,27 +15,6 @@ from paceline_coreml.rehearsal.ops.reductions import softmax
 from paceline_coreml.rehearsal.ops.table import Array, Ints, op
 
 
-def _macs_per_filter(arguments: Mapping[str, Any], out: Array) -> int:
-    weight = arguments["weight"]
-    return int(out.size * weight[0].size)
-
-
-def _macs_of_matmul(arguments: Mapping[str, Any], out: Array) -> int:
-    x = arguments["x"]
-    terms = x.shape[-2] if arguments.get("transpose_x") and x.ndim > 1 else x.shape[-1]
-    return int(out.size * terms)
-
-
-def _macs_of_attention(arguments: Mapping[str, Any], out: Array) -> int:
-    query, key = arguments["query"], arguments["key"]
-    slots = key.shape[-2]
-    return int(query.size * slots + out.size * slots)
-
-
-def _macs_of_einsum(arguments: Mapping[str, Any], out: Array) -> int:
-    return int(out.size * arguments["values"][0].shape[-1])
-
-
 def _fault_of_conv(arguments: Mapping[str, Any]) -> str | None:
     pad_type, strides = arguments.get("pad_type", "valid"), arguments.get("strides", ())
     if pad_type == "custom" and "pad" not in arguments:
@@ -48,7 +27,6 @@ def _fault_of_conv(arguments: Mapping[str, Any]) -> str | None:
 
 @op(
     "conv",
-    macs=_macs_per_filter,
     rejects=_fault_of_conv,
     pad_type=("valid", "custom", "same", "same_lower"),
 )
@@ -97,7 +75,7 @@ def _padding(pad_type: str, pad: Ints, extent: list[int]) -> list[tuple[int, int
     return list(zip(before, after, strict=True))
 
 
-@op("linear", macs=_macs_per_filter)
+@op("linear")
 def _linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """x: [..., K], weight: [N, K]; returns [..., N]."""
     rows = np.atleast_2d(x).reshape(-1, x.shape[-1])
@@ -105,7 +83,7 @@ def _linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     return out if bias is None else out + bias
 
 
-@op("matmul", macs=_macs_of_matmul)
+@op("matmul")
 def _matmul(x: Array, y: Array, transpose_x: bool = False, transpose_y: bool = False) -> Array:
     """x: [..., M, K] or [K], y: [..., K, N]; leading axes broadcast, as numpy's do."""
     a = x[None] if x.ndim == 1 else x.swapaxes(-1, -2) if transpose_x else x
@@ -114,7 +92,7 @@ def _matmul(x: Array, y: Array, transpose_x: bool = False, transpose_y: bool = F
     return out[..., 0, :] if x.ndim == 1 else out
 
 
-@op("scaled_dot_product_attention", macs=_macs_of_attention)
+@op("scaled_dot_product_attention")
 def _attention(query: Array, key: Array, value: Array, attn_mask: Array | None = None) -> Array:
     """query: [..., L, E], key: [..., S, E], value: [..., S, V]; returns [..., L, V]."""
     scores = dots(query, key) / np.float32(math.sqrt(query.shape[-1]))
@@ -136,7 +114,7 @@ def _fault_of_einsum(arguments: Mapping[str, Any]) -> str | None:
     return f"the equation {equation!r}, expected one like nchw,nwhu->nchu"
 
 
-@op("einsum", macs=_macs_of_einsum, rejects=_fault_of_einsum)
+@op("einsum", rejects=_fault_of_einsum)
 def _einsum(values: tuple[Array, ...], equation: str) -> Array:
     """MIL's only form: [..., C, H, W] with [..., W, H, U] gives [..., C, H, U]."""
     x, y = values

@@ -31,9 +31,6 @@ class Cell:
     array: Array
 
 
-Macs = Callable[[Mapping[str, Any], Array], int]
-"""Multiply-accumulates of one call, from its arguments and first output."""
-
 Rejects = Callable[[Mapping[str, Any]], str | None]
 """Fault of a combination of constant arguments; None: accepted."""
 
@@ -49,7 +46,6 @@ class Entry(NamedTuple):
     """Parameter -> its accepted constants."""
     moves: bool
     """True if it only moves numbers, so that nothing needs rounding."""
-    macs: Macs | None
     several: frozenset[str]
     """Parameters that take any number of operands."""
     rejects: Rejects | None
@@ -65,7 +61,6 @@ OPS: dict[str, Entry] = {}
 def op(
     *names: str,
     moves: bool = False,
-    macs: Macs | None = None,
     rejects: Rejects | None = None,
     **accepts: tuple[Any, ...],
 ) -> Callable[[_Run], _Run]:
@@ -81,7 +76,6 @@ def op(
             ),
             {name: frozenset(values) for name, values in accepts.items()},
             moves,
-            macs,
             frozenset(
                 name for name, parameter in parameters.items() if parameter.annotation == Arrays
             ),
