@@ -5,3 +5,8 @@ this package.
 """
 
 import paceline  # noqa: F401  (turns off what coremltools and others would report)
+
+import logging
+
+# coremltools logs what it lacks off a Mac, and versions of torch that it was not tested with.
+logging.getLogger("coremltools").setLevel(logging.ERROR)

@@ -13,7 +13,7 @@ def test_a_model_of_another_engine_is_rejected(
     tiny_gguf: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert main(["classify", str(tiny_gguf), "text"]) == 2
-    assert "expected a Core ML token classifier" in capsys.readouterr().err
+    assert "expected a Core ML model" in capsys.readouterr().err
 
 
 def test_input_that_is_no_text_is_rejected(

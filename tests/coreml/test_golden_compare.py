@@ -6,15 +6,14 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from paceline_coreml.golden import compare
 from paceline_coreml.golden.compare import (
-    RowPairs,
+    Nearness,
     allowed_error,
     centred,
     cosines,
-    nearest,
-    nearness,
-    parity,
 )
+from paceline_coreml.golden.texts import Text, rows_of
 
 pytestmark = pytest.mark.coreml
 
@@ -42,26 +41,37 @@ def off(rows: np.ndarray, row: int, rng: np.random.Generator, by: float) -> np.n
     return changed
 
 
-def faults(*texts: RowPairs, experts: bool = False) -> list[str]:
-    return nearness(texts).faults(THRESHOLD, experts=experts)
+def nearness(found: np.ndarray, rows: np.ndarray, low: int | None = None) -> Nearness:
+    return compare.nearness(rows_of([Text("text", range(len(rows)), low)]), found, rows)
+
+
+def faults(
+    found: np.ndarray, rows: np.ndarray, low: int | None = None, *, experts: bool = False
+) -> list[str]:
+    return nearness(found, rows, low).faults(THRESHOLD, experts=experts)
+
+
+def parity(found: np.ndarray, expected: np.ndarray) -> compare.Parity:
+    rows = rows_of([Text("text", range(len(found)))])
+    return compare.parity(rows, ~rows.low, found, expected, 0.5)
 
 
 def test_the_first_row_does_not_hide_a_wrong_row(rows: np.ndarray, rng: np.random.Generator):
     found = off(rows, 4, rng, 0.5)
     flat = cosines(found.reshape(1, -1), rows.reshape(1, -1))[0]
     assert flat > 0.99999, "all rows at once look right"
-    (fault,) = faults(RowPairs("text", found, rows))
+    (fault,) = faults(found, rows)
     assert fault.startswith("cosine 0.")
     assert "at row 4 of text, expected 0.99 or more" in fault
 
 
 def test_the_first_position_has_its_own_criterion(rows: np.ndarray):
-    near = nearness([RowPairs("text", rows, rows)])
+    near = nearness(rows, rows)
     assert near.first_length > 1000
     assert near.faults(THRESHOLD, experts=False) == []
     found = rows.copy()
     found[0] = np.roll(found[0], 1)
-    (fault,) = faults(RowPairs("text", found, rows))
+    (fault,) = faults(found, rows)
     assert "at the first position" in fault
 
 
@@ -73,9 +83,9 @@ def test_the_direction_of_a_row_near_zero_does_not_count(
     found = rows.copy()
     found[6:] = rng.normal(size=(4, 32)) * 1e-3
     assert cosines(found, rows)[6:].max() < 0.9
-    assert faults(RowPairs("text", found, rows, low)) == []
+    assert faults(found, rows, low) == []
     found[8] = rows[3]
-    (fault,) = faults(RowPairs("text", found, rows, low))
+    (fault,) = faults(found, rows, low)
     assert fault.startswith("rows of low norm are off by ")
 
 
@@ -88,12 +98,12 @@ def test_the_error_of_a_low_norm_token_is_relative_to_an_ordinary_row(
         error = rng.normal(size=32)
         found = rows.copy()
         found[8] += error / np.linalg.norm(error) * usual * allowed * share
-        assert (faults(RowPairs("text", found, rows, 6)) == []) is passed
+        assert (faults(found, rows, 6) == []) is passed
 
 
 @pytest.mark.parametrize(("factor", "passed"), [(1.1, True), (1.2, False), (0.8, False)])
 def test_a_factor_is_a_fault(rows: np.ndarray, factor: float, *, passed: bool):
-    found = faults(RowPairs("text", rows * factor, rows))
+    found = faults(rows * factor, rows)
     assert found == ([] if passed else [f"rows are {factor:.3g} times as long as they should be"])
 
 
@@ -102,16 +112,16 @@ def test_a_factor_is_a_fault(rows: np.ndarray, factor: float, *, passed: bool):
 def test_nan_and_infinity_are_faults(rows: np.ndarray, row: int, number: float):
     found = rows.copy()
     found[row, 5] = number
-    assert faults(RowPairs("text", found, rows, 7))
+    assert faults(found, rows, 7)
 
 
 def test_with_experts_the_median_row_is_compared(rows: np.ndarray, rng: np.random.Generator):
     found = off(rows, 4, rng, 1.5)
-    assert faults(RowPairs("text", found, rows))
-    assert faults(RowPairs("text", found, rows), experts=True) == []
+    assert faults(found, rows)
+    assert faults(found, rows, experts=True) == []
     for row in range(1, 10):
         found = off(found, row, rng, 0.5)
-    (fault,) = faults(RowPairs("text", found, rows), experts=True)
+    (fault,) = faults(found, rows, experts=True)
     assert "at the median row" in fault
 
 
@@ -120,7 +130,8 @@ def test_nearest_finds_the_layer_among_similar_ones(rng: np.random.Generator):
     streams = [first + rng.normal(size=first.shape) * 0.05 * k for k in range(4)]
     found = streams[2] + rng.normal(size=first.shape) * 0.01
     assert cosines(found, streams[1]).min() > THRESHOLD
-    assert nearest([[RowPairs("text", found, stream)] for stream in streams]) == 2
+    rows = rows_of([Text("text", range(10))])
+    assert compare.nearest(rows, found, streams) == 2
 
 
 def test_a_common_offset_of_logits_is_removed(rng: np.random.Generator):
@@ -134,12 +145,12 @@ def test_a_top_token_counts_by_the_references_margin():
     expected = np.array([[2.0, 1.9, 0, 0, 0, 0, 0], [5, 3, 0, 0, 0, 0, 0], [1, 0, 4, 0, 0, 0, 0]])
     found = expected.copy()
     found[0, 1] = 3  # a near tie flipped
-    one = parity([RowPairs("text", found, expected)], 0.5)
+    one = parity(found, expected)
     assert (one.rows, one.equal, one.decided, one.decided_equal) == (3, 2, 2, 2)
     assert (one.worst, one.at, one.contained) == (pytest.approx(0.1), "row 0 of text", 3)
     # The first two are near, but the third is the top token.
     found[0] = [0, 0, 3, 0.5, 0.4, 0.3, 0.2]
-    far = parity([RowPairs("text", found, expected)], 0.5)
+    far = parity(found, expected)
     assert (far.worst, far.contained) == (2.0, 2)
     assert far.divergence > one.divergence > 0
-    assert parity([RowPairs("text", expected, expected)], 0.5).divergence == 0
+    assert parity(expected, expected).divergence == 0

@@ -1,7 +1,7 @@
 """`coreml probe`, and `convert --gate`: each check can fail, and stops what comes after it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from paceline.cli.app import main  # noqa: E402
 from paceline.errors import InvalidRequest  # noqa: E402
 from paceline.models import QUIET  # noqa: E402
 from paceline.storage.report import Report  # noqa: E402
-from paceline_coreml import compute_plan  # noqa: E402
+from paceline_coreml import compute_plan, probe  # noqa: E402
 from paceline_coreml.compute_plan import Plan, PlannedOp  # noqa: E402
 from paceline_coreml.conversion.conversion_options import ConversionOptions  # noqa: E402
 from paceline_coreml.conversion.convert import open_model  # noqa: E402
@@ -26,12 +26,10 @@ from paceline_coreml.conversion.layers import Attention  # noqa: E402
 from paceline_coreml.conversion.source import Source  # noqa: E402
 from paceline_coreml.probe import (  # noqa: E402
     ProbeOptions,
-    checks,
     layer_shape,
     parse_shape,
     probe_layer,
     probe_shape,
-    report,
     run_gates,
 )
 from support.coreml import tiny_source  # noqa: E402
@@ -44,7 +42,8 @@ __all__ = ["mac"]
 pytestmark = pytest.mark.coreml
 
 SHAPE = "d=32,heads=2,kv=1,dh=32,ff=48,T=4,S=32"
-OPTIONS = ProbeOptions("int8", "cpu-and-ne", None, QUIET)
+OPTIONS = ProbeOptions("int8", None, QUIET)
+PASSED = {"rules": True, "residency": None, "rows": True, "float32": True}
 
 
 def results(report: Report) -> dict[str, bool | None]:
@@ -76,19 +75,14 @@ def test_a_layer_of_random_weights_is_rehearsed(
     assert value["shape"] == asdict(parse_shape(SHAPE))
     assert value["units"] == "rehearsed"
     assert value["milliseconds"] > 0
-    assert {check["name"]: check["passed"] for check in value["checks"]} == {
-        "rules": True,
-        "residency": None,
-        "rows": True,
-        "float32": True,
-    }
+    assert {check["name"]: check["passed"] for check in value["checks"]} == PASSED
 
 
 @pytest.mark.parametrize("layer", [0, 2])
 def test_a_layer_of_a_model_is_compared_with_transformers(source: Source, layer: int):
     model = open_model(source, ConversionOptions(slots=64))
     probed = probe_layer(source, model, layer, 4, OPTIONS)
-    assert results(probed) == {"rules": True, "residency": None, "rows": True, "float32": True}
+    assert results(probed) == PASSED
     assert (probed.value["layer"], probed.value["rows"]) == (layer, 4)
 
 
@@ -123,12 +117,12 @@ def test_a_failure_of_core_ml_is_a_check_that_fails(mac: FakeMac, monkeypatch: p
 
 
 def test_rows_that_depend_on_their_call_are_not_exact(monkeypatch: pytest.MonkeyPatch):
-    def run(self: Any, package: Any, rows: int) -> Any:
-        blocks, seconds = through(self, package, rows)
-        return blocks + np.float32(1e-3 * (rows > 1)), seconds
+    def run(*arguments: Any, rows: int | None = None) -> dict[str, Any]:
+        outputs = run_package(*arguments, rows=rows)
+        return {name: out + np.float32(1e-3 * (rows == 1)) for name, out in outputs.items()}
 
-    through = checks.LayerChecks._through
-    monkeypatch.setattr(checks.LayerChecks, "_through", run)
+    run_package = probe.run_package
+    monkeypatch.setattr(probe, "run_package", run)
     assert results(probe_shape(parse_shape(SHAPE), OPTIONS))["rows"] is False
 
 
@@ -141,7 +135,7 @@ def test_heads_in_the_wrong_order_differ_from_the_reference(
     forward = Attention.forward
     monkeypatch.setattr(Attention, "forward", swapped)
     probed = probe_layer(source, open_model(source, ConversionOptions(slots=64)), 0, 4, OPTIONS)
-    assert results(probed) == {"rules": True, "residency": None, "rows": True, "float32": False}
+    assert results(probed) == {**PASSED, "float32": False}
 
 
 @pytest.mark.parametrize(
@@ -190,7 +184,7 @@ def test_a_layer_larger_than_memory_is_rejected(source: Source, monkeypatch: pyt
 
 
 def test_a_classifier_is_rejected_before_any_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(report, "probe_shape", lambda *_: pytest.fail("probed"))
+    monkeypatch.setattr(probe, "probe_shape", lambda *_: pytest.fail("probed"))
     source = tiny_source(tmp_path, TinyModel("privacy filter", tmp_path / "checkpoint").folder)
     with pytest.raises(InvalidRequest):
         run_gates(source, ConversionOptions(), OPTIONS)
@@ -206,8 +200,8 @@ def test_gates_are_a_shape_and_each_kind_of_layer_up_to_one_that_fails(
         probed.append(probe)
         return Report({}, passed=len(probed) - 1 != failing)
 
-    monkeypatch.setattr(report, "probe_shape", lambda shape, _: stub(shape.T))
-    monkeypatch.setattr(report, "probe_layer", lambda _, __, layer, rows, ___: stub((layer, rows)))
+    monkeypatch.setattr(probe, "probe_shape", lambda shape, _: stub(shape.T))
+    monkeypatch.setattr(probe, "probe_layer", lambda _, __, layer, rows, ___: stub((layer, rows)))
     checkpoint = TinyModel("lfm2", tmp_path / "checkpoint").folder
     source = tiny_source(tmp_path, checkpoint)
     reports = run_gates(source, ConversionOptions(slots=64, functions=(2, 4)), OPTIONS)
@@ -223,10 +217,10 @@ def test_convert_stops_at_a_gate_that_fails(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    def fails(self: Any) -> checks.Check:
-        return checks.Check("residency", False, "1 of 7 convolutions leave the Neural Engine")
+    def fails(*_: Any) -> Iterator[probe.Check]:
+        yield probe.Check("residency", False, "1 of 7 convolutions leave the Neural Engine")
 
-    monkeypatch.setattr(checks.LayerChecks, "_residency", fails)
+    monkeypatch.setattr(probe, "_checks", fails)
     out = tmp_path / "out"
     command = ["convert", str(tiny_gguf), "--to", "coreml", "--gate", "--slots", "64", "--quiet"]
     assert main([*command, "--output", str(out)]) == 1

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,9 +14,9 @@ pytest.importorskip("coremltools")
 pytest.importorskip("transformers", minversion="5.23")
 
 import paceline
-from paceline.models import QUIET, Progress
+from paceline.cli.app import main
+from paceline.models import QUIET
 from paceline.runtime.model import Model
-from paceline_coreml import commands
 from paceline_coreml.conversion.source import open_source
 
 pytestmark = [pytest.mark.coreml, pytest.mark.real_model, pytest.mark.timeout(900)]
@@ -45,11 +44,8 @@ def folder(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With INT8 weights, in calls of four rows, all layers tapped."""
     folder = tmp_path_factory.mktemp("real") / "made"
     topology = "20+10" if WHOLE else "3+2"
-    options = {"topology": topology, "rows": 4, "slots": 256, "taps": "all"}
-    quiet = Progress(quiet=True)
-    commands.convert(
-        str(source), options=options, output=folder, temporary=None, gate=False, progress=quiet
-    )
+    options = ["--topology", topology, "--rows", "4", "--slots", "256", "--taps", "all", "--quiet"]
+    assert main(["convert", str(source), "--to", "coreml", "--output", str(folder), *options]) == 0
     return folder
 
 
@@ -64,16 +60,7 @@ def test_the_model_is_in_several_packages(folder: Path):
 
 
 def test_golden_passes(folder: Path, source: Path):
-    report: Any = commands.golden(
-        str(folder),
-        source=str(source),
-        tokens=12,
-        threshold=0.99,
-        rounding="f16",
-        temporary=None,
-        progress=QUIET,
-    )
-    assert report.passed, report.value
+    assert main(["coreml", "golden", str(folder), "--source", str(source), "--tokens", "12"]) == 0
 
 
 def test_speculation_changes_no_token(model: Model):
@@ -90,4 +77,4 @@ def test_speculation_changes_no_token(model: Model):
 
 
 def test_lint_passes(folder: Path):
-    assert commands.lint(str(folder)).passed
+    assert main(["coreml", "lint", str(folder)]) == 0

@@ -9,6 +9,7 @@ from typer import Argument, Option
 from paceline.cli.console import print_table, print_value, progress_of, read_stdin
 from paceline.cli.options import ComputeUnits, Output, command, group
 from paceline.errors import InvalidRequest
+from paceline_coreml.cli.arguments import Artifact, open_artifact
 
 app = group()
 
@@ -16,7 +17,7 @@ app = group()
 @command(app)
 def classify(
     *,
-    model: Annotated[str, Argument(help="a folder that convert made, or NAME@coreml")],
+    model: Artifact,
     text: Annotated[
         list[str] | None, Argument(parser=str, help="texts; - or nothing reads one from stdin")
     ] = None,
@@ -31,16 +32,11 @@ def classify(
         raise InvalidRequest("there is no text; give it as an argument, or piped in")
     texts = [read_stdin() if part == "-" else part for part in text or ["-"]]
 
-    from paceline.models import resolve
     from paceline_coreml.engine.classifier import TextClassifier
     from paceline_coreml.engine.entities import Entity, entities, probabilities
 
     progress = progress_of(output)
-    files = resolve(model, progress=progress)
-    if files.engine != "coreml":
-        raise InvalidRequest(
-            f"{model} is a model for the engine {files.engine}; expected a Core ML token classifier"
-        )
+    files = open_artifact(model)
     classifier = TextClassifier(files.folder, units=compute_units, say=progress.say)
     tokenizer = files.tokenizer()
     encoded = [tokenizer.encode_with_offsets(part) for part in texts]

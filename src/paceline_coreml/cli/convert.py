@@ -1,8 +1,10 @@
 """`paceline convert --to coreml`."""
 
+import shlex
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -10,6 +12,10 @@ from paceline.cli import declare, numbers
 from paceline.cli.console import print_report, progress_of
 from paceline.cli.convert import Folder
 from paceline.cli.options import Output, command, group
+from paceline_coreml.cli.arguments import Stateless, Weights, check_tools, slots_of
+
+if TYPE_CHECKING:
+    from paceline_coreml.engine.artifact import Artifact
 
 app = group()
 
@@ -30,9 +36,7 @@ class ConversionArguments:
     flexible: Annotated[
         bool | None, Option("--flexible", help="one function for 1 to 4 rows, or to --rows")
     ] = None
-    stateless: Annotated[
-        bool | None, Option("--stateless", help="keys and values as inputs and outputs")
-    ] = None
+    stateless: Stateless = None
     slots: Annotated[
         int | None, declare.count(help="context length; default: 2048, or the model's own")
     ] = None
@@ -64,7 +68,7 @@ def convert(
     *,
     source: Annotated[str, Argument(help="a model: a name, a path, a hub name (owner/name)")],
     to: Annotated[Literal["coreml"], Option(help="this form")] = "coreml",
-    weights: Literal["int8", "int4", "f16", "int8-per-tensor"] = "int8",
+    weights: Weights = "int8",
     folder: Folder = None,
     temporary: Annotated[Path | None, declare.folder(help="where packages are made")] = None,
     gate: Annotated[
@@ -74,17 +78,61 @@ def convert(
     output: Output,
 ) -> int:
     """Convert a model for the engine coreml, once (needs the extra coreml)."""
-    from paceline_coreml import commands
+    check_tools(temporary)
+    from paceline.models import CORE_ML_SUFFIX, core_ml_folder
+    from paceline.storage.files import megabytes
+    from paceline.storage.report import Report
+    from paceline_coreml.conversion.conversion_options import ConversionOptions
+    from paceline_coreml.conversion.convert import convert as make
+    from paceline_coreml.conversion.source import open_source
+    from paceline_coreml.probe import ProbeOptions, run_gates
 
-    options = {**asdict(conversion), "weights": weights}
-    if conversion.keep is not None:
-        options["keep"] = tuple(conversion.keep)
-    report = commands.convert(
-        source,
-        options=options,
-        output=folder,
-        temporary=temporary,
-        gate=gate,
-        progress=progress_of(output),
-    )
-    return print_report(report, output)
+    progress = progress_of(output)
+    given = {"weights": weights, **asdict(conversion)}
+    options: dict[str, Any] = {
+        name: tuple(value) if name == "keep" else value
+        for name, value in given.items()
+        if value is not None
+    }
+    ConversionOptions(**options)  # validated before any download
+    made = folder or core_ml_folder(source)
+    with open_source(source, temporary, progress) as opened:
+        options["slots"] = slots_of(opened.name, opened.facts.context_length, conversion.slots)
+        recipe = ConversionOptions(**options)
+        gates: list[Report] = []
+        if gate:
+            probing = ProbeOptions(weights, temporary, progress, stateless=recipe.stateless)
+            gates = run_gates(opened, recipe, probing)
+        about = {"gates": [one.value for one in gates]} if gate else {}
+        if gates and not gates[-1].passed:
+            verdict = gates[-1].text.splitlines()[-1].removeprefix("verdict: ")
+            value = {"name": opened.name, "folder": None, **about}
+            text = f"{verdict}; nothing was converted"
+            return print_report(Report(value, passed=False, text=text), output)
+        artifact = make(opened, made, recipe, temporary=temporary, progress=progress)
+    name = str(folder) if folder else opened.name + CORE_ML_SUFFIX
+    packages = list(_packages(artifact))
+    value = {
+        "name": name,
+        "folder": str(made),
+        **{key: getattr(artifact, key) for key in ("family", "rows", "slots")},
+        **{key: list(getattr(artifact, key)) for key in ("functions", "taps")},
+        "packages": packages,
+        **about,
+    }
+    text = f"{source} is ready in {made}; use it with --model {shlex.quote(name)}"
+    table = [(one["path"], one["holds"], megabytes(one["bytes"])) for one in packages]
+    heads = ("package", "holds", "size")
+    return print_report(Report(value, text=text, tables=[("packages", heads, table)]), output)
+
+
+def _packages(artifact: "Artifact") -> Iterator[dict[str, Any]]:
+    """Path, content and bytes of every package."""
+    from paceline.storage.files import size_of
+
+    parts = [(shard, "layer") for shard in artifact.layer_shards]
+    parts += [(shard, "label" if artifact.labels else "token") for shard in artifact.head_shards]
+    for shard, what in parts:
+        one = shard.end - shard.start == 1
+        holds = f"{what} {shard.start}" if one else f"{what}s {shard.start} to {shard.end - 1}"
+        yield {"path": shard.path, "holds": holds, "bytes": size_of(artifact.folder / shard.path)}

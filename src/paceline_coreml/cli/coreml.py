@@ -8,18 +8,27 @@ from typer import Argument, Option
 from paceline.cli import declare, numbers
 from paceline.cli.console import print_report, progress_of
 from paceline.cli.options import ComputeUnits, Output, command, group
+from paceline.errors import InvalidRequest
+from paceline_coreml.cli.arguments import (
+    Artifact,
+    Stateless,
+    Weights,
+    check_tools,
+    open_artifact,
+    slots_of,
+)
 
 app = group("Check Core ML models.")
-
-Artifact = Annotated[str, Argument(help="a folder that convert made, or NAME@coreml")]
 
 
 @command(app)
 def lint(*, artifact: Artifact, output: Output) -> int:
     """Name what would leave the Neural Engine, or fail there."""
-    from paceline_coreml import commands
+    from paceline_coreml.lint import report
 
-    return print_report(commands.lint(artifact), output)
+    path = Path(artifact)
+    folder = path if path.suffix == ".mlpackage" else open_artifact(artifact).folder
+    return print_report(report(folder), output)
 
 
 @command(app)
@@ -41,18 +50,24 @@ def golden(
     output: Output,
 ) -> int:
     """Compare a model with itself and with transformers."""
-    from paceline_coreml import commands
+    check_tools(temporary)
+    from paceline.models import read_manifest
+    from paceline_coreml.conversion.source import open_source
+    from paceline_coreml.golden import report
 
-    report = commands.golden(
-        artifact,
-        source=source,
-        tokens=tokens,
-        threshold=threshold,
-        rounding=rounding,
-        temporary=temporary,
-        progress=progress_of(output),
-    )
-    return print_report(report, output)
+    progress = progress_of(output)
+    folder = open_artifact(artifact).folder
+    origin = source or read_manifest(folder).source.get("from", "")
+    with open_source(origin, temporary, progress) as opened:
+        compared = report(
+            folder,
+            opened.checkpoint,
+            rounding=rounding,
+            tokens=tokens,
+            threshold=threshold,
+            progress=progress,
+        )
+    return print_report(compared, output)
 
 
 @command(app)
@@ -70,30 +85,33 @@ def probe(
     slots: Annotated[
         int | None, declare.count(help="context length; default: 2048, or the model's own")
     ] = None,
-    weights: Literal["int8", "int4", "f16", "int8-per-tensor"] = "int8",
-    stateless: Annotated[
-        bool, Option("--stateless", help="keys and values as inputs and outputs")
-    ] = False,
+    weights: Weights = "int8",
+    stateless: Stateless = None,
     units: Annotated[ComputeUnits, Option(help="compute units")] = "cpu-and-ne",
     temporary: Annotated[Path | None, declare.folder(help="where the package is made")] = None,
     output: Output,
 ) -> int:
     """Convert one layer and check it, before a whole model."""
-    from paceline_coreml import commands
+    if shape is not None and (rows, slots, layer) != (None, None, 0):
+        raise InvalidRequest("--rows, --slots and --layer are for a model; --shape has T and S")
+    check_tools(temporary)
+    from paceline_coreml.conversion.conversion_options import ConversionOptions
+    from paceline_coreml.conversion.convert import open_model
+    from paceline_coreml.conversion.source import open_source
+    from paceline_coreml.probe import ProbeOptions, parse_shape, probe_layer, probe_shape
 
-    report = commands.probe(
-        model,
-        shape=shape,
-        layer=layer,
-        rows=rows,
-        slots=slots,
-        weights=weights,
-        stateless=stateless,
-        units=units,
-        temporary=temporary,
-        progress=progress_of(output),
-    )
-    return print_report(report, output)
+    progress = progress_of(output)
+    options = ProbeOptions(weights, temporary, progress, units, stateless=bool(stateless))
+    if model is None and shape is not None:
+        return print_report(probe_shape(parse_shape(shape), options), output)
+    if model is None or shape is not None:
+        raise InvalidRequest("probe takes a model or --shape; expected one of the two")
+    with open_source(model, temporary, progress) as source:
+        fitting = slots_of(source.name, source.facts.context_length, slots)
+        recipe = ConversionOptions(weights, rows=rows or 0, slots=fitting)
+        opened = open_model(source, recipe)
+        probed = probe_layer(source, opened, layer, opened.options.rows, options)
+    return print_report(probed, output)
 
 
 @command(app)
@@ -108,9 +126,10 @@ def residency(
     output: Output,
 ) -> int:
     """Show where its operations run, on a Mac."""
-    from paceline_coreml import commands
+    from paceline_coreml.residency import report
 
-    report = commands.residency(
-        artifact, units=units, recorded=recorded, record=record, progress=progress_of(output)
+    folder = open_artifact(artifact).folder
+    progress = progress_of(output)
+    return print_report(
+        report(folder, units=units, recorded=recorded, record=record, progress=progress), output
     )
-    return print_report(report, output)

@@ -5,7 +5,6 @@ Independent of families, folders and manifests. Defines the inputs and outputs o
 """
 
 import contextlib
-import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -235,13 +234,7 @@ def _converted(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the converter's log and warnings; paceline shows its own progress."""
-    log = logging.getLogger("coremltools")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)
+    """Silence the converter's warnings; paceline shows its own progress."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -12,42 +12,46 @@ Except on a Mac the artifact runs in the rehearsal: a pass means graph-correct, 
 the Neural Engine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import paceline
-from paceline.errors import InvalidRequest
+from paceline.errors import InvalidRequest, ModelError
 from paceline.models import Progress
+from paceline.storage.coreml import EMBEDDINGS
 from paceline.storage.report import Report, Table
 from paceline_coreml.conversion.convert import CONV_SLOTS
 from paceline_coreml.conversion.families import open_family
 from paceline_coreml.engine.artifact import CAUSAL_LM, read_artifact
-from paceline_coreml.engine.packages import REHEARSED, on_a_mac
+from paceline_coreml.engine.packages import DEFAULT_UNITS, REHEARSED, on_a_mac
 from paceline_coreml.golden.checks import (
     Agreement,
     LayerCheck,
+    Limits,
     LogitsCheck,
-    Texts,
     agreement,
     check_layers,
     check_logits,
-    check_same_model,
-    embedding_faults,
-    rotary_faults,
+    file_faults,
+    layer_faults,
 )
 from paceline_coreml.golden.compare import TOP, Nearness
 from paceline_coreml.golden.reference import Reference
-from paceline_coreml.golden.run_shards import PackageOptions, run_engine, run_shards
-from paceline_coreml.golden.texts import texts_for, tokenizer_faults
+from paceline_coreml.golden.run_shards import PackageOptions, embed, run_engine, run_shards
+from paceline_coreml.golden.texts import rows_of, texts_for, tokenizer_faults
 
 TOKENS = 32
 """Length of a text: several blocks of any artifact."""
 THRESHOLD = 0.99
 MARGIN = 0.5
-"""In nats. INT8 weights per channel changed top tokens of SmolLM2-135M at margins up to 0.16."""
+"""By how many nats the reference may rate the artifact's top token below its own.
+
+INT8 weights per channel changed top tokens of SmolLM2-135M at margins up to 0.16."""
 
 
 def report(
@@ -55,10 +59,8 @@ def report(
     checkpoint: Path,
     *,
     rounding: str = "f16",
-    units: str = "cpu-and-ne",
     tokens: int = TOKENS,
     threshold: float = THRESHOLD,
-    margin: float = MARGIN,
     progress: Progress,
 ) -> Report:
     """Compare an artifact with its checkpoint; the report lists faults, the first cause first.
@@ -67,10 +69,8 @@ def report(
         artifact: the folder that `convert` wrote.
         checkpoint: the Hugging Face folder of its source, loaded as float32.
         rounding: of the rehearsal: "f16", "f32" to exclude rounding, or "engine".
-        units: compute units, on a Mac.
         tokens: length of a text.
         threshold: minimum cosine of a row, of every layer output and of the logits.
-        margin: by how many nats the reference may rate the artifact's top token below its own.
         progress: reports packages and texts.
 
     Raises:
@@ -79,8 +79,6 @@ def report(
     """
     if not 0 < threshold <= 1:
         raise InvalidRequest(f"threshold is {threshold}; expected a cosine, above 0 and at most 1")
-    if not (isfinite(margin) and margin >= 0):
-        raise InvalidRequest(f"margin is {margin}; expected nats, 0 or more")
     opened = read_artifact(artifact)
     if opened.task != CAUSAL_LM:
         # Classifiers have no states and no next token: these comparisons do not apply.
@@ -88,113 +86,92 @@ def report(
             f"{opened.name} is for {opened.task}; golden compares models for {CAUSAL_LM}"
         )
     family = open_family(checkpoint, slots=opened.slots, conv_slots=opened.ring or CONV_SLOTS)
-    check_same_model(opened, family, checkpoint)
+    sizes = ("family", "layers", "hidden_size", "vocab_size", "stream_size")
+    pairs = [(name, getattr(opened, name), getattr(family.shape, name)) for name in sizes]
+    differing = [f"{name} {ours}, not {theirs}" for name, ours, theirs in pairs if ours != theirs]
+    if differing:
+        raise ModelError(
+            f"{artifact} was not made of {checkpoint}: it has {', '.join(differing)}; give the "
+            "checkpoint of its conversion"
+        )
     embeddings = family.embeddings().numpy()
-    inputs = texts_for(opened, embeddings, tokens)
-    file_faults = [
-        *tokenizer_faults(opened, checkpoint),
-        *embedding_faults(opened, embeddings),
-        *rotary_faults(opened, family),
-    ]
+    texts = texts_for(opened, embeddings, tokens)
+    rows = rows_of(texts)
+    faults = [*tokenizer_faults(opened, checkpoint), *file_faults(opened, family, embeddings)]
     del embeddings
     with progress.task(f"running {checkpoint.name} with transformers"):
-        reference = Reference(checkpoint)
-        texts = Texts(inputs, {text.name: reference.run(text.tokens) for text in inputs})
-        experts = reference.experts
-        del reference  # the whole model in float32
-    options = PackageOptions(units, rounding)
-    by_width = run_shards(opened, inputs, options, progress)
+        model = Reference(checkpoint)
+        reference = model.run_all([text.tokens for text in texts])
+        limits = Limits(threshold, MARGIN, model.experts)
+        del model  # in float32
+    options = PackageOptions(DEFAULT_UNITS, rounding)
+    by_width = run_shards(opened, texts, options, progress)
     blocks = by_width.pop(opened.decode_rows)
-    ways = [agreement(f"calls of {w} rows", outputs, blocks) for w, outputs in by_width.items()]
-    ways += [
-        agreement(way, outputs, blocks)
-        for way, outputs in run_engine(opened, inputs, options, progress).items()
-    ]
-    layers = list(check_layers(opened, texts, blocks, threshold))
-    logits = check_logits(opened, texts, blocks, threshold, margin)
-    faults = [
-        *file_faults,
-        *(fault for way in ways for fault in way.faults(exact=not on_a_mac())),
-        *_layer_faults(layers, threshold, experts=experts),
-        *logits.faults(threshold, margin, experts=experts),
-    ]
+    modes = {f"calls of {width} rows": outputs for width, outputs in by_width.items()}
+    modes |= run_engine(opened, texts, options, progress)
+    ways = [agreement(mode, outputs, blocks) for mode, outputs in modes.items()]
+    embedded = {EMBEDDINGS: np.concatenate([embed(opened, text) for text in texts])}
+    layers = list(check_layers(opened, rows, {**embedded, **blocks}, reference, limits))
+    logits = check_logits(opened, rows, blocks, reference, limits)
+    faults += [fault for way in ways for fault in way.faults(exact=not on_a_mac())]
+    faults += [*layer_faults(layers, limits), *logits.faults(limits)]
     value = {
         "paceline": paceline.__version__,
         "artifact": opened.name,
         "family": opened.family,
         "fingerprint": opened.fingerprint,
-        "units": units if on_a_mac() else REHEARSED,
+        "units": DEFAULT_UNITS if on_a_mac() else REHEARSED,
         "rounding": None if on_a_mac() else rounding,
         "rows": opened.decode_rows,
         "threshold": threshold,
-        "margin": margin,
-        "judged_by": "median row" if experts else "worst row",
-        "texts": [{"name": text.name, "tokens": list(text.tokens)} for text in inputs],
+        "margin": MARGIN,
+        "judged_by": "median row" if limits.experts else "worst row",
+        "texts": [{"name": text.name, "tokens": list(text.tokens)} for text in texts],
         "passed": not faults,
         "faults": faults,
         "ways": [asdict(way) for way in ways],
         "layers": [asdict(layer) for layer in layers],
         "picks": asdict(logits),
     }
-    return Report(
-        _for_json(value),
-        not faults,
-        "\n".join(_lines(opened.name, ways, layers, logits, faults)),
-        [_ways_table(ways, opened.decode_rows), _layers_table(layers, logits)],
-    )
-
-
-def _layer_faults(layers: Sequence[LayerCheck], threshold: float, *, experts: bool) -> list[str]:
-    """The first faulty output with the number of others after it; swapped layers one by one."""
-    messages: list[str] = []
-    bad = [(layer, layer.faults(threshold, experts=experts)) for layer in layers]
-    bad = [(layer, faults) for layer, faults in bad if faults]
-    for layer, faults in bad:
-        if messages and layer.takes_for is None:
-            continue
-        where = "embeddings" if layer.layer is None else f"layer {layer.layer}"
-        rest = ""
-        if not messages and len(bad) > 1:
-            after = len(layers) - layers.index(layer) - 1
-            rest = f" (and {len(bad) - 1} of the {after} outputs after it)"
-        messages.append(f"{where}, {layer.name}: {'; '.join(faults)}{rest}")
-    return messages
+    verdict = "graph-correct, as rehearsed; this shows nothing about the Neural Engine"
+    verdict = "the model, as run here" if on_a_mac() else verdict
+    lines = [
+        *_lines(ways, layers, logits),
+        *faults,
+        f"verdict: {opened.name} {'is NOT' if faults else 'is'} {verdict}",
+    ]
+    tables = [_ways_table(ways, opened.decode_rows), _layers_table(layers, logits)]
+    return Report(_for_json(value), not faults, "\n".join(lines), tables)
 
 
 def _lines(
-    name: str,
-    ways: Sequence[Agreement],
-    layers: Sequence[LayerCheck],
-    logits: LogitsCheck,
-    faults: Sequence[str],
-) -> list[str]:
+    ways: Sequence[Agreement], layers: Sequence[LayerCheck], logits: LogitsCheck
+) -> Iterator[str]:
     worst = min(layers, key=lambda layer: layer.nearness.cosine.worst)
     sink = max(layers, key=lambda layer: layer.nearness.first_length)
     small = max(layers, key=lambda layer: layer.nearness.small.worst)
+    first = min(layer.nearness.first for layer in layers)
+    cosine, low = worst.nearness.cosine, small.nearness.small.worst
+    picks, logits_cosine = logits.ordinary, logits.nearness.cosine
     same = sum(way.difference == 0 for way in ways)
-    parity, cosine = logits.ordinary, logits.nearness.cosine
-    return [
-        f"blocks: {same} of {len(ways)} other call modes give the same outputs, bit for bit",
-        f"layers: minimum cosine {worst.nearness.cosine.worst:.4f} ({worst.name}, "
-        f"{worst.nearness.cosine.at}), over {len(layers)} outputs",
+    yield f"blocks: {same} of {len(ways)} other call modes give the same outputs, bit for bit"
+    yield (
+        f"layers: minimum cosine {cosine.worst:.4f} ({worst.name}, {cosine.at}), over "
+        f"{len(layers)} outputs"
+    )
+    yield (
         f"first position: up to {sink.nearness.first_length:.0f} times as long as an ordinary row "
-        f"({sink.name}), compared separately: minimum cosine "
-        f"{min(layer.nearness.first for layer in layers):.4f}",
-        f"low norm: off by up to {small.nearness.small.worst:.3f} of an ordinary row "
-        f"({small.name})",
-        f"logits: minimum cosine {cosine.worst:.4f} ({cosine.at}), divergence "
-        f"{parity.divergence:.4f} nats",
-        f"top tokens: {parity.equal} of {parity.rows} equal; {parity.decided_equal} of the "
-        f"{parity.decided} decided ones; {parity.contained} in the top {TOP}",
-        *faults,
-        f"verdict: {name} {'is NOT' if faults else 'is'} {_verdict()}",
-    ]
-
-
-def _verdict() -> str:
-    if on_a_mac():
-        return "the model, as run here"
-    return "graph-correct, as rehearsed; this shows nothing about the Neural Engine"
+        f"({sink.name}), compared separately: minimum cosine {first:.4f}"
+    )
+    yield f"low norm: off by up to {low:.3f} of an ordinary row ({small.name})"
+    yield (
+        f"logits: minimum cosine {logits_cosine.worst:.4f} ({logits_cosine.at}), divergence "
+        f"{picks.divergence:.4f} nats"
+    )
+    yield (
+        f"top tokens: {picks.equal} of {picks.rows} equal; {picks.decided_equal} of the "
+        f"{picks.decided} decided ones; {picks.contained} in the top {TOP}"
+    )
 
 
 def _ways_table(ways: Sequence[Agreement], rows: int) -> Table:
@@ -206,25 +183,26 @@ def _ways_table(ways: Sequence[Agreement], rows: int) -> Table:
 
 
 def _layers_table(layers: Sequence[LayerCheck], logits: LogitsCheck) -> Table:
-    rows = [
-        ["" if layer.layer is None else str(layer.layer), layer.name, *_cells(layer.nearness)]
+    places: list[tuple[str, str, Nearness]] = [
+        ("" if layer.layer is None else str(layer.layer), layer.name, layer.nearness)
         for layer in layers
     ]
-    rows.append(["", "logits", *_cells(logits.nearness)])
+    rows = [
+        [
+            layer,
+            name,
+            f"{near.cosine.worst:.5f}",
+            f"{near.cosine.median:.5f}",
+            f"{near.length.worst:.3f}",
+            f"{near.first:.5f}",
+            f"{near.first_length:.3g}",
+            f"{near.small.worst:.3f}",
+            f"{near.largest:.4g}",
+        ]
+        for layer, name, near in [*places, ("", "logits", logits.nearness)]
+    ]
     head = ["layer", "output", "min cosine", "median", "length", "first", "its length"]
     return "compared with transformers in float32", [*head, "low norm", "largest"], rows
-
-
-def _cells(near: Nearness) -> list[str]:
-    return [
-        f"{near.cosine.worst:.5f}",
-        f"{near.cosine.median:.5f}",
-        f"{near.length.worst:.3f}",
-        f"{near.first:.5f}",
-        f"{near.first_length:.3g}",
-        f"{near.small.worst:.3f}",
-        f"{near.largest:.4g}",
-    ]
 
 
 def _for_json(value: Any) -> Any:

@@ -4,22 +4,20 @@ Compares the outputs of `run_shards` and `reference` with the criteria of `compa
 Invariant: a fault names the first file, output or call mode that shows it; later ones are counted.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import ModelError
 from paceline.storage.coreml import EMBEDDINGS
 from paceline_coreml.conversion.family import Family
-from paceline_coreml.engine.artifact import ROTARY, Artifact, Shard
+from paceline_coreml.engine.artifact import ROTARY, Artifact
 from paceline_coreml.golden.compare import (
     Nearness,
     Parity,
-    RowPairs,
+    Rows,
     centred,
     cosines,
     difference,
@@ -28,10 +26,9 @@ from paceline_coreml.golden.compare import (
     parity,
 )
 from paceline_coreml.golden.reference import ReferenceOutput
-from paceline_coreml.golden.run_shards import ArtifactOutputs, embed, outputs_of
-from paceline_coreml.golden.texts import Text
+from paceline_coreml.golden.run_shards import LOGITS, ArtifactOutput, outputs_of
 
-Floats = npt.NDArray[np.float32]
+Floats = npt.NDArray[Any]
 
 BLOCK_COSINE = 0.999
 """Minimum between call modes on a device, whose kernels may sum in another order."""
@@ -42,37 +39,19 @@ REROUTED_PICKS = 0.9
 _ANGLE = 1e-3
 """Tolerance of cosines and sines in a rotary table: about float16's precision."""
 
-
-class Texts(NamedTuple):
-    """The texts, and transformers' outputs by a text's name."""
-
-    inputs: Sequence[Text]
-    reference: Mapping[str, ReferenceOutput]
-
-    def rows(self, actual: Mapping[str, Floats], expected: Mapping[str, Floats]) -> list[RowPairs]:
-        """Pairs of rows, text by text."""
-        return [RowPairs(t.name, actual[t.name], expected[t.name], t.low) for t in self.inputs]
+_CHUNK = 1 << 14
+"""Rows of a file that are compared at once."""
 
 
-def check_same_model(artifact: Artifact, family: Family, checkpoint: Path) -> None:
-    """Raise ModelError if the artifact cannot have been converted from the checkpoint."""
-    shape = family.shape
-    differing = [
-        f"{name} {ours}, not {theirs}"
-        for name, ours, theirs in (
-            ("family", artifact.family, shape.family),
-            ("layers", artifact.layers, shape.layers),
-            ("hidden_size", artifact.hidden_size, shape.hidden_size),
-            ("vocab_size", artifact.vocab_size, shape.vocab_size),
-            ("stream_size", artifact.stream_size, shape.stream_size),
-        )
-        if ours != theirs
-    ]
-    if differing:
-        raise ModelError(
-            f"{artifact.folder} was not made of {checkpoint}: it has {', '.join(differing)}; give "
-            "the checkpoint of its conversion"
-        )
+class Limits(NamedTuple):
+    """What counts as a fault."""
+
+    threshold: float
+    """Minimum cosine of a row."""
+    margin: float
+    """Nats by which the reference may rate a top token below its own."""
+    experts: bool
+    """Whether the model has experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,61 +77,42 @@ class Agreement:
         ]
 
 
-def agreement(way: str, outputs: ArtifactOutputs, blocks: ArtifactOutputs) -> Agreement:
+def agreement(way: str, outputs: ArtifactOutput, blocks: ArtifactOutput) -> Agreement:
     """Compare the outputs that both have."""
-    begins, largest, least = "", 0.0, 1.0
-    common = list(next(iter(outputs.values())).outputs)
-    pairs: list[tuple[str, Mapping[str, Floats], Mapping[str, Floats]]] = [
-        (
-            str(output),
-            {text: run.outputs[output] for text, run in outputs.items()},
-            {text: run.outputs[output] for text, run in blocks.items()},
-        )
-        for output in common
+    differences = {name: difference(rows, blocks[name]) for name, rows in outputs.items()}
+    differing = [name for name, off in differences.items() if off > 0]
+    least = min((cosines(outputs[name], blocks[name]).min() for name in differing), default=1.0)
+    begins = differing[0] if differing else ""
+    return Agreement(way, max(differences.values()), float(least), begins)
+
+
+def file_faults(artifact: Artifact, family: Family, embeddings: Floats) -> list[str]:
+    """Faults of the files with numbers; `embeddings` are the checkpoint's, [vocab, hidden_size]."""
+    stored = np.load(artifact.folder / EMBEDDINGS, mmap_mode="r")
+    rotary = np.load(artifact.folder / ROTARY)
+    angles = np.stack(family.rope_tables())
+    by_position = rotary.swapaxes(0, 1), angles.swapaxes(0, 1)
+    return [
+        *_file_fault(EMBEDDINGS, "token", stored, embeddings, 0),
+        *_file_fault(ROTARY, "position", *by_position, _ANGLE),
     ]
-    pairs.append(("logits", _logits(outputs), _logits(blocks)))
-    for name, ours, theirs in pairs:
-        off = difference(ours, theirs)
-        if off > 0:
-            begins = begins or name
-            largest = max(largest, off)
-            least = min(least, *(cosines(ours[text], theirs[text]).min() for text in ours))
-    return Agreement(way, largest, float(least), begins)
 
 
-def embedding_faults(artifact: Artifact, expected: Floats) -> list[str]:
-    """A fault if the embeddings differ from the checkpoint's, [vocab, hidden_size], in float16."""
-    actual = np.load(artifact.folder / EMBEDDINGS, mmap_mode="r")
+def _file_fault(
+    name: str, what: str, actual: Floats, expected: Floats, tolerance: float
+) -> Iterator[str]:
+    """A fault if a file's rows differ from the checkpoint's in the file's type."""
     if actual.shape != expected.shape:
-        return [f"{EMBEDDINGS}: has shape {list(actual.shape)}, expected {list(expected.shape)}"]
+        yield f"{name}: has shape {list(actual.shape)}, expected {list(expected.shape)}"
+        return
     for at in range(0, len(actual), _CHUNK):
         part = slice(at, at + _CHUNK)
-        differing = (actual[part] != expected[part].astype(np.float16)).any(axis=1)
-        if differing.any():
-            token = at + int(differing.argmax())
-            return [f"{EMBEDDINGS}: differs from the checkpoint's from token {token} on"]
-    return []
-
-
-_CHUNK = 1 << 14
-"""Embeddings compared at once."""
-
-
-def rotary_faults(artifact: Artifact, family: Family) -> list[str]:
-    """A fault if the rotary tables differ from the checkpoint's at any position."""
-    actual = np.load(artifact.folder / ROTARY)
-    expected = np.stack(family.rope_tables())
-    if actual.shape != expected.shape:
-        return [f"{ROTARY}: has shape {list(actual.shape)}, expected {list(expected.shape)}"]
-    # Negated, so that a NaN counts.
-    off = ~(np.abs(actual - expected) <= _ANGLE)
-    if not off.any():
-        return []
-    first = int(off.any(axis=(0, 2)).argmax())
-    return [
-        f"{ROTARY}: differs from the checkpoint's from position {first} on, by up to "
-        f"{np.abs(actual - expected).max():.3g}"
-    ]
+        off = np.abs(actual[part] - expected[part].astype(actual.dtype))
+        wrong = ~(off <= tolerance).reshape(len(off), -1).all(1)  # so that a NaN counts
+        if wrong.any():
+            first = at + int(wrong.argmax())
+            yield f"{name}: differs from the checkpoint's from {what} {first} on"
+            return
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +126,9 @@ class LayerCheck:
     takes_for: int | None
     """The other layer of the reference that the output matches better; -1: the embeddings."""
 
-    def faults(self, threshold: float, *, experts: bool) -> list[str]:
+    def faults(self, limits: Limits) -> list[str]:
         """Faults as messages."""
-        messages = self.nearness.faults(threshold, experts=experts)
+        messages = self.nearness.faults(limits.threshold, experts=limits.experts)
         if self.takes_for is not None:
             what = f"layer {self.takes_for}" if self.takes_for >= 0 else "the embeddings"
             messages.append(f"it matches the reference after {what}")
@@ -176,31 +136,40 @@ class LayerCheck:
 
 
 def check_layers(
-    artifact: Artifact, texts: Texts, outputs: ArtifactOutputs, threshold: float
+    artifact: Artifact,
+    rows: Rows,
+    outputs: ArtifactOutput,
+    reference: ReferenceOutput,
+    limits: Limits,
 ) -> Iterator[LayerCheck]:
-    """Compare the embeddings and every layer output with transformers."""
-    places: list[tuple[str, int | None, Mapping[str, Floats]]] = [
-        (EMBEDDINGS, None, embed(artifact, texts.inputs))
-    ]
-    # transformers does not show the extra channels of a family's stream.
-    places += [
-        (
-            str(output),
-            output.layer,
-            {text: run.outputs[output][:, : artifact.hidden_size] for text, run in outputs.items()},
-        )
-        for output in outputs_of(artifact)
-    ]
-    for name, layer, actual in places:
+    """Compare the embeddings, which are among the outputs, and every layer with transformers."""
+    places = [(str(output), output.layer) for output in outputs_of(artifact)]
+    for name, layer in [(EMBEDDINGS, None), *places]:
+        # transformers does not show the extra channels of a family's stream.
+        actual = outputs[name][:, : artifact.hidden_size]
         own_place = 0 if layer is None else layer + 1
-        candidates = [
-            texts.rows(actual, {text: out.streams[place] for text, out in texts.reference.items()})
-            for place in range(artifact.layers + 1)
-        ]
-        place = nearest(candidates)
-        near = nearness(candidates[own_place])
-        is_swapped = place != own_place and nearness(candidates[place]).cosine.median >= threshold
-        yield LayerCheck(name, layer, near, place - 1 if is_swapped else None)
+        place = nearest(rows, actual, reference.streams)
+        near = nearness(rows, actual, reference.streams[place])
+        swapped = place != own_place and near.cosine.median >= limits.threshold
+        if place != own_place:
+            near = nearness(rows, actual, reference.streams[own_place])
+        yield LayerCheck(name, layer, near, place - 1 if swapped else None)
+
+
+def layer_faults(layers: Sequence[LayerCheck], limits: Limits) -> list[str]:
+    """The first faulty output with the number of others after it; swapped layers one by one."""
+    messages: list[str] = []
+    bad = [(layer, faults) for layer in layers if (faults := layer.faults(limits))]
+    for layer, faults in bad:
+        if messages and layer.takes_for is None:
+            continue
+        where = "embeddings" if layer.layer is None else f"layer {layer.layer}"
+        rest = ""
+        if not messages and len(bad) > 1:
+            after = len(layers) - layers.index(layer) - 1
+            rest = f" (and {len(bad) - 1} of the {after} outputs after it)"
+        messages.append(f"{where}, {layer.name}: {'; '.join(faults)}{rest}")
+    return messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,77 +180,59 @@ class LogitsCheck:
     """Of centred logits: a common offset does not change the top token."""
     ordinary: Parity
     low_norm: Parity
-    """After tokens of low norm; informative only."""
+    """In the text with tokens of low norm; informative only."""
     misplaced: Sequence[str]
     """Messages about shards of the head that give the logits of other tokens."""
 
-    def faults(self, threshold: float, margin: float, *, experts: bool) -> list[str]:
+    def faults(self, limits: Limits) -> list[str]:
         """Faults as messages."""
-        near = self.nearness.faults(threshold, experts=experts)
+        near = self.nearness.faults(limits.threshold, experts=limits.experts)
         messages = [*self.misplaced, *(f"logits: {fault}" for fault in near)]
         picks = self.ordinary
-        if picks.worst <= margin:
+        if picks.worst <= limits.margin:
             return messages
-        if not experts:
+        if not limits.experts:
             messages.append(
                 f"picks: at {picks.at} the reference rates the top token {picks.worst:.3g} nats "
-                f"below its own, expected {margin} at most"
+                f"below its own, expected {limits.margin} at most"
             )
         elif picks.decided_equal < REROUTED_PICKS * picks.decided:
             messages.append(
                 f"picks: {picks.decided_equal} of the {picks.decided} top tokens that the "
-                f"reference decides by more than {margin} nats are equal, "
+                f"reference decides by more than {limits.margin} nats are equal, "
                 f"expected {REROUTED_PICKS:.0%}"
             )
         return messages
 
 
 def check_logits(
-    artifact: Artifact, texts: Texts, outputs: ArtifactOutputs, threshold: float, margin: float
+    artifact: Artifact,
+    rows: Rows,
+    outputs: ArtifactOutput,
+    reference: ReferenceOutput,
+    limits: Limits,
 ) -> LogitsCheck:
     """Compare the logits with transformers."""
-    actual = _logits(outputs)
-    expected = {name: out.logits for name, out in texts.reference.items()}
-    pairs = texts.rows(actual, expected)
-    about = [
-        rows._replace(actual=centred(rows.actual), expected=centred(rows.expected))
-        for rows in pairs
-    ]
+    actual, expected = centred(outputs[LOGITS]), centred(reference.logits)
     return LogitsCheck(
-        nearness(about),
-        parity([rows for rows in pairs if rows.low is None], margin),
-        parity([_from(rows, rows.low) for rows in pairs if rows.low is not None], margin),
-        list(_misplaced(artifact.head_shards, about, threshold)),
+        nearness(rows, actual, expected),
+        parity(rows, ~rows.low, actual, expected, limits.margin),
+        parity(rows, rows.low, actual, expected, limits.margin),
+        list(_misplaced(artifact, rows, actual, expected, limits.threshold)),
     )
 
 
 def _misplaced(
-    shards: Sequence[Shard], logits: Sequence[RowPairs], threshold: float
+    artifact: Artifact, rows: Rows, actual: Floats, expected: Floats, threshold: float
 ) -> Iterator[str]:
     """Messages about shards of the head that are in the place of another."""
-    for shard in shards:
-        alike = [other for other in shards if other.end - other.start == shard.end - shard.start]
-        candidates = [
-            [
-                rows._replace(
-                    actual=rows.actual[:, shard.start : shard.end],
-                    expected=rows.expected[:, other.start : other.end],
-                )
-                for rows in logits
-            ]
-            for other in alike
-        ]
-        place = nearest(candidates)
-        if alike[place] != shard and nearness(candidates[place]).cosine.median >= threshold:
+    for shard in artifact.head_shards:
+        size, ours = shard.end - shard.start, actual[:, shard.start : shard.end]
+        alike = [other for other in artifact.head_shards if other.end - other.start == size]
+        theirs = [expected[:, other.start : other.end] for other in alike]
+        place = nearest(rows, ours, theirs)
+        if alike[place] != shard and nearness(rows, ours, theirs[place]).cosine.median >= threshold:
             yield (
                 f"{shard.path}: is for tokens {shard.start} to {shard.end - 1} and gives the "
                 f"logits of {alike[place].start} to {alike[place].end - 1}"
             )
-
-
-def _from(rows: RowPairs, first: int) -> RowPairs:
-    return rows._replace(actual=rows.actual[first:], expected=rows.expected[first:])
-
-
-def _logits(outputs: ArtifactOutputs) -> dict[str, Floats]:
-    return {text: run.logits for text, run in outputs.items()}

@@ -16,7 +16,7 @@ own criterion, so that they neither hide nor cause faults:
   than a margin. Rounding flips near ties.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ import numpy.typing as npt
 from paceline.decoding.logprobs import kl_divergences
 
 Floats = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
 
 SMALL = 1 / 8
 """Rows shorter than this fraction of the median length are small."""
@@ -34,17 +35,19 @@ SMALL = 1 / 8
 TOP = 5
 """An expected top token among this number of best ones counts as contained."""
 
+_HUGE = 1e9
+"""In place of infinite and NaN measures."""
 
-class RowPairs(NamedTuple):
-    """One text's rows: the artifact's and the reference's."""
 
-    text: str
-    actual: Floats
-    """[T, n]"""
-    expected: Floats
-    """[T, n]"""
-    low: int | None = None
-    """The first row with a token of low norm; None: there is none."""
+class Rows(NamedTuple):
+    """What is known of the n rows of all texts, which stand one text after another."""
+
+    names: Sequence[str]
+    """Such as `row 4 of prose`."""
+    first: Bools
+    """[n]: at the first position of a text."""
+    low: Bools
+    """[n]: a token of low norm."""
 
 
 class Summary(NamedTuple):
@@ -84,15 +87,14 @@ class Nearness:
             summary.criterion(experts=experts) for summary in (self.cosine, self.length, self.small)
         )
         where = "at the median row" if experts else f"at {self.cosine.at}"
+        expected = f"expected {threshold} or more"
         messages = []
         if cosine < threshold:
-            messages.append(f"cosine {cosine:.5f} {where}, expected {threshold} or more")
+            messages.append(f"cosine {cosine:.5f} {where}, {expected}")
         if not 1 / (1 + allowed) <= length <= 1 + allowed:
             messages.append(f"rows are {length:.3g} times as long as they should be")
         if self.first < threshold:
-            messages.append(
-                f"cosine {self.first:.5f} at the first position, expected {threshold} or more"
-            )
+            messages.append(f"cosine {self.first:.5f} at the first position, {expected}")
         if not small <= allowed:
             messages.append(
                 f"rows of low norm are off by {small:.3f} of an ordinary row's length, expected "
@@ -106,49 +108,59 @@ def allowed_error(threshold: float) -> float:
     return sqrt(max(2 * (1 - threshold), 0.0))
 
 
-def nearness(texts: Sequence[RowPairs]) -> Nearness:
-    """Compare the rows of all texts, which have at least two rows."""
-    typical = _median_length(texts)
-    ordinary = [_ordinary(rows) & (_lengths(rows.expected) >= SMALL * typical) for rows in texts]
-    small = [~mask & (np.arange(len(mask)) > 0) for mask in ordinary]
-    row_cosines = [cosines(rows.actual, rows.expected) for rows in texts]
+def nearness(rows: Rows, actual: Floats, expected: Floats) -> Nearness:
+    """Compare rows, [n, channels] each; a text has at least two."""
+    lengths, usual = _lengths(expected), ~(rows.first | rows.low)
+    typical = float(np.median(lengths[usual]))
+    ordinary = usual & (lengths >= SMALL * typical)
+    row_cosines = cosines(actual, expected)
+    ratios = np.clip(_ratio(_lengths(actual), lengths), 1 / _HUGE, _HUGE)
+    errors = _errors(actual, expected) / (typical or 1)
     return Nearness(
-        cosine=_summary(texts, ordinary, row_cosines, np.negative, empty=1.0),
-        length=_summary(texts, ordinary, [_ratios(r) for r in texts], _log_distance, empty=1.0),
-        small=_summary(
-            texts, small, [_row_errors(r) / (typical or 1) for r in texts], np.abs, empty=0.0
-        ),
-        first=float(min(values[0] for values in row_cosines)),
-        first_length=max(float(_lengths(r.expected[:1])[0]) for r in texts) / (typical or 1),
-        largest=float(max(np.abs(rows.actual).max() for rows in texts)),
+        cosine=_summary(rows, ordinary, row_cosines, -row_cosines, empty=1.0),
+        length=_summary(rows, ordinary, ratios, np.abs(np.log(ratios)), empty=1.0),
+        small=_summary(rows, ~ordinary & ~rows.first, errors, errors, empty=0.0),
+        first=float(row_cosines[rows.first].min()),
+        first_length=float(lengths[rows.first].max()) / (typical or 1),
+        largest=float(np.abs(actual).max()),
+    )
+
+
+def nearest(rows: Rows, actual: Floats, candidates: Iterable[Floats]) -> int:
+    """Index of the candidate for `actual` with the smallest median relative error of usual rows."""
+    usual = ~(rows.first | rows.low)
+    return int(
+        np.argmin(
+            [
+                np.median(_ratio(_errors(actual, expected), _lengths(expected))[usual])
+                for expected in candidates
+            ]
+        )
     )
 
 
 def cosines(actual: Floats, expected: Floats) -> npt.NDArray[np.float64]:
-    """[T, n] twice -> cosines of rows [T]: 1 if both are 0, -1 if one is not finite."""
+    """[n, channels] twice -> cosines of rows [n]: 1 if both are 0, -1 if one is not finite."""
     a, b = actual.astype(np.float64), expected.astype(np.float64)
+    norms = _lengths(a) * _lengths(b)
     with np.errstate(all="ignore"):
-        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
         row_cosines = np.where(norms > 0, (a * b).sum(1) / norms, 0.0)
     row_cosines[~(a.any(1) | b.any(1))] = 1.0
     finite = np.isfinite(a).all(1) & np.isfinite(b).all(1)
     return np.where(finite, np.clip(row_cosines, -1, 1), -1.0)
 
 
-def nearest(candidates: Sequence[Sequence[RowPairs]]) -> int:
-    """Index of the candidate with the smallest median error of ordinary rows.
-
-    Candidates have the same actual rows, and different expected rows.
-    """
-    errors = [
-        _selected([_relative_errors(r) for r in texts], [_ordinary(r) for r in texts])
-        for texts in candidates
-    ]
-    return int(np.argmin([np.median(error) for error in errors]))
+def difference(actual: Floats, expected: Floats) -> float:
+    """The largest absolute difference; inf if only one element is NaN."""
+    differ = ~((actual == expected) | (np.isnan(actual) & np.isnan(expected)))
+    if not differ.any():
+        return 0.0
+    off = float(np.abs(actual[differ].astype(np.float64) - expected[differ]).max())
+    return off if np.isfinite(off) else np.inf
 
 
 def centred(logits: Floats) -> npt.NDArray[np.float64]:
-    """[T, vocab] minus the row's mean, which does not change the top token."""
+    """[n, vocab] minus the row's mean, which does not change the top token."""
     wide = logits.astype(np.float64)
     centred_logits: npt.NDArray[np.float64] = wide - wide.mean(1, keepdims=True)
     return centred_logits
@@ -173,78 +185,35 @@ class Parity:
     """Mean KL divergence of the actual from the expected distribution, in nats."""
 
 
-def parity(texts: Sequence[RowPairs], margin: float) -> Parity:
-    """Compare top tokens; `actual` and `expected` are logits."""
-    equal = decided = decided_equal = contained = rows = 0
-    worst, at, divergence = 0.0, "", 0.0
-    for text in texts:
-        actual, expected = text.actual.astype(np.float64), text.expected.astype(np.float64)
-        row = np.arange(len(actual))
-        top_actual, top_expected = actual.argmax(1), expected.argmax(1)
-        second, best = np.partition(expected, -2, axis=1)[:, -2:].T
-        lower = best - expected[row, top_actual]
-        same, clear = top_actual == top_expected, best - second > margin
-        top = np.argpartition(actual, -min(TOP, actual.shape[1]), axis=1)[:, -TOP:]
-        rows += len(actual)
-        equal += int(same.sum())
-        decided += int(clear.sum())
-        decided_equal += int((same & clear).sum())
-        contained += int((top == top_expected[:, None]).any(1).sum())
-        if lower.max() > worst:
-            worst, at = float(lower.max()), f"row {lower.argmax()} of {text.text}"
-        divergence += float(kl_divergences(text.expected, text.actual).sum())
+def parity(rows: Rows, where: Bools, actual: Floats, expected: Floats, margin: float) -> Parity:
+    """Compare the top tokens of logits, [n, vocab] each, in the rows `where`, [n]."""
+    actual, expected = actual[where], expected[where].astype(np.float64)
+    top, right = actual.argmax(1), expected.argmax(1)
+    second, best = np.partition(expected, -2, axis=1)[:, -2:].T
+    lower = best - expected[np.arange(len(top)), top]
+    same, clear = top == right, best - second > margin
+    contained = np.argpartition(actual, -min(TOP, actual.shape[1]), axis=1)[:, -TOP:]
+    worst = int(lower.argmax())
     return Parity(
-        rows, equal, decided, decided_equal, contained, worst, at, divergence / max(rows, 1)
+        rows=len(top),
+        equal=int(same.sum()),
+        decided=int(clear.sum()),
+        decided_equal=int((same & clear).sum()),
+        contained=int((contained == right[:, None]).any(1).sum()),
+        worst=float(lower[worst]),
+        at=rows.names[np.flatnonzero(where)[worst]],
+        divergence=float(kl_divergences(expected, actual).mean()),
     )
 
 
-def difference(actual: Mapping[str, Floats], expected: Mapping[str, Floats]) -> float:
-    """The largest absolute difference over all texts; inf if only one element is NaN."""
-    worst = 0.0
-    for name, theirs in expected.items():
-        ours = actual[name]
-        differ = ~((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)))
-        if differ.any():
-            off = float(np.abs(ours[differ].astype(np.float64) - theirs[differ]).max())
-            worst = max(worst, off if np.isfinite(off) else np.inf)
-    return worst
-
-
 def _summary(
-    texts: Sequence[RowPairs],
-    chosen: Sequence[npt.NDArray[np.bool_]],
-    values: Sequence[Floats],
-    badness: Callable[[Floats], Floats],
-    *,
-    empty: float,
+    rows: Rows, chosen: Bools, values: Floats, badness: Floats, *, empty: float
 ) -> Summary:
     """Summarize the chosen rows' values; `empty` if no row is chosen."""
-    joined = _selected(values, chosen)
-    if not len(joined):
+    if not chosen.any():
         return Summary(empty, empty, "")
-    worst = int(badness(joined).argmax())
-    names = [
-        f"row {row} of {rows.text}"
-        for rows, mask in zip(texts, chosen, strict=True)
-        for row in np.flatnonzero(mask)
-    ]
-    return Summary(float(joined[worst]), float(np.median(joined)), names[worst])
-
-
-def _median_length(texts: Sequence[RowPairs]) -> float:
-    """The median expected length of ordinary rows."""
-    lengths = _selected([_lengths(r.expected) for r in texts], [_ordinary(r) for r in texts])
-    return float(np.median(lengths))
-
-
-def _ordinary(rows: RowPairs) -> npt.NDArray[np.bool_]:
-    """Mask of rows that are neither the first position nor tokens of low norm."""
-    row = np.arange(len(rows.expected))
-    return (row > 0) & (row < (len(row) if rows.low is None else rows.low))
-
-
-def _selected(values: Sequence[Floats], chosen: Sequence[npt.NDArray[np.bool_]]) -> Floats:
-    return np.concatenate([numbers[mask] for numbers, mask in zip(values, chosen, strict=True)])
+    worst = int(np.where(chosen, badness, -np.inf).argmax())
+    return Summary(float(values[worst]), float(np.median(values[chosen])), rows.names[worst])
 
 
 def _lengths(rows: Floats) -> Floats:
@@ -253,21 +222,11 @@ def _lengths(rows: Floats) -> Floats:
     return lengths
 
 
-def _row_errors(rows: RowPairs) -> Floats:
+def _errors(actual: Floats, expected: Floats) -> Floats:
     """Lengths of the rows' errors; `_HUGE` if it is not finite."""
     with np.errstate(all="ignore"):
-        error = _lengths(rows.actual.astype(np.float64) - rows.expected)
-    return np.where(np.isfinite(error), error, _HUGE)
-
-
-def _ratios(rows: RowPairs) -> Floats:
-    """Actual / expected lengths of rows, clipped for a logarithm."""
-    return np.clip(_ratio(_lengths(rows.actual), _lengths(rows.expected)), 1 / _HUGE, _HUGE)
-
-
-def _relative_errors(rows: RowPairs) -> Floats:
-    """Lengths of the rows' errors / the rows' expected lengths."""
-    return _ratio(_row_errors(rows), _lengths(rows.expected))
+        errors = _lengths(actual.astype(np.float64) - expected)
+    return np.where(np.isfinite(errors), errors, _HUGE)
 
 
 def _ratio(a: Floats, b: Floats) -> Floats:
@@ -275,12 +234,3 @@ def _ratio(a: Floats, b: Floats) -> Floats:
     with np.errstate(all="ignore"):
         ratios = np.where((a == 0) & (b == 0), 1.0, a / b)
     return np.where(np.isfinite(ratios), ratios, _HUGE)
-
-
-def _log_distance(ratios: Floats) -> Floats:
-    far: Floats = np.abs(np.log(ratios))
-    return far
-
-
-_HUGE = 1e9
-"""In place of infinite and NaN measures."""

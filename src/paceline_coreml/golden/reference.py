@@ -20,12 +20,12 @@ Floats = npt.NDArray[np.float32]
 
 
 class ReferenceOutput(NamedTuple):
-    """Outputs for one text of T tokens."""
+    """Outputs for n rows, of one text or of several after each other."""
 
     streams: Sequence[Floats]
-    """[T, hidden_size]: before the first layer, then after every layer."""
+    """[n, hidden_size]: before the first layer, then after every layer."""
     logits: Floats
-    """[T, vocab]"""
+    """[n, vocab]"""
 
 
 class Reference:
@@ -90,6 +90,15 @@ class Reference:
             for hook in hooks:
                 hook.remove()
         return ReferenceOutput(streams, logits[0].float().numpy())
+
+    def run_all(self, texts: Sequence[Sequence[int]]) -> ReferenceOutput:
+        """Run texts one by one."""
+        outputs = [self.run(tokens) for tokens in texts]
+        streams = zip(*(output.streams for output in outputs), strict=True)
+        return ReferenceOutput(
+            [np.concatenate(stream) for stream in streams],
+            np.concatenate([output.logits for output in outputs]),
+        )
 
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

@@ -38,6 +38,7 @@ class LayerOutput(NamedTuple):
     shard: str
     """The package's path in the artifact."""
     name: str
+    """`tap_N`, or the stream `out_hidden`."""
     layer: int
     """The layer that it is the output of."""
 
@@ -45,17 +46,12 @@ class LayerOutput(NamedTuple):
         return f"{self.name} of {self.shard}"
 
 
-class ArtifactOutput(NamedTuple):
-    """Outputs of an artifact for one text of T tokens."""
+LOGITS = "logits"
 
-    outputs: Mapping[LayerOutput, Floats]
-    """In the order of shards, [T, channels]: `tap_N`, and the stream `out_hidden`."""
-    logits: Floats
-    """[T, vocab]"""
+ArtifactOutput = Mapping[str, Floats]
+"""Outputs of an artifact for the n rows of all texts, one text after another.
 
-
-ArtifactOutputs = Mapping[str, ArtifactOutput]
-"""By the text's name."""
+Each `LayerOutput` as text -> [n, channels], in the order of shards; `LOGITS` last, [n, vocab]."""
 
 
 def outputs_of(artifact: Artifact) -> list[LayerOutput]:
@@ -74,77 +70,57 @@ def call_widths(artifact: Artifact) -> list[int]:
     return [first, *sorted({*others} - {first})]
 
 
-def embed(artifact: Artifact, texts: Sequence[Text]) -> dict[str, Floats]:
-    """Each text's embeddings from the artifact, [T, hidden_size]."""
+def embed(artifact: Artifact, text: Text) -> Floats:
+    """A text's embeddings from the artifact, [T, hidden_size]."""
     embeddings = np.load(artifact.folder / EMBEDDINGS, mmap_mode="r")
-    return {text.name: embeddings[list(text.tokens)].astype(np.float32) for text in texts}
+    rows: Floats = embeddings[list(text.tokens)].astype(np.float32)
+    return rows
 
 
 def run_shards(
     artifact: Artifact, texts: Sequence[Text], options: PackageOptions, progress: Progress
-) -> dict[int, dict[str, ArtifactOutput]]:
+) -> dict[int, ArtifactOutput]:
     """Outputs of calls by their number of rows.
 
     Every number of rows has its own states and hidden states, from the first layer on.
     """
-    cos, sin = np.load(artifact.folder / ROTARY)
+    tables, widths = np.load(artifact.folder / ROTARY), call_widths(artifact)
     inputs = {
-        width: CallInputs(width, cos, sin, conv_slots=artifact.conv_slots, lags=artifact.lags)
-        for width in call_widths(artifact)
+        width: CallInputs(width, *tables, conv_slots=artifact.conv_slots, lags=artifact.lags)
+        for width in widths
     }
-    runs = [
-        _Run(width, text.name, _stream(artifact, embeddings))
-        for width in inputs
-        for text, embeddings in zip(texts, embed(artifact, texts).values(), strict=True)
-    ]
+    streams = {width: [_stream(artifact, text) for text in texts] for width in widths}
+    outputs: dict[int, dict[str, Floats]] = {width: {} for width in widths}
+    logits: dict[int, list[Floats]] = {width: [] for width in widths}
     opener = PackageOpener(
         artifact, units=options.units, rounding=options.rounding, say=progress.say
     )
-    count = len(artifact.layer_shards) + len(artifact.head_shards)
+    shards = (*artifact.layer_shards, *artifact.head_shards)
     label = f"running {artifact.name} shard by shard"
-    with progress.task(label, count, unit="packages") as reach:
-        for done, shard in enumerate(artifact.layer_shards):
-            for width, package in _packages(opener, artifact, shard, list(inputs)):
-                for run in runs:
-                    if run.width == width:
-                        run.add(_run(package, run.stream, width, inputs[width]), artifact, shard)
-            reach(done + 1)
-        for done, shard in enumerate(artifact.head_shards, start=len(artifact.layer_shards)):
-            for width, package in _packages(opener, artifact, shard, list(inputs)):
-                for run in runs:
-                    if run.width == width:
-                        run.logits.append(_run(package, run.stream, width, None)["logits"])
-            reach(done + 1)
-    outputs: dict[int, dict[str, ArtifactOutput]] = {width: {} for width in inputs}
-    for run in runs:
-        outputs[run.width][run.text] = ArtifactOutput(
-            run.outputs, np.concatenate(run.logits, axis=1)
-        )
-    return outputs
+    with progress.task(label, len(shards), unit="packages") as reach:
+        for done, shard in enumerate(shards, start=1):
+            is_head = done > len(artifact.layer_shards)
+            for width, package in _packages(opener, artifact, shard, widths):
+                rows = None if is_head else inputs[width]
+                runs = [run_package(package, stream, width, rows) for stream in streams[width]]
+                if is_head:
+                    logits[width].append(np.concatenate([run[LOGITS] for run in runs]))
+                    continue
+                streams[width] = [run["out_hidden"] for run in runs]
+                for output in outputs_of(artifact):
+                    if output.shard == shard.path:
+                        joined = np.concatenate([run[output.name] for run in runs])
+                        outputs[width][str(output)] = joined
+            reach(done)
+    return {
+        width: {**outputs[width], LOGITS: np.concatenate(logits[width], axis=1)} for width in widths
+    }
 
 
-class _Run:
-    """A text in the middle of the shards, in calls of `width` rows."""
-
-    def __init__(self, width: int, text: str, stream: Floats) -> None:
-        self.width, self.text, self.stream = width, text, stream
-        self.outputs: dict[LayerOutput, Floats] = {}
-        self.logits: list[Floats] = []
-
-    def add(self, outputs: Mapping[str, Floats], artifact: Artifact, shard: Shard) -> None:
-        """Add the outputs of a shard of layers; its stream is the next shard's input."""
-        self.stream = outputs["out_hidden"]
-        self.outputs |= {
-            output: outputs[output.name]
-            for output in outputs_of(artifact)
-            if output.shard == shard.path
-        }
-
-
-def _stream(artifact: Artifact, embeddings: Floats) -> Floats:
+def _stream(artifact: Artifact, text: Text) -> Floats:
     """[T, stream_size]: embeddings, then zeros in the family's extra channels."""
-    stream = np.zeros((len(embeddings), artifact.stream_size), np.float32)
-    stream[:, : artifact.hidden_size] = embeddings
+    stream = np.zeros((len(text.tokens), artifact.stream_size), np.float32)
+    stream[:, : artifact.hidden_size] = embed(artifact, text)
     return stream
 
 
@@ -159,20 +135,34 @@ def _packages(
         yield width, package
 
 
-def _run(
-    package: Package, stream: Floats, width: int, inputs: CallInputs | None
+def run_package(
+    package: Package,
+    stream: Floats,
+    width: int,
+    inputs: CallInputs | None,
+    *,
+    rows: int | None = None,
 ) -> dict[str, Floats]:
-    """Run a whole text through one package in calls of `width` rows, the last one padded.
+    """Run a whole text through one package, in calls of `width` rows.
 
-    `inputs` has the rows' positions; None for a head. Every output is [T, n].
+    Args:
+        package: the package.
+        stream: [T, stream_size], its input.
+        width: rows of a call.
+        inputs: has the rows' positions; None for a head.
+        rows: rows of the text in a call, the rest of which is padding; None: as many as fit.
+
+    Returns:
+        Output -> [T, channels].
     """
+    rows = rows or width
     state: Any = None if inputs is None else package.make_state()
     hidden = np.zeros((1, stream.shape[1], width, 1), np.float32)
     parts: dict[str, list[Floats]] = {}
-    for at in range(0, len(stream), width):
-        rows = stream[at : at + width]
-        count = len(rows)
-        hidden[0, :, :count, 0] = rows.T
+    for at in range(0, len(stream), rows):
+        block = stream[at : at + rows]
+        count = len(block)
+        hidden[0, :, :count, 0] = block.T
         hidden[0, :, count:, 0] = 0
         about = {} if inputs is None else inputs.at(at, count)
         for name, tensor in package.predict({"hidden": hidden, **about}, state).items():
@@ -188,7 +178,7 @@ REJECTED = "the engine, with rejected rows"
 
 def run_engine(
     artifact: Artifact, texts: Sequence[Text], options: PackageOptions, progress: Progress
-) -> dict[str, dict[str, ArtifactOutput]]:
+) -> dict[str, ArtifactOutput]:
     """Outputs of the engine for whole texts, for single tokens, and with rejected rows.
 
     A call always has its role's number of rows, so a single token is padded. If prompts have calls
@@ -198,15 +188,16 @@ def run_engine(
     engine = CoreMlEngine(artifact.folder, settings, units=options.units, rounding=options.rounding)
     modes = [WHOLE, SINGLE, *([REJECTED] if artifact.decode_rows > 1 else [])]
     modes += [PROMPT] if artifact.rows > artifact.decode_rows else []
-    outputs: dict[str, dict[str, ArtifactOutput]] = {mode: {} for mode in modes}
-    with progress.task(
-        f"the engine with {artifact.name}", len(modes) * len(texts), unit="texts"
-    ) as reach:
-        for done, (mode, text) in enumerate((mode, text) for mode in modes for text in texts):
-            outputs[mode][text.name] = _through(
-                engine, _blocks(mode, text.tokens, artifact), prompt=mode == PROMPT
-            )
-            reach(done + 1)
+    outputs: dict[str, ArtifactOutput] = {}
+    label = f"the engine with {artifact.name}"
+    with progress.task(label, len(modes), unit="modes") as reach:
+        for done, mode in enumerate(modes, start=1):
+            runs = [
+                _through(engine, _blocks(mode, text.tokens, artifact), prompt=mode == PROMPT)
+                for text in texts
+            ]
+            outputs[mode] = {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
+            reach(done)
     return outputs
 
 
@@ -245,8 +236,8 @@ def _through(engine: CoreMlEngine, blocks: Iterator[_Block], *, prompt: bool) ->
                 rows.append(result.taps[0][tap_name(tap)][:kept])
             sequence.commit(kept)
     outputs = {
-        output: np.concatenate(taps[output.layer])
+        str(output): np.concatenate(taps[output.layer])
         for output in outputs_of(engine.artifact)
         if output.name != "out_hidden"
     }
-    return ArtifactOutput(outputs, np.concatenate(logits))
+    return {**outputs, LOGITS: np.concatenate(logits)}

@@ -21,6 +21,7 @@ from paceline.models import TOKENIZER, Tokenizer, read_facts
 from paceline.storage.files import read_json
 from paceline.storage.manifest import MANIFEST
 from paceline_coreml.engine.artifact import Artifact
+from paceline_coreml.golden.compare import Rows
 
 Floats = npt.NDArray[np.float32]
 
@@ -57,6 +58,16 @@ class Text(NamedTuple):
     tokens: Sequence[int]
     low: int | None = None
     """Position of the first token of low norm; None: there are none."""
+
+
+def rows_of(texts: Sequence[Text]) -> Rows:
+    """The rows of all texts, one text after another."""
+    places = [(text, row) for text in texts for row in range(len(text.tokens))]
+    return Rows(
+        [f"row {row} of {text.name}" for text, row in places],
+        np.array([row == 0 for _, row in places]),
+        np.array([text.low is not None and row >= text.low for text, row in places]),
+    )
 
 
 def texts_for(artifact: Artifact, embeddings: Floats, tokens: int) -> list[Text]:

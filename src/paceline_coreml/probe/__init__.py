@@ -1,17 +1,341 @@
 """Gates before a conversion: one layer of random or of real weights, converted and checked.
 
 A whole model takes an hour to convert and to compile, and one operation that leaves the Neural
-Engine spoils it. So a layer of the model's shape comes first, then one with its weights.
+Engine spoils it. So a layer of the model's shape comes first, then one with its weights. Each is
+checked by the rules of `lint`, by `residency` of Core ML's plan, and by golden's comparisons: rows
+of full calls against rows of single calls, and against transformers. The first check that fails is
+the last one. Off a Mac the layer runs in the rehearsal, and there is no plan.
 """
 
-from paceline_coreml.probe.layer_shape import LayerShape, parse_shape
-from paceline_coreml.probe.report import ProbeOptions, probe_layer, probe_shape, run_gates
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final, NamedTuple
 
-__all__ = [
-    "LayerShape",
-    "ProbeOptions",
-    "parse_shape",
-    "probe_layer",
-    "probe_shape",
-    "run_gates",
-]
+import numpy as np
+import numpy.typing as npt
+
+import paceline
+from paceline.errors import InvalidRequest, ModelError
+from paceline.models import Progress
+from paceline.storage.coreml import fingerprint_of
+from paceline.storage.files import megabytes, sha256_of, size_of
+from paceline.storage.report import Report
+from paceline_coreml import compute_plan
+from paceline_coreml.conversion.checkpoint import read_checkpoint
+from paceline_coreml.conversion.compress import compress
+from paceline_coreml.conversion.conversion_options import ConversionOptions
+from paceline_coreml.conversion.convert import OpenModel, open_model
+from paceline_coreml.conversion.family import Family
+from paceline_coreml.conversion.shards import Sizes, convert_layers
+from paceline_coreml.conversion.source import Source
+from paceline_coreml.conversion.stateless import state_shapes
+from paceline_coreml.conversion.torch_model import run_layers
+from paceline_coreml.engine import packages
+from paceline_coreml.engine.artifact import CAUSAL_LM, Artifact, Shard
+from paceline_coreml.engine.inputs import CallInputs
+from paceline_coreml.golden.compare import cosines, difference, nearness
+from paceline_coreml.golden.reference import Reference
+from paceline_coreml.golden.run_shards import run_package
+from paceline_coreml.golden.texts import Text, rows_of
+from paceline_coreml.lint import lint
+from paceline_coreml.probe.layer_shape import (
+    LayerShape,
+    check_memory,
+    parse_shape,
+    random_model,
+    shape_of,
+)
+from paceline_coreml.residency import evaluate
+
+__all__ = ["LayerShape", "ProbeOptions", "parse_shape", "probe_layer", "probe_shape", "run_gates"]
+
+Floats = npt.NDArray[np.float32]
+
+PACKAGE: Final = "layer.mlpackage"
+
+_THRESHOLD = 0.99
+"""Minimum cosine of a row, as `golden` has it."""
+
+_ROWS = 16
+"""Fewest rows of a comparison."""
+
+
+class ProbeOptions(NamedTuple):
+    """Options of a probe."""
+
+    weights: str
+    """One of `compress.FORMS`."""
+    temporary: Path | None
+    """Folder for the package; None: the system's."""
+    progress: Progress
+    units: str = packages.DEFAULT_UNITS
+    """One of `packages.UNITS`, on a Mac."""
+    stateless: bool = False
+    """Whether states are inputs and outputs."""
+
+
+class Check(NamedTuple):
+    """The result of one check."""
+
+    name: str
+    passed: bool | None
+    """None: it cannot be made on this machine."""
+    what: str
+    milliseconds: float | None = None
+    """Mean time of a call, where the check makes calls."""
+
+
+class _Rows(NamedTuple):
+    """Rows for a layer."""
+
+    tokens: Sequence[int]
+    """[n]"""
+    stream: Floats
+    """[n, stream_size]: input."""
+    expected: Floats
+    """[n, hidden_size]: hidden states after the layer, in float32."""
+    experts: bool
+    """Whether rows are routed, so that a few may go to another expert."""
+
+
+def probe_shape(shape: LayerShape, options: ProbeOptions) -> Report:
+    """Convert and check a layer with random weights.
+
+    Raises InvalidRequest if it does not fit in memory.
+    """
+    check_memory(f"a layer of the shape {shape}", shape, shape.weights, others=shape.weights)
+    with tempfile.TemporaryDirectory(dir=options.temporary, prefix="paceline-coreml-") as folder:
+        source = random_model(shape, Path(folder))
+        recipe = ConversionOptions(options.weights, rows=shape.T, slots=shape.S)
+        probed = probe_layer(source, open_model(source, recipe), 0, shape.T, options)
+    return replace(probed, value={**probed.value, "shape": asdict(shape)})
+
+
+def probe_layer(
+    source: Source, model: OpenModel, layer: int, rows: int, options: ProbeOptions
+) -> Report:
+    """Convert and check one layer of a model, with its weights.
+
+    Args:
+        source: the model.
+        model: the same, open.
+        layer: index of the layer.
+        rows: rows of a call.
+        options: of the probe.
+
+    Raises:
+        ModelError: the checkpoint is damaged.
+        InvalidRequest: it is no causal language model, has no such layer, or one that does not fit
+            in memory.
+    """
+    family, slots = model.family, model.options.slots
+    shape = family.shape
+    _check_task(source, model)
+    if layer >= shape.layers:
+        raise InvalidRequest(
+            f"layer {layer} is not in {source.name}; expected 0 to {shape.layers - 1}"
+        )
+    name = f"layer {layer} of {source.name}, {rows} rows"
+    weights = sum(weight.numel() for weight in family.layer(layer).parameters())
+    # transformers has all layers up to this one; embeddings are there twice.
+    others = (layer + 1) * weights + 2 * shape.vocab_size * shape.hidden_size
+    config = read_checkpoint(source.checkpoint).config
+    check_memory(name, shape_of(config, rows=rows, slots=slots), weights, others=others)
+    sizes = Sizes(rows, slots, model.sizes.conv_slots, flexible=False, stateless=options.stateless)
+    about = {
+        "paceline": paceline.__version__,
+        "model": source.name,
+        "layer": layer,
+        "family": shape.family,
+        "rows": rows,
+        "slots": slots,
+        "weights": options.weights,
+        "stateless": options.stateless,
+        "units": options.units if packages.on_a_mac() else packages.REHEARSED,
+    }
+    with (
+        options.progress.task(f"probing {name}"),
+        tempfile.TemporaryDirectory(dir=options.temporary, prefix="paceline-coreml-") as work,
+    ):
+        compared = _rows_of(source, family, layer, sizes)
+        artifact = _convert(family, layer, Path(work), sizes, options.weights)
+        checks: list[Check] = []
+        for check in _checks(artifact, family, compared, options):
+            checks.append(check)
+            if check.passed is False:
+                break
+        return _report(name, {**about, "bytes": size_of(Path(work))}, checks)
+
+
+def run_gates(source: Source, recipe: ConversionOptions, options: ProbeOptions) -> list[Report]:
+    """Probe a layer of the model's shape, then each kind of its layers, with its weights.
+
+    All at every number of rows that calls will have, up to the first report that does not pass.
+    Raises as `probe_layer`.
+    """
+    model = open_model(source, recipe)
+    _check_task(source, model)
+    reports: list[Report] = []
+    for report in _gates(source, model, options):
+        reports.append(report)
+        if not report.passed:
+            break
+    return reports
+
+
+def _check_task(source: Source, model: OpenModel) -> None:
+    task = model.family.shape.task
+    if task != CAUSAL_LM:
+        # A classifier's rows see the whole text, so there are no calls of single rows to compare.
+        raise InvalidRequest(f"{source.name} is for {task}; expected a model for {CAUSAL_LM}")
+
+
+def _gates(source: Source, model: OpenModel, options: ProbeOptions) -> Iterator[Report]:
+    config = read_checkpoint(source.checkpoint).config
+    widths = model.options.functions or (model.options.rows,)
+    for rows in widths:
+        yield probe_shape(shape_of(config, rows=rows, slots=model.options.slots), options)
+    kinds: dict[tuple[Any, ...], int] = {}
+    """Names and shapes of a layer's weights and states -> the first such layer."""
+    for index in range(model.family.shape.layers):
+        layer = model.family.layer(index)
+        tensors = [*layer.named_parameters(), *layer.named_buffers()]
+        kinds.setdefault(tuple((name, tensor.shape) for name, tensor in tensors), index)
+    for index in kinds.values():
+        for rows in widths:
+            yield probe_layer(source, model, index, rows, options)
+
+
+def _rows_of(source: Source, family: Family, layer: int, sizes: Sizes) -> _Rows:
+    """Random tokens' rows before a layer, and after it by transformers."""
+    embeddings, shape = family.embeddings().numpy(), family.shape
+    # Tokens of low norm are noise in float16; see `golden.texts`.
+    by_norm = np.argsort(np.linalg.norm(embeddings, axis=1), kind="stable")
+    # Two calls at least.
+    count = min(max(2 * sizes.rows, _ROWS), sizes.slots)
+    tokens = np.random.default_rng(0).choice(by_norm[len(by_norm) // 2 :], count).tolist()
+    if source.facts.add_bos and source.facts.bos_token_id is not None:
+        tokens[0] = source.facts.bos_token_id
+    stream = np.zeros((count, shape.stream_size), np.float32)
+    stream[:, : shape.hidden_size] = embeddings[tokens]
+    del embeddings
+    # transformers does not show the extra channels of a family's stream.
+    before = run_layers(
+        family,
+        range(layer),
+        stream,
+        slots=sizes.slots,
+        conv_slots=sizes.conv_slots,
+        rows=sizes.rows,
+    )
+    reference = Reference(source.checkpoint, layers=layer + 1)
+    return _Rows(tokens, before, reference.run(tokens).streams[layer + 1], reference.experts)
+
+
+def _convert(family: Family, index: int, folder: Path, sizes: Sizes, weights: str) -> Artifact:
+    """Convert one layer to a package in `folder`; returns an artifact without a head."""
+    program = compress(convert_layers(family, index, index + 1, sizes=sizes), weights)
+    program.save(str(folder / PACKAGE))
+    shape = family.shape
+    outside = state_shapes(family, index) if sizes.stateless else {}
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return Artifact(
+        name=f"layer {index}",
+        family=shape.family,
+        task=shape.task,
+        labels=(),
+        reach=0,
+        layers=1,
+        hidden_size=shape.hidden_size,
+        stream_size=shape.stream_size,
+        vocab_size=shape.vocab_size,
+        slots=sizes.slots,
+        rows=sizes.rows,
+        functions=(sizes.rows,),
+        ring=sizes.conv_slots if shape.lags else 0,
+        lags=shape.lags,
+        layer_shards=(Shard(PACKAGE, 0, 1, states=outside),),
+        head_shards=(),
+        fingerprint=fingerprint_of({str(path): sha256_of(path) for path in paths}),
+        files={},
+        folder=folder,
+    )
+
+
+def _checks(
+    artifact: Artifact, family: Family, compared: _Rows, options: ProbeOptions
+) -> Iterator[Check]:
+    """All checks, in order; a later one may rely on those before it."""
+    rows, findings = artifact.rows, lint(artifact.folder / PACKAGE)
+    failing = [
+        f"{one.rule} at {one.where}: {one.what}" for one in findings if one.verdict == "fail"
+    ]
+    warnings = sorted({one.rule for one in findings if one.verdict == "warn"})
+    passing = f"none fails; warnings: {', '.join(warnings) or 'none'}"
+    yield Check("rules", not failing, failing[0] if failing else passing)
+    if packages.on_a_mac():
+        verdict = evaluate(
+            compute_plan.record(artifact.folder, PACKAGE, rows, function=None, units=options.units)
+        )
+        on = f"{verdict.convs.on} convolutions and {verdict.others.on} other operations on it"
+        yield Check("residency", verdict.fault is None, verdict.fault or on)
+    else:
+        yield Check("residency", None, "Core ML plans where operations run, on a Mac")
+    opener = packages.PackageOpener(
+        artifact, units=options.units, rounding="f16", say=options.progress.say
+    )
+    inputs = CallInputs(
+        rows, *family.rope_tables(), conv_slots=artifact.conv_slots, lags=artifact.lags
+    )
+    try:
+        package = opener.open(PACKAGE, None)
+        blocks = run_package(package, compared.stream, rows, inputs)["out_hidden"]
+        begun = perf_counter()
+        singles = run_package(package, compared.stream, rows, inputs, rows=1)["out_hidden"]
+        milliseconds = 1000 * (perf_counter() - begun) / len(singles)
+    except ModelError as error:
+        yield Check("runs", False, str(error))
+        return
+    # Rows must not depend on the other rows of their call, or speculation changes tokens.
+    most = difference(blocks, singles)
+    what = f"those of calls of {rows} equal those of single calls, bit for bit"
+    if most:
+        what = (
+            f"those of calls of {rows} differ from those of single calls by up to {most:.3g} "
+            f"(minimum cosine {cosines(blocks, singles).min():.6f}), so speculation would not be "
+            "exact"
+        )
+    yield Check("rows", most == 0, what, milliseconds)
+    text = Text("the layer", compared.tokens)
+    near = nearness(rows_of([text]), blocks[:, : artifact.hidden_size], compared.expected)
+    faults = near.faults(_THRESHOLD, experts=compared.experts)
+    what = f"minimum cosine {near.cosine.worst:.5f}, of the first row {near.first:.5f}"
+    yield Check("float32", not faults, "; ".join(faults) or what)
+
+
+def _report(name: str, about: Mapping[str, Any], checks: list[Check]) -> Report:
+    failed = [check for check in checks if check.passed is False]
+    milliseconds = next((check.milliseconds for check in checks if check.milliseconds), None)
+    verdicts = {True: "passes", False: "FAILS", None: "not checked"}
+    on_a_mac = packages.on_a_mac()
+    lines = [f"package: {megabytes(about['bytes'])}"]
+    lines += [f"{check.name}: {verdicts[check.passed]}: {check.what}" for check in checks]
+    if milliseconds is not None:
+        where = "with Core ML" if on_a_mac else "rehearsed"
+        lines.append(f"a call, {where}: {milliseconds:.2f} ms")
+    verdict = "passes"
+    if failed:
+        verdict = f": {failed[0].name} fails: {failed[0].what}"
+    elif not on_a_mac:
+        verdict = "is graph-correct, as rehearsed; this shows nothing about the Neural Engine"
+    lines.append(f"verdict: {name}{'' if failed else ' '}{verdict}")
+    value = {
+        **about,
+        "passed": not failed,
+        "checks": [{"name": c.name, "passed": c.passed, "what": c.what} for c in checks],
+        "milliseconds": milliseconds,
+    }
+    return Report(value, not failed, "\n".join(lines))

@@ -1,27 +1,24 @@
-"""The shape of a layer to probe, and a layer of that shape with random weights.
+"""The shape of a layer to probe, and a model of one such layer with random weights.
 
 It is Llama's layer: the operations that all families share.
 """
 
-import math
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from paceline.errors import InvalidRequest
+from paceline.models import TOKENIZER, Facts
 from paceline.storage.files import megabytes
 from paceline.storage.system import memory_bytes
-from paceline_coreml.conversion.families.llama import llama
-from paceline_coreml.conversion.family import Family
+from paceline_coreml.conversion.source import Source
 from paceline_coreml.engine.artifact import DECODE_ROWS
 
 EXAMPLE = "d=3072,heads=24,kv=8,dh=128,ff=8192,T=8,S=2048"
 
 _SLOTS = 2048
-_KEYS = ("d", "heads", "kv", "dh", "ff", "T", "S")
+_TOKENS = 64
+_LEAST = {"d": 1, "heads": 1, "kv": 1, "dh": 2, "ff": 1, "T": 1, "S": 2}
 _PER_WEIGHT = 20
 """Bytes of memory at the peak of a conversion: 18 were measured for a layer of Phi-4-mini's shape,
 whose weights are there as torch's, the trace's, the program's and the compressed ones."""
@@ -48,10 +45,9 @@ class LayerShape:
     """KV cache positions."""
 
     def __post_init__(self) -> None:
-        least = {**dict.fromkeys(_KEYS, 1), "dh": 2, "S": 2}
         for key, value in asdict(self).items():
-            if value < least[key]:
-                raise InvalidRequest(f"{key} is {value}; expected {least[key]} or more")
+            if value < _LEAST[key]:
+                raise InvalidRequest(f"{key} is {value}; expected {_LEAST[key]} or more")
         if self.heads % self.kv:
             raise InvalidRequest(f"kv is {self.kv}; expected a divisor of the {self.heads} heads")
         if self.dh % 2:
@@ -65,7 +61,7 @@ class LayerShape:
     @property
     def weights(self) -> int:
         """Numbers in its matrices."""
-        return sum(math.prod(shape) for shape in _tensors(self).values())
+        return self.d * (2 * (self.heads + self.kv) * self.dh + 3 * self.ff)
 
 
 def parse_shape(text: str) -> LayerShape:
@@ -77,7 +73,7 @@ def parse_shape(text: str) -> LayerShape:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         key, _, value = part.strip().partition("=")
-        if key not in _KEYS or key in sizes or not (value.isascii() and value.isdigit()):
+        if key not in _LEAST or key in sizes or not (value.isascii() and value.isdigit()):
             raise InvalidRequest(f"{part.strip()!r} in a shape; expected sizes as in {EXAMPLE}")
         sizes[key] = int(value)
     missing = [key for key in ("d", "heads") if not sizes.get(key)]
@@ -90,6 +86,20 @@ def parse_shape(text: str) -> LayerShape:
         )
     defaults = {"kv": heads, "dh": d // heads, "ff": 4 * d, "T": DECODE_ROWS, "S": _SLOTS}
     return LayerShape(**{**defaults, **sizes})
+
+
+def shape_of(config: Any, *, rows: int, slots: int) -> LayerShape:
+    """The shape of a model's layers, from a config of transformers: that of one expert of many."""
+    heads = config.num_attention_heads
+    return LayerShape(
+        d=config.hidden_size,
+        heads=heads,
+        kv=config.num_key_value_heads,
+        dh=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        ff=getattr(config, "intermediate_size", None) or config.moe_intermediate_size,
+        T=rows,
+        S=slots,
+    )
 
 
 def check_memory(name: str, shape: LayerShape, weights: int, *, others: int = 0) -> None:
@@ -111,9 +121,13 @@ def check_memory(name: str, shape: LayerShape, weights: int, *, others: int = 0)
         )
 
 
-def random_family(shape: LayerShape) -> Family:
-    """A model of one layer of this shape."""
-    from transformers import LlamaConfig
+def random_model(shape: LayerShape, folder: Path) -> Source:
+    """A checkpoint of one layer of this shape, written to `folder`; equal each time.
+
+    Rows about keep their length in a matrix, as in a trained layer.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         hidden_size=shape.d,
@@ -123,62 +137,14 @@ def random_family(shape: LayerShape) -> Family:
         num_key_value_heads=shape.kv,
         head_dim=shape.dh,
         max_position_embeddings=shape.S,
-        vocab_size=1,
+        vocab_size=_TOKENS,
+        initializer_range=shape.d**-0.5,
         bos_token_id=None,
         eos_token_id=None,
     )
-    return llama(config, _RandomWeights(_tensors(shape)), slots=shape.S, conv_slots=0)
-
-
-def _tensors(shape: LayerShape) -> dict[str, tuple[int, ...]]:
-    """Name -> shape, of a layer's tensors."""
-    queries, keys = shape.heads * shape.dh, shape.kv * shape.dh
-    matrices = {
-        "self_attn.q_proj": (queries, shape.d),
-        "self_attn.k_proj": (keys, shape.d),
-        "self_attn.v_proj": (keys, shape.d),
-        "self_attn.o_proj": (shape.d, queries),
-        "mlp.gate_proj": (shape.ff, shape.d),
-        "mlp.up_proj": (shape.ff, shape.d),
-        "mlp.down_proj": (shape.d, shape.ff),
-        "input_layernorm": (shape.d,),
-        "post_attention_layernorm": (shape.d,),
-    }
-    return {f"model.layers.0.{name}.weight": sizes for name, sizes in matrices.items()}
-
-
-class _RandomWeights(Mapping[str, Tensor]):
-    """Random tensors, made when they are read; equal each time.
-
-    Rows keep the length of their input, as those of a trained layer about do.
-    """
-
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._shapes = shapes
-
-    def __getitem__(self, name: str) -> Tensor:
-        shape = self._shapes[name]
-        if len(shape) == 1:
-            return torch.ones(shape)
-        generator = torch.Generator().manual_seed([*self._shapes].index(name))
-        return torch.randn(shape, generator=generator) * shape[1] ** -0.5
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
-
-
-def shape_of(config: Any, *, rows: int, slots: int) -> LayerShape:
-    """The shape of a model's layers, from a config of transformers: that of one expert of many."""
-    heads = config.num_attention_heads
-    return LayerShape(
-        d=config.hidden_size,
-        heads=heads,
-        kv=config.num_key_value_heads,
-        dh=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        ff=getattr(config, "intermediate_size", None) or config.moe_intermediate_size,
-        T=rows,
-        S=slots,
-    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    facts = Facts(shape.S, (), None, add_bos=False, bos_token=None, eos_token=None, license=None)
+    name = f"a random model of the shape {shape}"
+    return Source(name, {}, name, folder, folder / TOKENIZER, None, facts)
