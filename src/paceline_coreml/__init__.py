@@ -4,9 +4,9 @@ Entry points in pyproject.toml add the engine and the commands to paceline, whic
 this package.
 """
 
-import paceline  # noqa: F401  (turns off what coremltools and others would report)
-
 import logging
+
+import paceline  # noqa: F401  (turns off what coremltools and others would report)
 
 # coremltools logs what it lacks off a Mac, and versions of torch that it was not tested with.
 logging.getLogger("coremltools").setLevel(logging.ERROR)
