@@ -102,3 +102,14 @@ def test_a_context_as_long_as_the_cache_is_kept(model: Opener):
     long = contexts.of("long", 8192)
     contexts.forget("long")
     assert model.held == [long.settings.slots]
+
+
+def test_at_rest_sequences_are_parked_and_few_contexts_are_left(model: Opener):
+    contexts = contexts_of(model)
+    lengths = {f"{number}": 100 * number for number in range(1, 9)}
+    for sequence, length in lengths.items():
+        run(contexts, sequence, length)
+    contexts.rest()
+    assert len(model.held) <= 2
+    for sequence, length in lengths.items():
+        assert contexts.of(sequence, length).length == length

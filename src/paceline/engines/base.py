@@ -265,6 +265,10 @@ class Engine(Protocol):
         """
         ...
 
+    def rest(self) -> None:
+        """Free memory that calls alone need, at a time without any; sequences keep every bit."""
+        ...
+
     def describe(self) -> dict[str, str]:
         """Everything that costs and exactness depend on: runtime version, processor, settings.
 

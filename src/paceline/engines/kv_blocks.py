@@ -254,6 +254,9 @@ class PooledEngine(Generic[Table]):
         """Slots that closing all of `sequences` would free; see `Engine.freed_by`."""
         return self._pool.freed_by(map(self._table, sequences))
 
+    def rest(self) -> None:
+        """See `Engine.rest`."""
+
     def _table(self, sequence: KVSequence) -> Table:
         if not isinstance(sequence, self._table_type):
             raise TypeError(f"a {type(sequence).__name__} is not a sequence of this engine")

@@ -54,6 +54,15 @@ def cache_dir() -> Path:
     return user_cache_path("paceline")
 
 
+def release_memory() -> None:
+    """Give freed memory back to the system, where its allocator keeps it (glibc's does)."""
+    import ctypes
+
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
+
+
 def lock_path(path: Path, *, wait: bool) -> Release | None:
     """Lock a file or folder against other processes, until it is released or this process ends.
 

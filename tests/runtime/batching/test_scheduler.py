@@ -1,6 +1,7 @@
 """Concurrent requests: every answer is the one that its request gets alone; no slot is lost."""
 
 import random
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidRequest
+from paceline.runtime.batching import scheduler as scheduler_module
 from paceline.runtime.batching.request import Draining, QueueFull, TimedOut
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
@@ -182,6 +184,25 @@ def test_the_queue_is_bounded(model: Model):
     scheduler.start()
     assert all(len(request.result().token_ids) <= 4 for request in asked)
     scheduler.close()
+
+
+def test_the_engine_rests_once_after_each_time_with_requests(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    rests: list[int] = []
+    monkeypatch.setattr(scheduler_module, "_REST_SECONDS", 0.02)
+    monkeypatch.setattr(model.engine, "rest", lambda: rests.append(scheduler.load.calls))
+    scheduler = Scheduler(model)
+    scheduler.start()
+    try:
+        for _ in range(2):
+            assert Submitted(scheduler, PROMPTS[0]).result()
+            until(lambda: rests[-1:] == [scheduler.load.calls])
+        count = len(rests)
+        time.sleep(0.1)
+        assert len(rests) == count
+    finally:
+        scheduler.close()
 
 
 def test_a_cancelled_request_frees_its_slots(model: Model, scheduler: Scheduler):

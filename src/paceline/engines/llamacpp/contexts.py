@@ -103,6 +103,11 @@ class Contexts:
         if context is not None:
             self._give_back(context)
 
+    def rest(self) -> None:
+        """Park every sequence; contexts beyond the spare ones are freed."""
+        while self._lent:
+            self._park(next(iter(self._lent)))
+
     def close(self) -> None:
         """Free all contexts."""
         for context in (*self._lent.values(), *self._spare):

@@ -154,6 +154,10 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         seconds = perf_counter() - started
         return StepResult([logits[at] for at in range(len(work))], [{} for _ in work], seconds)
 
+    def rest(self) -> None:
+        """Park all sequences: a context has far more memory than the keys and values in it."""
+        self._contexts.rest()
+
     def close(self) -> None:
         """Free contexts and model; sequences are gone."""
         self._contexts.close()

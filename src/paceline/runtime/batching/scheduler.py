@@ -43,6 +43,7 @@ from paceline.runtime.core import ModelCore
 from paceline.runtime.pooled import Embedding, PooledStream
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
+from paceline.storage.system import release_memory
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,9 @@ _JOIN_SECONDS = 60.0
 
 _MIN_PENDING = 32
 """Tokens of a prefix in another request's prefill for which a request waits in the queue."""
+
+_REST_SECONDS = 5.0
+"""Time without a request after which the engine rests."""
 
 _MAX_FAULTS = 8
 """Consecutive errors that belong to no request after which all requests are failed."""
@@ -90,7 +94,7 @@ class Scheduler:
         self.unfinished = 0
         """Requests that were submitted and have not ended."""
         self._wake = threading.Condition()
-        self._draining = self._failing = self._stopped = False
+        self._draining = self._failing = self._stopped = self._rests = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._batcher = Batcher(model.engine, model.profile.cost, self.load)
 
@@ -201,17 +205,22 @@ class Scheduler:
             self.prefix_cache.clear()
 
     def _wait_for_work(self) -> bool:
-        """Wait for a request; False once the scheduler is stopped."""
+        """Wait for a request, or once for a time without any; False once it is stopped."""
         with self._wake:
             if self._until_idle and not self.unfinished:
                 self._draining = True
                 return False
-            while not (self._stopped or self._waiting or self._running):
-                self._wake.wait()
+            self._rests = not self._wake.wait_for(
+                lambda: self._stopped or self._waiting or self._running,
+                None if self._rests else _REST_SECONDS,
+            )
             return not self._stopped
 
     def _iterate(self) -> None:
-        """Expire and admit requests, then make one call of the engine."""
+        """Expire and admit requests, then make one call of the engine; or let it rest."""
+        if self._rests:
+            self.model.engine.rest()
+            release_memory()
         self._end_expired()
         self._admit()
         if self._running:
