@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 from openai import APIError
 
+from paceline.runtime.batching import batch
 from paceline.runtime.model import Model
+from paceline.server.api import endpoint
 from paceline.server.http_server import request_log
 from paceline.server.readers import Lane
 from paceline.server.run import Server, serve
 from paceline.server.settings import Settings
 from paceline.storage.processes import Interrupt, Interrupted
 from support.errors import raises
+from support.others import slowed
 from support.server import HTTP, Running, running
 from support.waiting import PATIENCE, until
 
@@ -50,7 +53,7 @@ def test_compiling_ends_when_the_client_that_waits_for_it_is_gone(
 ):
     interrupts = list[Interrupt]()
 
-    def compile_(_grammar: str, _seconds: float, interrupt: Interrupt) -> str:
+    def ask(_worker: Any, _request: Any, _seconds: float, interrupt: Interrupt) -> None:
         interrupts.append(interrupt)
         until(lambda: interrupt.requested)
         raise Interrupted
@@ -58,15 +61,15 @@ def test_compiling_ends_when_the_client_that_waits_for_it_is_gone(
     with running(model) as server:
         service = server.server.service
         assert service.grammars.json_object()
-        queue = service.grammars._processes._queue
-        monkeypatch.setattr(queue, "_compile", compile_)
+        processes = service.grammars._processes
+        monkeypatch.setattr(processes, "_ask", ask)
         monkeypatch.setattr("paceline.server.api.endpoint._GRAMMAR_SECONDS", 2 * PATIENCE)
         connection = sent(server, {**LONG, "ignore_eos": False, "response_format": JSON})
         until(lambda: bool(interrupts))
         # It is reset: one that is only closed at once may be one that closes its sending side.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
-        until(lambda: not queue._jobs and not service.readers._started)
+        until(lambda: not processes._turn.locked() and not service.readers._started)
     assert [interrupt.requested for interrupt in interrupts] == [True]
 
 
@@ -122,6 +125,20 @@ def test_a_stuck_engine_call_fails_the_health_check(
         until(lambda: server.get("/health").status_code == 200)
         held.close()
         until(lambda: server.scheduler.load.running == 0)
+
+
+def test_a_stream_says_how_far_a_long_prefill_is(model: Model, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(endpoint, "_PROGRESS_SECONDS", 0.05)
+    monkeypatch.setattr(batch, "_PREFILL_ROWS", 64)
+    with slowed(model, 0.2), running(model) as server:
+        prompt = {"prompt": [5] * 400, "max_tokens": 2, "stream": True, "cache_prompt": False}
+        lines = server.post("/v1/completions", prompt).text.splitlines()
+        server.rest()
+    progress = [line for line in lines if line.startswith(": prefill ")]
+    done = [int(line.split()[2].removesuffix("/400")) for line in progress]
+    assert done == sorted(set(done))
+    assert 0 < done[0] < 400
+    assert lines[-2] == "data: [DONE]"
 
 
 def test_an_idle_stream_gets_keepalives(slow_model: Model):

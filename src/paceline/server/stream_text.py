@@ -241,6 +241,15 @@ class Answers:
     ) -> None:
         self._cancel()
 
+    @property
+    def prefilled(self) -> int:
+        """Tokens of the prompts whose KV is there; the answers to one prompt share its tokens."""
+        held: dict[int, int] = {}
+        for queued in self._queued:
+            tokens = queued.ticket.tokens
+            held[id(tokens)] = max(held.get(id(tokens), 0), min(queued.held, len(tokens)))
+        return sum(held.values())
+
     async def deltas(self, seconds: float | None = None) -> list[Delta]:
         """The next deltas, as soon as there are any; none after `seconds`.
 

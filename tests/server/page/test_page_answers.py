@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from paceline.runtime.batching import batch
 from paceline.runtime.model import Model
+from paceline.server.api import endpoint
 from paceline.server.settings import Settings
 from support.browser import REPEATED, alert, ask, ended, note, opened, send, until, words
 from support.scripted import always, called, engine_of, scripted_model, when
@@ -50,6 +52,22 @@ def test_an_answer_is_the_one_that_generate_gives_and_is_tinted(page: "Page", se
     assert page.locator(".model .words .drafted").count() == 0
     page.get_by_label("Show drafted tokens").check()
     assert page.locator(".model .words .drafted").count() == drafted
+
+
+def test_a_long_prompt_shows_how_far_it_is_read(
+    page: "Page", slow: Running, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(endpoint, "_PROGRESS_SECONDS", 0.05)
+    monkeypatch.setattr(batch, "_PREFILL_ROWS", 8)
+    opened(page, slow.url)
+    ask(page, REPEATED * 4, tokens=2)
+    until(
+        page,
+        r"/^Reading the prompt: \d+ of \d+ tokens/.test("
+        "document.querySelector('.model .note')?.textContent)",
+    )
+    ended(page)
+    assert "Reading" not in note(page)
 
 
 def test_text_and_figures_are_updated_during_an_answer(page: "Page", slow: Running):

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
+from time import monotonic
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -40,6 +41,9 @@ log = logging.getLogger("paceline.server")
 
 _GRAMMAR_SECONDS = 10.0
 """How long a request waits until its grammars are compiled, beside those of others."""
+
+_PROGRESS_SECONDS = 1.0
+"""Time after which a client that waits for a long prefill is told how far it is."""
 
 _GONE = ApiError("the client is gone", status=499, code="client_gone")
 """For the observer alone; nginx uses this status."""
@@ -250,20 +254,26 @@ async def _stream(
     request: ApiRequest[Any], answers: Answers, reply: Reply, service: Service
 ) -> None:
     keepalive = service.settings.keepalive_seconds
-    deltas = await answers.deltas(keepalive)
-    events = request.stream_start()
-    await reply.open_stream()
+    written, prefilled = monotonic(), answers.prefilled
     try:
-        while True:
-            events += b"".join(request.delta_events(delta, answers.all) for delta in deltas)
-            if events or not deltas:
-                await reply.write(events or request.keepalive)
-            events = b""
-            if not answers.unfinished:
-                break
-            deltas = await answers.deltas(keepalive)
+        while answers.unfinished:
+            deltas = await answers.deltas(min(_PROGRESS_SECONDS, keepalive))
+            events = b"".join(request.delta_events(delta, answers.all) for delta in deltas)
+            if not deltas and answers.prefilled > prefilled:
+                prefilled = answers.prefilled
+                events = b": prefill %d/%d\n\n" % (prefilled, sum(map(len, request.prompts)))
+            elif not deltas and monotonic() - written >= keepalive:
+                events = request.keepalive
+            if events:
+                if reply.status is None:
+                    events = request.stream_start() + events
+                    await reply.open_stream()
+                await reply.write(events)
+                written = monotonic()
         end = request.stream_end(answers.all)
     except Exception as error:
+        if reply.status is None:
+            raise
         end = request.error_events(observed(service, error, "a stream"))
     await reply.write(end, more=False)
 

@@ -17,7 +17,7 @@ export async function ask(path, key, more = {}) {
   throw new ApiError(body?.error?.message ?? `The server returned ${response.status}.`, response.status);
 }
 
-// Server-sent events, each of one line, as the server writes them.
+// Server-sent events, each of one line, as the server writes them; also the comments of a prefill.
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   const closed = new ApiError("The connection was closed before the end of the answer.");
@@ -32,19 +32,26 @@ async function* events(response) {
     for (const line of lines) {
       if (line === "data: [DONE]") return;
       if (line.startsWith("data: ")) yield JSON.parse(line.slice(6));
+      const prefill = /^: prefill (\d+)\/(\d+)$/.exec(line);
+      if (prefill) yield { prefill: prefill.slice(1) };
     }
   }
 }
 
 // Requests an answer: a chat's, or with a `prompt` a completion. Calls `onChunk` with the answer so
-// far and the new tokens after each chunk. `prompt` and `ids` are token ids, if they were asked for.
-export async function write(body, key, signal, onChunk) {
+// far and the new tokens after each chunk, and `onPrefill` with how many tokens of how many of a long
+// prompt are read. `prompt` and `ids` are token ids, if they were asked for.
+export async function write(body, key, signal, onChunk, onPrefill = () => {}) {
   const answer = { text: "", thought: "", calls: [], tokens: 0, steps: 0, drafted: 0, accepted: 0 };
   Object.assign(answer, { prompt: [], ids: [], reason: null });
   const start = performance.now();
   const post = { method: "POST", body: JSON.stringify(body), signal };
   const path = body.prompt ? "v1/completions" : "v1/chat/completions";
   for await (const chunk of events(await ask(path, key, post))) {
+    if (chunk.prefill) {
+      onPrefill(...chunk.prefill);
+      continue;
+    }
     if (chunk.error) throw new ApiError(chunk.error.message);
     const [choice] = chunk.choices;
     const { delta = { ...choice, content: choice.text }, pieces = [] } = choice;

@@ -47,6 +47,7 @@ export async function receive(body, message, view, signal, onChunk) {
   view.note();
   try {
     await write(body, key(), signal, (current, more) => {
+      if (!answer) view.note();
       answer = current;
       tokens.push(...more.map(({ text, source }) => [text.length, source]));
       arrived.push(...more);
@@ -56,7 +57,7 @@ export async function receive(body, message, view, signal, onChunk) {
       painted.next();
       figures(answer);
       onChunk();
-    });
+    }, (read, all) => view.note(`Reading the prompt: ${read} of ${all} tokens …`));
     const plain = comparing() ? await again(body, answer, view, signal) : null;
     message.note = summary(answer, plain);
   } catch (error) {
