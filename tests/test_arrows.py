@@ -122,7 +122,11 @@ LIGHT = {"numpy"}
 ROOM_PACKAGES = {"cli": {"typer"}}
 
 # Run by path in a process of its own: what it imports is for that process, and none of it is ours.
-SCRIPTS = {"paceline.constraints.matcher_worker", "paceline.models.templates.worker"}
+SCRIPTS = {
+    "paceline.constraints.matcher_worker",
+    "paceline.models.templates.worker",
+    "paceline.storage.guarded",
+}
 
 
 class Import(NamedTuple):

@@ -13,7 +13,7 @@ from paceline.storage import processes
 from paceline.storage.processes import TimeLimit, WorkerProcess
 
 SOURCE = Path(paceline.__file__).parent
-APART = {"storage/system.py", "models/templates/worker.py", "constraints/matcher_worker.py"}
+APART = {"storage/system.py", "storage/guarded.py"}
 POSIX_ONLY = {"fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 
 WITHOUT_POSIX = f"""

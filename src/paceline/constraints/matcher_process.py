@@ -1,6 +1,6 @@
 """The processes in which grammars are compiled and answers are matched against them.
 
-They run `matcher_worker.py`, which has limits of time and memory. A grammar is first compiled in a
+They run `matcher_worker.py`, within limits of time and memory. A grammar is first compiled in a
 process for that alone, so that one which exceeds a limit there delays no answer of others.
 Invariant: a process that ends takes no answer along: its matchers are opened again, with the tokens
 so far, except the one that ended it. A grammar that exceeded a limit is not tried again.
@@ -42,7 +42,7 @@ _NO_TIME = "there was no time for this grammar beside others; try again later"
 _VERDICTS = 1024
 """Grammars of which is kept whether they can be compiled."""
 
-_SCRIPT = Path(__file__).with_name("matcher_worker.py")
+_HANDLER = Path(__file__).with_name("matcher_worker.py")
 
 _ids = itertools.count()
 
@@ -88,8 +88,8 @@ class MatcherProcesses:
         model = {"tokenizer": str(tokenizer), "vocab_size": vocab_size, "stops": list(stops)}
         argument = json.dumps(model)
         self._tokenizer = tokenizer
-        self._compiling = WorkerProcess(_SCRIPT, "compiles grammars", argument)
-        self._matching = WorkerProcess(_SCRIPT, "matches grammars", argument)
+        self._compiling = WorkerProcess(_HANDLER, "compiles grammars", argument)
+        self._matching = WorkerProcess(_HANDLER, "matches grammars", argument)
         self._verdicts = OrderedDict[bytes, str]()  # of a grammar's digest; "": it can be compiled
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # one grammar after the other

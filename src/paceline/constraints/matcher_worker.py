@@ -1,13 +1,10 @@
-"""Matches answers against grammars, with llguidance; `matcher_process.py` starts it.
+"""Matches answers against grammars, with llguidance: the handler of `MatcherProcesses`.
 
 A grammar comes with a request, and llguidance's own limits bound neither the time nor the memory of
-one derivative of an intersection: 101 bytes took gigabytes. The kernel ends this process's child,
-which answers, at a deadline in CPU seconds, and limits the address space of both.
+one derivative of an intersection: 101 bytes took gigabytes. So it runs in `storage/guarded.py`.
 
-Run as a script, so that it starts without importing paceline. Its argument is JSON, "tokenizer"
-(path), "vocab_size" and "stops". Reads one request per line from standard input, writes one answer
-per line to standard output, and ends with its input. Both JSON; a request has "seconds" and
-"closed", the ids of matchers that are not needed any more:
+Its argument is JSON, "tokenizer" (path), "vocab_size" and "stops". A request has "closed", the ids
+of matchers that are not needed any more:
 
     {"do": "special"}                         {"special": [token, ...]}
     {"do": "compile", "grammar"}              {}
@@ -16,38 +13,31 @@ per line to standard output, and ends with its input. Both JSON; a request has "
     {"do": "validate", "id", "tokens", "draft"}  {"length": allowed tokens of the draft}
 
 An answer is {"error": "..."} where llguidance rejects the tokenizer ("unsupported" beside it), the
-grammar or a token, and {"unknown": true} for an unknown id. A state is
+grammar or a token, and {"unknown": true} for an unknown id. It has "seconds" of CPU time. A state:
 
     {"stopped": bool, "run": [token, ...], "mask": base64 of a bit per token or null,
-     "stuck": why no token is allowed next, "seconds": CPU seconds}
+     "stuck": why no token is allowed next}
 
-Answers come from a child of this process; for one that has ended see `WorkerProcess.ask`.
 A run is text that is forced here, as the tokenizer encodes it; a state with a run has no mask.
+Reading a vocabulary takes 0.6 s of 49,152 tokens, and 6 s of 262,144 (2026-11-25, EPYC).
 """
 
-import gc
 import json
-import mmap
-import os
 import re
-import signal
-import sys
-import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import llguidance
 
-_STACK = 256 * 2**20
+STACK = 256 * 2**20
 """Bytes of stack. llguidance recurses along chains of rules and references: grammars of 64 KiB
 needed up to 64 MiB, and a stack overflow ends the process. Unused stack costs nothing."""
 
-_MEMORY = _STACK + 3 * 2**29
+MEMORY = STACK + 3 * 2**29
 """Bytes of address space: of a vocabulary of 262,144 tokens, 0.7 GB remain for grammars."""
 
 _COMPILED = 32
@@ -165,99 +155,17 @@ def _state(matcher: llguidance.LLMatcher) -> dict[str, Any]:
     return {"stopped": stopped, "run": run, "mask": mask, "stuck": stuck}
 
 
-def main() -> None:
-    """Answer requests until the input ends."""
-    if sys.platform != "win32":
-        import resource
-
-        with suppress(ValueError, OSError):  # macOS has no such limit
-            resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is a child to end
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF, signal.SIGUSR1})
-    threading.stack_size(_STACK)
-    answer: Callable[[dict[str, Any]], dict[str, Any]]
+def start(model: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The function that answers requests; `model` is JSON. See `storage/guarded.py`."""
     try:
-        answer = Matchers(**json.loads(sys.argv[1])).answer
+        answer = Matchers(**json.loads(model)).answer
     except ValueError as error:
-        refusal = {"error": str(error), "unsupported": True}
-        answer = lambda _: dict(refusal)  # noqa: E731
-    if sys.platform == "win32":
-        _serve(answer, lambda: None)
-    else:
-        _serve_in_children(answer)
+        refusal = {"error": str(error), "unsupported": True, "seconds": 0.0}
+        return lambda _: dict(refusal)
 
+    def timed(request: dict[str, Any]) -> dict[str, Any]:
+        started = time.thread_time()
+        reply = answer(request)
+        return {**reply, "seconds": time.thread_time() - started}
 
-def _serve_in_children(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Serve in a child; when it is ended, write how, and serve on in another.
-
-    A child has the vocabulary from its parent; reading it takes 0.6 s of 49,152 tokens, and 6 s of
-    262,144 (2026-11-25, EPYC).
-    """
-    if sys.platform == "win32":
-        raise OSError("this system has no fork")
-    child, is_interrupted = 0, False
-
-    def interrupt(*_: object) -> None:
-        nonlocal is_interrupted
-        if child:
-            is_interrupted = True
-            os.kill(child, signal.SIGKILL)
-
-    signal.signal(signal.SIGUSR1, interrupt)
-    read = mmap.mmap(-1, 8)  # requests, counted by the children
-
-    def count() -> None:
-        read[:] = (int.from_bytes(read[:]) + 1).to_bytes(8)
-
-    gc.freeze()  # else a child's collector copies what it shares with its parent
-    while True:
-        child = os.fork()
-        if not child:
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-            os._exit(0 if _serve(answer, count) else 1)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        child = 0
-        if code == 0:
-            return
-        _write({"ended": code, "interrupted": is_interrupted, "read": int.from_bytes(read[:])})
-        is_interrupted = False
-
-
-def _serve(answer: Callable[[dict[str, Any]], dict[str, Any]], count: Callable[[], None]) -> bool:
-    """Answer requests until the input ends; whether it has. Each that is read is counted."""
-    has_ended = False
-
-    def work() -> None:
-        nonlocal has_ended
-        for line in sys.stdin.buffer:
-            count()
-            request = json.loads(line)
-            _end_after(request["seconds"])
-            started = time.thread_time()
-            reply = answer(request)
-            reply["seconds"] = time.thread_time() - started
-            _end_after(0)
-            _write(reply)
-        has_ended = True
-
-    thread = threading.Thread(target=work)  # for its stack
-    thread.start()
-    thread.join()
-    return has_ended
-
-
-def _write(answer: dict[str, Any]) -> None:
-    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
-    sys.stdout.buffer.flush()
-
-
-def _end_after(seconds: float) -> None:
-    """Have a signal end this process after CPU seconds, even inside C code; 0: not any more."""
-    if sys.platform != "win32":  # where the parent ends it
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-if __name__ == "__main__":
-    main()
+    return timed

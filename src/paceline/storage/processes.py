@@ -1,8 +1,6 @@
 """Child processes: one run to its end, and one that answers requests.
 
-The second is for what is not trusted with this process. Its script limits its own time and memory,
-as `models/templates/worker.py` does. One that is slow to start, as `matcher_worker.py`, answers in
-a child, and replaces that when it is ended.
+The second is for what is not trusted with this process: a handler in `guarded.py`.
 
 Invariants: however `run_child` ends (result, error, Ctrl-C), the child has ended too. A request
 gets its own answer. After Ctrl-C the process that answers is replaced.
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import ModelError
-from paceline.storage.system import ALARM_EXITS, HAS_ALARM
+from paceline.storage.system import ALARM_EXIT, HAS_ALARM
 
 KEPT_LINES = 200
 GRACE_SECONDS = 5.0
@@ -150,11 +148,12 @@ class Interrupt:
 
 
 class WorkerProcess:
-    """A process that runs a script. Thread-safe."""
+    """A process that answers requests by a handler of `guarded.py`. Thread-safe."""
 
-    def __init__(self, script: Path, task: str, *arguments: str) -> None:
+    def __init__(self, handler: Path, task: str, *arguments: str) -> None:
         """Does not start the process. `task` says for errors what it does."""
-        self._command = [sys.executable, "-P", str(script), *arguments]
+        guarded = Path(__file__).with_name("guarded.py")
+        self._command = python(str(guarded), str(handler), *arguments)
         self._task = task
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
@@ -198,7 +197,7 @@ class WorkerProcess:
                 if answer["read"] == self._sent and not answer["interrupted"]:
                     break  # else it has ended for an earlier request
         code = answer["ended"]
-        if code in ALARM_EXITS or is_late:
+        if code == ALARM_EXIT or is_late:
             raise TimeLimit
         how = f"signal {-code}" if code < 0 else f"status {code}"
         raise WorkerCrash(f"the process that {self._task} ended with {how}")
@@ -278,7 +277,7 @@ def _ended_after(child: "subprocess.Popen[bytes]", seconds: float) -> Iterator[t
 
     def end() -> None:
         late.set()
-        child.kill()
+        end_session(child)
 
     timer = threading.Timer(seconds, end)
     if not HAS_ALARM:

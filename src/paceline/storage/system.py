@@ -1,7 +1,7 @@
 """The operating system: what it gives this process, and the only place for calls that some lack.
 
-`mypy --platform win32` finds such calls elsewhere. Two scripts have their own, because they start
-without importing paceline: `models/templates/worker.py` and `constraints/matcher_worker.py`.
+`mypy --platform win32` finds such calls elsewhere. `guarded.py` has its own: it is a
+script that starts without importing paceline.
 
 A container's limit of memory is a file of its control group. The limits of the groups around it
 hold too, so the least counts. Layouts: the kernel's admin-guide/cgroup-v2.rst and
@@ -24,8 +24,8 @@ CACHE_VARIABLE = "PACELINE_CACHE"
 BROKEN_PIPE_EXIT = 128 + 13
 """Exit code of a command whose output was closed: as if ended by SIGPIPE."""
 
-ALARM_EXITS = (-14, -27)
-"""Return codes of a child that was ended at its deadline, by SIGALRM or SIGPROF."""
+ALARM_EXIT = -27
+"""Return code of a child that was ended at its deadline, by SIGPROF."""
 
 HAS_ALARM = sys.platform != "win32"
 """Whether a process can have itself ended at a deadline."""

@@ -206,7 +206,7 @@ def test_a_server_answers_others_while_a_template_runs(
 ):
     slow = "{% if messages[0].content == 'slow' %}" + LOOPS + "{% endif %}" + GOOD
     monkeypatch.setitem(model.files.__dict__, "_template", ChatTemplate(slow, model="tiny"))
-    monkeypatch.setattr(templates, "SECONDS", 2.0)
+    monkeypatch.setattr(templates, "SECONDS", 0.5)
     body = {"messages": [{"role": "user", "content": "slow"}], "max_tokens": 1}
     with running(model) as server:
         asked: dict[str, httpx.Response] = {}

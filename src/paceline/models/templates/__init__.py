@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidRequest, ModelError
-from paceline.storage.processes import TimeLimit, WorkerProcess
+from paceline.storage.processes import TimeLimit, WorkerCrash, WorkerProcess
 
 SECONDS = 5.0
-"""Time limit of rendering. Ten thousand messages take 0.1 s."""
+"""CPU seconds of rendering. Ten thousand messages take 0.1 s."""
 
 CHARACTERS = 16 * 2**20
 """Limit of the rendered text."""
@@ -107,6 +107,8 @@ class ChatTemplate:
             return PROCESS.ask(request.encode("utf-8", "surrogatepass"), SECONDS)
         except TimeLimit:
             raise ModelError(f"{self._named} took longer than {SECONDS:g} s") from None
+        except WorkerCrash:
+            raise ModelError(f"{self._named} exceeds its limit: it took too much memory") from None
 
     def _checked(self, answer: dict[str, Any]) -> dict[str, Any]:
         """The answer, if it is no error. Raises InvalidRequest or ModelError."""

@@ -1,12 +1,9 @@
-"""Renders chat templates in a process of its own; `ChatTemplate` starts it.
+"""Renders chat templates: the handler of `ChatTemplate`'s process.
 
 A template comes with a downloaded model. Jinja's sandbox limits what it can access, but not its
-time and memory: the kernel ends this process at a deadline, and limits its address space.
+time and memory. So it runs in `storage/guarded.py`. Request and answer:
 
-Run as a script, so that it starts without importing paceline. Reads one request per line from
-standard input, writes one answer per line to standard output, and ends with its input. Both JSON:
-
-    {"source", "seconds", "characters", "names": {...} or null}  (null: compile only)
+    {"source", "characters", "names": {...} or null}  (null: compile only)
     {"text": "..."}, {"variables": [...]} (compile only) or {"error": kind, "message": "..."}
 
 Kinds: `invalid` (no template), `refused` (by `raise_exception`), `missing` (in the messages),
@@ -15,10 +12,7 @@ Kinds: `invalid` (no template), `refused` (by `raise_exception`), `missing` (in 
 
 import datetime
 import json
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -28,8 +22,10 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-_MEMORY = 2**30
+MEMORY = 2**30
 """Bytes of address space: 50 MiB for the interpreter, the rest for request and text."""
+
+STACK = 2**24
 
 _MAX_MESSAGE = 500
 
@@ -68,38 +64,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         return grows or super().is_safe_attribute(obj, attr, value)
 
 
-def main() -> None:
-    """Answer requests until the input ends."""
-    if sys.platform != "win32":
-        import resource
-
-        with suppress(ValueError, OSError):  # macOS has no such limit
-            resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-    for line in sys.stdin.buffer:
-        answer = _answer(line)
-        sys.stdout.buffer.write(answer + b"\n")
-        sys.stdout.buffer.flush()
-
-
-def _answer(line: bytes) -> bytes:
-    try:
-        request = json.loads(line)
-        _end_after(request["seconds"])
-        try:
-            answer = _rendered(request)
-        finally:
-            _end_after(0)
-        return json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    except MemoryError:
-        return json.dumps({"error": "large", "message": "it took too much memory"}).encode()
-
-
-def _end_after(seconds: float) -> None:
-    """Set a timer whose signal ends this process, even inside C code; 0 stops the timer."""
-    if sys.platform != "win32":  # on Windows the parent ends it
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+def start() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The function that answers requests. See `storage/guarded.py`."""
+    return _rendered
 
 
 def _rendered(request: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +142,3 @@ def _refuse(message: object) -> None:
 
 def _now(form: str) -> str:
     return datetime.datetime.now().astimezone().strftime(form)
-
-
-if __name__ == "__main__":
-    main()
