@@ -10,7 +10,7 @@ import pytest
 
 from paceline import Model
 from paceline.cli.app import main
-from paceline.cli.running import registration
+from paceline.cli.ps import registration
 from paceline.server.settings import Settings
 from support.server import running
 
@@ -31,7 +31,7 @@ def test_the_served_model_is_listed(model: Model, capsys: pytest.CaptureFixture[
 def test_without_a_url_the_servers_of_this_user_are_listed(
     model: Model, cache: Path, capsys: pytest.CaptureFixture[str]
 ):
-    with running(model) as server, registration(None) as register:
+    with running(model) as server, registration() as register:
         register(f"serving at {server.url}/v1 (a page)")
         assert main(["ps", "--json"]) == 0
         listed = json.loads(capsys.readouterr().out)
@@ -42,7 +42,7 @@ def test_a_server_with_another_key_is_listed_and_the_others_too(
     model: Model, cache: Path, capsys: pytest.CaptureFixture[str]
 ):
     closed = Settings(api_keys=("secret",))
-    with running(model, closed) as server, registration(None) as register:
+    with running(model, closed) as server, registration() as register:
         register(f"serving at {server.url}/v1 (a page)")
         assert main(["ps"]) == 0
         assert "needs its key" in capsys.readouterr().out

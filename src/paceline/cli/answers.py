@@ -292,17 +292,12 @@ def short_statistics(result: "Result") -> str | None:
 
 def ending(result: "Result") -> str | None:
     """Why an answer was stopped, and how to continue; None: the model ended it."""
-    limit = result.settings["max_tokens"]
-    count, asked = result.completion_tokens, limit.source == "request"
-    return ending_of(result.finish_reason, count, limit.value, asked=asked)
-
-
-def ending_of(reason: str, count: int, limit: int | None, *, asked: bool) -> str | None:
-    """`ending` of an answer of `count` tokens; `asked`: whether the limit is the user's."""
-    if reason == "repetition":
+    if result.finish_reason == "repetition":
         return "stopped: the answer repeats itself; --no-repetition-detection goes on"
-    if reason != "length":
+    if result.finish_reason != "length":
         return None
-    if limit in (None, -1) or count < limit:
+    limit, count = result.settings["max_tokens"], result.completion_tokens
+    if limit.value is None or count < limit.value:
         return f"stopped after {count} tokens: the context or the key/value cache is full"
-    return None if asked else f"stopped after {limit} tokens; --max-tokens -1 goes on"
+    asked = limit.source == "request"
+    return None if asked else f"stopped after {limit.value} tokens; --max-tokens -1 goes on"

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from paceline.runtime.model import Model
     from paceline.storage.report import Report
 
-SERVING = "serving"
-"""Folder of the cache in which running servers register."""
-
 _PATIENCE = 2.0
 """Seconds without a word on what a command waits for."""
 

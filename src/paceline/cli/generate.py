@@ -10,17 +10,9 @@ from typer import Argument, Option
 
 from paceline.cli import declare
 from paceline.cli.answers import AnswerArguments, load_for_answers, print_end, step_printer
-from paceline.cli.console import (
-    SERVING,
-    check_writable,
-    obey_offline,
-    piped_text,
-    read_stdin,
-    read_text,
-)
+from paceline.cli.console import check_writable, piped_text, read_stdin, read_text
 from paceline.cli.options import ModelOptions, Output, command, group
 from paceline.errors import InvalidRequest
-from paceline.storage.system import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,9 +65,6 @@ def generate(
     expected = None if prediction is None else read_text(prediction)
     check_writable(trace)
     options = answer.options(raw=raw)
-    alone = not (raw or output.json or answer.stats or answer.tint or trace or prediction)
-    if alone and _answered_by_server(text, model, answer, output):
-        return 0
     loaded = load_for_answers(model, answer, output)
     if expected is not None:
         options["prediction"] = loaded.files.tokenizer().encode(expected)
@@ -96,28 +85,6 @@ def generate(
     sys.stdout.flush()
     loaded.settle()
     return 0
-
-
-def _answered_by_server(
-    prompt: str, model: ModelOptions, answer: AnswerArguments, output: Output
-) -> bool:
-    """Print the answer of a running server of the model, if there is one that gives the same."""
-    obey_offline(model.offline)
-    if not any((cache_dir() / SERVING).glob("*.json")):
-        return False
-    from paceline.cli import running
-    from paceline.errors import ModelError
-    from paceline.runtime.request import check
-
-    check(answer.options())
-    try:
-        server = running.running_server(model, answer)
-        if server is None:
-            return False
-        running.print_answer(*server, prompt, answer, output)
-    except (running.Unavailable, ModelError):  # loading the model here says more
-        return False
-    return True
 
 
 def _prompt(prompt: str | None, file: Path | None, output: Output) -> str:

@@ -1,5 +1,12 @@
-"""`paceline ps`: the models that servers on this machine have loaded."""
+"""`paceline ps`: the models that servers on this machine have loaded.
 
+A server registers in the cache folder with a file that it keeps locked while it runs.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -7,14 +14,18 @@ from typer import Option
 
 from paceline.cli.console import print_table, print_value, say
 from paceline.cli.options import Output, command, group
-from paceline.cli.running import running_servers
 from paceline.errors import PacelineError
+from paceline.storage.system import Release, cache_dir, lock_path
 
 app = group()
 
 _DEFAULT = "http://127.0.0.1:8000/v1"
 """Where `serve` listens unless told otherwise: one that another user or a service has started."""
 
+_FOLDER = "serving"
+"""Folder of the cache in which running servers register."""
+
+_URL = re.compile(r" at (http\S+/v1)")
 _SECONDS = 5.0
 
 
@@ -27,7 +38,7 @@ def ps(
     output: Output,
 ) -> int:
     """List what `paceline serve` serves here."""
-    urls = [_DEFAULT, *(server.url for server in running_servers())] if url is None else [url]
+    urls = [_DEFAULT, *_registered_urls()] if url is None else [url]
     models = [model for base in dict.fromkeys(urls) for model in _served(base)]
     if output.json or not models:
         if not (models or output.json or output.quiet):
@@ -67,3 +78,39 @@ def _served(url: str) -> list[dict[str, Any]]:
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, AttributeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise PacelineError(f"{url} does not list models: {reason}") from error
+
+
+@contextlib.contextmanager
+def registration() -> Iterator[Callable[[str], None]]:
+    """Yield a function that registers this server from the line that says where it listens."""
+    path = cache_dir() / _FOLDER / f"{os.getpid()}.url"
+    release: Release | None = None
+
+    def register(line: str) -> None:
+        nonlocal release
+        if release is not None or not (url := _URL.search(line)):
+            return
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.write_text(url[1], encoding="utf-8")
+            release = lock_path(path, wait=False)
+
+    try:
+        yield register
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        if release is not None:
+            release()
+
+
+def _registered_urls() -> Iterator[str]:
+    """URLs of this user's servers; files of those that have ended are removed."""
+    for path in (cache_dir() / _FOLDER).glob("*.url"):
+        release = lock_path(path, wait=False)
+        with contextlib.suppress(OSError):
+            if release is None:
+                yield path.read_text(encoding="utf-8")
+            else:
+                path.unlink(missing_ok=True)
+                release()

@@ -14,7 +14,6 @@ from paceline.cli.console import check_kept, load_model, obey_offline
 from paceline.cli.options import GenerationConfig, ModelOptions, Output, command, group
 
 if TYPE_CHECKING:
-    from paceline.runtime.model import Model
     from paceline.server.settings import Settings
 
 app = group()
@@ -177,7 +176,7 @@ def serve(
             loaded, memory_bytes() if memory is None else int(memory * 1e9), idle, queue
         )
         options = _child_options(settings, model, generation_config, keep=keep)
-        with _registered(None) as say:
+        with _registered() as say:
             serve_all(
                 model.model,
                 options,
@@ -210,40 +209,25 @@ def serve(
     if until_input_ends:
         run(answering, host, port, settings, until_input_ends=True, quiet=quiet)
     else:
-        is_for_generate = not keep and _is_for_generate(settings, model)
-        with _registered(answering if is_for_generate else None) as say:
+        with _registered() as say:
             run(answering, host, port, settings, say=say, quiet=quiet)
     answering.settle()
     return 0
 
 
 @contextmanager
-def _registered(model: "Model | None") -> Iterator[Callable[[str], None]]:
+def _registered() -> Iterator[Callable[[str], None]]:
     """Yield a function that writes a server's lines, and registers it with the first."""
-    from paceline.cli.running import registration
+    from paceline.cli.ps import registration
     from paceline.server.http_server import say_line
 
-    with registration(model) as register:
+    with registration() as register:
 
         def say(line: str) -> None:
             say_line(line)
             register(line)
 
         yield say
-
-
-def _is_for_generate(settings: "Settings", model: ModelOptions) -> bool:
-    """Whether `generate` may ask the server.
-
-    It needs no key, keeps nothing on the disk, and answers as a model does that is loaded without
-    options.
-    """
-    own = (
-        *(settings.api_keys, settings.behind_router, settings.parse_special),
-        *(settings.prompt_cache_bytes, settings.request_seconds),
-        *(model.cache_tokens, model.threads, model.compute_units),
-    )
-    return not any(own) and settings.think is None and model.rows == 2
 
 
 def _child_options(

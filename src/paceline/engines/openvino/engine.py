@@ -57,8 +57,7 @@ _KV_PRECISION = "f16"
 
 _ATTENTION = "an answer's rows one by one"
 """How rows are computed. Change this string with any change to a row's bits or a call's cost:
-stored profiles are then measured again, and so must be `benchmarks/results`
-(`tests/test_records.py`)."""
+stored profiles are then measured again."""
 
 _WEIGHTS = "as in the GGUF file, 2"
 """The same for the graph of a GGUF file, and its weights."""
