@@ -234,11 +234,23 @@ def test_bytes_that_are_no_text_are_refused(
 ):
     common = ("generate", "--model", tiny_gguf)
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\xfa")
-    assert "is not UTF-8 text" in refused(*common, "--file", tmp_path / "bytes")
-    said = refused(*common, input=b"a\xff\xfe", text=False)
-    assert "not UTF-8 text" in said or "not valid Unicode" in said
+    assert "bytes is not UTF-8 text: line 1, byte 1 is 0xFF" in refused(
+        *common, "--file", tmp_path / "bytes"
+    )
+    wrong = "standard input is not UTF-8 text: line 2, byte 2 is 0xFE"
+    assert wrong in refused(*common, input=b"\na\xfe\xff", text=False)
     # Where the locale says nothing, Python lets such bytes through as lone surrogates.
     environment.update({"LC_ALL": "C", "PYTHONUTF8": "1"})
-    said = refused(*common, input=b"a\xff\xfe", text=False)
-    assert "not UTF-8 text" in said or "not valid Unicode" in said
-    assert "not valid Unicode" in refused(*common, os.fsdecode(b"a\xff"))
+    assert wrong in refused(*common, input=b"\na\xfe\xff", text=False)
+    assert "the prompt is not UTF-8 text" in refused(*common, os.fsdecode(b"a\xff"))
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_byte_that_is_not_utf_8_is_replaced_with_a_line_that_says_where(
+    command: str, run: Any, tiny_gguf: Path
+):
+    words = (command, "--model", tiny_gguf, "-n", 4)
+    wrong = run(*words, input="ü dog\nthe ü fox".encode() + b"\xe9\n", text=False)
+    right = run(*words, input="ü dog\nthe ü fox\ufffd\n".encode(), text=False)
+    assert b"[standard input is not UTF-8 text: line 2, byte 11 is 0xE9;" in wrong.stderr
+    assert (wrong.returncode, wrong.stdout) == (0, right.stdout)

@@ -200,12 +200,21 @@ def test_an_output_that_takes_no_more_is_one_line(
     assert found.returncode == 2
 
 
-def test_a_command_without_an_output_works(environment: dict[str, str]):
-    line = f"{sys.executable} -m paceline models >&-"
+@pytest.mark.parametrize("words", ["models", "--help", "generate x -n 1 --model"])
+def test_an_output_that_the_caller_closed_is_one_line(
+    words: str, environment: dict[str, str], tiny_gguf: Path
+):
+    line = f"{sys.executable} -m paceline {words} {tiny_gguf if 'generate' in words else ''}"
     found = subprocess.run(
-        ["bash", "-c", line], capture_output=True, env=environment, check=False, timeout=PATIENCE
+        ["bash", "-c", f"{line} <&- >&-"],
+        capture_output=True,
+        env=environment,
+        check=False,
+        timeout=PATIENCE,
     )
-    assert (found.returncode, found.stderr) == (0, b"")
+    said = found.stderr.decode().splitlines()
+    assert said[-1] == "paceline: cannot write the output: Bad file descriptor"
+    assert (found.returncode, "Traceback" in said) == (2, False)
 
 
 @pytest.mark.parametrize("kind", [ImportError, RuntimeError])

@@ -37,8 +37,8 @@ _OTHER_NAMES = {"list": "models", "ls": "models", "remove": "rm"}
 
 _UNKNOWN = re.compile("No such command '(.+?)'")
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of an output that takes no more."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""Errors of an output that takes no more, or was closed by the caller."""
 
 
 class Commands(Group):
@@ -100,10 +100,11 @@ def _paceline(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    if sys.stdout is None:  # closed by whoever started the command
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    _open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):  # a terminal that lacks a letter shows another
         sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdin, TextIOWrapper):  # `console.as_unicode` says where a byte is wrong
+        sys.stdin.reconfigure(errors="surrogateescape")
     command = get_command(app)
     words = translated(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -115,6 +116,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_usage_error(error), file=sys.stderr)
         return 2
     return code
+
+
+def _open_closed_streams() -> None:
+    """Open what the caller has closed: an input that is empty, an output that fails if written."""
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:  # else `print` writes errors to standard output
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def translated(words: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ Reports go to standard output, everything else to standard error.
 
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from paceline.models import Progress
     from paceline.runtime.model import Model
     from paceline.storage.report import Report
+
+_BYTE = re.compile("[\udc80-\udcff]")
+"""What Python makes of a byte that is not UTF-8."""
+
+_TEXT_SHARE = 3
+"""1 / this of the characters of a text are such bytes at most; with more it is another encoding."""
 
 _PATIENCE = 2.0
 """Seconds without a word on what a command waits for."""
@@ -139,28 +146,45 @@ def check_writable(path: Path | None) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises InvalidRequest for one that cannot be read, or is not UTF-8."""
+    """The text of a file. Raises InvalidRequest for one that cannot be read, or is no text."""
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{path} is not UTF-8 text: {error.reason}") from error
+    return as_unicode(text, str(path))
 
 
 def read_stdin() -> str:
-    """The text of standard input. Raises InvalidRequest if it is not UTF-8."""
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"standard input is not UTF-8 text: {error.reason}") from error
+    """The text of standard input. Raises InvalidRequest if it is no text."""
+    return as_unicode(sys.stdin.read(), "standard input")
+
+
+def as_unicode(text: str, source: str) -> str:
+    """The text with U+FFFD for each byte that is not UTF-8, after a line that says where one is.
+
+    Python reads such a byte of an argument or an input as half a surrogate pair. Raises
+    InvalidRequest for a text of another encoding, and for what is no text.
+    """
+    wrong = _BYTE.search(text)
+    if wrong is None:
+        return text
+    before = text[: wrong.start()]
+    column = len(before.rpartition("\n")[2].encode("utf-8", "surrogatepass")) + 1
+    where = (
+        f"{source} is not UTF-8 text: line {before.count(chr(10)) + 1}, byte {column} is "
+        f"0x{ord(wrong[0]) & 0xFF:02X}"
+    )
+    readable, count = _BYTE.subn("\ufffd", text)
+    if count * _TEXT_SHARE > len(text) or "\0" in text:
+        raise InvalidRequest(f"{where}; `iconv -t UTF-8` converts text of another encoding")
+    say(f"[{where}; such bytes, {count} in all, are read as U+FFFD]")
+    return readable
 
 
 def piped_text(output: Output) -> str:
     """The text of a pipe or file at standard input; empty if it is something else.
 
-    Other inputs, such as a socket or a service's, may never end. Raises InvalidRequest if the text
-    is not UTF-8.
+    Other inputs, such as a socket or a service's, may never end. Raises as `read_stdin` does.
     """
     try:
         kind = os.fstat(sys.stdin.fileno()).st_mode

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from paceline.cli import declare
 from paceline.cli.answers import AnswerArguments, load_for_answers, print_end, step_printer
-from paceline.cli.console import check_writable, piped_text, read_stdin, read_text
+from paceline.cli.console import as_unicode, check_writable, piped_text, read_stdin, read_text
 from paceline.cli.options import ModelOptions, Output, command, group
 from paceline.errors import InvalidRequest
 
@@ -59,7 +59,7 @@ def generate(
         if raw:
             raise InvalidRequest("--system needs the chat template; leave --raw away")
         messages = [
-            {"role": "system", "content": answer.system},
+            {"role": "system", "content": as_unicode(answer.system, "--system")},
             {"role": "user", "content": text},
         ]
     expected = None if prediction is None else read_text(prediction)
@@ -93,9 +93,10 @@ def _prompt(prompt: str | None, file: Path | None, output: Output) -> str:
         raise InvalidRequest("give the prompt as an argument or with --file, not both")
     if file is not None:
         return read_text(file)
-    if prompt not in (None, "-"):
+    if prompt is not None and prompt != "-":
         text = piped_text(output).strip("\n")
-        return f"{prompt}\n\n{text}" if text.strip() else str(prompt)
+        prompt = as_unicode(prompt, "the prompt")
+        return f"{prompt}\n\n{text}" if text.strip() else prompt
     if sys.stdin.isatty() and prompt is None:
         raise InvalidRequest("there is no prompt; give it as an argument, with --file, or piped in")
     return read_stdin()

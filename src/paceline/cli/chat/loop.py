@@ -9,7 +9,7 @@ import sys
 from paceline.cli.chat.commands import EndOfChat, run_command
 from paceline.cli.chat.session import Session
 from paceline.cli.chat.terminal import HINT, Terminal
-from paceline.cli.console import say
+from paceline.cli.console import as_unicode, say
 from paceline.cli.options import Output
 from paceline.errors import PacelineError
 
@@ -20,8 +20,9 @@ def run(session: Session, terminal: Terminal, output: Output) -> None:
         say(HINT)
     while (message := terminal.message()) is not None:
         try:
-            if not run_command(session, message):
-                session.turn(message)
+            text = as_unicode(message, "the message")
+            if not run_command(session, text):
+                session.turn(text)
         except EndOfChat:
             return
         except KeyboardInterrupt:

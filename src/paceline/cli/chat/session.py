@@ -19,7 +19,7 @@ from paceline.cli.answers import (
     step_printer,
 )
 from paceline.cli.chat.saved import path_of, read_chat, write_chat
-from paceline.cli.console import progress_of, say
+from paceline.cli.console import as_unicode, progress_of, say
 from paceline.cli.options import ModelOptions, Output
 from paceline.errors import ContextFull, InvalidRequest, PacelineError
 from paceline.runtime.conversation import Conversation
@@ -68,7 +68,8 @@ class Session:
         self._before: list[_Before] = []
         self._messages: Messages = []  # where no model is loaded
         if answer.system is not None:
-            self._messages = [{"role": "system", "content": answer.system}]
+            system = as_unicode(answer.system, "--system")
+            self._messages = [{"role": "system", "content": system}]
         self.options: dict[str, Any] = {**answer.options()}
         """Options of the next answers."""
 
