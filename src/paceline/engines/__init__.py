@@ -8,6 +8,7 @@ from pathlib import Path
 from paceline import plugins
 from paceline.engines.base import Engine, EngineSettings
 from paceline.errors import InvalidRequest
+from paceline.storage.processes import use_native_threads
 
 ENGINES = ("openvino", "llamacpp", "mlx")
 """Names of the engines in this folder."""
@@ -40,10 +41,12 @@ def open_engine(name: str, path: Path, context_length: int, settings: EngineSett
         ModelError: the engine cannot run this model.
         MissingExtra: its packages are not installed.
         PluginError: another package's engine cannot be imported.
+        PacelineError: this is a forked child of a process that has opened one.
 
     """
     check_engine(name)
     check_settings(name, settings)
+    use_native_threads()
     if name == "openvino":
         from paceline.engines.openvino import OpenVinoEngine
 

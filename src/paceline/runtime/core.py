@@ -7,7 +7,7 @@ For callers that manage KV themselves: conversations, the scheduler, measurement
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 from weakref import WeakSet
 
 from paceline import drafters as drafting
@@ -41,6 +41,7 @@ from paceline.runtime.request import Defaults, Request, check, defaults_of, stru
 from paceline.runtime.result import Stats
 from paceline.runtime.stream import Stream
 from paceline.runtime.turns import Turns
+from paceline.storage.processes import use_native_threads
 
 if TYPE_CHECKING:
     from paceline.constraints.grammar import Grammars
@@ -94,6 +95,12 @@ class ModelCore:
         self._shared.vocab_size = engine.vocab_size
         self._shared.open_model = self._open_draft_model
         self._share_network()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidRequest(
+            f"{self.files.name} cannot be pickled or copied: its weights are in this process; send "
+            "its name or path, and load it there"
+        )
 
     @property
     def profile(self) -> CostProfile:
@@ -152,8 +159,10 @@ class ModelCore:
             defaults: for the options left out; None: the model's own.
             private: the answer is neither kept nor drafted from kept ones.
 
-        Raises InvalidRequest if an option cannot be served, or the grammar of the answer is wrong.
+        Raises InvalidRequest if an option cannot be served, or the grammar of the answer is wrong,
+        and PacelineError in a forked child.
         """
+        use_native_threads()
         request = check(options, self.defaults if defaults is None else defaults)
         kinds = {*self._shared.shipped}
         if self._kept is not None and self._kept.text is not None and not private:

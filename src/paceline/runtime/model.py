@@ -28,6 +28,7 @@ from paceline.runtime.prompt import Message, Prompt, Prompts, batch_of, check_id
 from paceline.runtime.request import check
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
+from paceline.storage.processes import in_forked_child
 
 if TYPE_CHECKING:
     from paceline.runtime.batching.batches import AsyncStream, Batches
@@ -252,8 +253,10 @@ class Model(ModelCore):
     def close(self) -> None:
         """End all answers and free the engine; what is asked of the model later is refused.
 
-        Models of `fresh` have the same engine. Further calls do nothing.
+        Models of `fresh` have the same engine. Further calls do nothing, nor one in a forked child.
         """
+        if in_forked_child():
+            return
         if self._batches is not None:
             self._batches.close()
         with self.lock:

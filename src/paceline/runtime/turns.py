@@ -13,11 +13,15 @@ from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 
+from paceline.storage.processes import in_forked_child, use_native_threads
+
 log = logging.getLogger(__name__)
 
 
 class Turns:
     """The lock. The thread that has it may take it again; it is released as often as it was taken.
+
+    Taking it raises PacelineError in a forked child, which lacks the threads of the model's engine.
 
     >>> turns = Turns()
     >>> with turns, turns:
@@ -38,6 +42,7 @@ class Turns:
         return self._owner is not None
 
     def __enter__(self) -> None:
+        use_native_threads()
         thread = threading.get_ident()
         with self._guard:
             turn = None
@@ -67,7 +72,12 @@ class Turns:
                 self._release()
 
     def run_soon(self, call: Callable[[], None]) -> None:
-        """Call with the lock: now if no thread has it, else at the beginning or end of a turn."""
+        """Call with the lock: now if no thread has it, else at the beginning or end of a turn.
+
+        Never in a forked child, whose engine nothing can use.
+        """
+        if in_forked_child():
+            return
         self._soon.append(call)
         with self._guard:
             if self._owner is not None:

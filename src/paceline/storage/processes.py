@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.errors import ModelError
+from paceline.errors import ModelError, PacelineError
 from paceline.storage.system import ALARM_EXIT, HAS_ALARM
 
 KEPT_LINES = 200
@@ -104,6 +104,30 @@ def _end(child: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
+
+
+_WITH_THREADS = set[int]()
+"""The process that has the native threads of engines: one, or none yet."""
+
+
+def in_forked_child() -> bool:
+    """Whether this process was forked from one in which an engine was opened."""
+    return bool(_WITH_THREADS) and os.getpid() not in _WITH_THREADS
+
+
+def use_native_threads() -> None:
+    """Call before an engine is opened or used. Raises PacelineError in a forked child.
+
+    The threads of an engine are not in the child, which would wait for them for ever. Neither can
+    it open another engine: libgomp has one pool of threads for all.
+    """
+    if in_forked_child():
+        raise PacelineError(
+            f"process {min(_WITH_THREADS)} has loaded a model, and this child, forked from it, has "
+            "none of its threads; load the model in the child alone, started with "
+            "multiprocessing's `spawn` or before any model is loaded"
+        )
+    _WITH_THREADS.add(os.getpid())
 
 
 class TimeLimit(Exception):
