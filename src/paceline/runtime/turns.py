@@ -8,12 +8,13 @@ thread at any time, where waiting could be for ever, or in the middle of a turn.
 """
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 
-from paceline.storage.processes import in_forked_child, use_native_threads
+from paceline.storage.processes import use_native_threads
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class Turns:
     """
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._guard = threading.RLock()  # a finalizer may take turns where one is being taken
         self._owner: int | None = None
         self._depth = 0
@@ -42,7 +44,8 @@ class Turns:
         return self._owner is not None
 
     def __enter__(self) -> None:
-        use_native_threads()
+        if self._process != os.getpid():
+            use_native_threads()
         thread = threading.get_ident()
         with self._guard:
             turn = None
@@ -76,7 +79,7 @@ class Turns:
 
         Never in a forked child, whose engine nothing can use.
         """
-        if in_forked_child():
+        if self._process != os.getpid():
             return
         self._soon.append(call)
         with self._guard:
