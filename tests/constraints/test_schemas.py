@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def wrapped(constant: dict[str, Any]) -> list[tuple[dict[str, Any], Callable[[in
     ]
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(value=LARGE, offset=st.sampled_from([-1, 1]), form=st.sampled_from(SYNTAXES))
 def test_large_integers_keep_their_digits(
     value: int, offset: int, form: ToolForm, grammars: Grammars, takes: Takes
@@ -157,3 +158,17 @@ def test_patterns_that_can_be_followed_still_hold_beside_one_that_cannot(
 
     assert fits('{"p": "x", "q": "b"}')
     assert not fits('{"p": "x", "q": "c"}')
+
+
+@pytest.mark.parametrize("inner", [{}, {"const": 2**60}, {"pattern": "(?=a)"}])
+def test_a_schema_that_is_nested_deeply_is_followed_or_refused(
+    inner: dict[str, Any], grammars: Grammars
+):
+    for depth in (100, 200, 300, 450):
+        schema = inner
+        for _ in range(depth):
+            schema = {"items": schema, "type": "array"}
+        with suppress(InvalidRequest):
+            grammars.json_schema(schema)
+        with suppress(InvalidRequest):
+            grammars.tools([{"name": "f", "parameters": {"properties": {"p": schema}}}])

@@ -27,7 +27,6 @@ from paceline.constraints.schemas import (
     KEYWORDS,
     MAX_EXACT,
     IsPart,
-    Part,
     has_inexact_constants,
     left_out,
     never_followed,
@@ -104,8 +103,14 @@ class Grammars:
             InvalidRequest: the schema is invalid, unsatisfiable, or not supported by llguidance.
         """
         what = "the JSON schema"
+        try:
+            return self._json_schema(what, schema)
+        except RecursionError:
+            raise InvalidRequest(f"{what} is nested too deeply") from None
+
+    def _json_schema(self, what: str, schema: Mapping[str, Any]) -> Constraint:
         _schema(what, schema)
-        kept, parts = _left_out(what, schema, never_followed)
+        kept, parts = left_out(schema, never_followed)
         if parts:
             raise InvalidRequest(f"{what} cannot be followed; leave out {parts[0]}")
         if not kept.keys() & KEYWORDS:
@@ -120,7 +125,7 @@ class Grammars:
             lark = "\n".join(values.lines())
             return self._constraint(what, _document("lark_grammar", json.dumps(lark)))
         except InvalidRequest as error:
-            _, parts = _left_out(what, kept, self._is_no_pattern)
+            _, parts = left_out(kept, self._is_no_pattern)
             if not parts:
                 raise
             raise InvalidRequest(f"{error}; leave out {parts[0]}") from None
@@ -166,7 +171,19 @@ class Grammars:
         Raises:
             InvalidRequest: a function is invalid, a name occurs twice, or `choice` is unknown.
         """
-        parameters = _parameters(functions)
+        try:
+            return self._tools(_parameters(functions), choice, parallel, form, thoughts)
+        except RecursionError:
+            raise InvalidRequest("the functions' parameters are nested too deeply") from None
+
+    def _tools(
+        self,
+        parameters: Mapping[str, Mapping[str, Any]],
+        choice: str,
+        parallel: bool,
+        form: ToolForm,
+        thoughts: ReasoningMarks | None,
+    ) -> Constraint:
         if choice not in ("auto", "required"):
             if choice not in parameters:
                 known = ", ".join(parameters)
@@ -194,8 +211,6 @@ class Grammars:
 
         try:
             return compiled(parameters)
-        except RecursionError:
-            raise InvalidRequest("the functions' parameters are nested too deeply") from None
         except InvalidRequest:
             kept = _followed(parameters, self._is_no_pattern)
             if kept != parameters:
@@ -307,15 +322,6 @@ def _parameters(functions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
     return schemas
 
 
-def _left_out(
-    what: str, schema: Mapping[str, Any], is_part: IsPart
-) -> tuple[dict[str, Any], list[Part]]:
-    try:
-        return left_out(schema, is_part)
-    except RecursionError:
-        raise InvalidRequest(f"{what} is nested too deeply") from None
-
-
 def _followed(
     parameters: Mapping[str, Mapping[str, Any]], is_part: IsPart
 ) -> dict[str, dict[str, Any]]:
@@ -323,7 +329,7 @@ def _followed(
     followed = {}
     for name, schema in parameters.items():
         what = f"the parameters of the function {name[:100]!r}"
-        followed[name], parts = _left_out(what, schema, is_part)
+        followed[name], parts = left_out(schema, is_part)
         for part in parts:
             _log(f"{what} are followed without {part}")
     return followed
