@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline_lab.bench.record import Record, read_record
-from paceline_lab.peers.speeds import speeds
+from paceline_lab.peers.summary import speeds
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline_lab.bench.groups import group_summary, group_tables, notes
 from paceline_lab.bench.record import Record, read_record
-from paceline_lab.bench.run.groups import group_summary, group_tables, notes
 
 
 def main() -> None:

@@ -68,13 +68,12 @@ ALLOWED = {
         "peers": {"arguments", "bench"},
         "report": {"bench", "figures"},
         "trace": {"report"},
-        "train": {"figures"},
-        "simulate": {"arguments", "bench", "trace", "train"},
-        "learn": {"bench", "simulate", "train"},
+        "simulate": {"arguments", "bench", "trace"},
+        "learn": {"simulate"},
         "sweep": {"arguments", "bench"},
         "cli": {
             *("arguments", "bench", "learn", "load", "peers", "report", "simulate", "sweep"),
-            *("trace", "train"),
+            "trace",
         },
         "": set[str](),
     },
@@ -112,7 +111,6 @@ LIGHT_MODULES = {"paceline.verify.arguments"}
 WITH_PACKAGES = {
     *((CORE_ML, room) for room in ("conversion", "golden", "probe")),
     (CORE, "server"),
-    (LAB, "train"),
 }
 
 # The one third-party package that may be imported before it is needed.
@@ -158,7 +156,7 @@ def imports(tree: ast.AST, module: str, *, executed: bool = True) -> Iterator[Im
 
 
 def house(name: str) -> str:
-    """`paceline_lab.train.table` is in `paceline_lab`."""
+    """`paceline_lab.learn.table` is in `paceline_lab`."""
     return name.partition(".")[0]
 
 
@@ -328,7 +326,7 @@ def test_a_circle_of_imports_for_the_type_checker_is_found():
         ("paceline.models.x", "from paceline import load"),
         ("paceline.errors", "from paceline.models import cache"),
         ("paceline.verify.x", "from paceline_coreml import engine"),
-        ("paceline.cli.app", "def f():\n    import paceline_lab.train"),
+        ("paceline.cli.app", "def f():\n    import paceline_lab.learn"),
         ("paceline.cli.app", "import paceline.verify.checks"),
         ("paceline.cli.app", "from paceline.server import app"),
         ("paceline_lab.x", "def f():\n    from paceline_coreml.conversion import convert"),
@@ -373,7 +371,7 @@ def test_a_wrong_arrow_is_found(module: str, source: str):
         ("paceline.cli.x", "from typer.core import TyperGroup"),
         ("paceline_coreml.golden.x", "from paceline_coreml.conversion import convert"),
         ("paceline_lab.simulate.x", "from paceline_lab.bench.record import Record"),
-        ("paceline_lab.train.x", "import torch"),
+        ("paceline_coreml.probe.x", "import torch"),
         ("paceline.models.templates.worker", "from jinja2 import Template"),
         ("paceline.models.hub.wheel", "from paceline.models.names import WheelModel"),
         ("paceline.server.x", "from paceline.models import ModelFiles\nimport paceline.models"),

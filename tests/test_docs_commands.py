@@ -28,7 +28,6 @@ OTHERS = {
     "pip": "installs packages",
     "python": "a script of ours: its options are read",
     "python3": "CI runs both lines of the README",
-    "vllm": "another program",
 }
 
 

@@ -33,11 +33,8 @@ NOT_RUN = {
     "learn": "hours; tests/lab/learn",
     "plan": "measures the machine; tests/test_plan.py",
     "serve": "does not end; tests/server",
-    "train": "hours; tests/lab/train",
     "verify": "minutes, or a server; tests/verify/test_verify.py and test_verify_server.py",
 }
-TRAINED = ("table:table", "mtp:head")
-"""Drafters that a command before them trains."""
 
 
 def ours() -> list[str]:
@@ -52,8 +49,6 @@ def is_ours(words: list[str]) -> bool:
 def reason(line: str) -> str | None:
     """The key of `NOT_RUN` for a command that does not run here."""
     text = " ".join(words_of(line)[1:])
-    if text.endswith(TRAINED):
-        return "train"
     fitting = [name for name in NOT_RUN if f"{text} ".startswith(f"{name} ")]
     return max(fitting, key=len, default=None)
 

@@ -1,28 +1,22 @@
-"""Openings: how conversations begin that the model has with itself, as token ids.
+"""Openings: how prompts begin that the model writes.
 
 Left to itself at an empty user's message, a small model asks a few kinds of questions again and
 again. The first words of a message lead it elsewhere, and words of dictionaries lead it to as many
-subjects as there are words. Independent of the network; the same seed gives the same openings.
+subjects as there are words. The same seed gives the same openings.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
-import numpy as np
-import numpy.typing as npt
-
-from paceline.errors import InvalidRequest, ModelError
+from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline_lab.learn.openings import openings as general_openings
-from paceline_lab.train.prompts import user_opening
+from paceline_lab.learn.prompts import Opening, user_opening
 
 TEXTS = Path(__file__).with_name("openings.txt")
 DICTIONARIES = Path("/usr/share/dict")
-LONGEST = 56
-"""Tokens of an opening."""
 GENERAL, EMPTY = 15, 2500
 """How often each of `paceline learn`'s openings is taken, and an empty user's message."""
 KNOWN = 2
@@ -32,63 +26,29 @@ SYSTEM = "system"
 
 _NUMBERS = ((2, 12), (5, 60), (50, 999))
 _SLOT = re.compile(r"\{([^{}]*)\}")
-_MARKS = "\u2063user\u2063", "\u2063answer\u2063", "\u2063again\u2063"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Script:
-    """What conversations have in common."""
+def write_openings(files: ModelFiles, dictionaries: Path, seed: int) -> list[Opening]:
+    """Openings of a chat model, shuffled.
 
-    openings: npt.NDArray[np.int32]
-    """[count, longest]: tokens up to where the model goes on; -1 after the end."""
-    end: int
-    """The token that ends a message."""
-    to_answer: Sequence[int]
-    """The template's tokens between the `end` of a user's message and the answer."""
-    to_user: Sequence[int]
-    """Those between the `end` of an answer and the user's next message."""
-
-
-def write_script(files: ModelFiles, dictionaries: Path, seed: int) -> Script:
-    """The script of a chat model.
-
-    Raises ModelError for a chat template without a text between messages that begins with a token
-    which ends them, and InvalidRequest if a dictionary is missing.
+    Raises ModelError for a model without a chat template, and InvalidRequest if a dictionary is
+    missing.
     """
-    encode = files.tokenizer().encode
-    messages = [
-        {"role": role, "content": mark}
-        for role, mark in zip(("user", "assistant", "user"), _MARKS, strict=True)
-    ]
-    parts = re.split("|".join(_MARKS), files.template().render(messages))
-    if len(parts) != len(_MARKS) + 1:
-        raise ModelError(f"the chat template of {files.name} leaves messages out")
-    (end, *to_answer), (other_end, *to_user) = (encode(part, special=True) for part in parts[1:3])
-    if end != other_end or end not in files.stop_token_ids:
-        raise ModelError(f"messages of {files.name} end with no token that ends answers")
     rng = Random(seed)
-    texts = [*_texts(files, dictionaries, rng)]
-    rng.shuffle(texts)
-    rows = [row for row in (encode(text, special=True) for text in texts) if len(row) <= LONGEST]
-    columns = np.full((len(rows), max(map(len, rows))), -1, np.int32)
-    for column, row in zip(columns, rows, strict=True):
-        column[: len(row)] = row
-    return Script(columns, end, to_answer, to_user)
-
-
-def _texts(files: ModelFiles, dictionaries: Path, rng: Random) -> Iterator[str]:
     empty = user_opening(files)
-    yield from [empty] * EMPTY
-    yield from [opening.text for opening in general_openings(files)] * GENERAL
+    openings = [Opening(empty)] * EMPTY + general_openings(files) * GENERAL
     counts, lists = read_sections(TEXTS)
     lists |= read_dictionaries(dictionaries, files.tokenizer().encode)
     for kind, count in counts.items():
         for _ in range(count):
             text = drawn(rng.choice(lists[kind]), lists, rng)
             if kind == SYSTEM:
-                yield user_opening(files, [{"role": "system", "content": text}])
+                system = user_opening(files, [{"role": "system", "content": text}])
+                openings.append(Opening(system, kind))
             else:
-                yield empty + text
+                openings.append(Opening(empty + text, kind, text))
+    rng.shuffle(openings)
+    return openings
 
 
 def read_sections(path: Path) -> tuple[dict[str, int], dict[str, list[str]]]:

@@ -18,15 +18,14 @@ from paceline.drafters.networks.context import ContextCache, DraftCost
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.models import ModelFiles
-from support.dflash import ends_of, tiny_config, write_checkpoint
+from support.dflash import tiny_config, write_checkpoint
 from support.driver import POLICIES, generation, run, total
 from support.exactness import SAMPLINGS, TOKENS, Plainly, plain_answers, prompt_of
-from support.logits_heads import write_logits_head
 from support.mtp import HeadForm, write_head
 
 SPECS = [
     *("dflash", "suffix+dflash:window=8", "dflash:int8=0+suffix"),
-    *("mtp", "suffix+mtp:length=3", "mtp:own,int8=0,vocab=200", "suffix+mtp:logits"),
+    *("mtp", "suffix+mtp:length=3", "mtp:own,int8=0,vocab=200"),
 ]
 
 
@@ -108,7 +107,6 @@ def dflash(
     }
     for name, form in heads.items():
         write_head(folder / name, form)
-    write_logits_head(folder / "logits", *ends_of(tiny_files))
     return DrafterResources(
         vocab_size=tapped.vocab_size,
         graph=tiny_files.path,

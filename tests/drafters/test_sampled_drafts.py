@@ -14,9 +14,8 @@ from paceline.drafters import DrafterResources, RequestContext, create
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.models import ModelFiles
-from support.dflash import ends_of, tiny_config, write_checkpoint
+from support.dflash import tiny_config, write_checkpoint
 from support.driver import generation, run, total
-from support.logits_heads import write_logits_head
 from support.mtp import HeadForm, Rounds, perfect_weights, write_head
 from support.tiny import write_tiny
 
@@ -65,9 +64,7 @@ def test_no_token_differs_with_any_drafter(
     write_checkpoint(tmp_path / "dflash", tiny_config(tiny_files))
     write_head(tmp_path / "mtp", HeadForm(drafted=range(5, 300, 3)))
     shared = DrafterResources(vocab_size=320, graph=tiny_files.path, shipped={"table": toy_table})
-    write_logits_head(tmp_path / "logits", *ends_of(tiny_files))
     specs = ["suffix", f"dflash:{tmp_path}/dflash", f"mtp:{tmp_path}/mtp", "ngram:min=1"]
-    specs.append(f"mtp:{tmp_path}/logits")
     penalty = 0.4 if temperature == 0.8 else 0.0
     how = Sampling(temperature=temperature, seed=3, top_p=0.9, frequency_penalty=penalty)
     plain, _ = answers(engine, how)

@@ -119,7 +119,7 @@ def test_a_table_of_earlier_versions_is_to_be_made_again(folder: Path):
     entries = json.loads((folder / MANIFEST).read_text())["entries"]
     np.save(folder / KEYS, np.zeros(entries, np.uint32))
     record(folder, KEYS)
-    with raises(ModelError, "paceline train table"):
+    with raises(ModelError, "paceline learn"):
         Table.open(folder, 6)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
-from paceline.models import ModelFiles, Progress
+from paceline.models import ModelFiles
 from paceline_lab.bench.record import read_record
 from paceline_lab.peers.base import Question
 from paceline_lab.peers.llama_server import process
@@ -57,12 +57,12 @@ def fake(tmp_path: Path, log: object) -> Path:
 @pytest.fixture
 def target(fake: Path, tiny_files: ModelFiles) -> Any:
     """Of a model on which the fake is opened."""
-    return lambda progress=None: TargetModel(
-        tiny_files,
+    return lambda say=print: TargetModel(
+        files=tiny_files,
         context=100,
         threads=3,
         llama_server=server_binary(str(fake)),
-        progress=progress or Progress(None),
+        say=say,
     )
 
 
@@ -84,11 +84,10 @@ def test_each_answer_is_of_a_server_of_its_own_with_the_options_of_its_row(
     target: Any, log: Any, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("LLAMA_ARG_SPEC_TYPE", "ngram-mod")
-    with target() as opened:
-        peer = LlamaServer(opened)
-        assert peer.modes == ("plain", *LOOKUPS)
-        plain = peer.answer(QUESTION, 5, "plain")
-        lookup = peer.answer(QUESTION, 5, "ngram-cache")
+    peer = LlamaServer(target())
+    assert peer.modes == ("plain", *LOOKUPS)
+    plain = peer.answer(QUESTION, 5, "plain")
+    lookup = peer.answer(QUESTION, 5, "ngram-cache")
     assert plain.same(lookup)
     assert plain.tokens == [14, 15, 16, 17, 18]
     assert (plain.first_token_seconds, plain.rate, plain.draft) == (0.25, 2.0, (0, 0))
@@ -119,12 +118,7 @@ def test_lookups_that_a_version_lacks_are_left_out_and_named(
     monkeypatch.setenv("FAKE_WAY", way)
     lines: list[str] = []
 
-    class Notes(Progress):
-        def say(self, message: str) -> None:
-            lines.append(message)
-
-    with target(Notes(None)) as opened:
-        assert LlamaServer(opened).modes == modes
+    assert LlamaServer(target(lines.append)).modes == modes
     (line,) = (line for line in lines if "llama-server" in line)
     assert [name for name in LOOKUPS if name not in line] == [*modes[1:]]
 
@@ -167,8 +161,8 @@ def test_a_server_that_does_not_become_ready_is_an_error_and_ended(
 ):
     monkeypatch.setenv("FAKE_WAY", way)
     monkeypatch.setattr(process, "READY_SECONDS", 1.0)
-    with target() as opened, pytest.raises(ModelError) as error:
-        LlamaServer(opened)
+    with pytest.raises(ModelError) as error:
+        LlamaServer(target())
     assert says in str(error.value)
     assert "\n" not in str(error.value)
     if way != "ends":
@@ -180,10 +174,9 @@ def test_an_answer_that_fails_is_an_error_of_one_line(
     way: str, target: Any, log: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FAKE_WAY", way)
-    with target() as opened:
-        peer = LlamaServer(opened)
-        with pytest.raises(ModelError) as error:
-            peer.answer(QUESTION, 5, "plain")
+    peer = LlamaServer(target())
+    with pytest.raises(ModelError) as error:
+        peer.answer(QUESTION, 5, "plain")
     assert "\n" not in str(error.value)
     if way == "dies":
         assert "exit code 3" in str(error.value)

@@ -12,17 +12,16 @@ import pytest
 from paceline.errors import InvalidRequest, MissingExtra, ModelError, PacelineError
 from paceline.models import QUIET, Progress
 from paceline.runtime.model import Model
+from paceline.storage.json_lines import journal_path
 from paceline.storage.report import Report
 from paceline.verify.client import Access
-from paceline_lab.bench.journal import journal_path
 from paceline_lab.bench.record import Row, parse_record
 from paceline_lab.peers import command, registry
 from paceline_lab.peers.base import Answer, Peer, Question
-from paceline_lab.peers.measure import OWN, PeerContender, contenders_of, measure
+from paceline_lab.peers.measure import DECODE, OWN, WHOLE, PeerContender, contenders_of, measure
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.peers.registry import KNOWN, KnownPeer, check_names, open_all
-from paceline_lab.peers.speeds import DECODE, WHOLE, speed_table, speeds
-from paceline_lab.peers.summary import PeerRows, is_exact, summary, tables
+from paceline_lab.peers.summary import is_exact, speeds, tables
 from support.bench import measurement_of
 from support.faulty import FaultyEngine, other_picks_when_drafting
 
@@ -131,45 +130,30 @@ def test_an_answer_without_decoding_has_no_speed_and_is_no_obstacle():
     assert found["fake, plain"].measures[WHOLE] == [1 / 1.1]
     assert OWN not in found["fake, lookup"].measures
     assert found["fake, lookup"].measures["ratio"] == [0.5]
-    assert "-" in tables_of([*found.values()])["fake, plain"]
+    assert "-" in lines_of([*found.values()])["fake, plain"]
 
 
-def test_the_summary_says_how_fast_and_of_which_texts():
-    def rows(case: str, speed: float, *, kept: bool, ours: bool) -> list[Row]:
+def test_the_summary_counts_changed_texts_and_speed_over_the_peers_own_plain_decoding():
+    def rows(case: str, own: float, *, kept: bool, ours: bool) -> list[Row]:
         facts = {"same_tokens": True, "same_as_paceline": True}
-        rates = {"plain": 10.0, "auto": 20.0, "x, plain": 10.0, "x, lookup": speed}
+        other = {"same_tokens": kept, "same_as_paceline": ours}
         return [
-            Row(
-                case,
-                "chat",
-                name,
-                {
-                    "decode_tokens_per_second": [rate],
-                    "first_token_seconds": [0.2 if name == "x, lookup" else 0.1],
-                    **({OWN: [rate / 10]} if name in ("auto", "x, lookup") else {}),
-                },
-                facts={"same_tokens": kept, "same_as_paceline": ours} if name[-1] == "p" else facts,
-            )
-            for name, rate in rates.items()
+            Row(case, "chat", "plain", {DECODE: [10.0]}, facts=facts),
+            Row(case, "chat", "auto", {DECODE: [20.0], OWN: [2.0]}, facts=facts),
+            Row(case, "chat", "x, lookup", {DECODE: [5.0], OWN: [own]}, facts=other),
         ]
 
     found = [
-        *rows("a", 5, kept=True, ours=True),
-        *rows("b", 20, kept=True, ours=False),
-        *rows("c", 320, kept=False, ours=False),
+        *rows("a", 0.5, kept=True, ours=True),
+        *rows("b", 2, kept=True, ours=False),
+        *rows("c", 32, kept=False, ours=False),
     ]
-    value = summary(PeerRows(found))
-    assert value["texts_changed"] == {"auto": 0, "x, lookup": 1}
-    assert value["texts_of_paceline"] == {"plain": 3, "x, plain": 3, "x, lookup": 1}
-    assert value["over_own_plain"]["x, lookup"] == pytest.approx((0.5 * 2 * 32) ** (1 / 3))
-    assert value["auto_over"]["x, lookup"] == pytest.approx((4 * 1 / 16) ** (1 / 3))
-    assert value["auto_over_where_text_is_kept"]["x, lookup"] == pytest.approx(2)
-    assert value["auto_over_where_text_is_paceline's"]["x, lookup"] == pytest.approx(4)
-    assert value["auto_over"]["x, plain"] == pytest.approx(2)
-    assert value["first_token_over_auto"]["x, lookup"] == pytest.approx(2)
-    assert tables_of(found)["x, lookup"][2] == "1 of 3"
-    assert is_exact(PeerRows(found)), "only paceline is held to it"
-    assert not is_exact(PeerRows([replace(row, facts={"same_tokens": False}) for row in found]))
+    lookup = speeds(found)["contenders"]["x, lookup"]
+    assert lookup["over_own_plain"] == pytest.approx((0.5 * 2 * 32) ** (1 / 3))
+    assert (lookup["texts_changed"], lookup["texts_of_paceline"]) == (1, 1)
+    assert lines_of(found)["x, lookup"] == ["x, lookup", "1 of 3", "1 of 3", "3.17"]
+    assert is_exact(found), "only paceline is held to it"
+    assert not is_exact([replace(row, facts={"same_tokens": False}) for row in found])
 
 
 def test_speeds_are_over_the_servers_plain_decoding_with_and_without_loops():
@@ -198,16 +182,16 @@ def test_speeds_are_over_the_servers_plain_decoding_with_and_without_loops():
     ours = value["contenders"]["plain"]
     assert ours["over_reference"]["median"] == pytest.approx((2.5 + 2) / 2), "within a round"
     assert ours["whole_answer"] == pytest.approx((2.5 * 2) ** 0.5)
-    _, head, lines = speed_table(measured)
-    assert {len(head)} == {len(line) for line in lines}
+    _, _, lines = next(tables(measured))
     assert lines[2][-1] == "3 of 9"
     assert speeds(measured[:2])["reference"] == "plain"
 
 
-def tables_of(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
-    found = [*tables(PeerRows(rows))]
+def lines_of(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
+    """The lines of the last table, by contender."""
+    found = [*tables(rows)]
     assert all(len(line) == len(head) for _, head, lines in found for line in lines)
-    return {line[0]: line for line in found[1][2]}
+    return {line[0]: line for line in found[-1][2]}
 
 
 def test_a_peer_that_fails_is_named_with_the_question():
@@ -225,7 +209,7 @@ def test_a_peer_that_fails_is_named_with_the_question():
         (
             "ollama",
             InvalidRequest,
-            "no peer is called 'ollama'; expected openvino-genai, llama-cpp",
+            "no peer is called 'ollama'; expected llama-server, mlx-lm",
         ),
         ("absent", MissingExtra, "absent is not installed here: pip install something"),
     ],
@@ -317,7 +301,11 @@ def test_a_run_has_every_way_of_every_peer_on_every_prompt(
     assert record.contenders == ["plain", "auto", "fake, plain", "fake, lookup"]
     assert record.cases == ["one", "three", "two"], "kind by kind"
     assert all(len(row.measures["ratio"]) == 2 for row in record.rows)
-    assert record.summary["texts_changed"] == {"auto": 0, "fake, lookup": 3}
+    changed = record.summary["speeds"]["contenders"]
+    assert {name: figures["texts_changed"] for name, figures in changed.items()} == {
+        **dict.fromkeys(record.contenders, 0),
+        "fake, lookup": 3,
+    }
     assert record.versions["pytest"] == pytest.__version__
     assert record.settings["peers"] == {"fake": {}}
     assert len(fake.asked) == 2 * (1 + 2 * 3), "once before, then twice a prompt"
@@ -383,7 +371,7 @@ def test_without_any_peer_there_is_nothing_to_compare(
     model: Model, suite_file: Path, peers: Callable[..., None]
 ):
     peers({"a": None})
-    with pytest.raises(MissingExtra, match="no peer is installed"):
+    with pytest.raises(MissingExtra, match="no peer can be compared with here"):
         bench(model, suite_file)
 
 

@@ -12,10 +12,8 @@ from paceline.storage.report import Report
 from paceline_lab.bench.ab_test import PLAIN
 from paceline_lab.bench.record import parse_record
 from paceline_lab.simulate import report as simulate_report
-from paceline_lab.simulate.check import bench_simulate_check
 from paceline_lab.simulate.command import bench_simulate
-from support.bench import comparison_of, measurement_of
-from support.faulty import FaultyEngine, other_picks_when_drafting
+from support.bench import comparison_of
 
 AROUND = [1, 2, 3, 4, 5, 6]
 
@@ -125,83 +123,6 @@ def test_what_cannot_be_simulated_is_refused(texts: Path, options: Any, message:
         simulated(texts, **options)
 
 
-def checked(model: Model, suite: Path, **options: Any) -> Report:
-    settings: dict[str, Any] = {
-        "model": model.files.name,
-        "kinds": [],
-        "per_kind": None,
-        "drafters": ["suffix", "ngram"],
-        "policies": ["fixed:4", "auto"],
-        "blocks": [],
-        "rounds": 1,
-        "max_tokens": 30,
-        "suite": suite,
-        "progress": QUIET,
-        **options,
-    }
-    contenders, measurement = comparison_of(settings), measurement_of(settings)
-    return bench_simulate_check(lambda: model, contenders, measurement, **settings)
-
-
-def test_measured_steps_are_the_simulated_ones(model: Model, suite_file: Path, tmp_path: Path):
-    report = checked(model, suite_file, rounds=2)
-    record = parse_record(json.loads(json.dumps(report.value)), "this")
-    assert record.summary["same_steps"] is True
-    names = ["suffix, fixed 4", "suffix", "ngram, fixed 4", "ngram"]
-    assert record.contenders == [PLAIN, *names]
-    assert set(record.summary["error_of_mean"]) == set(names)
-    assert sum(row.counts["accepted"] for row in record.rows) > 0  # type: ignore[misc]
-    for row in record.rows[1:5]:
-        assert len(row.measures["ratio"]) == 2
-        assert row.facts["simulated"]["steps"] * 2 == row.counts["steps"]
-    # What it kept is a text to simulate, with the same steps again.
-    path = tmp_path / "measured.json"
-    path.write_text(json.dumps(report.value))
-    again = parse_record(simulated(path, drafters=["suffix"], policies=["fixed:4"]).value, "this")
-    steps = [row.counts["steps"] for row in again.rows if row.contender == names[0]]
-    measured = [row.counts["steps"] for row in record.rows if row.contender == names[0]]
-    assert [2 * each for each in steps] == measured  # type: ignore[operator]
-
-
-def test_steps_that_are_not_the_simulated_ones_do_not_pass(
-    model: Model, suite_file: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("paceline_lab.simulate.check.TOLERANCE", 1e9)
-    liar = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
-    report = checked(liar, suite_file, policies=["fixed:4"])
-    assert report.value["summary"]["same_steps"] is False
-    assert not report.passed
-    assert "are NOT the same" in report.text
-
-
-def test_an_expectation_that_is_far_off_does_not_pass(
-    model: Model, suite_file: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("paceline_lab.simulate.check.TOLERANCE", 1e-9)
-    report = checked(model, suite_file, policies=["fixed:4"])
-    assert report.value["summary"]["same_steps"] is True
-    assert not report.passed
-
-
-def test_a_stopped_measurement_goes_on(model: Model, suite_file: Path, tmp_path: Path):
-    output = tmp_path / "out.json"
-
-    class Stopped(Exception):
-        pass
-
-    class Impatient(type(QUIET)):  # type: ignore[misc]
-        def say(self, text: str) -> None:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        checked(model, suite_file, output=output, progress=Impatient(quiet=True))
-    journal = tmp_path / "out.json.journal"
-    assert len(journal.read_text().splitlines()) == 2, "the head and one prompt"
-    report = checked(model, suite_file, output=output)
-    assert report.journal == journal
-    assert len(parse_record(report.value, "this").cases) == 3
-
-
 def run(*arguments: object) -> int:
     return main([str(each) for each in arguments])
 
@@ -222,8 +143,7 @@ def test_the_command(texts: Path, cache: Path, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "either --texts, or --measure"),
-        (("--texts", "{texts}", "--measure"), "either --texts, or --measure"),
+        ((), "needs --texts FILE"),
         (("--texts", "nowhere.jsonl", "--cost", "zaya"), "cannot read nowhere.jsonl"),
         (("--texts", "{texts}", "--drafter", "dflash"), "cannot be simulated"),
         (("--texts", "{texts}", "--cost", "{texts}"), "is no"),

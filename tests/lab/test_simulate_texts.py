@@ -83,23 +83,18 @@ def test_where_an_answer_ended_by_itself_is_known(alone: Texts, tmp_path: Path):
     assert [each.max_tokens for each in alone.read([path])] == [9, 66, None]
 
 
-def test_answers_to_train_on(alone: Texts, tmp_path: Path):
-    folder = tmp_path / "answers"
-    folder.mkdir()
-    write_json(folder / "manifest.json", {"kind": "paceline answers", "max_tokens": 50})
+def test_answers_that_were_learnt_from(alone: Texts, tmp_path: Path):
+    path = tmp_path / "answers.jsonl"
     lines(
-        folder / "answers.jsonl",
+        path,
+        {"about": {"seed": 0}},
         {"number": 3, "prompt": [1], "answer": [2, 3], "finish": "stop"},
         {"number": 4, "prompt": [1], "answer": [2], "finish": "length"},
-        {"number": 5, "prompt": [1], "answer": [], "finish": "stop"},
     )
-    assert alone.read([folder]) == [
-        Recording("3", "any", [1], [2, 3], 50),
-        Recording("4", "any", [1], [2]),
+    assert [(each.prompt, each.answer) for each in alone.read([path])] == [
+        ([1], [2, 3]),
+        ([1], [2]),
     ]
-    write_json(folder / "manifest.json", {"kind": "another"})
-    with pytest.raises(InvalidRequest, match="has no answers"):
-        alone.read([folder])
 
 
 def test_a_result_that_kept_its_tokens(alone: Texts, tmp_path: Path):

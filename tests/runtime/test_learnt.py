@@ -51,19 +51,13 @@ def test_other_weights_have_no_learnt_drafter(model: Model, table: Path):
     assert installed_drafters(replace(model.files, fingerprint="f" * 64)) == {}
 
 
-def test_a_head_is_for_engines_that_return_what_it_reads(model: Model, table: Path):
+def test_a_head_of_an_earlier_version_is_no_longer_taken(model: Model, table: Path):
     head = table.parent / "mtp-1"
     head.mkdir()
-    (head / "config.json").write_text("{}")
+    (head / "config.json").write_text('{"logits_of": [1]}')
     for kind, folder in (("mtp", head), ("table", table)):
         install(model.files, kind, folder)
-    assert installed_drafters(model.files) == {"mtp": head, "table": table}
-    elsewhere = replace(model.files, engine="llamacpp")
-    assert drafter_resources(elsewhere, QUIET).shipped == {"table": table}
-    (head / "config.json").write_text('{"logits_of": [1]}')
-    assert drafter_resources(elsewhere, QUIET).shipped == {"mtp": head, "table": table}
-    (head / "config.json").write_text("{")
-    assert installed_drafters(model.files) == {"table": table}
+    assert drafter_resources(model.files, QUIET).shipped == {"table": table}
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"drafters": 3}', '{"drafters": {"a": 1}}'])

@@ -13,11 +13,11 @@ from paceline.runtime.request import Defaults, Request
 from paceline.verify.checks import SAMPLED, Verdict, VerifyCase, check_tokens
 from paceline.verify.suite import load_suite
 from paceline_lab.bench.ab_test import Case, Contender
+from paceline_lab.learn.answers import Settings, make_answers
+from paceline_lab.learn.prompts import Opening, write_prompts
 from paceline_lab.peers.base import Question
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.sweep.cases import length_cases
-from paceline_lab.train.answers import Settings, make_answers
-from paceline_lab.train.prompts import write_prompts
 
 HOT = Defaults(
     registry={"temperature": 0.9, "repetition_penalty": 1.4}, model={"top_k": 9, "max_tokens": 2}
@@ -53,7 +53,7 @@ def _verified(model: Model, suite: Path, _: Path) -> None:
 
 
 def _answered(model: Model, suite: Path, out: Path) -> None:
-    make_answers(model, [suite], out, Settings(max_tokens=4), at_once=2, progress=QUIET)
+    make_answers(model, suite, out, Settings(max_tokens=4), at_once=2, progress=QUIET)
 
 
 @pytest.mark.parametrize("work", [_run, _swept, _peers, _verified, _answered])
@@ -94,7 +94,14 @@ def test_prompts_are_sampled_as_asked_whatever_registry_and_model_say(
     monkeypatch.setattr(Model, "request", request)
     with pytest.raises(KeyboardInterrupt):
         write_prompts(
-            model, tmp_path / "o", count=1, seed=0, temperature=0.7, at_once=1, progress=QUIET
+            model,
+            tmp_path / "o",
+            count=1,
+            seed=0,
+            temperature=0.7,
+            at_once=1,
+            progress=QUIET,
+            openings=[Opening("Hi")],
         )
     assert {setting.source for setting in seen[0].settings.values()} <= {"request", "fallback"}
     assert seen[0].sampling.temperature == 0.7

@@ -9,7 +9,7 @@ from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
 from paceline_lab.arguments import Comparison, Measurement
-from paceline_lab.bench.run.command import bench_run
+from paceline_lab.bench.run import bench_run
 
 _SUITE = [
     ("one", "chat", "Hello"),

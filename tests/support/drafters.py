@@ -5,8 +5,8 @@ from pathlib import Path
 
 from paceline.decoding.types import ComputedBlock, Drafter, Policy, Proposal
 from paceline.drafters.table_counts import count_table
-from paceline_lab.train.answers import Answer
-from paceline_lab.train.table import write_table
+from paceline_lab.learn.answers import Answer
+from paceline_lab.learn.table import write_table
 
 MATCHERS = ["ngram", "ngram:min=2,max=5,length=4", "suffix", "suffix:earlier", "suffix+ngram:min=1"]
 """Drafters that need the context alone."""

@@ -1,7 +1,5 @@
-"""Answers of the tiny model to a few prompts, and easy ones that were made up, for training."""
+"""Answers of the tiny model to a few prompts, to learn from."""
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
-from paceline_lab.train.answers import ANSWERS, Answer, Settings, make_answers
+from paceline_lab.learn.answers import Answer, Settings, make_answers, read_answers
 
 WORDS = ["Hello", "this is one and the user", "2 + 2 = 12, and the", "a", "the"]
 SHORT = Settings(max_tokens=12)
@@ -35,18 +33,18 @@ class Asked(Model):
 
 
 def make(
-    model: Model, prompts: Path | list[Path], out: Path, settings: Settings = SHORT, **options: Any
-) -> dict[str, Any]:
-    paths = [prompts] if isinstance(prompts, Path) else prompts
-    return make_answers(model, paths, out, settings, **{"at_once": 3, "progress": QUIET, **options})
+    model: Model, prompts: Path, out: Path, settings: Settings = SHORT, **options: Any
+) -> dict[int, Answer]:
+    """Number -> answer, of those in `out` then."""
+    make_answers(model, prompts, out, settings, **{"at_once": 3, "progress": QUIET, **options})
+    return answers_in(out)
 
 
-def entries(folder: Path) -> dict[int, dict[str, Any]]:
-    """Number -> what stands in the file."""
-    lines = [json.loads(line) for line in (folder / ANSWERS).read_bytes().splitlines()]
-    by_name = {entry["number"]: entry for entry in lines}
-    assert len(by_name) == len(lines), "no answer is there twice"
-    return by_name
+def answers_in(out: Path) -> dict[int, Answer]:
+    answers = read_answers(out)
+    by_number = {answer.number: answer for answer in answers}
+    assert len(by_number) == len(answers), "no answer is there twice"
+    return by_number
 
 
 def alone(model: Model, prompt: Any, **options: Any) -> Result:
@@ -55,25 +53,3 @@ def alone(model: Model, prompt: Any, **options: Any) -> Result:
 
 def other_weights(model: Model) -> Model:
     return Model(replace(model.files, fingerprint="f" * 64), model.engine)
-
-
-LETTERS = range(100, 112)
-"""Tokens that the tiny target is ready to say."""
-
-
-def easy_answers(count: int = 24, length: int = 30) -> list[Answer]:
-    """Texts in which each token says which one follows."""
-    texts = [[LETTERS[(first + at) % 12] for at in range(8 + length)] for first in range(count)]
-    return [Answer(number, text[:8], text[8:]) for number, text in enumerate(texts)]
-
-
-class Stopped(Exception):
-    """As if the process had been ended."""
-
-
-def stop_at(step: int) -> Callable[[int], None]:
-    def reach(done: int) -> None:
-        if done == step:
-            raise Stopped
-
-    return reach

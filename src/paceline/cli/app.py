@@ -35,6 +35,9 @@ Other packages add more (`paceline.plugins`).
 _OTHER_NAMES = {"list": "models", "ls": "models", "remove": "rm"}
 """Names of other programs -> commands."""
 
+_GONE = {"train": "learn"}
+"""Commands of earlier versions -> those to use instead."""
+
 _UNKNOWN = re.compile("No such command '(.+?)'")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -165,7 +168,8 @@ def _usage_error(error: typer.TyperException) -> str:
     near: Sequence[str] = ()
     if word := _UNKNOWN.search(message):
         group: Any = context.command if context else None
-        near = difflib.get_close_matches(word[1], group.list_commands(context) if group else ())
+        names = group.list_commands(context) if group else ()
+        near = [_GONE[word[1]]] if word[1] in _GONE else difflib.get_close_matches(word[1], names)
         message = f"no command is called {word[1]!r}"
     elif hasattr(error, "possibilities"):
         near = error.possibilities or ()  # the nearest first

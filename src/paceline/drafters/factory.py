@@ -20,14 +20,12 @@ from paceline.drafters.kept import KeptDrafter, KeptText
 from paceline.drafters.model import DraftModel, ModelDrafter
 from paceline.drafters.mtp import (
     DraftHead,
-    Head,
     MlxHead,
     MtpDrafter,
     OpenVinoHead,
     has_head,
     names_head,
     read_head,
-    reads_logits,
 )
 from paceline.drafters.mtp import read_config as read_head_config
 from paceline.drafters.networks.context import ContextCache
@@ -37,7 +35,7 @@ from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.spec import DrafterPart, DrafterSpec, ngram_drafter
 from paceline.drafters.suffix import AnswerHistory, SuffixDrafter
 from paceline.drafters.table import Table, TableDrafter
-from paceline.errors import InvalidRequest, ModelError
+from paceline.errors import InvalidRequest
 
 
 @dataclass(slots=True)
@@ -178,8 +176,7 @@ def needs_hidden_states(spec: str) -> bool:
 
     Raises InvalidRequest if there is no such drafter.
     """
-    parts = [part for part in DrafterSpec.parse(spec).parts if part.kind in _READERS]
-    return not all(part.name and reads_logits(Path(part.name)) for part in parts)
+    return any(part.kind in _READERS for part in DrafterSpec.parse(spec).parts)
 
 
 def slots(spec: str | DrafterSpec, shared: DrafterResources) -> int | None:
@@ -233,38 +230,19 @@ def _mtp(part: DrafterPart, shared: DrafterResources, request: RequestContext) -
     if part.argument not in shared.heads:
         shared.heads[part.argument] = _head(part, shared)
     head = shared.heads[part.argument]
-    cache: Any = head.new_cache()
-    if not head.config.logits_of:  # it reads states of this answer alone
-        # `dflash` of the same folder has a cache of another kind.
-        cache = request.kv.setdefault(str(part), cache)
+    # `dflash` of the same folder has a cache of another kind.
+    cache: Any = request.kv.setdefault(str(part), head.new_cache())
     length = part.options.get("length", _LONGEST_CHAIN)
     return MtpDrafter(head, cache, length, request.sampling, request.prompt_length)
 
 
 def _head(part: DrafterPart, shared: DrafterResources) -> DraftHead:
     folder, options = _folder(part, shared), part.options
-    if reads_logits(folder):
-        return _logits_head(read_head(folder, _layers(shared)), part, shared)
     graph = _target_graph(part, shared)
     head, vocab = read_head(folder, _layers(shared)), options.get("vocab")
     if shared.mlx is not None:
         return MlxHead(head, shared.mlx, vocab=vocab, bits=options.get("bits"))
     return OpenVinoHead(head, graph, vocab=vocab, int8=bool(options.get("int8", 1)))
-
-
-def _logits_head(head: Head, part: DrafterPart, shared: DrafterResources) -> DraftHead:
-    """A head that needs no file of its target. Raises ModelError if it is of another one."""
-    if {"bits", "vocab"} & part.options.keys():
-        raise InvalidRequest(
-            f"{part} has bits or vocab, but {head.path} reads logits and has a vocabulary of its "
-            "own; expected no option but length and int8"
-        )
-    if head.config.vocab_size != shared.vocab_size:
-        raise ModelError(
-            f"{head.path} is a head for a vocabulary of {head.config.vocab_size} tokens; "
-            f"{shared.target} has {shared.vocab_size}"
-        )
-    return OpenVinoHead(head, None, int8=bool(part.options.get("int8", 1)))
 
 
 def _target_graph(part: DrafterPart, shared: DrafterResources) -> Path:
@@ -339,8 +317,8 @@ def _folder(part: DrafterPart, shared: DrafterResources) -> Path:
     if kind not in shared.shipped:
         if kind == "mtp" and shared.graph is not None and names_head(shared.graph):
             return shared.graph  # reading it raises an error that names what is missing
-        way = f"train one with `paceline train {kind}`"
-        if kind == "dflash":
+        way = "make one with `paceline learn`"
+        if kind != "table":
             way = "take a published checkpoint for it"
         raise InvalidRequest(
             f"no {kind} comes with {shared.target}; {way} and name its folder: {kind}:FOLDER"

@@ -1,6 +1,6 @@
 """A back-off n-gram table: the most frequent successor of the last tokens, with its probability.
 
-Counted once from the target's own answers (`paceline train table`); tokens and probabilities are
+Counted once from the target's own answers (`paceline learn`); tokens and probabilities are
 memory-mapped, so a lookup is nearly free. It looks up the last five tokens, then fewer, down to
 one. It holds the target's habits and nothing of the request; the matchers hold the opposite.
 """
@@ -211,6 +211,6 @@ def _column(path: Path, kind: type[np.generic], shape: tuple[int, ...]) -> npt.N
     if array.dtype != kind or array.shape != shape:
         raise ModelError(
             f"{path} holds {array.dtype} {list(array.shape)}; expected {np.dtype(kind)} "
-            f"{list(shape)}: make the table again with `paceline train table`"
+            f"{list(shape)}: make the table again with `paceline learn`"
         )
     return array

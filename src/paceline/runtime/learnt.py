@@ -22,8 +22,6 @@ HEADER = "learnt.json"
 """Says which model a folder is of."""
 
 _FOLDER, _INSTALLED = "learnt", "installed"
-_HEAD, _CONFIG = "mtp", "config.json"
-_RETURN_HIDDEN_STATES = ("openvino", "mlx")
 
 
 def learnt_dir() -> Path:
@@ -33,7 +31,8 @@ def learnt_dir() -> Path:
 
 def installed_drafters(files: ModelFiles) -> dict[str, Path]:
     """Kind of drafter -> folder, of the drafters that were learnt for a model and installed."""
-    return {kind: path for kind, path in _installed(files).items() if _suits(kind, path, files)}
+    # A folder that was forgotten is gone; heads that earlier versions made have no manifest.
+    return {kind: path for kind, path in _installed(files).items() if (path / MANIFEST).is_file()}
 
 
 def install(files: ModelFiles, kind: str, folder: Path) -> None:
@@ -103,15 +102,3 @@ def _parts() -> Iterator[tuple[Path, Path]]:
 
 def _index(fingerprint: str) -> Path:
     return learnt_dir() / _INSTALLED / f"{fingerprint[:24]}.json"
-
-
-def _suits(kind: str, folder: Path, files: ModelFiles) -> bool:
-    """Whether a drafter's folder is still there, which forgetting removes, and fits the engine."""
-    if kind != _HEAD:
-        return (folder / MANIFEST).is_file()
-    try:
-        config = read_json(folder / _CONFIG)
-    except ModelError:
-        return False
-    reads_logits = isinstance(config, dict) and "logits_of" in config
-    return files.engine in _RETURN_HIDDEN_STATES or reads_logits

@@ -1,5 +1,6 @@
-"""Measurements and checks: interleaved A/B tests, records, cost plans, exactness.
+"""Measurements of models: interleaved A/B tests and their records.
 
-A folder per command (`run`, `plan`, `verify`). They share `record.py`, the format of results;
-`ab_test.py`, interleaved measurement; `journal.py`, resuming; `summary.py`, aggregates.
+`run.py` and `compare.py` are commands. `record.py` has the format of results, `ab_test.py`
+interleaved measurement, `turns.py` the turns of a suite, `journal.py` resuming, `summary.py` and
+`groups.py` aggregates.
 """

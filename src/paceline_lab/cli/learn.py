@@ -52,8 +52,8 @@ def learn(
 ) -> int:
     """Learn to draft for a model.
 
-    The model writes prompts and answers them; a drafter is made of the answers. `auto` takes it if
-    that makes other answers faster, and never changes one. The same command goes on.
+    The model writes prompts and answers them; a table is counted from the answers. `auto` takes it
+    if that makes other answers faster, and never changes one. The same command goes on.
     """
     from paceline_lab.learn.command import learn as run
 

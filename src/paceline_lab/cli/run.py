@@ -31,7 +31,7 @@ def run(
     output: Output,
 ) -> int:
     """Compare drafters with plain decoding on a suite."""
-    from paceline_lab.bench.run.command import bench_run
+    from paceline_lab.bench.run import bench_run
 
     report = bench_run(
         lambda rows: load_model(model, output, drafters=drafter, rows=rows),

@@ -6,10 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from paceline.cli import declare
-from paceline.cli.console import load_model, obey_offline, print_report, progress_of
-from paceline.cli.options import ModelOptions, Output, command, group
+from paceline.cli.console import (
+    check_writable,
+    load_model,
+    obey_offline,
+    print_report,
+    progress_of,
+)
+from paceline.cli.options import ModelOptions, Output, ResultFile, command, group
 from paceline.errors import InvalidRequest
-from paceline_lab.cli.options import ComparisonArguments, MeasurementArguments
+from paceline_lab.cli.options import ComparisonArguments
 
 if TYPE_CHECKING:
     from paceline.runtime.model import Model
@@ -31,8 +37,7 @@ def simulate(
         declare.several(
             parser=Path,
             metavar="FILE...",
-            help="JSON lines with prompt and answer, a trace, a result, answers to train on, or "
-            "text",
+            help="JSON lines with prompt and answer, a trace, a result, or text",
         ),
     ],
     raw: Annotated[bool, Option("--raw", help="prompts without the chat template")] = False,
@@ -50,44 +55,35 @@ def simulate(
     carry: Annotated[
         bool, Option("--carry", help="one process: a text learns from the texts before it")
     ] = False,
-    measure: Annotated[
-        bool,
-        Option("--measure", help="without texts: answer a suite with the model, and simulate that"),
-    ] = False,
-    measurement: MeasurementArguments,
+    result: ResultFile = None,
     model: ModelOptions,
     output: Output,
 ) -> int:
     """Answer recorded texts again, without their model."""
     from paceline.models import resolve
-    from paceline_lab.simulate.check import bench_simulate_check
     from paceline_lab.simulate.command import bench_simulate
 
-    if bool(texts) == measure:
-        raise InvalidRequest("bench simulate needs either --texts, or --measure")
+    check_writable(result)
+    if not texts:
+        raise InvalidRequest("bench simulate needs --texts FILE")
     obey_offline(model.offline)
     progress = progress_of(output)
 
     def load() -> "Model":
         return load_model(model, output, drafters=comparison.drafters)
 
-    if measure:
-        result = bench_simulate_check(
-            load, comparison, measurement, model=model.model, progress=progress
-        )
-    else:
-        result = bench_simulate(
-            load,
-            lambda: resolve(
-                model.model, progress=progress, revision=model.revision, weights=model.weights
-            ),
-            comparison,
-            model=model.model,
-            texts=texts,
-            raw=raw,
-            prompt_tokens=prompt_tokens,
-            cost=cost,
-            carry=carry,
-            progress=progress,
-        )
-    return print_report(result, output, measurement.output)
+    report = bench_simulate(
+        load,
+        lambda: resolve(
+            model.model, progress=progress, revision=model.revision, weights=model.weights
+        ),
+        comparison,
+        model=model.model,
+        texts=texts,
+        raw=raw,
+        prompt_tokens=prompt_tokens,
+        cost=cost,
+        carry=carry,
+        progress=progress,
+    )
+    return print_report(report, output, result)

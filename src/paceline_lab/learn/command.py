@@ -1,4 +1,4 @@
-"""Implements `learn`: prompts, answers, and drafters of them, which `auto` takes if it gains."""
+"""Implements `learn`: prompts, answers, and a table of them, which `auto` takes if it gains."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,16 +16,13 @@ from paceline.storage.system import lower_priority
 from paceline.verify.suite import Suite, load_suite
 from paceline_lab.learn.budget import Budget, LearningProgress, duration
 from paceline_lab.learn.data import AT_ONCE, DataMaker, cache_tokens
-from paceline_lab.learn.drafters import TABLE_BYTES, Learner, Use
 from paceline_lab.learn.folder import LearntFolder
-from paceline_lab.learn.head import STATES_BYTES, why_none
 from paceline_lab.learn.openings import openings
-from paceline_lab.learn.report import text_of
+from paceline_lab.learn.table import TABLE_BYTES, Use, learn_table, text_of
 from paceline_lab.learn.variety import Variety
 
 _DATA_SHARE = 0.9
-_DATA_SHARE_WITH_HEAD = 0.6
-"""Of the time, for prompts and answers; drafters take the rest."""
+"""Of the time, for prompts and answers; the table takes the rest."""
 
 _JSON_BYTES = 12
 """Of a token of an answer on disk, its prompt and the prompt's text included."""
@@ -41,11 +38,11 @@ def learn(
     exclude: Sequence[Path],
     progress: Progress,
 ) -> Report:
-    """Learn drafters for a model, from where an earlier call was stopped.
+    """Learn a table for a model, from where an earlier call was stopped.
 
     Args:
         model: name, path or hub name.
-        engine: that the drafters are for; `auto`: the one that answers of the model run in.
+        engine: that the table is for; `auto`: the one that answers of the model run in.
         hours: of this call, at most.
         tokens: of answers to learn from; replaces `hours`.
         prompts: files of prompts to answer first.
@@ -62,7 +59,6 @@ def learn(
         load_suite(path)
     budget = Budget(float("inf") if tokens else hours * 3600, tokens)
     use = _use(model, engine, progress)
-    no_head = why_none(use.files)
     target = _target(model, engine, progress)
     with target:
         target.measure_profile()  # kept for all who use the model, at whatever priority
@@ -71,24 +67,21 @@ def learn(
             openings(target.files)  # refused before anything is written
         folder = LearntFolder(target.files)
         with held(folder.path), _said_if_stopped(progress):
-            progress.say(_notice(folder, budget, target.profile.cost, model, head=not no_head))
+            progress.say(_notice(folder, budget, target.profile.cost, model))
             shown = LearningProgress(progress, budget)
-            variety = _variety(folder, suites)
-            share = _DATA_SHARE if no_head else _DATA_SHARE_WITH_HEAD
-            learner = Learner(folder, use, [use.files, target.files], budget, shown)
-            if no_head or not learner.has_unfinished_head():
-                data = DataMaker(
-                    target, folder, variety, budget=budget, share=share, progress=shown
-                )
-                data.run(prompts)
+            variety = variety_of(folder, suites)
+            DataMaker(
+                target, folder, variety, budget=budget, share=_DATA_SHARE, progress=shown
+            ).run(prompts)
             target.close()  # its memory is for what comes next
-            report = learner.report(variety, no_head)
+            report = learn_table(folder, use, [use.files, target.files], variety, shown)
+    report["seconds"] = budget.elapsed
     return Report(report, text=text_of(report))
 
 
 def _use(model: str, engine: str, progress: Progress) -> Use:
     with load(model, engine=engine, progress=progress) as used:
-        return Use(model, used.files, used.engine.vocab_size, used.profile.cost)
+        return Use(used.files, used.engine.vocab_size, used.profile.cost)
 
 
 def _target(model: str, engine: str, progress: Progress) -> Model:
@@ -106,7 +99,7 @@ def _target(model: str, engine: str, progress: Progress) -> Model:
     )
 
 
-def _variety(folder: LearntFolder, suites: Iterable[Suite]) -> Variety:
+def variety_of(folder: LearntFolder, suites: Iterable[Suite]) -> Variety:
     """The prompts of earlier calls; those of suites are excluded, paceline's own among them."""
     prompts = [prompt for suite in suites for prompt in suite.prompts]
     first = [str(one.get("content", "")) for prompt in prompts for one in prompt.messages]
@@ -117,13 +110,11 @@ def _variety(folder: LearntFolder, suites: Iterable[Suite]) -> Variety:
     return variety
 
 
-def _notice(
-    folder: LearntFolder, budget: Budget, cost: CostTable, model: str, *, head: bool
-) -> str:
+def _notice(folder: LearntFolder, budget: Budget, cost: CostTable, model: str) -> str:
     """What learning will cost. Raises InvalidRequest if the disk has less free."""
     rate = AT_ONCE / cost(AT_ONCE)
     tokens = budget.tokens or int(budget.seconds * _DATA_SHARE * rate)
-    needed = tokens * _JSON_BYTES + 2 * TABLE_BYTES + head * STATES_BYTES
+    needed = tokens * _JSON_BYTES + 2 * TABLE_BYTES
     with writing(folder.path):
         free = shutil.disk_usage(folder.path).free
     if free < needed:

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models import ModelFiles, Progress
+from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.verify.suite import load_suite
+from paceline_lab.learn.answers import Settings, make_answers
 from paceline_lab.learn.budget import Budget
 from paceline_lab.learn.folder import LearntFolder, Round
 from paceline_lab.learn.openings import WAY_OUT, follow_ups, mixed, openings
+from paceline_lab.learn.prompts import NoNewPrompts, Opening, write_prompts
 from paceline_lab.learn.variety import Variety
-from paceline_lab.train.answers import Settings, make_answers
-from paceline_lab.train.prompts import NoNewPrompts, Opening, write_prompts
 
 AT_ONCE = 32
 """Sequences of a call."""
@@ -68,8 +68,10 @@ class DataMaker:
         # in a single answer; in calls of many sequences each row costs what a token does.
         self._drafter = "auto" if model.engine.name == "llamacpp" else "none"
 
-    def run(self, files: Sequence[Path]) -> None:
+    def run(self, files: Sequence[Path], free: Sequence[Opening] = ()) -> None:
         """Answer prompts of the user, then those of the model.
+
+        Its prompts continue `free` in turn; none: those of `openings`.
 
         Raises:
             InvalidRequest: a file cannot be read or written.
@@ -78,7 +80,7 @@ class DataMaker:
         for path in files:
             self._answer(self._folder.user_round(path))
         try:
-            free = openings(self._model.files)
+            free = free or openings(self._model.files)
         except ModelError:
             if not files:
                 raise
@@ -124,12 +126,12 @@ class DataMaker:
         return written > 0
 
     def _answer(self, part: Round) -> None:
-        temperatures = temperatures_of(self._model.files)
+        temperatures = _TEMPERATURES[self._model.files.chat_template is not None]
         settings = Settings(MAX_TOKENS, temperatures, longest_prompt=LONGEST)
         if not part.complete and not self._over():
             make_answers(
                 self._model,
-                [part.prompts],
+                part.prompts,
                 part.answers,
                 settings,
                 at_once=AT_ONCE,
@@ -153,11 +155,6 @@ class DataMaker:
                 text = self._model.detokenize(answer.answer)
                 chats.append((str(messages[0]["content"]), text))
         return follow_ups(files, chats[:_CHATS])
-
-
-def temperatures_of(files: ModelFiles) -> tuple[float, ...]:
-    """Those of a model's answers, in turn."""
-    return _TEMPERATURES[files.chat_template is not None]
 
 
 def cache_tokens() -> int:

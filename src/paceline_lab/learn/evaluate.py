@@ -1,7 +1,7 @@
 """Whether `auto` gains by a new table: held-out answers replayed with and without it.
 
 The replay takes the steps that real requests would, and the costs of calls are those measured on
-this machine (`paceline_lab/simulate`). What needs the model's hidden states is left out of both.
+this machine (`paceline_lab/simulate`). What reads hidden states is left out of both.
 """
 
 from collections.abc import Mapping, Sequence

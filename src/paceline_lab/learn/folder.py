@@ -1,7 +1,7 @@
 """The folder of what is learnt of a model: rounds of prompts, and the answers to them.
 
-A round is a file of prompts and a folder of answers, both of which grow line by line: a run that
-was killed loses the lines that it was writing. Invariant: a folder has prompts and answers of one
+A round is a file of prompts and a file of answers, both of which grow line by line: a run that was
+killed loses the lines that it was writing. Invariant: a folder has prompts and answers of one
 model's weights alone.
 """
 
@@ -20,15 +20,14 @@ from paceline.runtime.kept import LOOP
 from paceline.runtime.learnt import HEADER, learnt_dir
 from paceline.storage.files import read_json, sha256_of, write_json, writing
 from paceline.storage.json_lines import read_entries
-from paceline.storage.manifest import MANIFEST
 from paceline.verify.suite import load_suite
-from paceline_lab.train.answers import ANSWERS, Answer, read_answers
-from paceline_lab.train.prompts import Generated
+from paceline_lab.learn.answers import LOOP_FINISH, Answer, is_begun, read_answers
+from paceline_lab.learn.prompts import Generated
 
 KIND = "paceline learnt drafters"
 
 MOST_TOKENS = 8_000_000
-"""Of the answers that drafters are made of, about: each takes some 40 bytes of memory."""
+"""Of the answers that a table is counted from, about: each takes some 40 bytes of memory."""
 
 _USERS, _OURS = "user-", "prompts-"
 """How the names of files of prompts begin: of the user, and of the model."""
@@ -44,24 +43,17 @@ class Round:
     @property
     def begun(self) -> bool:
         """Whether prompts are being answered, so that no more may be added."""
-        return (self.answers / MANIFEST).is_file()
+        return is_begun(self.answers)
 
     @property
     def complete(self) -> bool:
         """Whether every prompt has its answer."""
-        return self.begun and bool(read_json(self.answers / MANIFEST).get("complete"))
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the answers that are here."""
-        if self.complete:
-            return int(read_json(self.answers / MANIFEST)["answer_tokens"])
-        return sum(len(answer.answer) for answer in self.answered)
+        return self.answers.is_file()
 
     @property
     def answered(self) -> list[Answer]:
-        """The answers that are here."""
-        return read_entries(self.answers / ANSWERS, Answer)
+        """The answers that are here, by number."""
+        return read_answers(self.answers)
 
     @property
     def generated(self) -> list[Generated]:
@@ -84,21 +76,20 @@ class Example:
         if self.answer.finish == FinishReason.STOP:
             return False
         detector = RepetitionDetector(LOOP)
-        return self.answer.finish == "loop" or any(map(detector.push, self.answer.answer))
+        return self.answer.finish == LOOP_FINISH or any(map(detector.push, self.answer.answer))
 
 
 class LearntFolder:
     """The folder of one model."""
 
-    def __init__(self, files: ModelFiles) -> None:
-        """Create it, or open that of an earlier run.
+    def __init__(self, files: ModelFiles, path: Path | None = None) -> None:
+        """Create it, or open that of an earlier run; without a `path` that of the model.
 
         Raises:
             ModelError: what is here was learnt of other weights under the same name.
             InvalidRequest: it cannot be written.
         """
-        self.path = learnt_dir() / files.fingerprint[:24]
-        self._fingerprint = files.fingerprint
+        self.path = path or learnt_dir() / files.fingerprint[:24]
         header = {
             "kind": KIND,
             "version": 1,
@@ -107,7 +98,7 @@ class LearntFolder:
             "fingerprint": files.fingerprint,
             "paceline": paceline.__version__,
         }
-        for other in sorted(learnt_dir().glob(f"*/{HEADER}")):
+        for other in sorted(self.path.parent.glob(f"*/{HEADER}")):
             _check_unchanged(other, header)
         with writing(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -143,48 +134,50 @@ class LearntFolder:
 
     def tokens(self) -> int:
         """Tokens of the answers that are here."""
-        return sum(part.tokens for part in self.rounds())
+        return sum(len(answer.answer) for part in self.rounds() for answer in part.answered)
 
     def examples(self) -> list[Example]:
         """The answers that are here; of more than `MOST_TOKENS` tokens, those of the last rounds.
 
-        Raises InvalidRequest for a line that is no answer, or one of another model.
+        Raises InvalidRequest for a line that is no answer.
         """
         rounds: list[list[Example]] = []
         tokens = 0
         for part in reversed([*self.rounds()]):
             if tokens >= MOST_TOKENS:
                 break
-            rounds.append(self._examples(part))
-            tokens += part.tokens
+            rounds.append(_examples(part))
+            tokens += sum(len(example.answer.answer) for example in rounds[-1])
         return [example for examples in reversed(rounds) for example in examples]
 
     def provenance(self) -> list[dict[str, Any]]:
-        """Rounds and their checksums, for the manifest of a drafter."""
+        """Rounds and their checksums, for the manifest of a table."""
         return [
-            {"prompts": part.prompts.name, "sha256": sha256_of(part.answers / ANSWERS)}
+            {"prompts": part.prompts.name, "sha256": sha256_of(part.answers)}
             for part in self.rounds()
-            if (part.answers / ANSWERS).is_file()
+            if part.complete
         ]
 
-    def new_folder(self, kind: str) -> Path:
-        """The path of a new drafter."""
-        numbers = [int(path.name.rpartition("-")[2]) for path in self.path.glob(f"{kind}-*")]
-        return self.path / f"{kind}-{max(numbers, default=0) + 1}"
-
-    def _examples(self, part: Round) -> list[Example]:
-        if not part.tokens:
-            return []
-        prompts = load_suite(part.prompts).prompts
-        examples = []
-        for answer in read_answers(part.answers, self._fingerprint):
-            prompt = prompts[answer.number]
-            texts = [str(m["content"]) for m in prompt.messages if m.get("role") == "user"]
-            examples.append(Example(texts or [""], prompt.kind, answer))
-        return examples
+    def new_table(self) -> Path:
+        """The path of a new table."""
+        numbers = [int(path.name.rpartition("-")[2]) for path in self.path.glob("table-*")]
+        return self.path / f"table-{max(numbers, default=0) + 1}"
 
     def _round(self, prompts: Path) -> Round:
-        return Round(prompts, self.path / f"answers-{prompts.stem}")
+        return Round(prompts, self.path / f"answers-{prompts.name}")
+
+
+def _examples(part: Round) -> list[Example]:
+    answers = part.answered
+    if not answers:
+        return []
+    prompts = load_suite(part.prompts).prompts
+    examples = []
+    for answer in answers:
+        prompt = prompts[answer.number]
+        texts = [str(m["content"]) for m in prompt.messages if m.get("role") == "user"]
+        examples.append(Example(texts or [""], prompt.kind, answer))
+    return examples
 
 
 def _check_unchanged(path: Path, header: dict[str, Any]) -> None:

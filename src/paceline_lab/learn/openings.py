@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
-from paceline_lab.train.prompts import Opening, user_opening
+from paceline_lab.learn.prompts import Opening, user_opening
 
 FREE, FOLLOW_UP = "free", "follow-up"
 

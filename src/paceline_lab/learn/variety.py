@@ -5,14 +5,13 @@ script that is written without spaces.
 """
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
-from paceline_lab.train.prompts import Generated
+from paceline_lab.learn.prompts import Generated
 
 _WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
@@ -99,17 +98,12 @@ class Variety:
         if not self._prompts:
             return {"prompts": 0, "dropped": dict(self.dropped)}
         texts = [prompt.prompt for prompt in self._prompts]
-        lengths = [len(_words(text)) for text in texts]
-        starts = Counter(" ".join(_words(text)[:2]) for text in texts)
         return {
             "prompts": len(texts),
             "distinct_4_grams": len(self._grams) / self._all_grams,
-            "distinct_first_two_words": len(starts),
-            "commonest_first_two_words": starts.most_common(1)[0][1] / len(texts),
-            "words": {"median": median(lengths), "longest_tenth": _ninth_decile(lengths)},
+            "words": median(len(_words(text)) for text in texts),
             "topics": _shares(topic_of([text]) for text in texts),
             "openings": _shares(prompt.kind for prompt in self._prompts),
-            "scripts": _shares(map(_script, texts)),
             "code": sum(_CODE.search(text) is not None for text in texts) / len(texts),
             "second_turns": sum(bool(prompt.messages) for prompt in self._prompts) / len(texts),
             "dropped": dict(self.dropped),
@@ -145,20 +139,6 @@ def _grams(words: Sequence[str], length: int) -> Iterator[int]:
         yield int.from_bytes(sha256(run.encode("utf-8", "replace")).digest()[:8])
 
 
-def _script(text: str) -> str:
-    """The script that most letters are of, such as latin or cjk."""
-    scripts = Counter(
-        unicodedata.name(letter, "other").partition(" ")[0].lower()
-        for letter in text
-        if letter.isalpha()
-    )
-    return scripts.most_common(1)[0][0] if scripts else "none"
-
-
 def _shares(values: Iterable[str]) -> dict[str, float]:
     counts = Counter(values)
     return {value: count / counts.total() for value, count in counts.most_common()}
-
-
-def _ninth_decile(values: Sequence[int]) -> float:
-    return quantiles(values, n=10)[-1] if len(values) > 1 else float(values[0])

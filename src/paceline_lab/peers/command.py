@@ -4,24 +4,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from paceline.errors import MissingExtra
-from paceline.models import Progress
+from paceline.models import Progress, resolve
 from paceline.runtime.model import Model
 from paceline.storage.json_lines import journal_path
 from paceline.storage.report import Report
 from paceline.verify.client import Access
-from paceline.verify.suite import load_suite
+from paceline.verify.suite import SuitePrompt, load_suite, prompt_for
 from paceline_lab.arguments import Measurement
 from paceline_lab.bench.ab_test import about, max_context
 from paceline_lab.bench.journal import open_journal
 from paceline_lab.bench.record import PACKAGES, Record, here
-from paceline_lab.bench.run.turns import check_names as check_ids
+from paceline_lab.bench.turns import Turn, measure_turns
+from paceline_lab.bench.turns import check_names as check_ids
+from paceline_lab.peers.base import Question
 from paceline_lab.peers.llama_server.binary import PROGRAM, server_binary
-from paceline_lab.peers.measure import contenders_of
+from paceline_lab.peers.measure import contenders_of, measure
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.peers.registry import KNOWN, check_names, open_all
-from paceline_lab.peers.summary import PeerRows, is_exact, summary, tables
+from paceline_lab.peers.summary import is_exact, speeds, tables
 from paceline_lab.peers.target import TargetModel
-from paceline_lab.peers.turns import first_questions, measure_turns, needed_context
+
+_SPARE = 64
+"""Tokens more than an answer had that its text may be in the next prompt."""
 
 
 def bench_peers(
@@ -65,58 +69,81 @@ def bench_peers(
     access.check()
     model = load(None)
     model.measure_profile()
-    context = min(max_context(model), needed_context(prompts.prompts, model, max_tokens))
-    with TargetModel(
-        model.files,
+    context = min(max_context(model), _needed_context(prompts.prompts, model, max_tokens))
+    target = TargetModel(
+        files=model.files,
         context=context,
+        say=progress.say,
         threads=threads,
-        draft=draft,
+        draft=None if draft is None else resolve(draft, progress=progress),
         llama_server=binary,
-        progress=progress,
-    ) as target:
-        opened = open_all(peers, target, access, progress, load)
-        if not opened:
-            raise MissingExtra(f"no peer is installed; install one of {', '.join(KNOWN)} with pip")
-        contenders = contenders_of(PacelinePeer(model), opened)
-        engines = [peer.model for peer in opened if isinstance(peer, PacelinePeer)]
-        head = Record(
-            "peers",
-            rows=[],
-            settings={
-                "peers": {peer.name: peer.settings for peer in opened},
-                "contenders": [contender.name for contender in contenders],
-                "rounds": rounds,
-                "max_tokens": max_tokens,
-                "prompts": len(prompts.prompts),
-                "kinds": [*measurement.kinds],
-                **({} if limit is None else {"limit": limit}),
-            },
-            suite_sha256=prompts.sha256,
-            **about(model),
-            **here([*PACKAGES, *dict.fromkeys(name for peer in opened for name in peer.packages)]),
+    )
+    opened = open_all(peers, target, access, progress, load)
+    if not opened:
+        raise MissingExtra(
+            f"no peer can be compared with here; expected {', '.join(KNOWN)}, or a server's URL "
+            "with --peer"
         )
-        with open_journal(output, head) as journal:
-            questions = first_questions(prompts.prompts, model)
-            shortest = min(questions, key=lambda question: len(question.tokens))
-            for contender in contenders:  # warm-up
-                contender.answer(shortest, max_tokens)
-            rows, skipped = measure_turns(
-                prompts.prompts,
-                contenders,
-                model=model,
-                room=min(context, *map(max_context, [model, *engines])),
-                rounds=rounds,
-                max_tokens=max_tokens,
-                journal=journal,
-                progress=progress,
-            )
-    peer_rows = PeerRows(rows)
+    contenders = contenders_of(PacelinePeer(model), opened)
+    engines = [peer.model for peer in opened if isinstance(peer, PacelinePeer)]
+    head = Record(
+        "peers",
+        rows=[],
+        settings={
+            "peers": {peer.name: peer.settings for peer in opened},
+            "contenders": [contender.name for contender in contenders],
+            "rounds": rounds,
+            "max_tokens": max_tokens,
+            "prompts": len(prompts.prompts),
+            "kinds": [*measurement.kinds],
+            **({} if limit is None else {"limit": limit}),
+        },
+        suite_sha256=prompts.sha256,
+        **about(model),
+        **here([*PACKAGES, *dict.fromkeys(name for peer in opened for name in peer.packages)]),
+    )
+    with open_journal(output, head) as journal:
+        rows, skipped = measure_turns(
+            prompts.prompts,
+            model,
+            room=min(context, *map(max_context, [model, *engines])),
+            max_tokens=max_tokens,
+            warm_up=lambda turn: [
+                contender.answer(_question(turn), max_tokens) for contender in contenders
+            ],
+            measure=lambda turn, place: measure(
+                _question(turn), contenders, rounds=rounds, max_tokens=max_tokens, start=place
+            ),
+            journal=journal,
+            progress=progress,
+        )
     skips = {"skipped": [turn._asdict() for turn in skipped]}
-    record = replace(head, rows=rows, summary={**summary(peer_rows), **skips})
+    record = replace(
+        head, rows=rows, summary={"same_tokens": is_exact(rows), "speeds": speeds(rows), **skips}
+    )
     return Report(
         record.as_dict(),
-        is_exact(peer_rows),
+        is_exact(rows),
         "\n".join(map(str, skipped)),
-        tables=[*tables(peer_rows)],
+        tables=[*tables(rows)],
         journal=journal_path(output),
     )
+
+
+def _question(turn: Turn) -> Question:
+    return Question(turn.name, turn.prompt.kind, turn.messages, turn.tokens)
+
+
+def _needed_context(prompts: Sequence[SuitePrompt], model: Model, max_tokens: int) -> int:
+    """Tokens of the longest conversation with answers of `max_tokens`."""
+    sizes = []
+    for prompt in prompts:
+        messages = [*prompt.messages]
+        for following in prompt.turns:
+            messages += [
+                {"role": "assistant", "content": "."},
+                {"role": "user", "content": following},
+            ]
+        answers = max_tokens + len(prompt.turns) * (max_tokens + _SPARE)
+        sizes.append(len(model.tokens(prompt_for(model.files, messages))) + answers)
+    return max(sizes)

@@ -14,10 +14,11 @@ from paceline_lab.bench.record import Row
 from paceline_lab.peers.base import Answer, Peer, Question
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.peers.registry import one_line
-from paceline_lab.peers.speeds import DECODE, WHOLE
 
+DECODE, WHOLE = "decode_tokens_per_second", "answer_tokens_per_second"
+"""Names in `Row.measures`: speed after the first token, and of the whole answer with its prompt."""
 OWN = "ratio_own_plain"
-"""A name in `Row.measures`: decode speed over that of the peer's first mode, in the same round."""
+"""Decode speed over that of the peer's first mode, in the same round."""
 
 
 class PeerContender(NamedTuple):

@@ -1,11 +1,10 @@
 """mlx-lm: plain decoding, and a smaller draft model. It has no prompt lookup."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from paceline_lab.peers.base import Answer, Peer, Question
+from paceline_lab.peers.base import Answer, NotComparable, Peer, Question
 from paceline_lab.peers.target import TargetModel
 
 PLAIN, DRAFT = "plain", "draft model"
@@ -13,18 +12,15 @@ PLAIN, DRAFT = "plain", "draft model"
 _DRAFT_TOKENS = 3
 """Default of its command `mlx_lm.generate`."""
 
-_GROUP, _BITS = 64, 8
-"""Weights as of `mlx_lm.convert -q --q-bits 8`, unless they are quantized already: about as many
-bytes per token as paceline reads. If paceline runs the checkpoint itself, so does mlx-lm."""
-
 
 def open_peers(target: TargetModel) -> list[Peer]:
-    """mlx-lm.
-
-    Raises:
-        MissingExtra: a package that makes the Hugging Face checkpoint is not installed.
-        ModelError: the model has no checkpoint.
-    """
+    """mlx-lm. Raises NotComparable unless paceline runs the checkpoint itself, in MLX too."""
+    for files in filter(None, (target.files, target.draft)):
+        if files.engine != "mlx":
+            raise NotComparable(
+                f"{files.name} is for the engine {files.engine}, and mlx-lm runs what the engine "
+                "mlx does: a folder with config.json and safetensors"
+            )
     return [MlxLm(target)]
 
 
@@ -37,19 +33,18 @@ class MlxLm:
     def __init__(self, target: TargetModel) -> None:
         """Load the model, and the draft model if there is one."""
         import mlx.core as mx
+        from mlx_lm.utils import load_model
 
         self._target = target
-        unchanged = target.files.engine == "mlx"
-        self._model = _load(target.checkpoint, unchanged=unchanged)
-        smaller = target.draft_checkpoint
-        self._draft = None if smaller is None else _load(smaller, unchanged=unchanged)
-        self.modes = (PLAIN,) if smaller is None else (PLAIN, DRAFT)
-        drafting = {"draft_model": target.draft, "num_draft_tokens": _DRAFT_TOKENS}
-        self.settings: Mapping[str, Any] = {
-            "device": str(mx.default_device()),
-            "weights": "the checkpoint's" if unchanged else f"{_BITS} bits, groups of {_GROUP}",
-            **({} if smaller is None else drafting),
-        }
+        self._model = load_model(target.files.folder)[0]
+        self._draft = None if target.draft is None else load_model(target.draft.folder)[0]
+        self.modes = (PLAIN,) if target.draft is None else (PLAIN, DRAFT)
+        drafting = (
+            {}
+            if target.draft is None
+            else {"draft_model": target.draft.name, "num_draft_tokens": _DRAFT_TOKENS}
+        )
+        self.settings: Mapping[str, Any] = {"device": str(mx.default_device()), **drafting}
 
     def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
         """See `Peer`."""
@@ -84,17 +79,3 @@ class MlxLm:
             ids, self._model, self._draft, num_draft_tokens=_DRAFT_TOKENS, max_tokens=max_tokens
         ):
             yield int(token), was_drafted
-
-
-def _load(folder: Path, *, unchanged: bool) -> Any:
-    from mlx import nn
-    from mlx_lm.utils import load_model
-
-    model = load_model(folder)[0]
-    if not unchanged:
-        nn.quantize(model, _GROUP, _BITS, class_predicate=_can_be_quantized)
-    return model
-
-
-def _can_be_quantized(_: str, layer: Any) -> bool:
-    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % _GROUP == 0

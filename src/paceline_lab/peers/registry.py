@@ -35,12 +35,7 @@ class KnownPeer:
 
 
 KNOWN = {
-    "openvino-genai": KnownPeer("genai", ["openvino_genai"], "openvino-genai"),
-    "llama-cpp-python": KnownPeer("llama_cpp", ["llama_cpp"], "llama-cpp-python"),
     PROGRAM: KnownPeer("llama_server.peer"),
-    "transformers": KnownPeer(
-        "hugging_face", ["transformers", "torch"], "transformers torch accelerate"
-    ),
     "mlx-lm": KnownPeer("mlx", ["mlx_lm"], "mlx-lm"),
 }
 

@@ -1,8 +1,8 @@
 """Reads recordings from files of several formats.
 
-JSON lines with token ids or text; output of `generate --json`, `generate --trace` and `bench run`;
-folders of `train answers`; and plain text, the beginning of which is the prompt. The tokenizer is
-opened only for text. Errors name the file and the line.
+JSON lines with token ids or text, answers of `learn` among them; output of `generate --json`,
+`generate --trace` and `bench run`; and plain text, the beginning of which is the prompt. The
+tokenizer is opened only for text. Errors name the file and the line.
 """
 
 import json
@@ -14,9 +14,6 @@ from typing import Any
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline.runtime.trace import FORM as TRACE
-from paceline.storage.files import read_json
-from paceline.storage.json_lines import read_entries
-from paceline.storage.manifest import MANIFEST
 from paceline_lab.bench.record import FORM as RECORD
 from paceline_lab.bench.record import parse_record
 from paceline_lab.simulate.replay import Recording
@@ -62,8 +59,6 @@ class Texts:
         return [*recordings.values()]
 
     def _recordings_in(self, path: Path) -> Iterator[Recording]:
-        if path.is_dir():
-            return _answers(path)
         try:
             text = path.read_bytes().decode("utf-8")
         except OSError as error:
@@ -96,7 +91,9 @@ class Texts:
             if not line.strip():
                 continue
             try:
-                yield self._recording(json.loads(line), f"{path.stem}:{number}")
+                entry = json.loads(line)
+                if not (isinstance(entry, dict) and "about" in entry):  # the head of a journal
+                    yield self._recording(entry, f"{path.stem}:{number}")
             except (ValueError, RecursionError) as error:
                 raise InvalidRequest(f"line {number} of {path}: {error}") from error
 
@@ -144,22 +141,6 @@ class Texts:
                 raise ValueError(f"{name} is empty, or neither text nor token ids")
             return list(value)
         raise ValueError(f"expected {what} as {' or '.join(names)}, token ids or text")
-
-
-def _answers(folder: Path) -> Iterator[Recording]:
-    """Recordings in a folder of `train answers`."""
-    from paceline_lab.train.answers import ANSWERS, KIND, Answer
-
-    manifest = read_json(folder / MANIFEST)
-    if manifest.get("kind") != KIND:
-        raise InvalidRequest(f"{folder} has no answers: its {MANIFEST} is of another kind")
-    limit = manifest.get("max_tokens")
-    for entry in read_entries(folder / ANSWERS, Answer):
-        ended = entry.finish == "stop" and isinstance(limit, int)
-        if entry.prompt and entry.answer:
-            yield Recording(
-                str(entry.number), "any", entry.prompt, entry.answer, limit if ended else None
-            )
 
 
 def _from_record(value: Mapping[str, Any], name: str) -> Iterator[Recording]:

@@ -15,7 +15,7 @@ from paceline_lab.arguments import Measurement
 from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW
 from paceline_lab.bench.journal import journal_path
 from paceline_lab.bench.record import parse_record
-from paceline_lab.bench.run.command import bench_run
+from paceline_lab.bench.run import bench_run
 from support.bench import bench
 from support.faulty import FaultyEngine, other_picks_when_drafting
 

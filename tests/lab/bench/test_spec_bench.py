@@ -18,11 +18,11 @@ from paceline.verify.suite import CONVERSATION, Suite, load_suite
 from paceline_lab.arguments import Measurement
 from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW
 from paceline_lab.bench.compare import bench_compare
+from paceline_lab.bench.groups import ALL, group_summary, is_loop, repeated_share
 from paceline_lab.bench.journal import journal_path
 from paceline_lab.bench.record import parse_record, read_record
-from paceline_lab.bench.run.command import bench_run
-from paceline_lab.bench.run.groups import ALL, group_summary, is_loop, repeated_share
-from paceline_lab.bench.run.turns import Skipped
+from paceline_lab.bench.run import bench_run
+from paceline_lab.bench.turns import Skipped
 from paceline_lab.report.command import bench_report
 from support.bench import bench
 from support.faulty import FaultyEngine

@@ -2,8 +2,8 @@
 
 import pytest
 
+from paceline_lab.learn.prompts import Generated
 from paceline_lab.learn.variety import HELD_OUT, TRAINING, UNSEEN, Variety, part_of, topic_of
-from paceline_lab.train.prompts import Generated
 
 
 def prompt(text: str, seed: int = 0, kind: str = "free") -> Generated:
@@ -71,8 +71,6 @@ def test_the_figures_are_shares_of_the_prompts():
     figures = variety.figures()
     assert figures["prompts"] == 4
     assert figures["code"] == figures["second_turns"] == 0.25
-    assert figures["scripts"] == {"latin": 0.75, "cyrillic": 0.25}
     assert figures["openings"] == {"free": 0.75, "follow-up": 0.25}
-    assert figures["commonest_first_two_words"] == 0.5
     assert figures["distinct_4_grams"] == 1
     assert Variety().figures()["prompts"] == 0

@@ -1,17 +1,15 @@
 """`mtp`: a head of one layer that drafts a chain of tokens from the target's hidden states.
 
-Three forms of heads: EAGLE-3 (`eagle3`), a checkpoint that is trained for a target; the MTP head
-that comes inside Qwen3.5 (`qwen3_5`); and ours, which reads logits and so drafts for any engine
-(`logits_head`). `checkpoint` has what all compute, and `read` reads any.
+Two forms of heads: EAGLE-3 (`eagle3`), a checkpoint that is trained for a target, and the MTP head
+that comes inside Qwen3.5 (`qwen3_5`). `checkpoint` has what both compute, and `read` reads any.
 `graph` and `openvino_head` run it in OpenVINO, `mlx_head` in MLX; `cache` keeps its keys and values
 in step with acceptance, and `drafter` drafts for one request.
 """
 
 from paceline.drafters.mtp.cache import HeadCache
-from paceline.drafters.mtp.checkpoint import Embeddings, Head, HeadConfig, HeadWeights
+from paceline.drafters.mtp.checkpoint import Head, HeadConfig, HeadWeights
 from paceline.drafters.mtp.drafter import MtpDrafter
 from paceline.drafters.mtp.head import ChainCost, DraftHead, Rows
-from paceline.drafters.mtp.logits_head import reads_logits
 from paceline.drafters.mtp.mlx_head import MlxHead
 from paceline.drafters.mtp.openvino_head import OpenVinoHead
 from paceline.drafters.mtp.qwen3_5 import has_head, names_head
@@ -20,7 +18,6 @@ from paceline.drafters.mtp.read import read_config, read_head
 __all__ = [
     "ChainCost",
     "DraftHead",
-    "Embeddings",
     "Head",
     "HeadCache",
     "HeadConfig",
@@ -33,5 +30,4 @@ __all__ = [
     "names_head",
     "read_config",
     "read_head",
-    "reads_logits",
 ]

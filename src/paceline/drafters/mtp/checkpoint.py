@@ -1,9 +1,8 @@
 """What a head is: its shape, and its weights in one order for all forms.
 
 A head reads the target's hidden state after token i and the embedding of token i + 1, and predicts
-token i + 2. Three forms are known: `eagle3` (a checkpoint of its own), `qwen3_5` (tensors inside
-the target) and `logits_head` (ours, which reads logits). All have one decoder layer and differ in
-what is fused where; `HeadWeights` says how.
+token i + 2. Two forms are known: `eagle3` (a checkpoint of its own) and `qwen3_5` (tensors inside
+the target). Both have one decoder layer and differ in what is fused where; `HeadWeights` says how.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +15,6 @@ import numpy.typing as npt
 
 from paceline.drafters.networks.tensors import Array
 from paceline.errors import ModelError
-from paceline.storage.int8 import Int8Matrix
 
 T = TypeVar("T")
 
@@ -46,29 +44,11 @@ class HeadConfig:
     """Whether it is part of its target (`qwen3_5`), not a checkpoint of its own (`eagle3`)."""
     head_norms: bool = False
     """Whether an `eagle3` head has norms of queries and keys (DeepSpec)."""
-    logits_of: tuple[int, ...] = ()
-    """Tokens whose logits it reads in place of hidden states (`logits_head`); else empty."""
 
     @property
     def tapped_size(self) -> int:
-        """Width of what it reads of a token: all taps concatenated, or logits."""
-        return len(self.logits_of) or len(self.taps) * self.hidden_size
-
-
-@dataclass(frozen=True, slots=True)
-class Embeddings:
-    """Embeddings of a head's own, in two levels.
-
-    Tokens that it drafts, `Head.draft_vocab`, have d values, the others r: with d for each they
-    would be as large as the target's own.
-    """
-
-    drafted: Int8Matrix
-    """[draft vocabulary, d]"""
-    rest: Int8Matrix
-    """[vocab - draft vocabulary, r], by ascending token: an embedding is `into` times its row."""
-    into: Array
-    """[d, r]"""
+        """Width of what it reads of a token: all taps concatenated."""
+        return len(self.taps) * self.hidden_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +93,6 @@ class HeadWeights(Generic[T]):
     """[head_dim]"""
     head: T | None = None
     """[draft vocabulary, d]; None: the target's."""
-    embeddings: Embeddings | None = None
-    """None: the target's."""
 
 
 class Head(NamedTuple):

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
 from paceline.drafters.mtp.cache import HeadCache
 from paceline.drafters.mtp.head import DraftHead, Rows
-from paceline.drafters.networks.context import PREFILL_CHUNK, Tapped
+from paceline.drafters.networks.context import PREFILL_CHUNK
 
 LEAST_CHANCE = 0.15
 """A chain ends where all its drafts are right with less than this probability by the head's own
@@ -38,8 +36,6 @@ class MtpDrafter(Drafter):
         `cache` may have earlier tokens.
         """
         self._head = head
-        self._logits_of = np.array(head.config.logits_of, np.int64)
-        self.reads_logits = bool(head.config.logits_of)
         vocab_size = head.config.vocab_size
         self._sampler = DraftSampler(sampling or Sampling(), prompt_length, vocab_size)
         self._cache = cache
@@ -73,16 +69,15 @@ class MtpDrafter(Drafter):
         return self._chain.cut(limit)
 
     def observe(self, computed: ComputedBlock) -> None:
-        """Keep the hidden states of the rows that are now part of the sequence, or their logits."""
-        first, states = self._states(computed)
-        if states is None:
+        """Keep the hidden states of the rows that are now part of the sequence."""
+        if not (computed.taps and computed.kept):
             return
         cache = self._cache
         count = cache.pending_count
-        start = computed.start + first
+        start = computed.start
         follows = cache.pending_start + count == start
         if count and follows:
-            self._complete(computed.tokens[first])
+            self._complete(computed.tokens[0])
         # Pending rows are contiguous, and few: a long prompt is prefilled as it comes.
         if count > PREFILL_CHUNK or (count and not follows):
             rows = self._take_pending()
@@ -92,8 +87,8 @@ class MtpDrafter(Drafter):
                 )
         if not cache.pending:
             cache.pending_start = start
-        cache.pending.append(states)
-        cache.following += computed.tokens[first + 1 : computed.kept]
+        cache.pending.append(self._head.tapped(computed.taps, computed.kept))
+        cache.following += computed.tokens[1 : computed.kept]
 
     def cost(self, limit: int) -> float:
         """Seconds of a chain of up to `limit` tokens, of the mean length so far, at this context.
@@ -105,20 +100,6 @@ class MtpDrafter(Drafter):
         drafts = min(max(self._mean, 1.0), limit, self._length)
         unread = max(pending, 1) if self._drafted_at >= 0 else 1
         return self._head.cost(len(self._cache) + pending, drafts, unread)
-
-    def _states(self, computed: ComputedBlock) -> tuple[int, Tapped | None]:
-        """The first row that has a state, and the states of the rows that are kept from there on.
-
-        None: there are none.
-        """
-        if not self.reads_logits:
-            usable = computed.taps and computed.kept
-            return 0, self._head.tapped(computed.taps, computed.kept) if usable else None
-        if computed.logits is None:
-            return 0, None
-        first = len(computed.tokens) - len(computed.logits)
-        rows = computed.logits[: max(computed.kept - first, 0), self._logits_of]
-        return first, rows if len(rows) else None
 
     def _complete(self, token: int) -> None:
         """The last pending row is followed by `token`."""

@@ -14,7 +14,6 @@ from paceline.drafters.mtp.checkpoint import Head
 from paceline.drafters.networks.nodes import GraphNodes
 from paceline.drafters.networks.rope import frequencies
 from paceline.drafters.networks.target import TargetWeights, read_matrix
-from paceline.storage.int8 import Int8Matrix
 from paceline.storage.paged_attention import SEQUENCES, PagedSizes, paged_attention
 
 KEYS, VALUES, LONGEST = "key_cache.0", "value_cache.0", "max_context_len"
@@ -29,7 +28,7 @@ class HeadGraph(GraphNodes):
         super().__init__(int8=int8)
         self._config, self._weights = head.config, head.weights
 
-    def build(self, target: TargetWeights | None, draft_vocab: npt.NDArray[np.int64] | None) -> Any:
+    def build(self, target: TargetWeights, draft_vocab: npt.NDArray[np.int64] | None) -> Any:
         """The graph; see `HeadWeights` for what it computes. `target`: None for a logits head.
 
         Inputs: `tokens` [n] int64, the token after a row's position; `tapped` [k, taps * d];
@@ -47,12 +46,11 @@ class HeadGraph(GraphNodes):
         positions = self._input("positions", [-1])
         last_row = self._input(LAST, [1], np.int64)
         if weights.fuse.ndim == 2:
-            fuse = self._vector if config.logits_of else self._matrix
-            fused = self._linear(tapped, fuse(weights.fuse))
+            fused = self._linear(tapped, self._matrix(weights.fuse))
         else:
             fused = self._norm(tapped, weights.fuse)
         hidden = ops.concat([fused, carried], 0)
-        embedded = self._embedded(tokens, target, draft_vocab)
+        embedded = ops.gather(target.embeddings, tokens, self._ints(0))
         both = ops.concat(
             [
                 self._norm(embedded, weights.embedding_norm),
@@ -121,40 +119,12 @@ class HeadGraph(GraphNodes):
         turned, kept = ops.variadic_split(heads, self._ints(2), sizes).outputs()
         return ops.concat([self._apply_rope(turned, *tables), kept], -1)
 
-    def _embedded(
-        self, tokens: Any, target: TargetWeights | None, draft_vocab: npt.NDArray[np.int64] | None
-    ) -> Any:
-        """Embeddings of tokens [n], [n, d]."""
-        ops, own = self._ops, self._weights.embeddings
-        if own is None:
-            assert target is not None
-            return ops.gather(target.embeddings, tokens, self._ints(0))
-        assert draft_vocab is not None
-        is_rest = np.ones(self._config.vocab_size, np.bool_)
-        is_rest[draft_vocab] = False
-        # Both levels are read for every token, and the one that has it is chosen: no branch.
-        row = np.where(is_rest, np.cumsum(is_rest) - 1, np.cumsum(~is_rest) - 1)
-        at = ops.gather(self._ints(row), tokens, self._ints(0))
-        level = ops.gather(ops.constant(is_rest), tokens, self._ints(0))
-        zeros = self._ints(0)
-        drafted = self._rows(own.drafted, ops.select(level, zeros, at))
-        rest = self._rows(own.rest, ops.select(level, at, zeros))
-        wide = self._linear(rest, self._matrix(own.into))
-        return ops.select(ops.unsqueeze(level, self._ints(-1)), wide, drafted)
-
-    def _rows(self, matrix: Int8Matrix, rows: Any) -> Any:
-        """Rows [n] of a matrix, float32: only they are unpacked."""
-        ops = self._ops
-        chosen = [ops.gather(ops.constant(part), rows, self._ints(0)) for part in matrix]
-        return ops.multiply(*(ops.convert(part, np.float32) for part in chosen))
-
     def _logits(
-        self, row: Any, target: TargetWeights | None, draft_vocab: npt.NDArray[np.int64] | None
+        self, row: Any, target: TargetWeights, draft_vocab: npt.NDArray[np.int64] | None
     ) -> Any:
         head = self._weights.head
         if head is not None:
             return self._linear(row, self._matrix(head))
-        assert target is not None
         if draft_vocab is None:
             return self._linear(row, target.head)
         return self._linear(row, self._matrix(read_matrix(target.head, draft_vocab)))

@@ -57,13 +57,13 @@ class OpenVinoHead:
     """A head opened for a target; see `DraftHead`."""
 
     def __init__(
-        self, head: Head, graph: Path | None, *, int8: bool = True, vocab: int | None = None
+        self, head: Head, graph: Path, *, int8: bool = True, vocab: int | None = None
     ) -> None:
         """Check that the head fits the target, and compile its graph.
 
         Args:
             head: as `read_head` returns it.
-            graph: the target, as `read_target` takes it; None for a logits head.
+            graph: the target, as `read_target` takes it.
             int8: quantize matrices to 8 bits per output channel, and keys and values to float16;
                 else float32.
             vocab: draft only this number of tokens, the first ones; None: all.
@@ -71,9 +71,8 @@ class OpenVinoHead:
         Raises:
             ModelError: the head is one of another target.
         """
-        target = None if graph is None else read_target(graph)
-        if target is not None:
-            check_pair(head.path, head.config, target)
+        target = read_target(graph)
+        check_pair(head.path, head.config, target)
         draft_vocab = head.draft_vocab
         if vocab is not None:
             draft_vocab = cut_vocabulary(head, vocab)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.drafters.mtp import eagle3, logits_head, qwen3_5
+from paceline.drafters.mtp import eagle3, qwen3_5
 from paceline.drafters.mtp.checkpoint import Head, HeadConfig
 
 
@@ -11,18 +11,16 @@ def read_config(path: Path, target_layers: Callable[[], int]) -> HeadConfig:
     """Read the shape of a head.
 
     Args:
-        path: the folder of an EAGLE-3 or a logits head, or of a Qwen3.5 checkpoint, or a GGUF file.
+        path: the folder of an EAGLE-3 head, or of a Qwen3.5 checkpoint, or a GGUF file.
         target_layers: counts the target's layers; called if the checkpoint leaves its taps out.
 
     Raises:
-        ModelError: it is none of these, or of an unsupported form.
+        ModelError: it is neither, or of an unsupported form.
     """
     if path.suffix == ".gguf":
         return qwen3_5.gguf_config(path)
     if qwen3_5.is_checkpoint(path):
         return qwen3_5.checkpoint_config(path)
-    if logits_head.reads_logits(path):
-        return logits_head.config_of(logits_head.read_file(path))
     return eagle3.read_config(path, target_layers)
 
 
@@ -32,8 +30,6 @@ def read_head(path: Path, target_layers: Callable[[], int]) -> Head:
     Raises ModelError as `read_config` does, and for tensors that are missing, damaged, or of
     another shape.
     """
-    if logits_head.reads_logits(path):
-        return logits_head.read_head(path)
     config = read_config(path, target_layers)
     if not config.own:
         return eagle3.read_head(path, config)

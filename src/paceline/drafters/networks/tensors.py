@@ -62,12 +62,6 @@ class StoredTensor:
             raise ModelError(f"{self._path}: {self._name} is {self.dtype}, expected I64 or I32")
         return self._read(_INTEGERS[self.dtype]).astype(np.int64).reshape(self.shape)
 
-    def int8(self) -> npt.NDArray[np.int8]:
-        """Its values. Raises ModelError if it is not I8."""
-        if self.dtype != "I8":
-            raise ModelError(f"{self._path}: {self._name} is {self.dtype}, expected I8")
-        return self._read(np.int8).reshape(self.shape)
-
     def _read(self, kind: Any) -> npt.NDArray[Any]:
         return np.fromfile(self._path, kind, count=prod(self.shape), offset=self._at)
 

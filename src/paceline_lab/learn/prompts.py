@@ -81,7 +81,7 @@ def write_prompts(
     temperature: float,
     at_once: int,
     progress: Progress,
-    openings: Sequence[Opening] = (),
+    openings: Sequence[Opening],
     accepts: Callable[[Generated], bool] = lambda _: True,
     stop: Callable[[], bool] = lambda: False,
 ) -> int:
@@ -97,7 +97,7 @@ def write_prompts(
         temperature: of the prompts.
         at_once: sequences in a batch.
         progress: reports prompts.
-        openings: what prompts continue, in turn; none: an empty user message.
+        openings: what prompts continue, in turn.
         accepts: called with each complete prompt that is new; False: it is not written.
         stop: called after each; True: end with fewer.
 
@@ -107,9 +107,7 @@ def write_prompts(
     Raises:
         InvalidRequest: the file has other content, or cannot be written or read.
         NoNewPrompts: the target generates no new ones.
-        ModelError: there is no chat template, or it omits the user message.
     """
-    openings = openings or [Opening(user_opening(model.files))]
     entries = read_entries(out, Generated)
     seen = {entry.prompt for entry in entries}
 
@@ -142,7 +140,7 @@ def write_prompts(
             if unused == _MAX_UNUSED:
                 raise NoNewPrompts(
                     f"none of the last {_MAX_UNUSED} prompts by {model.files.name} was complete "
-                    f"and different from the {len(seen)} before; raise --temperature"
+                    f"and different from the {len(seen)} before"
                 )
             unused += 1
             result = next(ended).result

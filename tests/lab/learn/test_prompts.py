@@ -10,7 +10,7 @@ from paceline.models import QUIET, ModelFiles
 from paceline.runtime.model import Model
 from paceline.runtime.stream import Stream
 from paceline.verify.suite import load_suite
-from paceline_lab.train.prompts import LONGEST_PROMPT, user_opening, write_prompts
+from paceline_lab.learn.prompts import LONGEST_PROMPT, Opening, user_opening, write_prompts
 
 END = 2  # the id of <|im_end|>
 
@@ -42,7 +42,8 @@ def out(tmp_path: Path) -> Path:
 
 def make(model: Model, out: Path, count: int, **options: Any) -> int:
     settings = {"seed": 0, "temperature": 0.9, "at_once": 8, "progress": QUIET, **options}
-    return write_prompts(model, out, count=count, **settings)
+    openings = [Opening(user_opening(model.files))]
+    return write_prompts(model, out, count=count, openings=openings, **settings)
 
 
 def entries(path: Path) -> list[dict[str, Any]]:

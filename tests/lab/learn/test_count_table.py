@@ -22,8 +22,8 @@ from paceline.drafters.table import (
 )
 from paceline.drafters.table_counts import Entries, accuracy, count_table
 from paceline.storage.manifest import MANIFEST
-from paceline_lab.train.answers import Answer
-from paceline_lab.train.table import write_table
+from paceline_lab.learn.answers import Answer
+from paceline_lab.learn.table import write_table
 
 VOCAB = 5
 SHORTER, SAME, MISSED = 2.5, 0.15, 0.02

@@ -50,4 +50,4 @@ def prompts(write_prompts_file: WritePrompts) -> Path:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    return tmp_path / "answers"
+    return tmp_path / "answers.jsonl"

@@ -11,12 +11,22 @@ from paceline.storage.json_lines import journal_path
 from paceline.storage.report import Report
 from paceline.verify.suite import load_suite
 from paceline_lab.arguments import Measurement
-from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW, Contender, about, drafter_name
+from paceline_lab.bench.ab_test import (
+    PLAIN,
+    SINGLE_ROW,
+    Case,
+    Contender,
+    about,
+    drafter_name,
+    max_context,
+    measure,
+    warm_up,
+)
+from paceline_lab.bench.groups import group_summary, group_tables, notes
 from paceline_lab.bench.journal import open_journal
 from paceline_lab.bench.record import Record, here
-from paceline_lab.bench.run.groups import group_summary, group_tables, notes
-from paceline_lab.bench.run.turns import check_names, measure_turns
 from paceline_lab.bench.summary import all_same_tokens, case_table, kind_table, summary
+from paceline_lab.bench.turns import Turn, check_names, measure_turns
 
 _MAX_PRINTED = 64
 """Cases. Of a longer run only the result file has the rows."""
@@ -73,9 +83,13 @@ def bench_run(
     with open_journal(output, head) as journal:
         rows, skipped = measure_turns(
             prompts.prompts,
-            contenders,
-            options=options,
-            rounds=measurement.rounds,
+            model,
+            room=min(max_context(contender.model) for contender in contenders),
+            max_tokens=measurement.max_tokens,
+            warm_up=lambda turn: warm_up(contenders, _case(turn, options)),
+            measure=lambda turn, place: measure(
+                _case(turn, options), contenders, rounds=measurement.rounds, start=place
+            ),
             journal=journal,
             progress=progress,
         )
@@ -86,3 +100,15 @@ def bench_run(
         tables.append(case_table(rows))
     text = "\n".join([*map(str, skipped), *notes(rows)])
     return Report(record.as_dict(), all_same_tokens(rows), text, tables, journal_path(output))
+
+
+def _case(turn: Turn, options: Options) -> Case:
+    category = turn.prompt.category
+    return Case(
+        turn.name,
+        turn.prompt.kind,
+        turn.tokens,
+        options,
+        facts={"category": category, "turn": turn.number} if category else {},
+        keep_prompt=not category,
+    )

@@ -1,1 +1,0 @@
-"""`bench run`: drafters against plain decoding on a suite of prompts."""

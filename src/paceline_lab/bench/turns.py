@@ -1,0 +1,141 @@
+"""A suite's prompts, turn by turn, and the turns that do not fit the context.
+
+The prompt of a later turn has the questions before it and plain decoding's answers to them, so all
+contenders read the same tokens. A turn fits if its prompt plus `max_tokens` does. One that does not
+is skipped and listed, and so are the turns after it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from paceline.errors import InvalidRequest
+from paceline.models import Progress
+from paceline.runtime.model import Model
+from paceline.verify.suite import SuitePrompt, prompt_for
+from paceline_lab.bench.journal import Journal
+from paceline_lab.bench.record import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A question, after the turns before it."""
+
+    name: str
+    """Id of the case."""
+    prompt: SuitePrompt
+    number: int
+    """In its conversation, from 1."""
+    messages: Sequence[dict[str, Any]]
+    tokens: Sequence[int]
+    """The messages in the model's chat template, encoded."""
+
+
+class Skipped(NamedTuple):
+    """A turn that was not answered."""
+
+    case: str
+    tokens: int
+    """Prompt plus `max_tokens`, of this turn or of the one before it that did not fit."""
+    room: int
+    """Most tokens of prompt and answer together."""
+
+    def __str__(self) -> str:
+        return f"{self.case} skipped: {self.tokens} tokens with its answer, {self.room} fit"
+
+
+class Measured(NamedTuple):
+    """Rows of the turns that fit, and the turns that do not."""
+
+    rows: list[Row]
+    skipped: list[Skipped]
+
+
+def check_names(prompts: Sequence[SuitePrompt]) -> None:
+    """Raise InvalidRequest if two prompts have the same id: ids identify the rows."""
+    seen = set()
+    for prompt in prompts:
+        if prompt.id in seen:
+            raise InvalidRequest(f"two prompts have the id {prompt.id!r}; expected ids that differ")
+        seen.add(prompt.id)
+
+
+def measure_turns(
+    prompts: Sequence[SuitePrompt],
+    model: Model,
+    *,
+    room: int,
+    max_tokens: int,
+    warm_up: Callable[[Turn], object],
+    measure: Callable[[Turn, int], list[Row]],
+    journal: Journal,
+    progress: Progress,
+) -> Measured:
+    """Measure every turn; rows in the journal are not measured again.
+
+    Args:
+        prompts: with different ids.
+        model: whose template and tokenizer encode, and whose plain answers later turns have.
+        room: most tokens of prompt and answer together.
+        max_tokens: of an answer.
+        warm_up: called first, with the shortest turn.
+        measure: of a turn and its place in the run, from 1; the first row has plain decoding's
+            `token_ids`.
+        journal: of the run.
+        progress: reports turns.
+
+    Raises InvalidRequest if no prompt fits.
+    """
+    firsts = [_turn(model, prompt, 1, prompt.messages) for prompt in prompts]
+    shortest = min(firsts, key=lambda turn: len(turn.tokens))
+    if len(shortest.tokens) + max_tokens > room:
+        raise InvalidRequest(
+            f"no prompt fits: prompt and answer may have {room} tokens together; use a smaller "
+            "--max-tokens, or load the model with more cache tokens"
+        )
+    warm_up(shortest)
+    total = sum(1 + len(prompt.turns) for prompt in prompts)
+    measured = Measured([], [])
+    place = 0
+    for first in firsts:
+        turn, prompt = first, first.prompt
+        while True:
+            if (size := len(turn.tokens) + max_tokens) > room:
+                for name in _names(prompt, turn.number):
+                    place += 1
+                    measured.skipped.append(Skipped(name, size, room))
+                    progress.say(str(measured.skipped[-1]))
+                break
+            place += 1
+            call = partial(measure, turn, place)
+            rows = journal.get_or_measure(turn.name, call, progress, f"{place}/{total}")
+            measured.rows.extend(rows)
+            if turn.number > len(prompt.turns):
+                break
+            messages = [
+                *turn.messages,
+                {"role": "assistant", "content": _text(model, rows[0].facts["token_ids"])},
+                {"role": "user", "content": prompt.turns[turn.number - 1]},
+            ]
+            turn = _turn(model, prompt, turn.number + 1, messages)
+    return measured
+
+
+def _turn(
+    model: Model, prompt: SuitePrompt, number: int, messages: Sequence[dict[str, Any]]
+) -> Turn:
+    name = next(_names(prompt, number))
+    return Turn(name, prompt, number, messages, model.tokens(prompt_for(model.files, messages)))
+
+
+def _names(prompt: SuitePrompt, turn: int) -> Iterator[str]:
+    """Case ids of a prompt's turns from `turn` on, which counts from 1."""
+    for number in range(turn, len(prompt.turns) + 2):
+        yield prompt.id if number == 1 else f"{prompt.id}, turn {number}"
+
+
+def _text(model: Model, tokens: Sequence[int]) -> str:
+    """Text of plain decoding's answer without a stop token at its end."""
+    ended = bool(tokens) and tokens[-1] in model.files.stop_token_ids
+    return model.files.tokenizer().continuation([*(tokens[:-1] if ended else tokens)])
