@@ -150,8 +150,16 @@ def test_an_option_may_come_with_an_equals_sign_again_or_with_several_values():
     assert (found["drafter"], found["json"]) == (["a", "b"], True)
     found = parse(["bench", "simulate", "--texts", "a", "b", "--cost", "zaya", "--texts", "c"])
     assert ([*map(str, found["texts"])], found["cost"]) == (["a", "b", "c"], "zaya")
-    found = parse(["train", "answers", "--prompts", "a", "b", "--out", "c"])
+    found = parse(["learn", "--prompts", "a", "b", "--tokens", "9"])
     assert [*map(str, found["prompts"])] == ["a", "b"]
+
+
+def test_a_command_that_is_gone_names_the_one_to_use(
+    capsys: pytest.CaptureFixture[str],
+):
+    assert main(["train", "answers"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "did you mean learn?" in line
 
 
 @pytest.mark.parametrize("prompt", ["- a list", "-5", "-1.5 is less", "--model x?", "-"])

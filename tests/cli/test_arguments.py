@@ -42,8 +42,6 @@ ZERO = {
         "--top-k",
         "--min-p",
         "bench sweep --depth",
-        "train mtp --shallow",
-        "train mtp --dropout",
         "convert --to coreml --taps",
         "coreml probe --layer",
     ),
@@ -163,7 +161,6 @@ def test_the_least_a_numeric_option_may_be_is_taken(option: Option):
         ["generate", "x", "--seed", str(2**64)],
         ["plan", "--rows", "3"],
         ["plan", "--cache-tokens", "0"],
-        ["train", "mtp", "--out", "x", "--rate", "inf"],
     ],
 )
 def test_a_number_out_of_range_ends_the_command_with_status_2(
