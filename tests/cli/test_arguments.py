@@ -103,7 +103,6 @@ def test_options_of_all_commands_are_found():
         "--rate",
         "--rows",
         "--logit-bias",
-        "--dropout",
         "--length",
     }
     assert {option.command for option in OPTIONS} >= {("serve",), ("bench", "serve"), ("plan",)}
