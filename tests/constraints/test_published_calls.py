@@ -18,7 +18,7 @@ from paceline.constraints.tool_calls import (
 )
 from paceline.constraints.tool_forms import tool_form
 from paceline.models import ChatTemplate
-from paceline.server.prompts import fit_calls
+from paceline.runtime.chat import fit_calls
 from support.published import llama_cpp_models
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]

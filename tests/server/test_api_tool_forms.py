@@ -16,9 +16,8 @@ from paceline.constraints.tool_calls import ToolCall, written_calls
 from paceline.constraints.tool_forms import FORMS, HERMES, tool_form
 from paceline.decoding.types import Constraint
 from paceline.models import resolve
+from paceline.runtime.chat import describe_tools, fit_calls, template_messages
 from paceline.runtime.model import Model
-from paceline.server.body import Message
-from paceline.server.prompts import describe_tools, fit_calls, template_messages
 from support.server import Running, running
 from support.thinking import Scripted
 from support.tool_templates import TEMPLATES, write_calling
@@ -110,8 +109,8 @@ def test_tools_that_a_template_lacks_are_described_in_its_form_of_calls():
     assert tool_form(source) is DEEPSEEK
     called = {"role": "assistant", "content": "", "tool_calls": [{"id": "c"}]}
     chat = [USER, called, {"role": "tool", "content": "made"}]
-    system, *rest = describe_tools(chat, ["TOOL"], DEEPSEEK)
-    assert "TOOL" in system["content"]
+    system, *rest = describe_tools(chat, [{"name": "TOOL"}], DEEPSEEK)
+    assert '{"name":"TOOL"}' in system["content"]
     assert system["content"].endswith(
         written_calls(
             DEEPSEEK, [ToolCall("the function's name", '{"the argument\'s name": "its value"}')]
@@ -143,8 +142,7 @@ def test_calls_and_results_are_rendered_as_the_model_writes_them(form: ToolForm)
     called: dict[str, Any] = {"role": "assistant", "content": "now", "reasoning_content": "hm"}
     called["tool_calls"] = [{"id": "call_1", "function": function}]
     result = {"role": "tool", "tool_call_id": "call_1", "content": "it is made"}
-    messages = [Message.model_validate(item) for item in (USER, called, result)]
-    chat = template_messages(messages, Thinking(source, pytest.fail, "m"))
+    chat = template_messages([USER, called, result], Thinking(source, pytest.fail, "m"))
     text = ChatTemplate(source).render(fit_calls(chat, form, source), tools=[TOOL])
     place = text.index(written_calls(form, [CALL]))
     assert text.index("make it") < place < text.index("it is made")

@@ -19,10 +19,6 @@ from support.server import running
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
 TEMPLATES = 70
-UNRENDERED = {"fireworks-ai-llama-3-firefunction-v2"}
-"""Its template has its tools, as text, in a variable of its own."""
-SYSTEM_LATER = {"mistralai-Mistral-Nemo-Instruct-2407"}
-"""The system's text is in the last user's turn."""
 THOUGHTS = ("reasoning_content", "message.thinking", "message.reasoning")
 """A template with one of these renders the thoughts between a call and its result."""
 WITHOUT_THOUGHTS = {"Apriel-1.6-15b-Thinker-fixed"}
@@ -93,7 +89,7 @@ def prompts(service: Service, published: dict[str, ModelFiles]) -> dict[str, dic
     """The name of a chat -> of a model -> the prompt; template by template, as each is compiled."""
     by_name: dict[str, dict[str, str]] = {name: {} for name in CHATS}
     for model, files in published.items():
-        for name in CHATS if model not in UNRENDERED else ():
+        for name in CHATS:
             by_name[name][model] = prompt(service, files, name)
     return by_name
 
@@ -123,9 +119,6 @@ def test_every_published_template_renders_all_of_a_chat_in_its_order(
     faults = []
     for model, text in prompts[name].items():
         words = CHATS[name][1].split()
-        if model in SYSTEM_LATER and "SYSTEM_1" in words:
-            words.remove("SYSTEM_1")
-            assert "SYSTEM_1" in text
         places = [text.find(word) for word in words]
         if places != sorted(places) or -1 in places:
             faults.append((model, dict(zip(words, places, strict=True))))

@@ -17,8 +17,8 @@ from paceline.decoding.types import common_prefix_length
 from paceline.drafters import DraftKV
 from paceline.errors import ContextFull, InvalidRequest
 from paceline.options import Options
+from paceline.runtime.chat import Message
 from paceline.runtime.core import ModelCore
-from paceline.runtime.prompt import Message
 from paceline.runtime.request import Request
 from paceline.runtime.stream import Stream
 

@@ -21,10 +21,11 @@ from paceline.drafters import AnswerHistory, DrafterSpec
 from paceline.errors import InvalidRequest
 from paceline.models import Pooling
 from paceline.options import Options
+from paceline.runtime.chat import Message
 from paceline.runtime.conversation import Conversation
 from paceline.runtime.core import ModelCore
 from paceline.runtime.pooled import NO_EMBEDDINGS, Embedding
-from paceline.runtime.prompt import Message, Prompt, Prompts, batch_of, check_ids
+from paceline.runtime.prompt import Prompt, Prompts, batch_of, check_ids
 from paceline.runtime.request import check
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream

@@ -1,20 +1,13 @@
-"""Prompts as token ids: a chat through its template, text through the tokenizer.
-
-A chat template also decides how the answer's reasoning is marked (`models/templates/marks.py`); the
-marks go on to `decoding/reasoning.py`, which divides the answer.
-"""
+"""Prompts as token ids: a chat through its template (`chat.py`), text through the tokenizer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import cast
 
-from paceline.decoding.reasoning import ReasoningMarks
 from paceline.errors import InvalidRequest
-from paceline.models import ModelFiles, Thinking
+from paceline.models import ModelFiles
+from paceline.runtime.chat import Message, render_chat, template_chat
 from paceline.runtime.request import Request
-
-Message = Mapping[str, Any]
-"""{"role": "user", "content": "..."}"""
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """A user's message, the messages of a chat, or token ids."""
@@ -120,12 +113,13 @@ def _encoded(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[list[
         prompt = [{"role": "user", "content": prompt}]
     if all(isinstance(item, int) for item in prompt):
         return list(cast("Sequence[int]", prompt)), request
-    control, messages = files.control_text(), cast("Sequence[Message]", prompt)
+    messages = cast("Sequence[Message]", prompt)
     if request.system is not None:
         messages = _with_system(messages, request.system)
-    variables = dict(request.template_kwargs)
+    messages, _ = template_chat(files, messages, parse_special=request.parse_special)
+    control, variables = files.control_text(), dict(request.template_kwargs)
     if not request.parse_special:
-        messages, variables = control.guarded_messages(messages), control.guarded(variables)
+        variables = control.guarded(variables)
     if request.think is not None:
         variables = {**files.thinking().switch(request.think), **variables}
     text, thoughts = render_chat(files, messages, variables)
@@ -140,53 +134,3 @@ def _with_system(messages: Sequence[Message], system: str) -> Sequence[Message]:
             "system is given, and the messages have a system message; leave out one of them"
         )
     return [{"role": "system", "content": system}, *messages]
-
-
-class RenderedChat(NamedTuple):
-    """A prompt that the chat template made."""
-
-    text: str
-    thoughts: ReasoningMarks | None
-    """How the answer's reasoning is marked; None: in no known way."""
-
-
-def render_chat(
-    files: ModelFiles,
-    messages: Sequence[Message],
-    variables: Mapping[str, Any],
-    tools: Sequence[Mapping[str, Any]] | None = None,
-) -> RenderedChat:
-    """Return the text of the prompt; `variables` and `tools` are for the template.
-
-    Raises:
-        InvalidRequest: the template refuses the messages.
-        ModelError: there is no template, or it fails.
-    """
-    template, thinking = files.template(), files.thinking()
-    text = template.render(messages, tools=tools, **variables)
-    form = thinking.form
-    if form is None:
-        return RenderedChat(text, None)
-
-    def bare() -> str:
-        return template.render(messages, tools=tools, **variables, add_generation_prompt=False)
-
-    return RenderedChat(text, reasoning_marks(thinking, inside=thinking.inside(text, bare)))
-
-
-def reasoning_marks(
-    thinking: Thinking, *, inside: bool, continued: tuple[int, ...] = ()
-) -> ReasoningMarks:
-    """How to tell thoughts in an answer, of a model that has a form; see `ReasoningMarks`."""
-    form = thinking.form
-    assert form is not None
-    return ReasoningMarks(
-        form.opens,
-        form.closes,
-        thinking.tokens_of(form),
-        label=form.label,
-        wrap=thinking.wrap,
-        inside=inside,
-        channels=form.channels,
-        continued=continued,
-    )

@@ -98,8 +98,9 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidRequest):
-        first = str(error).partition(" ")[0]
-        return ApiError(str(error), param=first if first in Options.__annotations__ else None)
+        first = str(error).partition(" ")[0].rstrip(":")
+        is_field = first in Options.__annotations__ or first.startswith("messages[")
+        return ApiError(str(error), param=first if is_field else None)
     for kind, (status, name, code) in _SERVER_ERRORS.items():
         if isinstance(error, kind):
             headers = _RETRY_AFTER if code in _RETRYABLE else None

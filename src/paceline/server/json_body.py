@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
+from paceline.errors import InvalidRequest
+from paceline.runtime.chat import text_of
 from paceline.server.errors import ApiError
 
 
@@ -48,22 +50,11 @@ def invalid(message: str) -> PydanticCustomError:
 
 
 def _joined(value: Any) -> Any:
-    """Join text parts with newlines, as llama.cpp and vLLM do."""
-    if not isinstance(value, list):
-        return value
-    texts = []
-    for place, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        name = "refusal" if kind == "refusal" else "text"
-        text = part.get(name) if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text", "refusal"):
-            raise invalid(
-                f"part {place} is not of type text; images, audio and files are not supported"
-            )
-        if not isinstance(text, str):
-            raise invalid(f"part {place} has no {name}")
-        texts.append(text)
-    return "\n".join(texts)
+    """The text of a list of parts."""
+    try:
+        return text_of(value) if isinstance(value, list) else value
+    except InvalidRequest as error:
+        raise invalid(str(error)) from None
 
 
 def _prompts(value: Any) -> Any:

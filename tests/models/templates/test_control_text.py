@@ -18,6 +18,7 @@ from paceline.models.gguf.tokenizer import build_tokenizer
 from paceline.models.manifest import TOKENIZER, Facts
 from paceline.models.templates.control_text import GUARD
 from paceline.models.templates.tokenizer import TokenBytes
+from paceline.runtime.chat import template_chat
 from paceline.runtime.model import Model
 from paceline.runtime.prompt import encode_prompt
 from paceline.runtime.request import check
@@ -139,9 +140,9 @@ def ids_of(files: ModelFiles, messages: Any, tools: Any = None, **options: Any) 
     if tools is None:
         vocab_size = files.tokenizer().vocab_size
         return encode_prompt(files, messages, check(options), vocab_size)[0]
-    control = files.control_text()
-    text = files.template().render(control.guarded_messages(messages), tools=control.guarded(tools))
-    return control.encode(text)
+    prepared = template_chat(files, messages, tools)
+    text = files.template().render(prepared.messages, tools=prepared.tools)
+    return files.control_text().encode(text)
 
 
 def marks_in(files: ModelFiles, ids: list[int]) -> Counter[str]:
@@ -326,7 +327,9 @@ def test_a_prompt_without_control_tokens_has_the_ids_that_it_always_had(
     if any(name in text for name in names):
         return
     messages = chat(text)
-    before = files.tokenizer().encode(files.template().render(messages), special=True)
+    prepared = template_chat(files, messages, parse_special=True)
+    rendered = files.template().render(prepared.messages)
+    before = files.tokenizer().encode(rendered, special=True)
     if marks_in(files, before) == marks_in(files, ids_of(files, chat("x"))):  # none formed by parts
         assert ids_of(files, messages) == before
 

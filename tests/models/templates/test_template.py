@@ -85,8 +85,8 @@ def test_a_system_turn_that_a_template_rejects_is_in_the_first_users():
     assert rendered(source, [SYSTEM, *USER]) == "[user] Be brief\n\nHi"
     assert rendered(source, [SYSTEM]) == "[user] Be brief"
     assert rendered(_TURNS, [SYSTEM, *USER]) == "[system] Be brief[user] Hi"
-    with raises(InvalidRequest, "no system"):
-        rendered(source, [SYSTEM, {"role": "assistant", "content": "Hi"}])
+    answer = {"role": "assistant", "content": "Hi"}
+    assert rendered(source, [SYSTEM, answer]) == "[user] Be brief[assistant] Hi"
     with raises(InvalidRequest, "no system"):
         rendered("{{ raise_exception(messages[0].role ~ ': no system') }}", [SYSTEM, *USER])
 
@@ -122,7 +122,8 @@ def test_the_generation_tag_is_only_its_content():
 
 def test_loops_may_be_left():
     source = "{% for m in messages %}{{ m.content }}{% if m.role == 'user' %}{% break %}{% endif %}"
-    assert rendered(source + "{% endfor %}", [*USER, *USER]) == "Hi"
+    answer = {"role": "assistant", "content": "Hello"}
+    assert rendered(source + "{% endfor %}", [*USER, answer]) == "Hi"
 
 
 def test_lines_of_tags_alone_leave_no_blank_lines():

@@ -7,10 +7,12 @@ limits of time and memory (`worker.py`); any failure becomes a PacelineError.
 import atexit
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidRequest, ModelError
+from paceline.models.templates.roles import RULES, Rule
 from paceline.storage.processes import TimeLimit, WorkerCrash, WorkerProcess
 
 SECONDS = 5.0
@@ -54,6 +56,7 @@ class ChatTemplate:
         self._named = f"the chat template of {model}"
         self._source = source
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        self._needed: dict[Rule, bool] = {}
         self.variables = frozenset(self._checked(self._ask(None))["variables"])
         """Variables that the template reads."""
 
@@ -70,8 +73,8 @@ class ChatTemplate:
         `add_generation_prompt` ends the prompt where the model's answer begins. `extra` are
         variables of some templates, such as enable_thinking. All values are JSON.
 
-        Templates that reject a system turn get its text in the first user's turn, and those that
-        fail otherwise an empty list of tools, or the arguments of calls as JSON text.
+        Orders of roles that the template does not render are changed (`roles.py`). Templates that
+        fail get an empty list of tools, the arguments of calls as JSON text, or other variables.
 
         Raises:
             InvalidRequest: the template rejects the messages, or fails on them.
@@ -81,15 +84,48 @@ class ChatTemplate:
         names = {
             **extra,
             **self._tokens,
-            "messages": [dict(message) for message in messages],
             "tools": None if tools is None else [dict(tool) for tool in tools],
             "add_generation_prompt": add_generation_prompt,
         }
+        chat = [dict(message) for message in messages]
+        answer = self._fitted(names, self._ordered(chat, self._needs))
+        if answer.get("error") == "refused":  # in another order than those that were tried
+            other = self._fitted(names, self._ordered(chat, lambda _rule: True))
+            answer = answer if "error" in other else other
+        return str(self._checked(answer)["text"])
+
+    def _ordered(
+        self, messages: Sequence[Mapping[str, Any]], needed: Callable[[Rule], bool]
+    ) -> Sequence[Mapping[str, Any]]:
+        """Messages in an order that the template renders, by the rules that are `needed`."""
+        contents = [message.get("content") for message in messages]
+        if not all(isinstance(content, str) for content in contents):
+            return messages
+        roles = [message["role"] for message in messages]
+        if all(contents) and roles == (["user", "assistant"] * len(roles))[: len(roles)]:
+            return messages  # what every template renders
+        for rule in RULES:
+            if (fitted := rule.fit(messages)) != messages and needed(rule):
+                messages = fitted
+        return messages
+
+    def _needs(self, rule: Rule) -> bool:
+        """Whether the template does not render the chat of a rule, which is tried once."""
+        if rule not in self._needed:
+            answer = self._fitted({**self._tokens, "add_generation_prompt": True}, rule.messages)
+            self._needed[rule] = not rule.is_rendered(answer.get("text", ""))
+        return self._needed[rule]
+
+    def _fitted(
+        self, names: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Render messages, and again with other variables where the template fails on these."""
+        names = {"tools": None, **names, "messages": messages}
         answer = first = self._ask(names)
         for kind, fit in _FITS:
             if answer.get("error") == kind and (fitted := {**names, **fit(names)}) != names:
                 names, answer = fitted, self._ask(fitted)
-        return str(self._checked(first if "error" in answer else answer)["text"])
+        return first if "error" in answer else answer
 
     def _ask(self, names: Mapping[str, Any] | None) -> dict[str, Any]:
         """Render with the variables `names`; None: only compile and list the variables.
@@ -126,21 +162,16 @@ class ChatTemplate:
         }[answer["error"]]
 
 
-def _with_system_in_user(names: Mapping[str, Any]) -> dict[str, Any]:
-    """The system's text before that of the first user, as peers have it for Gemma 2."""
-    system, *rest = names["messages"]
-    if system["role"] != "system" or (rest and rest[0]["role"] != "user"):
-        return {}
-    texts = [message.get("content") for message in (system, *rest[:1])]
-    if not all(isinstance(text, str) for text in texts):
-        return {}
-    user = {**(rest or [system])[0], "role": "user", "content": "\n\n".join(filter(None, texts))}
-    return {"messages": [user, *rest[1:]]}
-
-
 def _with_no_tools(names: Mapping[str, Any]) -> dict[str, Any]:
     """An empty list for templates that go through their tools without asking for them."""
     return {"tools": names["tools"] or []}
+
+
+def _with_functions(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables of Firefunction 2: its tools as text, and the time."""
+    functions = json.dumps(names["tools"] or [], ensure_ascii=False, indent=4)
+    now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    return {"functions": functions, "datetime": now, **names}
 
 
 def _with_written_arguments(names: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +195,7 @@ def _with_written_arguments(names: Mapping[str, Any]) -> dict[str, Any]:
 _FITS: tuple[tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]], ...] = (
     ("unfit", _with_no_tools),
     ("unfit", _with_written_arguments),
-    ("refused", _with_system_in_user),
+    ("missing", _with_functions),
 )
 """Kind of an error -> other variables, with which a template is tried again."""
 

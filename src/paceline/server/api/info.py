@@ -122,7 +122,7 @@ class InfoHandlers:
         service = self._service
         service.check_model(body.model)
         if body.messages is not None:
-            chat = service.prompts.messages(body.messages)
+            chat = service.prompts.template_chat(body.messages).messages
             prompt = service.prompts.render(chat, generate=body.add_generation_prompt).text
             tokens = service.files.control_text().encode(prompt)
         else:
