@@ -1,8 +1,10 @@
 """Published chat templates, rendered as the server does: nothing is lost, and the order is kept."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
+from paceline.runtime.chat import template_chat
 from paceline.runtime.model import Model
 from paceline.server.body import ChatBody
 from paceline.server.service import Service
@@ -128,4 +131,50 @@ def test_every_published_template_renders_all_of_a_chat_in_its_order(
         reads = reads and model not in WITHOUT_THOUGHTS
         if name == "results" and reads and "THOUGHT_1" not in text:
             faults.append((model, "THOUGHT_1"))
+    assert faults == []
+
+
+ROLES = ("system", "user", "assistant", "call")
+ORDERS: list[tuple[str, ...]] = [
+    ("system", "developer", "user", "system", "call", "user"),
+    ("system", "developer", "user", "system", "call", "developer", "call", "call", "user", "user"),
+    *(
+        order
+        for length in (1, 2, 3)
+        for order in product(ROLES, repeat=length)
+        if next((role for role in order if role != "system"), "") != "call"
+    ),
+]
+"""None begins with a call, which Llama 3's templates take for the user's turn."""
+
+
+def chat_of(order: tuple[str, ...]) -> list[Mapping[str, Any]]:
+    """A chat whose turns have these roles; a call is one of the assistant's and its result."""
+    chat: list[Mapping[str, Any]] = []
+    for role in order:
+        text = f"WORD_{len(chat)}"
+        if role == "call":
+            call = {"name": "get_weather", "arguments": json.dumps({"city": text})}
+            calls = [{"id": "call_1", "type": "function", "function": call}]
+            chat.append({"role": "assistant", "content": None, "tool_calls": calls})
+            text = f"WORD_{len(chat)}"
+            chat.append({"role": "tool", "tool_call_id": "call_1", "content": text})
+        else:
+            chat.append({"role": role, "content": [{"type": "text", "text": text}]})
+    return chat
+
+
+def test_every_published_template_renders_every_order_of_roles(published: dict[str, ModelFiles]):
+    faults = []
+    for (model, files), order in product(published.items(), ORDERS):
+        chat = chat_of(order)
+        try:
+            messages, tools = template_chat(files, chat, [TOOL])
+            text = files.template().render(messages, tools=tools)
+        except InvalidRequest as error:
+            faults.append((model, order, str(error)))
+            continue
+        places = [text.find(f"WORD_{place}") for place in range(len(chat))]
+        if places != sorted(places) or -1 in places:
+            faults.append((model, order, places))
     assert faults == []

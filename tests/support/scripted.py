@@ -88,9 +88,11 @@ class ScriptedEngine(ToyEngine):
         return [OPEN, *inner, CLOSE, *self.encode(rest)]
 
 
-def scripted_model(folder: Path, cache: Path, context_length: int = 1024) -> Model:
+def scripted_model(
+    folder: Path, cache: Path, context_length: int = 1024, template: str = TEMPLATE
+) -> Model:
     """A model that is scripted; its engine is a `ScriptedEngine`."""
-    path = write_thinking(folder / "scripted.gguf", TEMPLATE)
+    path = write_thinking(folder / "scripted.gguf", template)
     files = resolve(str(path), cache)
     engine = ScriptedEngine(context_length)
     tokenizer = files.tokenizer()

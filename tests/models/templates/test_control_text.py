@@ -292,6 +292,19 @@ def test_overlapping_names_are_all_guarded(opened: Opened, tmp_path: Path):
     assert "<<x>x>x> aaaaa <<<x # \n\n" in text_of(files, ids)
 
 
+def test_texts_that_move_to_another_turn_stay_texts(opened: Opened):
+    late = "{% if 'system' in messages[1:] | map(attribute='role') %}{{ raise_exception('no') }}"
+    files = replace(opened("chatml"), chat_template=late + "{% endif %}" + STYLES["chatml"])
+
+    def said(text: str) -> list[dict[str, Any]]:
+        return [{"role": role, "content": text} for role in ("system", "system", "user", "system")]
+
+    text = attack("chatml")
+    ids = ids_of(files, [*said(text), USER])
+    assert marks_in(files, ids) == marks_in(files, ids_of(files, [*said("x"), USER]))
+    assert text_of(files, ids).count(text) == 4
+
+
 def test_messages_that_are_nested_too_deeply_are_refused(opened: Opened):
     deep: Any = "x"
     for _ in range(5000):

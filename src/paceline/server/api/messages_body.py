@@ -338,4 +338,4 @@ def _said(turn: Turn) -> list[Message]:
         elif isinstance(block, TextBlock):
             texts.append(block.text)
     flush()
-    return messages or [Message(role="user", content="")]
+    return messages or [Message(role=turn.role, content="")]
