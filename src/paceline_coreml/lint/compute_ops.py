@@ -58,32 +58,6 @@ def _softmax(call: OpContext) -> Layout:
     return check_normalized(call.operand(), call.ints("axis", [-1]))
 
 
-@handles("layer_norm")
-def _layer_norm(call: OpContext) -> Layout:
-    x = call.operand()
-    return check_normalized(x, call.ints("axes", range(len(x.axes))))
-
-
-@handles("l2_norm")
-def _l2_norm(call: OpContext) -> Layout:
-    return check_normalized(call.operand(), (-1, -2, -3))
-
-
-@handles("argsort", "cumsum", "topk")
-def _ordered(call: OpContext) -> list[Layout]:
-    x = call.operand()
-    axis = call.ints("axis", [-1])[0] % len(x.axes)
-    if x.axes[axis].rows:
-        raise RowsMixed(f"runs along the rows of {x}")
-    return [
-        replace(
-            x,
-            axes=(*x.axes[:axis], *without_rows(shape[axis : axis + 1]).axes, *x.axes[axis + 1 :]),
-        )
-        for shape in call.declared
-    ]
-
-
 @handles("matmul")
 def _matmul(call: OpContext) -> Layout:
     x, y = call.operand(), call.operand("y")
@@ -103,48 +77,20 @@ def _transposed(layout: Layout, transposed: int) -> tuple[Axis, ...]:
     return (*rest, b, a) if transposed else layout.axes
 
 
-@handles("linear")
-def _linear(call: OpContext) -> Layout:
-    x, weight = call.operand(), call.operand("weight")
-    check_contraction(x.axes[-1], weight.axes[-1], constant=weight.constant)
-    return Layout((*x.axes[:-1], weight.axes[0]))
-
-
 @handles("conv")
 def _conv(call: OpContext) -> Layout:
-    """A kernel over several rows must be causal."""
+    """A kernel must not reach over several rows."""
     x, weight = call.operand(), call.operand("weight")
     batch, channels, *places = x.axes
     if weight.rows:
         raise Untracked(f"has the weights {weight}")
     if channels.rows:
         raise RowsMixed(f"sums the channels of {x}, which hold rows")
-    if not any(axis.rows for axis in places):
-        return Layout((batch, *without_rows(call.declared[0][1:]).axes))
-    count = len(places)
-    stride = call.ints("strides", [1] * count)
-    dilation = call.ints("dilations", [1] * count)
-    custom = call.text("pad_type", "valid") == "custom"
-    pad = call.ints("pad", [0] * 2 * count) if custom else [0] * 2 * count
-    axes = [batch, weight.axes[0]]
-    for n, axis in enumerate(places):
-        span = (weight.axes[2 + n].before - 1) * dilation[n]
-        if axis.rows and (stride[n] != 1 or (pad[2 * n], pad[2 * n + 1]) != (span, 0)):
-            raise Untracked(f"has a kernel over the rows of {x} that is not causal")
-        axes.append(axis if axis.rows else without_rows(call.declared[0][2 + n : 3 + n]).axes[0])
-    return Layout(tuple(axes))
-
-
-@handles("scaled_dot_product_attention")
-def _attention(call: OpContext) -> Layout:
-    query, key, value = (call.operand(name) for name in ("query", "key", "value"))
-    check_contraction(query.axes[-1], key.axes[-1])
-    check_contraction(key.axes[-2], value.axes[-2])
-    batch = broadcast(
-        [replace(operand, axes=operand.axes[:-2]) for operand in (query, key, value)], call.count
-    )
-    scores = Layout((*batch.axes, query.axes[-2], key.axes[-2]))
-    if "attn_mask" in call.op.inputs:
-        scores = broadcast([scores, call.operand("attn_mask")], call.count)
-    check_normalized(scores, [-1])
-    return Layout((*batch.axes, query.axes[-2], value.axes[-1]))
+    if any(axis.rows for axis in places) and not all(axis.is_one for axis in weight.axes[2:]):
+        raise Untracked(f"has a kernel over the rows of {x}")
+    declared = call.declared[0][2:]
+    others = [
+        axis if axis.rows else without_rows((size,)).axes[0]
+        for axis, size in zip(places, declared, strict=True)
+    ]
+    return Layout((batch, weight.axes[0], *others))

@@ -23,11 +23,6 @@ def _transpose(call: OpContext) -> Layout:
     return replace(x, axes=tuple(x.axes[axis] for axis in call.ints("perm")))
 
 
-@handles("shape")
-def _shape(call: OpContext) -> Layout:
-    return without_rows(call.declared[0])
-
-
 @handles("write_state")
 def _write_state(call: OpContext) -> list[Layout]:
     return []
@@ -65,15 +60,6 @@ def _concat(call: OpContext) -> Layout:
     layout = broadcast(rest, call.count)
     joined = Axis(sum(part.axes[axis].before for part in parts))
     return replace(layout, axes=(*layout.axes[:axis], joined, *layout.axes[axis + 1 :]))
-
-
-@handles("stack")
-def _stack(call: OpContext) -> Layout:
-    operands = call.op.inputs.get("values", ())
-    parts = [call.layouts(operand) or without_rows(()) for operand in operands]
-    layout = broadcast(parts, call.count)
-    axis = call.ints("axis")[0] % (len(layout.axes) + 1)
-    return replace(layout, axes=(*layout.axes[:axis], Axis(len(parts)), *layout.axes[axis:]))
 
 
 @handles("split")
@@ -135,20 +121,6 @@ def _is_whole(call: OpContext, number: int, axis: Axis, declared: int | None) ->
     return bool(from_start and to_end)
 
 
-@handles("slice_by_size")
-def _slice_by_size(call: OpContext) -> Layout:
-    x = call.operand()
-    begin, size = call.ints("begin"), call.ints("size")
-    axes = []
-    for axis, first_one, length, declared in zip(
-        x.axes, begin, size, call.declared[0], strict=True
-    ):
-        if axis.rows and (first_one, length) != (0, -1):
-            raise Untracked(f"takes some of the rows of {x}")
-        axes.append(axis if axis.rows else without_rows((declared,)).axes[0])
-    return replace(x, axes=tuple(axes))
-
-
 @handles("slice_update")
 def _slice_update(call: OpContext) -> Layout:
     x, update = call.operand(), call.operand("update")
@@ -157,12 +129,3 @@ def _slice_update(call: OpContext) -> Layout:
     if x.rows:
         raise Untracked(f"writes {update} into {x}")
     return x  # rows go to the slots from `begin` on
-
-
-@handles("gather")
-def _gather(call: OpContext) -> Layout:
-    x, indices = call.operand(), call.operand("indices")
-    axis = call.ints("axis", [0])[0] % len(x.axes)
-    if x.rows or call.ints("batch_dims", [0])[0]:
-        raise Untracked(f"gathers from {x}")
-    return Layout((*x.axes[:axis], *indices.axes, *x.axes[axis + 1 :]))

@@ -15,6 +15,8 @@ _ON_THE_HOST: Final = {
     "gather", "gather_along_axis", "gather_nd", "reduce_argmax", "reduce_argmin", "argsort",
     "scatter", "scatter_along_axis", "scatter_nd",
 }  # fmt: skip
+_NAMED: Final = _FROM_DATA | _ON_THE_HOST | {"linear", "einsum", "topk"}
+"""Operations that have a rule of their own."""
 _SHAPING: Final = ("shape", "begin", "end", "reps", "size", "split_sizes", "pad")
 """Parameters that determine the output shape."""
 
@@ -120,7 +122,7 @@ def depthwise(program: Program) -> Iterator[Fault]:
 def unknown_operation(program: Program) -> Iterator[Fault]:
     """An operation that cannot be rehearsed, so only a Mac can check it."""
     for op in program.ops:
-        if op.type not in OPS and not op.blocks and op.type not in _FROM_DATA:
+        if op.type not in OPS and op.type not in _NAMED and not op.blocks:
             yield Fault(op.name, f"a {op.type}, which the rehearsal lacks")
 
 

@@ -11,7 +11,6 @@ after every operation that computes, and still held as float32; in "f32" nothing
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -115,7 +114,7 @@ def make_plan(package: Package, function: Function, rounding: str) -> Plan:
         raise ModelError(
             f"{package.path} cannot be rehearsed: {'; '.join(faults.messages[:8])}{more}"
         )
-    return _Folding(package.path, rounding).plan(function.block)
+    return _Folding(rounding).plan(function.block)
 
 
 class _Faults:
@@ -169,8 +168,7 @@ class _Faults:
 class _Folding:
     """Binds operations in order, and runs those whose operands are all constants."""
 
-    def __init__(self, path: Path, rounding: str) -> None:
-        self._path = path
+    def __init__(self, rounding: str) -> None:
         self._rounding = rounding
         self._constants: dict[str, Any] = {}
 
@@ -205,8 +203,6 @@ class _Folding:
             (output.name, output.shape, finisher(output.dtype, self._rounding, moves=entry.moves))
             for output in op.outputs
         )
-        if entry.rejects and (fault := entry.rejects(fixed)):
-            raise ModelError(f"{self._path} cannot be rehearsed: {op.type} {op.name!r} has {fault}")
         return Step(op, entry, fixed, tuple(moving), finish)
 
     def _fold(self, step: Step) -> None:

@@ -156,17 +156,6 @@ COMPRESSIONS = {
             cto.OpLinearQuantizerConfig(granularity="per_tensor", weight_threshold=0)
         ),
     ),
-    "int8 with offsets": lambda model: cto.linear_quantize_weights(
-        model, only_convolutions(cto.OpLinearQuantizerConfig(mode="linear", weight_threshold=0))
-    ),
-    "int4 in blocks": lambda model: cto.linear_quantize_weights(
-        model,
-        only_convolutions(
-            cto.OpLinearQuantizerConfig(
-                dtype="int4", granularity="per_block", block_size=32, weight_threshold=0
-            )
-        ),
-    ),
     "a table of 4 bits for 16 channels": lambda model: cto.palettize_weights(
         model,
         only_convolutions(
@@ -174,9 +163,6 @@ COMPRESSIONS = {
                 nbits=4, granularity="per_grouped_channel", group_size=16, weight_threshold=0
             )
         ),
-    ),
-    "half of it pruned": lambda model: cto.prune_weights(
-        model, only_convolutions(cto.OpMagnitudePrunerConfig(0.5, weight_threshold=0))
     ),
 }
 

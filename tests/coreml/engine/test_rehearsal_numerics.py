@@ -30,7 +30,6 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
         ones = np.ones((COUNT, 1), np.float16)
         return [
             mb.silu(x=x, name="silu"),
-            mb.softplus(x=x, name="softplus"),
             mb.mul(x=x, y=np.float16(1e-6), name="tiny"),
             mb.reduce_sum(x=terms, axes=[1], keep_dims=True, name="sum"),
             mb.matmul(x=terms, y=ones, name="product"),
@@ -44,11 +43,6 @@ def test_silu_is_off_by_a_thousandth_near_zero(outputs: Outputs):
     error = np.abs(outputs("engine")["silu"] - outputs("f32")["silu"])[0]
     assert 5e-4 < error[:160].max() < 1.3e-3
     assert (error[-80:] < 5e-3).all(), "float16's own rounding of numbers up to 12"
-
-
-def test_softplus_overflows(outputs: Outputs):
-    assert np.isinf(outputs("engine")["softplus"][0, -1])
-    assert np.isfinite(outputs("f16")["softplus"]).all()
 
 
 def test_subnormal_numbers_become_zero(outputs: Outputs):

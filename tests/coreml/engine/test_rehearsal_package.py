@@ -212,18 +212,17 @@ def test_an_option_that_is_not_known_is_refused_when_a_package_is_opened(
             if value is not None and "valid" in value.strings.values:
                 value.strings.values[0] = "mirrored"
 
-    refused(edited(change), r"conv '\w+' has the pad_type mirrored, expected one of custom, same")
+    refused(edited(change), r"conv '\w+' has the pad_type mirrored, expected one of custom, valid")
 
 
-def test_options_that_do_not_go_together_are_refused_when_a_package_is_opened(
-    save_program: Callable[..., Path],
-):
+def test_a_convolution_over_several_places_is_refused(save_program: Callable[..., Path]):
     given = {"x": np.zeros((1, 2, 7), np.float32)}
     filters = np.zeros((2, 2, 3), np.float32)
-    path = save_program(
-        lambda mb, x: mb.conv(x=x, weight=filters, pad_type="same", strides=[2]), given
+    model = RehearsalModel(
+        save_program(lambda mb, x: mb.conv(x=x, weight=filters, pad_type="valid"), given)
     )
-    refused(path, r"conv '\w+' has the pad_type same with strides \[2\], expected strides of 1")
+    with pytest.raises(ModelError, match=r"conv '\w+': .*expected a 1x1 convolution"):
+        model.predict(given)
 
 
 def test_values_that_nothing_makes_are_refused(edited: Callable[..., Path]):

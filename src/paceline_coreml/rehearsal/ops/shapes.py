@@ -1,4 +1,4 @@
-"""Operations that move numbers (reshape, transpose, slice, gather, copy), or make shapes and masks.
+"""Operations that move numbers: reshape, transpose, slice, concatenate.
 
 None computes with a model's numbers, so nothing here rounds.
 """
@@ -33,19 +33,9 @@ def _squeeze(x: Array, axes: Ints | None = None) -> Array:
     return np.squeeze(x, tuple(axis for axis in named if x.shape[axis] == 1))
 
 
-@op("concat", moves=True)
+@op("concat", moves=True, interleave=("False",))
 def _concat(values: Arrays, axis: int, interleave: bool = False) -> Array:
-    if not interleave:
-        return np.concatenate(values, axis)
-    axis %= values[0].ndim
-    shape = list(values[0].shape)
-    shape[axis] *= len(values)
-    return np.stack(values, axis + 1).reshape(shape)
-
-
-@op("stack", moves=True)
-def _stack(values: Arrays, axis: int) -> Array:
-    return np.stack(values, axis)
+    return np.concatenate(values, axis)
 
 
 @op("split", moves=True)
@@ -100,94 +90,6 @@ def _slice_update(
     return changed
 
 
-@op("slice_by_size", moves=True)
-def _slice_by_size(x: Array, begin: Ints, size: Ints) -> Array:
-    """A size of -1 goes to the end."""
-    parts = []
-    for first, length, whole in zip(begin, size, x.shape, strict=True):
-        start = first + whole if first < 0 else first
-        stop = whole if length == -1 else start + length
-        if not 0 <= start <= stop <= whole:
-            raise ValueError(f"a slice from {start} to {stop} of {whole}")
-        parts.append(slice(start, stop))
-    return x[tuple(parts)]
-
-
-@op("gather", moves=True)
-def _gather(
-    x: Array, indices: Array, axis: int = 0, batch_dims: int = 0, validate_indices: bool = False
-) -> Array:
-    """An index out of range is an error: its result on a device is undefined."""
-    axis %= x.ndim
-    check_indices(indices, x.shape[axis])
-    if not batch_dims:
-        return np.take(x, indices, axis)
-    shared = x.shape[:batch_dims]
-    parts = [np.take(x[at], indices[at], axis - batch_dims) for at in np.ndindex(shared)]
-    return np.stack(parts).reshape(*shared, *parts[0].shape)
-
-
-@op("gather_along_axis", moves=True)
-def _gather_along_axis(
-    x: Array, indices: Array, axis: int = 0, validate_indices: bool = False
-) -> Array:
-    check_indices(indices, x.shape[axis])
-    return np.take_along_axis(x, indices.astype(np.int64), axis)
-
-
-@op("range_1d")
-def _range_1d(start: Array, end: Array, step: Array) -> Array:
-    return np.arange(start.item(), end.item(), step.item())
-
-
-@op("shape", moves=True)
-def _shape(x: Array) -> Array:
-    return np.array(x.shape, np.int32)
-
-
-@op("fill", moves=True)
-def _fill(shape: Ints, value: Array | None = None) -> Array:
-    return np.full(shape, 0 if value is None else value)
-
-
-@op("fill_like", moves=True)
-def _fill_like(ref_tensor: Array, value: Array | None = None) -> Array:
-    return np.full(ref_tensor.shape, 0 if value is None else value)
-
-
-@op("one_hot", moves=True)
-def _one_hot(
-    indices: Array,
-    one_hot_vector_size: int,
-    axis: int = -1,
-    on_value: Array | None = None,
-    off_value: Array | None = None,
-) -> Array:
-    check_indices(indices, one_hot_vector_size)
-    hot = np.arange(one_hot_vector_size) == indices[..., None]
-    on, off = (1 if on_value is None else on_value), (0 if off_value is None else off_value)
-    return np.where(np.moveaxis(hot, -1, axis), on, off)
-
-
-@op("band_part", moves=True)
-def _band_part(x: Array, lower: int = -1, upper: int = -1) -> Array:
-    rows, columns = np.ogrid[: x.shape[-2], : x.shape[-1]]
-    kept = np.ones(x.shape[-2:], np.bool_)
-    if lower >= 0:
-        kept &= rows - columns <= lower
-    if upper >= 0:
-        kept &= columns - rows <= upper
-    return np.where(kept, x, 0)
-
-
-@op("pad", mode=("constant",), moves=True)
-def _pad(x: Array, pad: Ints, mode: str = "constant", constant_val: float = 0.0) -> Array:
-    """`pad` has two numbers, before and after, per axis, for the last axes."""
-    missing = x.ndim - len(pad) // 2
-    widths = [(0, 0)] * missing + list(zip(pad[::2], pad[1::2], strict=True))
-    return np.pad(x, widths, constant_values=constant_val)
-
-
 def slices(
     shape: Ints,
     part: tuple[Ints, Ints, Ints | None],
@@ -207,11 +109,3 @@ def slices(
         else:
             parts.append(slice(first, None if to_edge[axis] else end[axis], step))
     return tuple(parts)
-
-
-def check_indices(indices: Array, size: int) -> None:
-    """Raise ValueError if an index is not in [0, size)."""
-    if indices.size and (indices.min() < 0 or indices.max() >= size):
-        raise ValueError(
-            f"indices go from {indices.min()} to {indices.max()}; expected 0 to {size - 1}"
-        )

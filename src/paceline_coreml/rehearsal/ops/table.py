@@ -31,10 +31,6 @@ class Cell:
     array: Array
 
 
-Rejects = Callable[[Mapping[str, Any]], str | None]
-"""Fault of a combination of constant arguments; None: accepted."""
-
-
 class Entry(NamedTuple):
     """A supported operation."""
 
@@ -48,7 +44,6 @@ class Entry(NamedTuple):
     """True if it only moves numbers, so that nothing needs rounding."""
     several: frozenset[str]
     """Parameters that take any number of operands."""
-    rejects: Rejects | None
 
 
 _Run = TypeVar("_Run", bound=Callable[..., Any])
@@ -61,7 +56,6 @@ OPS: dict[str, Entry] = {}
 def op(
     *names: str,
     moves: bool = False,
-    rejects: Rejects | None = None,
     **accepts: tuple[Any, ...],
 ) -> Callable[[_Run], _Run]:
     """Register a function under these names; `accepts`: allowed constants by parameter."""
@@ -79,7 +73,6 @@ def op(
             frozenset(
                 name for name, parameter in parameters.items() if parameter.annotation == Arrays
             ),
-            rejects,
         )
         OPS.update(dict.fromkeys(names, entry))
         return run
