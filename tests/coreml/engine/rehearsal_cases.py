@@ -194,18 +194,17 @@ for name, function in {
         )
 case("softmax", ((3, 40),), lambda mb, x: mb.softmax(x=x), lambda x: x.softmax(-1))
 case("softmax", ((3, 40),), lambda mb, x: mb.softmax(x=x, axis=0), lambda x: x.softmax(0), "first")
-for what, bias in (("", None), ("with bias", weights(10))):
+for what, groups, bias in (("", 1, None), ("with bias", 1, weights(10)), ("in groups", 2, None)):
+    filters = weights(10, 24 // groups, 1, 1)
+    options = {} if bias is None else {"bias": bias}
     case(
         "conv",
         ((2, 24, 4, 1),),
-        lambda mb, x, b=bias: mb.conv(
-            x=x,
-            weight=weights(10, 24, 1, 1),
-            pad_type="valid",
-            **({} if b is None else {"bias": b}),
+        lambda mb, x, w=filters, g=groups, o=options: mb.conv(
+            x=x, weight=w, pad_type="valid", groups=g, **o
         ),
-        lambda x, b=bias: F.conv2d(
-            x, torch.tensor(weights(10, 24, 1, 1)), None if b is None else torch.tensor(b)
+        lambda x, w=filters, g=groups, o=options: F.conv2d(
+            x, torch.tensor(w), groups=g, **{name: torch.tensor(b) for name, b in o.items()}
         ),
         what,
     )

@@ -69,6 +69,11 @@ ROWS = [
         {"x": 2, "out": 2},
     ),
     Rows(
+        "conv",
+        lambda make, t, d: {"x": make(1, 2 * d, t, 1), "weight": make(6, d, 1, 1), "groups": 2},
+        {"x": 2, "out": 2},
+    ),
+    Rows(
         "matmul",
         lambda make, t, d: {"x": make(1, 3, t, d), "y": make(1, 3, d, 11)},
         {"x": 2, "out": 2},

@@ -20,14 +20,16 @@ def _conv(
     dilations: Ints | None = None,
     groups: int = 1,
 ) -> Array:
-    """x: [N, C, ...], weight: [O, C, 1, ...]; returns [N, O, ...]."""
-    if weight[0].size != x.shape[1] or {*(strides or ()), groups} != {1} or any(pad or ()):
+    """x: [N, C, ...], weight: [O, C / groups, 1, ...]; returns [N, O, ...]."""
+    batch, channels, *places = x.shape
+    if weight[0].size * groups != channels or {*(strides or ())} - {1} or any(pad or ()):
         raise ValueError(
-            f"a kernel {list(weight.shape)} with groups {groups}, strides {strides} and pad {pad} "
-            f"on {list(x.shape)}; expected a 1x1 convolution"
+            f"a kernel {list(weight.shape)} with strides {strides} and pad {pad} on "
+            f"{list(x.shape)}; expected a 1x1 convolution"
         )
-    rows = x.reshape(*x.shape[:2], -1).swapaxes(1, 2)
-    out = dots(weight.reshape(len(weight), -1), rows).reshape(len(x), -1, *x.shape[2:])
+    rows = x.reshape(batch, groups, channels // groups, -1).swapaxes(2, 3)
+    filters = weight.reshape(groups, len(weight) // groups, -1)
+    out = dots(filters, rows).reshape(batch, len(weight), *places)
     return out if bias is None else out + bias.reshape(-1, *(1,) * (x.ndim - 2))
 
 
