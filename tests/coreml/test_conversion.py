@@ -22,6 +22,7 @@ from paceline.storage import manifest
 from paceline.storage.files import read_json
 from paceline.storage.manifest import MANIFEST
 from paceline_coreml.conversion import convert as conversion
+from paceline_coreml.conversion.compress import compress
 from paceline_coreml.conversion.conversion_options import ConversionOptions, with_defaults
 from paceline_coreml.conversion.convert import convert
 from paceline_coreml.conversion.family import Family
@@ -30,8 +31,10 @@ from paceline_coreml.conversion.source import Source
 from paceline_coreml.conversion.topology import LayerSize, even_topology
 from paceline_coreml.engine.artifact import MOST_STATES, Artifact, read_artifact
 from paceline_coreml.engine.engine import CoreMlEngine
+from paceline_coreml.rehearsal import RehearsalModel
 from paceline_coreml.rehearsal.program import read_package
 from paceline_coreml.rehearsal.weights import Constant
+from support import mil
 from support.coreml import tiny_llama, tiny_source
 from support.zaya import zaya_artifact
 
@@ -115,6 +118,26 @@ def test_weights_are_compressed(
     artifact = made(source, tmp_path / "out", weights=weights)
     assert cosine(logits(artifact), exact) > least
     assert kept in stored(artifact.folder / artifact.layer_shards[0].path)["layers_1_mix_q"]
+
+
+def test_a_row_of_zeros_is_compressed_without_a_warning(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+):
+    ct = pytest.importorskip("coremltools")
+    weight = np.ones((64, 64, 1, 1), np.float16)
+    weight[3] = 0
+    path = mil.save_program(
+        tmp_path / "model.mlpackage",
+        lambda mb, x: mb.conv(x=x, weight=weight, pad_type="valid"),
+        {"x": np.zeros((1, 64, 1, 1), np.float16)},
+    )
+    model = ct.models.MLModel(str(path), skip_model_load=True)
+    recwarn.clear()
+    compress(model, "int8").save(str(path))
+    assert [one for one in recwarn if one.category is RuntimeWarning] == []
+    rows = RehearsalModel(path).predict({"x": np.ones((1, 64, 1, 1), np.float32)})
+    (out,) = rows.values()
+    assert (out[0, 3], out[0, 4]) == (0, 64)
 
 
 def test_weights_to_keep_stay_float16(source: Source, tmp_path: Path):

@@ -46,6 +46,7 @@ from support.coreml_checkpoints import (  # noqa: E402
     tiny_checkpoint,
     write_tokenizer,
 )
+from support.zaya import tiny_zaya  # noqa: E402
 
 pytestmark = pytest.mark.coreml
 
@@ -143,6 +144,24 @@ def test_other_families_pass(model: str, tmp_path: Path):
     report = check(artifact, checkpoint)
     assert report.passed, report.text
     assert report.value["judged_by"] == ("median row" if model == "zaya" else "worst row")
+
+
+def test_soft_routing_is_compared_with_soft_routing(tmp_path: Path):
+    safetensors_torch = pytest.importorskip("safetensors.torch")
+    checkpoint = tiny_zaya(tmp_path / "checkpoint", vocab_size=VOCAB)
+    write_tokenizer(checkpoint)
+    options = {"head_rows": VOCAB, "weights": "f16", "routing": "soft", "topology": "2"}
+    artifact = convert_tiny(checkpoint, tmp_path / "artifact", **options)
+    report = check(artifact, checkpoint)
+    assert report.passed, report.text
+    assert report.value["judged_by"] == "worst row"
+    assert report.value["top_1"]["nearness"]["cosine"]["median"] < 0.99
+    assert "soft routing, compared with top-1: " in report.text
+    weights = dict(read_checkpoint(checkpoint).weights)
+    weights["model.layers.1.mlp.experts.down_proj"][0] *= -1
+    safetensors_torch.save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    (fault, *_) = check(artifact, checkpoint).value["faults"]
+    assert fault.startswith("layer 1, out_hidden")
 
 
 def test_static_functions_pass(checkpoint: Path, tmp_path: Path):

@@ -24,6 +24,8 @@ import paceline
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import Progress
 from paceline.storage.coreml import EMBEDDINGS
+from paceline.storage.files import read_json
+from paceline.storage.manifest import MANIFEST
 from paceline.storage.report import Report, Table
 from paceline_coreml.conversion.convert import CONV_SLOTS
 from paceline_coreml.conversion.families import open_family
@@ -99,10 +101,12 @@ def report(
     rows = rows_of(texts)
     faults = [*tokenizer_faults(opened, checkpoint), *file_faults(opened, family, embeddings)]
     del embeddings
+    soft = read_json(artifact / MANIFEST).get("recipe", {}).get("routing") == "soft"
     with progress.task(f"running {checkpoint.name} with transformers"):
-        model = Reference(checkpoint)
+        model = Reference(checkpoint, soft=soft)
         reference = model.run_all([text.tokens for text in texts])
-        limits = Limits(threshold, MARGIN, model.experts)
+        # Rounding flips no choice of an expert where each row gets all of them.
+        limits = Limits(threshold, MARGIN, model.experts and not soft)
         del model  # in float32
     options = PackageOptions(DEFAULT_UNITS, rounding)
     by_width = run_shards(opened, texts, options, progress)
@@ -113,6 +117,10 @@ def report(
     embedded = {EMBEDDINGS: np.concatenate([embed(opened, text) for text in texts])}
     layers = list(check_layers(opened, rows, {**embedded, **blocks}, reference, limits))
     logits = check_logits(opened, rows, blocks, reference, limits)
+    trained: LogitsCheck | None = None
+    if soft:
+        top_1 = Reference(checkpoint).run_all([text.tokens for text in texts])
+        trained = check_logits(opened, rows, blocks, top_1, limits)
     faults += [fault for way in ways for fault in way.faults(exact=not on_a_mac())]
     faults += [*layer_faults(layers, limits), *logits.faults(limits)]
     value = {
@@ -132,11 +140,13 @@ def report(
         "ways": [asdict(way) for way in ways],
         "layers": [asdict(layer) for layer in layers],
         "picks": asdict(logits),
+        **({"top_1": asdict(trained)} if trained else {}),
     }
     verdict = "graph-correct, as rehearsed; this shows nothing about the Neural Engine"
     verdict = "the model, as run here" if on_a_mac() else verdict
     lines = [
         *_lines(ways, layers, logits),
+        *([_distance(trained)] if trained else []),
         *faults,
         f"verdict: {opened.name} {'is NOT' if faults else 'is'} {verdict}",
     ]
@@ -171,6 +181,15 @@ def _lines(
     yield (
         f"top tokens: {picks.equal} of {picks.rows} equal; {picks.decided_equal} of the "
         f"{picks.decided} decided ones; {picks.contained} in the top {TOP}"
+    )
+
+
+def _distance(trained: LogitsCheck) -> str:
+    """How far soft routing is from the routing that the model was trained with."""
+    picks, cosine = trained.ordinary, trained.nearness.cosine
+    return (
+        f"soft routing, compared with top-1: logits' median cosine {cosine.median:.4f}, divergence "
+        f"{picks.divergence:.4f} nats; {picks.equal} of {picks.rows} top tokens equal"
     )
 
 

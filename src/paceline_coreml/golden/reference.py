@@ -6,12 +6,14 @@ models its last entry is after the final norm.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from paceline.errors import ModelError
 from paceline_coreml.conversion.checkpoint import Weights
@@ -31,8 +33,8 @@ class ReferenceOutput(NamedTuple):
 class Reference:
     """A checkpoint's causal language model in memory, as float32."""
 
-    def __init__(self, checkpoint: Path, layers: int | None = None) -> None:
-        """Load the first `layers` layers, or all.
+    def __init__(self, checkpoint: Path, layers: int | None = None, *, soft: bool = False) -> None:
+        """Load the first `layers` layers, or all; with `soft` a ZAYA's rows get all experts.
 
         Raises ModelError if transformers cannot load it, or a weight is missing.
         """
@@ -72,6 +74,9 @@ class Reference:
                 buffer.copy_(stored[name])
         self._model.eval()
         self._layers = self._model.get_decoder().layers
+        if soft:
+            for layer in self._layers:
+                layer.mlp.forward = partial(_soft, layer.mlp)
 
     @property
     def experts(self) -> bool:
@@ -103,6 +108,14 @@ class Reference:
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Config fields of transformers with the number of experts."""
+
+
+def _soft(mixture: Any, hidden: Tensor, states: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """What ZAYA's mixture gives for rows [1, T, d], with all experts by their probabilities."""
+    logits, _, _, states = mixture.gate(hidden, router_states=states)
+    shares = logits.softmax(-1)[:, :-1]  # the last class is no expert
+    every = torch.arange(shares.shape[1]).expand_as(shares)
+    return mixture.experts(hidden[0], every, shares)[None], states
 
 
 def _before(streams: list[Floats]) -> Any:
