@@ -41,6 +41,10 @@ _TOOL_FIELDS = ("tool_calls", "tool_call_id", "name")
 _TOOL_ROLE = re.compile(r"""role['"\])\s]*(==|!=|in)[^%}]*?['"]tool['"]""")
 """In templates that know messages of the role `tool`."""
 
+_FIRST_CALL = re.compile(r"tool_calls['\"\])]*\[0\]")
+_EACH_CALL = re.compile(r"\bin\s[^%}]*tool_calls")
+"""In templates that render every call of a message; those with the other alone render one."""
+
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Type of a part of a content -> its field with text."""
 
@@ -224,6 +228,8 @@ def fit_calls(
             thoughts, content = message.get("thinking"), message.get("content")
             if thoughts and content and message.get("tool_calls"):
                 message |= {"thinking": f"{thoughts}\n\n{content}", "content": ""}
+    if _FIRST_CALL.search(template) and not _EACH_CALL.search(template):
+        return _with_one_call_each(fitted)
     if "tool_responses" in template and not _TOOL_ROLE.search(template):
         return _with_responses(fitted)
     return fitted
@@ -244,6 +250,27 @@ def _short_id(text: str, length: int) -> str:
     if len(text) == length and text.isascii() and text.isalnum():
         return text
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]
+
+
+def _with_one_call_each(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A chat with a message for each call, and its results after it, as Llama 3's templates need.
+
+    call a, call b, result a, result b  ->  call a, result a, call b, result b
+    """
+    blocks: list[list[dict[str, Any]]] = []
+    by_id: dict[str | None, list[dict[str, Any]]] = {}
+    for message in chat:
+        if message["role"] == "tool" and blocks:
+            by_id.get(message.get("tool_call_id"), blocks[-1]).append(message)
+            continue
+        by_id = {}
+        for call in message.get("tool_calls", ()):
+            called = {"role": "assistant", "content": ""} if by_id else message
+            by_id[call["id"]] = [{**called, "tool_calls": [call]}]
+            blocks.append(by_id[call["id"]])
+        if not by_id:
+            blocks.append([message])
+    return [message for block in blocks for message in block]
 
 
 def _with_responses(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
