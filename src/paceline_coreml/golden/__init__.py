@@ -12,11 +12,10 @@ Except on a Mac the artifact runs in the rehearsal: a pass means graph-correct, 
 the Neural Engine.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from math import isfinite
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -42,7 +41,7 @@ from paceline_coreml.golden.checks import (
     file_faults,
     layer_faults,
 )
-from paceline_coreml.golden.compare import TOP, Nearness
+from paceline_coreml.golden.compare import TOP
 from paceline_coreml.golden.reference import Reference
 from paceline_coreml.golden.run_shards import PackageOptions, embed, run_engine, run_shards
 from paceline_coreml.golden.texts import rows_of, texts_for, tokenizer_faults
@@ -151,7 +150,9 @@ def report(
         f"verdict: {opened.name} {'is NOT' if faults else 'is'} {verdict}",
     ]
     tables = [_ways_table(ways, opened.decode_rows), _layers_table(layers, logits)]
-    return Report(_for_json(value), not faults, "\n".join(lines), tables)
+    # JSON has no NaN and no infinities.
+    value = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    return Report(value, not faults, "\n".join(lines), tables)
 
 
 def _lines(
@@ -202,16 +203,14 @@ def _ways_table(ways: Sequence[Agreement], rows: int) -> Table:
 
 
 def _layers_table(layers: Sequence[LayerCheck], logits: LogitsCheck) -> Table:
-    places: list[tuple[str, str, Nearness]] = [
-        ("" if layer.layer is None else str(layer.layer), layer.name, layer.nearness)
-        for layer in layers
+    places = [
+        ("" if one.layer is None else str(one.layer), one.name, one.nearness) for one in layers
     ]
     rows = [
         [
             layer,
             name,
-            f"{near.cosine.worst:.5f}",
-            f"{near.cosine.median:.5f}",
+            *(f"{cosine:.5f}" for cosine in (near.cosine.worst, near.cosine.median)),
             f"{near.length.worst:.3f}",
             f"{near.first:.5f}",
             f"{near.first_length:.3g}",
@@ -222,14 +221,3 @@ def _layers_table(layers: Sequence[LayerCheck], logits: LogitsCheck) -> Table:
     ]
     head = ["layer", "output", "min cosine", "median", "length", "first", "its length"]
     return "compared with transformers in float32", [*head, "low norm", "largest"], rows
-
-
-def _for_json(value: Any) -> Any:
-    """`value` with null for NaN and infinities, which JSON lacks."""
-    if hasattr(value, "_asdict"):
-        value = value._asdict()
-    if isinstance(value, dict):
-        return {key: _for_json(member) for key, member in value.items()}
-    if isinstance(value, list | tuple):
-        return [_for_json(element) for element in value]
-    return None if isinstance(value, float) and not isfinite(value) else value

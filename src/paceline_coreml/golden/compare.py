@@ -50,7 +50,8 @@ class Rows(NamedTuple):
     """[n]: a token of low norm."""
 
 
-class Summary(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Summary:
     """A measure over rows."""
 
     worst: float
@@ -126,17 +127,11 @@ def nearness(rows: Rows, actual: Floats, expected: Floats) -> Nearness:
     )
 
 
-def nearest(rows: Rows, actual: Floats, candidates: Iterable[Floats]) -> int:
+def nearest(about: Rows, actual: Floats, candidates: Iterable[Floats]) -> int:
     """Index of the candidate for `actual` with the smallest median relative error of usual rows."""
-    usual = ~(rows.first | rows.low)
-    return int(
-        np.argmin(
-            [
-                np.median(_ratio(_errors(actual, expected), _lengths(expected))[usual])
-                for expected in candidates
-            ]
-        )
-    )
+    usual = ~(about.first | about.low)
+    errors = [_ratio(_errors(actual, rows), _lengths(rows))[usual] for rows in candidates]
+    return int(np.argmin([np.median(error) for error in errors]))
 
 
 def cosines(actual: Floats, expected: Floats) -> npt.NDArray[np.float64]:
