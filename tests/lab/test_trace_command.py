@@ -124,16 +124,14 @@ def test_json_has_the_totals(file: Path, capsys: pytest.CaptureFixture[str]):
     assert json.loads(capsys.readouterr().out)["steps"] == 4
 
 
-@pytest.mark.parametrize("name", ["trace.png", "trace.html"])
-def test_the_same_trace_is_the_same_bytes(name: str, file: Path, tmp_path: Path, capsys):
-    pytest.importorskip("matplotlib")
-    output = tmp_path / name
+def test_the_same_trace_is_the_same_bytes(file: Path, tmp_path: Path, capsys):
+    output = tmp_path / "trace.html"
     drawn = []
     for _ in range(2):
         assert main(["bench", "trace", str(file), "--output", str(output)]) == 0
         drawn.append(output.read_bytes())
     assert drawn[0] == drawn[1]
-    assert drawn[0].startswith(b"\x89PNG" if name.endswith("png") else b"<!DOCTYPE html>")
+    assert drawn[0].startswith(b"<!DOCTYPE html>")
     assert capsys.readouterr().out.count(str(output)) == 2
 
 
@@ -160,7 +158,6 @@ class Reader(HTMLParser):
 
 
 def test_the_page_is_whole_and_escaped(trace: RecordedTrace):
-    pytest.importorskip("matplotlib")
     made = page(trace)
     reader = Reader()
     reader.feed(made)
@@ -168,15 +165,15 @@ def test_the_page_is_whole_and_escaped(trace: RecordedTrace):
     assert "<dog>" not in made
     assert "<b>" not in made
     assert "<i>" not in made
-    assert "https://" not in made and "http://" not in made.replace("http://www.w3.org", "")
+    assert "://" not in made
     marked = list(reader.of("u"))
     assert {" <i>big", "xy", "{"} <= set(marked), "accepted draft tokens are underlined"
     assert list(reader.of("s")) == [" <b>"], "rejected ones are struck out"
     assert "suffix+table" in " ".join(reader.of("dd"))
 
 
-def test_a_picture_of_another_form_is_refused(file: Path, tmp_path: Path):
-    with pytest.raises(InvalidRequest, match=r"ends in \.png or \.html"):
+def test_a_page_of_another_name_is_refused(file: Path, tmp_path: Path):
+    with pytest.raises(InvalidRequest, match=r"ends in \.html"):
         bench_trace(file, tmp_path / "trace.gif")
 
 

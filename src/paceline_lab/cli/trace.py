@@ -22,9 +22,7 @@ app = group()
 def trace(
     *,
     trace: Annotated[Path, Argument(parser=Path, metavar="FILE", help="a trace")],
-    picture: Annotated[
-        Path | None, declare.file("--output", help="draw it: a .png or an .html")
-    ] = None,
+    picture: Annotated[Path | None, declare.file("--output", help="an .html to draw it in")] = None,
     output: Output,
 ) -> int:
     """Show what `generate --trace` wrote."""

@@ -11,7 +11,7 @@ from statistics import fmean, geometric_mean, median
 
 from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW
 from paceline_lab.bench.record import Record, Row, Spread, spread
-from paceline_lab.report.costs import cost_charts
+from paceline_lab.report.plan import cost_charts
 from paceline_lab.report.shapes import Chart, Curves, Dots, Stacks
 
 _OVER = {

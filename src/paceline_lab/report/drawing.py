@@ -18,7 +18,7 @@ _WIDTH = 7.5  # inches
 _LINE_LETTERS = 80
 """Letters that fit on a line below a chart; a mark is as wide as six."""
 
-LOOKS = (
+_LOOKS = (
     ("#0072b2", "o", "-", "///"),
     ("#d55e00", "s", "--", "..."),
     ("#009e73", "^", "-.", "xxx"),
@@ -54,7 +54,7 @@ def picture(chart: Chart, form: Literal["png", "svg"], names: Sequence[str] = ()
     colour and marker in all charts that get the same `names`. Raises MissingExtra if
     matplotlib is not installed.
     """
-    with new_figure() as figure:
+    with _new_figure() as figure:
         axes = figure.add_subplot()
         if not isinstance(chart, Stacks) and chart.series.keys().isdisjoint(names):
             names = ()
@@ -66,10 +66,10 @@ def picture(chart: Chart, form: Literal["png", "svg"], names: Sequence[str] = ()
             _draw_stacks(chart, axes)
         if form == "png":
             axes.set_title(chart.title)
-        return saved(figure, form)
+        return _saved(figure, form)
 
 
-def saved(figure: Any, form: Literal["png", "svg"]) -> bytes:
+def _saved(figure: Any, form: Literal["png", "svg"]) -> bytes:
     """A figure's file without date and version, so that equal figures are equal bytes."""
     file = io.BytesIO()
     metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
@@ -78,7 +78,7 @@ def saved(figure: Any, form: Literal["png", "svg"]) -> bytes:
 
 
 @contextmanager
-def new_figure() -> Iterator[Any]:
+def _new_figure() -> Iterator[Any]:
     """A figure with paceline's settings, not the user's."""
     try:
         matplotlib = import_matplotlib()
@@ -188,7 +188,7 @@ def _draw_stacks(chart: Stacks, axes: Any) -> None:
             left=begin,
             height=0.6,
             label=part,
-            facecolor=pale(colour),
+            facecolor=_pale(colour),
             edgecolor="black",
             hatch=hatch,
             linewidth=0.8,
@@ -210,7 +210,7 @@ def _draw_stacks(chart: Stacks, axes: Any) -> None:
 def _look(name: str, names: Sequence[str], number: int) -> tuple[str, str, Any, str]:
     """Look by the index in `names`; of another name, by its number after those."""
     place = names.index(name) if name in names else len(names) + number
-    return LOOKS[place % len(LOOKS)]
+    return _LOOKS[place % len(_LOOKS)]
 
 
 def _log(axis: Any, spreads: Sequence[Spread], line: float | None) -> None:
@@ -233,7 +233,7 @@ def _legend(axes: Any) -> None:
     axes.figure.legend(loc="outside lower center", ncols=ncols, frameon=False)
 
 
-def pale(colour: str) -> tuple[float, ...]:
+def _pale(colour: str) -> tuple[float, ...]:
     """A colour mixed with white, for areas under a black hatch."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     return tuple(0.5 + part / 2 for part in parts)

@@ -63,21 +63,27 @@ def page(title: str, sections: Sequence[Section]) -> str:
         "\n".join(_section(f"s{number}", section))
         for number, section in enumerate(sections, start=1)
     )
+    main = f"""<h1>{escape(title)}</h1>
+<nav aria-label="Results"><ul>
+{links}</ul></nav>
+<main>
+{body}
+</main>"""
+    return document(title, main)
+
+
+def document(title: str, body: str, style: str = "") -> str:
+    """A whole page around a body of HTML; `style` is CSS besides that of all pages."""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title>
-<style>{_STYLE}</style>
+<style>{_STYLE}{style}</style>
 </head>
 <body>
-<h1>{escape(title)}</h1>
-<nav aria-label="Results"><ul>
-{links}</ul></nav>
-<main>
 {body}
-</main>
 </body>
 </html>
 """

@@ -1,4 +1,4 @@
-"""`bench trace`: one answer step by step, on a terminal, or as a picture or page.
+"""`bench trace`: one answer step by step, on a terminal or as a page.
 
 Invariant: everything that colours show, characters show, too.
 """
@@ -9,6 +9,8 @@ from typing import Any
 
 from paceline.errors import InvalidRequest
 from paceline.runtime.highlight import ACCEPTED_STYLE
+from paceline.storage.files import write_bytes, writing
+from paceline_lab.trace.page import page
 from paceline_lab.trace.reader import RecordedTrace, read_trace
 from paceline_lab.trace.summary import draft_source, escaped, headline, totals
 
@@ -19,19 +21,17 @@ _WIDTH = 120
 
 
 def bench_trace(path: Path, output: Path | None) -> tuple[dict[str, Any], RecordedTrace]:
-    """A trace and its totals; drawn to `output` if there is one.
+    """A trace and its totals; a page of it in `output` if there is one.
 
-    Raises:
-        InvalidRequest: the file is no trace, or the output cannot be written or has another suffix.
-        MissingExtra: matplotlib is not installed.
+    Raises InvalidRequest if the file is no trace, or the output cannot be written or has another
+    suffix.
     """
-    if output is not None and output.suffix not in (".png", ".html"):
-        raise InvalidRequest(f"cannot draw {output}; expected a name that ends in .png or .html")
+    if output is not None and output.suffix != ".html":
+        raise InvalidRequest(f"cannot draw {output}; expected a name that ends in .html")
     trace = read_trace(path)
     if output is not None:
-        from paceline_lab.trace.page import draw
-
-        draw(trace, output)
+        with writing(output):
+            write_bytes(output, page(trace).encode())
     return totals(trace), trace
 
 
