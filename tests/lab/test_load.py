@@ -16,8 +16,7 @@ from paceline.verify.client import Endpoint, Sample, closed_loop, model_of
 from paceline.verify.suite import SuitePrompt
 from paceline_lab.arguments import ServerLoad
 from paceline_lab.bench.record import parse_record
-from paceline_lab.load.command import bench_serve
-from paceline_lab.load.loops import load_facts, open_loop, percentiles
+from paceline_lab.load import bench_serve, load_facts, open_loop, percentiles
 from support.server import Running, running
 
 PROMPTS = [

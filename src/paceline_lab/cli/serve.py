@@ -47,7 +47,7 @@ class LoadArguments(ServerLoad):
 )
 def serve(*, load: LoadArguments, result: ResultFile = None, output: Output) -> int:
     """Load a server: paceline's, or another OpenAI-compatible one."""
-    from paceline_lab.load.command import bench_serve
+    from paceline_lab.load import bench_serve
 
     check_writable(result)
     return print_report(bench_serve(load, progress_of(output)), output, result)

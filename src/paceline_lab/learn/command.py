@@ -14,7 +14,7 @@ from paceline.storage.files import held, megabytes, writing
 from paceline.storage.report import Report
 from paceline.storage.system import lower_priority
 from paceline.verify.suite import Suite, load_suite
-from paceline_lab.learn.budget import Budget, LearningProgress, duration
+from paceline_lab.learn.budget import Budget, duration
 from paceline_lab.learn.data import AT_ONCE, DataMaker, cache_tokens
 from paceline_lab.learn.folder import LearntFolder
 from paceline_lab.learn.openings import openings
@@ -47,7 +47,7 @@ def learn(
         tokens: of answers to learn from; replaces `hours`.
         prompts: files of prompts to answer first.
         exclude: files of prompts that must not be learnt from.
-        progress: shows stages and what is left.
+        progress: shows the stages.
 
     Raises:
         ModelError: the model cannot be loaded, cannot write prompts, or has changed since.
@@ -68,13 +68,12 @@ def learn(
         folder = LearntFolder(target.files)
         with held(folder.path), _said_if_stopped(progress):
             progress.say(_notice(folder, budget, target.profile.cost, model))
-            shown = LearningProgress(progress, budget)
             variety = variety_of(folder, suites)
             DataMaker(
-                target, folder, variety, budget=budget, share=_DATA_SHARE, progress=shown
+                target, folder, variety, budget=budget, share=_DATA_SHARE, progress=progress
             ).run(prompts)
             target.close()  # its memory is for what comes next
-            report = learn_table(folder, use, [use.files, target.files], variety, shown)
+            report = learn_table(folder, use, [use.files, target.files], variety, progress)
     report["seconds"] = budget.elapsed
     return Report(report, text=text_of(report))
 

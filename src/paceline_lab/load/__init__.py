@@ -1,1 +1,0 @@
-"""`bench serve`: a server under load."""
