@@ -14,6 +14,7 @@ from paceline.cli.chat.session import Session
 from paceline.cli.options import ModelOptions, Output
 from paceline.errors import InvalidRequest, ModelError
 from paceline.runtime.conversation import Conversation
+from paceline.runtime.load import find_files
 
 
 @pytest.fixture
@@ -146,8 +147,8 @@ def test_the_conversation_goes_on_with_another_model_and_with_the_same_after_a_f
     other.write_bytes(tiny_gguf.read_bytes())
     run_command(session, f"/model {other}")
     session.turn("two")
-    # It vanishes after that.
-    monkeypatch.setattr("paceline.cli.chat.session.find_files", lambda *_, **__: None)
+    files = find_files(str(other))  # the other one vanishes after that
+    monkeypatch.setattr("paceline.cli.chat.session.find_files", lambda *_, **__: files)
     with pytest.raises(ModelError):
         run_command(session, f"/model {tmp_path / 'gone.gguf'}")
     assert session.model == str(other)

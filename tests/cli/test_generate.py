@@ -1,5 +1,6 @@
 """`paceline generate`: prompts, options, and mistakes in them."""
 
+import io
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from paceline.cli.app import main
 from support.process import Run, started, wait_for
+from support.tiny import write_tiny
 from support.waiting import PATIENCE
 
 
@@ -254,3 +256,43 @@ def test_a_byte_that_is_not_utf_8_is_replaced_with_a_line_that_says_where(
     right = run(*words, input="ü dog\nthe ü fox\ufffd\n".encode(), text=False)
     assert b"[standard input is not UTF-8 text: line 2, byte 11 is 0xE9;" in wrong.stderr
     assert (wrong.returncode, wrong.stdout) == (0, right.stdout)
+
+
+BROKEN = {"tokenizer.chat_template": "{% for message in messages %}{{ message.content }"}
+
+
+@pytest.fixture
+def broken(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model whose chat template fails, and whose weights no command reads."""
+
+    def opened(*_: object) -> None:
+        raise AssertionError("the engine was opened first")
+
+    monkeypatch.setattr("paceline.runtime.load.open_engine", opened)
+    return write_tiny(tmp_path / "broken.gguf", fields=BROKEN)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["generate", "Hello"], "the chat template of"),
+        (["chat"], "the chat template of"),
+        (["serve", "--no-think"], "the chat template of"),
+        (["generate", "Hello", "--raw", "-s", "Be"], "--raw"),
+        (["generate", "Hello", "--raw", "--drafter", "no"], "drafter"),
+        (["generate", "the " * 600, "--raw"], "tokens and the context holds 512"),
+        (["generate", "Hello", "--raw", "--drafter", "model:nowhere.gguf"], "nowhere.gguf"),
+    ],
+    ids=str,
+)
+def test_a_mistake_that_needs_no_weights_is_told_before_they_are_read(
+    words: list[str],
+    reason: str,
+    broken: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello"))
+    monkeypatch.setattr("paceline.cli.crash.say_crashes", lambda: None)
+    assert main([*words, "--model", str(broken)]) == 2
+    assert reason in capsys.readouterr().err.splitlines()[-1]

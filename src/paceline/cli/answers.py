@@ -21,6 +21,7 @@ from paceline.cli.options import (
 
 if TYPE_CHECKING:
     from paceline.decoding.types import Step
+    from paceline.models import ModelFiles
     from paceline.options import Options
     from paceline.runtime.model import Model
     from paceline.runtime.result import Result
@@ -198,8 +199,13 @@ class AnswerArguments:
         return result
 
 
-def load_for_answers(model: ModelOptions, answer: AnswerArguments, output: Output) -> "Model":
-    """The model, with MAX_TOKENS as the limit of answers without one."""
+def load_for_answers(
+    model: ModelOptions,
+    answer: AnswerArguments,
+    output: Output,
+    check: "Callable[[ModelFiles], object]",
+) -> "Model":
+    """The model, with MAX_TOKENS as the limit of answers without one; `check` as for `load`."""
     drafters = [answer.drafter or "auto", *([] if answer.probe is None else [answer.probe])]
     check_kept(drafters, keep=answer.keep)
     if not output.quiet and (notice := trial_notice(model.model)):
@@ -210,6 +216,7 @@ def load_for_answers(model: ModelOptions, answer: AnswerArguments, output: Outpu
         drafters=drafters,
         generation_config=answer.generation_config,
         keep=answer.keep,
+        check=check,
     )
     loaded.defaults = replace(loaded.defaults, fallback={"max_tokens": MAX_TOKENS})
     return loaded

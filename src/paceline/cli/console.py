@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from paceline.cli.options import ModelOptions, Output
 from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from paceline.models import Progress
+    from paceline.models import ModelFiles, Progress
     from paceline.runtime.model import Model
     from paceline.storage.report import Report
 
@@ -52,8 +52,9 @@ def load_model(
     generation_config: str = "auto",
     keep: bool = False,
     embeddings: bool = False,
+    check: "Callable[[ModelFiles], object] | None" = None,
 ) -> "Model":
-    """Load a model; `rows` takes precedence over --rows, and no drafters are `auto`."""
+    """Load a model as `load` does; `rows` takes precedence over --rows, no drafters are `auto`."""
     obey_offline(options.offline)
     from paceline.runtime.load import load
 
@@ -71,6 +72,7 @@ def load_model(
         generation_config=generation_config,
         keep=keep,
         embeddings=embeddings,
+        check=check,
         progress=progress_of(output),
     )
 

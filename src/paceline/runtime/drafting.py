@@ -36,6 +36,19 @@ def warmed_up(engine: Engine, progress: Progress) -> Engine:
     return engine
 
 
+def draft_files(name: str, target: ModelFiles, progress: Progress) -> ModelFiles:
+    """Return the files of another model to draft with. Raises ModelError if it cannot draft."""
+    files = resolve(name, progress=progress)
+    ours, theirs = target.tokenizer().vocabulary, files.tokenizer().vocabulary
+    if ours != theirs:
+        differing = sum(theirs.get(token) != number for token, number in ours.items())
+        raise ModelError(
+            f"{files.name} cannot draft for {target.name}: {differing} of {len(ours)} "
+            f"tokens are not the same, and it has {len(theirs)}"
+        )
+    return files
+
+
 def open_draft_model(
     name: str,
     target: ModelFiles,
@@ -55,14 +68,7 @@ def open_draft_model(
     Raises:
         ModelError: its vocabulary is not the target's.
     """
-    files = resolve(name, progress=progress)
-    ours, theirs = target.tokenizer().vocabulary, files.tokenizer().vocabulary
-    if ours != theirs:
-        differing = sum(theirs.get(token) != number for token, number in ours.items())
-        raise ModelError(
-            f"{files.name} cannot draft for {target.name}: {differing} of {len(ours)} "
-            f"tokens are not the same, and it has {len(theirs)}"
-        )
+    files = draft_files(name, target, progress)
     settings = EngineSettings(min_rows=1, cache_tokens=max(files.context_length, slots))
     opened = open_engine(files.engine, files.path, files.context_length, settings)
     engine = warmed_up(opened, progress)

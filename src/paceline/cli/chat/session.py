@@ -22,9 +22,11 @@ from paceline.cli.chat.saved import path_of, read_chat, write_chat
 from paceline.cli.console import as_unicode, progress_of, say
 from paceline.cli.options import ModelOptions, Output
 from paceline.errors import ContextFull, InvalidRequest, PacelineError
+from paceline.models import ModelFiles
 from paceline.runtime.conversation import Conversation
 from paceline.runtime.load import find_files
 from paceline.runtime.model import Model
+from paceline.runtime.prompt import prompt_length
 from paceline.runtime.stream import Stream
 
 Messages = list[Mapping[str, Any]]
@@ -211,7 +213,7 @@ class Session:
         """Go on with another model; after a failure, with the same. Raises PacelineError."""
         options = replace(self._model, model=name, revision=None, weights=None)
         # Most mistakes end here, while the model is still loaded.
-        find_files(name, options.engine, progress=progress_of(self._output))
+        self._check(find_files(name, options.engine, progress=progress_of(self._output)))
         old = self._model
         self.close()
         try:
@@ -222,9 +224,13 @@ class Session:
             raise
 
     def _load(self, options: ModelOptions) -> None:
-        loaded = load_for_answers(options, self._answer, self._output)
+        loaded = load_for_answers(options, self._answer, self._output, self._check)
         self._conversation = loaded.conversation(self._messages)
         self._loaded, self._model = loaded, options
+
+    def _check(self, files: ModelFiles) -> None:
+        """Raise what the template raises for the conversation with one more message."""
+        prompt_length(files, [*self.messages, {"role": "user", "content": "Hello"}], self.options)
 
     def _change(self, messages: Sequence[Mapping[str, Any]], step: str) -> None:
         self._record(self.messages, step)

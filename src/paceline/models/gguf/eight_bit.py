@@ -110,6 +110,11 @@ def peak_disk_bytes(gguf_bytes: int) -> int:
     return gguf_bytes * 8
 
 
+def q8_peak_bytes(gguf_bytes: int) -> int:
+    """Disk bytes of a file of Q4_1, 20 for a group, and of its Q8_0 form, at most."""
+    return gguf_bytes + gguf_bytes * _GROUP_BYTES // 20
+
+
 def _write_exact(path: Path, source: GgufFile, target: Path, progress: Progress) -> None:
     """Write the same model with f16 matrices, which the graph's reader does not round."""
     from gguf import GGMLQuantizationType
