@@ -230,7 +230,8 @@ class Session:
 
     def _check(self, files: ModelFiles) -> None:
         """Raise what the template raises for the conversation with one more message."""
-        prompt_length(files, [*self.messages, {"role": "user", "content": "Hello"}], self.options)
+        messages = [*self.messages, {"role": "user", "content": "Hello"}]
+        prompt_length(files, messages, self.options)  # type: ignore[arg-type]
 
     def _change(self, messages: Sequence[Mapping[str, Any]], step: str) -> None:
         self._record(self.messages, step)
