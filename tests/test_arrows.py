@@ -62,11 +62,10 @@ ALLOWED = {
     },
     LAB: {
         "arguments": set[str](),
-        "figures": set[str](),
         "bench": {"arguments"},
         "load": {"arguments", "bench"},
         "peers": {"arguments", "bench"},
-        "report": {"bench", "figures"},
+        "report": {"bench"},
         "trace": {"report"},
         "simulate": {"arguments", "bench", "trace"},
         "learn": {"simulate"},

@@ -134,7 +134,7 @@ def test_figures_of_a_text_that_repeats():
     found = one(recording, "ngram", CostTable({1: 2.0, 5: 3.0}), max_block=5)
     assert found.decoded == 29
     assert found.counters.steps == 6
-    assert found.tokens_per_step == pytest.approx(29 / 6)
+    assert found.decoded / found.counters.steps == pytest.approx(29 / 6)
     # The last pass has room for three guesses.
     assert found.counters.drafted_at == [6, 6, 6, 5]
     assert found.counters.accepted_at == [6, 6, 6, 5]

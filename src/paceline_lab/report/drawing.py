@@ -5,13 +5,14 @@ one; the same chart gives the same bytes, whatever the user's matplotlib setting
 """
 
 import io
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 from paceline.errors import MissingExtra
+from paceline.models import cache_dir
 from paceline_lab.bench.record import Spread
-from paceline_lab.figures import import_matplotlib
 from paceline_lab.report.shapes import Chart, Curves, Dots, Stacks
 
 _WIDTH = 7.5  # inches
@@ -80,8 +81,10 @@ def _saved(figure: Any, form: Literal["png", "svg"]) -> bytes:
 @contextmanager
 def _new_figure() -> Iterator[Any]:
     """A figure with paceline's settings, not the user's."""
+    # Its cache of fonts is in paceline's cache folder instead of the home.
+    os.environ.setdefault("MPLCONFIGDIR", str(cache_dir() / "matplotlib"))
     try:
-        matplotlib = import_matplotlib()
+        import matplotlib.figure
     except ImportError as error:
         raise MissingExtra("charts need: pip install 'paceline[lab]'") from error
     with matplotlib.rc_context():

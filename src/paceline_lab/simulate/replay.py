@@ -147,11 +147,6 @@ class Simulation:
         return len(self.recording.answer) - 1
 
     @property
-    def tokens_per_step(self) -> float:
-        """Speed over plain decoding if all calls cost the same; 1.0 without calls."""
-        return self.decoded / self.counters.steps if self.counters.steps else 1.0
-
-    @property
     def speed_up(self) -> float:
         """Speed over plain decoding by the table; 1.0 without calls."""
         return self.plain_seconds / self.seconds if self.decoded else 1.0
