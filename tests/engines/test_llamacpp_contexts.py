@@ -13,9 +13,21 @@ class OpenContext:
     """A context without keys and values."""
 
     def __init__(self, settings: ContextSettings, held: list[int]) -> None:
-        self.settings, self.length = settings, 0
+        self.settings = settings
+        self.sequences = [Place(self, number) for number in range(settings.sequences)]
         self._held = held
-        held.append(settings.slots)
+        held.append(settings.slots * settings.sequences)
+
+    def close(self) -> None:
+        self._held.remove(self.settings.slots * self.settings.sequences)
+
+
+class Place:
+    """A place for a sequence in it."""
+
+    def __init__(self, context: OpenContext, number: int) -> None:
+        self.context, self.number, self.length = context, number, 0
+        self.slots = context.settings.slots
 
     def truncate(self, length: int) -> None:
         self.length = length
@@ -24,11 +36,8 @@ class OpenContext:
         return self.length
 
     def restore(self, state: int, length: int, recurrent: None) -> None:
-        assert length <= state <= self.settings.slots
+        assert length <= state <= self.slots
         self.length = length
-
-    def close(self) -> None:
-        self._held.remove(self.settings.slots)
 
 
 class Opener:
@@ -49,18 +58,19 @@ def model() -> Opener:
     return Opener()
 
 
-def contexts_of(model: Any, most_slots: int = 8192) -> Contexts:
-    return Contexts(model, 8192, ContextSettings(0, 256, 1), most=12, most_slots=most_slots)
+def contexts_of(model: Any, most_slots: int = 8192, sequences: int = 1) -> Contexts:
+    settings = ContextSettings(0, 256, 1, sequences=sequences)
+    return Contexts(model, 8192, settings, most=12, most_slots=most_slots)
 
 
 def run(contexts: Contexts, sequence: object, length: int) -> Any:
     """Compute `length` positions, 256 at a time."""
-    context: Any = None
+    place: Any = None
     for at in range(0, length, 256):
         end = min(at + 256, length)
-        context = contexts.of(sequence, end)
-        context.length = end
-    return context
+        place = contexts.of(sequence, end)
+        place.length = end
+    return place
 
 
 def test_a_context_is_lent_again(model: Opener):
@@ -75,7 +85,7 @@ def test_a_short_sequence_leaves_a_long_context_to_a_long_one(model: Opener):
     contexts = contexts_of(model)
     long = contexts.of("long", 3000)
     contexts.forget("long")
-    assert run(contexts, "short", 100).settings.slots == 512
+    assert run(contexts, "short", 100).slots == 512
     assert contexts.of("other", 2500) is long
 
 
@@ -101,7 +111,7 @@ def test_a_context_as_long_as_the_cache_is_kept(model: Opener):
     contexts = contexts_of(model, most_slots=8448)
     long = contexts.of("long", 8192)
     contexts.forget("long")
-    assert model.held == [long.settings.slots]
+    assert model.held == [long.slots]
 
 
 def test_at_rest_sequences_are_parked_and_few_contexts_are_left(model: Opener):
@@ -113,3 +123,18 @@ def test_at_rest_sequences_are_parked_and_few_contexts_are_left(model: Opener):
     assert len(model.held) <= 2
     for sequence, length in lengths.items():
         assert contexts.of(sequence, length).length == length
+
+
+def test_sequences_that_share_calls_take_the_first_places_of_the_largest_context(model: Opener):
+    contexts = contexts_of(model, sequences=4)
+    short = [run(contexts, f"short {n}", 100) for n in range(2)]
+    assert [place.number for place in short] == [0, 1]
+    grown = run(contexts, "short 0", 700)  # moves to a larger one
+    assert (grown.slots, grown.number) == (1024, 0)
+    assert run(contexts, "new", 100).context is grown.context
+    contexts.forget("short 0")
+    again = run(contexts, "again", 100)
+    assert (again.context, again.number) == (grown.context, 0)
+    # Of 8,192 slots 6,144 are taken: a context of 2,048 has one place.
+    long = run(contexts, "long", 2000)
+    assert (long.slots, len(long.context.sequences)) == (2048, 1)

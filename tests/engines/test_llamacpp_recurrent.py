@@ -5,25 +5,22 @@ tests/conformance compares their rows with those of plain decoding, whatever hap
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from paceline.decoding.types import Logits
-from paceline.engines import open_engine
 from paceline.engines.base import EngineSettings
 from paceline.engines.llamacpp import engine as engine_module
 from paceline.engines.llamacpp.binding import ContextSettings
 from paceline.engines.llamacpp.engine import LlamaCppEngine
-from paceline.engines.llamacpp.native import NativeContext, NativeModel
+from paceline.engines.llamacpp.native import NativeModel, NativeSequence
 from paceline.engines.row_classes import RowRange
 from paceline.errors import ModelError
-from support.divergence import divergence
 from support.engine_rows import feed, random_text, run, same
 from support.errors import raises
-from support.hybrids import CONFIG, HEAD, HYBRIDS, with_head
+from support.hybrids import HEAD, HYBRIDS, with_head
 from support.llamacpp import library
 from support.mtp import random_weights
 from support.tiny_checkpoints import write_gguf_of
@@ -51,14 +48,14 @@ def engine(
 def rows_run() -> Iterator[list[int]]:
     """Collects the rows of every call of the library."""
     counts: list[int] = []
-    decode = NativeContext.decode
+    decode = NativeSequence.decode
 
-    def counted(self: NativeContext, tokens: list[int], outputs: slice) -> Logits:
+    def counted(self: NativeSequence, tokens: list[int], outputs: slice) -> Logits:
         counts.append(len(tokens))
         return decode(self, tokens, outputs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NativeContext, "decode", counted)
+        patch.setattr(NativeSequence, "decode", counted)
         yield counts
 
 
@@ -77,7 +74,7 @@ def test_recurrent_layers_run_in_llama_cpp_alone(tmp_path: Path):
     path = file_of("qwen3_5_text", tmp_path)
     LlamaCppEngine(path, 512, ONE_THREAD, binding=library(UPSTREAM)).close()
     binding = library(IK)
-    with raises(ModelError, "qwen35", "--engine openvino"):
+    with raises(ModelError, "qwen35"):
         LlamaCppEngine(path, 512, ONE_THREAD, binding=binding)
 
 
@@ -94,24 +91,10 @@ def test_states_that_are_not_rolled_back_are_refused_before_any_answer(
     binding = library(UPSTREAM)
     open_before = binding.open
     monkeypatch.setattr(binding, function, lambda _pointer: value)
-    with raises(ModelError, fault, "--engine openvino", "lfm2-f32.gguf") as caught:
+    with raises(ModelError, fault, "another family", "lfm2-f32.gguf") as caught:
         LlamaCppEngine(file_of("lfm2", tmp_path), 512, ONE_THREAD, binding=binding)
     del caught
     assert binding.open <= open_before + 1  # the model, until it is collected
-
-
-def test_a_qwen3_5_with_a_head_in_its_file_is_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setitem(CONFIG, "head_dim", 64)
-    path = with_head(tmp_path / "m.gguf", random_weights(replace(HEAD, head_dim=64)))
-    text, rows = np.random.default_rng(3).integers(3, 250, 120).tolist(), []
-    engine = LlamaCppEngine(path, 512, ONE_THREAD, binding=library(UPSTREAM))
-    for item in (engine, open_engine("openvino", path, 512, ONE_THREAD)):
-        with closing(item.open()) as sequence:
-            rows += run(item, prompts=[(sequence, text, 120)])
-    engine.close()
-    assert divergence(*rows) < 1e-4
 
 
 def test_positions_with_which_the_library_would_end_the_process_are_refused(tmp_path: Path):
@@ -129,31 +112,33 @@ def test_a_context_goes_back_to_rows_of_its_last_call_once(tmp_path: Path, form:
     settings = ContextSettings(256, 64, 1, rollback=15)
 
     def after(length: int) -> bytes:
-        with closing(model.context(settings)) as fresh:
+        with closing(model.context(settings)) as context:
+            (fresh,) = context.sequences
             fresh.decode(tokens[:40], slice(0, 0))
             fresh.decode([*tokens[40:length], 7, 7], slice(0, 0))
             fresh.truncate(length)
             return fresh.decode(tokens[length : length + 2], slice(0, 2)).tobytes()
 
-    with closing(model.context(settings)) as context:
+    with closing(model.context(settings)) as opened:
+        (place,) = opened.sequences
         for rows in (8, 16, 24):
             for dropped in range(1, min(rows, 16)):
-                context.truncate(0)
-                context.decode(tokens[:40], slice(0, 0))
-                context.decode(tokens[40 : 40 + rows], slice(0, 0))
+                place.truncate(0)
+                place.decode(tokens[:40], slice(0, 0))
+                place.decode(tokens[40 : 40 + rows], slice(0, 0))
                 length = 40 + rows - dropped
-                context.truncate(length)
-                assert context.decode(tokens[length : length + 2], slice(0, 2)).tobytes() == after(
+                place.truncate(length)
+                assert place.decode(tokens[length : length + 2], slice(0, 2)).tobytes() == after(
                     length
                 )
-            context.truncate(0)
-            context.decode(tokens[:40], slice(0, 0))
-            context.decode(tokens[40 : 40 + rows], slice(0, 0))
-            possible = [length for length in range(1, 41 + rows) if context.can_truncate(length)]
+            place.truncate(0)
+            place.decode(tokens[:40], slice(0, 0))
+            place.decode(tokens[40 : 40 + rows], slice(0, 0))
+            possible = [length for length in range(1, 41 + rows) if place.can_truncate(length)]
             assert possible == list(range(max(41, 40 + rows - 15), 41 + rows))
-            context.truncate(possible[0])
-            context.recurrent_state()  # which drops rows: another time is once too often
-            assert [n for n in range(1, 99) if context.can_truncate(n)] == possible[:1]
+            place.truncate(possible[0])
+            place.recurrent_state()  # which drops rows: another time is once too often
+            assert [n for n in range(1, 99) if place.can_truncate(n)] == possible[:1]
 
 
 def test_drafts_of_a_call_fall_without_rows_that_run_again(engine: LlamaCppEngine):

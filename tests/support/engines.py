@@ -37,12 +37,14 @@ def _hybrid(form: str, request: pytest.FixtureRequest) -> Engine:
     return open_engine("openvino", write_gguf_of(form, folder / "m.gguf"), 512, settings)
 
 
-def _llamacpp(name: str, path: Path) -> Engine:
+def _llamacpp(name: str, path: Path, parallel: int = 1) -> Engine:
     from paceline.engines.llamacpp.engine import LlamaCppEngine
 
     # Threads of a busy machine wait for each other in every product: tests have one.
-    settings = EngineSettings(cache_tokens=3 * 512, threads=1)
-    return LlamaCppEngine(path, 512, settings, binding=library(name))
+    settings = EngineSettings(cache_tokens=3 * 512, threads=1, parallel=parallel)
+    engine = LlamaCppEngine(path, 512, settings, binding=library(name))
+    assert engine.shares_calls == (parallel > 1)
+    return engine
 
 
 def _llamacpp_hybrid(form: str, request: pytest.FixtureRequest) -> Engine:
@@ -92,6 +94,9 @@ ENGINES: dict[str, Callable[[pytest.FixtureRequest], Engine]] = {
     "llamacpp-upstream": lambda request: _llamacpp(
         "llama.cpp", request.getfixturevalue("tiny_gguf")
     ),
+    "llamacpp-shared": lambda request: _llamacpp(
+        "llama.cpp", request.getfixturevalue("tiny_gguf"), parallel=4
+    ),
     **{f"llamacpp-{name}": partial(_llamacpp_hybrid, form) for name, form in HYBRIDS.items()},
     "coreml": lambda request: _coreml(request.getfixturevalue("tmp_path_factory")),
     **{f"mlx-{name}": partial(mlx.engine, name) for name in mlx.CASES},
@@ -100,6 +105,7 @@ NEEDS = {
     "llamacpp": "ik_llama.cpp",
     "llamacpp-packed": "ik_llama.cpp",
     "llamacpp-upstream": "llama.cpp",
+    "llamacpp-shared": "llama.cpp",
     **{f"llamacpp-{name}": "llama.cpp" for name in HYBRIDS},
     **{f"mlx-{name}": "mlx" for name in mlx.CASES},
 }

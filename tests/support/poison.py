@@ -45,30 +45,30 @@ def _blocks(engine: Any, sequence: Any, length: int, cache: Any, value: Any) -> 
 
 def _llamacpp(engine: Any, sequence: Any, length: int) -> None:
     # The library's memory is its own: other tokens are computed into the slots.
-    contexts = [(context, 0) for context in engine._contexts._spare]
+    places = [(place, 0) for free in engine._contexts._free.values() for place in free]
     if sequence.length and engine._model.recurrent:
         _llamacpp_recurrent(engine, sequence, length)
     elif sequence.length:
-        context = sequence.context(POISON)
-        context.truncate(length)
-        contexts.append((context, sequence.length))
-    for context, kept in contexts:
-        count = kept - context.length if kept > context.length else 0
-        context.decode([POISON] * (count + 16), slice(0, 0))
-        context.truncate(kept)
+        place = sequence.place(POISON)
+        place.truncate(length)
+        places.append((place, sequence.length))
+    for place, kept in places:
+        count = kept - place.length if kept > place.length else 0
+        place.decode([POISON] * (count + 16), slice(0, 0))
+        place.truncate(kept)
 
 
 def _llamacpp_recurrent(engine: Any, sequence: Any, length: int) -> None:
     """Also the states of the library that are not the sequence's."""
-    context, end = sequence.context(POISON), sequence.length
-    sequence.prepare(context, lambda block: engine._calls(sequence, context, block))
+    place, end = sequence.place(POISON), sequence.length
+    sequence.prepare(place, lambda block: engine._calls(sequence, place, block))
     if length == end:
-        state = context.recurrent_state()
-        context.decode([POISON] * 16, slice(0, 0))
-        context.restore_recurrent(state, end)
+        state = place.recurrent_state()
+        place.decode([POISON] * 16, slice(0, 0))
+        place.restore_recurrent(state, end)
     else:  # it cannot be cut there: all of it
-        context.truncate(0)
-        context.decode([POISON] * end, slice(0, 0))
+        place.truncate(0)
+        place.decode([POISON] * end, slice(0, 0))
 
 
 def _coreml(engine: Any, sequence: Any, length: int) -> None:

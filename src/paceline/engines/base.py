@@ -23,6 +23,9 @@ COMPUTE_UNITS = ("all", "cpu-only", "cpu-and-gpu", "cpu-and-ne")
 
 _MOST_THREADS = 4096
 
+MOST_PARALLEL = 32
+"""Most sequences that share a call."""
+
 _CACHE_BYTES = 2 << 30
 """Default limit of a model's KV cache, in bytes."""
 
@@ -157,6 +160,8 @@ class EngineSettings:
     """Slots of the KV cache, for all sequences together; None: see `slots`."""
     contexts: int = 1
     """Full contexts that the cache holds if `cache_tokens` is None."""
+    parallel: int = 1
+    """Sequences that are to share calls: for more than one, llamacpp takes a library that can."""
     min_rows: int = 2
     """2 is exact. 1 computes less for plain decoding, but a row's bits then depend on T."""
     taps: tuple[int, ...] = ()
@@ -179,6 +184,10 @@ class EngineSettings:
             raise InvalidRequest(f"rows is {self.min_rows}; expected 2 (exact) or 1")
         if self.contexts < 1:
             raise InvalidRequest(f"contexts is {self.contexts}; expected 1 or more")
+        if not _within(self.parallel, MOST_PARALLEL):
+            raise InvalidRequest(
+                f"parallel is {self.parallel}; expected a whole number from 1 to {MOST_PARALLEL}"
+            )
         if self.cache_tokens is not None and not _within(self.cache_tokens, _MOST_CACHE_TOKENS):
             raise InvalidRequest(
                 f"cache_tokens is {self.cache_tokens}; expected a whole number from 1 to "

@@ -68,6 +68,8 @@ class RowClasses(NamedTuple):
     """Whether a single row, where the library's rule allows it, is in the class of decode."""
     outputs: int = 1
     """Least rows of a call with logits, if any: the head is a product of its own."""
+    together: int = 1
+    """Most rows of a call that several sequences share; 1: none do."""
 
     @property
     def most(self) -> int:
@@ -84,7 +86,9 @@ class RowClasses(NamedTuple):
 
     def __str__(self) -> str:
         outputs = f", logits of {self.outputs} or more" * (self.outputs > 1)
-        return f"decode {self.decode}{' or 1' * self.single}, prefill {self.prefill}{outputs}"
+        together = f", {self.together} of several sequences" * (self.together > 1)
+        single = " or 1" * self.single
+        return f"decode {self.decode}{single}, prefill {self.prefill}{outputs}{together}"
 
 
 CANDIDATES = (
@@ -176,9 +180,9 @@ def kept(path: Path) -> RowClasses | None:
     """The stored classes; None: there are none, or the file is damaged."""
     try:
         value = read_json(path)
-        decode, prefill, single, outputs = (value[name] for name in RowClasses._fields)
+        decode, prefill, single, *numbers = (value[name] for name in RowClasses._fields)
         roles = [RowRange(*map(int, role)) for role in (decode, prefill)]
-        return RowClasses(roles[0], roles[1], bool(single), int(outputs))
+        return RowClasses(roles[0], roles[1], bool(single), *map(int, numbers))
     except (ModelError, KeyError, TypeError, ValueError):
         return None
 

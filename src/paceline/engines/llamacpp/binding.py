@@ -6,7 +6,7 @@ names and which calls it computes right; models and contexts are alike in the fa
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ LEAST_CONTEXT = 256
 """Slots that contexts are multiples of: attention pads keys to it."""
 
 MOST_OUTPUTS = 16
-"""Most rows of a call that get logits: memory for them is allocated with a context."""
+"""Most rows of a sequence in a call that get logits: a context has memory for them."""
 
 _VALUE_BYTES = 256
 """Most bytes of a metadata value that is read."""
@@ -43,12 +43,16 @@ class ContextSettings(NamedTuple):
     """Settings of a context."""
 
     slots: int
-    """Positions; a multiple of `LEAST_CONTEXT`."""
+    """Positions of a sequence; a multiple of `LEAST_CONTEXT`."""
     rows: int
     """Most rows of a call."""
     threads: int
     rollback: int = 0
     """With recurrent layers: rows of the last call, at least one, that can be dropped."""
+    sequences: int = 1
+    """Sequences, each with keys and values of its own; see `Binding.shares_calls`."""
+    outputs: int = MOST_OUTPUTS
+    """Most rows of a call that get logits."""
 
 
 class CallLimits(NamedTuple):
@@ -121,6 +125,10 @@ class Binding(ABC):
         """Whether no more may be opened."""
         return self.open >= self.most_open
 
+    def shares_calls(self, content: GgufFile) -> bool:
+        """Whether a context of a file's model can have several sequences, and a call their rows."""
+        return False
+
     def packs(self, content: GgufFile) -> bool:
         """Whether the library computes a file faster in a packed copy; see `packed.py`."""
         return False
@@ -142,7 +150,7 @@ class Binding(ABC):
 
     @abstractmethod
     def context(self, model: int, settings: ContextSettings) -> int | None:
-        """A pointer to a new context with one sequence, or None."""
+        """A pointer to a new context, or None."""
 
     @abstractmethod
     def free_model(self, model: int) -> None:
@@ -153,19 +161,19 @@ class Binding(ABC):
         """Whether some layers have a state instead of keys and values."""
 
     @abstractmethod
-    def truncate(self, context: int, length: int) -> bool:
-        """Drop the positions from `length` on; False: the library cannot."""
+    def truncate(self, context: int, sequence: int, length: int) -> bool:
+        """Drop a sequence's positions from `length` on; False: the library cannot."""
 
     @abstractmethod
-    def state_size(self, context: int) -> int:
-        """Bytes of the sequence's state."""
+    def state_size(self, context: int, sequence: int) -> int:
+        """Bytes of a sequence's state."""
 
     @abstractmethod
-    def read_state(self, context: int) -> State:
+    def read_state(self, context: int, sequence: int) -> State:
         """A copy of the state, of which any first positions can go on; empty: it failed."""
 
     @abstractmethod
-    def write_state(self, context: int, state: State) -> int:
+    def write_state(self, context: int, sequence: int, state: State) -> int:
         """Put a state into a context; returns bytes read, 0 if it does not fit."""
 
     def rollback(self, context: int) -> int:
@@ -176,14 +184,14 @@ class Binding(ABC):
         """Whether some layers see a window of positions; asked of recurrent models alone."""
         return False
 
-    def read_recurrent(self, context: int) -> State:
+    def read_recurrent(self, context: int, sequence: int) -> State:
         """A copy of the state of the recurrent layers, without keys and values; empty: it failed.
 
         Of bindings that `rolls_back` is true of, as is `write_recurrent`.
         """
         raise NotImplementedError
 
-    def write_recurrent(self, context: int, state: State) -> int:
+    def write_recurrent(self, context: int, sequence: int, state: State) -> int:
         """Put such a state into a context, whose keys and values stay; returns bytes read or 0."""
         raise NotImplementedError
 
@@ -272,14 +280,17 @@ class Batch:
         self._tokens = np.zeros(rows, np.int32)
         self._positions = np.zeros(rows, np.int32)
         self._outputs = np.zeros(rows, np.int8)
-        self._sequences = np.ones(rows, np.int32)
-        self._sequence = (ctypes.c_int32 * 1)(0)
+        self._counts = np.ones(rows, np.int32)
+        self._sequences = np.zeros(rows, np.int32)
         pointer = ctypes.POINTER(ctypes.c_int32)
-        self._ids = (pointer * rows)(*[ctypes.cast(self._sequence, pointer)] * rows)
+        first = self._sequences.ctypes.data
+        self._ids = (pointer * rows)(
+            *[ctypes.cast(first + row * self._sequences.itemsize, pointer) for row in range(rows)]
+        )
         arrays: dict[str, npt.NDArray[Any]] = {
             "token": self._tokens,
             "pos": self._positions,
-            "n_seq_id": self._sequences,
+            "n_seq_id": self._counts,
             "logits": self._outputs,
         }
         self._struct = struct()
@@ -288,12 +299,19 @@ class Batch:
             setattr(self._struct, name, array.ctypes.data_as(types[name]))
         self._struct.seq_id = ctypes.cast(self._ids, types["seq_id"])
 
-    def filled(self, tokens: Sequence[int], start: int, outputs: slice) -> ctypes.Structure:
-        """The batch for `tokens` at positions from `start` on, with logits of rows `outputs`."""
-        count = len(tokens)
+    def filled(self, work: Iterable[tuple[Sequence[int], int, int, slice]]) -> Any:
+        """The batch for tokens at positions from a start on, of a sequence, with some logits.
+
+        `work` has tokens, start, number of the sequence, and rows with logits.
+        """
+        count = 0
+        for tokens, start, sequence, outputs in work:
+            rows = slice(count, count + len(tokens))
+            self._tokens[rows] = tokens
+            self._positions[rows] = np.arange(start, start + len(tokens))
+            self._sequences[rows] = sequence
+            self._outputs[rows] = 0
+            self._outputs[rows][outputs] = 1
+            count = rows.stop
         self._struct.n_tokens = count
-        self._tokens[:count] = tokens
-        self._positions[:count] = np.arange(start, start + count)
-        self._outputs[:count] = 0
-        self._outputs[outputs] = 1
         return self._struct

@@ -22,19 +22,19 @@ class Calls:
         """Make a context; see `ContextSettings`."""
         self.room = min(context_length, LONGEST)
         slots = whole(self.room + MOST_ROWS)
-        self._context = model.context(ContextSettings(slots, MOST_ROWS, threads, rollback))
+        self._sequence = model.sequence(ContextSettings(slots, MOST_ROWS, threads, rollback))
         self._tokens = np.random.default_rng(0).integers(0, model.vocab_size, slots).tolist()
         self._states = rollback > 0
         self._kept: tuple[int, State] | None = None  # recurrent state after the last prefill
 
     def prefill(self, length: int, rows: RowRange) -> None:
         """See `Prober.prefill`."""
-        if length < self._context.length:
+        if length < self._sequence.length:
             self._go_back(length)
-        missing = self._tokens[self._context.length : length]
+        missing = self._tokens[self._sequence.length : length]
         for part in rows.split(len(missing)):
             call(
-                self._context,
+                self._sequence,
                 missing,
                 part,
                 first=length,
@@ -43,26 +43,28 @@ class Calls:
                 least_outputs=1,
             )
         if self._states:
-            self._kept = length, self._context.recurrent_state()
+            self._kept = length, self._sequence.recurrent_state()
 
     def rows(self, length: int, count: int, outputs: int) -> Logits:
         """See `Prober.rows`."""
         self._go_back(length)
-        assert self._context.length == length
-        return self._context.decode(self._tokens[length : length + count], slice(0, outputs)).copy()
+        assert self._sequence.length == length
+        return self._sequence.decode(
+            self._tokens[length : length + count], slice(0, outputs)
+        ).copy()
 
     def close(self) -> None:
         """Free the context."""
-        self._context.close()
+        self._sequence.context.close()
 
     def _go_back(self, length: int) -> None:
         """Go back to `length` positions; with recurrent layers, to 0 where that cannot be.
 
         It can for `rows`, which begins where a prefill ended, or where the last call did.
         """
-        if self._context.can_truncate(length):
-            self._context.truncate(length)
+        if self._sequence.can_truncate(length):
+            self._sequence.truncate(length)
         elif self._kept is not None and self._kept[0] == length:
-            self._context.restore_recurrent(self._kept[1], length)
+            self._sequence.restore_recurrent(self._kept[1], length)
         else:
-            self._context.truncate(0)
+            self._sequence.truncate(0)

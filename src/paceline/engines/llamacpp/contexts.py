@@ -5,8 +5,10 @@
     sequence C  ->  context of 1,024 slots     was of 512, until it had 500 tokens
 
 A context's slots are allocated and zeroed when it is made, so it begins small and doubles; the copy
-costs as much as reading the keys and values once. Invariant: a sequence's keys and values are in
-one place, and moving them changes no bit.
+costs as much as reading the keys and values once. Where several sequences share calls, a context
+has places for several, and a sequence takes one in the largest context: those that are together
+share calls. Invariant: a sequence's keys and values are in one place, and moving them changes no
+bit.
 """
 
 from collections import OrderedDict
@@ -18,7 +20,7 @@ from paceline.engines.llamacpp.binding import (
     ContextSettings,
     State,
 )
-from paceline.engines.llamacpp.native import NativeContext, NativeModel
+from paceline.engines.llamacpp.native import NativeContext, NativeModel, NativeSequence
 
 _FIRST_SLOTS = 2 * LEAST_CONTEXT
 _MOST_SPARE = 2
@@ -54,37 +56,37 @@ class Contexts:
         Args:
             model: the model that they share.
             context_length: most slots of a sequence.
-            settings: of every context, but for its slots.
-            most: contexts that may exist at once.
+            settings: of every context, but for its slots; and the most sequences of one.
+            most: sequences that may have a context at once.
             most_slots: slots of all contexts beyond which none is kept without a sequence.
         """
         self._model, self._settings = model, settings
         self._longest = whole(context_length + settings.rows)
         self._most, self._most_slots = most, most_slots
-        self._lent: OrderedDict[Hashable, NativeContext] = OrderedDict()  # least recent first
+        self._lent: OrderedDict[Hashable, NativeSequence] = OrderedDict()  # least recent first
         self._parked: dict[Hashable, Parked] = {}
-        self._spare: list[NativeContext] = []
+        self._free: dict[NativeContext, list[NativeSequence]] = {}  # places, of every context
 
     def lent_to(self, sequence: Hashable) -> bool:
         """Whether a sequence has a context."""
         return sequence in self._lent
 
-    def of(self, sequence: Hashable, end: int) -> NativeContext:
-        """The context of a sequence, as it was left, with room up to slot `end`."""
-        context = self._lent.get(sequence)
-        if context is not None and context.settings.slots < end:
+    def of(self, sequence: Hashable, end: int) -> NativeSequence:
+        """The place of a sequence, as it was left, with room up to slot `end`."""
+        place = self._lent.get(sequence)
+        if place is not None and place.slots < end:
             self._park(sequence)
-            context = None
-        if context is None:
-            context = self._lend(sequence, end)
+            place = None
+        if place is None:
+            place = self._lend(sequence, end)
         self._lent.move_to_end(sequence)
-        return context
+        return place
 
     def shorten(self, sequence: Hashable, length: int) -> None:
         """Drop a sequence's slots from `length` on, if they are in a context that can do so."""
-        context = self._lent.get(sequence)
-        if context is not None and context.length > length and context.can_truncate(length):
-            context.truncate(length)
+        place = self._lent.get(sequence)
+        if place is not None and place.length > length and place.can_truncate(length):
+            place.truncate(length)
 
     def copy(
         self, sequence: Hashable, other: Hashable, shared: int, recurrent: State | None = None
@@ -99,9 +101,9 @@ class Contexts:
     def forget(self, sequence: Hashable) -> None:
         """Drop a sequence's keys and values."""
         self._parked.pop(sequence, None)
-        context = self._lent.pop(sequence, None)
-        if context is not None:
-            self._give_back(context)
+        place = self._lent.pop(sequence, None)
+        if place is not None:
+            self._give_back(place)
 
     def rest(self) -> None:
         """Park every sequence; contexts beyond the spare ones are freed."""
@@ -110,18 +112,25 @@ class Contexts:
 
     def close(self) -> None:
         """Free all contexts."""
-        for context in (*self._lent.values(), *self._spare):
+        for context in self._free:
             context.close()
         self._lent.clear()
         self._parked.clear()
-        self._spare.clear()
+        self._free.clear()
 
     @property
     def _slots(self) -> int:
         """Slots of all contexts."""
-        return sum(context.settings.slots for context in (*self._lent.values(), *self._spare))
+        return sum(context.settings.slots * len(context.sequences) for context in self._free)
 
-    def _lend(self, sequence: Hashable, end: int) -> NativeContext:
+    @property
+    def _spare(self) -> list[NativeContext]:
+        """Contexts without a sequence, the oldest first."""
+        return [
+            context for context, free in self._free.items() if len(free) == len(context.sequences)
+        ]
+
+    def _lend(self, sequence: Hashable, end: int) -> NativeSequence:
         binding = self._model.binding
         while self._lent and (len(self._lent) >= self._most or binding.is_full):
             self._park(next(iter(self._lent)))
@@ -129,48 +138,63 @@ class Contexts:
         slots = _FIRST_SLOTS
         while slots < max(end, parked.held if parked else 0):
             slots *= 2
-        self._lent[sequence] = context = self._take(min(slots, self._longest))
+        free = self._free[self._context(min(slots, self._longest))]
+        # Low numbers first: rows of a call are of sequences whose numbers follow one another.
+        self._lent[sequence] = place = min(free, key=lambda place: place.number)
+        free.remove(place)
         if parked is not None:
             del self._parked[sequence]
-            context.restore(parked.state, parked.length, parked.recurrent)
-        return context
+            place.restore(parked.state, parked.length, parked.recurrent)
+        return place
 
-    def _take(self, slots: int) -> NativeContext:
-        """A spare context of at least `slots` slots, else a new one."""
-        # One that is far larger is left to a sequence that needs it, or in time all would be large.
-        fitting = [
-            context for context in self._spare if slots <= context.settings.slots <= 2 * slots
+    def _context(self, slots: int) -> NativeContext:
+        """One with a free place of at least `slots` slots: shared, spare, or new."""
+        spare = self._spare
+        shared = [
+            context
+            for context, free in self._free.items()
+            if free and context not in spare and context.settings.slots >= slots
         ]
+        if shared:
+            return max(shared, key=lambda context: context.settings.slots)
+        # One that is far larger is left to a sequence that needs it, or in time all would be large.
+        fitting = [context for context in spare if slots <= context.settings.slots <= 2 * slots]
         if fitting:
-            context = min(fitting, key=lambda context: context.settings.slots)
-            self._spare.remove(context)
-            return context
-        while self._spare and (
+            return min(fitting, key=lambda context: context.settings.slots)
+        while spare and (
             self._model.binding.is_full
-            or len(self._lent) + len(self._spare) >= self._most
+            or len(self._free) >= self._most
             or self._slots + slots > self._most_slots
         ):
-            self._spare.pop(0).close()
-        return self._model.context(self._settings._replace(slots=slots))
+            self._close(spare.pop(0))
+        sequences = min(self._settings.sequences, (self._most_slots - self._slots) // slots)
+        settings = self._settings._replace(slots=slots, sequences=max(sequences, 1))
+        context = self._model.context(settings)
+        self._free[context] = list(context.sequences)
+        return context
 
     def _park(self, sequence: Hashable) -> None:
-        context = self._lent.pop(sequence)
-        if context.length:
-            self._parked[sequence] = _parked(context)
-        self._give_back(context)
+        place = self._lent.pop(sequence)
+        if place.length:
+            self._parked[sequence] = _parked(place)
+        self._give_back(place)
 
-    def _give_back(self, context: NativeContext) -> None:
-        fits = self._slots + context.settings.slots <= self._most_slots
-        if fits and len(self._spare) < _MOST_SPARE and not self._model.binding.is_full:
-            context.truncate(0)
-            self._spare.append(context)
-        else:
-            context.close()
+    def _give_back(self, place: NativeSequence) -> None:
+        place.truncate(0)
+        self._free[place.context].append(place)
+        spare = self._spare
+        too_many = len(spare) > _MOST_SPARE or self._slots > self._most_slots
+        if place.context in spare and (too_many or self._model.binding.is_full):
+            self._close(place.context)
+
+    def _close(self, context: NativeContext) -> None:
+        del self._free[context]
+        context.close()
 
 
-def _parked(context: NativeContext) -> Parked:
-    state = context.state()
-    return Parked(state, context.length, context.length)
+def _parked(place: NativeSequence) -> Parked:
+    state = place.state()
+    return Parked(state, place.length, place.length)
 
 
 def whole(slots: int) -> int:

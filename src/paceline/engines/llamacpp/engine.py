@@ -2,6 +2,7 @@
 
 A step runs its blocks one after another, in the contexts of their sequences. The rows of a call
 are those of one sequence, so the class of a call depends on its block alone, never on the batch.
+Where several sequences share calls (`together.py`), all their rows are in the class together.
 
 Invariant: every call has a number of rows of its role's class (`engines/row_classes.py`): longer
 blocks are divided, shorter ones padded. Padding comes after the rows, so no row sees it, and its
@@ -19,14 +20,21 @@ import numpy as np
 from paceline.decoding.types import Block, Logits
 from paceline.engines.base import EngineSettings, KVSequence, StepResult
 from paceline.engines.kv_blocks import BlockPool, PooledEngine
-from paceline.engines.llamacpp.binding import Binding, ContextSettings
+from paceline.engines.llamacpp.binding import MOST_OUTPUTS, Binding, ContextSettings
 from paceline.engines.llamacpp.calls import MOST_ROWS, Calls
 from paceline.engines.llamacpp.contexts import Contexts, whole
 from paceline.engines.llamacpp.libraries import installed, library_for
-from paceline.engines.llamacpp.native import NativeContext, NativeModel, Sizes
+from paceline.engines.llamacpp.native import NativeModel, NativeSequence, Sizes
 from paceline.engines.llamacpp.packed import PackedWeights
 from paceline.engines.llamacpp.recurrent import RecurrentSequence
 from paceline.engines.llamacpp.sequence import LlamaSequence, call
+from paceline.engines.llamacpp.together import (
+    MOST_TOGETHER,
+    SharedBlock,
+    agree_together,
+    run_shared,
+    shared_calls,
+)
 from paceline.engines.row_classes import (
     CANDIDATES,
     ROLLED_BACK,
@@ -53,10 +61,10 @@ _STATE_BYTES = 2 << 30
 _MEASURE_SECONDS = 2.0
 """Time for the row classes of a model."""
 
-_FORM = 4
+_FORM = 5
 """Version of the measurement of row classes: of another one, nothing is taken."""
 
-_ROWS = "one sequence in a call"
+_ROWS = "one sequence in a call, or rows of several in a class"
 """How rows are computed. Change this string with any change to a row's bits or a call's cost:
 stored profiles are then measured again."""
 
@@ -71,7 +79,6 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
     """The engine; see the top of this file. `step` is not thread-safe."""
 
     name = "llamacpp"
-    shares_calls = False
     _table_type = LlamaSequence
 
     def __init__(
@@ -109,11 +116,15 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         self._measurements = settings.measurements
         self._path = path
         self._packed = PackedWeights(settings.packed)
+        self._parallel = settings.parallel
         self._binding = library_for(
             path,
             installed() if binding is None else (binding,),
             lambda library: self._kept(library) is not None,
+            shared=settings.parallel > 1,
         )
+        if self._parallel > 1 and not self._binding.shares_calls(read_gguf(path)):
+            self._parallel = 1
         self._model = self._open(settings.say)
         self.vocab_size = self._model.vocab_size
         if self._model.recurrent:
@@ -128,11 +139,14 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         """Rows of a call by role."""
         self._rollback = self.classes.rollback if self._model.recurrent else 0
         states = (1 + self._rollback) * sizes.state
+        self.shares_calls = self.classes.together > 1
+        outputs = max(MOST_OUTPUTS, self.classes.together)
+        parallel = self._parallel if self.shares_calls else 1
         self._contexts = Contexts(
             self._model,
             context_length,
-            ContextSettings(0, MOST_ROWS, self._threads, self._rollback),
-            most=min(max(_STATE_BYTES // max(states, 1), 1), _MOST_CONTEXTS),
+            ContextSettings(0, MOST_ROWS, self._threads, self._rollback, parallel, outputs),
+            most=max(min(max(_STATE_BYTES // max(states, 1), 1), _MOST_CONTEXTS), parallel),
             most_slots=whole(slots + MOST_ROWS),
         )
         self.min_rows = self.classes.decode.least  # or one row, where that has the same bits
@@ -142,15 +156,23 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         return self._table_type(self._pool, self.context_length, self._contexts)
 
     def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
-        """Run blocks of different sequences one after another; see `Engine.step`."""
+        """Run blocks of different sequences; see `Engine.step`."""
         started = perf_counter()
         sequences = self._reserve(work)
         logits: dict[int, Logits] = {}
         # In the order of `work`, of more sequences than contexts each would have lost its own.
-        for at in sorted(range(len(work)), key=lambda at: sequences[at].parked):
-            rows = self._run(sequences[at], work[at][1])
-            # The next block may take over this one's context, with its memory of logits.
-            logits[at] = rows.copy() if len(work) > 1 else rows
+        order = sorted(range(len(work)), key=lambda at: sequences[at].parked)
+        shared = [at for at in order if self._shares(work[at][1])]
+        for at in order:
+            if len(shared) < 2 or at not in shared:
+                rows = self._run(sequences[at], work[at][1])
+                # The next block may take over this one's context, with its memory of logits.
+                logits[at] = rows.copy() if len(work) > 1 else rows
+        while len(logits) < len(work):
+            waiting = [at for at in shared if at not in logits]
+            blocks = [(sequences[at], work[at][1]) for at in waiting]
+            for index, rows in self._run_together(blocks).items():
+                logits[waiting[index]] = rows
         seconds = perf_counter() - started
         return StepResult([logits[at] for at in range(len(work))], [{} for _ in work], seconds)
 
@@ -224,7 +246,8 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         """Name of the file with row classes: a digest of everything that they depend on."""
         stat = path.stat()
         identity = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
-        return f"{digest_of([_FORM, *self._depends(binding).values(), *identity])}.rows"
+        depends = self._depends(binding).values()
+        return f"{digest_of([_FORM, self._parallel > 1, *depends, *identity])}.rows"
 
     def _measured(self) -> RowClasses | None:
         limits = self._binding.limits(str(self._path), read_gguf(self._path))
@@ -238,12 +261,19 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         rollback = UNMEASURED.rollback if self._model.recurrent else 0
         probes = Calls(self._model, self.context_length, self._threads, rollback)
         with closing(probes) as calls:
-            return measure(
+            classes = measure(
                 calls,
                 candidates,
                 self._may_be_single if limits.single else lambda _: False,
                 _MEASURE_SECONDS,
             )
+        if classes is None or self._parallel == 1:
+            return classes
+        most = min(limits.decode or MOST_TOGETHER, MOST_TOGETHER)
+        sequences = min(self._parallel, most)
+        settings = ContextSettings(0, MOST_ROWS, self._threads, sequences=sequences, outputs=most)
+        agree = agree_together(self._model, classes, settings, self.context_length)
+        return classes._replace(together=most) if agree else classes
 
     def _may_be_single(self, keys: int) -> bool:
         return self._binding.may_be_single(keys, self._model.heads, self._threads)
@@ -260,29 +290,58 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         """Run a block; returns the logits of its trailing `block.rows` rows."""
         padding = max(self.classes.decode.least, self.classes.prefill.least)
         try:
-            context = sequence.context(len(block.tokens) + padding)
-            sequence.prepare(context, partial(self._calls, sequence, context))
-            logits = self._calls(sequence, context, block)
+            place = sequence.place(len(block.tokens) + padding)
+            sequence.prepare(place, partial(self._calls, sequence, place))
+            logits = self._calls(sequence, place, block)
         except BaseException:  # Ctrl-C, too: a call may have ended, and not been counted right
             sequence.failed()
             raise
         sequence.ran(block)
         return logits
 
-    def _calls(self, sequence: LlamaSequence, context: NativeContext, block: Block) -> Logits:
-        """Run a block after what is in the context; see `_run`."""
+    def _shares(self, block: Block) -> bool:
+        """Whether a block may run in a call with those of other sequences."""
+        is_short = len(block.tokens) <= self.classes.decode.most
+        return self.shares_calls and not block.prefill and is_short
+
+    def _run_together(self, work: Sequence[tuple[LlamaSequence, Block]]) -> dict[int, Logits]:
+        """Run blocks of decoding sequences in few calls, of as many sequences as have places.
+
+        Returns the logits of their trailing rows, by index; of one sequence at least.
+        """
+        padding = self.classes.decode.most
+        places = [sequence.place(len(block.tokens) + padding) for sequence, block in work]
+        rows: dict[int, SharedBlock] = {}
+        for index, ((sequence, block), place) in enumerate(zip(work, places, strict=True)):
+            if not sequence.parked:  # for a later one's place
+                sequence.prepare(place, lambda _: None)
+                rows[index] = SharedBlock(place, block)
+        logits: dict[int, Logits] = {}
+        for call_ in shared_calls(rows, self.classes.together):
+            if len(call_) > 1:
+                logits |= run_shared({index: rows[index] for index in call_})
+            for index in call_:
+                sequence, block = work[index]
+                if len(call_) > 1:
+                    sequence.ran(block)
+                else:
+                    logits[index] = self._run(sequence, block).copy()
+        return logits
+
+    def _calls(self, sequence: LlamaSequence, place: NativeSequence, block: Block) -> Logits:
+        """Run a block after what is in its place; see `_run`."""
         count = len(block.tokens)
         role = self.classes.prefill if block.prefill else self.classes.decode
         single = count == 1 and not block.prefill and self.classes.single
-        least = 1 if single and self._may_be_single(context.length) else role.least
+        least = 1 if single and self._may_be_single(place.length) else role.least
         first = count - block.rows
         most_outputs = self.classes.decode.most
-        parts = sequence.parts(block, context.length, role, most_outputs)
+        parts = sequence.parts(block, place.length, role, most_outputs)
         logits = []
         for part in parts:
-            sequence.reached(context, part.start)
+            sequence.reached(place, part.start)
             rows = call(
-                context,
+                place,
                 block.tokens,
                 part,
                 first=first,
@@ -292,5 +351,5 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             )
             # The context's next call overwrites the logits of this one.
             logits.append(rows.copy() if len(parts) > 1 else rows)
-        sequence.reached(context, count)
+        sequence.reached(place, count)
         return np.concatenate(logits) if len(parts) > 1 else logits[0]

@@ -139,8 +139,7 @@ class IkLlama(Binding):
             fault = f"positions scaled by {short(factors or scaling)}; expected linear or yarn"
         if fault:
             raise ModelError(
-                f"{name} has {fault}, as {self.name} computes others otherwise, or ends with them; "
-                "use --engine openvino"
+                f"{name} has {fault}, as {self.name} computes others otherwise, or ends with them"
             )
         rows = None
         for kind, tensor in kinds(self.name, name, content, COMPARED):
@@ -186,25 +185,25 @@ class IkLlama(Binding):
         """See `Binding.is_recurrent`."""
         return bool(self.library.llama_model_has_recurrent(model))
 
-    def truncate(self, context: int, length: int) -> bool:
+    def truncate(self, context: int, sequence: int, length: int) -> bool:
         """See `Binding.truncate`."""
-        return bool(self.library.llama_kv_cache_seq_rm(context, 0, length, -1))
+        return bool(self.library.llama_kv_cache_seq_rm(context, sequence, length, -1))
 
-    def state_size(self, context: int) -> int:
+    def state_size(self, context: int, sequence: int) -> int:
         """See `Binding.state_size`."""
-        return int(self.library.llama_state_seq_get_size(context, 0, 0))
+        return int(self.library.llama_state_seq_get_size(context, sequence, 0))
 
-    def read_state(self, context: int) -> State:
+    def read_state(self, context: int, sequence: int) -> State:
         """See `Binding.read_state`."""
-        state = np.empty(self.state_size(context), np.uint8)
+        state = np.empty(self.state_size(context, sequence), np.uint8)
         data = state.ctypes.data
-        written = self.library.llama_state_seq_get_data(context, data, state.size, 0, 0)
+        written = self.library.llama_state_seq_get_data(context, data, state.size, sequence, 0)
         return state[:written]
 
-    def write_state(self, context: int, state: State) -> int:
+    def write_state(self, context: int, sequence: int, state: State) -> int:
         """See `Binding.write_state`."""
         data = state.ctypes.data
-        return int(self.library.llama_state_seq_set_data(context, data, state.size, 0, 0))
+        return int(self.library.llama_state_seq_set_data(context, data, state.size, sequence, 0))
 
     def may_be_single(self, keys: int, heads: Heads | None, threads: int) -> bool:
         """See `Binding.may_be_single`; `iqk_flash_attn_noalibi` in iqk_flash_attn.cpp.

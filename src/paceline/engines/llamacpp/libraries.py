@@ -34,7 +34,11 @@ _INSTALL = (
 
 
 def library_for(
-    path: Path, libraries: Iterable[Binding], is_known: Callable[[Binding], bool]
+    path: Path,
+    libraries: Iterable[Binding],
+    is_known: Callable[[Binding], bool],
+    *,
+    shared: bool = False,
 ) -> Binding:
     """The first library that computes a GGUF file right.
 
@@ -42,10 +46,14 @@ def library_for(
         path: the file.
         libraries: those to choose from, as `installed` has them.
         is_known: whether a library was chosen for the file before: then the file is not read.
+        shared: whether one whose calls several sequences share is better.
 
     Raises ModelError if no library computes the file right, and what `installed` raises.
     """
     refusals, content = [], None
+    if shared:
+        content = gguf = read_gguf(path)
+        libraries = sorted(libraries, key=lambda binding: not binding.shares_calls(gguf))
     for binding in libraries:
         if is_known(binding):
             return binding

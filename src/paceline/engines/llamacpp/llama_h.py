@@ -166,6 +166,7 @@ _FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
     "llama_model_n_head": (_INT, [_VOID]),
     "llama_get_model": (_VOID, [_VOID]),
     "llama_n_rs_seq": (_UINT, [_VOID]),
+    "llama_n_seq_max": (_UINT, [_VOID]),
     "llama_get_memory": (_VOID, [_VOID]),
     "llama_memory_seq_rm": (_BOOL, [_VOID, _INT, _INT, _INT]),
     "llama_decode": (_INT, [_VOID, LlamaBatch]),

@@ -1,6 +1,6 @@
-"""A model of a library of llama.cpp's family, and contexts of one sequence.
+"""A model of a library of llama.cpp's family, its contexts, and the sequences in them.
 
-A context has one sequence: two in a call of ik_llama.cpp end the process or change bits. Contexts
+In ik_llama.cpp a context has one sequence: two in a call end the process or change bits. Contexts
 share the model's weights, which are mapped from the file. Invariant: a failed call raises; the
 library's own asserts end the process, so only calls that were tried are made.
 """
@@ -90,7 +90,7 @@ class NativeModel:
         if not pointer:
             raise ModelError(
                 f"{binding.name} cannot open {path}: {binding.last_errors() or 'no reason given'}; "
-                "get the file again, or use --engine openvino"
+                "get the file again, or another quantization"
             )
         self.pointer: int = pointer
         self.vocab_size = binding.vocab_size(pointer)
@@ -107,7 +107,7 @@ class NativeModel:
             self.close()
             raise ModelError(
                 f"{path} has {fault}, whose states {binding.name} does not roll back; "
-                "use --engine openvino"
+                "use a model of another family"
             )
 
     def sizes(self, threads: int) -> Sizes:
@@ -116,13 +116,13 @@ class NativeModel:
         Raises ModelError for recurrent layers that cannot be rolled back.
         """
         rollback = int(self.recurrent)
-        context = self.context(ContextSettings(LEAST_CONTEXT, _SOME_ROWS, threads, rollback))
+        sequence = self.sequence(ContextSettings(LEAST_CONTEXT, _SOME_ROWS, threads, rollback))
         sizes = []
         for _ in range(2):
-            context.decode([0] * _SOME_ROWS, slice(0, 0))
-            sizes.append(self.binding.state_size(context.pointer))
-        state = context.recurrent_state().size if self.recurrent else 0
-        context.close()
+            sequence.decode([0] * _SOME_ROWS, slice(0, 0))
+            sizes.append(self.binding.state_size(sequence.context.pointer, sequence.number))
+        state = sequence.recurrent_state().size if self.recurrent else 0
+        sequence.context.close()
         return Sizes((sizes[1] - sizes[0]) // _SOME_ROWS, state)
 
     def close(self) -> None:
@@ -130,17 +130,26 @@ class NativeModel:
         self._drop()
 
     def context(self, settings: ContextSettings) -> "NativeContext":
-        """A new, empty context. Raises ModelError if there is no memory for it."""
+        """A new context with empty sequences. Raises ModelError if there is no memory for it."""
         return NativeContext(self, settings)
+
+    def sequence(self, settings: ContextSettings) -> "NativeSequence":
+        """The sequence of a new context that has one."""
+        return self.context(settings._replace(sequences=1)).sequences[0]
+
+
+class Rows(NamedTuple):
+    """Rows of one sequence in a call."""
+
+    sequence: "NativeSequence"
+    tokens: Sequence[int]
+    """Token ids, to run after the sequence's `length` positions."""
+    outputs: slice
+    """Rows that need logits, with its start and stop."""
 
 
 class NativeContext:
-    """Keys and values of one sequence, its recurrent state, and the memory of its calls.
-
-    Positions are dropped when the context is used next, once: recurrent layers keep the states
-    after the last rows of a call alone, and go back to one of them once. The library does not know
-    that there is none from before a call, and would go on with an older one (`can_truncate` does).
-    """
+    """Keys and values of some sequences, their recurrent states, and the memory of calls."""
 
     def __init__(self, model: NativeModel, settings: ContextSettings) -> None:
         """Allocate the context.
@@ -148,134 +157,71 @@ class NativeContext:
         Raises ModelError if the library does not, or cannot roll the family's states back.
         """
         self.settings = settings
-        self._model, self._binding = model, model.binding
-        _check_room(self._binding)
-        self._binding.forget_errors()
+        self.model, self.binding = model, model.binding
+        _check_room(self.binding)
+        self.binding.forget_errors()
         with interrupts_after():
-            pointer = self._binding.context(model.pointer, settings)
+            pointer = self.binding.context(model.pointer, settings)
             if pointer:
                 model.open.add()
                 self._drop = finalize(self, model.open.drop_context, pointer)
         if not pointer:
-            reason = self._binding.last_errors() or "no reason given"
+            reason = self.binding.last_errors() or "no reason given"
             raise ModelError(
-                f"{self._binding.name} has no context of {settings.slots} tokens for "
+                f"{self.binding.name} has no context of {settings.slots} tokens for "
                 f"{model.path.name}: {reason}; fewer cache_tokens may help"
             )
         self._pointer = pointer
-        if settings.rollback and self._binding.rollback(pointer) < settings.rollback:
+        if settings.rollback and self.binding.rollback(pointer) < settings.rollback:
             self.close()
             raise ModelError(
                 f"{model.path} has recurrent layers of a family whose states "
-                f"{self._binding.name} does not roll back; use --engine openvino"
+                f"{self.binding.name} does not roll back; use a model of another family"
             )
-        self.length = 0
-        """Positions of the sequence; more of them may be here until the next use."""
-        self._held = 0
-        """Positions that are here."""
-        self._least = 0
-        """The fewest that can be kept, but none at all."""
-        self._batch = Batch(self._binding.api.llama_batch, settings.rows)
+        self._batch = Batch(self.binding.api.llama_batch, settings.rows)
+        self.sequences = [NativeSequence(self, number) for number in range(settings.sequences)]
 
-    def decode(self, tokens: Sequence[int], outputs: slice) -> Logits:
-        """Run `tokens` in one call after `length` positions.
+    def decode(self, work: Sequence[Rows]) -> list[Logits]:
+        """Run rows of different sequences in one call.
 
-        Args:
-            tokens: at most `settings.rows` token ids.
-            outputs: rows that need logits, at most `MOST_OUTPUTS`, with its start and stop.
+        Of several sequences each has as many rows, and their numbers follow one another: a call of
+        other ones would be divided by the library.
 
         Returns:
-            [outputs, vocab] float32: a view of the context's memory, valid until its next call.
+            Per sequence, [outputs, vocab] float32: a view of the context's memory, valid until its
+            next call.
 
         Raises:
             ModelError: the library refused the call; the positions are unchanged, or with recurrent
                 layers gone.
         """
-        library = self._binding.library
-        self._settle()
-        start = self.length
-        batch = self._batch.filled(tokens, start, outputs)
-        self._count(start + len(tokens))  # they are here if Ctrl-C ends the call, too
+        library = self.binding.library
+        for sequence, *_ in work:
+            sequence.settle()
+        starts = [sequence.length for sequence, *_ in work]
+        batch = self._batch.filled(
+            [
+                (tokens, start, sequence.number, outputs)
+                for (sequence, tokens, outputs), start in zip(work, starts, strict=True)
+            ]
+        )
+        for sequence, tokens, _ in work:
+            sequence.ran(len(tokens))  # they are here if Ctrl-C ends the call, too
         code = library.llama_decode(ctypes.c_void_p(self._pointer), batch)
         if code:
-            self._drop_from(0 if self.settings.rollback else start)
+            for (sequence, *_), start in zip(work, starts, strict=True):
+                sequence.drop_from(0 if self.settings.rollback else start)
             raise ModelError(
-                f"{self._binding.name} failed in a call of {len(tokens)} rows with code {code}: "
-                f"{self._binding.last_errors() or 'no reason given'}; a shorter prompt may help"
+                f"{self.binding.name} failed in a call of {batch.n_tokens} rows with code {code}: "
+                f"{self.binding.last_errors() or 'no reason given'}; a shorter prompt may help"
             )
-        if self.settings.rollback:
-            self._least = max(start + 1, self._held - self.settings.rollback)
-        shape = (outputs.stop - outputs.start, self._model.vocab_size)
+        counts = [outputs.stop - outputs.start for _, _, outputs in work]
+        shape = (sum(counts), self.model.vocab_size)
         if not shape[0]:
-            return np.empty(shape, np.float32)
+            return [np.empty((0, self.model.vocab_size), np.float32) for _ in work]
         address = library.llama_get_logits(ctypes.c_void_p(self._pointer))
-        return np.ctypeslib.as_array(ctypes.cast(address, _FLOATS), shape)
-
-    def can_truncate(self, length: int) -> bool:
-        """Whether the sequence can be cut to its first `length` positions."""
-        return length == 0 or self._least <= length <= self.length
-
-    def truncate(self, length: int) -> None:
-        """Drop the positions from `length` on, where `can_truncate` is true."""
-        assert self.can_truncate(length), f"{self.length} positions cannot become {length}"
-        self.length = length
-
-    def state(self) -> State:
-        """A copy of the sequence's keys and values, and recurrent state."""
-        self._settle()
-        return self._read(self._binding.read_state)
-
-    def recurrent_state(self) -> State:
-        """A copy of the state of the recurrent layers alone."""
-        self._settle()
-        return self._read(self._binding.read_recurrent)
-
-    def restore(self, state: State, length: int, recurrent: State | None = None) -> None:
-        """Replace the sequence by the first `length` positions of a state.
-
-        Args:
-            state: the state; with recurrent layers of `length` positions, or more.
-            length: see above.
-            recurrent: state of the recurrent layers after `length` positions, if more are in
-                `state`.
-        """
-        self._settle()
-        self._write(self._binding.write_state, state)
-        if recurrent is not None:
-            self._write(self._binding.write_recurrent, recurrent)
-        self._drop_from(length)
-
-    def restore_recurrent(self, state: State, length: int) -> None:
-        """Go back to `length` positions, after which the recurrent layers had this state."""
-        self._write(self._binding.write_recurrent, state)
-        self._drop_from(length)
-
-    def _read(self, read: Callable[[int], State]) -> State:
-        state = read(self.pointer)
-        if not state.size:
-            raise ModelError(f"{self._binding.name} cannot copy a sequence's keys and values")
-        return state
-
-    def _write(self, write: Callable[[int, State], int], state: State) -> None:
-        if not write(self.pointer, state):
-            raise ModelError(
-                f"{self._binding.name} cannot put {state.size} bytes of keys and values into a "
-                f"context of {self.settings.slots} tokens"
-            )
-
-    def _settle(self) -> None:
-        """Drop the positions in the library that the sequence does not have."""
-        if self._held != self.length:
-            self._drop_from(self.length)
-
-    def _drop_from(self, length: int) -> None:
-        if not self._binding.truncate(self.pointer, length):
-            raise ModelError(f"{self._binding.name} cannot drop tokens of {self._model.path.name}")
-        self._count(length)
-
-    def _count(self, length: int) -> None:
-        self.length = self._held = length
-        self._least = length if self.settings.rollback else 0
+        logits = np.ctypeslib.as_array(ctypes.cast(address, _FLOATS), shape)
+        return np.split(logits, np.cumsum(counts)[:-1])
 
     def close(self) -> None:
         """Free the memory. Further calls do nothing."""
@@ -289,6 +235,110 @@ class NativeContext:
         return self._pointer
 
 
+class NativeSequence:
+    """One sequence of a context.
+
+    Positions are dropped when the sequence is used next, once: recurrent layers keep the states
+    after the last rows of a call alone, and go back to one of them once. The library does not know
+    that there is none from before a call, and would go on with an older one (`can_truncate` does).
+    """
+
+    def __init__(self, context: NativeContext, number: int) -> None:
+        """An empty sequence with a number of its own in the context."""
+        self.context, self.number = context, number
+        self._binding = context.binding
+        self.length = 0
+        """Positions of the sequence; more of them may be here until the next use."""
+        self._held = 0
+        """Positions that are here."""
+        self._least = 0
+        """The fewest that can be kept, but none at all."""
+
+    @property
+    def slots(self) -> int:
+        """Positions that it has room for."""
+        return self.context.settings.slots
+
+    def decode(self, tokens: Sequence[int], outputs: slice) -> Logits:
+        """Run `tokens`, in a call of their own; see `NativeContext.decode`."""
+        return self.context.decode([Rows(self, tokens, outputs)])[0]
+
+    def can_truncate(self, length: int) -> bool:
+        """Whether the sequence can be cut to its first `length` positions."""
+        return length == 0 or self._least <= length <= self.length
+
+    def truncate(self, length: int) -> None:
+        """Drop the positions from `length` on, where `can_truncate` is true."""
+        assert self.can_truncate(length), f"{self.length} positions cannot become {length}"
+        self.length = length
+
+    def state(self) -> State:
+        """A copy of the sequence's keys and values, and recurrent state."""
+        self.settle()
+        return self._read(self._binding.read_state)
+
+    def recurrent_state(self) -> State:
+        """A copy of the state of the recurrent layers alone."""
+        self.settle()
+        return self._read(self._binding.read_recurrent)
+
+    def restore(self, state: State, length: int, recurrent: State | None = None) -> None:
+        """Replace the sequence by the first `length` positions of a state.
+
+        Args:
+            state: the state; with recurrent layers of `length` positions, or more.
+            length: see above.
+            recurrent: state of the recurrent layers after `length` positions, if more are in
+                `state`.
+        """
+        self.settle()
+        self._write(self._binding.write_state, state)
+        if recurrent is not None:
+            self._write(self._binding.write_recurrent, recurrent)
+        self.drop_from(length)
+
+    def restore_recurrent(self, state: State, length: int) -> None:
+        """Go back to `length` positions, after which the recurrent layers had this state."""
+        self._write(self._binding.write_recurrent, state)
+        self.drop_from(length)
+
+    def settle(self) -> None:
+        """Drop the positions in the library that the sequence does not have."""
+        if self._held != self.length:
+            self.drop_from(self.length)
+
+    def drop_from(self, length: int) -> None:
+        """Drop positions in the library. Raises ModelError if it does not."""
+        if not self._binding.truncate(self.context.pointer, self.number, length):
+            name = self.context.model.path.name
+            raise ModelError(f"{self._binding.name} cannot drop tokens of {name}")
+        self._count(length)
+
+    def ran(self, rows: int) -> None:
+        """Count the rows of a call."""
+        start = self.length
+        self._count(start + rows)
+        if rollback := self.context.settings.rollback:
+            self._least = max(start + 1, self._held - rollback)
+
+    def _read(self, read: Callable[[int, int], State]) -> State:
+        state = read(self.context.pointer, self.number)
+        if not state.size:
+            raise ModelError(f"{self._binding.name} cannot copy a sequence's keys and values")
+        return state
+
+    def _write(self, write: Callable[[int, int, State], int], state: State) -> None:
+        if not write(self.context.pointer, self.number, state):
+            raise ModelError(
+                f"{self._binding.name} cannot put {state.size} bytes of keys and values into a "
+                f"context of {self.slots} tokens"
+            )
+
+    def _count(self, length: int) -> None:
+        self.length = self._held = length
+        self._least = length if self.context.settings.rollback else 0
+
+
 def _check_room(binding: Binding) -> None:
     """Raise ModelError if no more models and contexts may be opened."""
     if binding.is_full:
@@ -296,5 +346,5 @@ def _check_room(binding: Binding) -> None:
     if binding.is_full:
         raise ModelError(
             f"{binding.open} models and contexts of {binding.name} are open in this process, and "
-            "more would end it; close models that are not used, or use --engine openvino"
+            "more would end it; close models that are not used"
         )

@@ -22,7 +22,7 @@ from paceline.decoding.types import Block
 from paceline.engines.kv_blocks import BlockPool
 from paceline.engines.llamacpp.binding import State
 from paceline.engines.llamacpp.contexts import Contexts
-from paceline.engines.llamacpp.native import NativeContext
+from paceline.engines.llamacpp.native import NativeSequence
 from paceline.engines.llamacpp.sequence import LlamaSequence
 from paceline.engines.row_classes import RowRange
 
@@ -60,25 +60,25 @@ class RecurrentSequence(LlamaSequence):
         self._checkpoints: list[Checkpoint] = []  # ascending
         self._branch = 0  # length that this sequence was to begin with, as a fork
 
-    def prepare(self, context: NativeContext, run: Callable[[Block], object]) -> None:
+    def prepare(self, place: NativeSequence, run: Callable[[Block], object]) -> None:
         """Go back to `length` tokens, or to a checkpoint before, from which rows run again."""
         self._drop_checkpoints()
-        if context.length > self.length and context.can_truncate(self.length):
-            context.truncate(self.length)
-        if context.length > self.length:
+        if place.length > self.length and place.can_truncate(self.length):
+            place.truncate(self.length)
+        if place.length > self.length:
             if self._checkpoints:
                 at, state, _ = self._checkpoints[-1]
-                context.restore_recurrent(state, at)
+                place.restore_recurrent(state, at)
             else:
-                context.truncate(0)
-        if context.length == self.length:
+                place.truncate(0)
+        if place.length == self.length:
             return
-        while (at := context.length) < self.length:
+        while (at := place.length) < self.length:
             prefill, end = self._prefilled[at], at
             while end < self.length and self._prefilled[end] == prefill:
                 end += 1
             run(Block(self._tokens[at:end], 0, prefill=prefill))
-        self._keep(context, self.shareable_length == self.length)
+        self._keep(place, self.shareable_length == self.length)
 
     def parts(self, block: Block, at: int, rows: RowRange, outputs: int) -> list[slice]:
         """See `LlamaSequence.parts`. A call is never repeated for more logits."""
@@ -102,11 +102,11 @@ class RecurrentSequence(LlamaSequence):
             self._marks = {0} if len(parts) > 1 else set()
         return parts
 
-    def reached(self, context: NativeContext, rows: int) -> None:
+    def reached(self, place: NativeSequence, rows: int) -> None:
         """Keep the state after `rows` rows of the block if they end at a mark."""
-        if rows in self._marks and context.length:
+        if rows in self._marks and place.length:
             prompt = self.shareable_length
-            self._keep(context, prompt == self.length or context.length <= prompt)
+            self._keep(place, prompt == self.length or place.length <= prompt)
 
     def failed(self) -> None:
         """Forget what the failed call may have left; the tokens run again."""
@@ -167,9 +167,9 @@ class RecurrentSequence(LlamaSequence):
         fork._tokens, fork._prefilled = self._tokens[:shared], self._prefilled[:shared]
         self._contexts.copy(self, fork, shared, fork._checkpoints[-1].state)
 
-    def _keep(self, context: NativeContext, shareable: bool) -> None:
+    def _keep(self, place: NativeSequence, shareable: bool) -> None:
         """Keep the state of the context, and as many checkpoints of its kind as are useful."""
-        newest = Checkpoint(context.length, context.recurrent_state(), shareable)
+        newest = Checkpoint(place.length, place.recurrent_state(), shareable)
         others = [other for other in self._checkpoints if other.at != newest.at]
         most = _PROMPT_CHECKPOINTS if shareable else 1
         kind = [

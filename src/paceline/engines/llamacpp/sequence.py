@@ -1,8 +1,9 @@
 """One sequence of the engine: its slots, and where its keys and values are.
 
-They are in a *context* while the sequence runs, and in a *state*, a plain array, while it waits: a
-context also holds the memory of calls, so few exist. KV blocks only count slots. A fork starts from
-a state; so sequences share nothing, and each has slots of its own. `call` runs a part of a block.
+They are in a *place* of a context while the sequence runs, and in a *state*, a plain array, while
+it waits: a context also holds the memory of calls, so few exist. KV blocks only count slots. A fork
+starts from a state; so sequences share nothing, and each has slots of its own. `call` runs a part
+of a block.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +14,11 @@ import numpy as np
 from paceline.decoding.types import Block, Logits
 from paceline.engines.kv_blocks import BlockPool, PrefillTable
 from paceline.engines.llamacpp.contexts import Contexts
-from paceline.engines.llamacpp.native import NativeContext
+from paceline.engines.llamacpp.native import NativeSequence
 from paceline.engines.row_classes import RowRange
 from paceline.errors import CacheFull
 
-_PADDING = 0
+PADDING = 0
 """Token of padding rows; every vocabulary has it."""
 
 
@@ -31,17 +32,17 @@ class LlamaSequence(PrefillTable):
 
     @property
     def parked(self) -> bool:
-        """Whether no context holds it."""
+        """Whether it has no place."""
         return not self._contexts.lent_to(self)
 
-    def context(self, rows: int) -> NativeContext:
-        """Its context with room for `rows` rows; `prepare` makes it hold `length` slots."""
+    def place(self, rows: int) -> NativeSequence:
+        """Its place with room for `rows` rows; `prepare` makes it hold `length` slots."""
         return self._contexts.of(self, self.length + rows)
 
-    def prepare(self, context: NativeContext, run: Callable[[Block], object]) -> None:
+    def prepare(self, place: NativeSequence, run: Callable[[Block], object]) -> None:
         """Drop what the sequence does not have; compute again, by `run`, what is missing."""
-        if context.length > self.length:
-            context.truncate(self.length)
+        if place.length > self.length:
+            place.truncate(self.length)
 
     def parts(self, block: Block, at: int, rows: RowRange, outputs: int) -> list[slice]:
         """Rows of a block, by calls.
@@ -54,7 +55,7 @@ class LlamaSequence(PrefillTable):
         """
         return list(rows.split(len(block.tokens)))
 
-    def reached(self, context: NativeContext, rows: int) -> None:
+    def reached(self, place: NativeSequence, rows: int) -> None:
         """Rows of the block, of which `rows` are in the context."""
 
     def failed(self) -> None:
@@ -92,7 +93,7 @@ class LlamaSequence(PrefillTable):
 
 
 def call(
-    context: NativeContext,
+    place: NativeSequence,
     tokens: Sequence[int],
     part: slice,
     *,
@@ -107,16 +108,16 @@ def call(
     fewer than `least_outputs`, rows beside them get logits, too.
     """
     rows = tokens[part]
-    padded = [*rows, *[_PADDING] * (least - len(rows))]
-    start = context.length
+    padded = [*rows, *[PADDING] * (least - len(rows))]
+    start = place.length
     output = min(max(first - part.start, 0), len(rows))
     logits = []
     for at in range(output, len(rows), most_outputs) or [output]:
         stop = min(at + most_outputs, len(rows))
         begin = min(at, max(len(padded) - least_outputs, 0))
         end = max(stop, begin + least_outputs) if stop > at else begin
-        context.truncate(start)
-        rows_logits = context.decode(padded, slice(begin, end))[at - begin : stop - begin]
+        place.truncate(start)
+        rows_logits = place.decode(padded, slice(begin, end))[at - begin : stop - begin]
         logits.append(rows_logits.copy() if len(rows) - output > most_outputs else rows_logits)
-    context.truncate(start + len(rows))
+    place.truncate(start + len(rows))
     return np.concatenate(logits) if len(logits) > 1 else logits[0]

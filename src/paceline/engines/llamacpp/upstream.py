@@ -13,13 +13,11 @@ decides a row's bits there (ggml/src/ggml-cpu of build 11549):
   as F16 alone. Masked keys are left out one by one.
 """
 
-import ctypes
 from typing import Any
 
 import numpy as np
 
 from paceline.engines.llamacpp.binding import (
-    MOST_OUTPUTS,
     Binding,
     CallLimits,
     ContextSettings,
@@ -52,8 +50,10 @@ _GROUP = 32
 _HEAD_SIZES = ("key_length", "key_length_swa", "key_length_mla")
 """Sizes of a head of keys in a file's metadata, those that it has."""
 
-_HEADER = 8
-"""Bytes of a sequence's state before its slots."""
+_HEADER, _COUNT = 8, 4
+"""Bytes of a sequence's state before its slots, and of a number in it."""
+
+_ONE = np.array([1], np.uint32).view(np.uint8)
 
 _FEW_ROWS = 7
 """Most rows of a call that is not tiled."""
@@ -95,7 +95,7 @@ class Llama(Binding):
             if rotated > head:
                 raise ModelError(
                     f"{name} has sections of positions of {rotated} numbers in a head of {head}, "
-                    f"with which {self.name} ends the process; use --engine openvino"
+                    f"with which {self.name} ends the process"
                 )
         limits = CallLimits()
         for kind, tensor in kinds(self.name, name, content, COMPARED):
@@ -108,6 +108,13 @@ class Llama(Binding):
                 limits = limits._replace(single=False)
         return limits
 
+    def shares_calls(self, content: GgufFile) -> bool:
+        """See `Binding.shares_calls`: states of windows and recurrent layers are one sequence's."""
+        family = content.fields.get("general.architecture")
+        window = content.fields.get(f"{family}.attention.sliding_window")
+        recurrent = any(tensor.name.endswith(_CONVOLUTIONS) for tensor in content.tensors)
+        return not window and not recurrent
+
     def model_params(self) -> Any:
         """See `Binding.model_params`."""
         params = super().model_params()
@@ -118,10 +125,10 @@ class Llama(Binding):
     def context(self, model: int, settings: ContextSettings) -> int | None:
         """See `Binding.context`."""
         params = self.api.llama_context_default_params()
-        params.n_ctx = settings.slots
+        params.n_ctx = settings.slots * settings.sequences
         params.n_batch = params.n_ubatch = settings.rows
-        params.n_outputs_max = min(settings.rows, MOST_OUTPUTS)
-        params.n_seq_max = 1
+        params.n_outputs_max = min(settings.rows, settings.outputs)
+        params.n_seq_max = settings.sequences  # with keys and values of their own each
         params.n_rs_seq = settings.rollback
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn_type = FLASH_ATTENTION
@@ -130,7 +137,7 @@ class Llama(Binding):
         params.offload_kqv = params.op_offload = False
         pointer: int | None = self.api.llama_init_from_model(model, params)
         if pointer and self._header is None:
-            self._header = self._sequence_state(pointer)[:_HEADER]
+            self._header = self._sequence_state(pointer, 0)[:_HEADER]
         return pointer
 
     def free_model(self, model: int) -> None:
@@ -150,31 +157,32 @@ class Llama(Binding):
         """See `Binding.rollback`: without a word it is 0 for families that lack support."""
         return int(self.api.llama_n_rs_seq(context))
 
-    def truncate(self, context: int, length: int) -> bool:
+    def truncate(self, context: int, sequence: int, length: int) -> bool:
         """See `Binding.truncate`."""
         memory = self.api.llama_get_memory(context)
-        return bool(self.api.llama_memory_seq_rm(memory, 0, length, -1))
+        return bool(self.api.llama_memory_seq_rm(memory, sequence, length, -1))
 
-    def state_size(self, context: int) -> int:
+    def state_size(self, context: int, sequence: int) -> int:
         """See `Binding.state_size`."""
-        return int(self.api.llama_state_seq_get_size(context, 0))
+        return int(self.api.llama_state_seq_get_size(context, sequence))
 
-    def read_state(self, context: int) -> State:
+    def read_state(self, context: int, sequence: int) -> State:
         """See `Binding.read_state`.
 
         A sequence's state lacks the keys and values that a window hides from its last position, and
         the sequence may be shortened. The state of a whole context has all, but the next tokens go
-        to the first slots after it is read. So it gets a sequence's header, and is read as one:
+        to the first slots after it is read. So it gets a sequence's header, and is read as one; the
+        context of a model with a window has one sequence.
 
             of a context    length of a name, the name, slots
             of a sequence   a number, the sequence's id, slots
         """
         if not self.api.llama_model_n_swa(self.api.llama_get_model(context)):
-            return self._sequence_state(context)
+            return self._sequence_state(context, sequence)
         size = self.api.llama_state_get_size(context)
         state = np.empty(_HEADER + size, np.uint8)
         whole = state[_HEADER:]
-        if self.api.llama_state_get_data(context, _bytes(whole), size) != size:
+        if self.api.llama_state_get_data(context, whole.ctypes.data, size) != size:
             return state[:0]
         slots = 4 + int(whole[:4].view(np.uint32)[0])
         whole_slots = state[slots:]  # with a header in front of them
@@ -190,35 +198,54 @@ class Llama(Binding):
             numbers = [self.api.llama_model_n_embd(model) // self.api.llama_model_n_head(model)]
         return "bf16" if any(number % _GROUP for number in numbers) else "q8_0"
 
-    def _sequence_state(self, context: int) -> State:
-        state = np.empty(self.state_size(context), np.uint8)
-        written = self.api.llama_state_seq_get_data(context, _bytes(state), state.size, 0)
-        return state[:written]
+    def _sequence_state(self, context: int, sequence: int) -> State:
+        """A sequence's state, as if it was the only one of its context.
 
-    def write_state(self, context: int, state: State) -> int:
+        Its slots are a list with an entry per sequence of the context, empty but for its own. What
+        is before that entry is overwritten, so that nothing is moved:
+
+            of the second of three   number, id, 3, 0, slots, 0
+            as the only one                  number, id, 1, slots
+        """
+        state = np.empty(self.state_size(context, sequence), np.uint8)
+        written = self.api.llama_state_seq_get_data(
+            context, state.ctypes.data, state.size, sequence
+        )
+        others = self.api.llama_n_seq_max(context) - 1
+        if not others:
+            return state[:written]
+        alone = state[_COUNT * sequence : written - _COUNT * (others - sequence)]
+        alone[:_HEADER], alone[_HEADER : _HEADER + _COUNT] = state[:_HEADER].copy(), _ONE
+        return alone
+
+    def write_state(self, context: int, sequence: int, state: State) -> int:
         """See `Binding.write_state`."""
-        return int(self.api.llama_state_seq_set_data(context, _bytes(state), state.size, 0))
+        others = self.api.llama_n_seq_max(context) - 1
+        if others:
+            count = np.array([1 + others], np.uint32).view(np.uint8)
+            slots, empty = state[_HEADER + _COUNT :], np.zeros(_COUNT * others, np.uint8)
+            state = np.concatenate([state[:_HEADER], count, slots, empty])
+        data = state.ctypes.data
+        return int(self.api.llama_state_seq_set_data(context, data, state.size, sequence))
 
-    def read_recurrent(self, context: int) -> State:
+    def read_recurrent(self, context: int, sequence: int) -> State:
         """See `Binding.read_recurrent`."""
         flags = PARTIAL_STATE
-        size = int(self.api.llama_state_seq_get_size_ext(context, 0, flags))
+        size = int(self.api.llama_state_seq_get_size_ext(context, sequence, flags))
         state = np.empty(size, np.uint8)
-        written = self.api.llama_state_seq_get_data_ext(context, _bytes(state), size, 0, flags)
+        written = self.api.llama_state_seq_get_data_ext(
+            context, state.ctypes.data, size, sequence, flags
+        )
         return state[:written]
 
-    def write_recurrent(self, context: int, state: State) -> int:
+    def write_recurrent(self, context: int, sequence: int, state: State) -> int:
         """See `Binding.write_recurrent`."""
         flags = PARTIAL_STATE
+        data = state.ctypes.data
         return int(
-            self.api.llama_state_seq_set_data_ext(context, _bytes(state), state.size, 0, flags)
+            self.api.llama_state_seq_set_data_ext(context, data, state.size, sequence, flags)
         )
 
     def may_be_single(self, keys: int, heads: Heads | None, threads: int) -> bool:
         """See `Binding.may_be_single`: keys and values are of two types."""
         return True
-
-
-def _bytes(state: State) -> object:
-    """A state as a pointer to bytes."""
-    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

@@ -2,7 +2,7 @@
 
 Types of weights were compared with the same weights as F32, at widths of 576 to 9,728 and calls of
 1 to 64 rows (tests/engines/test_llamacpp_weights.py): KL 0.0002 to 0.001, what rounded activations
-make. Families were compared with the engine openvino (tests/engines/test_llamacpp_families.py).
+make. llama.cpp is the reference of families (tests/engines/test_llamacpp_families.py).
 What a library computes otherwise, or ends the process with, its binding refuses.
 """
 
@@ -53,6 +53,6 @@ def window_of(library: str, name: str, content: GgufFile) -> int | None:
     if is_short and (family == "llama" or (family == "exaone4" and layers != _EXAONE4_LAYERS)):
         raise ModelError(
             f"{name} has {family}.attention.sliding_window of {window}, which {library} ignores; "
-            "use --engine openvino"
+            "use a model of another family"
         )
     return window

@@ -1,0 +1,150 @@
+"""Calls with rows of several sequences: which blocks share one, and whether they are exact.
+
+The sequences of a context have keys and values of their own, and numbers. The library divides a
+call whose sequences have different numbers of rows, or numbers that do not follow one another. So
+shorter blocks are padded, and so are sequences in between; what is not worth it, is another call:
+
+    sequence          0     1     2     3     4
+    rows              1     1     -     1     8
+    a call of four    1     1     1     1           sequence 2 has none: a row of padding
+    and of one                                8     32 rows of padding would be too many
+
+Independent of what the tokens are. The rows of a call are in the class of decode together.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.decoding.types import Block, Logits
+from paceline.engines.llamacpp.binding import ContextSettings
+from paceline.engines.llamacpp.contexts import whole
+from paceline.engines.llamacpp.native import NativeContext, NativeModel, NativeSequence, Rows
+from paceline.engines.llamacpp.sequence import PADDING
+from paceline.engines.row_classes import RowClasses
+
+MOST_TOGETHER = 32
+"""Most rows of a shared call."""
+
+_WASTE = 2
+"""A shared call has at most so many times the rows of its blocks."""
+
+_KEYS, _MORE_KEYS, _LONG = 40, 17, 600
+"""Keys before the calls that compare, in the second sequence, more in each after it, in the first:
+where runtimes split keys, from 512 on."""
+
+
+class SharedBlock(NamedTuple):
+    """A block of an answer, and where its sequence is."""
+
+    place: NativeSequence
+    block: Block
+
+
+def shared_calls(blocks: Mapping[int, SharedBlock], most_rows: int) -> Iterator[list[int]]:
+    """Keys of the blocks of each call, in the order of places."""
+    order = sorted(
+        blocks, key=lambda key: (id(blocks[key].place.context), blocks[key].place.number)
+    )
+    call: list[int] = []
+    for key in order:
+        if call and not _may_share([blocks[other] for other in (*call, key)], most_rows):
+            yield call
+            call = []
+        call.append(key)
+    if call:
+        yield call
+
+
+def _may_share(blocks: Sequence[SharedBlock], most_rows: int) -> bool:
+    """Whether one call may run blocks, which are in the order of their numbers."""
+    first, last = blocks[0].place, blocks[-1].place
+    if first.context is not last.context:
+        return False
+    rows = max(len(block.tokens) for _, block in blocks)
+    places = last.number - first.number + 1
+    between = first.context.sequences[first.number : last.number + 1]
+    return places * rows <= min(
+        most_rows, _WASTE * sum(len(block.tokens) for _, block in blocks)
+    ) and all(place.length + rows <= place.slots for place in between)
+
+
+def run_shared(blocks: Mapping[int, SharedBlock]) -> dict[int, Logits]:
+    """Run blocks in one call; copies of the logits of each one's trailing rows."""
+    places = [place for place, _ in blocks.values()]
+    context = places[0].context
+    rows = max(len(block.tokens) for _, block in blocks.values())
+    numbers = [place.number for place in places]
+    by_number = {place.number: block for place, block in blocks.values()}
+    work, lengths = [], []
+    for place in context.sequences[min(numbers) : max(numbers) + 1]:
+        block = by_number.get(place.number, Block([], 0))
+        count = len(block.tokens)
+        outputs = slice(count - max(block.rows, 1), count) if count else slice(0, 0)
+        work.append(Rows(place, [*block.tokens, *[PADDING] * (rows - count)], outputs))
+        lengths.append(place.length + count)
+    logits = dict(zip((place.number for place, *_ in work), context.decode(work), strict=True))
+    for (place, *_), length in zip(work, lengths, strict=True):
+        place.truncate(length)
+    return {
+        key: logits[place.number][max(block.rows, 1) - block.rows :].copy()
+        for key, (place, block) in blocks.items()
+    }
+
+
+def agree_together(
+    model: NativeModel, classes: RowClasses, settings: ContextSettings, context_length: int
+) -> bool:
+    """True if rows of several sequences in a call have the bits that they have alone.
+
+    Args:
+        model: the model.
+        classes: of calls of one sequence.
+        settings: of a context with the most sequences, and outputs for the most rows, of a call.
+        context_length: most slots of a sequence.
+
+    """
+    run = min(classes.decode.most, settings.outputs)
+    lengths = [_LONG, *(_KEYS + _MORE_KEYS * n for n in range(settings.sequences - 1))]
+    lengths = [min(length, context_length - run) for length in lengths]
+    if min(lengths) < 1:
+        return False
+    tokens = np.random.default_rng(0).integers(0, model.vocab_size, max(lengths) + run).tolist()
+    slots = whole(max(lengths) + settings.rows)
+    context = model.context(settings._replace(slots=slots))
+    with closing(context):
+        alone = []
+        for place, length in zip(context.sequences, lengths, strict=True):
+            for part in classes.prefill.split(length):
+                prompt = tokens[part.start : min(part.stop, length)]
+                padding = [PADDING] * (classes.prefill.least - len(prompt))
+                place.decode([*prompt, *padding], slice(0, 0))
+                place.truncate(part.start + len(prompt))
+            alone.append(place.decode(tokens[length : length + run], slice(0, run)).tobytes())
+            place.truncate(length)
+        # In runs: a difference stays in the keys and values of later rows.
+        rows = max(settings.outputs // settings.sequences, 1)
+        return all(
+            _run(context, tokens, lengths, run, step) == alone
+            for step in sorted({1, min(rows, run)})
+        )
+
+
+def _run(
+    context: NativeContext, tokens: list[int], lengths: list[int], run: int, step: int
+) -> list[bytes]:
+    """Bits of each sequence's next `run` rows, in shared calls of `step` rows of each."""
+    bits = [b""] * len(lengths)
+    for start in range(0, run, step):
+        rows = min(step, run - start)
+        blocks = {
+            number: SharedBlock(place, Block(tokens[length + start :][:rows], rows))
+            for number, (place, length) in enumerate(zip(context.sequences, lengths, strict=True))
+        }
+        for number, logits in run_shared(blocks).items():
+            bits[number] += logits.tobytes()
+    for place, length in zip(context.sequences, lengths, strict=True):
+        place.truncate(length)
+    return bits
