@@ -133,6 +133,7 @@ COUNT = Whole(1)
 GIGABYTES = Real(0, 1e6, open=True)
 LIMIT = WholeOr(whole("max_tokens").least, "-1", "-1 for no limit", -1)
 PROBABILITY = Real(0, 1)
+PARALLEL = Whole(1, 32)
 PORT = Whole(0, 2**16 - 1)
 RATE = Real(1e-3, 1e5)
 """Requests per second."""

@@ -66,6 +66,14 @@ def serve(
     ] = None,
     queue: Annotated[int, _load(parser=numbers.COUNT, help="requests that may wait")] = 256,
     at_once: Annotated[int, _load(parser=numbers.COUNT, help="requests that run at once")] = 64,
+    parallel: Annotated[
+        int,
+        _load(
+            parser=numbers.PARALLEL,
+            help="requests that share calls in the engine llamacpp: 1 for one person or agent, "
+            "more for many clients",
+        ),
+    ] = 1,
     connections: Annotated[
         int | None,
         _load(
@@ -176,7 +184,7 @@ def serve(
         limits = Limits(
             loaded, memory_bytes() if memory is None else int(memory * 1e9), idle, queue
         )
-        options = _child_options(settings, model, generation_config, keep=keep)
+        options = _child_options(settings, model, generation_config, parallel=parallel, keep=keep)
         with _registered() as say:
             serve_all(
                 model.model,
@@ -201,6 +209,7 @@ def serve(
         output,
         drafters=[drafter or "auto"],
         contexts=CONTEXTS,
+        parallel=parallel,
         generation_config=generation_config,
         keep=keep,
         embeddings=True,
@@ -250,7 +259,7 @@ def _registered() -> Iterator[Callable[[str], None]]:
 
 
 def _child_options(
-    settings: "Settings", model: ModelOptions, generation_config: str, *, keep: bool
+    settings: "Settings", model: ModelOptions, generation_config: str, *, parallel: int, keep: bool
 ) -> list[str]:
     """The options of one model's process among several; raises InvalidRequest for others."""
     from paceline.errors import InvalidRequest
@@ -264,6 +273,7 @@ def _child_options(
     values = {
         "--queue": settings.max_waiting,
         "--at-once": settings.max_running,
+        "--parallel": parallel,
         "--timeout": settings.request_seconds,
         "--prompt-cache": bytes_ and bytes_ / 1e9,
         "--grace": settings.grace_seconds,

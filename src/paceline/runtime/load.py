@@ -41,6 +41,7 @@ def load(
     rows: int = 2,
     cache_tokens: int | None = None,
     contexts: int = 1,
+    parallel: int = 1,
     threads: int | None = None,
     compute_units: str | None = None,
     drafters: Sequence[str] = ("auto",),
@@ -63,6 +64,8 @@ def load(
         cache_tokens: KV slots of all sequences together; None: `contexts` full contexts, at most
             2 GiB, or for several contexts a quarter of the machine's memory.
         contexts: see `cache_tokens`; for many requests at once.
+        parallel: requests that are to share calls. With more than 1, llamacpp takes the library
+            whose calls several sequences share, for the models that it can share them for.
         threads: CPU threads; None: the engine's own choice.
         compute_units: the devices for Core ML: `all`, `cpu-only`, `cpu-and-gpu` or `cpu-and-ne`;
             None: `cpu-and-ne`. It has no effect on other systems than macOS.
@@ -96,6 +99,7 @@ def load(
     settings = EngineSettings(
         cache_tokens=cache_tokens,
         contexts=contexts,
+        parallel=parallel,
         min_rows=rows,
         threads=threads,
         compute_units=compute_units,
