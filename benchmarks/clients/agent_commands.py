@@ -1,4 +1,6 @@
-"""Agents of the command line write a file: Claude Code, Codex and opencode, from npm.
+"""Agents of the command line write a file and call a function of an MCP server.
+
+They are Claude Code, Codex and opencode, from npm.
 
     python benchmarks/clients/agent_commands.py
 
@@ -9,22 +11,27 @@ The model is scripted, so this is a test of the server's forms: /v1/messages, /v
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from scripted_server import ANSWER, CONTENT, FILE
+from scripted_server import ANSWER, CONTENT, FILE, ORACLE, ORACLE_SAYS
 from trial import Trial, main
 
-PACKAGES = ("@anthropic-ai/claude-code@2.1", "@openai/codex@0.169", "opencode-ai@1.18")
+PACKAGES = ("@anthropic-ai/claude-code@2.1", "@openai/codex@0.171", "opencode-ai@1.18")
 TASK = f"Write {FILE}."
+COMMAND = [sys.executable, str(Path(__file__).parent / "programs" / "mcp_oracle.py")]
+"""The MCP server."""
 Done = subprocess.CompletedProcess[str]
 
 
-def claude(trial: Trial) -> Done:
+def claude(trial: Trial, task: str) -> Done:
     """Claude Code asks for messages."""
+    oracle = {"mcpServers": {"oracle": {"command": COMMAND[0], "args": COMMAND[1:]}}}
     return trial.run(
         "claude",
-        *("-p", TASK, "--allowedTools", "Bash"),
+        *("-p", task, "--allowedTools", "Bash,mcp__oracle__ask"),
+        *("--strict-mcp-config", "--mcp-config", json.dumps(oracle)),
         ANTHROPIC_BASE_URL=trial.server.root,
         ANTHROPIC_API_KEY="none",
         ANTHROPIC_MODEL="scripted",
@@ -34,21 +41,22 @@ def claude(trial: Trial) -> Done:
     )
 
 
-def codex(trial: Trial) -> Done:
-    """Codex asks for responses."""
+def codex(trial: Trial, task: str) -> Done:
+    """Codex asks for responses, and has the functions of an MCP server in a namespace."""
     provider = {"name": "paceline", "base_url": trial.server.url, "wire_api": "responses"}
     lines = [f"{name} = {json.dumps(value)}" for name, value in provider.items()]
     settings = ['model = "scripted"', 'model_provider = "paceline"']
     home = trial.folder / ".codex"
     home.mkdir(exist_ok=True)
-    (home / "config.toml").write_text(
-        "\n".join([*settings, "[model_providers.paceline]", *lines, ""]), encoding="utf-8"
-    )
+    lines = ["[model_providers.paceline]", *lines, "[analytics]", "enabled = false"]
+    lines += ["[mcp_servers.oracle]", f"command = {json.dumps(COMMAND[0])}"]
+    lines += [f"args = {json.dumps(COMMAND[1:])}"]
+    (home / "config.toml").write_text("\n".join([*settings, *lines, ""]), encoding="utf-8")
     options = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
-    return trial.run("codex", "exec", *options, TASK)
+    return trial.run("codex", "exec", *options, task)
 
 
-def opencode(trial: Trial) -> Done:
+def opencode(trial: Trial, task: str) -> Done:
     """Opencode asks for chats."""
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -60,12 +68,13 @@ def opencode(trial: Trial) -> Done:
         "model": "paceline/scripted",
         "small_model": "paceline/scripted",
         "autoupdate": False,
+        "mcp": {"oracle": {"type": "local", "command": COMMAND}},
     }
     (trial.folder / "opencode.json").write_text(json.dumps(settings), encoding="utf-8")
-    return trial.run("opencode", "run", TASK)
+    return trial.run("opencode", "run", task)
 
 
-AGENTS: tuple[Callable[[Trial], Done], ...] = (claude, codex, opencode)
+AGENTS: tuple[Callable[[Trial, str], Done], ...] = (claude, codex, opencode)
 
 
 def work(trial: Trial) -> None:
@@ -82,11 +91,13 @@ def work(trial: Trial) -> None:
     for agent in AGENTS:
         written = trial.folder / FILE
         written.unlink(missing_ok=True)
-        done = agent(trial)
+        done = agent(trial, TASK)
         name = agent.__name__
         trial.check(ANSWER in done.stdout, f"{name} answers from the tool's result")
         found = written.read_text() if written.exists() else None
         trial.equal(found, CONTENT, f"{name} has written the file")
+        done = agent(trial, ORACLE)
+        trial.check(ORACLE_SAYS in done.stdout, f"{name} answers from an MCP server's function")
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from trial import Trial, installed, main
 
 HERE = Path(__file__).parent
 PACKAGES = {
-    "openai_sdk": (["openai==3.54.*"], 4),
-    "anthropic_sdk": (["anthropic==2.12.*"], 2),
+    "openai_sdk": (["openai==3.57.*"], 6),
+    "anthropic_sdk": (["anthropic==2.14.*"], 2),
     "agents_sdk": (["openai-agents==0.24.*"], 4),
-    "litellm_sdk": (["litellm==1.106.*", "mcp"], 4),  # it imports mcp without requiring it
+    "litellm_sdk": (["litellm==1.110.*", "mcp"], 4),  # it imports mcp without requiring it
     "langchain_sdk": (["langchain-openai==1.7.*"], 4),
 }
 """Program -> its packages, and how often it does the task."""

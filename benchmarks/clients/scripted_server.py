@@ -3,7 +3,8 @@
     python benchmarks/clients/scripted_server.py
 
 It calls the first tool of `CALLS` that the prompt describes, to write a file, and answers when the
-prompt has a tool's result. So a test with it is of the server and of its client, not of a model.
+prompt has a tool's result; asked for the oracle it calls the function of an MCP server. So a test
+with it is of the server and of its client, not of a model.
 """
 
 import os
@@ -24,6 +25,7 @@ THOUGHT = "I write the file."
 COMMAND = f"printf 'Hello, world!\\n' > {FILE}"
 CALLS: Mapping[str, dict[str, Any]] = {
     "write_file": {"path": FILE, "content": CONTENT},
+    "disk__write_file": {"path": FILE, "content": CONTENT},  # in a namespace
     "exec_command": {"cmd": COMMAND},  # Codex
     "shell_command": {"command": COMMAND},  # Codex, with other settings
     "shell": {"command": ["bash", "-c", COMMAND]},  # Codex before 0.60
@@ -31,6 +33,11 @@ CALLS: Mapping[str, dict[str, Any]] = {
     "bash": {"command": COMMAND, "description": "Writes a file"},  # opencode
 }
 """Tool -> the arguments of its call."""
+
+ORACLE = "Ask the oracle."
+ORACLE_NAMES = ("mcp__oracle__ask", "oracle_ask")
+"""As Claude Code and Codex name the function `ask` of the MCP server `oracle`, and opencode."""
+ORACLE_SAYS = "the oracle says: 4711."
 
 CONTEXT = 2**18
 """Tokens: prompts of agents have a hundred thousand letters, and here a token has one or two."""
@@ -42,7 +49,19 @@ def rules() -> list[Rule]:
         when(f'"name": "{name}"', f"<think>\n{THOUGHT}\n</think>\n\n{called(name, arguments)}")
         for name, arguments in CALLS.items()
     ]
-    return [when("<tool_response>", ANSWER), *calls, always(PLAIN)]
+    return [
+        when(ORACLE_SAYS, f"I know that {ORACLE_SAYS}"),
+        asks_the_oracle,
+        when("<tool_response>", ANSWER),
+        *calls,
+        always(PLAIN),
+    ]
+
+
+def asks_the_oracle(prompt: str) -> str | None:
+    """A call of the oracle, if the user wants it and the prompt describes it."""
+    names = [name for name in ORACLE_NAMES if f'"name": "{name}"' in prompt]
+    return called(names[0], {"question": "How much?"}) if names and ORACLE in prompt else None
 
 
 def main() -> None:

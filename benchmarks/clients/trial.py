@@ -21,6 +21,9 @@ from server import Server, served
 
 _CLIENT_SECONDS = 1800.0
 
+_NO_PROXY = "http://127.0.0.1:9"
+"""Nothing listens there: what a client would send to other machines ends here."""
+
 
 @dataclass
 class Trial:
@@ -38,7 +41,8 @@ class Trial:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command of the client with `stdin` as input, and check that it exits with 0.
 
-        It has an empty home, no access to the hub, a dummy key, and the environment's `variables`.
+        It has an empty home, no access to other machines, a dummy key, and the environment's
+        `variables`.
         """
         done = subprocess.run(
             [self.commands / command, *arguments],
@@ -50,6 +54,8 @@ class Trial:
                 "PATH": f"{self.commands}:/usr/bin:/bin",
                 "HOME": str(self.folder),
                 "HF_HUB_OFFLINE": "1",
+                **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), _NO_PROXY),
+                "NO_PROXY": "127.0.0.1,localhost",
                 "OPENAI_API_KEY": "none",
                 **variables,
             },

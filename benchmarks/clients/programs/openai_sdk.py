@@ -24,13 +24,13 @@ def write(arguments: str) -> str:
     return "written"
 
 
-def responses_by_id(*, stream: bool) -> str:
+def responses_by_id(*, stream: bool, tool=TOOL) -> str:
     """The task by the id of the first response."""
 
     def ask(**fields):
         if not stream:
-            return client.responses.create(model="scripted", tools=[TOOL], **fields)
-        with client.responses.stream(model="scripted", tools=[TOOL], **fields) as events:
+            return client.responses.create(model="scripted", tools=[tool], **fields)
+        with client.responses.stream(model="scripted", tools=[tool], **fields) as events:
             for _ in events:
                 pass
             return events.get_final_response()
@@ -38,6 +38,7 @@ def responses_by_id(*, stream: bool) -> str:
     first = ask(input=TASK)
     assert [item.type for item in first.output] == ["reasoning", "function_call"], first.output
     call = first.output[-1]
+    assert (call.name, call.namespace) == ("write_file", None if tool is TOOL else tool["name"])
     result = {
         "type": "function_call_output",
         "call_id": call.call_id,
@@ -75,6 +76,12 @@ def chat(*, stream: bool) -> str:
     return ask([*asked, message.model_dump(exclude_none=True), result]).content
 
 
-for work in (responses_by_id, chat):
+def namespace(*, stream: bool) -> str:
+    """The same with the function in a namespace."""
+    tools = {"type": "namespace", "name": "disk", "description": "A disk.", "tools": [TOOL]}
+    return responses_by_id(stream=stream, tool=tools)
+
+
+for work in (responses_by_id, namespace, chat):
     for stream in (False, True):
         print(f"{work.__name__} stream={stream}: {work(stream=stream)}")
