@@ -21,15 +21,15 @@ from paceline.server.api.embeddings import embeddings
 from paceline.server.api.endpoint import Host, generation, observed
 from paceline.server.api.info import InfoHandlers
 from paceline.server.api.messages import Messages, count_tokens
-from paceline.server.api.openapi import openapi_routes
+from paceline.server.api.openapi import openapi_route
 from paceline.server.api.response_store import ResponseStore
 from paceline.server.api.responses import ResponseHandlers, responses
 from paceline.server.errors import ApiError
 from paceline.server.http import ApiKeyMiddleware, HostMiddleware
 from paceline.server.service import Service
 
-_PUBLIC = ("/health", "/v1/health", "/docs")
-"""Paths without a key: neither health checks nor a browser have one."""
+_PUBLIC = ("/health", "/v1/health")
+"""Paths without a key: health checks have none."""
 
 
 def make_app(
@@ -60,7 +60,7 @@ def make_app(
         "/health": info.health,
         "/tokenizer_info": info.tokenizer_info,
     }
-    all_routes: list[BaseRoute] = [*routes, *page, *openapi_routes()]
+    all_routes: list[BaseRoute] = [*routes, *page, openapi_route()]
     for prefix in ("/v1", ""):
         all_routes += [Route(prefix + path, work, methods=["POST"]) for path, work in posts.items()]
         all_routes += [Route(prefix + path, work, methods=["GET"]) for path, work in gets.items()]

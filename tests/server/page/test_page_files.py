@@ -12,14 +12,13 @@ from paceline.engines.profile import MAX_ROWS
 from paceline.options import POLICIES
 from paceline.runtime.model import Model
 from paceline.server import page as package
-from paceline.server.api.openapi import openapi
 from paceline.server.settings import Settings
 from support.browser import REPEATED
 from support.server import Running, running
 
 FOLDER = Path(str(files(package)))
 OWN = [*map(operator.attrgetter("name"), sorted(FOLDER.glob("*.[cjs]*")))]
-PATHS = ("/", "/docs", *(f"/{name}" for name in OWN), "/vendor/marked.js", "/vendor/purify.js")
+PATHS = ("/", *(f"/{name}" for name in OWN), "/vendor/marked.js", "/vendor/purify.js")
 FIRST_PAINT = 100_000
 """Bytes that a browser loads for the first paint, compressed."""
 
@@ -72,8 +71,7 @@ def test_the_files_are_there_and_closed_to_all_else(server: Running, path: str):
 
 
 def test_the_first_paint_is_small(server: Running):
-    paths = [path for path in PATHS if path not in ("/docs", "/reference.css")]
-    sizes = [int(server.get(path).headers["content-length"]) for path in paths]
+    sizes = [int(server.get(path).headers["content-length"]) for path in PATHS]
     assert sum(sizes) < FIRST_PAINT
 
 
@@ -92,16 +90,6 @@ def test_every_library_has_its_licence_and_version():
         assert version in path.read_text(encoding="utf-8")[:400]
     (version,) = re.findall(r"highlight/ .*?(\d+\.\d+\.\d+)", licences)
     assert version in FOLDER.joinpath("vendor/highlight/core.js").read_text(encoding="utf-8")[:400]
-
-
-def test_the_reference_has_every_path_and_no_dead_link(server: Running):
-    tags = Tags(server.get("/docs").text)
-    ids = {attributes["id"] for _, attributes in tags.tags if "id" in attributes}
-    links = {attributes["href"] for attributes in tags.attributes("a")}
-    assert {link[1:] for link in links if link.startswith("#")} <= ids
-    document = openapi()
-    assert len(ids) > len(document["paths"]) + len(document["components"]["schemas"])
-    assert document["components"]["schemas"].keys() <= ids
 
 
 def test_the_files_need_no_key_and_the_rest_does(module_model: Model):

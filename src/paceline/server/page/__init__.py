@@ -53,14 +53,12 @@ _HEADERS = {
 def routes() -> tuple[BaseRoute, ...]:
     """The routes of the page: a path for each of its files, and / for index.html."""
     return tuple(
-        page_route(
-            "/" if path == "/index.html" else path, file.read_bytes(), path.rpartition(".")[2]
-        )
+        _route("/" if path == "/index.html" else path, file.read_bytes(), path.rpartition(".")[2])
         for path, file in _files(files(__name__))
     )
 
 
-def page_route(path: str, content: bytes, ending: str) -> Route:
+def _route(path: str, content: bytes, ending: str) -> Route:
     """A route of one file of a page; its ending decides its type."""
     headers = {
         **_HEADERS,

@@ -24,7 +24,7 @@ from paceline.runtime.batching.request import BatchRequest, TimedOut
 from paceline.runtime.pooled import Embedding
 from paceline.server.api.endpoint import Endpoint
 from paceline.server.api.models import model_entry, model_list
-from paceline.server.api.openapi import openapi_routes
+from paceline.server.api.openapi import openapi_route
 from paceline.server.errors import ApiError, unknown_model
 from paceline.server.http import CLIENT_HEADER, Reply, client_of
 from paceline.server.json_body import Body, parse
@@ -105,7 +105,7 @@ class Router:
     def routes(self) -> list[BaseRoute]:
         """All paths, with the prefix /v1 and without it."""
         all_routes: list[BaseRoute] = [Route("/metrics", self._metrics, methods=["GET"])]
-        all_routes += openapi_routes(_NOT_HERE)
+        all_routes.append(openapi_route(_NOT_HERE))
         forward = Endpoint(self, self._forward)
         for prefix in ("/v1", ""):
             all_routes += [Route(prefix + path, forward, methods=["POST"]) for path in POSTS]
