@@ -255,6 +255,7 @@ async def _stream(
 ) -> None:
     keepalive = service.settings.keepalive_seconds
     written, prefilled = monotonic(), answers.prefilled
+    start = request.stream_start()
     try:
         while answers.unfinished:
             deltas = await answers.deltas(min(_PROGRESS_SECONDS, keepalive))
@@ -265,11 +266,9 @@ async def _stream(
             elif not deltas and monotonic() - written >= keepalive:
                 events = request.keepalive
             if events:
-                if reply.status is None:
-                    events = request.stream_start() + events
-                    await reply.open_stream()
-                await reply.write(events)
-                written = monotonic()
+                await reply.open_stream()
+                await reply.write(start + events)
+                start, written = b"", monotonic()
         end = request.stream_end(answers.all)
     except Exception as error:
         if reply.status is None:
