@@ -12,6 +12,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 from paceline.options import RANGES
 from paceline.server.errors import ApiError
 from paceline.server.json_body import Body, Prompts, Text, invalid
+from paceline.server.tools import AllowedTools, Called, NamedTool, Tool
 
 MAX_ANSWERS = 8
 """The largest `n`."""
@@ -48,73 +49,6 @@ Logprobs = Annotated[int, Field(ge=_LOGPROBS.least, le=_LOGPROBS.most)]
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 """OpenAI's reasoning efforts."""
-
-
-class Function(Body):
-    """A function that the model may call."""
-
-    name: str = Field(min_length=1)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class Tool(Body):
-    """OpenAI's wrapper of a function."""
-
-    type: Literal["function"]
-    function: Function
-
-
-class OtherTool(Body):
-    """A tool that the server would have to run, or whose calls are not JSON: it is left out."""
-
-    type: str
-    name: Any = None
-
-    @property
-    def about(self) -> str:
-        """Its type and name."""
-        return f"{self.type} {self.name or ''}".strip()[:80]
-
-
-class NamedTool(Body):
-    """The one function that the answer must call."""
-
-    class Name(Body):
-        """Its name."""
-
-        name: str
-
-    type: Literal["function"]
-    function: Name
-
-
-class AllowedTools(Body):
-    """The functions that the answer may call."""
-
-    class Allowed(Body):
-        """Their names, and whether the answer must call one."""
-
-        mode: Literal["auto", "required"]
-        tools: list[NamedTool]
-
-    type: Literal["allowed_tools"]
-    allowed_tools: Allowed
-
-
-class CalledFunction(Body):
-    """A function call of an earlier answer."""
-
-    name: str
-    arguments: str = "{}"
-
-
-class Called(Body):
-    """OpenAI's wrapper of a function call."""
-
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: CalledFunction
 
 
 class Message(Body):

@@ -9,16 +9,14 @@ An answer that is cut counts in `requests_cut` and `cut_tokens` alone; the engin
 it. Its request counts as failed, too: `client_gone`, `request_timeout` or `draining`.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
-from itertools import accumulate
 from time import perf_counter
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -35,26 +33,6 @@ from paceline.server.stream_text import Answer
 
 _SECONDS = [step * 10.0**power for power in range(-3, 3) for step in (1, 2.5, 5)] + [1000.0]
 """Bounds of the histograms' buckets: a millisecond to a quarter of an hour."""
-
-
-class Histogram:
-    """A cumulative histogram of seconds."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self._counts = [0] * (len(_SECONDS) + 1)
-        self._sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Add a value."""
-        self._counts[bisect_left(_SECONDS, seconds)] += 1
-        self._sum += seconds
-
-    def export(self, family: HistogramMetricFamily, labels: list[str]) -> None:
-        """Add the histogram to a family."""
-        bounds = [*(f"{bound:g}" for bound in _SECONDS), "+Inf"]
-        counts = map(float, accumulate(self._counts))
-        family.add_metric(labels, list(zip(bounds, counts, strict=True)), self._sum)
 
 
 class Series(NamedTuple):
@@ -91,8 +69,10 @@ class Metrics(Collector):
         self._ended = Counter[str]()
         self._rejected = Counter[str]()
         self._failed = Counter[str]()
-        self._first_token, self._end_to_end = Histogram(), Histogram()
-        self._per_token, self._queue_time = Histogram(), Histogram()
+        # They are exported under two names each, so none is registered.
+        self._first_token, self._end_to_end, self._per_token, self._queue_time = (
+            Histogram("seconds", "", buckets=_SECONDS, registry=None) for _ in range(4)
+        )
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -257,8 +237,12 @@ def _family(name: str, series: Series, more: Mapping[str, str]) -> Metric:
     values, labels = list(more.values()), [*more, *filter(None, [series.label])]
     value = series.value
     if isinstance(value, Histogram):
-        histogram = HistogramMetricFamily(name, series.help, labels=labels)
-        value.export(histogram, values)
+        histogram = Metric(name, series.help, "histogram")
+        (metric,) = value.collect()
+        for sample in metric.samples:
+            if not sample.name.endswith("_created"):
+                suffix = sample.name.removeprefix("seconds")
+                histogram.add_sample(name + suffix, {**more, **sample.labels}, sample.value)
         return histogram
     kind = GaugeMetricFamily if series.gauge else CounterMetricFamily
     family = kind(name, series.help, labels=labels)

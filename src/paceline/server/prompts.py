@@ -22,9 +22,10 @@ from paceline.runtime.chat import (
     template_chat,
 )
 from paceline.runtime.model import Model
-from paceline.server.body import ChatBody, Message, Tool
+from paceline.server.body import ChatBody, Message
 from paceline.server.errors import ApiError, prompt_too_long
 from paceline.server.settings import Settings
+from paceline.server.tools import Tool
 
 _SAMPLED_CHARACTERS = 16
 """Characters of a long text, for each token of the context, that are tokenized to see whether it

@@ -25,12 +25,10 @@ from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from paceline.runtime.pooled import NO_EMBEDDINGS, Embedding
 from paceline.server.body import (
-    AllowedTools,
     ChatBody,
     CompletionBody,
     EmbeddingsBody,
     GenerationBody,
-    NamedTool,
     Prediction,
     ResponseFormat,
     StructuredOutputs,
@@ -40,6 +38,7 @@ from paceline.server.prompts import Prompts
 from paceline.server.readers import Readers
 from paceline.server.settings import Settings
 from paceline.server.stream_text import Answer, Answers
+from paceline.server.tools import AllowedTools, NamedTool
 
 _SAFE_DRAFTERS = ("suffix", "table", "prediction")
 """Parts of a drafter that any request may name; `ngram` too, with options. None opens a file that

@@ -15,9 +15,10 @@ from paceline.constraints.tool_calls import (
 from paceline.decoding.types import FinishReason
 from paceline.server.api.endpoint import ApiRequest
 from paceline.server.api.logprobs import chat_logprobs
-from paceline.server.body import ChatBody, Tool
+from paceline.server.body import ChatBody
 from paceline.server.service import Service
 from paceline.server.stream_text import Answer, Delta, Piece
+from paceline.server.tools import Tool
 
 
 class Chat(ApiRequest[ChatBody]):

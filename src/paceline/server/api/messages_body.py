@@ -14,20 +14,15 @@ from paceline.errors import InvalidRequest
 from paceline.models import Thinking
 from paceline.server.body import (
     MAX_MESSAGES,
-    Called,
-    CalledFunction,
     ChatBody,
-    Function,
     GenerationBody,
     Message,
     NamedSchema,
-    NamedTool,
-    OtherTool,
     ResponseFormat,
-    Tool,
 )
 from paceline.server.errors import ApiError
 from paceline.server.json_body import Body, Text, TextPart, tag_by_type
+from paceline.server.tools import Called, CalledFunction, Function, NamedTool, OtherTool, Tool
 
 _BILLING = "x-anthropic-billing-header:"
 """Begins a block that Claude Code sends for the API, not for the model. It differs in each request,

@@ -12,8 +12,9 @@ from enum import Enum, StrEnum
 
 from paceline.constraints.tool_calls import CallPiece, CallStream
 from paceline.server.api.chat import Chat, call_id
-from paceline.server.body import Called, CalledFunction, Message
+from paceline.server.body import Message
 from paceline.server.stream_text import Answer, Delta, Piece
+from paceline.server.tools import Called, CalledFunction
 
 
 class PartKind(StrEnum):

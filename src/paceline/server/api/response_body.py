@@ -15,12 +15,11 @@ from paceline.server.body import (
     Logprobs,
     Message,
     NamedSchema,
-    NamedTool,
     ResponseFormat,
-    Tool,
 )
 from paceline.server.errors import ApiError
 from paceline.server.json_body import Body
+from paceline.server.tools import NamedTool, Tool
 
 LOGPROBS = "message.output_text.logprobs"
 """In `include`: return the logprobs of the text."""

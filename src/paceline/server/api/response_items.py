@@ -13,9 +13,10 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter
 
 from paceline.server.api.parts import Part, PartKind
 from paceline.server.api.response_tools import Place
-from paceline.server.body import MAX_MESSAGES, Called, CalledFunction, Message
+from paceline.server.body import MAX_MESSAGES, Message
 from paceline.server.errors import ApiError
 from paceline.server.json_body import Body, Text, tag_by_type
+from paceline.server.tools import Called, CalledFunction
 
 _PREFIX = {PartKind.REASONING: "rs_", PartKind.TEXT: "msg_", PartKind.CALL: "fc_"}
 

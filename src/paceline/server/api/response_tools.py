@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag
 
-from paceline.server.body import Function, OtherTool, Tool
 from paceline.server.errors import ApiError
 from paceline.server.json_body import Body
+from paceline.server.tools import Function, OtherTool, Tool
 
 _SHOWN_CHARACTERS = 80
 

@@ -21,11 +21,12 @@ from paceline.server.api.response_items import (
 )
 from paceline.server.api.response_store import ResponseStore
 from paceline.server.api.response_tools import Place
-from paceline.server.body import Message, OtherTool
+from paceline.server.body import Message
 from paceline.server.errors import ApiError
 from paceline.server.http import Reply, client_of, event
 from paceline.server.service import Service
 from paceline.server.stream_text import Answer, Delta, Piece
+from paceline.server.tools import OtherTool
 
 _ENCRYPTED = "reasoning.encrypted_content"
 
