@@ -14,8 +14,8 @@ import paceline.models
 
 SOURCE = Path(paceline.__file__).parents[1]
 
-# Packages of this distribution. The two others import paceline, which knows neither.
-CORE, CORE_ML, LAB = "paceline", "paceline_coreml", "paceline_lab"
+# Packages of this distribution. The others import paceline, which knows none of them.
+CORE, CORE_ML, LAB, MLX = "paceline", "paceline_coreml", "paceline_lab", "paceline_mlx"
 
 # The rooms of a package, and the rooms that each imports from besides itself, no more and no fewer.
 # "" is the package: its version. Errors and versions are for all.
@@ -29,7 +29,7 @@ ALLOWED = {
         "decoding": set[str](),
         "plugins": set[str](),
         "options": {"decoding"},
-        "drafters": {"decoding", "storage"},
+        "drafters": {"decoding", "plugins", "storage"},
         "engines": {"decoding", "plugins", "storage"},
         "models": {"storage"},
         "constraints": {"decoding", "models", "storage"},
@@ -76,6 +76,23 @@ ALLOWED = {
         },
         "": set[str](),
     },
+    MLX: {
+        "": set[str](),
+        "caches": {"hooks", "thresholds"},
+        "decode": {"hooks", "model", "rows", "states", "step"},
+        "engine": {"caches", "decode", "hooks", "kv_sequence", "model", "probe", "rows", "step"},
+        "heads": {"model"},
+        "hooks": set[str](),
+        "kv_sequence": {"model", "states"},
+        "model": {"caches", "hooks", "rollback", "states", "together"},
+        "probe": {"caches", "hooks", "model", "rows", "states", "thresholds"},
+        "rollback": {"hooks"},
+        "rows": {"thresholds"},
+        "states": {"caches", "hooks", "rollback"},
+        "step": {"hooks", "kv_sequence"},
+        "thresholds": set[str](),
+        "together": {"caches", "hooks"},
+    },
 }
 
 # The parts of `models`, lowest first, that a part may import from besides itself. Other rooms
@@ -103,6 +120,7 @@ LIGHT_ROOMS = {
     CORE: ALLOWED[CORE].keys() - {"server", "verify", "plan"},
     CORE_ML: {"cli", "engine", "rehearsal", ""},
     LAB: {"arguments", "cli", ""},
+    MLX: {*ALLOWED[MLX]},
 }
 LIGHT_MODULES = {"paceline.verify.arguments"}
 

@@ -1,9 +1,10 @@
-"""Engines and commands of other packages, which name them as entry points.
+"""Engines, drafters and commands of other packages, which name them as entry points.
 
 A package has them in its metadata: in the group `paceline.engines` an engine's name and a function
-`(path, context_length, settings) -> Engine`; in `paceline.commands` a command's name and a Typer
-app. `bench.NAME` adds the command NAME to the group `bench`, `convert.NAME` the form of
-`convert --to NAME`. A name of paceline's own is not looked for here.
+`(path, context_length, settings) -> Engine`; in `paceline.drafters` `ENGINE.KIND` and a `HeadKind`
+(`drafters/heads.py`); in `paceline.commands` a command's name and a Typer app. `bench.NAME` adds
+the command NAME to the group `bench`, `convert.NAME` the form of `convert --to NAME`. A name of
+paceline's own is not looked for here.
 
 Reads `entry_points.txt` itself: importlib.metadata does the same, and importing it would take a
 quarter of the time of `paceline --help`.
@@ -20,11 +21,12 @@ from typing import Any
 from paceline.errors import PacelineError
 
 ENGINES = "paceline.engines"
+DRAFTERS = "paceline.drafters"
 COMMANDS = "paceline.commands"
 
 
 class PluginError(PacelineError):
-    """An engine or a command of another package that cannot be imported."""
+    """An engine, a drafter or a command of another package that cannot be imported."""
 
 
 def names(group: str) -> list[str]:

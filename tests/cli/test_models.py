@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,25 +182,21 @@ def test_a_model_of_the_hub_is_removed_with_its_file(
     assert [*snapshot.iterdir()] == []
 
 
-def test_heads_in_the_hubs_cache_are_listed_with_the_models_they_fit(
-    run: Run, tiny_files: Any, tmp_path: Path, environment: dict[str, str]
+def test_heads_in_the_hubs_cache_are_listed_with_what_they_are_for(
+    run: Run, tmp_path: Path, environment: dict[str, str]
 ):
     environment["HF_HUB_CACHE"] = str(tmp_path / "hub")
     repository = tmp_path / "hub" / "models--someone--tiny-dspark"
     folder = repository / "snapshots" / "abc"
-    dspark = {"first_drafted": 0, "causal": False}
-    write_checkpoint(folder, tiny_config(tiny_files, **dspark))
+    write_checkpoint(folder, tiny_config(first_drafted=0, causal=False))
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("abc")
     listed = json.loads(run("models", "--json").stdout)
     (mine,) = (each for each in listed if each["head"])
     assert mine["name"] == "someone/tiny-dspark"
-    assert (mine["head"]["form"], mine["head"]["drafter"]) == ("DSpark", "dflash")
-    assert tiny_files.name in mine["head"]["fits"]
-    other = tmp_path / "other"
-    write_checkpoint(other, replace(tiny_config(tiny_files), num_target_layers=9))
-    said = run("models", "--head", other).stdout
-    assert f"not {tiny_files.name}: its number of target layers is 9, the target's 2" in said
+    facts = {"kind": "dflash", "form": "DSpark", "hidden_size": 64, "vocab_size": 320, "layers": 2}
+    assert mine["head"] == {"facts": facts, "fault": ""}
+    assert "--drafter dflash:someone/tiny-dspark" in mine["about"]
 
 
 def test_a_check_of_models_fails_with_exit_1(

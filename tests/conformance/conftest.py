@@ -5,10 +5,8 @@ import numpy as np
 import pytest
 
 from paceline.engines.base import Engine, KVSequence
-from paceline.models import ModelFiles
 from support.engine_rows import Plain, Rows, run
 from support.engines import ENGINES, NEEDS, QUICK
-from support.networks import FORMS, NETWORKS, Case, MakeCase
 from support.packages import params
 
 
@@ -52,22 +50,3 @@ def sequence(engine: Engine) -> Iterator[KVSequence]:
 def other(engine: Engine) -> Iterator[KVSequence]:
     with closing(engine.open()) as opened:
         yield opened
-
-
-@pytest.fixture(scope="module", params=params(NETWORKS))
-def make_case(
-    request: pytest.FixtureRequest, tiny_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory
-) -> MakeCase:
-    return lambda *form, **more: Case.make(
-        tiny_files, tmp_path_factory.mktemp("drafter"), *form, runtime=request.param, **more
-    )
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def form(request: pytest.FixtureRequest, make_case: MakeCase) -> Case:
-    return make_case(*FORMS[request.param])
-
-
-@pytest.fixture(scope="module")
-def case(make_case: MakeCase) -> Case:
-    return make_case()

@@ -97,8 +97,8 @@ def test_an_mlx_engine_that_ignores_its_rule_is_found(
     mlx.needs()
     import mlx.core as mx
 
-    from paceline.engines.mlx.engine import MlxEngine
-    from paceline.engines.mlx.rows import ANY, RowRange
+    from paceline_mlx.engine import MlxEngine
+    from paceline_mlx.rows import ANY, RowRange
 
     original = mx.fast.scaled_dot_product_attention
 

@@ -96,26 +96,6 @@ def test_speculation_gives_the_tokens_of_plain_decoding(
     assert ngram["token_ids"] == plain["token_ids"]
 
 
-def test_a_drafter_with_tapped_hidden_states_drafts_for_it(
-    converted: str, tiny_files: Any, cache: Path, tmp_path: Path
-):
-    from support.dflash import tiny_config, write_checkpoint
-
-    config = tiny_config(tiny_files)
-    folder = tmp_path / "drafter"
-    write_checkpoint(folder, config)
-    spec = f"suffix+dflash:{folder}"
-    model = paceline.load(converted, drafters=[spec])
-    assert model.engine.taps == config.target_layer_ids
-    for settings in ({}, {"temperature": 0.9, "seed": 4}):
-        plain = model.generate(PROMPT, max_tokens=24, drafter="none", **settings)
-        drafted = model.generate(
-            PROMPT, max_tokens=24, drafter=spec, policy="fixed", max_block=5, **settings
-        )
-        assert drafted.token_ids == plain.token_ids
-        assert drafted.stats.drafted_by["dflash"] > 0
-
-
 def test_a_chat_reuses_its_kv_cache(converted: str, cache: Path):
     model = paceline.load(converted)
     chat = model.conversation()

@@ -102,7 +102,7 @@ def test_every_request_gets_its_own_drafters():
         ("ngram+", "''"),
         ("ngram+none", "'none'"),
         ("ngram:size=3", "'size'; expected length, max, min"),
-        ("kept:min=1", "kept has no option 'min'"),
+        ("kept:min=1", "kept has no option 'min=1'"),
         ("suffix:later", "'later'; expected earlier"),
         ("ngram:min=two", "min is 'two'"),
         ("ngram:min", "min is ''"),

@@ -1,7 +1,7 @@
 """Random DFlash checkpoints for the tiny target, and the architecture once more, in plain numpy.
 
 `reference_draft` is written from the paper (arXiv 2602.06036), for one block and in float64; it
-shares nothing with the graph or the network in MLX.
+shares nothing with the network.
 """
 
 import json
@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.drafters.dflash import Config
-from paceline.drafters.networks.target import read_matrix, read_target
-from paceline.models import ModelFiles
+from paceline_mlx.heads.dflash.checkpoint import Config
 from support import mlx
 from support.tiny_checkpoints import stored, write_safetensors
 
@@ -33,22 +31,21 @@ LEFT_OUT: Any = _LeftOut()
 """Instead of a value in config.json, or of a tensor: it is not there."""
 
 
-def tiny_config(files: ModelFiles, **changes: Any) -> Config:
-    """A drafter that fits the tiny target: two layers, two taps, blocks of eight rows."""
+def tiny_config(**changes: Any) -> Config:
+    """A drafter for a target of `ENDS`: two layers, two taps, blocks of eight rows."""
     layers = changes.get("num_hidden_layers", 2)
-    target = read_target(files.path)
     config = Config(
-        hidden_size=target.hidden_size,
+        hidden_size=64,
         intermediate_size=192,
         num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=2,
         head_dim=32,
-        vocab_size=target.vocab_size,
+        vocab_size=320,
         rms_norm_eps=1e-5,
         rope_theta=1e5,
         block_size=8,
-        num_target_layers=target.layers,
+        num_target_layers=2,
         target_layer_ids=(0, 1),
         mask_token_id=MASK,
         windows=(None,) * layers,
@@ -207,12 +204,13 @@ class Ends(NamedTuple):
     """[vocab, d]"""
 
 
-def ends_of(files: ModelFiles) -> Ends:
-    """Embeddings and head as the converted model has them, rounded to 8 bits."""
-    target = read_target(files.path)
-    return Ends(
-        read_matrix(target.embeddings).astype(float), read_matrix(target.head).astype(float)
-    )
+def _ends() -> Ends:
+    rng = np.random.default_rng(9)
+    return Ends(rng.normal(size=(320, 64)) / 8, rng.normal(size=(320, 64)) / 8)
+
+
+ENDS = _ends()
+"""Of a target of two layers, for heads that are compared with a reference."""
 
 
 class Drafted(NamedTuple):

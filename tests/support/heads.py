@@ -1,4 +1,4 @@
-"""The runtimes of `mtp`, its forms, and the comparison with the reference."""
+"""Forms of heads of `mtp`, opened, and the comparison with the reference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,13 +11,13 @@ from paceline.decoding.policy import Fixed
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import ComputedBlock
 from paceline.drafters import DrafterResources, create
-from paceline.drafters.mtp import DraftHead, MlxHead, OpenVinoHead, Rows, read_head
 from paceline.engines.base import Engine
-from paceline.models import ModelFiles
-from support.dflash import Ends, ends_of
+from paceline_mlx.heads.mtp.cache import Rows
+from paceline_mlx.heads.mtp.read import read_head
+from support.dflash import ENDS
 from support.driver import generation, run
 from support.mtp import Chain, HeadForm, next_in_round, reference_chain, write_head
-from support.networks import FromNumpy, MlxEnds, Runtime
+from support.networks import FromNumpy, MlxEnds
 
 DRAFTS = 5
 
@@ -32,45 +32,25 @@ FORMS = {
 }
 
 
-RUNTIMES = {
-    "openvino": Runtime(
-        lambda head, files, _: OpenVinoHead(head, files.path, int8=False),
-        lambda files, _: DrafterResources(graph=files.path),
-        ",int8=0",
-    ),
-    "mlx": Runtime(
-        lambda head, _, ends: FromNumpy(MlxHead(head, MlxEnds(ends))),
-        lambda _, ends: DrafterResources(mlx=MlxEnds(ends)),
-    ),
-}
-"""Every runtime that `test_heads.py` tests."""
-
-
 @dataclass
 class HeadCase:
-    """A head of random weights, opened with a runtime, and its expected chains."""
+    """A head of random weights, opened, and its expected chains."""
 
     form: HeadForm
     folder: Path
-    files: ModelFiles
-    """Of the target."""
-    runtime: str
-    ends: Ends = field(init=False)
     weights: dict[str, np.ndarray] = field(init=False)
-    head: DraftHead = field(init=False)
+    head: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ends = ends_of(self.files)
+        from paceline_mlx.heads.mtp.network import HeadNetwork
+
         self.weights = write_head(self.folder, self.form)
-        opened = RUNTIMES[self.runtime].opened
-        self.head = opened(read_head(self.folder, lambda: 2), self.files, self.ends)
+        target: Any = MlxEnds()
+        self.head = FromNumpy(HeadNetwork(read_head(self.folder, lambda: 2), target))
 
     @property
     def spec(self) -> str:
-        return f"mtp:{self.folder}{RUNTIMES[self.runtime].exact}"
-
-    def shared(self) -> DrafterResources:
-        return RUNTIMES[self.runtime].shared(self.files, self.ends)
+        return f"mtp:{self.folder}"
 
     def text(self, count: int, seed: int = 0) -> "Text":
         """Random hidden states of `count` tokens, and one token more."""
@@ -88,7 +68,7 @@ class HeadCase:
         return reference_chain(
             self.form,
             self.weights,
-            self.ends,
+            ENDS,
             text.hidden,
             text.tokens[1:],
             drafts,

@@ -9,7 +9,7 @@ from functools import cache
 from itertools import product
 from typing import NamedTuple
 
-from paceline.engines.mlx.rows import (
+from paceline_mlx.rows import (
     RowBits,
     RowRange,
     attention_calls,
@@ -18,7 +18,7 @@ from paceline.engines.mlx.rows import (
     choose,
     model_contexts,
 )
-from paceline.engines.mlx.thresholds import dropped
+from paceline_mlx.thresholds import dropped
 
 CLASSES = {"base": "g", "Pro": "p", "Max": "s", "Ultra": "d"}
 """Class of a chip -> last letter of its architecture, by which MLX knows it."""

@@ -113,8 +113,8 @@ def needs() -> None:
 def engine(name: str, request: pytest.FixtureRequest, taps: tuple[int, ...] = ()) -> Engine:
     """An engine for one of `CASES`, with room for a few full contexts."""
     needs()
-    from paceline.engines.mlx.engine import MlxEngine
-    from paceline.engines.mlx.rows import RowRange
+    from paceline_mlx.engine import MlxEngine
+    from paceline_mlx.rows import RowRange
 
     case = CASES[name]
     work = request.getfixturevalue("tmp_path_factory").mktemp(f"mlx-{name}")

@@ -6,8 +6,8 @@ from contextlib import closing
 import numpy as np
 
 from paceline.decoding.types import Block
-from paceline.engines.mlx.engine import MlxEngine
-from paceline.engines.mlx.kv_sequence import MlxSequence
+from paceline_mlx.engine import MlxEngine
+from paceline_mlx.kv_sequence import MlxSequence
 from support import mlx
 
 TEXT = [(7 * i + i * i) % mlx.VOCAB for i in range(40)]

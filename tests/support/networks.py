@@ -1,25 +1,23 @@
-"""The networks that run DFlash, forms of checkpoints, and the comparison with the reference."""
+"""Forms of DFlash checkpoints, opened, and the comparison with the reference."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from paceline.decoding.types import ComputedBlock
 from paceline.drafters import DrafterResources
-from paceline.drafters.dflash import Config, MlxNetwork, Network, OpenVinoNetwork
-from paceline.drafters.dflash.checkpoint import Chain, Convolution
-from paceline.drafters.mtp import Rows
-from paceline.drafters.networks.rope import Llama3Rope
-from paceline.models import ModelFiles
+from paceline_mlx.heads.config import Llama3Rope
+from paceline_mlx.heads.dflash.checkpoint import Chain, Config, Convolution
+from paceline_mlx.heads.mtp.cache import Rows
 from support.dflash import (
+    ENDS,
     Drafted,
     Ends,
-    ends_of,
     parts,
     reference_draft,
     tiny_config,
@@ -31,7 +29,7 @@ FIRST_TOKENS = range(0, 320, 16)
 
 
 class Form(NamedTuple):
-    """A form of checkpoint that every network must run as the paper says."""
+    """A form of checkpoint that the network must run as the paper says."""
 
     changes: Mapping[str, Any] = MappingProxyType({})
     draft_vocab: Sequence[int] | None = None
@@ -92,11 +90,11 @@ CHAINED = {
 
 
 class MlxEnds:
-    """Embeddings and head of the tiny target in MLX; an `MlxTarget`."""
+    """Embeddings and head of a target in MLX, in place of a `LoadedModel`."""
 
     layers = 2
 
-    def __init__(self, ends: Ends, dtype: str = "float32") -> None:
+    def __init__(self, ends: Ends = ENDS, dtype: str = "float32") -> None:
         import mlx.core as mx
 
         self._embeddings, self._head = (
@@ -114,7 +112,7 @@ class MlxEnds:
 
 
 class FromNumpy:
-    """A network or head in MLX that takes hidden states as numpy arrays, too."""
+    """A network or head that takes hidden states as numpy arrays, too."""
 
     def __init__(self, network: Any) -> None:
         self._network = network
@@ -134,77 +132,48 @@ def _on_device(argument: Any) -> Any:
     return mx.array(argument) if isinstance(argument, np.ndarray) else argument
 
 
-class Runtime(NamedTuple):
-    """How a network or head is opened in the precision of the checkpoint."""
-
-    opened: Callable[..., Any]
-    """Of a network: (folder, files of the target, its ends, window=)."""
-    shared: Callable[[ModelFiles, Ends], DrafterResources]
-    """What drafters of all requests share."""
-    exact: str = ""
-    """Options of a spec that keep the precision."""
-
-
-NETWORKS = {
-    "openvino": Runtime(
-        lambda folder, files, _, **options: OpenVinoNetwork(
-            folder, files.path, int8=False, **options
-        ),
-        lambda files, _: DrafterResources(graph=files.path),
-        ",int8=0",
-    ),
-    "mlx": Runtime(
-        lambda folder, _, ends, **options: FromNumpy(MlxNetwork(folder, MlxEnds(ends), **options)),
-        lambda _, ends: DrafterResources(mlx=MlxEnds(ends)),
-    ),
-}
-"""Every network that `test_networks.py` tests."""
+def shared() -> DrafterResources:
+    """What drafters for `ENDS` share."""
+    return DrafterResources(engine="mlx", opened=SimpleNamespace(model=MlxEnds()))
 
 
 @dataclass
 class Case:
-    """A checkpoint of random weights, opened with a runtime, and its expected drafts."""
+    """A checkpoint of random weights, and its expected drafts."""
 
     config: Config
     folder: Path
-    files: ModelFiles
-    """Of the target."""
-    ends: Ends
     weights: dict[str, np.ndarray]
     draft_vocab: Sequence[int] | None = None
-    runtime: str = "openvino"
     _expected: dict[Any, Drafted] = field(default_factory=dict, init=False)
 
     @classmethod
     def make(
         cls,
-        files: ModelFiles,
         folder: Path,
         changes: Mapping[str, Any] | None = None,
         draft_vocab: Sequence[int] | None = None,
         *,
         kind: str = "F32",
-        runtime: str = "openvino",
     ) -> Self:
         """Write a checkpoint of a form into an empty folder."""
-        config = tiny_config(files, **(changes or {}))
+        config = tiny_config(**(changes or {}))
         weights = write_checkpoint(folder, config, kind=kind, draft_vocab=draft_vocab)
-        return cls(config, folder, files, ends_of(files), weights, draft_vocab, runtime)
+        return cls(config, folder, weights, draft_vocab)
 
     @cached_property
-    def network(self) -> Network:
+    def network(self) -> Any:
         return self.opened()
 
     @property
     def spec(self) -> str:
-        return f"dflash:{self.folder}{NETWORKS[self.runtime].exact}"
+        return f"dflash:{self.folder}"
 
     def opened(self, folder: Path | None = None, **options: Any) -> Any:
-        opened = NETWORKS[self.runtime].opened
-        return opened(folder or self.folder, self.files, self.ends, **options)
+        from paceline_mlx.heads.dflash.network import Network
 
-    def shared(self) -> DrafterResources:
-        return NETWORKS[self.runtime].shared(self.files, self.ends)
+        target: Any = MlxEnds()
+        return FromNumpy(Network(folder or self.folder, target, **options))
 
     def tapped(self, count: int, seed: int = 0) -> np.ndarray:
         """Random hidden states, [count, taps * d]."""
@@ -219,33 +188,33 @@ class Case:
         key = (tapped.tobytes(), token, at, *map(repr, options.values()))
         if key not in self._expected:
             self._expected[key] = reference_draft(
-                self.config, self.weights, self.ends, tapped, token, at, **options
+                self.config, self.weights, ENDS, tapped, token, at, **options
             )
         return self._expected[key]
 
 
 MakeCase = Callable[..., Case]
-"""Arguments as of `Case.make` without files and folder."""
+"""Arguments as of `Case.make` without the folder."""
 
 
-def without_prefill(network: Network, rows: np.ndarray, token: int) -> Any:
+def without_prefill(network: Any, rows: np.ndarray, token: int) -> Any:
     return network.draft(network.new_cache(), token, len(rows), rows, 0)
 
 
-def prefilled(network: Network, rows: np.ndarray, token: int) -> Any:
+def prefilled(network: Any, rows: np.ndarray, token: int) -> Any:
     cache = network.new_cache()
     network.prefill(cache, rows, 0)
     return network.draft(cache, token, len(rows), rows[:0], 0)
 
 
-def prefilled_in_chunks(network: Network, rows: np.ndarray, token: int) -> Any:
+def prefilled_in_chunks(network: Any, rows: np.ndarray, token: int) -> Any:
     cache = network.new_cache()
     for start, part in parts(rows, 77):
         network.prefill(cache, part, start)
     return network.draft(cache, token, len(rows), rows[:0], 0)
 
 
-def grown_by_drafting(network: Network, rows: np.ndarray, token: int) -> Any:
+def grown_by_drafting(network: Any, rows: np.ndarray, token: int) -> Any:
     cache = network.new_cache()
     # A draft appends its context rows to the cache, and none of its block.
     for start, part in parts(rows, 61):

@@ -84,7 +84,7 @@ def _coreml(engine: Any, sequence: Any, length: int) -> None:
 def _mlx(_: Any, sequence: Any, length: int) -> None:
     import mlx.core as mx
 
-    from paceline.engines.mlx.caches import SlidingCache
+    from paceline_mlx.caches import SlidingCache
 
     def filled(array: Any) -> Any:
         value = mx.array([POISON] * array.dtype.size, mx.uint8).view(array.dtype)

@@ -81,7 +81,7 @@ def load_model(
 
 def check_kept(drafters: Sequence[str], *, keep: bool) -> None:
     """Raise InvalidRequest for the drafter `kept` without --keep: it would draft nothing."""
-    from paceline.drafters.spec import DrafterSpec
+    from paceline.drafters import DrafterSpec
 
     if not keep and any(DrafterSpec.parse(drafter).has("kept") for drafter in drafters):
         raise InvalidRequest(

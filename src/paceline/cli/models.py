@@ -1,10 +1,9 @@
 """`paceline models`."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Option
@@ -14,7 +13,7 @@ from paceline.cli.options import Output, command, default_model, group
 from paceline.errors import ModelError
 
 if TYPE_CHECKING:
-    from paceline.drafters.networks.target import TargetSizes
+    from paceline.drafters import HeadFacts
     from paceline.models import Listed
 
 app = group()
@@ -26,10 +25,6 @@ _FITS = {True: "yes", False: "no", None: ""}
 def models(
     *,
     check: Annotated[bool, Option("--check", help="compare every file's checksum")] = False,
-    head: Annotated[
-        str | None,
-        Option("--head", metavar="PATH|NAME", help="which models here a head for drafting fits"),
-    ] = None,
     output: Output,
 ) -> int:
     """List the models that are here, and others by name.
@@ -43,10 +38,8 @@ def models(
         print_value(output, {"checked": count}, f"{count} prepared models are as they were made")
         return 0
     listed = [_measured(model) for model in list_models()]
-    if head is not None:
-        return _print_fits(head, listed, output)
     pairs = [(model, exactness_of(model)) for model in listed]
-    heads = _heads(_cached_heads(), listed)
+    heads = [*_heads()]
     if output.json:
         values = [
             {**asdict(model), "exactness": measured, "head": None} for model, measured in pairs
@@ -90,12 +83,7 @@ def _print_models(
         for model, measured in pairs
         if model.here or model.folder is not None
     ]
-    for head in heads:
-        fitting = ", ".join(head.fits) or "no model that is here"
-        about = (
-            head.fault or f"{head.form} head for {fitting}: --drafter {head.drafter}:{head.name}"
-        )
-        rows.append([head.name, megabytes(head.bytes), "", "", "", about])
+    rows += [[head.name, megabytes(head.bytes), "", "", "", head.about] for head in heads]
     if rows:
         print_table(["model", "size", "context", "fits memory", "exact here", "about"], rows)
     absent = [
@@ -113,92 +101,50 @@ def _print_models(
 
 
 class _Head(NamedTuple):
-    """A head and the models here that it fits."""
+    """A head for drafting in the hub's cache."""
 
     name: str
     folder: Path
     bytes: int
-    form: str = ""
-    drafter: str = ""
-    fits: Sequence[str] = ()
-    others: Mapping[str, str] = MappingProxyType({})
-    """Model that it does not fit -> why, in a line."""
+    facts: "HeadFacts | None" = None
+    """None: it cannot be read."""
     fault: str = ""
-    """Why it cannot be read; empty: it can."""
+    """Why it cannot be read."""
+
+    @property
+    def about(self) -> str:
+        if (facts := self.facts) is None:
+            return self.fault
+        layers = "" if facts.layers is None else f"{facts.layers} layers, "
+        return (
+            f"{facts.form} head for a model of {layers}hidden size {facts.hidden_size} and "
+            f"{facts.vocab_size} tokens: --drafter {facts.kind}:{self.name}"
+        )
 
 
-def _cached_heads() -> list[tuple[str, Path]]:
-    from paceline.drafters.heads import is_head
+def _heads() -> Iterator[_Head]:
+    from paceline.drafters import read_facts
     from paceline.models import cached_drafters
 
-    return [(name, folder) for name, folder in cached_drafters() if is_head(folder)]
-
-
-def _heads(folders: Sequence[tuple[str, Path]], listed: Sequence["Listed"]) -> list[_Head]:
-    """Compare heads, by name, with every model that is here."""
-    shapes = {model.name: _shape_of(model) for model in listed} if folders else {}
-    return [_head_of(name, folder, shapes) for name, folder in folders]
-
-
-def _head_of(name: str, folder: Path, shapes: Mapping[str, "TargetSizes | None"]) -> _Head:
-    from paceline.drafters.heads import misfit, read_facts
-
-    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    try:
-        facts = read_facts(folder)
-    except ModelError as error:
-        return _Head(name, folder, size, fault="; ".join(str(error).split("\n")))
-    whys = {
-        model: misfit(folder, facts, shape) for model, shape in shapes.items() if shape is not None
-    }
-    fits = [model for model, why in whys.items() if why is None]
-    others = {model: why for model, why in whys.items() if why is not None}
-    return _Head(name, folder, size, facts.form, facts.drafter, fits, others)
-
-
-def _shape_of(model: "Listed") -> "TargetSizes | None":
-    """Sizes of a model that is here; None: it cannot be read."""
-    from paceline.drafters.networks.target import sizes_of
-    from paceline.models import open_folder
-
-    path = model.file
-    try:
-        if path is None and model.here and model.folder is not None:
-            path = open_folder(model.folder, model.name).path
-        return None if path is None else sizes_of(path)
-    except ModelError:
-        return None
+    for name, folder in cached_drafters():
+        size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+        try:
+            if (facts := read_facts(folder)) is not None:
+                yield _Head(name, folder, size, facts)
+        except ModelError as error:
+            yield _Head(name, folder, size, fault="; ".join(str(error).split("\n")))
 
 
 def _as_model(head: _Head) -> dict[str, Any]:
     """A head in the list of models, as JSON."""
     from paceline.models import Listed
 
-    about = {"form": head.form, "drafter": head.drafter, "fits": head.fits, "fault": head.fault}
+    facts = None if head.facts is None else head.facts._asdict()
     return {
-        **asdict(Listed(head.name, True, f"{head.form} head", head.folder, head.bytes)),
+        **asdict(Listed(head.name, True, head.about, head.folder, head.bytes)),
         "exactness": [],
-        "head": about,
+        "head": {"facts": facts, "fault": head.fault},
     }
-
-
-def _print_fits(name: str, listed: Sequence["Listed"], output: Output) -> int:
-    """Print which of the models that are here a head fits, and why the others are not for it."""
-    from paceline.models import resolve_drafter
-
-    folder = resolve_drafter(name, progress_of(output))
-    (head,) = _heads([(name, folder)], listed)
-    if head.fault:
-        raise ModelError(head.fault)
-    if output.json:
-        print(json.dumps({"name": name, **_as_model(head)["head"], "others": dict(head.others)}))
-        return 0
-    print(f"{name} is a {head.form} head, for --drafter {head.drafter}:{name}")
-    for model in head.fits:
-        print(f"fits {model}")
-    for model, why in head.others.items():
-        print(f"not {model}: {why.split(': ', 1)[-1]}")
-    return 0
 
 
 def exactness_of(model: "Listed") -> list[dict[str, Any]]:

@@ -125,7 +125,6 @@ class Generation:
             and logprobs is None
             and not prompt_logprobs
             and not stopping.min_tokens
-            and not any(drafter.reads_logits for drafter in drafters)
         )
         self.policy = policy
         self._prefill_chunk = prefill_chunk
@@ -261,9 +260,7 @@ class Generation:
             self._text.reasoning_tokens,
             self.logprobs[first - self.prompt_length :],
         )
-        computed = ComputedBlock(
-            block.tokens, start, kept, taps or {}, logits if best is None else None
-        )
+        computed = ComputedBlock(block.tokens, start, kept, taps or {})
         for drafter in self._drafters:
             drafter.observe(computed)
         if not prefilling:

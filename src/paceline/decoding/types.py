@@ -143,16 +143,12 @@ class ComputedBlock:
     kept: int
     """Leading tokens that are now part of the sequence."""
     taps: Taps = field(default_factory=dict)
-    logits: Logits | None = None
-    """[rows, vocab]: of the block's last rows, if a drafter reads them; valid during the call."""
 
 
 class Drafter(Protocol):
     """Proposes drafts for one request. Only `propose` has to be implemented."""
 
     name: str
-    reads_logits: bool = False
-    """Whether `observe` needs the logits of the rows."""
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         """Propose at most `limit` tokens (>= 1) that follow `context`.

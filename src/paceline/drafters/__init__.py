@@ -5,22 +5,22 @@ drafters.
 """
 
 from paceline.drafters.factory import (
+    DrafterPart,
     DrafterResources,
-    DraftKV,
+    DrafterSpec,
     RequestContext,
     create,
-    needs_hidden_states,
     shipped,
     slots,
     taps,
 )
 from paceline.drafters.guarded import Fault, GuardedDrafter
+from paceline.drafters.heads import DraftKV, HeadFacts, read_facts
 from paceline.drafters.kept import KeptDrafter, KeptText
 from paceline.drafters.model import DraftModel, ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.probe import Probe
-from paceline.drafters.spec import DrafterPart, DrafterSpec
 from paceline.drafters.suffix import AnswerHistory, SuffixDrafter
 from paceline.drafters.table import Table, TableDrafter
 
@@ -33,6 +33,7 @@ __all__ = [
     "DrafterSpec",
     "Fault",
     "GuardedDrafter",
+    "HeadFacts",
     "KeptDrafter",
     "KeptText",
     "ModelDrafter",
@@ -44,7 +45,7 @@ __all__ = [
     "Table",
     "TableDrafter",
     "create",
-    "needs_hidden_states",
+    "read_facts",
     "shipped",
     "slots",
     "taps",

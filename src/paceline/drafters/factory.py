@@ -1,6 +1,10 @@
-"""Makes the drafters that a `DrafterSpec` names, and opens what they need."""
+"""A drafter's name, such as `suffix+table` or `ngram:min=2,max=4`, and the drafters made of it.
 
-from collections.abc import Callable, Mapping, Sequence
+`DrafterSpec.parse` is called once, where text comes in (options, commands, requests); everything
+else uses the object. Drafters that read hidden states are of other packages (`heads.py`).
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,34 +12,114 @@ from typing import Any
 
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import Drafter
+from paceline.drafters import heads
 from paceline.drafters.ahead import AheadDrafter
-from paceline.drafters.dflash import (
-    DFlashDrafter,
-    MlxNetwork,
-    Network,
-    OpenVinoNetwork,
-    read_config,
-)
+from paceline.drafters.heads import DraftKV, OpenHead
 from paceline.drafters.kept import KeptDrafter, KeptText
 from paceline.drafters.model import DraftModel, ModelDrafter
-from paceline.drafters.mtp import (
-    DraftHead,
-    MlxHead,
-    MtpDrafter,
-    OpenVinoHead,
-    has_head,
-    names_head,
-    read_head,
-)
-from paceline.drafters.mtp import read_config as read_head_config
-from paceline.drafters.networks.context import ContextCache
-from paceline.drafters.networks.mlx import MlxTarget
-from paceline.drafters.networks.target import layers_of
+from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
-from paceline.drafters.spec import DrafterPart, DrafterSpec, ngram_drafter
 from paceline.drafters.suffix import AnswerHistory, SuffixDrafter
 from paceline.drafters.table import Table, TableDrafter
 from paceline.errors import InvalidRequest
+
+_BEST = ("table", "kept")
+"""Kinds of `auto` after `suffix`, as far as the target has them; heads inside it follow."""
+
+MAX_PARTS = 8
+"""Maximum drafters of a request: each indexes the whole context."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterPart:
+    """One drafter of a spec: the text between two `+`."""
+
+    kind: str
+    """`ngram`, `suffix`, `table`, `kept`, `model`, `ahead`, `prediction`, or a kind of heads."""
+    argument: str = ""
+    """The text after the colon."""
+    name: str = ""
+    """Its folder or model; empty: the drafter shipped with the target."""
+    options: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.argument}" if self.argument else self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSpec:
+    """Drafters in the order in which they are asked; without parts plain decoding, or `auto`."""
+
+    parts: tuple[DrafterPart, ...] = ()
+    auto: bool = False
+    """Choose the best drafters for the target; see `resolve`."""
+
+    @classmethod
+    def parse(cls, text: "str | DrafterSpec") -> "DrafterSpec":
+        """Parse `none`, `auto`, or up to 8 different parts joined by `+`.
+
+        The parts: `ngram[:min=,max=,length=]`, `suffix[:earlier]` (also searches earlier answers of
+        the process), `table[:FOLDER]`, `kept` (the target's earlier answers that were kept; nothing
+        if none were), `model:NAME` (a smaller model), `ahead:model:NAME` (the same, while the
+        target verifies), `prediction`, and heads, `KIND[:FOLDER][,OPTION=...]`. Without a folder it
+        is the drafter shipped with the target, or the head inside it. Raises InvalidRequest for an
+        unknown drafter, option or value, whatever the target.
+        """
+        if isinstance(text, DrafterSpec):
+            return text
+        if text in ("none", "auto"):
+            return cls(auto=text == "auto")
+        parts = text.split("+")
+        if len(parts) > MAX_PARTS or len(set(parts)) < len(parts):
+            raise InvalidRequest(
+                f"drafter has {len(parts)} parts joined by +; expected at most {MAX_PARTS}, no two "
+                "of them the same"
+            )
+        return cls(tuple(map(_part, parts)))
+
+    def __str__(self) -> str:
+        """The text that `parse` reads."""
+        return "auto" if self.auto else "+".join(map(str, self.parts)) or "none"
+
+    @property
+    def none(self) -> bool:
+        """Whether nothing is drafted."""
+        return not (self.parts or self.auto)
+
+    def has(self, kind: str) -> bool:
+        """Whether a part is of this kind."""
+        return any(part.kind == kind for part in self.parts)
+
+    @property
+    def uses_earlier_answers(self) -> bool:
+        """Whether a drafter searches earlier answers, so that this one has to be kept."""
+        return any((part.kind, part.argument) == ("suffix", "earlier") for part in self.parts)
+
+    @property
+    def without_folders(self) -> str:
+        """The text without the parents of its folders, for published results."""
+        parts = (replace(part, argument=Path(part.argument).name) for part in self.parts)
+        return str(replace(self, parts=tuple(parts)))
+
+    def resolve(self, shipped: Collection[str], *, prediction: bool = False) -> "DrafterSpec":
+        """Replace `auto` by the best drafters for the target.
+
+        Args:
+            shipped: kinds of drafters shipped with the target, or inside it; `kept` if answers
+                of it are kept.
+            prediction: whether the answer has a prediction. Its drafter goes first if the spec
+                does not name it.
+        """
+        if self.none:
+            return self
+        parts = self.parts
+        if self.auto:
+            inside = sorted({*shipped} - {*_BEST})
+            best = ["suffix", *(kind for kind in _BEST if kind in shipped), *inside]
+            parts = tuple(map(DrafterPart, best))
+        if prediction and not self.has("prediction"):
+            parts = (DrafterPart("prediction"), *parts)
+        return DrafterSpec(parts)
 
 
 @dataclass(slots=True)
@@ -44,6 +128,12 @@ class DrafterResources:
 
     target: str = "this model"
     """The target's name, for messages."""
+    engine: str = "none"
+    """The name of its engine."""
+    files: Path = Path()
+    """The target's own files: a GGUF file, or a folder."""
+    opened: Any = None
+    """The engine itself, for heads."""
     vocab_size: int = 0
     history: AnswerHistory = field(default_factory=AnswerHistory)
     """Earlier answers, for `suffix:earlier`."""
@@ -51,16 +141,9 @@ class DrafterResources:
     """Kind of drafter -> its folder, for drafters shipped with the target."""
     find: Callable[[str], Path] = Path
     """Resolves the name of a drafter, e.g. a path, to its folder."""
-    graph: Path | None = None
-    """The target's files, as `read_target` takes them: for drafters that share its embeddings and
-    head. The folder of a checkpoint if MLX runs it."""
-    mlx: MlxTarget | None = None
-    """The target in MLX, for the same use."""
     tables: dict[str, Table] = field(default_factory=dict)
-    networks: dict[str, Network] = field(default_factory=dict)
-    """Open networks, by the argument of their part."""
-    heads: dict[str, DraftHead] = field(default_factory=dict)
-    """Open heads of `mtp`, in the same way."""
+    heads: dict[str, OpenHead] = field(default_factory=dict)
+    """Open heads, by the text of their part."""
     open_model: Callable[[str], DraftModel] | None = None
     """Opens a draft model and checks its vocabulary; None: this target cannot have one."""
     models: dict[str, DraftModel] = field(default_factory=dict)
@@ -68,44 +151,6 @@ class DrafterResources:
     """Resources of the drafters in the worker thread, which share none with the others."""
     worker: ThreadPoolExecutor | None = None
     """The thread of the drafters that draft ahead."""
-
-
-_LONGEST_CHAIN = 8
-"""Most tokens that `mtp` drafts without its option `length`."""
-
-
-_READERS = ("dflash", "mtp")
-"""Kinds of drafters that read the target's hidden states, but for heads that read logits."""
-
-
-def shipped(model: str, files: Path | None = None) -> dict[str, Path]:
-    """Kind of drafter -> where it is, of those that come with a model.
-
-    Args:
-        model: its name; a path has none shipped for it.
-        files: the model itself, which may have an MTP head.
-    """
-    head = {"mtp": files} if files is not None and has_head(files) else {}
-    folder = Path(__file__).parent / "shipped" / model
-    if Path(model).name != model or not folder.is_dir():
-        return head
-    return head | {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
-
-
-class DraftKV(dict[str, ContextCache[Any]]):
-    """KV caches of one sequence's drafters, by the argument of their part.
-
-    Kept with the sequence, and truncated with it.
-    """
-
-    def copy_prefix(self, length: int) -> "DraftKV":
-        """A copy of the first `length` tokens."""
-        return DraftKV({key: cache.copy(length) for key, cache in self.items()})
-
-    def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens."""
-        for cache in self.values():
-            cache.truncate(length)
 
 
 @dataclass(slots=True)
@@ -121,6 +166,21 @@ class RequestContext:
     """How the target picks: drafters with a distribution pick alike."""
     kept: KeptText | None = None
     """Earlier answers of the target, if this request may draft from them."""
+
+
+def shipped(model: str, files: Path | None = None, engine: str = "none") -> dict[str, Path]:
+    """Kind of drafter -> where it is, of those that come with a model.
+
+    Args:
+        model: its name; a path has none shipped for it.
+        files: the model itself, which may have a head inside.
+        engine: the engine that runs it.
+    """
+    own = {} if files is None else dict.fromkeys(heads.inside(files, engine), files)
+    folder = Path(__file__).parent / "shipped" / model
+    if Path(model).name != model or not folder.is_dir():
+        return own
+    return own | {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
 
 
 def create(
@@ -141,7 +201,7 @@ def create(
     """
     shared = shared or DrafterResources()
     request = request or RequestContext()
-    return [_MAKERS[part.kind](part, shared, request) for part in _parts(spec)]
+    return [_MAKERS.get(part.kind, _head)(part, shared, request) for part in _parts(spec)]
 
 
 def taps(spec: str | DrafterSpec, shared: DrafterResources) -> tuple[int, ...]:
@@ -151,32 +211,11 @@ def taps(spec: str | DrafterSpec, shared: DrafterResources) -> tuple[int, ...]:
     """
     needed: set[int] = set()
     for part in _parts(spec):
-        opened: DraftHead | Network | None = None
-        if part.kind == "dflash":
-            opened = shared.networks.get(part.argument)
-            if opened is None:
-                needed.update(read_config(_folder(part, shared)).target_layer_ids)
-        elif part.kind == "mtp":
-            opened = shared.heads.get(part.argument)
-            if opened is None:
-                needed.update(read_head_config(_folder(part, shared), _layers(shared)).taps)
-        if opened is not None:
-            needed.update(opened.taps)
+        if str(part) in shared.heads:
+            needed.update(shared.heads[str(part)].taps)
+        elif part.kind not in _MAKERS:
+            needed.update(_kind(part, shared).taps(_folder(part, shared), shared.files))
     return tuple(sorted(needed))
-
-
-def _parts(spec: str | DrafterSpec) -> tuple[DrafterPart, ...]:
-    spec = DrafterSpec.parse(spec)
-    assert not spec.auto, "auto stands for drafters of a model: resolve it first"
-    return spec.parts
-
-
-def needs_hidden_states(spec: str) -> bool:
-    """Whether a drafter of `spec` reads the target's hidden states, whatever the target is.
-
-    Raises InvalidRequest if there is no such drafter.
-    """
-    return any(part.kind in _READERS for part in DrafterSpec.parse(spec).parts)
 
 
 def slots(spec: str | DrafterSpec, shared: DrafterResources) -> int | None:
@@ -191,91 +230,107 @@ def slots(spec: str | DrafterSpec, shared: DrafterResources) -> int | None:
     return min(slot_counts, default=None)
 
 
-def _ngram(part: DrafterPart, _shared: DrafterResources, _request: RequestContext) -> Drafter:
-    return ngram_drafter(part.options)
+def _parts(spec: str | DrafterSpec) -> tuple[DrafterPart, ...]:
+    spec = DrafterSpec.parse(spec)
+    assert not spec.auto, "auto stands for drafters of a model: resolve it first"
+    return spec.parts
 
 
-def _suffix(part: DrafterPart, shared: DrafterResources, _request: RequestContext) -> Drafter:
-    return SuffixDrafter(shared.history if part.argument else None)
+# -- parsing ---------------------------------------------------------------------------------------
+
+
+def _part(text: str) -> DrafterPart:
+    kind, _, argument = text.partition(":")
+    match kind:
+        case "ngram":
+            options = _options(kind, argument, ("length", "max", "min"))
+            _ngram(options)  # raises if a value is out of its range
+            return DrafterPart(kind, argument, options=options)
+        case "suffix":
+            return _flag(kind, argument, "earlier")
+        case "kept" | "prediction":
+            return _flag(kind, argument)
+        case "table":
+            return DrafterPart(kind, argument, argument)
+        case "model" | "ahead":
+            return _model_part(kind, argument)
+    if kind in (engines := heads.engines_by_kind()):
+        return _head_part(kind, argument, engines[kind])
+    raise InvalidRequest(
+        f"no drafter is called {kind[:40]!r}; expected none, auto, or "
+        f"{', '.join((*_MAKERS, *engines))} joined by +"
+    )
+
+
+def _head_part(kind: str, argument: str, engines: Sequence[str]) -> DrafterPart:
+    parts = argument.split(",")
+    folder = "" if "=" in parts[0] else parts.pop(0)
+    allowed = {
+        option: values
+        for engine in engines
+        for option, values in heads.load_kind(engine, kind).options.items()
+    }
+    options = _options(kind, ",".join(parts), tuple(sorted(allowed)))
+    for option, value in options.items():
+        if value < 1 or (allowed[option] and value not in allowed[option]):
+            expected = " or ".join(map(str, allowed[option])) or "1 or more"
+            raise InvalidRequest(f"{kind} has {option}={value}; expected {expected}")
+    return DrafterPart(kind, argument, folder, options)
+
+
+def _model_part(kind: str, argument: str) -> DrafterPart:
+    inner, _, name = argument.partition(":") if kind == "ahead" else ("model", "", argument)
+    if inner != "model":
+        raise InvalidRequest(
+            f"{argument or 'nothing'} cannot draft ahead; expected ahead:model:NAME, because the "
+            "others take no time, or need what the target is still computing"
+        )
+    if not name:
+        raise InvalidRequest("drafter model needs a name or path: model:NAME")
+    return DrafterPart(kind, argument, name)
+
+
+def _flag(kind: str, argument: str, expected: str = "") -> DrafterPart:
+    if argument not in ("", expected):
+        raise InvalidRequest(
+            f"drafter {kind} has no option {argument!r}; expected {expected or 'none'}"
+        )
+    return DrafterPart(kind, argument)
+
+
+def _options(name: str, argument: str, option_names: tuple[str, ...]) -> dict[str, int]:
+    options = {}
+    for option in argument.split(",") if argument else ():
+        key, _, value = option.partition("=")
+        if key not in option_names:
+            raise InvalidRequest(
+                f"drafter {name} has no option {key!r}; expected {', '.join(option_names)}"
+            )
+        try:
+            options[key] = int(value)
+        except ValueError:
+            raise InvalidRequest(f"drafter option {key} is {value!r}; expected a number") from None
+    return options
+
+
+# -- making ----------------------------------------------------------------------------------------
+
+
+def _ngram(options: Mapping[str, int]) -> Drafter:
+    try:
+        return NgramDrafter(
+            min_match=options.get("min", 1),
+            max_match=options.get("max", 4),
+            length=options.get("length", 15),
+        )
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
 
 
 def _table(part: DrafterPart, shared: DrafterResources, _request: RequestContext) -> Drafter:
     if part.name not in shared.tables:
         shared.tables[part.name] = Table.open(_folder(part, shared), shared.vocab_size)
     return TableDrafter(shared.tables[part.name])
-
-
-def _kept(_part: DrafterPart, _shared: DrafterResources, request: RequestContext) -> Drafter:
-    return KeptDrafter(request.kept)
-
-
-def _dflash(part: DrafterPart, shared: DrafterResources, request: RequestContext) -> Drafter:
-    if part.argument not in shared.networks:
-        shared.networks[part.argument] = _network(part, shared)
-    network = shared.networks[part.argument]
-    cache = request.kv.setdefault(part.argument, network.new_cache())
-    return DFlashDrafter(network, cache, request.sampling, request.prompt_length)
-
-
-def _network(part: DrafterPart, shared: DrafterResources) -> Network:
-    graph, options = _target_graph(part, shared), part.options
-    folder, window = _folder(part, shared), options.get("window")
-    if shared.mlx is not None:
-        return MlxNetwork(folder, shared.mlx, window=window, bits=options.get("bits"))
-    int8 = bool(options.get("int8", 1))
-    return OpenVinoNetwork(folder, graph, window=window, int8=int8)
-
-
-def _mtp(part: DrafterPart, shared: DrafterResources, request: RequestContext) -> Drafter:
-    if part.argument not in shared.heads:
-        shared.heads[part.argument] = _head(part, shared)
-    head = shared.heads[part.argument]
-    # `dflash` of the same folder has a cache of another kind.
-    cache: Any = request.kv.setdefault(str(part), head.new_cache())
-    length = part.options.get("length", _LONGEST_CHAIN)
-    return MtpDrafter(head, cache, length, request.sampling, request.prompt_length)
-
-
-def _head(part: DrafterPart, shared: DrafterResources) -> DraftHead:
-    folder, options = _folder(part, shared), part.options
-    graph = _target_graph(part, shared)
-    head, vocab = read_head(folder, _layers(shared)), options.get("vocab")
-    if shared.mlx is not None:
-        return MlxHead(head, shared.mlx, vocab=vocab, bits=options.get("bits"))
-    return OpenVinoHead(head, graph, vocab=vocab, int8=bool(options.get("int8", 1)))
-
-
-def _target_graph(part: DrafterPart, shared: DrafterResources) -> Path:
-    """The target's files. Raises InvalidRequest for an option that is of another engine."""
-    bits = part.options.get("bits")
-    if shared.mlx is not None:
-        if "int8" in part.options:
-            raise InvalidRequest(
-                f"{part.kind} has int8, which is for drafting with OpenVINO; this target runs in "
-                "MLX: expected bits=8 or bits=4, or neither for the drafter's own precision"
-            )
-        return shared.graph or Path()
-    if shared.graph is None:
-        raise InvalidRequest(f"{part.kind} needs a target whose embeddings and head it can use")
-    if bits is not None:
-        raise InvalidRequest(
-            f"{part.kind} has bits={bits}, which is for targets of the engine mlx; here expected "
-            "int8=1, or int8=0 for float32"
-        )
-    return shared.graph
-
-
-def _layers(shared: DrafterResources) -> Callable[[], int]:
-    """Counts the target's layers when called."""
-
-    def count() -> int:
-        if shared.mlx is not None:
-            return shared.mlx.layers
-        if shared.graph is None:
-            raise InvalidRequest("mtp needs a target whose embeddings and head it can use")
-        return layers_of(shared.graph)
-
-    return count
 
 
 def _model(part: DrafterPart, shared: DrafterResources, request: RequestContext) -> Drafter:
@@ -293,34 +348,46 @@ def _ahead(part: DrafterPart, shared: DrafterResources, request: RequestContext)
     return AheadDrafter(_model(part, shared.ahead, request), shared.worker)
 
 
-def _prediction(_part: DrafterPart, _shared: DrafterResources, request: RequestContext) -> Drafter:
-    return PredictionDrafter(request.prediction, request.prompt_length)
+def _head(part: DrafterPart, shared: DrafterResources, request: RequestContext) -> Drafter:
+    name = str(part)
+    if name not in shared.heads:
+        kind, folder = _kind(part, shared), _folder(part, shared)
+        shared.heads[name] = kind.open(folder, shared.opened, part.options)
+    head = shared.heads[name]
+    cache = request.kv.setdefault(name, head.new_cache())
+    return head.drafter(cache, request.sampling, request.prompt_length)
 
 
 _MAKERS: Mapping[str, Callable[[DrafterPart, DrafterResources, RequestContext], Drafter]] = {
-    "ngram": _ngram,
-    "suffix": _suffix,
+    "ngram": lambda part, *_: _ngram(part.options),
+    "suffix": lambda part, shared, _: SuffixDrafter(shared.history if part.argument else None),
     "table": _table,
-    "kept": _kept,
-    "dflash": _dflash,
-    "mtp": _mtp,
+    "kept": lambda _part, _shared, request: KeptDrafter(request.kept),
     "model": _model,
     "ahead": _ahead,
-    "prediction": _prediction,
+    "prediction": lambda _part, _shared, request: PredictionDrafter(
+        request.prediction, request.prompt_length
+    ),
 }
+
+
+def _kind(part: DrafterPart, shared: DrafterResources) -> heads.HeadKind:
+    engines = heads.engines_by_kind()[part.kind]
+    if shared.engine not in engines:
+        raise InvalidRequest(
+            f"the drafter {part.kind} runs with the engine {' or '.join(engines)}, and "
+            f"{shared.target} with {shared.engine}; leave it out, or take a model for that engine"
+        )
+    return heads.load_kind(shared.engine, part.kind)
 
 
 def _folder(part: DrafterPart, shared: DrafterResources) -> Path:
     if part.name:
         return shared.find(part.name)
-    kind = part.kind
-    if kind not in shared.shipped:
-        if kind == "mtp" and shared.graph is not None and names_head(shared.graph):
-            return shared.graph  # reading it raises an error that names what is missing
-        way = "make one with `paceline learn`"
-        if kind != "table":
-            way = "take a published checkpoint for it"
+    if part.kind not in shared.shipped:
+        way = "make one with `paceline learn`" if part.kind == "table" else "take a published one"
         raise InvalidRequest(
-            f"no {kind} comes with {shared.target}; {way} and name its folder: {kind}:FOLDER"
+            f"no {part.kind} comes with {shared.target}; {way} and name its folder: "
+            f"{part.kind}:FOLDER"
         )
-    return shared.shipped[kind]
+    return shared.shipped[part.kind]

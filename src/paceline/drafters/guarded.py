@@ -34,7 +34,7 @@ class GuardedDrafter(Drafter):
             fault: called once, when `inner` is silenced.
             seconds: time limit of a call; the result of the first call over it is still used.
         """
-        self.name, self.reads_logits = inner.name, inner.reads_logits
+        self.name = inner.name
         self.silenced = False
         """Whether `inner` has failed: its state of the sequence may be wrong."""
         self._inner, self._seconds, self._fault = inner, seconds, fault

@@ -1,79 +1,125 @@
-"""Which published head a folder has, and which targets it fits, from `config.json` alone."""
+"""Heads: drafters with a network that reads the target's hidden states.
 
+A head runs where its target does, so the package of an engine has them: it names each as an entry
+point `ENGINE.KIND` of the group `paceline.drafters`, and `--drafter KIND:FOLDER` names it here.
+Independent of what a head computes; those of other engines are not imported.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, Self
 
-from paceline.drafters.dflash import read_config
-from paceline.drafters.mtp import eagle3
-from paceline.drafters.networks.target import TargetShape, check_pair
-from paceline.errors import ModelError
-from paceline.storage.files import read_json
+from paceline import plugins
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.types import Drafter
 
-_FORMS = {
-    "DFlashDraftModel": "DFlash",
-    "DFlash2DraftModel": "DFlash 2",
-    "Qwen3DSparkModel": "DSpark",
-    **dict.fromkeys(eagle3.ARCHITECTURES, "EAGLE-3"),
-}
-"""Architecture -> name of the form."""
 
-_USUAL_LAYERS = 32
-"""Layers of a target for which an EAGLE-3 head without layer ids is read: only its taps differ."""
+class HeadCache(Protocol):
+    """A head's own KV of one sequence."""
+
+    def copy(self, position: int) -> Self:
+        """An independent copy of what is before this position."""
+        ...
+
+    def truncate(self, position: int) -> None:
+        """Drop what depends on the tokens from this position on."""
+        ...
+
+
+class OpenHead(Protocol):
+    """A head opened for a target; all requests share it."""
+
+    taps: tuple[int, ...]
+    """Layers of the target whose hidden states it reads."""
+
+    def new_cache(self) -> HeadCache:
+        """An empty cache for a sequence."""
+        ...
+
+    def drafter(self, cache: Any, sampling: Sampling, prompt_length: int) -> Drafter:
+        """The drafter of one request; `cache` may have earlier tokens of its sequence."""
+        ...
 
 
 class HeadFacts(NamedTuple):
-    """A head's form, and the sizes of its target; a `DrafterShape`."""
+    """What a head's files say of it."""
 
+    kind: str
+    """The drafter that runs it, as in `KIND:FOLDER`."""
     form: str
-    drafter: str
-    """The drafter that runs it: `dflash` or `mtp`."""
+    """Name of its architecture."""
     hidden_size: int
+    """Of its target, as what follows."""
     vocab_size: int
-    num_target_layers: int | None
-    """None: its config has none."""
+    layers: int | None
+    """None: its files do not say."""
 
 
-def architecture(folder: Path) -> str | None:
-    """The architecture in a folder's `config.json`; None: there is none."""
-    if not (folder / "config.json").is_file():
-        return None
-    raw = read_json(folder / "config.json")
-    names = raw.get("architectures") if isinstance(raw, dict) else None
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+class HeadKind(Protocol):
+    """What an entry point names: the heads of one kind, for the targets of one engine."""
+
+    options: Mapping[str, Sequence[int]]
+    """Option -> its values; empty: 1 or more."""
+
+    def is_inside(self, target: Path) -> bool:
+        """Whether a target's own files have such a head, which `auto` may take."""
+        ...
+
+    def taps(self, folder: Path, target: Path) -> tuple[int, ...]:
+        """See `OpenHead.taps`; reads the config alone. Raises ModelError."""
+        ...
+
+    def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> OpenHead:
+        """Open the head in `folder` for the target of `engine`. Raises ModelError."""
+        ...
+
+    def facts(self, folder: Path) -> HeadFacts | None:
+        """None: it is no such head. Raises ModelError for one that is faulty."""
+        ...
 
 
-def is_head(folder: Path) -> bool:
-    """Whether a folder's config names a known form of heads; the head may be faulty."""
-    try:
-        return architecture(folder) in _FORMS
-    except ModelError:
-        return False
+class DraftKV(dict[str, HeadCache]):
+    """Caches of one sequence's heads, by the text of their part of a spec.
 
-
-def read_facts(folder: Path) -> HeadFacts:
-    """Read `config.json`.
-
-    Raises ModelError: it is no head, of a form that is not known, or faulty.
+    Kept with the sequence, and truncated with it.
     """
-    name = architecture(folder)
-    if name not in _FORMS:
-        raise ModelError(
-            f"{folder}: its architecture is {name}; expected a head in the form of "
-            f"{', '.join(_FORMS)}"
-        )
-    if name in eagle3.ARCHITECTURES:
-        head = eagle3.read_config(folder, lambda: _USUAL_LAYERS)
-        sizes = head.hidden_size, head.vocab_size, head.num_target_layers
-        return HeadFacts(_FORMS[name], "mtp", *sizes)
-    config = read_config(folder)
-    sizes = config.hidden_size, config.vocab_size, config.num_target_layers
-    return HeadFacts(_FORMS[name], "dflash", *sizes)
+
+    def copy_prefix(self, length: int) -> "DraftKV":
+        """A copy of the first `length` tokens."""
+        return DraftKV({key: cache.copy(length) for key, cache in self.items()})
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens."""
+        for cache in self.values():
+            cache.truncate(length)
 
 
-def misfit(folder: Path, facts: HeadFacts, target: TargetShape) -> str | None:
-    """Why a head is not for a target, in a line; None: its sizes fit."""
-    try:
-        check_pair(folder, facts, target)
-    except ModelError as error:
-        return str(error)
-    return None
+def engines_by_kind() -> dict[str, list[str]]:
+    """Kind of head -> the engines whose targets it drafts for."""
+    engines: dict[str, list[str]] = {}
+    for name in plugins.names(plugins.DRAFTERS):
+        engine, _, kind = name.partition(".")
+        engines.setdefault(kind, []).append(engine)
+    return engines
+
+
+def load_kind(engine: str, kind: str) -> HeadKind:
+    """Import a kind of heads. Raises PluginError if that fails."""
+    head: HeadKind = plugins.load(plugins.DRAFTERS, f"{engine}.{kind}")
+    return head
+
+
+def inside(target: Path, engine: str) -> list[str]:
+    """Kinds of the heads inside a target's own files."""
+    kinds = [kind for kind, engines in engines_by_kind().items() if engine in engines]
+    return [kind for kind in kinds if load_kind(engine, kind).is_inside(target)]
+
+
+def read_facts(folder: Path) -> HeadFacts | None:
+    """What the head in a folder is; None: it has none. Raises ModelError for a faulty one."""
+    found = (
+        load_kind(engine, kind).facts(folder)
+        for kind, engines in engines_by_kind().items()
+        for engine in engines
+    )
+    return next(filter(None, found), None)

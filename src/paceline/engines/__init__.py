@@ -10,18 +10,21 @@ from paceline.engines.base import Engine, EngineSettings
 from paceline.errors import InvalidRequest
 from paceline.storage.processes import use_native_threads
 
-ENGINES = ("openvino", "llamacpp", "mlx")
+ENGINES = ("openvino", "llamacpp")
 """Names of the engines in this folder."""
 
 __all__ = ["ENGINES", "Engine", "EngineSettings", "check_engine", "check_settings", "open_engine"]
 
 
 def check_engine(name: str) -> None:
-    """Raise InvalidRequest unless an engine has this name."""
-    if name not in ENGINES and name not in (others := plugins.names(plugins.ENGINES)):
+    """Raise InvalidRequest unless an engine has this name, or what its `check_packages` raises."""
+    if name in ENGINES:
+        return
+    if name not in (others := plugins.names(plugins.ENGINES)):
         raise InvalidRequest(
             f"no engine is called {name!r}; expected auto, {', '.join((*ENGINES, *others))}"
         )
+    getattr(plugins.load(plugins.ENGINES, name), "check_packages", bool)()
 
 
 def check_settings(name: str, settings: EngineSettings) -> None:
@@ -55,9 +58,5 @@ def open_engine(name: str, path: Path, context_length: int, settings: EngineSett
         from paceline.engines.llamacpp.engine import LlamaCppEngine
 
         return LlamaCppEngine(path, context_length, settings)
-    if name == "mlx":
-        from paceline.engines.mlx.engine import MlxEngine
-
-        return MlxEngine(path, context_length, settings)
     engine: Engine = plugins.load(plugins.ENGINES, name)(path, context_length, settings)
     return engine

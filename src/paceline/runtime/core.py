@@ -7,7 +7,7 @@ For callers that manage KV themselves: conversations, the scheduler, measurement
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 from weakref import WeakSet
 
 from paceline import drafters as drafting
@@ -94,7 +94,7 @@ class ModelCore:
         self._shared = drafter_resources(files, progress)
         self._shared.vocab_size = engine.vocab_size
         self._shared.open_model = self._open_draft_model
-        self._share_network()
+        self._share_engine()
 
     def __reduce__(self) -> NoReturn:
         raise InvalidRequest(
@@ -223,7 +223,7 @@ class ModelCore:
                 "without; name it when loading, or end other answers and conversations first"
             )
         self.engine = self._open_with(tuple(sorted({*self.engine.taps, *taps})))
-        self._share_network()
+        self._share_engine()
         self._profile = self._profile_of_engine()
 
     @property
@@ -231,11 +231,9 @@ class ModelCore:
         """Whether answers or conversations have KV in the engine."""
         return self._opened > 0
 
-    def _share_network(self) -> None:
-        """Give drafters that run in MLX the engine's embeddings and head."""
-        if self.engine.name == "mlx":
-            engine: Any = self.engine
-            self._shared.mlx, self._shared.networks, self._shared.heads = engine.model, {}, {}
+    def _share_engine(self) -> None:
+        """Give heads the engine, whose weights they share."""
+        self._shared.opened, self._shared.heads = self.engine, {}
 
     def _open_draft_model(self, name: str) -> DraftModel:
         """See `open_draft_model`. Raises ModelError if its vocabulary differs."""

@@ -16,15 +16,13 @@ from paceline.runtime.profile import MEASUREMENTS
 
 def drafter_resources(files: ModelFiles, progress: Progress) -> DrafterResources:
     """Return what the drafters of all requests to a model share."""
-    shipped = drafting.shipped(files.name, files.path)
-    if files.engine == "coreml":  # has hidden states only if it was converted for them
-        shipped.pop("mtp", None)
-    shipped |= installed_drafters(files)
+    shipped = drafting.shipped(files.name, files.path, files.engine)
     return DrafterResources(
         target=files.name,
-        shipped=shipped,
+        engine=files.engine,
+        files=files.path,
+        shipped=shipped | installed_drafters(files),
         find=lambda name: resolve_drafter(name, progress),
-        graph=files.path,
     )
 
 

@@ -107,17 +107,16 @@ def load(
         packed=cache_dir() / PACKED,
         say=progress.say,
     )
-    if engine != AUTO:
-        check_settings(engine, settings)  # before anything is fetched
+    if engine != AUTO:  # before anything is fetched
+        check_engine(engine)
+        check_settings(engine, settings)
     named = None if engine == AUTO else engine
     choice = EngineChoice(
         cache_dir() / MEASUREMENTS,
         engine=named,
         contexts=contexts,
-        hidden_states=any(drafting.needs_hidden_states(spec) for spec in drafters),
         best_weights=weights == AUTO,
     )
-    _check_engine(engine)
     resolve_form = partial(resolve, str(name_or_path), progress=progress, revision=revision)
     files = resolve_form(engine=named, choose=choice, weights=weights)
     if files.chat_template is not None:
@@ -178,13 +177,3 @@ def packed_copies(weights: Iterable[Path]) -> list[Path]:
     sources = (cache_dir() / PACKED).glob("*.source")
     copies = [path for path in sources if path.read_text(encoding="utf-8") in names]
     return [part for path in copies for part in (path.with_suffix(".gguf"), path)]
-
-
-def _check_engine(name: str) -> None:
-    """Raise InvalidRequest, or MissingExtra, for an engine that cannot be opened here."""
-    if name != AUTO:
-        check_engine(name)
-    if name == "mlx":
-        from paceline.engines.mlx.model import require_mlx_lm
-
-        require_mlx_lm()

@@ -1,0 +1,197 @@
+"""mlx-lm's caches by kind: KV caches can be trimmed, recurrent ones restored.
+
+Independent of sequences and blocks. `SlidingCache` replaces mlx-lm's `RotatingKVCache`, which moves
+its oldest keys with every block: the order of a row's sums would depend on the block.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from paceline.errors import ModelError
+from paceline_mlx.hooks import Array
+from paceline_mlx.thresholds import drop_step, dropped, least_held
+
+SLOTS = 64
+"""Slots by which caches grow. mlx-lm's own step is 256, more than many sequences need."""
+
+
+class SlidingCache:
+    """KV cache of a sliding-window layer.
+
+    A `KVCache` whose first slots are dropped between blocks. The mask hides slots that are held but
+    outside the window.
+    """
+
+    def __init__(self, window: int) -> None:
+        """For a layer that attends to `window` positions, its own included."""
+        from mlx_lm.models.cache import KVCache
+
+        self.max_size = window
+        self.slots = _growing(KVCache())
+        self.front = 0
+        """Dropped slots."""
+
+    @property
+    def offset(self) -> int:
+        """Position of the next row."""
+        return int(self.front + self.slots.offset)
+
+    def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
+        """Append a block; see `KVCache`."""
+        arrays: tuple[Array, Array] = self.slots.update_and_fetch(keys, values)
+        return arrays
+
+    def keys_and_values(self) -> tuple[Array, Array]:
+        """All held keys and values, for layers that share this cache."""
+        arrays: tuple[Array, Array] = self.slots.keys_and_values()
+        return arrays
+
+    def make_mask(
+        self, rows: int, window_size: int | None = None, return_array: bool = False
+    ) -> Any:
+        """Attention mask of the next block, in the form that mlx-lm's models expect."""
+        from mlx_lm.models.cache import create_attention_mask
+
+        window = window_size or self.max_size
+        held = self.slots.offset
+        bound = window if held + rows > window else None
+        return create_attention_mask(rows, held, return_array, bound)
+
+    def drop(self) -> None:
+        """Drop slots that are out of the window, even after a rewind; see `dropped`."""
+        surplus = dropped(self.max_size, self.offset) - self.front
+        if surplus > 0:
+            keys, values, held = self.slots.state
+            kept = [array[..., surplus:held, :] for array in (keys, values)]
+            self.slots.state = (*kept, held - surplus)
+            self.front += surplus
+
+    def can_trim(self, rows: int) -> bool:
+        """True if the cache still holds the whole window, and a slot or two, after trimming."""
+        return not self.front or self.slots.offset - rows >= least_held(self.max_size)
+
+    def trim(self, rows: int) -> int:
+        """Drop the last `rows` slots."""
+        return int(self.slots.trim(rows))
+
+    def empty(self) -> bool:
+        """True if nothing was added."""
+        return bool(self.slots.empty())
+
+    @property
+    def state(self) -> Any:
+        """The arrays, for evaluation."""
+        return self.slots.state
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return int(self.slots.nbytes)
+
+
+def make_caches(model: Any) -> list[Any]:
+    """A model's own caches for an empty sequence, with `SlidingCache` for rotating ones.
+
+    Raises ModelError if one of them cannot be rolled back.
+    """
+    from mlx_lm.models.cache import make_prompt_cache
+
+    caches = [_supported(cache) for cache in make_prompt_cache(model)]
+    for cache in leaves(caches):
+        if not (is_recurrent(cache) or isinstance(cache, SlidingCache) or cache.is_trimmable()):
+            raise ModelError(
+                f"the engine mlx cannot run a {model.model_type}: its {type(cache).__name__} "
+                "cannot be rolled back"
+            )
+    return caches
+
+
+def leaves(caches: Sequence[Any]) -> Iterator[Any]:
+    """All caches, with `CacheList`s flattened."""
+    from mlx_lm.models.cache import CacheList
+
+    for cache in caches:
+        if isinstance(cache, CacheList):
+            yield from leaves(cache.caches)
+        else:
+            yield cache
+
+
+def kernel_by_position(cache: Any) -> bool:
+    """True if the position of a row decides which kernel its attention to this cache takes."""
+    from mlx_lm.models.cache import KVCache
+
+    if isinstance(cache, SlidingCache):
+        return drop_step(cache.max_size) is not None
+    return type(cache) is KVCache or is_recurrent(cache)
+
+
+def is_recurrent(cache: Any) -> bool:
+    """True if it holds a recurrent state instead of slots."""
+    from mlx_lm.models.cache import ArraysCache
+
+    return isinstance(cache, ArraysCache)
+
+
+def can_trim(cache: Any, rows: int) -> bool:
+    """True if a KV cache can drop its last `rows` slots."""
+    if isinstance(cache, SlidingCache):
+        return cache.can_trim(rows)
+    # A chunked cache also drops its first slots.
+    return bool(rows <= cache.offset - getattr(cache, "start_position", 0))
+
+
+def slot_bytes(caches: Sequence[Any]) -> int:
+    """Bytes of a slot in all caches together; none may be empty."""
+    total = 0
+    for cache in leaves(caches):
+        if not is_recurrent(cache):
+            keys = cache.state[0]
+            total += cache.nbytes // keys.shape[2]
+    return total
+
+
+def copy_without(cache: Any, rows: int) -> Any:
+    """An independent copy without the last `rows` slots.
+
+    Arrays are copied only when one of the two caches is written.
+    """
+    from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
+
+    if isinstance(cache, CacheList):
+        return CacheList(*(copy_without(child, rows) for child in cache.caches))
+    if isinstance(cache, ArraysCache):
+        other: Any = ArraysCache(len(cache.cache))
+        other.cache = list(cache.cache)
+        return other
+    if isinstance(cache, SlidingCache):
+        other = SlidingCache(cache.max_size)
+        other.slots, other.front = copy_without(cache.slots, rows), cache.front
+        return other
+    if type(cache) is KVCache:
+        other = _growing(KVCache())
+        if cache.keys is not None and cache.offset > rows:
+            keys, values, held = cache.state
+            # Writes change an array for all its holders, so the copy gets views.
+            kept = [array[..., : held - rows, :] for array in (keys, values)]
+            other.state = (*kept, held - rows)
+        return other
+    other = copy.deepcopy(cache)
+    other.trim(rows)
+    return other
+
+
+def _supported(cache: Any) -> Any:
+    from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
+
+    if isinstance(cache, CacheList):
+        return CacheList(*(_supported(child) for child in cache.caches))
+    if isinstance(cache, RotatingKVCache) and not cache.keep:
+        return SlidingCache(cache.max_size)
+    return _growing(cache) if type(cache) is KVCache else cache
+
+
+def _growing(cache: Any) -> Any:
+    cache.step = SLOTS  # on the instance, not on the class
+    return cache

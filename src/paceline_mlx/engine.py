@@ -1,0 +1,278 @@
+"""Runs models of mlx-lm, on an Apple GPU or with MLX's CPU build.
+
+A step builds the lazy graphs of all its blocks and evaluates them at once, so it waits for the
+device once. Draft tokens that the device still computes enter those graphs unevaluated.
+
+Rows of several sequences share a call as far as `probe.py` measured equal bits for their number
+(`together.py`); else sequences run one after another. mlx-lm's batched caches are not used: they
+pad on the left to the longest sequence, which changes the order of a row's sums.
+
+Invariant: calls whose logits are read have a number of rows for which `probe.py` measured equal
+bits, in all and of each sequence, and are cut where attention changes kernels (`thresholds.py`).
+Prompt rows without logits run in calls of up to `prefill_rows` rows of a sequence, without the
+head.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+
+from paceline.decoding.types import Block
+from paceline.engines.base import EngineSettings, KVSequence, StepResult
+from paceline.engines.kv_blocks import BlockPool, PooledEngine
+from paceline.errors import InvalidRequest, ModelError
+from paceline_mlx.caches import SLOTS, slot_bytes
+from paceline_mlx.decode import Decode, grouped
+from paceline_mlx.hooks import Array
+from paceline_mlx.kv_sequence import MlxSequence
+from paceline_mlx.model import (
+    Called,
+    LoadedModel,
+    device,
+    load,
+    one_line,
+    require_mlx_lm,
+)
+from paceline_mlx.probe import choose_rows, choose_together
+from paceline_mlx.rows import ANY, RowRange
+from paceline_mlx.step import BlockOutputs, PendingStep, TapArrays
+
+PREFILL_ROWS = 512
+"""Rows of a prefill call without logits."""
+
+_PROMPTS = "shared without their answers; calls cut where kernels change; sequences together"
+"""How sequences are computed and shared. Change this string with any change to a row's bits or a
+call's cost: stored profiles are then measured again."""
+
+
+class MlxEngine(PooledEngine[MlxSequence]):
+    """The engine; see the top of this file. `step` is not thread-safe."""
+
+    name = "mlx"
+    _table_type = MlxSequence
+    check_packages = staticmethod(require_mlx_lm)
+
+    def __init__(
+        self,
+        folder: Path,
+        context_length: int,
+        settings: EngineSettings | None = None,
+        *,
+        rows: RowRange | None = None,
+        together: int | None = None,
+        prefill_rows: int = PREFILL_ROWS,
+    ) -> None:
+        """Load a model and measure which numbers of rows give equal bits.
+
+        Args:
+            folder: a checkpoint: config.json and safetensors, quantized by mlx-lm or not.
+            context_length: most slots of a sequence, as the model was trained.
+            settings: see `EngineSettings`. With `min_rows` 1 calls are not padded.
+            rows: least and most rows of a sequence in a call; None: measured.
+            together: most rows of a call of several sequences; 0: each runs alone; None: measured
+                if `rows` is, else 0.
+            prefill_rows: rows of a prefill call without logits.
+
+        Raises:
+            MissingExtra: mlx-lm is not installed.
+            ModelError: mlx-lm cannot load or run it.
+            InvalidRequest: a tapped layer does not exist, or threads were set.
+        """
+        settings = settings or EngineSettings()
+        if settings.threads is not None:
+            raise InvalidRequest("the engine mlx has no setting for threads; leave threads out")
+        self.context_length = context_length
+        self.min_rows = settings.min_rows
+        self.taps = settings.taps
+        self.model = LoadedModel(load(folder), settings.taps)
+        """The model, for drafters that share its embeddings and head, or call it themselves."""
+        self._prefill_rows = prefill_rows
+        try:
+            self.vocab_size, bytes_per_slot = self._call_once()
+            if rows is None and settings.min_rows > 1:
+                rows = choose_rows(self.model, context_length)
+                if rows is None:
+                    self.min_rows = 1  # rows depend on T, or may
+                elif together is None:
+                    together = choose_together(self.model, rows, context_length)
+        except Exception as error:  # of any type: a config that does not match its weights
+            raise ModelError(f"{folder} cannot be run by mlx-lm: {one_line(error)}") from error
+        self.rows = rows or ANY
+        """Least and most rows of a sequence in a call whose logits are read."""
+        self.together = together or 0
+        """Most rows of such a call of several sequences; 0: there are none."""
+        tokens = settings.slots(context_length, bytes_per_slot)
+        self._pool = BlockPool(-(-tokens // SLOTS), SLOTS)
+
+    def open(self) -> MlxSequence:
+        """A new, empty sequence."""
+        return MlxSequence(self._pool, self.context_length, self.model)
+
+    def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
+        """Run blocks of different sequences, and wait for the device once; see `Engine.step`.
+
+        `parts` of the result are `graph`, building it on the host, and `device`, waiting for it.
+        """
+        return self.finish(self.start(work))
+
+    def start(self, work: Sequence[tuple[KVSequence, Block]]) -> PendingStep:
+        """First half of `step`: build the graph. A caller may extend it before `finish`.
+
+        Raises:
+            CacheFull: the cache has no slots for the blocks. Nothing was run.
+            ModelError: MLX failed in prefill, most likely for lack of memory.
+        """
+        started = perf_counter()
+        sequences = self._reserve(work)
+        with _forget_on_failure(sequences):
+            outputs = self._build(sequences, [block for _, block in work])
+        return PendingStep(sequences, outputs, perf_counter() - started)
+
+    def finish(self, pending: PendingStep, *also: Array) -> StepResult:
+        """Second half of `step`: evaluate the graph, and the arrays `also` that were built on it.
+
+        Raises ModelError if MLX failed, most likely for lack of memory.
+        """
+        import mlx.core as mx
+
+        started = perf_counter()
+        with _forget_on_failure(pending.sequences):
+            mx.eval(pending.arrays, also)
+        waited = perf_counter() - started
+        return StepResult(
+            pending.logits(self.vocab_size),
+            [output.taps for output in pending.outputs],
+            pending.seconds + waited,
+            pending.best(),
+            {"graph": pending.seconds, "device": waited},
+        )
+
+    def describe(self) -> dict[str, str]:
+        """Everything that costs and exactness depend on; recorded results hold these strings."""
+        import platform
+        from importlib.metadata import version
+
+        return {
+            "engine": self.name,
+            "mlx": version("mlx"),
+            "mlx-lm": version("mlx-lm"),
+            "device": device(),
+            "system": platform.platform(),
+            "prompts": _PROMPTS,
+            "rows": str(self.rows),
+            "together": str(self.together),
+            "reads": str(self._prefill_rows),
+            "min_rows": str(self.min_rows),
+            "taps": ",".join(map(str, self.taps)),
+        }
+
+    def _build(
+        self, sequences: Sequence[MlxSequence], blocks: Sequence[Block]
+    ) -> list[BlockOutputs]:
+        """Build the graph of a block of each sequence."""
+        prefilled, decodes = [], []
+        for sequence, block in zip(sequences, blocks, strict=True):
+            self._recompute(sequence, sequence.states.settle(sequence.length))
+            unread = self._unread(block)
+            prefilled.append(self._prefill(sequence, block.tokens[:unread]))
+            decodes.append(Decode(sequence.states, block.tokens[unread:], self.rows))
+        self._decode(decodes)
+        outputs = []
+        for sequence, block, taps, decode in zip(
+            sequences, blocks, prefilled, decodes, strict=True
+        ):
+            sequence.ran(block)
+            outputs.append(self._outputs(block, taps, decode.calls))
+        return outputs
+
+    def _unread(self, block: Block) -> int:
+        """Rows at the start of a block that run without logits, as prefill."""
+        count = len(block.tokens)
+        # A short block is one call, even if only its last row gets logits.
+        short = block.rows > 0 and count <= self.rows.most
+        # Decode rows that are computed again keep their kernel, though they get no logits.
+        return count - block.rows if block.prefill and not short else 0
+
+    def _outputs(
+        self, block: Block, prefilled: list[dict[int, Array]], calls: list[Called]
+    ) -> BlockOutputs:
+        """The outputs of a block, from the taps of its prefill and from its decode calls."""
+        import mlx.core as mx
+
+        taps = [*prefilled, *(called.taps for called in calls)]
+        tapped = TapArrays(
+            {tap: mx.concatenate([hidden[tap] for hidden in taps]) for tap in self.taps}
+        )
+        if not block.rows:
+            return BlockOutputs(None, None, tapped)
+        logits = mx.concatenate([called.logits for called in calls])
+        logits = logits[-block.rows :].astype(mx.float32)
+        if block.best:
+            return BlockOutputs(None, (mx.argmax(logits, axis=1), mx.max(logits, axis=1)), tapped)
+        return BlockOutputs(logits, None, tapped)
+
+    def _recompute(self, sequence: MlxSequence, held: int) -> None:
+        """Run tokens that the caches lost: prefilled ones by prefill, the others by decode."""
+        if held == sequence.length:
+            return
+        prefilled = max(sequence.shareable_length, held)
+        self._prefill(sequence, sequence.tokens[held:prefilled])
+        self._decode([Decode(sequence.states, sequence.tokens[prefilled:], self.rows)])
+        # Drop the last call's padding. Models that cannot go back to that row run its tokens again.
+        self._prefill(sequence, sequence.tokens[sequence.states.settle(sequence.length) :])
+
+    def _decode(self, decodes: Sequence[Decode]) -> None:
+        """Run tokens in calls that give their rows the bits of any other call; see `RowRange`."""
+        while waiting := [decode for decode in decodes if decode.parts]:
+            for group in grouped(waiting, self.together):
+                parts = [decode.next() for decode in group]
+                if len(parts) == 1:
+                    ((states, tokens),) = parts
+                    called = self.model.call(states, tokens, least=self.rows.least, drafted=True)
+                    group[0].calls.append(called)
+                else:
+                    together = self.model.call_together(parts, least=self.rows.least)
+                    for decode, called in zip(group, together, strict=True):
+                        decode.calls.append(called)
+
+    def _prefill(self, sequence: MlxSequence, tokens: Sequence[int]) -> list[dict[int, Array]]:
+        """Run tokens without logits; returns the taps of the calls."""
+        import mlx.core as mx
+
+        taps = []
+        for at in range(0, len(tokens), self._prefill_rows):
+            part = tokens[at : at + self._prefill_rows]
+            taps.append(self.model.call(sequence.states, part).taps)
+            if len(part) == self._prefill_rows:
+                # Bound the memory of a long prompt's graph: free its activations.
+                mx.eval(taps[-1], sequence.states.arrays())
+                mx.clear_cache()
+        return taps
+
+    def _call_once(self) -> tuple[int, int]:
+        """Call the model once; returns the width of its logits and the bytes of a slot.
+
+        Some arrays of a model are computed in its first call, and must exist before another thread
+        calls it.
+        """
+        import mlx.core as mx
+
+        states = self.model.empty()
+        logits = self.model.call(states, [0, 0]).logits
+        mx.eval(logits, states.arrays())
+        return logits.shape[-1], slot_bytes(states.caches)
+
+
+@contextlib.contextmanager
+def _forget_on_failure(sequences: Sequence[MlxSequence]) -> Iterator[None]:
+    """Drop the caches of the sequences if the call fails: their tokens are run again."""
+    try:
+        yield
+    except BaseException as error:
+        for sequence in sequences:
+            sequence.forget()
+        if isinstance(error, RuntimeError):
+            reason = one_line(error)
+            raise ModelError(f"MLX failed: {reason}; a shorter prompt may help") from error
+        raise

@@ -1,0 +1,101 @@
+"""Heads for targets in MLX, as the core's `HeadKind`: `dflash` fills a block, `mtp` drafts a chain.
+
+DFlash is a block-diffusion drafter (arXiv 2602.06036; z-lab's checkpoints): a few Qwen3-style
+layers without a causal mask. Queries come from the block, `[last token, mask, mask, ...]`; keys and
+values from the block and from hidden states tapped from the target for all tokens so far. A chain
+is drafted by one layer, token by token: `mtp` of the target itself, or an EAGLE-3 head. Both use
+the target's embeddings and head.
+
+Nothing heavy is imported before a head is asked for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.types import Drafter
+from paceline.drafters.heads import HeadFacts, OpenHead
+
+_BITS: Final = (4, 8)
+_USUAL_LAYERS = 32
+"""Layers of a target for which an EAGLE-3 head without layer ids is described: only its taps
+differ."""
+
+
+class _Open:
+    """A network, and what makes its drafters; an `OpenHead`."""
+
+    def __init__(self, network: Any, make: Callable[..., Drafter]) -> None:
+        self.network, self._make = network, make
+        self.taps: tuple[int, ...] = network.taps
+        self.new_cache = network.new_cache
+
+    def drafter(self, cache: Any, sampling: Sampling, prompt_length: int) -> Drafter:
+        return self._make(self.network, cache, sampling, prompt_length)
+
+
+class _DFlash:
+    options: Mapping[str, Sequence[int]] = {"bits": _BITS, "window": ()}
+
+    def is_inside(self, target: Path) -> bool:
+        return False
+
+    def taps(self, folder: Path, target: Path) -> tuple[int, ...]:
+        from paceline_mlx.heads.dflash.config_file import read_config
+
+        return read_config(folder).target_layer_ids
+
+    def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> OpenHead:
+        from paceline_mlx.heads.dflash.drafter import DFlashDrafter
+        from paceline_mlx.heads.dflash.network import Network
+
+        return _Open(Network(folder, engine.model, **options), DFlashDrafter)
+
+    def facts(self, folder: Path) -> HeadFacts | None:
+        from paceline_mlx.heads.config import architecture
+        from paceline_mlx.heads.dflash.config_file import FORMS, read_config
+
+        if (name := architecture(folder)) not in FORMS:
+            return None
+        config = read_config(folder)
+        sizes = config.hidden_size, config.vocab_size, config.num_target_layers
+        return HeadFacts("dflash", FORMS[name], *sizes)
+
+
+class _Mtp:
+    options: Mapping[str, Sequence[int]] = {"bits": _BITS, "length": (), "vocab": ()}
+
+    def is_inside(self, target: Path) -> bool:
+        from paceline_mlx.heads.mtp.qwen3_5 import has_head
+
+        return has_head(target)
+
+    def taps(self, folder: Path, target: Path) -> tuple[int, ...]:
+        from paceline_mlx.heads.mtp.read import layers_of, read_config
+
+        return read_config(folder, lambda: layers_of(target)).taps
+
+    def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> OpenHead:
+        from paceline_mlx.heads.mtp.drafter import MtpDrafter
+        from paceline_mlx.heads.mtp.network import HeadNetwork
+        from paceline_mlx.heads.mtp.read import read_head
+
+        settings = {**options}
+        length = {"length": settings.pop("length")} if "length" in settings else {}
+        head = read_head(folder, lambda: engine.model.layers)
+        return _Open(HeadNetwork(head, engine.model, **settings), partial(MtpDrafter, **length))
+
+    def facts(self, folder: Path) -> HeadFacts | None:
+        from paceline_mlx.heads.config import architecture
+        from paceline_mlx.heads.mtp.eagle3 import ARCHITECTURES, read_config
+
+        if architecture(folder) not in ARCHITECTURES:
+            return None
+        config = read_config(folder, lambda: _USUAL_LAYERS)
+        sizes = config.hidden_size, config.vocab_size, config.num_target_layers
+        return HeadFacts("mtp", "EAGLE-3", *sizes)
+
+
+DFLASH, MTP = _DFlash(), _Mtp()

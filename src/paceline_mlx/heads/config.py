@@ -1,0 +1,97 @@
+"""What the config.json of every head has in common, for `storage.validation`."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import ModelError
+from paceline.storage.files import read_json
+from paceline.storage.validation import Limit, Positive
+
+CONFIG = "config.json"
+
+PositiveFloat = Annotated[float, Limit(gt=0)]
+HeadDim = Annotated[int, Limit(ge=2, multiple_of=2)]
+One = Annotated[float, Limit(ge=1, le=1)]
+
+
+def architecture(folder: Path) -> str | None:
+    """The architecture in a folder's `config.json`; None: there is none."""
+    try:
+        names = read_json(folder / CONFIG).get("architectures")
+    except ModelError:
+        return None
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Rope:
+    """Scaling that divides low frequencies by `factor`, and keeps high ones.
+
+    A frequency is low if it makes fewer than `low_freq_factor` turns in the context of
+    `original_max_position_embeddings` tokens, and high above `high_freq_factor`.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def periods(self, dims: int, theta: float) -> npt.NDArray[np.float32]:
+        """Inverses of the frequencies, [dims / 2], in positions per radian.
+
+        Frequencies are scaled as in `_compute_llama3_parameters` of transformers: between low and
+        high, by a mean that moves with the number of turns.
+        """
+        plain = 1 / theta ** (np.arange(0, dims, 2) / dims)
+        turns = self.original_max_position_embeddings * plain / (2 * np.pi)
+        low, high = self.low_freq_factor, self.high_freq_factor
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+        scaled = plain * (kept + (1 - kept) / self.factor)
+        return np.asarray(1 / scaled, np.float32)
+
+
+@dataclass
+class Rope:
+    """`rope_parameters` of transformers 5, or `rope_scaling` of transformers 4."""
+
+    rope_type: Literal["default"] | None = None
+    type: Literal["default"] | None = None
+    rope_theta: PositiveFloat | None = None
+    partial_rotary_factor: One = 1.0
+
+
+@dataclass
+class ScalableRope:
+    """The same, for networks that may have Llama 3.1's scaling."""
+
+    rope_type: Literal["default", "llama3"] | None = None
+    type: Literal["default", "llama3"] | None = None
+    rope_theta: PositiveFloat | None = None
+    partial_rotary_factor: One = 1.0
+    factor: Annotated[float, Limit(ge=1)] | None = None
+    low_freq_factor: PositiveFloat | None = None
+    high_freq_factor: PositiveFloat | None = None
+    original_max_position_embeddings: Positive | None = None
+
+    @property
+    def llama3(self) -> Llama3Rope | None:
+        """Its scaling; None: plain RoPE.
+
+        Raises ValueError, with what is wrong, if a value is missing or the bounds are reversed.
+        """
+        if "llama3" not in (self.rope_type, self.type):
+            return None
+        values = {field.name: getattr(self, field.name) for field in fields(Llama3Rope)}
+        if missing := [name for name, value in values.items() if value is None]:
+            raise ValueError(f"RoPE of type llama3 without {', '.join(missing)}")
+        scaling = Llama3Rope(**values)
+        if scaling.low_freq_factor >= scaling.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor {scaling.low_freq_factor} of RoPE is not below "
+                f"high_freq_factor {scaling.high_freq_factor}"
+            )
+        return scaling

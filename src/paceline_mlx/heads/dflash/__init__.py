@@ -1,0 +1,1 @@
+"""The block-diffusion drafter; see `paceline_mlx.heads`."""

@@ -1,0 +1,121 @@
+"""Chooses the drafts of a block one after another, each by the one before it; see `Chain`.
+
+DFlash 2's candidate selector and DSpark's Markov and confidence heads, which are tiny: after the
+network has computed the rows of a block, they run here, in numpy. Their large tables have a row
+per token of the vocabulary, of which a block reads a few; they stay in their precision. Formulas:
+z-lab/dflash (`CandidateSelector`) and deepseek-ai/DeepSpec (`markov_head.py`,
+`AcceptRatePredictor`).
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.decoding.draft_sampling import DraftSampler
+from paceline_mlx.heads.dflash.checkpoint import Chain
+from paceline_mlx.heads.parts import MlxArray
+from paceline_mlx.heads.tensors import StoredTensor
+
+Array = npt.NDArray[np.float32]
+
+
+class Rows(NamedTuple):
+    """What the network computes for the n drafts of a block."""
+
+    tokens: npt.NDArray[np.int64]
+    """[n, candidates], the tokens with the highest logits."""
+    logits: Array
+    """[n, candidates]"""
+    hidden: Array
+    """[n, d], outputs of the last norm."""
+
+
+class ChainHead:
+    """The heads of one checkpoint."""
+
+    def __init__(self, chain: Chain, tensors: Mapping[str, StoredTensor]) -> None:
+        """Read `tensors`, as `read_tensors` finds them."""
+        import mlx.core as mx
+
+        self._chain = chain
+        self._small, self._tables = dict[str, Array](), list[MlxArray]()
+        for name, tensor in tensors.items():
+            values = tensor.load()
+            if name.endswith(("_codebook", "markov_w1.weight", "markov_w2.weight")):
+                mx.eval(values)
+                self._tables.append(values)
+            else:
+                self._small[name] = np.array(values.astype(mx.float32))
+
+    def choose(
+        self, rows: Rows, token: int, position: int, sampler: DraftSampler | None = None
+    ) -> tuple[list[int], list[float]]:
+        """The drafts after `token`, which is at `position`, and their probabilities.
+
+        A draft is the likeliest after the one before it, or the pick of `sampler`.
+        """
+        drafts: list[int] = []
+        chances: list[float] = []
+        state = np.zeros(self._chain.rank, np.float32)
+        for at, (tokens, logits, hidden) in enumerate(zip(*rows, strict=True)):
+            before = _rows(self._tables[0], token) if self._tables else state
+            scores, state = self._scores(tokens, logits, hidden, before, state)
+            if sampler is not None:
+                token, chance = sampler.pick(scores, position + 1 + at, tokens)
+            else:
+                best = int(scores.argmax())
+                token = int(tokens[best])
+                chance = float(1 / np.exp(scores - scores[best]).sum())
+            drafts.append(token)
+            chances.append(self._confidence(hidden, before) if self._chain.confidence else chance)
+        return drafts, chances
+
+    def _scores(
+        self,
+        tokens: npt.NDArray[np.int64],
+        logits: Array,
+        hidden: Array,
+        before: Array,
+        state: Array,
+    ) -> tuple[Array, Array]:
+        """Logits of the candidates [candidates] after the draft before, and the cell's state."""
+        kind, small = self._chain.kind, self._small
+        if kind == "none":
+            return logits, state
+        if kind == "selector":
+            factor = before * (small["candidate_selector.hidden_projection.weight"] @ hidden)
+        elif kind == "vanilla":
+            factor = before
+        elif kind == "gated":
+            gate = _linear(small, "markov_head.gate_proj", np.concatenate([hidden, before]))
+            factor = _sigmoid(gate) * before
+        else:
+            joint = np.concatenate([state, before, hidden])
+            gate, new, out = np.split(_linear(small, "markov_head.joint_proj", joint), 3)
+            state = _sigmoid(gate) * state + (1 - _sigmoid(gate)) * np.tanh(new)
+            factor = np.tanh(out)
+        return logits + _rows(self._tables[1], tokens) @ factor, state
+
+    def _confidence(self, hidden: Array, before: Array) -> float:
+        """The chance that a draft is accepted if those before it are."""
+        if self._chain.confidence_reads_draft:
+            hidden = np.concatenate([hidden, before])
+        return float(_sigmoid(_linear(self._small, "confidence_head.proj", hidden))[0])
+
+
+def _rows(table: MlxArray, tokens: int | npt.NDArray[np.int64]) -> Array:
+    """Rows of a table, on the processor: it shares memory with the GPU, which need not wait."""
+    import mlx.core as mx
+
+    with mx.stream(mx.cpu):
+        return np.array(table[mx.array(tokens)].astype(mx.float32))
+
+
+def _linear(weights: Mapping[str, Array], name: str, values: Array) -> Array:
+    return weights[f"{name}.weight"] @ values + weights[f"{name}.bias"]
+
+
+def _sigmoid(values: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-values)), np.float32)

@@ -1,0 +1,213 @@
+"""What a DFlash checkpoint computes: its shape, and its tensors. `config_file` reads config.json.
+
+Every fault of a checkpoint, or of a drafter for another target, is named in one error before
+anything is computed.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import ModelError
+from paceline_mlx.heads.config import Llama3Rope
+from paceline_mlx.heads.tensors import StoredTensor, check_tensors, stored_tensors
+
+DRAFT_VOCAB = "draft_vocab.npy"
+"""Optional, Paceline's own addition: the tokens that are drafted, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """DFlash 2: a sublayer's input and output are convolved over the rows of the block.
+
+    output[i] = sum over t of (base[t] + dynamic[i, t]) * input[i - t], rows before the block being
+    0; `dynamic` is a projection of the sublayer's input, the same for the channels of a group.
+    """
+
+    taps: int
+    group: int
+    """Channels of a group."""
+
+    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of a layer's tensors."""
+        return {
+            name: shape
+            for sublayer in ("attention_conv", "mlp_conv")
+            for name, shape in (
+                (f"{sublayer}.base_kernel", (2, self.taps, d)),
+                (f"{sublayer}.kernel_projection.weight", (2 * self.taps * (d // self.group), d)),
+            )
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """How a draft depends on the one before it, which the rows of a block do not know.
+
+    To the logits of a row's best `candidates` is added, for a draft p before it and a row's output
+    h: `selector` (DFlash 2) <A[p] * H h, B[c]>; `vanilla`, `gated` and `rnn` (DSpark's Markov head)
+    <W1[p], W2[c]>, where W1[p] is gated by h, or replaced by the output of a recurrent cell.
+    """
+
+    kind: Literal["selector", "vanilla", "gated", "rnn", "none"]
+    rank: int
+    candidates: int
+    confidence: bool = False
+    """Whether the chance of a draft comes from a head of its own (DSpark)."""
+    confidence_reads_draft: bool = False
+    """Whether that head reads the embedding of the draft before, too."""
+
+    def shapes(self, d: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of the tensors."""
+        r = self.rank
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.kind == "selector":
+            shapes = {
+                "candidate_selector.predecessor_codebook": (vocab_size, r),
+                "candidate_selector.successor_codebook": (vocab_size, r),
+                "candidate_selector.hidden_projection.weight": (r, d),
+            }
+        elif self.kind != "none":
+            shapes = {
+                f"markov_head.markov_{matrix}.weight": (vocab_size, r) for matrix in ("w1", "w2")
+            }
+        if self.kind == "gated":
+            shapes["markov_head.gate_proj.weight"] = (r, d + r)
+            shapes["markov_head.gate_proj.bias"] = (r,)
+        if self.kind == "rnn":
+            shapes["markov_head.joint_proj.weight"] = (3 * r, 2 * r + d)
+            shapes["markov_head.joint_proj.bias"] = (3 * r,)
+        if self.confidence:
+            width = d + r if self.confidence_reads_draft else d
+            shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
+        return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Shape of a DFlash network."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    block_size: int
+    """Rows of a block: the last token, then masks."""
+    num_target_layers: int
+    target_layer_ids: tuple[int, ...]
+    """Layers of the target, from 0, after which hidden states are tapped."""
+    mask_token_id: int
+    windows: tuple[int | None, ...]
+    """Sliding windows of the layers, in tokens; None: full attention."""
+    causal: bool | None = None
+    """Whether a row of a block attends to earlier rows alone; None: in layers with a window."""
+    first_drafted: int = 1
+    """First row of a block whose output is a draft. 0 (DSpark): row i drafts the token after it;
+    1: the token in its own place."""
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    """Logits are cap * tanh(logits / cap)."""
+    convolution: Convolution | None = None
+    chain: Chain | None = None
+    llama3_rope: Llama3Rope | None = None
+
+    @property
+    def drafts(self) -> int:
+        """Draft tokens of a block."""
+        return self.block_size - self.first_drafted
+
+    def is_causal(self, window: int | None) -> bool:
+        """Whether layers with this window are causal inside a block."""
+        return window is not None if self.causal is None else self.causal
+
+    @property
+    def tapped_size(self) -> int:
+        """Width of a token's tapped hidden states, all taps concatenated."""
+        return len(self.target_layer_ids) * self.hidden_size
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every tensor."""
+        d, ff, hd = self.hidden_size, self.intermediate_size, self.head_dim
+        q, kv = self.num_attention_heads * hd, self.num_key_value_heads * hd
+        shapes: dict[str, tuple[int, ...]] = {
+            "fc.weight": (d, self.tapped_size),
+            "hidden_norm.weight": (d,),
+            "norm.weight": (d,),
+        }
+        for layer in range(self.num_hidden_layers):
+            layer_shapes = {
+                f"{name}.weight": shape
+                for name, shape in {
+                    "input_layernorm": (d,),
+                    "post_attention_layernorm": (d,),
+                    "self_attn.q_proj": (q, d),
+                    "self_attn.k_proj": (kv, d),
+                    "self_attn.v_proj": (kv, d),
+                    "self_attn.o_proj": (d, q),
+                    "self_attn.q_norm": (hd,),
+                    "self_attn.k_norm": (hd,),
+                    "mlp.gate_proj": (ff, d),
+                    "mlp.up_proj": (ff, d),
+                    "mlp.down_proj": (d, ff),
+                }.items()
+            }
+            if self.convolution is not None:
+                layer_shapes |= self.convolution.shapes(d)
+            shapes |= {f"layers.{layer}.{name}": shape for name, shape in layer_shapes.items()}
+        if self.chain is not None:
+            shapes |= self.chain.shapes(d, self.vocab_size)
+        return shapes
+
+
+def read_tensors(
+    folder: Path, config: Config
+) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
+    """Find the tensors of the network and of its chain, by name without the prefix `model.`.
+
+    Others, such as DSpark's copies of the target's embeddings and head, are not read.
+
+    Raises ModelError if a file cannot be read, or tensors are missing or of another shape or dtype;
+    the message names them.
+    """
+    stored = stored_tensors(folder)
+    tensors = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
+    shapes = config.shapes()
+    check_tensors(folder, shapes, tensors)
+    chain = config.chain.shapes(config.hidden_size, config.vocab_size) if config.chain else {}
+    return {name: tensors[name] for name in shapes if name not in chain}, {
+        name: tensors[name] for name in chain
+    }
+
+
+def read_draft_vocab(folder: Path, config: Config) -> npt.NDArray[np.int64] | None:
+    """The tokens that the drafter may draft, [n] ascending; None: the whole vocabulary.
+
+    Raises ModelError if the file is no ascending list of tokens.
+    """
+    path = folder / DRAFT_VOCAB
+    if not path.exists():
+        return None
+    try:
+        tokens: npt.NDArray[Any] = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    is_list = tokens.ndim == 1 and tokens.size and tokens.dtype.kind in "iu"
+    if not (
+        is_list
+        and np.all(np.diff(tokens.astype(np.int64)) > 0)
+        and 0 <= int(tokens[0]) <= int(tokens[-1]) < config.vocab_size
+    ):
+        raise ModelError(
+            f"{path} is no ascending list of tokens below {config.vocab_size}; remove it to draft "
+            "from the whole vocabulary"
+        )
+    return np.asarray(tokens, np.int64)

@@ -1,0 +1,234 @@
+"""Reads `config.json` of a drafter in the form of DFlash: z-lab's, DFlash 2's, or DSpark's.
+
+As their own code reads it: z-lab/dflash (dflash/model.py) and deepseek-ai/DeepSpec
+(deepspec/modeling/dspark/qwen3). A layer with a sliding window is causal inside a block unless
+`is_causal` says otherwise, as there and in vLLM (model_executor/models/qwen3_dflash.py).
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from paceline.errors import ModelError
+from paceline.storage.files import read_json
+from paceline.storage.validation import Count, Limit, Positive, listed, validated
+from paceline_mlx.heads.config import (
+    CONFIG,
+    HeadDim,
+    Llama3Rope,
+    One,
+    PositiveFloat,
+    ScalableRope,
+    architecture,
+)
+from paceline_mlx.heads.dflash.checkpoint import Chain, Config, Convolution
+
+FORMS = {
+    "DFlashDraftModel": "DFlash",
+    "DFlash2DraftModel": "DFlash 2",
+    "Qwen3DSparkModel": "DSpark",
+}
+"""Architecture -> name of the form."""
+
+_NotEmpty = Limit(min_length=1)
+_Block = Annotated[int, Limit(ge=2)]
+
+_CANDIDATES = 256
+"""Best tokens of a row to which DSpark's Markov head is applied. Its whole output matrix would be
+read once a draft; vLLM's `dspark_draft_topk` cuts it in the same way."""
+
+
+@dataclass(kw_only=True)
+class _File:
+    """The fields that all forms share and that decide what the network computes."""
+
+    architectures: Annotated[
+        list[Literal["DFlashDraftModel", "DFlash2DraftModel", "Qwen3DSparkModel"]], _NotEmpty
+    ]
+    hidden_size: Positive
+    intermediate_size: Positive
+    num_hidden_layers: Positive
+    num_attention_heads: Positive
+    num_key_value_heads: Positive
+    vocab_size: Positive
+    num_target_layers: Positive
+    head_dim: HeadDim | None = None
+    rms_norm_eps: Annotated[float, Limit(ge=0)] = 1e-6
+    rope_theta: PositiveFloat = 10_000.0
+    rope_parameters: ScalableRope | None = None
+    rope_scaling: ScalableRope | None = None
+    partial_rotary_factor: One = 1.0
+    attention_bias: Literal[False] | None = None
+    hidden_act: Literal["silu"] = "silu"
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+    sliding_window: int | None = None
+    is_causal: bool | None = None
+    is_neox_style: Literal[True] | None = None
+
+    @property
+    def llama3_rope(self) -> Llama3Rope | None:
+        """The scaling of either form. Raises ValueError, with what is wrong."""
+        ropes = [rope for rope in (self.rope_parameters, self.rope_scaling) if rope is not None]
+        return next((scaling for rope in ropes if (scaling := rope.llama3)), None)
+
+
+@dataclass(kw_only=True)
+class _DFlashConfig:
+    """The field `dflash_config`."""
+
+    target_layer_ids: Annotated[list[Count], _NotEmpty]
+    mask_token_id: Count
+    causal: bool | None = None
+    input_embedding_scale: PositiveFloat = 1.0
+    output_multiplier: PositiveFloat = 1.0
+    final_logit_softcapping: Annotated[float, Limit(ge=0)] | None = None
+    use_swa: Literal[False] | None = None
+    attention_sink_bias: Literal[False] | None = None
+
+
+@dataclass(kw_only=True)
+class _DFlash2Config(_DFlashConfig):
+    """The field `dflash_config` of DFlash 2."""
+
+    block_size: _Block
+    conv_kernel_size: Positive
+    conv_group_size: Positive
+    selector_rank: Positive
+    selector_top_k: Positive
+
+
+@dataclass(kw_only=True)
+class _DFlashFile(_File):
+    block_size: _Block
+    dflash_config: _DFlashConfig
+
+
+@dataclass(kw_only=True)
+class _DFlash2File(_File):
+    dflash_config: _DFlash2Config
+
+
+@dataclass(kw_only=True)
+class _DSparkFile(_File):
+    block_size: _Block
+    target_layer_ids: Annotated[list[Count], _NotEmpty]
+    mask_token_id: Count
+    markov_rank: Count
+    markov_head_type: Literal["vanilla", "gated", "rnn"] | None = None
+    enable_confidence_head: bool
+    confidence_head_with_markov: bool = False
+
+
+def read_config(folder: Path) -> Config:
+    """Read and validate `config.json`.
+
+    Raises ModelError if it is no DFlash checkpoint, or of an unsupported form; the message names
+    every fault.
+    """
+    path = folder / CONFIG
+    raw, name = read_json(path), architecture(folder)
+    if name == "Qwen3DSparkModel":
+        return _dspark(path, raw)
+    if name == "DFlash2DraftModel":
+        dflash2 = validated(_DFlash2File, raw, str(path), error=ModelError)
+        nested = dflash2.dflash_config
+        convolution = Convolution(nested.conv_kernel_size, nested.conv_group_size)
+        faults = []
+        if dflash2.hidden_size % convolution.group:
+            faults.append(f"conv_group_size {convolution.group} does not divide hidden_size")
+        if convolution.taps > nested.block_size:
+            faults.append(f"conv_kernel_size is {convolution.taps}, block_size {nested.block_size}")
+        if nested.selector_top_k > dflash2.vocab_size:
+            faults.append(f"selector_top_k is {nested.selector_top_k}, more than the vocabulary")
+        chain = Chain("selector", nested.selector_rank, nested.selector_top_k)
+        extra = {"block_size": nested.block_size, "convolution": convolution, "chain": chain}
+        return _config(path, dflash2, _of(nested) | extra, faults)
+    file = validated(_DFlashFile, raw, str(path), error=ModelError)
+    return _config(path, file, _of(file.dflash_config) | {"block_size": file.block_size}, [])
+
+
+def _of(nested: _DFlashConfig) -> dict[str, Any]:
+    return {
+        "target_layer_ids": tuple(nested.target_layer_ids),
+        "mask_token_id": nested.mask_token_id,
+        "causal": nested.causal,
+        "embedding_scale": nested.input_embedding_scale,
+        "logit_scale": nested.output_multiplier,
+        "logit_cap": nested.final_logit_softcapping or None,
+    }
+
+
+def _dspark(path: Path, raw: object) -> Config:
+    file = validated(_DSparkFile, raw, str(path), error=ModelError)
+    reads_draft = file.enable_confidence_head and file.confidence_head_with_markov
+    faults = []
+    if file.markov_rank and file.markov_head_type is None:
+        faults.append(f"markov_rank is {file.markov_rank} without a markov_head_type")
+    if reads_draft and not file.markov_rank:
+        faults.append("confidence_head_with_markov needs a markov_rank above 0")
+    chain = None
+    if file.markov_rank or file.enable_confidence_head:
+        chain = Chain(
+            (file.markov_head_type or "vanilla") if file.markov_rank else "none",
+            file.markov_rank,
+            min(_CANDIDATES, file.vocab_size),
+            confidence=file.enable_confidence_head,
+            confidence_reads_draft=reads_draft,
+        )
+    values = {
+        "target_layer_ids": tuple(file.target_layer_ids),
+        "mask_token_id": file.mask_token_id,
+        "block_size": file.block_size,
+        "causal": False,
+        "first_drafted": 0,
+        "chain": chain,
+    }
+    file.is_causal = None  # of its target, if at all; its own code does not read it
+    return _config(path, file, values, faults)
+
+
+def _config(path: Path, file: _File, settings: dict[str, Any], faults: list[str]) -> Config:
+    """The shape that a file describes. Raises ModelError if its values contradict each other."""
+    if faults := faults + _contradictions(file, settings):
+        raise ModelError(listed(str(path), faults))
+    kinds = file.layer_types or ["full_attention"] * file.num_hidden_layers
+    rope_theta = file.rope_parameters and file.rope_parameters.rope_theta
+    settings["causal"] = settings["causal"] if file.is_causal is None else file.is_causal
+    values: dict[str, Any] = {
+        **{
+            field.name: getattr(file, field.name)
+            for field in fields(Config)
+            if hasattr(file, field.name)
+        },
+        "head_dim": file.head_dim or file.hidden_size // file.num_attention_heads,
+        "rope_theta": rope_theta or file.rope_theta,
+        "windows": tuple(
+            file.sliding_window if kind == "sliding_attention" else None for kind in kinds
+        ),
+    }
+    return Config(**{**values, **settings})
+
+
+def _contradictions(file: _File, settings: dict[str, Any]) -> list[str]:
+    """Values that are valid alone and contradict each other."""
+    faults = []
+    heads, kinds = file.num_attention_heads, file.layer_types
+    try:
+        _ = file.llama3_rope
+    except ValueError as error:
+        faults.append(str(error))
+    last_tap, mask = max(settings["target_layer_ids"]), settings["mask_token_id"]
+    if not file.head_dim and file.hidden_size % (2 * heads):
+        faults.append(f"hidden_size {file.hidden_size} over {heads} heads is no even head size")
+    if heads % file.num_key_value_heads:
+        faults.append("num_attention_heads is no multiple of num_key_value_heads")
+    if last_tap >= file.num_target_layers:
+        faults.append(f"layer {last_tap} is tapped, the target has {file.num_target_layers}")
+    if mask >= file.vocab_size:
+        faults.append(f"mask_token_id is {mask}, the vocabulary has {file.vocab_size} tokens")
+    if kinds is not None:
+        if len(kinds) != file.num_hidden_layers:
+            faults.append(f"layer_types has {len(kinds)} entries, not {file.num_hidden_layers}")
+        if "sliding_attention" in kinds and not (file.sliding_window or 0) > 0:
+            faults.append(f"sliding_window is {file.sliding_window} for sliding_attention")
+    return faults

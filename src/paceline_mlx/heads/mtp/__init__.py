@@ -1,0 +1,1 @@
+"""The chain of one layer; see `paceline_mlx.heads`."""

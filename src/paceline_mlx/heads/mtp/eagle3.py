@@ -1,0 +1,234 @@
+"""Reads heads in the form of EAGLE-3 (arXiv 2503.01840), as vLLM and SGLang load them.
+
+`config.json` with the architecture `LlamaForCausalLMEagle3`, and safetensors: `fc`, one decoder
+layer `midlayer` whose attention reads embedding and hidden state side by side, `norm`, `lm_head`
+over a reduced vocabulary, and `d2t`: the token of row k is k + d2t[k].
+
+Taps: without ids, after layers 1, L // 2 - 1 and L - 4 of the target's L, which is the default of
+both. `eagle_aux_hidden_state_layer_ids` at the top counts from the embeddings (vLLM: id j is after
+layer j - 1), inside `eagle_config` it counts layers from 0 (SGLang, SpecForge).
+
+DeepSpec's form (`Qwen3Eagle3Model`, deepseek-ai/DeepSpec) is the same layer, `layers.0`, with norms
+of queries and keys, `target_layer_ids` from 0, and the target's embeddings and head, of which it
+has frozen copies; they are not read.
+"""
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import ModelError
+from paceline.storage.files import read_json
+from paceline.storage.validation import Count, Limit, Positive, listed, validated
+from paceline_mlx.heads.config import CONFIG, HeadDim, PositiveFloat, Rope
+from paceline_mlx.heads.mtp.checkpoint import Head, HeadConfig, HeadWeights, layer_weights
+from paceline_mlx.heads.parts import MlxArray
+from paceline_mlx.heads.tensors import Tensors, check_tensors, stored_tensors
+
+ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Qwen3Eagle3Model")
+_IDS = "eagle_aux_hidden_state_layer_ids"
+_LAYER = "midlayer."
+
+
+@dataclass
+class _EagleConfig:
+    use_aux_hidden_state: Literal[True] = True
+    eagle_aux_hidden_state_layer_ids: list[Count] | None = None
+
+
+@dataclass
+class _ConfigFile:
+    """The fields of config.json that decide what the head computes."""
+
+    architectures: Annotated[
+        list[Literal["LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Qwen3Eagle3Model"]],
+        Limit(min_length=1),
+    ]
+    hidden_size: Positive
+    intermediate_size: Positive
+    num_attention_heads: Positive
+    vocab_size: Positive
+    num_hidden_layers: Annotated[int, Limit(ge=1, le=1)] = 1
+    num_key_value_heads: Positive | None = None
+    head_dim: HeadDim | None = None
+    draft_vocab_size: Positive | None = None
+    target_hidden_size: Positive | None = None
+    rms_norm_eps: Annotated[float, Limit(ge=0)] = 1e-6
+    rope_theta: PositiveFloat = 10_000.0
+    rope_parameters: Rope | None = None
+    rope_scaling: Rope | None = None
+    norm_before_residual: Literal[False] | None = None
+    tie_word_embeddings: Literal[False] = False
+    attention_bias: Literal[False] | None = None
+    mlp_bias: Literal[False] | None = None
+    hidden_act: Literal["silu"] = "silu"
+    eagle_config: _EagleConfig | None = None
+    eagle_aux_hidden_state_layer_ids: list[Positive] | None = None
+    target_layer_ids: list[Count] | None = None
+    num_target_layers: Positive | None = None
+
+    @property
+    def deepspec(self) -> bool:
+        """Whether it is in DeepSpec's form."""
+        return self.architectures[0] == "Qwen3Eagle3Model"
+
+
+def read_config(folder: Path, target_layers: Callable[[], int]) -> HeadConfig:
+    """Read and validate `config.json`.
+
+    Raises ModelError if it is no EAGLE-3 head, or of an unsupported form; the message names every
+    fault.
+    """
+    path = folder / CONFIG
+    file = validated(_ConfigFile, read_json(path), str(path), error=ModelError)
+    heads = file.num_attention_heads
+    kv_heads = file.num_key_value_heads or heads
+    if faults := _contradictions(file, heads, kv_heads):
+        raise ModelError(listed(str(path), faults))
+    head_dim = file.head_dim or file.hidden_size // heads
+    theta = file.rope_parameters and file.rope_parameters.rope_theta
+    return HeadConfig(
+        hidden_size=file.hidden_size,
+        intermediate_size=file.intermediate_size,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        rotary_dims=head_dim,
+        vocab_size=file.vocab_size,
+        rms_norm_eps=file.rms_norm_eps,
+        rope_theta=theta or file.rope_theta,
+        taps=_taps(file) or _default_taps(target_layers(), path),
+        num_target_layers=file.num_target_layers if file.deepspec else None,
+        draft_vocab_size=file.draft_vocab_size,
+        head_norms=file.deepspec,
+    )
+
+
+def _default_taps(layers: int, path: Path) -> tuple[int, ...]:
+    """The taps of a checkpoint that names none; see the top of this file."""
+    taps = (1, layers // 2 - 1, layers - 4)
+    if not 0 <= min(taps) <= max(taps) < layers or len(set(taps)) < len(taps):
+        raise ModelError(
+            f"{path} has no {_IDS}, and a target of {layers} layers is too short for the usual "
+            "ones; write the layers there"
+        )
+    return taps
+
+
+def _taps(file: _ConfigFile) -> tuple[int, ...]:
+    if file.deepspec:
+        return tuple(file.target_layer_ids or ())
+    if file.eagle_aux_hidden_state_layer_ids:
+        return tuple(layer - 1 for layer in file.eagle_aux_hidden_state_layer_ids)
+    nested = file.eagle_config and file.eagle_config.eagle_aux_hidden_state_layer_ids
+    return tuple(nested or ())
+
+
+def _contradictions(file: _ConfigFile, heads: int, kv_heads: int) -> list[str]:
+    """Values that are valid alone and contradict each other."""
+    faults = []
+    if not file.head_dim and file.hidden_size % (2 * heads):
+        faults.append(f"hidden_size {file.hidden_size} over {heads} heads is no even head size")
+    if heads % kv_heads:
+        faults.append("num_attention_heads is no multiple of num_key_value_heads")
+    if file.draft_vocab_size and file.draft_vocab_size > file.vocab_size:
+        faults.append(
+            f"draft_vocab_size is {file.draft_vocab_size}, the vocabulary has {file.vocab_size}"
+        )
+    if (file.target_hidden_size or file.hidden_size) != file.hidden_size:
+        faults.append(
+            f"target_hidden_size is {file.target_hidden_size}, hidden_size {file.hidden_size}: "
+            "expected the same, because the head uses the target's embeddings"
+        )
+    if file.deepspec and not file.target_layer_ids:
+        faults.append("target_layer_ids is missing")
+    if file.deepspec and file.draft_vocab_size:
+        faults.append("draft_vocab_size is given; expected a head over the whole vocabulary")
+    return faults
+
+
+def read_head(folder: Path, config: HeadConfig) -> Head:
+    """Read the weights. Raises ModelError; the message names the faulty tensors."""
+    tensors = {
+        name.removeprefix("model.").replace("layers.0.", _LAYER): tensor
+        for name, tensor in stored_tensors(folder).items()
+    }
+    shapes = _shapes(config)
+    if config.draft_vocab_size is not None:
+        shapes["d2t"] = (config.draft_vocab_size,)
+    if config.head_norms or (config.draft_vocab_size is None and "lm_head.weight" not in tensors):
+        del shapes["lm_head.weight"]
+    if "d2t" not in tensors and config.draft_vocab_size == config.vocab_size:
+        shapes.pop("d2t", None)
+    check_tensors(folder, {name: shape for name, shape in shapes.items() if name != "d2t"}, tensors)
+
+    weights = _weights(lambda name: tensors[name].load(), {*shapes})
+    draft_vocab = _draft_vocab(folder, config, tensors) if "d2t" in shapes else None
+    return Head(folder, config, weights, draft_vocab)
+
+
+def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of the network."""
+    d, ff, hd = config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv = config.num_attention_heads * hd, config.num_key_value_heads * hd
+    layer = {
+        "input_layernorm": (d,),
+        "hidden_norm": (d,),
+        "self_attn.q_proj": (q, 2 * d),
+        "self_attn.k_proj": (kv, 2 * d),
+        "self_attn.v_proj": (kv, 2 * d),
+        "self_attn.o_proj": (d, q),
+        "post_attention_layernorm": (d,),
+        "mlp.gate_proj": (ff, d),
+        "mlp.up_proj": (ff, d),
+        "mlp.down_proj": (d, ff),
+    }
+    if config.head_norms:
+        layer |= {"self_attn.q_norm": (hd,), "self_attn.k_norm": (hd,)}
+    return {
+        "fc.weight": (d, config.tapped_size),
+        "norm.weight": (d,),
+        "lm_head.weight": (config.draft_vocab_size or config.vocab_size, d),
+        **{f"{_LAYER}{name}.weight": shape for name, shape in layer.items()},
+    }
+
+
+def _weights(read: Callable[[str], MlxArray], names: Container[str]) -> HeadWeights:
+    """The network's weights; `read` has its tensors by name, of which those in `names` exist."""
+    import mlx.core as mx
+
+    def of(*parts: str) -> MlxArray:
+        return mx.concatenate([read(f"{_LAYER}{part}.weight") for part in parts])
+
+    def optional(name: str) -> MlxArray | None:
+        return read(name) if name in names else None
+
+    return HeadWeights(
+        fuse=read("fc.weight"),
+        embedding_norm=of("input_layernorm"),
+        hidden_norm=of("hidden_norm"),
+        norm=read("norm.weight"),
+        query_norm=optional(f"{_LAYER}self_attn.q_norm.weight"),
+        key_norm=optional(f"{_LAYER}self_attn.k_norm.weight"),
+        head=optional("lm_head.weight"),
+        **layer_weights(of),
+    )
+
+
+def _draft_vocab(folder: Path, config: HeadConfig, tensors: Tensors) -> npt.NDArray[np.int64]:
+    """The tokens of the rows of `lm_head`, [draft vocabulary] ascending."""
+    count = config.draft_vocab_size or 0
+    if "d2t" not in tensors or tensors["d2t"].shape != (count,):
+        shape = list(tensors["d2t"].shape) if "d2t" in tensors else "missing"
+        raise ModelError(f"the weights in {folder} cannot be used: d2t is {shape}, not [{count}]")
+    tokens = np.array(tensors["d2t"].load("I64", "I32")).astype(np.int64) + np.arange(count)
+    if np.any(np.diff(tokens) <= 0) or tokens[0] < 0 or tokens[-1] >= config.vocab_size:
+        raise ModelError(
+            f"{folder}: row k of lm_head is for the token k + d2t[k]; expected ascending tokens "
+            f"below {config.vocab_size}"
+        )
+    return tokens

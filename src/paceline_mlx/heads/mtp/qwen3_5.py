@@ -1,0 +1,186 @@
+"""Reads the MTP head inside a Qwen3.5 checkpoint: its tensors `mtp.*`.
+
+As vLLM computes it (`qwen3_5_mtp`): the target's hidden state after its final norm and the
+embedding of the next token, both normed, go through `fc`, embedding first; then one layer of full
+attention as in the target (gated, with norms of queries and keys, heads rotated in part), and a
+norm, whose output goes to the target's head and, in a chain, to the next step. llama.cpp measured
+that the state after the final norm is the right one (its pull request 24025).
+
+A checkpoint stores every norm's weight less 1.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from paceline.errors import ModelError
+from paceline.storage.files import read_json
+from paceline.storage.validation import Limit, Positive, validated
+from paceline_mlx.heads.config import CONFIG, HeadDim, PositiveFloat
+from paceline_mlx.heads.mtp.checkpoint import Head, HeadConfig, HeadWeights, layer_weights
+from paceline_mlx.heads.parts import MlxArray
+from paceline_mlx.heads.tensors import check_tensors, stored_tensors
+
+_MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+"""Checkpoints that are taken for a Qwen3.5's; the heads of its mixtures are refused by name."""
+
+
+@dataclass
+class _Rope:
+    rope_type: Literal["default"] | None = None
+    type: Literal["default"] | None = None
+    rope_theta: PositiveFloat = 10_000.0
+    partial_rotary_factor: Annotated[float, Limit(gt=0, le=1)] = 0.25
+
+
+@dataclass
+class _TextConfig:
+    """The fields of the text model's config that decide what the head computes."""
+
+    model_type: Literal["qwen3_5", "qwen3_5_text"]
+    hidden_size: Positive
+    intermediate_size: Positive
+    num_hidden_layers: Positive
+    num_attention_heads: Positive
+    num_key_value_heads: Positive
+    vocab_size: Positive
+    mtp_num_hidden_layers: Annotated[int, Limit(ge=1, le=1)]
+    rope_parameters: _Rope
+    head_dim: HeadDim = 256
+    rms_norm_eps: Annotated[float, Limit(ge=0)] = 1e-6
+    mtp_use_dedicated_embeddings: Literal[False] = False
+    attn_output_gate: Literal[True] = True
+    attention_bias: Literal[False] = False
+    hidden_act: Literal["silu"] = "silu"
+
+
+def has_head(folder: Path) -> bool:
+    """Whether a target has an MTP head that can be used; for `auto`, which must not fail on one.
+
+    Only the values of its tensors are not looked at.
+    """
+    if not (is_checkpoint(folder) and _text_config(folder).get("mtp_num_hidden_layers")):
+        return False
+    try:
+        _tensors(folder, read_config(folder), finite=False)
+    except ModelError:
+        return False
+    return True
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether this is the folder of a Qwen3.5 model."""
+    return (folder / CONFIG).is_file() and _text_config(folder).get("model_type") in _MODEL_TYPES
+
+
+def read_config(folder: Path) -> HeadConfig:
+    """The head's shape by a checkpoint's `config.json`. Raises ModelError."""
+    file = validated(
+        _TextConfig, _text_config(folder), f"{folder / CONFIG} (MTP head)", error=ModelError
+    )
+    return HeadConfig(
+        hidden_size=file.hidden_size,
+        intermediate_size=file.intermediate_size,
+        num_attention_heads=file.num_attention_heads,
+        num_key_value_heads=file.num_key_value_heads,
+        head_dim=file.head_dim,
+        rotary_dims=int(file.head_dim * file.rope_parameters.partial_rotary_factor),
+        vocab_size=file.vocab_size,
+        rms_norm_eps=file.rms_norm_eps,
+        rope_theta=file.rope_parameters.rope_theta,
+        taps=(file.num_hidden_layers - 1,),
+        num_target_layers=file.num_hidden_layers,
+        own=True,
+    )
+
+
+def read_head(path: Path, config: HeadConfig) -> Head:
+    """Read the weights. Raises ModelError; the message names the faulty tensors."""
+    import mlx.core as mx
+
+    named = _tensors(path, config)
+
+    def of(*names: str) -> MlxArray:
+        return mx.concatenate([named(f"layers.0.{name}") for name in names])
+
+    weights = HeadWeights(
+        fuse=named("target_norm"),
+        embedding_norm=named("pre_fc_norm_embedding"),
+        hidden_norm=named("pre_fc_norm_hidden"),
+        join=named("fc"),
+        attention_norm=of("input_layernorm"),
+        query_norm=of("self_attn.q_norm"),
+        key_norm=of("self_attn.k_norm"),
+        norm=named("norm"),
+        **layer_weights(of, config.num_attention_heads),
+    )
+    return Head(path, config, weights, None)
+
+
+def _tensors(folder: Path, config: HeadConfig, *, finite: bool = True) -> Callable[[str], MlxArray]:
+    """Reads a tensor of a checkpoint by its name after `mtp.`; `target_norm` is the target's.
+
+    `finite` checks all numbers.
+    """
+    import mlx.core as mx
+
+    stored = stored_tensors(folder)
+    if any(
+        name.endswith("conv1d.weight") and tensor.shape[-1] == 1 for name, tensor in stored.items()
+    ):
+        raise ModelError(
+            f"{folder} was converted for MLX, which stores norms in another way; name the original "
+            "checkpoint for its MTP head: mtp:FOLDER"
+        )
+    norms = [name for name in stored if name.endswith("model.norm.weight")]
+    norms += [name for name in stored if name.endswith("language_model.norm.weight")]
+    tensors = {name: stored[name] for name in stored if name.startswith("mtp.")}
+    if not tensors:
+        raise ModelError(
+            f"{folder} names an MTP head in its {CONFIG} and has no tensors mtp.*; whoever "
+            "converted it left them out: name the original checkpoint, mtp:FOLDER"
+        )
+    names = {f"mtp.{name}.weight": shape for name, shape in _shapes(config).items()}
+    names["mtp.target_norm.weight"] = (config.hidden_size,)
+    if norms:
+        tensors["mtp.target_norm.weight"] = stored[norms[0]]
+    check_tensors(folder, names, tensors, finite=finite)
+
+    def read(name: str) -> MlxArray:
+        values = tensors[f"mtp.{name}.weight"].load()
+        return values.astype(mx.float32) + 1 if values.ndim == 1 else values
+
+    return read
+
+
+def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """Name without `mtp.` and `.weight` -> shape of every tensor."""
+    d, ff, hd = config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv = config.num_attention_heads * hd, config.num_key_value_heads * hd
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (d,),
+        "self_attn.q_proj": (2 * q, d),
+        "self_attn.k_proj": (kv, d),
+        "self_attn.v_proj": (kv, d),
+        "self_attn.o_proj": (d, q),
+        "self_attn.q_norm": (hd,),
+        "self_attn.k_norm": (hd,),
+        "post_attention_layernorm": (d,),
+        "mlp.gate_proj": (ff, d),
+        "mlp.up_proj": (ff, d),
+        "mlp.down_proj": (d, ff),
+    }
+    return {
+        "fc": (d, 2 * d),
+        "pre_fc_norm_embedding": (d,),
+        "pre_fc_norm_hidden": (d,),
+        "norm": (d,),
+        **{f"layers.0.{name}": shape for name, shape in layer.items()},
+    }
+
+
+def _text_config(folder: Path) -> dict[str, Any]:
+    config = read_json(folder / CONFIG)
+    text = config.get("text_config", config)
+    return text if isinstance(text, dict) else {}

@@ -1,0 +1,88 @@
+"""One sequence of the engine: its KV blocks, its tokens, and the caches that mlx-lm's model fills.
+
+KV blocks only count slots; MLX's arrays grow by themselves. A fork shares arrays until either
+sequence writes, which copies them.
+"""
+
+from collections.abc import Sequence
+from typing import Self
+
+from paceline.decoding.types import Block
+from paceline.engines.kv_blocks import BlockPool, PrefillTable
+from paceline.errors import CacheFull
+from paceline_mlx.model import LoadedModel
+from paceline_mlx.states import States
+
+
+class MlxSequence(PrefillTable):
+    """See `KVSequence` in `engines/base.py`. Prefill and decode calls may take other kernels."""
+
+    def __init__(self, pool: BlockPool, context_length: int, model: LoadedModel) -> None:
+        """An empty sequence of a model."""
+        super().__init__(pool, context_length)
+        self._model = model
+        self._states: States | None = None
+        self.tokens: list[int] = []
+        """Committed tokens: run again where a recurrent state cannot be rolled back."""
+        self._block: Sequence[int] = ()
+
+    @property
+    def states(self) -> States:
+        """Caches of the model; they may hold more or fewer than `length` slots."""
+        if self._states is None:
+            self._states = self._model.empty()
+        return self._states
+
+    def ran(self, block: Block) -> None:
+        """Record the block that was run last."""
+        super().ran(block)
+        self._block = block.tokens
+
+    def forget(self) -> None:
+        """Drop the caches: their contents are unknown after a failed call."""
+        self._states = None
+        self.rewind(self.length)  # the failed block cannot be committed
+
+    def commit(self, rows: int) -> None:
+        """Keep the first `rows` rows of the last block."""
+        super().commit(rows)
+        self.tokens += self._block[:rows]
+        self._block = self._block[rows:]
+
+    def rewind(self, length: int) -> None:
+        """Drop all slots from `length` on."""
+        super().rewind(length)
+        del self.tokens[length:]
+        self._block = ()
+
+    def fork_length(self, length: int) -> int:
+        """The length that `fork(length)` would have, if the cache has slots for it."""
+        return self.states.fork_length(min(length, self.shareable_length))
+
+    def fork(self, length: int) -> Self:
+        """A new sequence with up to `length` prefilled slots of this one.
+
+        With recurrent layers: up to a position whose state was saved.
+        """
+        import mlx.core as mx
+
+        if length < 0:
+            raise ValueError(f"fork({length}) of a sequence of {self.length} slots")
+        other = type(self)(self._pool, self._context_length, self._model)
+        states = self.states.fork(min(length, self.shareable_length))
+        try:
+            other.reserve(states.held)
+        except CacheFull:
+            return other
+        super(MlxSequence, other).commit(states.held)
+        other._states, other.tokens = states, self.tokens[: states.held]
+        other._shareable_length = states.held
+        mx.eval(states.arrays())
+        return other
+
+    def close(self) -> None:
+        """Free all slots."""
+        super().close()
+        self._states = None
+        self.tokens = []
+        self._block = ()

@@ -1,0 +1,223 @@
+"""A model loaded by mlx-lm, and its calls: tokens in, lazy arrays out.
+
+Independent of blocks, sampling and sequences. Model classes, caches and quantized layers are
+mlx-lm's own.
+"""
+
+import copy
+import importlib.util
+import platform
+import textwrap
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.errors import InvalidRequest, MissingExtra, ModelError
+from paceline_mlx.caches import is_recurrent, leaves, make_caches
+from paceline_mlx.hooks import Array, Taps
+from paceline_mlx.rollback import Recorder
+from paceline_mlx.states import States
+from paceline_mlx.together import Together
+
+_PADDING = 0
+"""Token of a padding row; its logits are not read."""
+
+_LONGEST_REASON = 300
+"""Most characters of an error that are passed on."""
+
+
+Tokens = Sequence[int] | Array
+
+
+class Called(NamedTuple):
+    """Lazy outputs of a call."""
+
+    logits: Array
+    """[T, vocab], in the model's own precision."""
+    taps: dict[int, Array]
+    """Tapped layer -> [T, d]."""
+
+
+class LoadedModel:
+    """A model in memory."""
+
+    def __init__(self, module: Any, taps: Sequence[int] = ()) -> None:
+        """Wrap a model of mlx-lm, and install hooks on some of its modules.
+
+        Args:
+            module: the model, as `load` returns it.
+            taps: layers whose hidden states every call returns, by their numbers from 0.
+
+        Raises:
+            ModelError: one of its caches cannot be rolled back.
+            InvalidRequest: a tapped layer does not exist.
+        """
+        self.module = module
+        """mlx-lm's own, for drafters that share parts of it."""
+        caches = make_caches(module)
+        missing = [tap for tap in taps if not 0 <= tap < len(module.layers)]
+        if missing:
+            raise InvalidRequest(
+                f"the model has layers 0 to {len(module.layers) - 1}, so "
+                f"{', '.join(map(str, missing))} cannot be tapped"
+            )
+        recurrent = any(is_recurrent(cache) for cache in leaves(caches))
+        # The recorder is between the two: it records one sequence's share of projected rows, and
+        # a mixer's call for one sequence.
+        self._together = Together(module, caches)
+        self._recorder = Recorder(module) if recurrent else None
+        self._together.hook_mixers()
+        self._taps = Taps(module.layers, taps)
+
+    def empty(self) -> States:
+        """Empty caches for a new sequence."""
+        return States(partial(make_caches, self.module), self._recorder)
+
+    def call(
+        self, states: States, tokens: Tokens, *, least: int = 1, drafted: bool = False
+    ) -> Called:
+        """Run tokens after the context that `states` hold.
+
+        Args:
+            states: the caches of the sequence; the call appends the tokens.
+            tokens: T token ids, or an array of them.
+            least: least rows of the call. Padding rows enter the caches too.
+            drafted: whether rows may be rejected, so that rollback among them must be cheap.
+        """
+        rows = _padded(tokens, least)
+        with states.call(len(rows), drafted=drafted) as caches:
+            logits = self.module(rows[None], cache=caches)[0]
+        return _called(logits, self._taps.take(), slice(0, len(tokens)))
+
+    def call_together(
+        self, parts: Sequence[tuple[States, Tokens]], *, least: int = 1
+    ) -> list[Called]:
+        """Run tokens of several sequences, each after its own context; see `together.py`.
+
+        Args:
+            parts: of each sequence, its caches and its tokens, as for `call` with `drafted`.
+            least: least rows of a sequence.
+        """
+        import mlx.core as mx
+
+        rows = [_padded(tokens, least) for _, tokens in parts]
+        counts = [len(padded) for padded in rows]
+        with ExitStack() as stack:
+            caches = [
+                stack.enter_context(states.call(count, drafted=True))
+                for (states, _), count in zip(parts, counts, strict=True)
+            ]
+            layers = stack.enter_context(self._together.calling(caches, counts))
+            logits = self.module(mx.concatenate(rows)[None], cache=layers)[0]
+        taps = self._taps.take()
+        starts = [sum(counts[:number]) for number in range(len(counts))]
+        return [
+            _called(logits, taps, slice(start, start + len(tokens)))
+            for start, (_, tokens) in zip(starts, parts, strict=True)
+        ]
+
+    @property
+    def calls_together(self) -> bool:
+        """True if `call_together` may be tried."""
+        return self._together.possible
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self.module.layers)
+
+    def embed(self, tokens: Array) -> Array:
+        """The model's embeddings, [..., d], of token ids [...]."""
+        return self._embedding(tokens)
+
+    def head(self, hidden: Array) -> Array:
+        """Logits [..., vocab] of hidden states [..., d] after the last norm."""
+        return _linear(self._head)(hidden)
+
+    def head_of(self, tokens: Array) -> Callable[[Array], Array]:
+        """The head for these tokens [n] only: its logits are [..., n].
+
+        It copies their rows, quantized like the head.
+        """
+        rows = copy.copy(self._head)
+        for name in ("weight", "scales", "biases", "bias"):
+            if name in rows:
+                rows[name] = rows[name][tokens]
+        return _linear(rows)
+
+    @cached_property
+    def _embedding(self) -> Any:
+        from mlx import nn
+
+        kinds = (nn.Embedding, nn.QuantizedEmbedding)
+        return next(module for module in self.module.modules() if isinstance(module, kinds))
+
+    @cached_property
+    def _head(self) -> Any:
+        """The head module: the embedding if the two are tied."""
+        named = self.module.named_modules()
+        heads = [module for name, module in named if name.split(".")[-1] == "lm_head"]
+        return heads[0] if heads else self._embedding
+
+
+def _padded(tokens: Tokens, least: int) -> Array:
+    """[T] token ids, T at least `least`."""
+    import mlx.core as mx
+
+    missing = max(least - len(tokens), 0)
+    return mx.pad(mx.array(tokens), (0, missing), constant_values=_PADDING)
+
+
+def _called(logits: Array, taps: dict[int, Array], rows: slice) -> Called:
+    return Called(logits[rows], {tap: hidden[rows] for tap, hidden in taps.items()})
+
+
+def _linear(head: Any) -> Callable[[Array], Array]:
+    called: Callable[[Array], Array] = getattr(head, "as_linear", head)
+    return called
+
+
+def device() -> str:
+    """Name of the device that MLX computes on."""
+    import mlx.core as mx
+
+    return f"{mx.default_device()} {mx.device_info().get('device_name', platform.machine())}"
+
+
+def require_mlx_lm() -> None:
+    """Raise MissingExtra if mlx-lm is not installed, before anything is fetched."""
+    if importlib.util.find_spec("mlx_lm") is None:
+        raise MissingExtra(
+            "the engine mlx needs mlx-lm; install it with `pip install 'paceline[mlx]'`"
+        )
+
+
+def load(folder: Path) -> Any:
+    """Load the checkpoint in `folder` with mlx-lm.
+
+    Raises:
+        MissingExtra: mlx-lm is not installed.
+        ModelError: mlx-lm does not support the model, or cannot read it.
+    """
+    require_mlx_lm()
+    import mlx.core as mx
+    from mlx_lm.utils import load_model
+
+    # As mlx-lm's own server does: the system keeps the weights in memory between requests.
+    most = mx.device_info().get("max_recommended_working_set_size")
+    if most is not None:
+        mx.set_wired_limit(most)
+    try:
+        return load_model(folder)[0]
+    except Exception as error:  # of any type: model code fails on an incomplete config
+        raise ModelError(f"{folder} cannot be loaded by mlx-lm: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an MLX or mlx-lm error, shortened: it may list all tensors."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, KeyError):
+        reason = f"there is no {reason}"
+    return textwrap.shorten(reason, _LONGEST_REASON, placeholder=" ...")

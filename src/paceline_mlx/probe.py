@@ -1,0 +1,279 @@
+"""Bits of rows on this machine: of the loaded model, and of its attention alone.
+
+The whole model is called after a short and a long context, in calls of several numbers of rows.
+Attention is also called by itself, as the model calls it but with random keys, at contexts up to
+66,000 and around the numbers of keys where MLX may change kernels: that takes a layer's memory.
+Then calls of several sequences are compared with those of each sequence alone.
+
+Independent of blocks and sequences. What a passing probe does not prove: that another context than
+those takes no kernel of its own. `thresholds.py` has why it should not.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline_mlx.caches import SlidingCache, is_recurrent, kernel_by_position, leaves
+from paceline_mlx.hooks import Array
+from paceline_mlx.model import Called, LoadedModel
+from paceline_mlx.rows import (
+    CONTEXTS,
+    MODEL_CONTEXTS,
+    SHARE,
+    Call,
+    RowBits,
+    RowRange,
+    attention_calls,
+    calls_after,
+    candidates,
+    choose,
+    model_contexts,
+    most_together,
+    shares,
+)
+from paceline_mlx.states import States
+from paceline_mlx.thresholds import MOST_ROWS, THRESHOLDS, dropped
+
+_PREFIX = 48
+"""Computed tokens before a long random context."""
+
+_TOKENS = 32
+"""Every model has these, and the vocabulary's size is not known yet."""
+
+_QUERIES = 64
+"""Positions after which queries repeat."""
+
+
+class Attention(NamedTuple):
+    """Shapes of one kind of the model's attention, as it calls `scaled_dot_product_attention`."""
+
+    heads: int
+    kv_heads: int
+    key_size: int
+    value_size: int
+    dtype: Any
+    scale: float
+    sinks: Array | None
+
+
+def choose_rows(model: LoadedModel, context_length: int) -> RowRange | None:
+    """The first candidate for which every call gives equal bits.
+
+    None: no candidate does, or the position of a row does not decide which kernel it takes.
+    """
+    states = model.empty()
+    with _recorded() as calls:
+        _evaluate(states, model.call(states, [0, 0], drafted=True).logits)
+    slots = [cache for cache in leaves(states.caches) if not is_recurrent(cache)]
+    if context_length >= THRESHOLDS[0] and not all(map(kernel_by_position, slots)):
+        return None
+    kinds = _kinds(calls)
+    unfused = len(calls) < len(slots)  # some layers compute attention with products of their own
+    rules = candidates(
+        # A model that cannot drop padding after a call would run its rows again in another one.
+        drops_padding=states.settle(1) == 1,
+        fused=lambda rows: not unfused and all(_fused(kind, rows) for kind in kinds),
+    )
+    contexts = model_contexts(context_length, CONTEXTS if unfused else MODEL_CONTEXTS)
+    windows = {cache.max_size if isinstance(cache, SlidingCache) else None for cache in slots}
+    alone = [_attention_bits(kind, window, context_length) for kind in kinds for window in windows]
+
+    def measure(least: int) -> list[RowBits]:
+        return [*alone, *(_model_bits(model, at, context_length, least) for at in contexts)]
+
+    return choose(measure, rules)
+
+
+def choose_together(model: LoadedModel, rows: RowRange, context_length: int) -> int:
+    """Most rows of a call of several sequences that gives each the bits of a call of its own.
+
+    Args:
+        model: the model.
+        rows: rows of a sequence in a call.
+        context_length: most slots of a sequence.
+
+    Returns:
+        The last of `TOTALS` up to which all calls agree; 0 if none does, or if the model cannot
+        be called so.
+    """
+    if not model.calls_together:
+        return 0
+    sequences = [
+        _Alone(model, rows, number, context_length)
+        for number in range(len(shares(rows, MOST_ROWS)))
+    ]
+
+    def agrees(counts: list[int]) -> bool:
+        parts = [
+            (alone.fork(), alone.tokens[:count])
+            for alone, count in zip(sequences, counts, strict=False)
+        ]
+        try:
+            calls = model.call_together(parts, least=rows.least)
+        except Exception:  # of any type: code of the model got what it does not expect
+            return False
+        for (states, _), called in zip(parts, calls, strict=True):
+            _evaluate(states, called.logits)
+        return all(alone.agrees(called) for alone, called in zip(sequences, calls, strict=False))
+
+    return most_together(rows, agrees)
+
+
+class _Alone:
+    """A short sequence, and the bits of rows after it in a call of its own."""
+
+    def __init__(
+        self, model: LoadedModel, rows: RowRange, number: int, context_length: int
+    ) -> None:
+        """Sequences of different numbers differ in length and tokens."""
+        most = min(rows.most, SHARE)
+        prefix = min(3 + 5 * number % 13, context_length - most)
+        rng = np.random.default_rng(number)
+        self.tokens = rng.integers(0, _TOKENS, most).tolist()
+        self._states = model.empty()
+        prompt = rng.integers(0, _TOKENS, max(prefix, 1)).tolist()
+        _evaluate(self._states, model.call(self._states, prompt).logits)
+        states = self.fork()
+        called = model.call(states, self.tokens, least=rows.least, drafted=True)
+        _evaluate(states, called.logits)
+        self._bits = _bits(called.logits)
+
+    def fork(self) -> States:
+        """Its caches, for another call."""
+        return self._states.fork(self._states.held)
+
+    def agrees(self, called: Called) -> bool:
+        """True if the rows of a call have the same bits."""
+        bits = _bits(called.logits)
+        return bits == self._bits[: len(bits)]
+
+
+def _model_bits(model: LoadedModel, context: int, context_length: int, least: int) -> RowBits:
+    """Bits of the model's logits in calls after a context, which is random from `_PREFIX` on.
+
+    Rows between the context and a call are run in calls of `least` rows.
+    """
+    rng = np.random.default_rng(0)
+    prefix = min(context, _PREFIX)
+    tokens = rng.integers(0, _TOKENS, prefix + MOST_ROWS * 2).tolist()
+    states = model.empty()
+    _evaluate(states, model.call(states, tokens[:prefix]).logits)
+    if context > prefix:
+        states.stretch(context - prefix)
+    tokens = tokens[prefix:]
+    bits = {}
+    for count, position in calls_after(context, context_length, least):
+        at = position - context
+        while (held := states.held - context) < at:
+            block = tokens[held : min(held + least, at)]
+            _evaluate(states, model.call(states, block, least=least, drafted=True).logits)
+            states.settle(context + held + len(block))
+        called = model.call(states, tokens[at : at + count], drafted=True)
+        _evaluate(states, called.logits)
+        bits[count, position] = _bits(called.logits)
+        states.settle(position)
+    return bits
+
+
+def _attention_bits(kind: Attention, window: int | None, context_length: int) -> RowBits:
+    """Bits of attention with random queries, keys and values, the same for all calls."""
+    import mlx.core as mx
+
+    calls = attention_calls(context_length, window)
+    most = max(count + position for count, position in calls)
+    seeds = mx.random.split(mx.random.key(0), 3)
+
+    def drawn(seed: Array, heads: int, rows: int, size: int) -> Array:
+        return mx.random.normal([1, heads, rows, size], kind.dtype, key=seed)
+
+    queries = drawn(seeds[0], kind.heads, _QUERIES, kind.key_size)
+    queries = mx.concatenate([queries, queries], axis=2)
+    keys = drawn(seeds[1], kind.kv_heads, most, kind.key_size)
+    values = drawn(seeds[2], kind.kv_heads, most, kind.value_size)
+    mx.eval(queries, keys, values)
+    bits: dict[Call, Sequence[bytes]] = {}
+    for count, position in calls:
+        front = 0 if window is None else dropped(window, position)
+        held = slice(front, position + count)
+        first = position % _QUERIES
+        rows = mx.fast.scaled_dot_product_attention(
+            queries[:, :, first : first + count],
+            keys[:, :, held],
+            values[:, :, held],
+            scale=kind.scale,
+            mask=_mask(window, position - front, count),
+            sinks=kind.sinks,
+        )
+        bits[count, position] = _bits(rows[0].swapaxes(0, 1))
+    mx.clear_cache()
+    return bits
+
+
+def _mask(window: int | None, held: int, count: int) -> Any:
+    """The mask of a call of `count` rows, as the caches make it."""
+    from mlx_lm.models.cache import KVCache
+
+    if window is None:
+        slots = KVCache()
+        slots.offset = held
+        return slots.make_mask(count, window_size=None, return_array=False)
+    cache = SlidingCache(window)
+    cache.slots.offset = held
+    return cache.make_mask(count)
+
+
+def _fused(kind: Attention, rows: int) -> bool:
+    """True if one kernel computes attention of `rows` rows; on a CPU, where none does, True too."""
+    import mlx.core as mx
+
+    if mx.default_device() == mx.cpu:
+        return True
+    queries = mx.zeros([1, kind.heads, rows, kind.key_size], kind.dtype)
+    keys = mx.zeros([1, kind.kv_heads, rows, kind.key_size], kind.dtype)
+    values = mx.zeros([1, kind.kv_heads, rows, kind.value_size], kind.dtype)
+    options = {"scale": kind.scale, "mask": "causal", "sinks": kind.sinks, "force_fused": True}
+    try:
+        mx.eval(mx.fast.scaled_dot_product_attention(queries, keys, values, **options))
+    except (TypeError, ValueError):  # an MLX without that option, or no such kernel
+        return False
+    return True
+
+
+def _kinds(calls: Sequence[Attention]) -> list[Attention]:
+    """One call of every kind: sinks have other values in every layer."""
+    return list({str(call._replace(sinks=None)): call for call in calls}.values())
+
+
+@contextmanager
+def _recorded() -> Iterator[list[Attention]]:
+    """Append the calls of MLX's attention, as they come, to the list that it yields."""
+    import mlx.core as mx
+
+    original = mx.fast.scaled_dot_product_attention
+    calls: list[Attention] = []
+
+    def recorded(q: Array, k: Array, v: Array, **options: Any) -> Array:
+        shapes = (q.shape[1], k.shape[1], k.shape[3], v.shape[3])
+        calls.append(Attention(*shapes, q.dtype, options["scale"], options.get("sinks")))
+        return original(q, k, v, **options)
+
+    mx.fast.scaled_dot_product_attention = recorded
+    try:
+        yield calls
+    finally:
+        mx.fast.scaled_dot_product_attention = original
+
+
+def _bits(rows: Array) -> list[bytes]:
+    """The bits of the rows of [T, ...]."""
+    import mlx.core as mx
+
+    return [row.tobytes() for row in np.array(rows.astype(mx.float32))]
+
+
+def _evaluate(states: States, *also: Any) -> None:
+    import mlx.core as mx
+
+    mx.eval(states.arrays(), also)

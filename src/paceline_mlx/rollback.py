@@ -1,0 +1,145 @@
+"""Rollback of recurrent states to a row of the last block, without running the model again.
+
+The state of a short convolution or a gated delta rule is an `ArraysCache` in mlx-lm: it has no
+slots, so rejected rows cannot be trimmed from it. While a block runs, hooks record the calls of
+modules that get such a cache, and the outputs of projections inside them.
+
+Rollback restores the state from before the block and calls those modules again, by mlx-lm's own
+code, on the accepted rows only; their projections return the recorded outputs. MLX is lazy, so this
+computes the recurrence alone: a convolution over the accepted rows and their state updates, but no
+projection, attention, feed-forward layer or head.
+
+Invariant: the state equals the one that those rows led to, whatever kernels the projections would
+take for another number of rows.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline_mlx.hooks import Array, Hook, install_hook, is_rows
+
+_ROWS = 1
+"""The axis of rows, in [1, T, ...]."""
+
+
+@dataclass
+class RecordedCall:
+    """A recorded call of a module that got a recurrent cache."""
+
+    call: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    rows: int
+    caches: set[int]
+    """Identities (`id`) of those caches."""
+    projected: dict[int, list[Array]] = field(default_factory=dict)
+    """`id` of a projection inside it -> the projection's outputs, in order."""
+    inner: bool = True
+    """False if it passed its caches on to a module inside it."""
+
+    result: Any = None
+
+    @property
+    def arrays(self) -> list[Any]:
+        """Arrays that a replay needs.
+
+        Not a projection that is the result: it leaves the state as it is, and may have been
+        replaced by one of more rows.
+        """
+        outputs = [output for outputs in self.projected.values() for output in outputs]
+        needed = [output for output in outputs if output is not self.result]
+        return [needed, *self.args, *self.kwargs.values()]
+
+
+class Recorder:
+    """Records and replays the recurrent layers of one model."""
+
+    def __init__(self, model: Any) -> None:
+        """Hook all modules of `model` that could get a cache, and all projections."""
+        from mlx import nn
+
+        self._caches: set[int] = set()  # caches whose calls are recorded now
+        self._within: list[RecordedCall] = []  # running calls, outermost first
+        self._done: list[RecordedCall] = []
+        self._replayed: tuple[dict[int, Iterator[Array]], int] | None = None
+        for module in model.modules():
+            if isinstance(module, nn.Linear | nn.QuantizedLinear):
+                install_hook(module, self._projection(id(module)))
+            elif module.children():
+                install_hook(module, self._module())
+
+    @contextmanager
+    def recording(self, caches: Sequence[Any], rows: int) -> Iterator[list[RecordedCall]]:
+        """Record the calls that get these caches, for a block of `rows` rows.
+
+        The list that it yields is filled on exit. Blocks of several sequences may be recorded at
+        once.
+        """
+        own = {id(cache) for cache in caches}
+        self._caches |= own
+        calls: list[RecordedCall] = []
+        try:
+            yield calls
+        finally:
+            calls += [
+                call
+                for call in self._done
+                if call.inner and call.rows == rows and call.caches <= own
+            ]
+            self._caches -= own
+            if not self._caches:
+                self._within, self._done = [], []
+
+    def replay(self, recorded: Sequence[RecordedCall], rows: int) -> None:
+        """Repeat calls on their first `rows` rows; the caches must hold the state before them."""
+        for call in recorded:
+            projected = {name: iter(outputs) for name, outputs in call.projected.items()}
+            self._replayed = projected, rows
+            try:
+                call.call(
+                    *(_first(argument, call.rows, rows) for argument in call.args),
+                    **{
+                        name: _first(argument, call.rows, rows)
+                        for name, argument in call.kwargs.items()
+                    },
+                )
+            finally:
+                self._replayed = None
+
+    def _module(self) -> Hook:
+        def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            arguments = (*args, *kwargs.values())
+            cache_ids = self._caches and self._caches & set(map(id, arguments))
+            if not cache_ids:
+                return call(*args, **kwargs)
+            for outer in self._within:
+                outer.inner &= not cache_ids & outer.caches
+            rows = next((array.shape[_ROWS] for array in filter(is_rows, arguments)), 0)
+            self._within.append(RecordedCall(call, args, kwargs, rows, cache_ids))
+            result = call(*args, **kwargs)
+            recorded = self._within.pop()
+            recorded.result = result
+            self._done.append(recorded)
+            return result
+
+        return hook
+
+    def _projection(self, name: int) -> Hook:
+        def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            if self._replayed is not None and name in self._replayed[0]:
+                projected, rows = self._replayed
+                return next(projected[name])[:, :rows]
+            output = call(*args, **kwargs)
+            inside = self._within[-1] if self._within else None
+            if inside is not None and output.ndim > _ROWS and output.shape[_ROWS] == inside.rows:
+                inside.projected.setdefault(name, []).append(output)
+            return output
+
+        return hook
+
+
+def _first(value: Any, of: int, rows: int) -> Any:
+    """The first `rows` rows of an array that has `of` rows; any other argument unchanged."""
+    return value[:, :rows] if is_rows(value) and value.shape[_ROWS] == of else value

@@ -1,0 +1,201 @@
+"""Least and most rows of a call, chosen so that a row's bits do not depend on the number of rows.
+
+MLX picks kernels by the number of rows. On Apple GPUs a product with one row takes another kernel
+than one with several; a third begins at a number that depends on chip and matrix; attention has
+its own for up to eight rows, or fewer if several heads share keys, and picks it by the number of
+keys, too (`thresholds.py`). So the loaded model is measured on its machine before it is used
+(`probe.py`), and a rule is chosen here from those bits.
+
+Independent of MLX: a kernel is whatever gives a row its bits.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from paceline_mlx.thresholds import BACK, MOST_ROWS, cut, drop_step
+
+TRIED = (1, 2, 3, 4, 5, 6, 7, 8, MOST_ROWS)
+"""Rows of the compared calls."""
+
+_OFFSETS = (0, 1, 3)
+"""First rows of the calls, after the context: so a position has several rows of its calls."""
+
+_AROUND = range(-9, 2)
+"""The same around a number of keys at which a kernel may change."""
+
+MODEL_CONTEXTS = (48, 6144)
+"""Contexts of the whole model's calls; the long one is random, not computed."""
+
+CONTEXTS = (48, 150, 300, 1100, 2300, 6144, 8300, 16500, 33000, 66000)
+"""Contexts of calls of attention alone: one between any two neighbouring thresholds."""
+
+_CONTEXTS_APART = 4
+"""A context is less than this many times the one before. So a kernel that begins at some number of
+rows times keys is seen by calls of `n` to `4n` rows: after one context some take it, others not."""
+
+_POWERS = tuple(2**exponent for exponent in range(10, 17))
+"""Numbers of keys where kernels change, or may in another version of MLX."""
+
+
+class RowRange(NamedTuple):
+    """Least and most rows of a call: a longer block is split, a shorter one padded."""
+
+    least: int
+    most: int
+
+    def split(self, count: int, position: int) -> Iterator[slice]:
+        """Slices of a block of `count` rows from `position` on, one per call."""
+        at = 0
+        while at < count:
+            boundary = cut(position + at, self.least)
+            end = min(at + self.most, count)
+            if boundary is not None:
+                end = min(end, boundary - position)
+            yield slice(at, end)
+            at = end
+
+    def used(self, count: int, position: int) -> int:
+        """Rows that are read of a call of `count` rows at `position`; 0 if there is no such call.
+
+        They may be fewer than its rows if it has the least: the others are padding.
+        """
+        if not self.least <= count <= self.most:
+            return 0
+        rows = next(self.split(count, position)).stop
+        return rows if count in (rows, self.least) else 0
+
+    def __str__(self) -> str:
+        return f"{self.least}-{self.most}"
+
+
+ANY = RowRange(1, MOST_ROWS)
+"""If the number of rows makes no difference, or if `min_rows` is 1."""
+
+CANDIDATES = (
+    ANY,
+    *(RowRange(1, most) for most in (8, 7, 6, 5, 4)),
+    *(RowRange(2, most) for most in (8, 7, 6, 5, 4, 3)),
+    *(RowRange(least, 8) for least in (3, 6, 8)),
+    RowRange(2, 2),
+)
+"""By ascending cost: of eight rows, plain decoding computes seven for nothing; of calls of two, a
+block gains little."""
+
+TOTALS = (2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, MOST_ROWS)
+"""Rows of the compared calls of several sequences. Attention has each sequence's own rows, so only
+kernels of products may change between them: at 6 to 33 rows, by chip and matrix."""
+
+SHARE = 8
+"""Most rows of a sequence in those calls, so that there are several."""
+
+Call = tuple[int, int]
+"""Rows, and the position of the first."""
+
+RowBits = Mapping[Call, Sequence[bytes]]
+"""Call -> the bits of its rows. All calls have the same tokens, keys and values."""
+
+
+def candidates(*, drops_padding: bool, fused: Callable[[int], bool]) -> list[RowRange]:
+    """Candidates that equal bits would prove, by ascending cost.
+
+    Args:
+        drops_padding: whether the model's caches can drop the padding of a call.
+        fused: whether one kernel computes all attention of a call of so many rows. Else products
+            do, which may change kernels at any number of rows times keys: `_CONTEXTS_APART`.
+    """
+    return [
+        rows
+        for rows in CANDIDATES
+        if (rows.least == 1 or drops_padding)
+        and (
+            rows.most >= _CONTEXTS_APART * rows.least
+            or all(map(fused, range(rows.least, rows.most + 1)))
+        )
+    ]
+
+
+def choose(
+    measure: Callable[[int], Sequence[RowBits]], rules: Sequence[RowRange] = CANDIDATES
+) -> RowRange | None:
+    """The first candidate for which every call gives equal bits; None: no candidate does.
+
+    `measure` gets the least rows of a candidate, and returns the bits of rows whose context ran in
+    calls of that size: else the keys and values before them would be another kernel's.
+    """
+    measured = cache(measure)
+    return next(
+        (rule for rule in rules if all(agree(rule, bits) for bits in measured(rule.least))), None
+    )
+
+
+def shares(rows: RowRange, total: int) -> list[int]:
+    """Rows of each sequence in a call of `total` rows; empty if there is no such call."""
+    most = min(rows.most, SHARE)
+    sequences = max(-(-total // most), 2)
+    if total < sequences * rows.least:
+        return []
+    return [total * (at + 1) // sequences - total * at // sequences for at in range(sequences)]
+
+
+def most_together(rows: RowRange, agrees: Callable[[list[int]], bool]) -> int:
+    """The last of `TOTALS` up to which all calls of several sequences agree; 0 if none does.
+
+    `agrees` gets the rows of each sequence in a call, and returns whether their bits are those of
+    each sequence alone.
+    """
+    best = 0
+    for total in TOTALS:
+        counts = shares(rows, total)
+        if counts and not agrees(counts):
+            break
+        best = total if counts else best
+    return best
+
+
+def agree(rows: RowRange, measured: RowBits) -> bool:
+    """True if every position has the same bits in all calls that `rows` allows."""
+    known: dict[int, bytes] = {}
+    for (count, position), row_bits in measured.items():
+        for at, bits in enumerate(row_bits[: rows.used(count, position)], position):
+            if known.setdefault(at, bits) != bits:
+                return False
+    return True
+
+
+def model_contexts(context_length: int, contexts: Sequence[int] = MODEL_CONTEXTS) -> list[int]:
+    """Contexts after which the whole model's calls are compared, ascending.
+
+    Instead of those that do not fit, the longest that does.
+    """
+    longest = max(context_length - _OFFSETS[-1] - TRIED[-1], 1)
+    return sorted({min(context, longest) for context in contexts})
+
+
+def calls_after(context: int, context_length: int, least: int = 1) -> Iterator[Call]:
+    """The whole model's calls of at least `least` rows after a context, by ascending position."""
+    calls = _calls((context + offset for offset in _OFFSETS), context_length)
+    return (call for call in calls if call[0] >= least)
+
+
+def attention_calls(context_length: int, window: int | None = None) -> list[Call]:
+    """Calls of attention alone, with keys of all positions or with a sliding window of them."""
+    around = {keys + offset for keys in _POWERS for offset in _AROUND}
+    if window is not None and (step := drop_step(window)) is not None:
+        first = window + BACK + step  # slots are dropped for the first time; `window`: first mask
+        around |= {at + offset for at in (window, first, first + step) for offset in _AROUND}
+    after = {
+        context + offset
+        for context in model_contexts(context_length, CONTEXTS)
+        for offset in _OFFSETS
+    }
+    return list(_calls(sorted(around | after), context_length))
+
+
+def _calls(positions: Iterable[int], context_length: int) -> Iterator[Call]:
+    return (
+        (count, position)
+        for position in positions
+        for count in TRIED
+        if position >= 0 and position + count <= context_length
+    )

@@ -1,0 +1,227 @@
+"""One call for rows of several sequences: products over all rows, attention by sequence.
+
+A model runs once on the rows of all sequences. Only its *mixers* look at other rows: the modules
+that get a cache, for attention, a convolution or a recurrence. A hook calls each of them once per
+sequence, with that sequence's rows, cache and mask, as a call of that sequence alone would:
+
+    rows           a a a b b c c c c     sequences a, b, c
+    norms, MLPs    one call of 9 rows
+    mixers         3 rows after a's keys, 2 after b's, 4 after c's
+    projections    9 rows: those of a mixer's input, and one whose output is its result
+
+MLX is lazy, so a projection of a few rows that is replaced by one of all is never computed.
+
+Independent of model families. Invariant: other than in a call of one sequence, only the number of
+rows differs, and only outside of mixers and in these projections. `probe.py` measures for which
+numbers bits are equal; a model that looks at its caches outside of mixers cannot be called so.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from paceline_mlx.caches import leaves
+from paceline_mlx.hooks import Array, Hook, install_hook, is_rows
+
+_ROWS = 1
+"""The axis of rows, in [1, T, ...]."""
+
+
+class PerSequence:
+    """An argument of a mixer that each sequence has its own of: a cache, a mask, shared keys."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        """One item per sequence of the call."""
+        self.items = items
+
+
+class Caches(PerSequence):
+    """The caches of a layer, one per sequence, where the model expects one."""
+
+    def __init__(self, items: Sequence[Any], counts: Sequence[int]) -> None:
+        """`counts`: rows of each sequence in the call."""
+        super().__init__(items)
+        self._counts = counts
+
+    def __getitem__(self, index: int) -> "Caches":
+        """A child of `CacheList`s. Raises TypeError for other caches."""
+        from mlx_lm.models.cache import CacheList
+
+        if not isinstance(self.items[0], CacheList):
+            raise TypeError("caches of several sequences were read outside of a mixer")
+        return Caches([item[index] for item in self.items], self._counts)
+
+    def make_mask(self, _: int, *args: Any, **kwargs: Any) -> PerSequence | None:
+        """The masks that the sequences alone would have; the model gives all rows of the call."""
+        pairs = zip(self.items, self._counts, strict=True)
+        masks = [cache.make_mask(rows, *args, **kwargs) for cache, rows in pairs]
+        return None if all(mask is None for mask in masks) else PerSequence(masks)
+
+
+class _Part(NamedTuple):
+    """Rows of one sequence in the input of a mixer."""
+
+    whole: Array
+    rows: slice
+    part: Array
+    """Kept, because it is known by its `id`."""
+
+
+class _Projected(NamedTuple):
+    """A projection of one sequence's rows alone, which may turn out to be a mixer's result."""
+
+    call: Callable[..., Any]
+    projection: int
+    """`id` of its module."""
+    argument: Array
+    output: Array
+
+
+class Together:
+    """The hooks of one model for calls of several sequences."""
+
+    def __init__(self, model: Any, caches: Sequence[Any]) -> None:
+        """Hook the projections inside mixers; `hook_mixers` completes this.
+
+        Args:
+            model: mlx-lm's, without hooks.
+            caches: its caches, empty; they are used up.
+        """
+        from mlx import nn
+
+        self._spans: Sequence[slice] = ()  # rows of each sequence in the running call
+        self._parts: dict[int, _Part] = {}  # of the running mixer, by `id`
+        self._wholes: dict[tuple[int, int], Array] = {}  # (projection, input) -> output of all rows
+        self._projected: dict[int, _Projected] = {}  # by `id` of the output
+        self._mixers = _mixers(model, caches)
+        projections = {
+            id(module): module
+            for mixer in self._mixers
+            for module in mixer.modules()
+            if isinstance(module, nn.Linear | nn.QuantizedLinear)
+        }
+        for name, module in projections.items():
+            install_hook(module, self._projection(name))
+
+    def hook_mixers(self) -> None:
+        """Hook the mixers themselves, around hooks that others have on them."""
+        for mixer in self._mixers:
+            install_hook(mixer, self._mixer)
+
+    @property
+    def possible(self) -> bool:
+        """True if the model has mixers, so that a call of several sequences may be tried."""
+        return bool(self._mixers)
+
+    @contextmanager
+    def calling(
+        self, caches: Sequence[Sequence[Any]], counts: Sequence[int]
+    ) -> Iterator[list[Caches]]:
+        """The caches to call the model with.
+
+        Args:
+            caches: of each sequence, its caches by layer.
+            counts: of each sequence, its rows in the call.
+        """
+        stops = [sum(counts[: number + 1]) for number in range(len(counts))]
+        self._spans = [slice(stop - rows, stop) for stop, rows in zip(stops, counts, strict=True)]
+        try:
+            yield [Caches(layer, counts) for layer in zip(*caches, strict=True)]
+        finally:
+            self._spans = ()
+
+    def _mixer(
+        self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if not any(isinstance(value, PerSequence) for value in (*args, *kwargs.values())):
+            return call(*args, **kwargs)  # of one sequence
+        try:
+            results = [
+                call(
+                    *(self._part(value, number) for value in args),
+                    **{name: self._part(value, number) for name, value in kwargs.items()},
+                )
+                for number in range(len(self._spans))
+            ]
+            if not isinstance(results[0], tuple):
+                return self._joined(results)
+            # Beside the hidden states some return keys and values, for layers that share them.
+            hidden, *others = zip(*results, strict=True)
+            return (self._joined(hidden), *map(PerSequence, others))
+        finally:
+            self._parts, self._wholes, self._projected = {}, {}, {}
+
+    def _part(self, value: Any, number: int) -> Any:
+        """An argument of a mixer as the sequence of this number has it."""
+        if isinstance(value, PerSequence):
+            return value.items[number]
+        if not is_rows(value) or value.shape[_ROWS] != self._spans[-1].stop:
+            return value
+        rows = self._spans[number]
+        part = value[:, rows]
+        self._parts[id(part)] = _Part(value, rows, part)
+        return part
+
+    def _projection(self, name: int) -> Hook:
+        def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            if not self._spans or len(args) != 1:
+                return call(*args, **kwargs)
+            (argument,) = args
+            part = self._parts.get(id(argument))
+            if part is None:
+                output = call(argument)
+                self._projected[id(output)] = _Projected(call, name, argument, output)
+                return output
+            key = name, id(part.whole)
+            if key not in self._wholes:
+                self._wholes[key] = call(part.whole)
+            return self._wholes[key][:, part.rows]
+
+        return hook
+
+    def _joined(self, results: Sequence[Array]) -> Array:
+        """The results of all sequences, [1, total, d]; a last projection is that of all rows."""
+        import mlx.core as mx
+
+        last = [self._projected[id(result)] for result in results if id(result) in self._projected]
+        if len(last) < len(results) or len({projected.projection for projected in last}) > 1:
+            return mx.concatenate(results, axis=_ROWS)
+        inputs = mx.concatenate([projected.argument for projected in last], axis=_ROWS)
+        return last[0].call(inputs)
+
+
+def _mixers(model: Any, caches: Sequence[Any]) -> list[Any]:
+    """Modules that use a cache themselves, and all others of their classes.
+
+    Some layers have no cache, but share another's keys. Empty if the model cannot be called.
+    """
+    import mlx.core as mx
+
+    classes: set[type] = set()
+    known = {id(cache) for cache in leaves(caches)}
+    hooked = [(module, type(module)) for module in model.modules() if module.children()]
+    running: list[tuple[type, set[int]]] = []  # class, and caches that no module inside it got
+
+    def hook_of(kind: type) -> Hook:
+        def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            passed = known & set(map(id, leaves([*args, *kwargs.values()])))
+            for _, used in running:
+                used.difference_update(passed)
+            running.append((kind, passed))
+            result = call(*args, **kwargs)
+            if running.pop()[1]:
+                classes.add(kind)
+            return result
+
+        return hook
+
+    for module, kind in hooked:
+        install_hook(module, hook_of(kind))
+    try:
+        model(mx.zeros([1, 2], mx.int32), cache=caches)  # never evaluated
+    except Exception:  # of any type: the engine's first call reports it
+        classes = set()
+    finally:
+        for module, kind in hooked:
+            module.__class__ = kind
+    return [module for module, kind in hooked if kind in classes]

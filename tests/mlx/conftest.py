@@ -1,0 +1,79 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.engines import EngineSettings
+from paceline_mlx.engine import MlxEngine
+from paceline_mlx.rows import RowRange
+from support import mlx
+from support.networks import FORMS, Case, MakeCase
+
+
+@pytest.fixture(scope="module")
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> mlx.Checkpoints:
+    """Checkpoints of families, each written once."""
+    mlx.needs()
+    known: dict[str, Path] = {}
+
+    def checkpoint_of(family: str, **changes: Any) -> Path:
+        key = f"{family} {changes}"
+        if key not in known:
+            folder = tmp_path_factory.mktemp(family)
+            known[key] = mlx.checkpoint(folder / "checkpoint", family, **changes)
+        return known[key]
+
+    return checkpoint_of
+
+
+@pytest.fixture(scope="module")
+def opened(checkpoint_of: mlx.Checkpoints) -> mlx.Opened:
+    def opened(family: str, taps: tuple[int, ...] = (), **settings: Any) -> MlxEngine:
+        chosen = {"rows": RowRange(1, 32), **settings}
+        return MlxEngine(
+            checkpoint_of(family),
+            mlx.CONTEXT,
+            EngineSettings(cache_tokens=2048, taps=taps),
+            **chosen,
+        )
+
+    return opened
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """How often models are called, and how often somebody waits for the device."""
+    import mlx.core as mx
+
+    from paceline_mlx.model import LoadedModel
+
+    counted = {"model": 0, "waits": 0}
+    call, evaluate = LoadedModel.call, mx.eval
+
+    def counting_call(*args: Any, **kwargs: Any) -> Any:
+        counted["model"] += 1
+        return call(*args, **kwargs)
+
+    def counting_eval(*args: Any) -> None:
+        counted["waits"] += 1
+        evaluate(*args)
+
+    monkeypatch.setattr(LoadedModel, "call", counting_call)
+    monkeypatch.setattr(mx, "eval", counting_eval)
+    yield counted
+
+
+@pytest.fixture(scope="module")
+def make_case(tmp_path_factory: pytest.TempPathFactory) -> MakeCase:
+    return lambda *form, **more: Case.make(tmp_path_factory.mktemp("drafter"), *form, **more)
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def form(request: pytest.FixtureRequest, make_case: MakeCase) -> Case:
+    return make_case(*FORMS[request.param])
+
+
+@pytest.fixture(scope="module")
+def case(make_case: MakeCase) -> Case:
+    return make_case()

@@ -1,0 +1,226 @@
+"""Heads of a loaded model, and the engine opened again for the hidden states that they read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.engines import EngineSettings, open_engine
+from paceline.engines.base import Engine
+from paceline.errors import InvalidRequest, ModelError
+from paceline.models import ModelFiles
+from paceline.runtime.load import load
+from paceline.runtime.model import Model
+from paceline.runtime.result import Result
+from support import mlx
+from support.dflash import config_for, write_checkpoint
+from support.plain import said
+
+pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cache")]
+mlx.needs()
+
+PROMPT = "abcabcabcabc"
+TURNS = ["the rain in the", "x y x y x", "abcabcabc"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mlx.checkpoint(tmp_path_factory.mktemp("mlx") / "qwen3", "qwen3")
+
+
+@pytest.fixture(scope="module")
+def loaded(checkpoint: Path) -> Model:
+    return mlx.model(checkpoint, checkpoint.parent / "cache")
+
+
+@pytest.fixture(scope="module")
+def dflash(loaded: Model, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The spec of a head that fits the model, and knows nothing."""
+    folder = tmp_path_factory.mktemp("dflash")
+    write_checkpoint(folder, config_for(loaded.engine, target_layer_ids=(0, 1)))
+    return f"dflash:{folder}"
+
+
+def plain(model: Model, prompt: Any = PROMPT, **options: Any) -> Result:
+    return model.generate(prompt, **{"raw": True, "max_tokens": 12, "drafter": "none", **options})
+
+
+class Opening:
+    """Opens engines for a model, and notes with which taps."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self.asked: list[tuple[int, ...]] = []
+        self._files = files
+
+    def __call__(self, taps: tuple[int, ...]) -> Engine:
+        self.asked.append(taps)
+        settings = EngineSettings(cache_tokens=2048, taps=taps)
+        return open_engine("mlx", self._files.path, self._files.context_length, settings)
+
+
+@pytest.fixture
+def opening(loaded: Model) -> Opening:
+    return Opening(loaded.files)
+
+
+@pytest.fixture
+def reopening(opening: Opening, loaded: Model) -> Model:
+    """A model without taps whose engine can be opened again."""
+    return Model(loaded.files, loaded.engine, open_with=opening)
+
+
+@pytest.fixture(scope="module")
+def tapped(loaded: Model, dflash: str) -> Model:
+    return Model(loaded.files, Opening(loaded.files)((0, 1)))
+
+
+def test_taps_and_probes_change_no_token(tapped: Model, loaded: Model, dflash: str):
+    result = plain(tapped, probe=dflash)
+    assert result.token_ids == plain(loaded).token_ids
+    assert result.stats.probe is not None
+    assert result.stats.probe["dflash"]["drafted"] > 0
+
+
+def test_drafters_named_when_loading_get_their_taps(checkpoint: Path, dflash: str):
+    model = load(checkpoint, engine="mlx", cache_tokens=1024, drafters=("suffix", dflash))
+    engine = model.engine
+    assert engine.taps == (0, 1)
+    assert plain(model, drafter=dflash).token_ids == plain(model).token_ids
+    assert model.engine is engine
+
+
+def test_a_head_that_is_not_there_is_rejected_when_loading(checkpoint: Path, tmp_path: Path):
+    with pytest.raises(InvalidRequest, match=r"dflash:FOLDER"):
+        load(checkpoint, engine="mlx", drafters=("dflash",))
+    with pytest.raises(ModelError, match=r"config\.json"):
+        load(checkpoint, engine="mlx", drafters=(f"dflash:{tmp_path}",))
+
+
+def test_a_head_with_another_engine_is_refused_by_one_line(tiny_gguf: Path, dflash: str):
+    with pytest.raises(InvalidRequest, match="engine mlx") as error:
+        load(tiny_gguf, drafters=(dflash,))
+    assert "\n" not in str(error.value)
+
+
+def test_the_engine_is_opened_again_once_for_a_drafter_that_needs_more(
+    reopening: Model, opening: Opening, dflash: str
+):
+    before, measured = reopening.engine, reopening.profile
+    expected = plain(reopening).token_ids
+    assert plain(reopening, drafter="suffix").token_ids == expected
+    assert opening.asked == []
+    for drafter in (dflash, f"suffix+{dflash}", "suffix", "none"):
+        assert plain(reopening, drafter=drafter).token_ids == expected
+        assert opening.asked == [(0, 1)]
+    assert reopening.engine is not before
+    assert reopening.profile is not measured
+
+
+def test_layers_that_were_tapped_stay_so(
+    opening: Opening, loaded: Model, tmp_path: Path, dflash: str
+):
+    write_checkpoint(tmp_path, config_for(loaded.engine, target_layer_ids=(1,)))
+    model = Model(loaded.files, opening((1,)), open_with=opening)
+    plain(model, drafter=f"dflash:{tmp_path}", max_tokens=5)
+    plain(model, probe=dflash, max_tokens=5)
+    plain(model, drafter=f"dflash:{tmp_path}", max_tokens=5)
+    assert opening.asked == [(1,), (0, 1)]
+
+
+def test_while_something_is_open_the_engine_is_not_opened_again(
+    reopening: Model, opening: Opening, dflash: str
+):
+    refused = pytest.raises(InvalidRequest, match=r"needs hidden states .*; name it when loading")
+    with reopening.stream(PROMPT, max_tokens=5, drafter="none") as stream:
+        next(stream)
+        with refused:
+            reopening.generate(PROMPT, drafter=dflash)
+    chat = reopening.conversation()
+    with refused:
+        reopening.generate(PROMPT, drafter=dflash)
+    with refused:
+        chat.say("Hello", drafter=dflash)
+    with refused:
+        reopening.generate(PROMPT, drafter="none", probe=dflash)
+    assert said(chat.say("Hello", max_tokens=5)).completion_tokens == 5, "the chat is as it was"
+    assert opening.asked == []
+    chat.close()
+    chat.close()
+    assert plain(reopening, max_tokens=5, drafter=dflash).completion_tokens == 5
+    assert opening.asked == [(0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options"),
+    [([-1], {}), (PROMPT, {"drafter": "table:nothing"})],
+    ids=["no token", "no drafter"],
+)
+def test_a_rejected_request_does_not_count_as_open(
+    reopening: Model, opening: Opening, dflash: str, prompt: Any, options: Any
+):
+    with pytest.raises((InvalidRequest, ModelError)):
+        reopening.generate(prompt, **options)
+    plain(reopening, max_tokens=5, drafter=dflash)
+    assert opening.asked == [(0, 1)]
+
+
+def test_a_drafter_for_another_target_is_rejected_and_frees_its_slots(
+    tapped: Model, tmp_path: Path
+):
+    config = config_for(
+        tapped.engine, hidden_size=128, num_target_layers=9, target_layer_ids=(0, 1)
+    )
+    write_checkpoint(tmp_path, config)
+    with pytest.raises(ModelError, match="128, the target's 64"):
+        tapped.generate(PROMPT, drafter=f"dflash:{tmp_path}")
+    assert plain(tapped, max_tokens=5).completion_tokens == 5
+
+
+@pytest.mark.parametrize("ways", ["dndd", "nsdn"])
+def test_a_chat_drafted_from_hidden_states_has_the_tokens_of_plain_decoding(
+    tapped: Model, dflash: str, ways: str
+):
+    drafters = {"d": dflash, "n": "none", "s": f"suffix+{dflash}"}
+    expected, found = tapped.conversation(), tapped.conversation()
+    for turn, way in zip([*TURNS, "end"], ways, strict=True):
+        plainly = said(expected.say(turn, max_tokens=12, drafter="none"))
+        options: Any = {"max_tokens": 12, "drafter": drafters[way], "policy": "fixed"}
+        drafted = said(found.say(turn, **options))
+        assert drafted.token_ids == plainly.token_ids
+        assert (drafted.stats.drafted > 0) == (way != "n")
+    expected.close()
+    found.close()
+
+
+def test_a_removed_turn_is_removed_from_the_drafters_state(tapped: Model, dflash: str):
+    options: Any = {"max_tokens": 12, "drafter": dflash, "policy": "fixed"}
+    chat = tapped.conversation()
+    said(chat.say(TURNS[0], **options))
+    before = chat.messages
+    said(chat.say(TURNS[1], **options))
+    chat.messages = before
+    again = said(chat.say(TURNS[2], **options))
+    chat.close()
+    fresh = tapped.conversation(before)
+    expected = said(fresh.say(TURNS[2], **options))
+    assert again.token_ids == expected.token_ids
+    # And the drafter saw the same: the fresh one read what the other had kept.
+    assert again.stats.drafted_by == expected.stats.drafted_by
+    assert again.stats.accepted_by == expected.stats.accepted_by
+    fresh.close()
+
+
+def test_a_turn_that_was_closed_early_is_kept_up_to_its_last_token(tapped: Model, dflash: str):
+    options: Any = {"max_tokens": 12, "drafter": dflash, "policy": "fixed"}
+    chat = tapped.conversation()
+    with chat.say(TURNS[0], **options) as stream:
+        next(stream)
+        next(stream)
+    messages = chat.messages
+    found = said(chat.say(TURNS[1], **options))
+    chat.close()
+    fresh = tapped.conversation(messages)
+    expected = said(fresh.say(TURNS[1], **options))
+    assert found.token_ids == expected.token_ids
+    assert found.stats.accepted_by == expected.stats.accepted_by
+    fresh.close()

@@ -1,0 +1,313 @@
+"""DFlash on a target in MLX: it changes no token, and how often the host waits."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.decoding.policy import Fixed
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
+from paceline.decoding.types import Block, DeferredRows
+from paceline.drafters import DrafterResources, create
+from paceline.engines.base import Engine
+from support import mlx
+from support.dflash import config_for, write_checkpoint
+from support.driver import POLICIES, Answer, answer, generation, run, total
+
+pytestmark = pytest.mark.mlx
+mlx.needs()
+
+
+TOKENS = 20
+
+
+SAMPLINGS = [Sampling(), Sampling(temperature=0.8, seed=3), Sampling(repetition_penalty=1.2)]
+
+
+def prompt_of(which: int) -> list[int]:
+    rng = np.random.default_rng(which)
+    part = rng.integers(0, mlx.VOCAB, 5 + which).tolist()
+    return [*part, 7, *part]
+
+
+@dataclass
+class Target:
+    """An engine, its plain answers, and drafters for it."""
+
+    engine: Any
+    folder: Path
+    known: dict[tuple[int, int], Answer]
+
+    @cached_property
+    def shared(self) -> DrafterResources:
+        """A random drafter of six frequent tokens: some drafts are accepted."""
+        often = [token for prompt in range(4) for token in self.plainly(prompt, 0).tokens]
+        tokens, counts = np.unique(often, return_counts=True)
+        drafted = sorted(tokens[np.argsort(-counts, kind="stable")[:6]].tolist())
+        write_checkpoint(self.folder, config_for(self.engine), draft_vocab=drafted)
+        return DrafterResources(
+            engine="mlx",
+            opened=self.engine,
+            vocab_size=mlx.VOCAB,
+            shipped={"dflash": self.folder},
+        )
+
+    def plainly(self, prompt: int, sampling: int, **options: Any) -> Answer:
+        if options or (prompt, sampling) not in self.known:
+            result = answer(self.engine, prompt_of(prompt), **asked(sampling), **options)
+            if options:
+                return result
+            self.known[prompt, sampling] = result
+        return self.known[prompt, sampling]
+
+
+def asked(sampling: int) -> dict[str, Any]:
+    return {"sampling": SAMPLINGS[sampling], "stopping": Stopping(max_tokens=TOKENS)}
+
+
+@pytest.fixture(scope="module", params=mlx.CASES)
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Target:
+    layers = mlx.CASES[request.param].layers
+    engine = mlx.engine(request.param, request, taps=tuple(range(layers)))
+    return Target(engine, tmp_path_factory.mktemp("drafter"), {})
+
+
+@pytest.fixture(scope="module")
+def one(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """One engine, for tests that need no other."""
+    return Target(mlx.engine("lfm2", request, (0, 1)), tmp_path_factory.mktemp("one"), {})
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("policy", ["fixed", "kelly", "auto"])
+@pytest.mark.parametrize(
+    "spec", ["dflash", "suffix+dflash:window=8", "dflash:bits=8", "dflash:bits=4+suffix"]
+)
+def test_it_changes_no_token(target: Target, spec: str, policy: str):
+    ran = []
+    # Other lengths for each policy; one to four sequences share a call.
+    for block in {"fixed": (2, 12), "kelly": (7, 16), "auto": (5, 12)}[policy]:
+        asks = [(i, (block + i) % len(SAMPLINGS)) for i in range(1 + block % 4)]
+        going = [
+            generation(
+                target.engine,
+                prompt_of(prompt),
+                drafters=create(spec, target.shared),
+                policy=POLICIES[policy](block),
+                prefill_chunk=block,
+                **asked(sampling),
+            )
+            for prompt, sampling in asks
+        ]
+        ran += going
+        for (prompt, sampling), told in zip(asks, run(target.engine, going), strict=True):
+            assert told == target.plainly(prompt, sampling), f"{block=} {SAMPLINGS[sampling]}"
+    assert total(ran).accepted < total(ran).drafted
+    assert sum(result.counters.drafted_by.get("dflash", 0) for result in ran) > 0
+
+
+def test_some_draft_tokens_are_accepted(target: Target):
+    ran = [
+        generation(
+            target.engine,
+            prompt_of(prompt),
+            drafters=create("dflash", target.shared),
+            policy=Fixed(12),
+            **asked(sampling),
+        )
+        for prompt in range(4)
+        for sampling in range(3)
+    ]
+    run(target.engine, ran)
+    assert total(ran).accepted > 0
+
+
+class Even:
+    """Allows even tokens; every eighth is forced."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def masked(self, logits: np.ndarray) -> np.ndarray:
+        result = logits.copy()
+        result[1::2] = -np.inf
+        if self.forced(1):
+            result[:8], result[9:] = -np.inf, -np.inf
+        return result
+
+    def push(self, token: int) -> None:
+        assert token % 2 == 0
+        self._count += 1
+
+    def forced(self, limit: int) -> Sequence[int]:
+        return [8][:limit] if self._count % 8 == 7 else []
+
+    def allowed_length(self, tokens: Sequence[int]) -> int:
+        odd = [token % 2 for token in tokens]
+        return odd.index(1) if 1 in odd else len(odd)
+
+
+@pytest.mark.parametrize("policy", ["fixed", "auto"])
+def test_it_changes_no_token_with_a_constraint(one: Target, policy: str):
+    for sampling in range(3):
+        expected = one.plainly(1, sampling, constraint=Even())
+        told = answer(
+            one.engine,
+            prompt_of(1),
+            drafters=create("suffix+dflash", one.shared),
+            policy=POLICIES[policy](8),
+            constraint=Even(),
+            **asked(sampling),
+        )
+        assert told == expected
+        assert told != one.plainly(1, sampling)
+
+
+def test_taps_stay_on_the_device(one: Target, monkeypatch: pytest.MonkeyPatch):
+    from paceline_mlx.step import TapArrays
+
+    expected = one.plainly(0, 0)
+    (drafter,) = create("dflash", one.shared)
+    monkeypatch.setattr(TapArrays, "__getitem__", lambda *_: pytest.fail("came to the host"))
+    assert answer(one.engine, prompt_of(0), drafters=[drafter], **asked(0)) == expected
+
+
+def test_tapped_hidden_states_equal_those_on_the_host(one: Target):
+    import mlx.core as mx
+
+    create("dflash", one.shared)
+    opened: Any = one.shared.heads["dflash"]
+    with closing(one.engine.open()) as sequence:
+        (taps,) = one.engine.step([(sequence, Block(prompt_of(0), 1))]).taps
+    hidden = opened.network.tapped(taps, 9)
+    shown = np.concatenate([taps["tap.0"], taps["tap.1"]], axis=1)
+    np.testing.assert_allclose(np.array(hidden.astype(mx.float32)), shown[:9], rtol=1e-2)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Waits for arrays that are not computed: by mx.eval, or by a read on the host."""
+    import io
+
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    results: list[str] = []
+    evaluate, as_numpy = mx.eval, np.array
+
+    def undone(values: Any) -> bool:
+        arrays = [item for _, item in tree_flatten(values) if isinstance(item, mx.array)]
+        file = io.StringIO()
+        mx.export_to_dot(file, *arrays)
+        return "label" in file.getvalue()  # an operation that is still to come
+
+    def counting(*values: Any) -> None:
+        if undone(list(values)):
+            results.append("asked for")
+        evaluate(*values)
+
+    def looking(value: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(value, mx.array) and undone([value]):
+            results.append("looked at")
+        return as_numpy(value, *args, **options)
+
+    monkeypatch.setattr(mx, "eval", counting)
+    monkeypatch.setattr(np, "array", looking)
+    yield results
+
+
+def test_a_wait_is_counted_once(waits: list[str]):
+    import mlx.core as mx
+
+    array = mx.arange(4) * 2
+    mx.eval(array)
+    np.array(array)
+    np.array(array + 1)
+    assert waits == ["asked for", "looked at"]
+
+
+class Steps:
+    """An engine that counts the waits of each step: draft, verify, accept."""
+
+    def __init__(self, engine: Engine, waits: list[str]) -> None:
+        self._engine, self._waits = engine, waits
+        self._before = len(waits)
+        self.counted: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def step(self, work: Any) -> Any:
+        result = self._engine.step(work)
+        self.counted.append(len(self._waits) - self._before)
+        self._before = len(self._waits)
+        return result
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("fixed", 1), ("adaptive", 1), ("kelly", 1), ("auto", 2)]
+)
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_step_waits_once_and_twice_if_the_policy_reads_drafts(
+    target: Target, waits: list[str], policy: str, expected: int, requests: int
+):
+    going = [
+        generation(
+            target.engine,
+            prompt_of(which),
+            drafters=create("dflash", target.shared),
+            policy=POLICIES[policy](6),
+            **asked(0),
+        )
+        for which in range(requests)
+    ]
+    told = [target.plainly(which, 0) for which in range(requests)]
+    counting: Any = Steps(target.engine, waits)
+    assert run(counting, going) == told
+    assert total(going).drafted > 0
+    if expected == 1:
+        assert set(counting.counted) == {1}
+    else:
+        # The policy reads the drafts of several requests one by one.
+        assert set(counting.counted) <= set(range(1, requests + 2))
+        assert max(counting.counted) == requests + 1
+
+
+def test_a_constraint_reads_the_draft_before_verification(one: Target, waits: list[str]):
+    going = generation(
+        one.engine,
+        prompt_of(1),
+        drafters=create("dflash", one.shared),
+        policy=Fixed(6),
+        constraint=Even(),
+        **asked(0),
+    )
+    counting: Any = Steps(one.engine, waits)
+    run(counting, [going])
+    assert set(counting.counted) == {1, 2}  # one where there is nothing to draft
+
+
+def test_a_block_may_have_pending_tokens(one: Target, waits: list[str]):
+    going = generation(
+        one.engine, prompt_of(0), drafters=create("dflash", one.shared), policy=Fixed(6), **asked(0)
+    )
+    with closing(one.engine.open()) as sequence:
+        result = one.engine.step([(sequence, going.next_block())])
+        step = going.accept(result.logits[0], best=result.best[0], taps=result.taps[0])
+        sequence.commit(step.kept)
+        waits.clear()
+        block = going.next_block()
+        assert isinstance(block.tokens, DeferredRows)
+        assert len(block.tokens) == 6
+        assert waits == []
+        assert block.tokens[0] == going.tokens[-1]
+        assert len(waits) == 1  # one read waits for all tokens
+        assert len(list(block.tokens)) == 6
+        assert len(waits) == 1

@@ -1,0 +1,373 @@
+"""The engine for mlx-lm's models: against transformers, and what it asks of MLX."""
+
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.decoding.types import Block
+from paceline.engines import EngineSettings, open_engine
+from paceline.engines.invariance import measure_invariance
+from paceline.errors import InvalidRequest, ModelError
+from paceline_mlx.engine import MlxEngine
+from paceline_mlx.kv_sequence import MlxSequence
+from paceline_mlx.rows import RowRange
+from support import mlx
+from support.errors import raises
+from support.mlx_rows import TEXT, rows_of, step
+
+pytestmark = pytest.mark.mlx
+
+RECURRENT = ["lfm2", "qwen3_5"]
+
+
+def in_cache(sequence: MlxSequence) -> list[np.ndarray]:
+    """Every number that is held of a sequence, slots and recurrences."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    sequence.states.settle(sequence.length)
+    results = []
+    for cache in sequence.states.caches:
+        held = cache.state
+        if hasattr(cache, "offset"):
+            held = [entry[..., : cache.offset, :] for entry in held[:2]]
+        results += [np.array(item) for _, item in tree_flatten(held) if isinstance(item, mx.array)]
+    return results
+
+
+@pytest.mark.parametrize("family", mlx.FAMILIES)
+def test_rows_are_those_of_transformers(
+    family: str, opened: mlx.Opened, checkpoint_of: mlx.Checkpoints
+):
+    expected = mlx.reference_logits(checkpoint_of(family), family, TEXT)
+    for cuts in ([40], [1] * 4 + [3, 9, 24]):
+        rows = rows_of(opened(family), TEXT, cuts)
+        assert np.abs(rows - expected).max() < 1e-5 * np.abs(expected).max() + 2e-5
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [("phi3", mlx.whole(2, 2, 96)), ("lfm2", {**mlx.whole(4, 2, 64), "block_dim": 256})],
+)
+def test_heads_of_published_sizes_that_divide_the_width_give_the_rows_of_transformers(
+    family: str, sizes: dict[str, int], checkpoint_of: mlx.Checkpoints
+):
+    folder = checkpoint_of(family, **sizes)
+    expected = mlx.reference_logits(folder, family, TEXT)
+    settings = EngineSettings(cache_tokens=512)
+    engine = MlxEngine(folder, mlx.CONTEXT, settings, rows=RowRange(1, 32))
+    rows = rows_of(engine, TEXT, [1] * 4 + [3, 9, 24])
+    assert np.abs(rows - expected).max() < 1e-5 * np.abs(expected).max() + 2e-5
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+def test_rows_of_a_quantized_model_are_those_of_mlx_lm(
+    family: str, bits: int, checkpoint_of: mlx.Checkpoints, tmp_path: Path
+):
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_model
+
+    folder = mlx.quantized(checkpoint_of(family), tmp_path / "quantized", bits=bits)
+    model, config = load_model(folder)
+    assert config["quantization"]["bits"] == bits
+    expected = np.array(model(mx.array([TEXT]), cache=make_prompt_cache(model))[0])
+    engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512))
+    assert np.array_equal(rows_of(engine, TEXT, [3, 8, 29]), expected)
+    exact = mlx.reference_logits(checkpoint_of(family), family, TEXT)
+    cosines = (expected * exact).sum(1) / np.linalg.norm(expected, axis=1)
+    cosines /= np.linalg.norm(exact, axis=1)
+    assert np.median(cosines) > (0.9 if bits == 4 else 0.999)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_model_of_16_bits_gives_rows_of_float32(dtype: str, checkpoint_of: mlx.Checkpoints):
+    folder = checkpoint_of("llama", dtype=dtype)
+    engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512, taps=(0,)))
+    with closing(engine.open()) as sequence:
+        result = engine.step([(sequence, Block(TEXT, 40))])
+        best = engine.step([(sequence, Block(TEXT, 40, best=True))]).best[0]
+    assert result.logits[0].dtype == result.taps[0]["tap.0"].dtype == np.float32
+    assert best is not None
+    # Of equals, of which there are some in 16 bits, the first.
+    assert np.array_equal(best.tokens, result.logits[0].argmax(axis=1))
+    assert np.array_equal(best.scores, result.logits[0].max(axis=1))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_the_best_are_the_highest_of_all_logits(opened: mlx.Opened, rows: int):
+    engine = opened("qwen3", rows=RowRange(2, 8))
+    whole = rows_of(engine, TEXT, [40])
+    with closing(engine.open()) as one, closing(engine.open()) as other:
+        result = engine.step([(one, Block(TEXT, rows, best=True)), (other, Block(TEXT, rows))])
+    best, none = result.best
+    assert none is None
+    assert best is not None
+    assert result.logits[0].shape == (0, mlx.VOCAB)
+    assert best.tokens.dtype == np.int64
+    assert np.array_equal(best.tokens, whole[40 - rows :].argmax(axis=1))
+    assert np.array_equal(best.scores, whole[40 - rows :].max(axis=1))
+
+
+@pytest.mark.parametrize("reads", [1, 7, 16, 512])
+@pytest.mark.parametrize("family", ["phi3", "lfm2"])
+def test_a_prompt_may_be_read_in_calls_of_any_length(family: str, reads: int, opened: mlx.Opened):
+    expected = rows_of(opened(family), TEXT, [40])
+    engine = opened(family, prefill_rows=reads, rows=RowRange(2, 8))
+    with closing(engine.open()) as sequence:
+        engine.step([(sequence, Block(TEXT[:30], 0))])
+        sequence.commit(30)
+        last = engine.step([(sequence, Block(TEXT[30:], 1))]).logits[0]
+    assert np.array_equal(last, expected[-1:])
+
+
+# -- accepting part of a block ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", mlx.FAMILIES)
+def test_the_state_after_acceptance_is_that_after_plain_decoding(family: str, opened: mlx.Opened):
+    plain = opened(family)
+    states: list[list[np.ndarray]] = []
+    with closing(plain.open()) as sequence:
+        for token in TEXT[:21]:
+            step(plain, sequence, [token])
+            sequence.commit(1)
+            states.append(in_cache(sequence))
+    wrong = [(token + 1) % mlx.VOCAB for token in TEXT]
+    for rows in (RowRange(1, 32), RowRange(2, 4), RowRange(8, 8)):
+        drafting = opened(family, rows=rows)
+        for kept in range(10):
+            with closing(drafting.open()) as sequence:
+                drafting.step([(sequence, Block(TEXT[:12], 0))])
+                sequence.commit(12)
+                step(drafting, sequence, TEXT[12 : 12 + kept] + wrong[12 + kept : 21])
+                sequence.commit(kept)
+                held = zip(in_cache(sequence), states[11 + kept], strict=True)
+                assert all(np.array_equal(one, other) for one, other in held), f"{rows} {kept=}"
+
+
+@pytest.mark.parametrize("rows", [RowRange(1, 32), RowRange(2, 8), RowRange(8, 8)], ids=str)
+@pytest.mark.parametrize("family", mlx.FAMILIES)
+def test_a_rejected_block_is_not_run_again_and_a_step_waits_once(
+    family: str, rows: RowRange, opened: mlx.Opened, calls: dict[str, int]
+):
+    engine = opened(family, rows=rows)
+    with closing(engine.open()) as sequence:
+        engine.step([(sequence, Block(TEXT[:12], 1))])
+        sequence.commit(12)
+        calls.update(model=0, waits=0)
+        for kept in (3, 8, 0, 1, 7, 2):
+            step(engine, sequence, TEXT[12:20])
+            sequence.commit(kept)
+        assert calls == {"model": 6, "waits": 6}
+
+
+def test_several_sequences_are_waited_for_once(opened: mlx.Opened, calls: dict[str, int]):
+    engine = opened("qwen3_5")
+    with closing(engine.open()) as one, closing(engine.open()) as other:
+        calls.update(model=0, waits=0)
+        engine.step([(one, Block(TEXT[:8], 8)), (other, Block(TEXT[:3], 1, best=True))])
+        assert calls == {"model": 2, "waits": 1}
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_going_back_computes_no_projection_again(
+    family: str, opened: mlx.Opened, monkeypatch: pytest.MonkeyPatch
+):
+    # What is not needed is called, but never evaluated; what is evaluated is in these graphs.
+    import mlx.core as mx
+
+    from mlx import nn
+
+    engine = opened(family)
+    with closing(engine.open()) as sequence:
+        step(engine, sequence, TEXT[:8])
+        sequence.commit(3)
+        called: list[int] = []
+        linear = nn.Linear.__call__
+
+        def counting(self: Any, x: Any) -> Any:
+            called.append(1)
+            return linear(self, x)
+
+        monkeypatch.setattr(nn.Linear, "__call__", counting)
+        sequence.states.settle(3)
+        mx.eval(sequence.states.arrays())
+        assert not called
+        step(engine, sequence, TEXT[3:5])
+        assert called
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_recurrence_goes_back_further_by_running_tokens_again(
+    family: str, opened: mlx.Opened, calls: dict[str, int]
+):
+    engine = opened(family, prefill_rows=8, rows=RowRange(1, 8))
+    expected = rows_of(engine, TEXT, [40])
+    with closing(engine.open()) as sequence:
+        engine.step([(sequence, Block(TEXT[:30], 1, prefill=True))])
+        sequence.commit(30)
+        sequence.rewind(18)
+        calls.update(model=0)
+        # From where the prompt was cut last, at 16, and then the block itself.
+        assert np.array_equal(step(engine, sequence, TEXT[18:24]), expected[18:24])
+        assert calls["model"] == 2
+        with closing(sequence.fork(20)) as other:
+            assert other.length == 18
+            assert np.array_equal(step(engine, other, TEXT[18:30]), expected[18:30])
+        with closing(sequence.fork(10)) as other:
+            assert other.length == 8
+
+
+def test_few_states_of_recurrences_are_kept(opened: mlx.Opened):
+    engine = opened("lfm2", prefill_rows=2, rows=RowRange(1, 8))
+    with closing(engine.open()) as sequence:
+        engine.step([(sequence, Block(TEXT, 1, prefill=True))])
+        sequence.commit(40)
+        with closing(sequence.fork(10)) as other:
+            assert other.length == 0  # only what is near the end is kept
+        with closing(sequence.fork(37)) as other:
+            assert other.length == 36
+
+
+@pytest.mark.parametrize("cut", [1, 8])
+def test_a_window_moves_on_and_keeps_what_its_rows_need(checkpoint_of: mlx.Checkpoints, cut: int):
+    long = np.random.default_rng(0).integers(0, mlx.VOCAB, 900).tolist()
+    folder = checkpoint_of("gemma3", max_position_embeddings=1024)
+    engine = MlxEngine(folder, 1024, EngineSettings(cache_tokens=4096), rows=RowRange(1, 32))
+    expected = mlx.reference_logits(folder, "gemma3", long)
+    with closing(engine.open()) as whole, closing(engine.open()) as sequence:
+        (logits,) = engine.step([(whole, Block(long, 900))]).logits
+        assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+        engine.step([(sequence, Block(long[:500], 0))])
+        sequence.commit(500)
+        for at in range(500, 900 - cut, cut):
+            result = step(engine, sequence, long[at : at + cut])
+            assert np.array_equal(result, logits[at : at + cut]), f"at {at}"
+            sequence.commit(cut)
+        # 24 positions are looked at; not all 900 are held.
+        held = [cache.slots.offset for cache in sequence.states.caches if hasattr(cache, "slots")]
+        assert 24 <= max(held) < 700
+        for back in (880, 700, 250):
+            sequence.rewind(back)
+            assert np.array_equal(step(engine, sequence, long[back : back + 9]), logits[back:][:9])
+
+
+# -- taps ------------------------------------------------------------------------------------------
+
+
+def test_what_is_built_on_a_step_is_computed_with_it(opened: mlx.Opened, calls: dict[str, int]):
+    engine = opened("llama", taps=(1,))
+    with closing(engine.open()) as sequence:
+        calls.update(waits=0)
+        started = engine.start([(sequence, Block(TEXT, 1))])
+        doubled = started.outputs[0].taps.arrays[1] * 2
+        result = engine.finish(started, doubled)
+        assert calls["waits"] == 1
+    assert np.array_equal(np.array(doubled), 2 * result.taps[0]["tap.1"])
+    assert np.array_equal(np.array(result.taps[0].arrays[1]), result.taps[0]["tap.1"])
+
+
+# -- exactness -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", mlx.FAMILIES)
+def test_every_number_of_rows_agrees_here(family: str, opened: mlx.Opened):
+    engine = opened(family, rows=None)
+    assert engine.rows == RowRange(1, 32)
+    described = engine.describe()
+    assert (described["rows"], described["together"]) == ("1-32", "32")
+    assert all(compared.holds for compared in measure_invariance(engine).values())
+
+
+def test_with_one_row_nothing_is_asked_and_nothing_filled_up(
+    checkpoint_of: mlx.Checkpoints, calls: dict[str, int]
+):
+    settings = EngineSettings(cache_tokens=512, min_rows=1)
+    engine = MlxEngine(checkpoint_of("llama"), mlx.CONTEXT, settings)
+    assert (engine.min_rows, engine.rows) == (1, RowRange(1, 32))
+    assert calls["model"] == 1  # how many columns the logits have
+
+
+# -- life ------------------------------------------------------------------------------------------
+
+
+def test_the_engine_may_be_driven_by_another_thread(opened: mlx.Opened):
+    engine = opened("qwen3_5", taps=(0,))
+    expected = rows_of(engine, TEXT, [40])
+    results: list[Any] = []
+    with closing(engine.open()) as sequence:
+        engine.step([(sequence, Block(TEXT[:10], 0, prefill=True))])
+        sequence.commit(10)
+
+        def drive() -> None:
+            result = engine.step([(sequence, Block(TEXT[10:20], 10, prefill=True))])
+            results.extend([result.logits[0], result.taps[0]["tap.0"]])
+
+        for kept in (4, 10):
+            worker = threading.Thread(target=drive)
+            worker.start()
+            worker.join()
+            sequence.commit(kept)
+            if kept == 4:
+                assert np.array_equal(results[0], expected[10:20])
+                sequence.rewind(10)
+        with closing(sequence.fork(20)) as other:
+            for one in (sequence, other):
+                assert np.array_equal(step(engine, one, TEXT[20:]), expected[20:])
+
+
+def test_a_call_that_fails_leaves_its_sequences_as_they_were(
+    opened: mlx.Opened, monkeypatch: pytest.MonkeyPatch
+):
+    import mlx.core as mx
+
+    engine = opened("lfm2")
+    expected = rows_of(engine, TEXT, [40])
+    with closing(engine.open()) as sequence:
+        engine.step([(sequence, Block(TEXT[:20], 0))])
+        sequence.commit(20)
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("[metal::malloc] Attempting to allocate 9 bytes")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(mx, "eval", fail)
+            with raises(ModelError, "9 bytes"):
+                step(engine, sequence, TEXT[20:30])
+        assert sequence.length == 20
+        with raises(ValueError, "commit"):
+            sequence.commit(1)
+        assert np.array_equal(step(engine, sequence, TEXT[20:30]), expected[20:30])
+
+
+def test_a_fork_that_finds_no_room_shares_nothing(checkpoint_of: mlx.Checkpoints):
+    engine = MlxEngine(checkpoint_of("llama"), mlx.CONTEXT, EngineSettings(cache_tokens=64))
+    with closing(engine.open()) as sequence:
+        engine.step([(sequence, Block(TEXT, 1, prefill=True))])
+        sequence.commit(40)
+        with closing(sequence.fork(40)) as other:
+            assert other.length == 0
+        assert sequence.length == 40
+    assert engine.free_slots == 64
+
+
+def test_without_a_number_the_cache_holds_a_context(checkpoint_of: mlx.Checkpoints):
+    engine = MlxEngine(checkpoint_of("llama"), 300, rows=RowRange(1, 32))
+    assert engine.free_slots == 320  # whole blocks
+
+
+def test_threads_cannot_be_set(checkpoint_of: mlx.Checkpoints):
+    with raises(InvalidRequest, "threads"):
+        open_engine("mlx", checkpoint_of("llama"), 64, EngineSettings(threads=2))
+
+
+def test_sequences_of_another_engine_are_refused(opened: mlx.Opened):
+    stranger: Any = object()
+    with raises(TypeError, "object"):
+        opened("llama").step([(stranger, Block([1], 1))])

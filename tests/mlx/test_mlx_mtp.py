@@ -1,0 +1,223 @@
+"""`mtp` with targets whose next token the head knows; the head inside a Qwen3.5 checkpoint."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.decoding.policy import Fixed
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
+from paceline.drafters import DrafterResources, RequestContext, create
+from paceline.engines import EngineSettings
+from paceline.errors import ModelError
+from paceline.runtime.batching.scheduler import Scheduler
+from paceline.runtime.model import Model
+from paceline.runtime.stream import run_together
+from paceline.storage.files import read_json, write_json
+from paceline_mlx.heads.tensors import stored_tensors
+from support import mlx
+from support.dflash import write_tensors
+from support.driver import generation, run, total
+from support.errors import raises
+from support.heads import LENGTH, answers_in_rounds
+from support.mtp import HeadForm, Rounds, perfect_weights, random_weights, write_head
+from support.scheduling import Submitted
+
+pytestmark = pytest.mark.mlx
+mlx.needs()
+
+FORM = HeadForm(own=True, taps=(1,), kv_heads=2, rotary=0.25, vocab=mlx.VOCAB, theta=100_000.0)
+
+
+def with_head(folder: Path, weights: dict[str, np.ndarray], **tensors: np.ndarray) -> Path:
+    """Write a tiny Qwen3.5 with an MTP head; `tensors` replace those whose names end so."""
+    import mlx.core as mx
+
+    mlx.checkpoint(folder, "qwen3_5", num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    config = read_json(folder / mlx.CONFIG)
+    config["text_config"] |= {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+    write_json(folder / mlx.CONFIG, config)
+    by_name = {
+        name: np.array(tensor.load().astype(mx.float32))
+        for name, tensor in stored_tensors(folder).items()
+    }
+    for end, rows in tensors.items():
+        by_name |= {
+            name: np.broadcast_to(rows, old.shape).astype(np.float32)
+            for name, old in by_name.items()
+            if name.endswith(end.replace("__", ".") + ".weight")
+        }
+    head = {name: rows for name, rows in weights.items() if name.startswith("mtp.")}
+    write_tensors(folder / "model.safetensors", {**by_name, **head}, "F32")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose model repeats rounds of eight tokens, without a head that knows it."""
+    rounds, none = Rounds(mlx.VOCAB), np.zeros(1)
+    return with_head(
+        tmp_path_factory.mktemp("rounds") / "model",
+        random_weights(FORM),
+        embed_tokens=rounds.embeddings,
+        lm_head=rounds.head,
+        model__norm=none,
+        **dict.fromkeys(("o_proj", "out_proj", "down_proj"), none),
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(target: Path) -> Any:
+    from paceline_mlx.engine import MlxEngine
+    from paceline_mlx.rows import RowRange
+
+    settings = EngineSettings(cache_tokens=2048, taps=(0, 1))
+    return MlxEngine(target, mlx.CONTEXT, settings, rows=RowRange(2, 8))
+
+
+def resources(engine: Any, target: Path) -> DrafterResources:
+    return DrafterResources(engine="mlx", opened=engine, files=target)
+
+
+STARTS = ((8, 1), (33, 2), (64, 9), (97, 30))
+EAGLE = HeadForm(heads=4, kv_heads=4, drafted=range(mlx.VOCAB), vocab=mlx.VOCAB)
+EARLY = replace(EAGLE, taps=(0,))
+
+
+@pytest.mark.parametrize("reads", ["hidden", "token"])
+@pytest.mark.parametrize("form", [EAGLE, EARLY, FORM], ids=["eagle3", "eagle3 early", "qwen3_5"])
+def test_all_drafts_of_a_perfect_head_are_accepted(
+    engine: Any, target: Path, tmp_path: Path, form: HeadForm, reads: str
+):
+    write_head(tmp_path, form, perfect_weights(form, Rounds(mlx.VOCAB), reads=reads))
+    for block, spec in ((2, f"mtp:{tmp_path}"), (6, f"mtp:{tmp_path},length=7,bits=8")):
+        for one in answers_in_rounds(engine, spec, resources(engine, target), block, STARTS):
+            assert one.counters.accepted == one.counters.drafted > 0
+            assert one.counters.steps == -(-(LENGTH - 1) // block)
+
+
+@pytest.mark.parametrize("reads", ["hidden", "token"])
+@pytest.mark.parametrize("form", [EAGLE, FORM], ids=["eagle3", "qwen3_5"])
+def test_a_head_with_inputs_of_the_position_before_is_never_right(
+    engine: Any,
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: HeadForm,
+    reads: str,
+):
+    # Without this, the test above might pass with positions that are not aligned.
+    import mlx.core as mx
+
+    from paceline_mlx.heads.mtp.network import HeadNetwork
+
+    write_head(tmp_path, form, perfect_weights(form, Rounds(mlx.VOCAB), reads=reads))
+    layer, append = HeadNetwork._layer, HeadNetwork._append
+    turn = mx.array(Rounds(mlx.VOCAB).turn.astype(np.float32))
+
+    def late_tokens(self: Any, cache: Any, tokens: Any, hidden: Any, start: int) -> Any:
+        return layer(self, cache, tokens // 8 * 8 + (tokens - 1) % 8, hidden, start)
+
+    def late_hidden(self: Any, cache: Any, rows: Any) -> Any:
+        parts = mx.split(rows.tapped, len(form.taps), axis=1)
+        tapped = mx.concatenate([part @ turn for part in parts], axis=1)
+        return append(self, cache, rows._replace(tapped=tapped))
+
+    if reads == "token":
+        monkeypatch.setattr(HeadNetwork, "_layer", late_tokens)
+    else:
+        monkeypatch.setattr(HeadNetwork, "_append", late_hidden)
+    shared = resources(engine, target)
+    ran = answers_in_rounds(engine, f"mtp:{tmp_path}", shared, 4, STARTS)
+    assert total(ran).drafted > 0
+    assert total(ran).accepted == 0
+
+
+def test_a_cut_vocabulary_drafts_its_tokens_alone(engine: Any, target: Path, tmp_path: Path):
+    write_head(tmp_path / "own", FORM, perfect_weights(FORM, Rounds(mlx.VOCAB), reads="token"))
+    write_head(tmp_path / "eagle", EAGLE)
+    shared = resources(engine, target)
+    ran = answers_in_rounds(engine, f"mtp:{tmp_path}/own,vocab=64", shared, 4, STARTS)
+    assert [one.counters.accepted > 0 for one in ran] == [True, True, False, False]
+    with raises(ModelError, "vocab"):
+        create(f"mtp:{tmp_path}/eagle,vocab=64", shared)
+
+
+def test_all_drafts_of_the_targets_own_distribution_are_accepted(
+    engine: Any, target: Path, tmp_path: Path
+):
+    # The head's logits are the target's, and at this temperature the best token is seldom picked.
+    write_head(tmp_path, FORM, perfect_weights(FORM, Rounds(mlx.VOCAB), reads="token"))
+    how, shared = Sampling(temperature=20.0, seed=1), resources(engine, target)
+    answers = []
+    for noise in (how, Sampling()):
+        context = RequestContext(sampling=noise, prompt_length=1)
+        (drafter,) = create(f"mtp:{tmp_path}", shared, context)
+        options: Any = {"stopping": Stopping(max_tokens=40), "policy": Fixed(4)}
+        answers.append(generation(engine, [8], sampling=how, drafters=[drafter], **options))
+        run(engine, answers[-1:])
+    followed, unheard = answers
+    assert followed.counters.accepted > 0.95 * followed.counters.drafted > 0
+    assert unheard.counters.accepted < 0.3 * unheard.counters.drafted
+    assert followed.answer == unheard.answer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """With a random head that knows the target's favourites a little."""
+    folder = tmp_path_factory.mktemp("mlx")
+    return mlx.model(with_head(folder / "qwen3_5", random_weights(FORM)), folder / "cache")
+
+
+TEXTS = ["abcabcabcabc", "the rain in the", "x y x y x"]
+OPTIONS: dict[str, Any] = {"raw": True, "max_tokens": 16}
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_model_answers_with_its_own_head(model: Model):
+    assert model.engine.taps == (1,), "auto has it, so the engine was opened for it"
+    plain = [model.generate(text, drafter="none", **OPTIONS).token_ids for text in TEXTS]
+    drafted = 0
+    for spec in ("auto", "mtp", "suffix+mtp:length=2,bits=8", "mtp:vocab=90"):
+        for policy in ("fixed", "auto"):
+            for text, expected in zip(TEXTS, plain, strict=True):
+                result = model.generate(text, drafter=spec, policy=policy, max_block=5, **OPTIONS)
+                assert result.token_ids == expected
+                assert result.exact
+                drafted += result.stats.drafted_by.get("mtp", 0)
+        together = [model.stream(text, drafter=spec, policy="fixed", **OPTIONS) for text in TEXTS]
+        run_together(together)
+        assert [stream.result.token_ids for stream in together] == plain
+    assert drafted > 0
+    with closing(Scheduler(model)) as scheduler:
+        scheduler.start()
+        sent = [
+            Submitted(scheduler, text, drafter=spec, policy="fixed", **OPTIONS)
+            for spec in ("mtp", "auto")
+            for text in TEXTS * 2
+        ]
+        assert [request.result().token_ids for request in sent] == plain * 4
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_conversation_that_goes_back_equals_plain_answers(model: Model):
+    options: dict[str, Any] = {"policy": "fixed", "max_tokens": 12}
+    answers = []
+    for drafter in ("none", "mtp"):
+        talk = model.conversation()
+        told = []
+        for text in [*TEXTS, "", "abc"]:
+            if not text:
+                talk.drop_oldest()  # the rest is read again, from where it differs
+                continue
+            stream = talk.say(text, drafter=drafter, **options)
+            for _ in stream:
+                pass
+            told.append(stream.result.token_ids)
+        talk.close()
+        answers.append(told)
+    assert answers[0] == answers[1]
