@@ -23,7 +23,7 @@ from paceline.engines.base import Engine, KVSequence
 from paceline.engines.invariance import Compared, compare
 
 THRESHOLDS = (1024, 4096, 8192, 16384)
-"""Numbers of keys; see `engines/mlx/thresholds.py`."""
+"""Numbers of keys; see `paceline_mlx/thresholds.py`."""
 BEFORE = 12
 ROWS = 24
 """Compared rows, from `BEFORE` rows before a threshold on."""

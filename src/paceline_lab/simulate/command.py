@@ -106,8 +106,7 @@ def drafter_resources(
     """
     shared = DrafterResources(
         target=model,
-        # `auto` does without hidden states, which a recorded text has none of.
-        shipped={k: path for k, path in drafting.shipped(model).items() if k != "mtp"},
+        shipped=drafting.shipped(model),
         find=lambda name: resolve_drafter(name, progress),
     )
     for settings in options.values():

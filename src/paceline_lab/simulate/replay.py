@@ -55,9 +55,6 @@ _NO_SCORES = np.empty(0, np.float32)
 _ALONE = ("none", "ngram", "suffix", "table", "kept", "prediction")
 """Drafters that need only the tokens."""
 
-_NEEDS = dict.fromkeys(("dflash", "mtp"), "the model's hidden states")
-"""What other drafters need; if not listed: calls of another model."""
-
 
 @dataclass(frozen=True, slots=True)
 class Recording:
@@ -215,10 +212,9 @@ def check(spec: DrafterSpec, shared: DrafterResources) -> None:
     """Raise InvalidRequest if a drafter of `spec` needs a model, naming what it needs."""
     for part in spec.resolve(shared.shipped).parts:
         if part.kind not in _ALONE:
-            needs = _NEEDS.get(part.kind, "calls of another model")
             raise InvalidRequest(
-                f"drafter {part.kind} cannot be simulated: it needs {needs}, which a text lacks; "
-                f"expected {', '.join(_ALONE)}"
+                f"drafter {part.kind} cannot be simulated: it needs a model's hidden states or "
+                f"calls, which a text lacks; expected {', '.join(_ALONE)}"
             )
 
 

@@ -78,14 +78,16 @@ class _Mtp:
         return read_config(folder, lambda: layers_of(target)).taps
 
     def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> OpenHead:
-        from paceline_mlx.heads.mtp.drafter import MtpDrafter
+        from paceline_mlx.heads.mtp.drafter import LONGEST_CHAIN, MtpDrafter
         from paceline_mlx.heads.mtp.network import HeadNetwork
         from paceline_mlx.heads.mtp.read import read_head
 
         settings = {**options}
-        length = {"length": settings.pop("length")} if "length" in settings else {}
+        length = settings.pop("length", LONGEST_CHAIN)
         head = read_head(folder, lambda: engine.model.layers)
-        return _Open(HeadNetwork(head, engine.model, **settings), partial(MtpDrafter, **length))
+        return _Open(
+            HeadNetwork(head, engine.model, **settings), partial(MtpDrafter, length=length)
+        )
 
     def facts(self, folder: Path) -> HeadFacts | None:
         from paceline_mlx.heads.config import architecture
