@@ -1,7 +1,8 @@
 """Engines, drafters and commands of other packages, which name them as entry points.
 
 A package has them in its metadata: in the group `paceline.engines` an engine's name and a function
-`(path, context_length, settings) -> Engine`; in `paceline.drafters` `ENGINE.KIND` and a `HeadKind`
+`(path, context_length, settings) -> Engine`, which may have a function `check_packages`, called
+before a model is fetched; in `paceline.drafters` `ENGINE.KIND` and a `HeadKind`
 (`drafters/heads.py`); in `paceline.commands` a command's name and a Typer app. `bench.NAME` adds
 the command NAME to the group `bench`, `convert.NAME` the form of `convert --to NAME`. A name of
 paceline's own is not looked for here.

@@ -59,7 +59,7 @@ def test_mlx_lm_gives_the_same_answer_plain_and_with_a_draft_model(
     question: Question, tmp_path: Path, cache: Path
 ):
     needs()
-    files = resolve(str(checkpoint(tmp_path / "checkpoint", "llama")))
+    files = resolve(str(checkpoint(tmp_path / "checkpoint", "llama")), engine="mlx")
     target = TargetModel(files=files, context=200, say=print, draft=files)
     (peer,) = mlx.open_peers(target)
     plain, drafted = (peer.answer(question, 24, mode) for mode in peer.modes)

@@ -1,10 +1,11 @@
 """DFlash on a target in MLX: it changes no token, and how often the host waits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Block, DeferredRows
 from paceline.drafters import DrafterResources, create
 from paceline.engines.base import Engine
+from paceline_mlx.heads.context import ContextCache
+from paceline_mlx.heads.dflash.drafter import DFlashDrafter
+from paceline_mlx.heads.parts import DeviceKV
 from support import mlx
 from support.dflash import config_for, write_checkpoint
 from support.driver import POLICIES, Answer, answer, generation, run, total
@@ -188,6 +192,66 @@ def test_tapped_hidden_states_equal_those_on_the_host(one: Target):
     hidden = opened.network.tapped(taps, 9)
     shown = np.concatenate([taps["tap.0"], taps["tap.1"]], axis=1)
     np.testing.assert_allclose(np.array(hidden.astype(mx.float32)), shown[:9], rtol=1e-2)
+
+
+class Rehearsed:
+    """In place of a network: goes on as a known text does, but for some positions.
+
+    It checks what it gets of the target: the hidden states of each token, in order, none left out.
+    """
+
+    def __init__(self, text: Sequence[int], states: np.ndarray, wrong_at: Sequence[int]) -> None:
+        self.config = SimpleNamespace(vocab_size=mlx.VOCAB)
+        self._text, self._states, self._wrong_at = text, states, set(wrong_at)
+
+    def cost(self, context: int) -> float:
+        return 0.1
+
+    def tapped(self, taps: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+        return np.concatenate([taps["tap.0"][:rows], taps["tap.1"][:rows]], axis=1)
+
+    def concat(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate([self._states[:0], *parts])
+
+    def prefill(self, cache: ContextCache, states: np.ndarray, start: int) -> None:
+        end = start + len(states)
+        np.testing.assert_allclose(states, self._states[start:end], rtol=1e-3, atol=1e-4)
+        cache.positions += range(start, end)
+        assert cache.positions == [*range(end)]
+
+    def draft(
+        self, cache: ContextCache, token: int, position: int, states: Any, start: int, **_: Any
+    ) -> tuple[list[int], list[float]]:
+        self.prefill(cache, states, start)
+        assert (len(cache), token) == (position, self._text[position])
+        # After the end of the text anything will do.
+        text = [*self._text, *[5] * 20][position + 1 : position + 12]
+        drafts = [
+            (one + (at in self._wrong_at)) % mlx.VOCAB
+            for at, one in enumerate(text, start=position + 1)
+        ]
+        return drafts, [0.9] * len(drafts)
+
+
+@pytest.mark.parametrize("block", [2, 5, 12])
+@pytest.mark.parametrize("every", [1, 2, 5, TOKENS])
+def test_drafts_rejected_at_any_position_change_no_token(one: Target, block: int, every: int):
+    expected, going = [], []
+    for prompt in range(3):
+        expected.append(one.plainly(prompt, prompt))
+        start, text = len(prompt_of(prompt)), prompt_of(prompt) + expected[-1].tokens
+        with closing(one.engine.open()) as sequence:
+            (taps,) = one.engine.step([(sequence, Block(text, 0, prefill=True))]).taps
+        states = np.concatenate([*taps.values()], axis=1)
+        network: Any = Rehearsed(text, states, range(start + every, len(text), every))
+        drafter = DFlashDrafter(network, ContextCache(DeviceKV(1)), Sampling(), start)
+        options: Any = {"drafters": [drafter], "policy": Fixed(block), "prefill_chunk": 1 + prompt}
+        going.append(generation(one.engine, prompt_of(prompt), **options, **asked(prompt)))
+    assert run(one.engine, going) == expected
+    for ran in going:
+        if every == TOKENS:
+            assert ran.counters.steps == -(-(TOKENS - 1) // block)
+        assert (ran.counters.accepted == 0) is (every == 1)
 
 
 @pytest.fixture

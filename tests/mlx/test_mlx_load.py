@@ -141,7 +141,7 @@ def test_a_model_of_another_form_is_for_another_engine(
     tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # Which is found out before anything is run, so mlx-lm may as well be missing.
-    monkeypatch.setattr("paceline_mlx.model.require_mlx_lm", lambda: None)
+    monkeypatch.setattr("paceline_mlx.engine.MlxEngine.check_packages", lambda: None)
     with raises(ModelError, "mlx"):
         paceline.load(tiny_gguf, engine="mlx")
 

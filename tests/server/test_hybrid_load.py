@@ -43,8 +43,8 @@ class Case(NamedTuple):
 CASES = {
     "lfm2_moe": Case("auto", Load(36, 10, ALL, frozenset({"ngram", "prediction"}), 2, FEW, 0.5)),
     "qwen3_5_text": Case(
-        "suffix+mtp",
-        Load(36, 10, ALL + OWN, frozenset({"ngram", "prediction", "mtp"}), 2, FEW, 0.5),
+        "suffix",
+        Load(36, 10, ALL + OWN, frozenset({"ngram", "prediction"}), 2, FEW, 0.5),
     ),
 }
 

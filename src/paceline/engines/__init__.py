@@ -17,14 +17,16 @@ __all__ = ["ENGINES", "Engine", "EngineSettings", "check_engine", "check_setting
 
 
 def check_engine(name: str) -> None:
-    """Raise InvalidRequest unless an engine has this name, or what its `check_packages` raises."""
+    """Raise InvalidRequest unless an engine has this name, MissingExtra without its packages."""
     if name in ENGINES:
         return
     if name not in (others := plugins.names(plugins.ENGINES)):
         raise InvalidRequest(
             f"no engine is called {name!r}; expected auto, {', '.join((*ENGINES, *others))}"
         )
-    getattr(plugins.load(plugins.ENGINES, name), "check_packages", bool)()
+    engine = plugins.load(plugins.ENGINES, name)
+    if hasattr(engine, "check_packages"):
+        engine.check_packages()
 
 
 def check_settings(name: str, settings: EngineSettings) -> None:
