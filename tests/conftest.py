@@ -103,9 +103,10 @@ def tiny_files(tiny_gguf: Path, tiny_cache: Path) -> ModelFiles:
 
 
 @pytest.fixture(scope="session")
-def tiny_int8(tiny_gguf: Path, tiny_cache: Path) -> ModelFiles:
-    """The tiny model as an OpenVINO graph with 8-bit weights."""
-    return resolve(f"{tiny_gguf}@int8", tiny_cache)
+def tiny_joined(tmp_path_factory: pytest.TempPathFactory, tiny_cache: Path) -> ModelFiles:
+    """A tiny model of several files, which are joined in the folder of the prepared model."""
+    shard = write_tiny(tmp_path_factory.mktemp("shards") / "tiny.gguf", seed=1, split=10)
+    return resolve(str(shard), tiny_cache)
 
 
 @pytest.fixture(scope="session")
@@ -129,9 +130,10 @@ def tiny_core_ml(core_ml: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tiny_files: ModelFiles) -> Model:
-    settings = EngineSettings(cache_tokens=8 * tiny_files.context_length)
+    # Threads of a busy machine wait for each other in every product.
+    settings = EngineSettings(cache_tokens=8 * tiny_files.context_length, threads=1)
     return Model(
-        tiny_files, open_engine("openvino", tiny_files.path, tiny_files.context_length, settings)
+        tiny_files, open_engine("llamacpp", tiny_files.path, tiny_files.context_length, settings)
     )
 
 
@@ -155,7 +157,7 @@ def real_model() -> Model:
     """The default model, from the user's own cache: it is fetched at most once."""
     files = resolve(DEFAULT_MODEL, cache_dir())
     settings = EngineSettings(cache_tokens=4096)
-    return Model(files, open_engine("openvino", files.path, files.context_length, settings))
+    return Model(files, open_engine("llamacpp", files.path, files.context_length, settings))
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def test_an_example_runs(
         path = tiny_gguf
         if options.get("embeddings"):
             path = write_tiny(tmp_path / "embedder.gguf", "qwen3", fields=POOLED)
-        models.append(load(path, **{"engine": "openvino", **options}))
+        models.append(load(path, **{**options}))
         return models[-1]
 
     monkeypatch.setattr(paceline, "load", load_tiny)

@@ -21,7 +21,6 @@ from support.command import served
 from support.docs import ROOT
 from support.fake_hub import FakeHub, FakeRepository, serving
 from support.results import RUN
-from support.tiny_checkpoints import write_checkpoint
 from support.waiting import PATIENCE
 
 HOOK = """
@@ -224,11 +223,6 @@ def test_a_server_of_several_models_leaves_the_machine_alone(
 def assert_files_of_the_model_alone(hub: FakeHub) -> None:
     assert hub.downloads()
     assert [asked.path for asked in hub.asked if NAME not in asked.path] == []
-
-
-def test_convert_leaves_the_machine_alone(home: Home, tmp_path: Path):
-    home.run("convert", write_checkpoint("llama", tmp_path / "checkpoint"))
-    assert_alone(home)
 
 
 @pytest.fixture

@@ -3,13 +3,11 @@
 The formulas are in `decoding/costs.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from paceline.decoding.costs import CostTable, break_even, speed_up
 from paceline.engines.invariance import Compared
-from paceline.runtime.engine_choice import OPENVINO
-from paceline.runtime.load import remember_costs
 from paceline.runtime.model import Model
 from paceline.storage.report import Report, Table
 
@@ -24,28 +22,9 @@ class Remarks(Protocol):
     """Where they come from; empty: from that hardware."""
 
 
-def plan(load: Callable[[str], Model], engine: str, *, again: bool) -> Report:
-    """Cost table of this machine.
-
-    With `again` the costs are measured anew. Where two engines run the model, and `engine` is
-    `auto`, the other one is measured, too.
-
-    Args:
-        load: loads the model for an engine.
-        engine: name of an engine, or `auto`.
-        again: measure anew.
-    """
-    choices = []
-
-    def opened(name: str) -> Model:
-        model = load(name)
-        if model.weights_choice is not None and model.engine.name == OPENVINO:
-            choices.append(model.weights_choice)
-        return model
-
-    model = opened(engine)
+def plan(model: Model, *, again: bool) -> Report:
+    """Cost table of this machine; with `again` the costs are measured anew."""
     measurement = model.measure_profile(again=again)
-    engines = _compare_engines(model, opened, again=again)
     cost = measurement.cost
     value = {
         "model": model.files.name,
@@ -56,7 +35,6 @@ def plan(load: Callable[[str], Model], engine: str, *, again: bool) -> Report:
             name: comparison.as_dict() for name, comparison in measurement.compared.items()
         },
         **_cost_facts(cost),
-        **({} if engines is None else {"engines": engines}),
     }
     tables = [_cost_table(f"{model.files.name} on this machine", cost)]
     if measurement.deep_context:
@@ -64,48 +42,9 @@ def plan(load: Callable[[str], Model], engine: str, *, again: bool) -> Report:
         value["deep"] = {"context": deep.context, **_cost_facts(deep)}
         tables.append(_cost_table(f"the same at a context of {deep.context} tokens", deep))
     tables.append(_exactness_table(measurement.compared))
-    if engines is not None:
-        tables.insert(0, _engines_table(engines))
     remark = model.engine.remark if isinstance(model.engine, Remarks) else ""
-    weights = choices[0]._asdict() if choices else {}
-    value |= ({"remark": remark} if remark else {}) | ({"weights": weights} if weights else {})
-    form = f"weights: {weights['reason']}" if weights else ""
-    return Report(value, text="\n".join(filter(None, (remark, form))), tables=tables)
-
-
-_COMPARED_ROWS = (1, 2, 4, 8, 16)
-
-
-def _compare_engines(
-    model: Model, load: Callable[[str], Model], *, again: bool
-) -> dict[str, Any] | None:
-    """Costs of every engine that runs the model, and the one that `auto` takes from now on.
-
-    None: there is no other engine, or one was named.
-    """
-    choice = model.engine_choice
-    if choice is None or len(choice.engines) < 2:
-        return None
-    remember_costs(model)
-    for engine in choice.engines:
-        if engine != model.engine.name:
-            other = load(engine)
-            other.measure_profile(again=again)
-            remember_costs(other)
-    taken = choice.better()
-    costs = {engine: choice.costs(engine) for engine in choice.engines}
-    return {
-        "taken": taken,
-        "reason": choice.reason,
-        "costs": {
-            engine: {
-                "load_seconds": cost.load_seconds,
-                "milliseconds": {str(rows): cost.table(rows) * 1e3 for rows in _COMPARED_ROWS},
-            }
-            for engine, cost in costs.items()
-            if cost is not None
-        },
-    }
+    value |= {"remark": remark} if remark else {}
+    return Report(value, text=remark, tables=tables)
 
 
 def _cost_facts(cost: CostTable) -> dict[str, object]:
@@ -115,20 +54,6 @@ def _cost_facts(cost: CostTable) -> dict[str, object]:
         "rows": plan_rows(cost),
         "best": {str(p): {"rows": rows, "speed_up": gain} for p, (rows, gain) in best.items()},
     }
-
-
-def _engines_table(engines: Mapping[str, Any]) -> Table:
-    head = ["engine", "start s", *(f"{rows} rows ms" for rows in _COMPARED_ROWS), "auto"]
-    rows = [
-        [
-            name,
-            f"{cost['load_seconds']:.1f}",
-            *(f"{milliseconds:.1f}" for milliseconds in cost["milliseconds"].values()),
-            "taken" if name == engines["taken"] else "",
-        ]
-        for name, cost in engines["costs"].items()
-    ]
-    return f"engines; --engine auto takes {engines['taken']}: {engines['reason']}", head, rows
 
 
 def _exactness_table(compared: Mapping[str, Compared]) -> Table:

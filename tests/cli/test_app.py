@@ -202,8 +202,9 @@ def test_an_option_without_its_value_is_named(
         (("bench", "run", "--rounds", "x"), "'x' is not a whole number"),
         (("verify", "--max-tokens", "0"), "'0' is not a whole number of 1 or more"),
         (("convert",), "source"),
-        (("convert", "x", "--weights", "int2"), "argument --weights: 'int2' is not one of"),
-        (("convert", "x", "--to", "paper"), "--to is 'paper'; expected openvino"),
+        (("convert", "x", "--weights", "int8"), "no option is called --weights; a model has its"),
+        (("generate", "x", "--weights", "auto"), "owner/name:Q8_0"),
+        (("convert", "x", "--to", "paper"), "--to is 'paper'; expected coreml"),
         (("convert", "x", "--rows", "4"), "--rows"),
         (
             ("convert", "x", "--to", "coreml", "--rows", "0"),
@@ -213,7 +214,7 @@ def test_an_option_without_its_value_is_named(
         (("coreml", "lint"), "artifact"),
         (("generate", "x", "--engine", "abacus"), "no engine is called 'abacus'"),
         (("generate", "x", "--engine", "coreml"), f"{DEFAULT_MODEL} has no Core ML form here"),
-        (("convert", "./nowhere"), "neither a folder nor a hub name"),
+        (("convert", "./checkpoint"), "--engine mlx"),
         (("pull", "gpt-9"), "no model is called 'gpt-9'"),
         (("generate", "x", "--model", "smolm2-135m"), f"did you mean {DEFAULT_MODEL}?"),
         (("generate", "x", "--model", "/no/such.gguf"), "there is no file or folder"),
@@ -230,9 +231,3 @@ def test_an_option_without_its_value_is_named(
 )
 def test_a_mistake_is_one_line_that_names_it(arguments: tuple[str, ...], reason: str, refused: Any):
     assert reason in refused(*arguments)
-
-
-def test_convert_says_which_weights_it_needs(refused: Any, tmp_path: Path):
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    assert "must be safetensors" in refused("convert", tmp_path)

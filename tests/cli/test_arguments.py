@@ -192,12 +192,3 @@ def test_serve_parses_control_tokens_in_messages_only_when_told_to(
     )
     assert main(["serve", "--all", *words]) == 0
     assert ("--parse-special" in options[0]) == bool(words)
-
-
-def test_every_model_of_a_server_of_all_gets_the_better_weights(monkeypatch: pytest.MonkeyPatch):
-    options: list[list[str]] = []
-    monkeypatch.setattr(
-        "paceline.server.router.run.serve_all", lambda _, given, *__, **___: options.append(given)
-    )
-    assert main(["serve", "--all", "--weights", "auto"]) == 0
-    assert "--weights=auto" in options[0]

@@ -104,19 +104,6 @@ def test_ctrl_c_while_a_model_is_fetched_leaves_no_file_and_no_process(
     assert not [*models_dir(tmp_path / "cache").iterdir()]
 
 
-def test_ctrl_c_while_a_model_is_converted_leaves_nothing(
-    environment: dict[str, str], tmp_path: Path, endless_gguf: Path
-):
-    environment["PACELINE_CACHE"] = str(tmp_path / "cache")
-    with started(environment, "pull", f"{endless_gguf}@int8") as child:
-        wait_for(child.stderr, b"building the graph")
-        os.killpg(child.pid, signal.SIGINT)
-        _, said = child.communicate(timeout=PATIENCE)
-    assert child.returncode == 130
-    stopped_line(said)
-    assert not [*models_dir(tmp_path / "cache").iterdir()]
-
-
 def test_a_reader_that_has_seen_enough_ends_the_command_quietly(
     environment: dict[str, str], endless_gguf: Path
 ):

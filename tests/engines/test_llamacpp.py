@@ -28,10 +28,10 @@ from support import tiny
 from support.divergence import divergence
 from support.engine_rows import feed
 from support.errors import raises
+from support.families import write_gguf_of
 from support.ggml import quantize
 from support.llamacpp import library
 from support.tiny import SIZES, WIDE, Type, write_tiny
-from support.tiny_checkpoints import write_gguf_of
 from support.waiting import PATIENCE
 
 IK, UPSTREAM = "ik_llama.cpp", "llama.cpp"
@@ -157,19 +157,8 @@ def test_more_sequences_than_contexts_change_no_bit_and_those_with_one_run_first
 
 def write_longrope(path: Path, context: int) -> Path:
     """A Phi-3 with other factors of positions for texts of more than 700 tokens."""
-    return write_gguf_of(
-        "phi3-longrope",
-        path,
-        max_position_embeddings=context,
-        tie_word_embeddings=False,
-        original_max_position_embeddings=700,
-        rope_parameters={
-            **{"rope_type": "longrope", "rope_theta": 10000.0},
-            "original_max_position_embeddings": 700,
-            "short_factor": [1.0 + i / 64 for i in range(64)],
-            "long_factor": [2.0 + i / 4 for i in range(64)],
-        },
-    )
+    fields = {"phi3.context_length": context, "phi3.rope.scaling.original_context_length": 700}
+    return write_gguf_of("phi3-longrope-untied", path, fields=fields)
 
 
 @pytest.mark.parametrize("longrope", [False, True])

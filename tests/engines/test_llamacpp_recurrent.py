@@ -19,22 +19,22 @@ from paceline.engines.llamacpp.native import NativeModel, NativeSequence
 from paceline.engines.row_classes import RowRange
 from paceline.errors import ModelError
 from support.engine_rows import feed, random_text, run, same
+from support.engines import HYBRIDS
 from support.errors import raises
-from support.hybrids import HEAD, HYBRIDS, with_head
+from support.families import write_gguf_of
 from support.llamacpp import library
-from support.mtp import random_weights
-from support.tiny_checkpoints import write_gguf_of
+from support.tiny import Type
 
 IK, UPSTREAM = "ik_llama.cpp", "llama.cpp"
 CONTEXT = 1024
 ONE_THREAD = EngineSettings(cache_tokens=16 * CONTEXT, threads=1)
 
 
-def file_of(form: str, folder: Path, weights: str = "f32") -> Path:
-    return write_gguf_of(form, folder / f"{form}-{weights}.gguf", weights=weights)
+def file_of(form: str, folder: Path, weights: Type = Type.F32) -> Path:
+    return write_gguf_of(form, folder / f"{form}-{weights.name}.gguf", weights=weights)
 
 
-@pytest.fixture(scope="module", params=HYBRIDS)
+@pytest.fixture(scope="module", params=sorted(HYBRIDS.values()))
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LlamaCppEngine]:
@@ -91,14 +91,14 @@ def test_states_that_are_not_rolled_back_are_refused_before_any_answer(
     binding = library(UPSTREAM)
     open_before = binding.open
     monkeypatch.setattr(binding, function, lambda _pointer: value)
-    with raises(ModelError, fault, "another family", "lfm2-f32.gguf") as caught:
+    with raises(ModelError, fault, "another family", "lfm2-F32.gguf") as caught:
         LlamaCppEngine(file_of("lfm2", tmp_path), 512, ONE_THREAD, binding=binding)
     del caught
     assert binding.open <= open_before + 1  # the model, until it is collected
 
 
 def test_positions_with_which_the_library_would_end_the_process_are_refused(tmp_path: Path):
-    path = with_head(tmp_path / "m.gguf", random_weights(HEAD))  # heads of 16
+    path = file_of("qwen3_5_text-small", tmp_path)  # heads of 16
     binding = library(UPSTREAM)
     with raises(ModelError, "32 numbers"):
         LlamaCppEngine(path, 512, ONE_THREAD, binding=binding)
@@ -372,10 +372,10 @@ def test_contexts_are_as_many_as_their_states_fit(
         LlamaCppEngine(path, 512, ONE_THREAD, binding=binding)
 
 
-@pytest.mark.parametrize(("weights", "single"), [("f32", False), ("int8", True)])
+@pytest.mark.parametrize(("weights", "single"), [(Type.F32, False), (Type.Q8_0, True)])
 @pytest.mark.parametrize("form", ["lfm2", "qwen3_5_text"])
 def test_padding_and_copies_of_states_are_few(
-    tmp_path: Path, form: str, weights: str, single: bool
+    tmp_path: Path, form: str, weights: Type, single: bool
 ):
     path = file_of(form, tmp_path, weights)
     with closing(LlamaCppEngine(path, 512, ONE_THREAD, binding=library(UPSTREAM))) as engine:

@@ -1,16 +1,12 @@
-import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from paceline.models import ModelFiles
-from paceline.models.manifest import MANIFEST
 from paceline.models.names import other_apps
+from support.checkpoints import write_checkpoint
 from support.fake_hub import FakeHub, serving, use_hub
-
-CONFIG = {"max_position_embeddings": 512, "eos_token_id": 2, "bos_token_id": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -21,12 +17,11 @@ def nothing_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def exported(tiny_int8: ModelFiles, tmp_path: Path) -> Path:
-    """A whole OpenVINO model as others export it: a config instead of a manifest."""
-    folder = tmp_path / "exported"
-    shutil.copytree(tiny_int8.folder, folder)
-    (folder / MANIFEST).unlink()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+def exported(tiny_files: ModelFiles, tmp_path: Path) -> Path:
+    """The files of an OpenVINO model as others export it, with nothing to compute in its graph."""
+    folder = write_checkpoint(tmp_path / "exported", tiny_files)
+    (folder / "model.safetensors").rename(folder / "openvino_model.bin")
+    (folder / "openvino_model.xml").write_text("<net></net>")
     return folder
 
 

@@ -13,15 +13,14 @@ from types import ModuleType
 import pytest
 
 from paceline.errors import ModelError
-from paceline.models import cache, cache_dir, gguf, resolve
+from paceline.models import cache, cache_dir, gguf, prepare, resolve
 from paceline.models.cache import PARTIAL, disk_full, publish, workspace
-from paceline.models.gguf import eight_bit
 from paceline.models.prepare import models_dir
 from paceline.storage import system
 from paceline.storage.files import megabytes
-from paceline.storage.processes import Finished
 from paceline.storage.system import Release
 from support.errors import raises
+from support.tiny import write_tiny
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -100,19 +99,6 @@ def test_a_disk_that_fills_up_during_the_work_is_one_line_and_nothing_stays(
         monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 9, 4096))
         raise error
     assert not [*(tmp_path / "models").iterdir()]
-
-
-def test_what_cannot_be_made_for_want_of_room_is_not_put_down_to_the_model(
-    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def child(_: object) -> Finished:
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 9, 0))
-        return Finished(1, ("RuntimeError: basic_ios::clear: iostream error",))
-
-    monkeypatch.setattr(eight_bit, "run_child", child)
-    with raises(ModelError, "disk"):
-        resolve(f"{tiny_gguf}@int8", tmp_path)
-    assert not [*models_dir(tmp_path).iterdir()]
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])
@@ -225,11 +211,10 @@ def test_two_processes_that_pull_the_same_model_at_once_both_get_it(
 
 
 @pytest.mark.parametrize(
-    ("module", "step"),
-    [(gguf, "build_tokenizer"), (eight_bit, "_write_exact"), (eight_bit, "_build_graph")],
+    ("module", "step"), [(gguf, "build_tokenizer"), (prepare, "join"), (prepare, "write_manifest")]
 )
-def test_an_interrupted_conversion_leaves_nothing(
-    module: ModuleType, step: str, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_preparation_leaves_nothing(
+    module: ModuleType, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     real: Callable[..., object] = getattr(module, step)
 
@@ -238,35 +223,9 @@ def test_an_interrupted_conversion_leaves_nothing(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, step, interrupted)
+    path = write_tiny(tmp_path / "split.gguf", split=10)
     with pytest.raises(KeyboardInterrupt):
-        resolve(f"{tiny_gguf}@int8", tmp_path)
-    assert not [*models_dir(tmp_path).iterdir()]
-
-
-def test_an_interrupt_ends_the_child_that_builds_the_graph(
-    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    # The child says which process it is, and waits to be ended.
-    monkeypatch.setattr(
-        eight_bit,
-        "_BUILD_GRAPH",
-        "import os, time; print(os.getpid(), flush=True); time.sleep(600)",
-    )
-    born: list[int] = []
-    real = eight_bit.run_child
-
-    def watched(argv: list[str]) -> Finished:
-        def on_line(line: str) -> None:
-            born.append(int(line))
-            raise KeyboardInterrupt
-
-        return real(argv, on_line=on_line)
-
-    monkeypatch.setattr(eight_bit, "run_child", watched)
-    with pytest.raises(KeyboardInterrupt):
-        resolve(f"{tiny_gguf}@int8", tmp_path)
-    with pytest.raises(ProcessLookupError):
-        os.kill(born[0], 0)
+        resolve(str(path), tmp_path)
     assert not [*models_dir(tmp_path).iterdir()]
 
 

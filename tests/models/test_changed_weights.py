@@ -13,7 +13,7 @@ from paceline.drafters.table import Table
 from paceline.errors import ModelError
 from paceline.models import ModelFiles, Progress, resolve
 from paceline.models.files import open_folder
-from paceline.models.manifest import WEIGHTS, read_manifest, write_manifest
+from paceline.models.manifest import GGUF_WEIGHTS, read_manifest, write_manifest
 from paceline.storage import manifest as manifests
 from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST
@@ -23,9 +23,9 @@ from support.errors import raises
 
 
 @pytest.fixture
-def prepared(tiny_int8: ModelFiles, tmp_path: Path, cache: Path) -> Path:
-    """A copy of a converted model: a graph and weights for OpenVINO."""
-    return Path(shutil.copytree(tiny_int8.folder, tmp_path / "copy"))
+def prepared(tiny_joined: ModelFiles, tmp_path: Path, cache: Path) -> Path:
+    """A copy of a prepared model that has its weights."""
+    return Path(shutil.copytree(tiny_joined.folder, tmp_path / "copy"))
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def reverse_middle(path: Path) -> None:
 
 def test_changed_weights_of_the_same_size_are_one_error_that_says_what_to_do(prepared: Path):
     assert open_folder(prepared, "m", QUIET).folder == prepared
-    reverse_middle(prepared / WEIGHTS)
-    with raises(ModelError, "SHA-256", prepared, WEIGHTS, "remove this folder"):
+    reverse_middle(prepared / GGUF_WEIGHTS)
+    with raises(ModelError, "SHA-256", prepared, GGUF_WEIGHTS, "remove this folder"):
         open_folder(prepared, "m", QUIET)
 
 
@@ -59,7 +59,7 @@ def test_changed_weights_of_the_same_size_are_one_error_that_says_what_to_do(pre
 def test_a_command_with_a_damaged_model_ends_with_status_2(
     command: str, prepared: Path, capsys: pytest.CaptureFixture[str]
 ):
-    reverse_middle(prepared / WEIGHTS)
+    reverse_middle(prepared / GGUF_WEIGHTS)
     words = [command, *(["hello"] if command == "generate" else []), "--model", str(prepared)]
     assert main(words) == 2
     printed = capsys.readouterr()
@@ -70,14 +70,14 @@ def test_a_command_with_a_damaged_model_ends_with_status_2(
 
 def test_unchanged_files_are_not_hashed_again(prepared: Path, hashed: list[str]):
     open_folder(prepared, "m", QUIET)  # a copy: other times and inodes
-    assert WEIGHTS in hashed
+    assert GGUF_WEIGHTS in hashed
     hashed.clear()
     open_folder(prepared, "m", QUIET)
     assert hashed == []
-    os.utime(prepared / WEIGHTS)
+    os.utime(prepared / GGUF_WEIGHTS)
     for _ in range(2):
         open_folder(prepared, "m", QUIET)
-    assert hashed.count(WEIGHTS) == 1
+    assert hashed.count(GGUF_WEIGHTS) == 1
 
 
 def test_a_model_that_was_just_made_is_not_hashed_again(prepared: Path, hashed: list[str]):
@@ -101,13 +101,13 @@ def test_a_cache_that_cannot_be_written_does_not_fail_a_model(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
     for _ in range(2):
         open_folder(prepared, "m", QUIET)
-    assert hashed.count(WEIGHTS) == 2
+    assert hashed.count(GGUF_WEIGHTS) == 2
 
 
 def test_few_marks_of_unchanged_files_are_kept(prepared: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(manifests, "_MOST_MARKS", 3)
     for second in range(6):
-        os.utime(prepared / WEIGHTS, (second, second))
+        os.utime(prepared / GGUF_WEIGHTS, (second, second))
         open_folder(prepared, "m", QUIET)
     assert len([*(cache_dir() / "checked").iterdir()]) == 3
     assert manifests.is_checked(prepared, read_manifest(prepared).files)
@@ -118,18 +118,15 @@ def test_the_check_of_a_large_model_is_shown(prepared: Path, capsys: pytest.Capt
     assert "checking" in capsys.readouterr().err
 
 
-def test_a_changed_gguf_file_is_another_model_with_another_conversion(
-    tiny_gguf: Path, tmp_path: Path, cache: Path
-):
+def test_a_changed_gguf_file_is_another_model(tiny_gguf: Path, tmp_path: Path, cache: Path):
     path = Path(shutil.copy2(tiny_gguf, tmp_path / "own.gguf"))
-    before, converted = resolve(str(path), cache), resolve(f"{path}@int8", cache)
+    before = resolve(str(path), cache)
     assert resolve(str(path), cache).fingerprint == before.fingerprint
     content = path.read_bytes()
     path.write_bytes(content[:-4] + content[-2:] + content[-4:-2])  # two weights swapped
     after = resolve(str(path), cache)
     assert after.fingerprint != before.fingerprint
     assert after.folder != before.folder
-    assert resolve(f"{path}@int8", cache).folder != converted.folder
 
 
 def test_a_file_that_replaces_another_with_its_size_and_time_is_another_model(

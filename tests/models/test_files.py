@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
 from paceline.models.files import open_folder
-from paceline.models.manifest import GRAPH, MANIFEST, TOKENIZER, WEIGHTS
+from paceline.models.manifest import GGUF_WEIGHTS, MANIFEST, REQUIRED, TOKENIZER
 from support.errors import raises
+
+GRAPH, WEIGHTS, _ = REQUIRED
 
 
 def refusal(folder: Path) -> str:
@@ -33,8 +34,7 @@ def test_a_folder_that_others_exported_is_used_where_it_is(exported: Path):
     assert files.context_length == 512
     assert files.stop_token_ids == (0, 2)
     assert files.chat_template is not None
-    engine = open_engine("openvino", files.path, files.context_length, EngineSettings())
-    assert engine.vocab_size == 320
+    assert (files.engine, files.path) == ("openvino", exported)
 
 
 def test_the_bytes_of_a_model_are_those_that_its_engine_opens(
@@ -72,12 +72,12 @@ def test_an_empty_folder_is_no_model(tmp_path: Path):
         assert name in message
 
 
-def test_a_hugging_face_checkpoint_comes_with_the_command_that_converts_it(tmp_path: Path):
+def test_a_hugging_face_checkpoint_comes_with_what_to_use_instead(tmp_path: Path):
     for name in ("model.safetensors", "config.json", TOKENIZER):
         (tmp_path / name).write_text("{}")
     message = refusal(tmp_path)
-    assert "holds a Hugging Face checkpoint" in message
-    assert f"paceline convert {tmp_path} --to openvino --weights int8" in message
+    for advice in ("Hugging Face checkpoint", "GGUF", "--engine mlx", "--to coreml"):
+        assert advice in message
 
 
 def test_a_folder_with_a_gguf_file_comes_with_its_path(tmp_path: Path):
@@ -85,24 +85,22 @@ def test_a_folder_with_a_gguf_file_comes_with_its_path(tmp_path: Path):
     assert f"give the path {tmp_path / 'model.gguf'}" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("keep", [0, 0.5, 0.999])
-def test_cut_off_weights_are_found_before_they_are_used(keep: float, exported: Path):
-    size = (exported / WEIGHTS).stat().st_size
-    os.truncate(exported / WEIGHTS, int(size * keep))
-    assert f"has {int(size * keep)} bytes but the graph needs {size}" in refusal(exported)
-
-
-@pytest.mark.parametrize("keep", [0, 0.5, 0.999])
-def test_a_cut_off_graph_is_found_before_it_is_used(keep: float, exported: Path):
-    os.truncate(exported / GRAPH, int((exported / GRAPH).stat().st_size * keep))
-    assert "not a complete OpenVINO graph" in refusal(exported)
-
-
-def test_a_prepared_folder_with_a_cut_off_file_is_refused(tiny_int8: ModelFiles, tmp_path: Path):
+def test_a_prepared_folder_with_a_cut_off_file_is_refused(tiny_joined: ModelFiles, tmp_path: Path):
     folder = tmp_path / "m"
-    shutil.copytree(tiny_int8.folder, folder)
-    os.truncate(folder / WEIGHTS, 1000)
-    assert f"{WEIGHTS} has 1000 bytes, expected" in refusal(folder)
+    shutil.copytree(tiny_joined.folder, folder)
+    os.truncate(folder / GGUF_WEIGHTS, 1000)
+    assert f"{GGUF_WEIGHTS} has 1000 bytes, expected" in refusal(folder)
+
+
+def test_a_prepared_folder_without_a_gguf_file_is_of_an_earlier_version(
+    tiny_joined: ModelFiles, tmp_path: Path
+):
+    folder = tmp_path / "m"
+    shutil.copytree(tiny_joined.folder, folder)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["files"][GGUF_WEIGHTS]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    assert "no engine opens any more; remove" in refusal(folder)
 
 
 def test_a_gguf_file_that_is_gone_is_named(tiny_files: ModelFiles, tmp_path: Path):

@@ -7,9 +7,8 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.models.manifest import (
-    GRAPH,
+    GGUF_WEIGHTS,
     TOKENIZER,
-    WEIGHTS,
     Facts,
     changed_files,
     read_manifest,
@@ -24,7 +23,7 @@ SOURCE = {"kind": "gguf", "from": "/somewhere/é.gguf"}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in (GRAPH, WEIGHTS, TOKENIZER):
+    for name in (GGUF_WEIGHTS, TOKENIZER):
         (tmp_path / name).write_text(f"the {name}")
     write_manifest(tmp_path, "a model", SOURCE, FACTS)
     return tmp_path
@@ -49,17 +48,17 @@ def test_what_is_written_is_read_back(folder: Path):
     assert manifest.facts == FACTS
     assert manifest.made_by.startswith("paceline ")
     assert {name: record.bytes for name, record in manifest.files.items()} == {
-        name: len(f"the {name}") for name in (GRAPH, WEIGHTS, TOKENIZER)
+        name: len(f"the {name}") for name in (GGUF_WEIGHTS, TOKENIZER)
     }
     assert changed_files(folder, manifest) == []
 
 
-def test_the_fingerprint_is_that_of_graph_and_weights_alone(folder: Path):
+def test_the_fingerprint_is_that_of_the_weights_alone(folder: Path):
     before = read_manifest(folder).fingerprint
     (folder / TOKENIZER).write_text("another")
     write_manifest(folder, "another name", {}, FACTS)
     assert read_manifest(folder).fingerprint == before
-    (folder / WEIGHTS).write_text("others")
+    (folder / GGUF_WEIGHTS).write_text("others")
     write_manifest(folder, "a model", SOURCE, FACTS)
     assert read_manifest(folder).fingerprint != before
 
@@ -84,7 +83,7 @@ def test_the_fingerprint_is_that_of_graph_and_weights_alone(folder: Path):
         ({"eos_token": ...}, "eos_token: "),
         ({"license": []}, r"license: .*not \[\]"),
         ({"files": []}, r"files: .*not \[\]"),
-        ({"files": {}}, f"files does not list .*{WEIGHTS}"),
+        ({"files": {}}, f"files does not list .*{GGUF_WEIGHTS}"),
     ],
 )
 def test_a_wrong_value_is_named(values: dict[str, Any], fault: str, folder: Path):
@@ -116,23 +115,23 @@ def test_a_file_outside_the_folder_is_refused(name: str, folder: Path):
 
 
 def test_every_fault_of_a_manifest_is_named_at_once(folder: Path):
-    change(folder, name=5, version=..., context_length=-1, files={GRAPH: {"bytes": 1}})
+    change(folder, name=5, version=..., context_length=-1, files={TOKENIZER: {"bytes": 1}})
     message = fault_of(folder)
-    for fault in ("name: ", "version: ", "context_length: ", f"files.{GRAPH}.sha256: "):
+    for fault in ("name: ", "version: ", "context_length: ", f"files.{TOKENIZER}.sha256: "):
         assert fault in message
 
 
 def test_every_file_that_is_missing_or_of_another_size_is_named_at_once(folder: Path):
-    (folder / WEIGHTS).unlink()
-    (folder / GRAPH).write_text("x")
+    (folder / GGUF_WEIGHTS).unlink()
+    (folder / TOKENIZER).write_text("x")
     message = fault_of(folder)
-    assert f"{WEIGHTS} is missing" in message
-    assert f"{GRAPH} has 1 bytes, expected {len(f'the {GRAPH}')}" in message
+    assert f"{GGUF_WEIGHTS} is missing" in message
+    assert f"{TOKENIZER} has 1 bytes, expected {len(f'the {TOKENIZER}')}" in message
 
 
 def test_a_file_with_other_bytes_is_found_by_its_checksum(folder: Path):
     manifest = read_manifest(folder)
-    size = (folder / WEIGHTS).stat().st_size
-    (folder / WEIGHTS).write_bytes(b"x" * size)
+    size = (folder / GGUF_WEIGHTS).stat().st_size
+    (folder / GGUF_WEIGHTS).write_bytes(b"x" * size)
     (fault,) = changed_files(folder, manifest)
-    assert fault.startswith(f"{WEIGHTS} is not what was made: SHA-256 is ")
+    assert fault.startswith(f"{GGUF_WEIGHTS} is not what was made: SHA-256 is ")

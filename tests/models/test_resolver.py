@@ -1,29 +1,27 @@
 import json
 import os
-import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
-from paceline.cli.app import main
 from paceline.errors import CheckFailed, ModelError, ModelNotFound
 from paceline.models import (
     DEFAULT_MODEL,
     ModelFiles,
     check_models,
-    convert,
     hub,
     list_models,
     prepare,
     resolve,
 )
-from paceline.models.manifest import GRAPH, MANIFEST, WEIGHTS
+from paceline.models.manifest import GGUF_WEIGHTS, MANIFEST, TOKENIZER
 from paceline.models.names import known_models
 from paceline.models.names.hub_names import is_hub_name
 from paceline.models.prepare import models_dir
+from support.checkpoints import write_checkpoint
 from support.errors import raises
-from support.tiny_checkpoints import write_checkpoint
+from support.tiny import write_tiny
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +38,9 @@ def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return write_checkpoint("qwen3", tmp_path / "My Checkpoint")
+def shards(tmp_path: Path) -> Path:
+    """The first of the files of a tiny model."""
+    return write_tiny(tmp_path / "split.gguf", split=10)
 
 
 # -- what a name means -----------------------------------------------------------------------------
@@ -104,43 +103,18 @@ def test_a_model_from_a_file_is_the_same_from_everywhere(
     assert resolve(tiny_gguf.name, tiny_cache).folder == tiny_files.folder
 
 
-# -- converted checkpoints -------------------------------------------------------------------------
-
-
-def test_a_converted_checkpoint_is_found_by_the_name_it_was_converted_from(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_checkpoint_without_mlx_is_told_what_to_use_instead(
+    tiny_files: ModelFiles, tmp_path: Path
 ):
-    files = convert(str(checkpoint), "int8", tmp_path)
-    assert resolve(str(checkpoint), tmp_path).folder == files.folder
-    assert resolve(f"{checkpoint}@int8", tmp_path).folder == files.folder
-    assert resolve(f"{checkpoint}@int4", tmp_path).folder != files.folder
-    monkeypatch.setattr(hub, "snapshot", lambda *_: checkpoint)
-    convert("owner/name", "int4", tmp_path)
-    assert resolve("owner/name", tmp_path).folder == resolve("owner/name@int4", tmp_path).folder
+    folder = write_checkpoint(tmp_path / "checkpoint", tiny_files)
+    with raises(ModelError, folder, "GGUF", "--engine mlx", "--to coreml"):
+        resolve(str(folder), tmp_path / "cache")
 
 
-def test_a_checkpoint_is_converted_into_a_folder_of_ones_own(checkpoint: Path, tmp_path: Path):
-    files = convert(str(checkpoint), "f16", tmp_path / "cache", tmp_path / "out" / "here")
-    assert files.folder == tmp_path / "out" / "here"
-    assert resolve(str(files.folder), tmp_path / "cache").context_length == 512
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["here"]
-    with raises(ModelError, tmp_path / "out" / "here"):
-        convert(str(checkpoint), "f16", tmp_path / "cache", tmp_path / "out" / "here")
-
-
-def test_converting_again_replaces_the_first_result(checkpoint: Path, tmp_path: Path):
-    first = convert(str(checkpoint), "int8", tmp_path)
-    (first.folder / "mark").write_text("old")
-    assert convert(str(checkpoint), "int8", tmp_path).folder == first.folder
-    assert not (first.folder / "mark").exists()
-
-
-def test_what_is_no_checkpoint_is_not_converted(tmp_path: Path):
-    with raises(ModelNotFound, "nowhere"):
-        convert("nowhere", "int8", tmp_path)
-    (tmp_path / "empty").mkdir()
-    with raises(ModelError, "empty"):
-        convert(str(tmp_path / "empty"), "int8", tmp_path / "cache")
+@pytest.mark.parametrize("form", ["int8", "int4", "f16"])
+def test_forms_of_weights_are_other_files(form: str, tmp_path: Path):
+    with raises(ModelNotFound, form, "owner/name:Q8_0"):
+        resolve(f"{DEFAULT_MODEL}@{form}", tmp_path)
 
 
 # -- which models are here -------------------------------------------------------------------------
@@ -160,12 +134,12 @@ def test_with_an_empty_cache_the_list_is_what_can_be_had(tmp_path: Path):
 
 
 def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(
-    tiny_gguf: Path, checkpoint: Path, tmp_path: Path
+    tiny_gguf: Path, shards: Path, tmp_path: Path
 ):
     files = resolve(str(tiny_gguf), tmp_path)
-    convert(str(checkpoint), "int8", tmp_path)
+    resolve(str(shards), tmp_path)
     by_name = {model.name: model for model in list_models(tmp_path) if model.here}
-    assert by_name.keys() == {str(tiny_gguf), f"{checkpoint.resolve()}@int8"}
+    assert by_name.keys() == {str(tiny_gguf), str(shards)}
     mine = by_name[str(tiny_gguf)]
     assert mine.here
     assert mine.folder == files.folder
@@ -175,23 +149,21 @@ def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(
 
 
 def test_every_name_in_the_list_is_one_that_can_be_used(
-    tiny_gguf: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_gguf: Path, shards: Path, tmp_path: Path
 ):
-    monkeypatch.setattr(hub, "snapshot", lambda *_: checkpoint)
     resolve(str(tiny_gguf), tmp_path)
-    convert("owner/name", "int8", tmp_path)
-    convert(str(checkpoint), "int8", tmp_path)
+    resolve(str(shards), tmp_path)
     for model in list_models(tmp_path):
         if model.here:
             assert resolve(model.name, tmp_path).folder == model.folder
 
 
-def test_a_broken_model_is_listed_with_what_is_wrong(tiny_gguf: Path, tmp_path: Path):
-    files = resolve(f"{tiny_gguf}@int8", tmp_path)
-    (files.folder / WEIGHTS).unlink()
+def test_a_broken_model_is_listed_with_what_is_wrong(shards: Path, tmp_path: Path):
+    files = resolve(str(shards), tmp_path)
+    (files.folder / GGUF_WEIGHTS).unlink()
     broken = [model for model in list_models(tmp_path) if model.folder == files.folder]
     assert [model.here for model in broken] == [False]
-    assert f"{WEIGHTS} is missing" in broken[0].about
+    assert f"{GGUF_WEIGHTS} is missing" in broken[0].about
 
 
 def test_models_of_the_hubs_cache_are_listed(
@@ -210,40 +182,21 @@ def test_a_check_counts_the_models_that_are_as_they_were_made(tiny_gguf: Path, t
     assert check_models(tmp_path) == 1
 
 
-def test_a_check_names_every_fault_of_every_model(tiny_gguf: Path, tmp_path: Path):
-    first = resolve(f"{tiny_gguf}@int8", tmp_path).folder
+def test_a_check_names_every_fault_of_every_model(shards: Path, tmp_path: Path):
+    first = resolve(str(shards), tmp_path).folder
     second, third = (models_dir(tmp_path) / name for name in ("second", "third"))
     for copy in (second, third):
         shutil.copytree(first, copy)
-    with (first / WEIGHTS).open("r+b") as file:
+    with (first / GGUF_WEIGHTS).open("r+b") as file:
         file.seek(100)
         file.write(b"other bytes")
-    os.truncate(second / GRAPH, 10)
+    os.truncate(second / TOKENIZER, 10)
     value = json.loads((third / MANIFEST).read_text())
     (third / MANIFEST).write_text(json.dumps({**value, "context_length": "many"}))
     with pytest.raises(CheckFailed) as caught:
         check_models(tmp_path)
     message = str(caught.value)
-    assert f"{first.name}: {WEIGHTS} is not what was made: SHA-256 is" in message
-    assert f"{GRAPH} has 10 bytes" in message
+    assert f"{first.name}: {GGUF_WEIGHTS} is not what was made: SHA-256 is" in message
+    assert f"{TOKENIZER} has 10 bytes" in message
     assert "context_length: " in message
     assert caught.value.exit_code == 1
-
-
-@pytest.mark.parametrize("options", [[], ["--weights", "f16"], ["--output", "my folder"]])
-def test_what_convert_says_at_its_end_can_be_typed(
-    options: list[str],
-    checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    convert(str(checkpoint), "int4", tmp_path / "cache")
-    assert main(["convert", str(checkpoint), *options]) == 0
-    output = capsys.readouterr().out
-    (name,) = shlex.split(output.partition("use it with --model ")[2])
-    assert (
-        f"is ready in {resolve(name).folder.name}" in output or str(resolve(name).folder) in output
-    )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InvalidRequest, ModelError, ModelNotFound
-from paceline.models import QUIET, list_models, names, open_origin, prepare, pull, resolve
+from paceline.models import QUIET, list_models, names, open_origin, pull, resolve
 from paceline.models.manifest import REQUIRED
 from paceline.models.names import KnownModel
 from support.errors import raises
@@ -55,7 +55,7 @@ def test_every_way_to_write_a_name_gives_the_same_model(
     for name, files in by_name.items():
         assert files.name == name
         assert files.context_length == 512
-        assert files.path.suffix in (".gguf", ".xml"), "as OpenVINO opens it: not a blob's path"
+        assert files.path.suffix == ".gguf", "not a blob's path: shards have names"
 
 
 def test_without_a_tag_what_is_here_is_used_and_pull_asks_for_the_usual_one(
@@ -138,15 +138,6 @@ def test_a_revision_selects_another_file_and_is_only_for_the_hub(
             resolve(name, tmp_path / "cache", revision="v1")
     with raises(InvalidRequest, "v1"):
         resolve(f"https://hf.co/{NAME}/resolve/main/{F16}", tmp_path, revision="v1")
-
-
-def test_a_checkpoint_that_was_converted_is_of_the_main_branch_only(
-    tiny: FakeRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exported: Path
-):
-    monkeypatch.setattr(prepare, "converted_folder", lambda *_: exported)
-    assert resolve(NAME, tmp_path).folder == exported
-    tiny.older = dict(tiny.files)
-    assert resolve(NAME, tmp_path, revision="v1").folder != exported
 
 
 @pytest.mark.usefixtures("tiny")

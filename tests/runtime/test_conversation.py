@@ -24,7 +24,7 @@ CACHE = 160
 
 def small(files: ModelFiles) -> Model:
     settings = EngineSettings(cache_tokens=CACHE)
-    return Model(files, open_engine("openvino", files.path, files.context_length, settings))
+    return Model(files, open_engine("llamacpp", files.path, files.context_length, settings))
 
 
 @pytest.fixture

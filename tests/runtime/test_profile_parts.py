@@ -10,7 +10,7 @@ import pytest
 
 from paceline.engines.base import StepResult
 from paceline.engines.invariance import BLOCK_LENGTH, CHUNKED_PREFILL, CONDITIONS, PREFIX_CACHE
-from paceline.engines.openvino import OpenVinoEngine
+from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.engines.profile import is_whole, known_profile, mark_outdated, store_profile
 from paceline.engines.profile_parts import PRIOR, measure_part
 from paceline.errors import CacheFull
@@ -32,13 +32,13 @@ class Calls(list[int]):
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    found, step = Calls(), OpenVinoEngine.step
+    found, step = Calls(), LlamaCppEngine.step
 
     def watched(self: Any, work: Any) -> StepResult:
         found.append(sum(len(block.tokens) for _, block in work))
         return step(self, work)
 
-    monkeypatch.setattr(OpenVinoEngine, "step", watched)
+    monkeypatch.setattr(LlamaCppEngine, "step", watched)
     return found
 
 
@@ -142,14 +142,14 @@ def test_the_conditions_of_an_answer_are_measured_first(model: Model):
 
 @pytest.mark.usefixtures("folder")
 def test_without_slots_a_large_model_is_not_measured(model: Model, monkeypatch: pytest.MonkeyPatch):
-    found, step = large(model), OpenVinoEngine.step
+    found, step = large(model), LlamaCppEngine.step
 
     def full(*_: object) -> StepResult:
         raise CacheFull("no room")
 
-    monkeypatch.setattr(OpenVinoEngine, "step", full)
+    monkeypatch.setattr(LlamaCppEngine, "step", full)
     assert found._profile.compared([BLOCK_LENGTH]) is None
-    monkeypatch.setattr(OpenVinoEngine, "step", step)
+    monkeypatch.setattr(LlamaCppEngine, "step", step)
     assert found._profile.compared([BLOCK_LENGTH]) is not None
 
 

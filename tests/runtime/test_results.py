@@ -33,7 +33,7 @@ def result() -> Result:
         stats=stats(),
         prompt_tokens=7,
         model="m",
-        engine="openvino",
+        engine="llamacpp",
         drafter="suffix",
         policy="auto",
         exact=True,

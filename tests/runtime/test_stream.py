@@ -53,7 +53,7 @@ def test_a_result_has_the_request_and_the_counters(model: Model):
     assert found.prompt_tokens == len(model.tokens(PROMPT))
     assert found.completion_tokens == len(found.token_ids) == 5
     assert found.finish_reason == FinishReason.LENGTH
-    assert found.engine == "openvino"
+    assert found.engine == "llamacpp"
     assert found.drafter == "suffix", "what auto stands for"
     assert found.model == model.files.name
     assert found.seed == 9

@@ -36,7 +36,7 @@ def files(thinking_gguf: Path, tiny_cache: Path) -> ModelFiles:
 @pytest.fixture(scope="module")
 def engine(files: ModelFiles) -> Any:
     settings = EngineSettings(cache_tokens=4 * files.context_length)
-    return open_engine("openvino", files.path, files.context_length, settings)
+    return open_engine("llamacpp", files.path, files.context_length, settings)
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def test_a_trace_has_the_request_and_the_model(traced: Any, model: Model):
     trace = read_trace(traced(stop=["zzz"], temperature=0.5, seed=3))
     assert trace.about["model"] == model.files.name
     assert trace.about["fingerprint"] == model.files.fingerprint
-    assert trace.about["engine"]["engine"] == "openvino"
+    assert trace.about["engine"]["engine"] == "llamacpp"
     assert trace.about["settings"] == {**ASKED, "stop": ["zzz"], "temperature": 0.5, "seed": 3}
     assert trace.cached == 0
 

@@ -5,9 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from paceline.engines.openvino import OpenVinoEngine
 from paceline.models import QUIET, Progress
 from paceline.runtime.drafting import warmed_up
 from paceline.runtime.load import load
@@ -15,23 +12,14 @@ from paceline.runtime.model import Model
 from support.toy import ToyEngine
 
 
-def test_weights_are_packed_while_loading(
-    tiny_gguf: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-):
-    called: list[int] = []
-    step = OpenVinoEngine.step
-
-    def watched(self: Any, work: Any) -> Any:
-        called.append(len(work[0][1].tokens))
-        return step(self, work)
-
-    monkeypatch.setattr(OpenVinoEngine, "step", watched)
-    monkeypatch.setattr("paceline.engines.openvino.engine._PACKED_AT_ONCE_BYTES", 0)
-    said = StringIO()
-    model = load(tiny_gguf, engine="openvino", progress=Progress(said))
-    assert called == [2, 8]
+def test_weights_are_packed_while_loading():
+    engine, said = ToyEngine(), StringIO()
+    engine.warm_rows = (2, 8)
+    slots = engine.free_slots
+    warmed_up(engine, Progress(said))
+    assert engine.steps == 2
     assert "packing weights" in said.getvalue()
-    assert model.engine.free_slots == model.engine.context_length, "no slot is held"
+    assert engine.free_slots == slots, "no slot is held"
 
 
 def test_an_engine_without_slow_first_calls_is_not_called(cache: Path):
@@ -74,5 +62,5 @@ def test_an_answer_has_the_calls_that_it_had_alone(model: Model):
 
 
 def test_loading_says_nothing_when_quiet(tiny_gguf: Path, cache: Path, capfd: Any):
-    load(tiny_gguf, engine="openvino", progress=QUIET)
+    load(tiny_gguf, progress=QUIET)
     assert capfd.readouterr().err == ""

@@ -370,7 +370,7 @@ def test_row_16_cached_tokens(server: Running):
         return usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
 
     block = server.model.engine.block_size  # blocks are shared as a whole
-    assert cached("four")[0] == 0
+    assert cached("four")[0] < block, "the beginning of every turn"
     result, count = cached("four")
     assert count - 1 - block < result <= count - 1
     changed, count = cached("nine")

@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline_mlx.heads.dflash.checkpoint import Config
 from support import mlx
-from support.tiny_checkpoints import stored, write_safetensors
+from support.checkpoints import stored, write_safetensors
 
 Weights = dict[str, np.ndarray]
 

@@ -11,9 +11,9 @@ from paceline.engines.base import Engine
 from paceline.models import QUIET, ModelFiles
 from support import mlx
 from support.coreml import SMALLER, tiny_source
+from support.families import write_gguf_of
 from support.llamacpp import library
 from support.tiny import Type, write_tiny
-from support.tiny_checkpoints import write_gguf_of
 from support.toy import ToyEngine
 
 HYBRIDS = {
@@ -22,7 +22,7 @@ HYBRIDS = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
-"""Names of models with recurrent layers beside attention -> forms of `tiny_checkpoints.py`."""
+"""Names of models with recurrent layers beside attention -> forms of `families.py`."""
 
 
 def _openvino(files: ModelFiles) -> Engine:

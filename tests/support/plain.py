@@ -28,7 +28,7 @@ def said(stream: Any) -> Result:
 
 def small(files: ModelFiles, tokens: int) -> Model:
     settings = EngineSettings(cache_tokens=tokens)
-    return Model(files, open_engine("openvino", files.path, files.context_length, settings))
+    return Model(files, open_engine("llamacpp", files.path, files.context_length, settings))
 
 
 def free_of(model: Model, tokens: int = 96) -> int:

@@ -291,7 +291,7 @@ def test_answers_are_compared_in_calls_of_as_many_as_fit(
     model: Model, suite_file: Path, tmp_path: Path
 ):
     settings = EngineSettings(cache_tokens=160)
-    engine = open_engine("openvino", model.files.path, model.files.context_length, settings)
+    engine = open_engine("llamacpp", model.files.path, model.files.context_length, settings)
     long = {"id": "long", "kind": "chat", "messages": [{"role": "user", "content": "x" * 400}]}
     suite = tmp_path / "more.jsonl"
     suite.write_text(json.dumps(long) + "\n" + suite_file.read_text())

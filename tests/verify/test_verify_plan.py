@@ -111,7 +111,7 @@ def test_exact_rests_on_the_conditions_that_an_answer_is_computed_under(model: M
 
 def test_a_conversation_in_a_full_cache_claims_nothing_and_goes_on(model: Model):
     settings = EngineSettings(cache_tokens=96)
-    engine = open_engine("openvino", model.files.path, model.files.context_length, settings)
+    engine = open_engine("llamacpp", model.files.path, model.files.context_length, settings)
     small = Model(model.files, FaultyEngine(engine, nothing))  # described as no other
     held = engine.open()
     engine.step([(held, Block([5] * 90, 0, prefill=True))])
@@ -217,7 +217,7 @@ def test_verify_sets_greedy_decoding_explicitly(model: Model, suite_file: Path):
 
 
 def test_a_plan_has_the_costs_of_this_machine(model: Model):
-    report = plan(lambda _: model, "openvino", again=False)
+    report = plan(model, again=False)
     value = json.loads(json.dumps(report.value))
     assert [row["rows"] for row in value["rows"]] == [*ROWS[1:]]
     assert value["row_invariant"] is True

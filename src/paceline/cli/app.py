@@ -37,6 +37,8 @@ _OTHER_NAMES = {"list": "models", "ls": "models", "remove": "rm"}
 
 _GONE = {"train": "learn"}
 """Commands of earlier versions -> those to use instead."""
+_INSTEAD = {"--weights": "a model has its file's: choose another file (owner/name:Q8_0 on the hub)"}
+"""Options of earlier versions -> what to use instead."""
 
 _UNKNOWN = re.compile("No such command '(.+?)'")
 
@@ -174,6 +176,8 @@ def _usage_error(error: typer.TyperException) -> str:
     elif hasattr(error, "possibilities"):
         near = error.possibilities or ()  # the nearest first
         message = message.partition(" (")[0].replace("No such option:", "no option is called")
+        instead = _INSTEAD.get(message.rpartition(" ")[2])
+        message, near = (f"{message}; {instead}", ()) if instead else (message, near)
     if near:
         message += f"; did you mean {near[0]}?"
     option = getattr(error, "param", None)

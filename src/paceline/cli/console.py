@@ -61,7 +61,6 @@ def load_model(
 
     return load(
         options.model,
-        weights=options.weights,
         revision=options.revision,
         engine=options.engine,
         rows=options.rows if rows is None else rows,

@@ -1,29 +1,20 @@
 """`paceline convert`."""
 
-import shlex
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from paceline.cli.console import print_value, progress_of
 from paceline.cli.groups import added_names, load_command
-from paceline.cli.options import Command, Output, command, group
+from paceline.cli.options import Command, command, group
 from paceline.errors import InvalidRequest
 
 app = group()
 
-_OPENVINO = "openvino"
 _added_forms = partial(added_names, "convert.")
-_FORMS = ", ".join((_OPENVINO, *_added_forms()))
-
-Folder = Annotated[
-    Path | None,
-    Option("--output", parser=Path, metavar="FOLDER", help="a folder to make; default: the cache"),
-]
+_FORMS = ", ".join(_added_forms())
 
 
 class Convert(Command):
@@ -58,8 +49,8 @@ def _form_named(words: Sequence[str]) -> str:
     app,
     kind=Convert,
     examples=(
-        "paceline convert Qwen/Qwen3-0.6B --weights int4",
-        "paceline convert ./checkpoint --weights int8",
+        "paceline convert Qwen/Qwen3-0.6B --to coreml",
+        "paceline convert smollm2-135m --to coreml --gate",
     ),
 )
 def convert(
@@ -67,19 +58,12 @@ def convert(
     source: Annotated[str, Argument(help="a folder, a hub name (owner/name)")],
     to: Annotated[
         str,
-        Option(metavar="FORM", help=f"{_FORMS}; options of another: convert --to FORM --help"),
-    ] = _OPENVINO,
-    weights: Literal["int8", "int4", "f16"] = "int8",
-    folder: Folder = None,
-    output: Output,
+        Option(metavar="FORM", help=f"{_FORMS}; its options: convert --to FORM --help"),
+    ] = "",
 ) -> int:
     """Convert a model to another form, once."""
-    if to != _OPENVINO:
-        raise InvalidRequest(f"--to is {to!r}; expected {_FORMS}")
-    from paceline.models import convert as export
-
-    files = export(source, weights, output=folder, progress=progress_of(output))
-    facts = {"name": files.name, "folder": str(files.folder)}
-    name = shlex.quote(str(folder) if folder is not None else f"{source}@{weights}")
-    print_value(output, facts, f"{source} is ready in {files.folder}; use it with --model {name}")
-    return 0
+    named = f"--to is {to!r}" if to else "--to is missing"
+    raise InvalidRequest(
+        f"{named}; expected {_FORMS}. Other engines run {source} in its published form: a GGUF "
+        "file, safetensors with --engine mlx, or a folder of OpenVINO IR"
+    )

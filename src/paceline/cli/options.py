@@ -267,16 +267,9 @@ class ModelOptions:
             "or a small one to try",
         ),
     ]
-    weights: Annotated[
-        str | None,
-        _model(
-            help="int8, of a checkpoint also int4 or f16; auto: int8 of a GGUF file where openvino "
-            "is faster with it and close; default: a GGUF file's own, or int8"
-        ),
-    ] = None
     revision: Revision = None
     offline: Offline = False
-    engine: Annotated[str, _model(help="auto, openvino, llamacpp, coreml or mlx")] = "auto"
+    engine: Annotated[str, _model(help="auto, llamacpp, mlx, coreml or openvino")] = "auto"
     rows: Annotated[
         int,
         _model(

@@ -1,15 +1,12 @@
 """`paceline plan`."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Option
 
 from paceline.cli.console import check_writable, load_model, print_report
 from paceline.cli.options import ModelOptions, Output, ResultFile, command, group
-
-if TYPE_CHECKING:
-    from paceline.runtime.model import Model
 
 app = group()
 
@@ -29,19 +26,14 @@ def plan(
     """Measure when drafting pays on this machine.
 
     A call computes one or more rows: the last token, and drafted ones to verify. The tables have
-    the cost of a call by rows, and the acceptance from which a block of so many rows pays. Of a
-    GGUF file that two engines run, both are measured.
+    the cost of a call by rows, and the acceptance from which a block of so many rows pays.
     """
     from dataclasses import replace
 
     from paceline.plan import plan as run
 
     check_writable(result)
-
-    def load(engine: str) -> "Model":
-        return load_model(replace(model, engine=engine), output)
-
-    report = run(load, model.engine, again=again)
+    report = run(load_model(model, output), again=again)
     text = "\n".join(filter(None, (report.text, _advice(report.value))))
     return print_report(replace(report, text=text), output, result)
 

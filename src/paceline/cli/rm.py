@@ -39,12 +39,8 @@ def rm(
             f"{path} stays, {megabytes(size_of(path))}: it is not paceline's"
             for path in removal.stays
         ),
-        *(
-            f"{path} stays, {megabytes(size_of(path))}: the checkpoint that it was converted from"
-            for path in removal.sources
-        ),
     ]
     value = {"model": model, "paths": [*map(str, removal.paths)], "bytes": freed}
-    value["stays"] = [*map(str, (*removal.stays, *removal.sources))]
+    value["stays"] = [*map(str, removal.stays)]
     print_value(output, {**value, "removed": not dry_run}, "\n".join(lines))
     return 0

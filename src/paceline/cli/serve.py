@@ -264,7 +264,7 @@ def _child_options(
     """The options of one model's process among several; raises InvalidRequest for others."""
     from paceline.errors import InvalidRequest
 
-    for name in ("revision", "weights", "engine"):
+    for name in ("revision", "engine"):
         if getattr(model, name) not in (None, "auto"):
             raise InvalidRequest(f"--{name} is of one model; leave out --all")
     if settings.name or settings.aliases:
@@ -281,7 +281,6 @@ def _child_options(
         "--policy": settings.policy,
         "--max-block": settings.max_block,
         "--generation-config": generation_config,
-        "--weights": model.weights,
         "--rows": model.rows,
         "--cache-tokens": model.cache_tokens,
         "--threads": model.threads,

@@ -8,6 +8,7 @@ from pathlib import Path
 from paceline import plugins
 from paceline.engines.base import Engine, EngineSettings
 from paceline.errors import InvalidRequest
+from paceline.storage.openvino import GRAPH
 from paceline.storage.processes import use_native_threads
 
 ENGINES = ("openvino", "llamacpp")
@@ -55,7 +56,8 @@ def open_engine(name: str, path: Path, context_length: int, settings: EngineSett
     if name == "openvino":
         from paceline.engines.openvino import OpenVinoEngine
 
-        return OpenVinoEngine(path, context_length, settings)
+        graph = path / GRAPH if path.is_dir() else path
+        return OpenVinoEngine(graph, context_length, settings)
     if name == "llamacpp":
         from paceline.engines.llamacpp.engine import LlamaCppEngine
 

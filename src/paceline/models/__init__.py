@@ -7,8 +7,7 @@ other rooms import nothing from the modules inside.
 from paceline.models.checkpoints import read_facts
 from paceline.models.checkpoints.from_gguf import checkpoint_from_gguf
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
-from paceline.models.gguf.eight_bit import int8_bytes
-from paceline.models.gguf.support import check_layout, check_supported, fits, memory_needed
+from paceline.models.gguf.support import memory_needed
 from paceline.models.hub import cached_drafters, go_offline
 from paceline.models.installed import Listed, check_models, list_models
 from paceline.models.manifest import (
@@ -20,7 +19,7 @@ from paceline.models.manifest import (
     read_manifest,
 )
 from paceline.models.names import CORE_ML_SUFFIX, DEFAULT_MODEL, MLX_SUFFIX, settings_of
-from paceline.models.prepare import convert, core_ml_folder, int8_folders
+from paceline.models.prepare import core_ml_folder
 from paceline.models.removal import Removal, find_removal, removal_of
 from paceline.models.resolver import pull, resolve, resolve_drafter
 from paceline.models.source import Origin, open_origin
@@ -51,19 +50,13 @@ __all__ = [
     "Tokenizer",
     "cache_dir",
     "cached_drafters",
-    "check_layout",
     "check_models",
-    "check_supported",
     "check_unicode",
     "checkpoint_from_gguf",
-    "convert",
     "core_ml_folder",
     "find_removal",
-    "fits",
     "go_offline",
     "infill_of",
-    "int8_bytes",
-    "int8_folders",
     "list_models",
     "memory_needed",
     "open_folder",

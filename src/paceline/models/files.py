@@ -5,7 +5,6 @@ Invariant: one error names all missing files of a folder.
 """
 
 import hashlib
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,10 +18,10 @@ from paceline.models.checkpoints import (
     read_generation_config,
     read_template,
 )
+from paceline.models.hub import INSTEAD
 from paceline.models.manifest import (
     REQUIRED,
     TOKENIZER,
-    VISUAL,
     Facts,
     Settings,
     changed_files,
@@ -34,10 +33,8 @@ from paceline.models.templates.marks import Thinking
 from paceline.models.templates.tokenizer import Tokenizer
 from paceline.storage.files import size_of
 from paceline.storage.manifest import MANIFEST, is_checked
-from paceline.storage.openvino import GRAPH, LANGUAGE, weights_of
+from paceline.storage.openvino import GRAPH
 from paceline.storage.progress import QUIET, Progress
-
-_CONSTANT = re.compile(rb'offset="(\d+)" size="(\d+)"')
 
 
 @dataclass(frozen=True)
@@ -53,11 +50,9 @@ class ModelFiles:
     chat_template: str | None
     source: str
     """What it was made from, for display."""
-    engine: str = "openvino"
+    engine: str = "llamacpp"
     weights: Path | None = None
     """The GGUF file that the engine opens; None for a model of another format."""
-    graph: str = GRAPH
-    """Name of the graph of a model in OpenVINO's format."""
 
     @property
     def context_length(self) -> int:
@@ -71,10 +66,8 @@ class ModelFiles:
 
     @property
     def path(self) -> Path:
-        """What its engine opens: a GGUF file, an OpenVINO graph with its weights, or the folder."""
-        if self.weights is not None:
-            return self.weights
-        return self.folder / self.graph if self.engine == "openvino" else self.folder
+        """What its engine opens: a GGUF file, or the folder."""
+        return self.weights or self.folder
 
     @cached_property
     def weights_bytes(self) -> int:
@@ -135,9 +128,7 @@ def open_folder(folder: Path, name: str, progress: Progress | None = None) -> Mo
     """
     if (folder / MANIFEST).exists():
         return _prepared(folder, name, progress)
-    is_visual = not (folder / GRAPH).exists() and (folder / LANGUAGE).exists()
-    graph, required = (LANGUAGE, VISUAL) if is_visual else (GRAPH, REQUIRED)
-    missing = [name for name in (*required, "config.json") if not (folder / name).is_file()]
+    missing = [name for name in (*REQUIRED, "config.json") if not (folder / name).is_file()]
     if GRAPH in missing:
         raise ModelError(_no_graph(folder, missing))
     if missing:
@@ -145,14 +136,9 @@ def open_folder(folder: Path, name: str, progress: Progress | None = None) -> Mo
             f"{folder} is not a complete OpenVINO model: {', '.join(missing)} missing; "
             "export or download it again"
         )
-    parts = [name for name in required if name.endswith(".xml")]
-    for part in parts:
-        _check_weights(folder, part)
     facts, template = read_facts(folder), read_template(folder)
-    fingerprint = stat_fingerprint(
-        folder / name for part in parts for name in (part, weights_of(part))
-    )
-    return ModelFiles(name, folder, facts, fingerprint, template, str(folder), graph=graph)
+    fingerprint = stat_fingerprint(folder / name for name in REQUIRED if name != TOKENIZER)
+    return ModelFiles(name, folder, facts, fingerprint, template, str(folder), "openvino")
 
 
 def open_checkpoint(folder: Path, name: str) -> ModelFiles:
@@ -179,8 +165,6 @@ def _prepared(folder: Path, name: str, progress: Progress | None) -> ModelFiles:
     weights = manifest.gguf(folder)
     if weights is not None and not weights.is_file():
         raise ModelError(f"{weights} is gone; {folder} was made for it and can be removed")
-    if manifest.engine == "openvino" and weights is None:
-        _check_weights(folder)
     kind = manifest.source.get("kind", "unknown")
     hidden = ("kind", "sha256", "fingerprint", "identity")
     rest = " ".join(text for key, text in manifest.source.items() if key not in hidden)
@@ -201,33 +185,11 @@ def _no_graph(folder: Path, missing: list[str]) -> str:
     if weights and weights[0].suffix == ".bin":
         return f"{folder} has {weights[0].name}; {ONLY_SAFETENSORS}"
     if weights and "config.json" not in missing:
-        return (
-            f"{folder} holds a Hugging Face checkpoint, not an OpenVINO model; convert it once "
-            f"with `paceline convert {folder} --to openvino --weights int8`, or run it without "
-            "conversion with --engine mlx"
-        )
+        return f"{folder} is {INSTEAD}"
     ggufs = sorted(folder.glob("*.gguf"))
     if ggufs:
         return f"{folder} has no OpenVINO model; for its GGUF file, give the path {ggufs[0]}"
     return f"{folder} is not an OpenVINO model: {', '.join(missing)} missing"
-
-
-def _check_weights(folder: Path, name: str = GRAPH) -> None:
-    """Raise ModelError for a truncated graph or truncated weights."""
-    weights = folder / weights_of(name)
-    try:
-        graph = (folder / name).read_bytes()
-        size = weights.stat().st_size
-    except OSError as error:
-        raise ModelError(f"cannot read {error.filename}: {error.strerror or error}") from error
-    if not graph.rstrip().endswith(b"</net>"):
-        raise ModelError(f"{folder / name} is not a complete OpenVINO graph (truncated?)")
-    end = max((int(at) + int(length) for at, length in _CONSTANT.findall(graph)), default=0)
-    if end > size:
-        raise ModelError(
-            f"{weights} has {size} bytes but the graph needs {end} (truncated?); "
-            "fetch or export it again"
-        )
 
 
 def stat_fingerprint(paths: Iterable[Path]) -> str:

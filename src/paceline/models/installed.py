@@ -63,7 +63,7 @@ def list_models(cache: Path | None = None) -> list[Listed]:
         listed = _listed(folder, files)
         models[listed.name] = listed
     for name in hub.cached_names():
-        snapshot = hub.cached_openvino(name)
+        snapshot = hub.cached_snapshot(name)
         size = sum(file.stat().st_size for file in snapshot.iterdir()) if snapshot else 0
         listed = Listed(name, True, "from the hub", snapshot, size, fits=fits(size))
         models.setdefault(name, listed)
@@ -170,9 +170,7 @@ def _listed(folder: Path, files: dict[Path, _File]) -> Listed:
 
 
 def _is_of_a_file(manifest: Manifest) -> bool:
-    """Whether a prepared model is a GGUF file under its own name, not another form of one."""
-    source = manifest.source
-    return source.get("kind", "").startswith("gguf") and "weights" not in source
+    return manifest.source.get("kind", "").startswith("gguf")
 
 
 def _one_line(error: ModelError) -> str:

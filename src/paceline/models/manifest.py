@@ -4,7 +4,6 @@ Invariant: the whole manifest is validated before any of it is used; one error n
 """
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,20 +19,14 @@ from paceline.storage.progress import QUIET, Progress
 from paceline.storage.validation import Count, Positive, validated
 
 FORMAT, VERSION = "paceline-model", 1
-GRAPH = openvino.GRAPH
-WEIGHTS = openvino.weights_of(GRAPH)
 TOKENIZER = "tokenizer.json"
 TEMPLATE = "chat_template.jinja"
 GENERATION = "generation_config.json"
 """Sampling settings of a model's authors."""
-REQUIRED = (GRAPH, WEIGHTS, TOKENIZER)
-VISUAL = (
-    *(openvino.LANGUAGE, openvino.weights_of(openvino.LANGUAGE)),
-    *(openvino.EMBEDDINGS, openvino.weights_of(openvino.EMBEDDINGS), TOKENIZER),
-)
-"""Files of a model that also sees images. It runs with text alone."""
+REQUIRED = (openvino.GRAPH, openvino.weights_of(openvino.GRAPH), TOKENIZER)
+"""Files of a model in OpenVINO's format."""
 GGUF_WEIGHTS = "model.gguf"
-"""Graph and weights of a model that was converted to GGUF, in the same folder."""
+"""Weights that were made for a model, in the same folder."""
 GGUF = "gguf file"
 """`kind` of a model whose weights stay in the GGUF file `from`; the folder has the rest."""
 GGUF_SHARDS = "gguf shards"
@@ -93,7 +86,7 @@ class Manifest:
     made_by: str
     facts: Facts
     files: Mapping[str, FileRecord]
-    engine: str = "openvino"
+    engine: str = "llamacpp"
 
     def gguf(self, folder: Path) -> Path | None:
         """The GGUF file with graph and weights: in `folder`, or one that stays elsewhere."""
@@ -103,7 +96,7 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the graph and its weights: equal only for equal bytes.
+        """Identity of the weights: equal only for equal bytes.
 
         Of a GGUF file only name, size, time and inode are compared: hashing takes too long.
         """
@@ -111,10 +104,7 @@ class Manifest:
             return self.source["fingerprint"]
         if GGUF_WEIGHTS in self.files:
             return self.files[GGUF_WEIGHTS].sha256
-        if self.engine != "openvino":
-            return fingerprint_of({name: record.sha256 for name, record in self.files.items()})
-        text = f"{self.files[GRAPH].sha256} {self.files[WEIGHTS].sha256}"
-        return hashlib.sha256(text.encode()).hexdigest()
+        return fingerprint_of({name: record.sha256 for name, record in self.files.items()})
 
 
 def write_manifest(
@@ -159,8 +149,12 @@ def read_manifest(folder: Path) -> Manifest:
     gguf = stored.source.get("kind") == GGUF
     if gguf and (missing := [key for key in ("from", "fingerprint") if key not in stored.source]):
         raise ModelError(f"{path}: source has no {' and no '.join(missing)}; remove {folder}")
-    no_graph = core_ml or gguf or GGUF_WEIGHTS in stored.files
-    check_files(folder, stored.files, required=(TOKENIZER,) if no_graph else REQUIRED)
+    if not (core_ml or gguf or GGUF_WEIGHTS in stored.files):
+        raise ModelError(
+            f"{path}: files does not list {GGUF_WEIGHTS}: a form that no engine opens any more; "
+            f"remove {folder}"
+        )
+    check_files(folder, stored.files, required=(TOKENIZER,))
     facts = {field.name: getattr(stored, field.name) for field in dataclasses.fields(Facts)}
     return Manifest(
         name=stored.name,
@@ -168,7 +162,7 @@ def read_manifest(folder: Path) -> Manifest:
         made_by=stored.made_by,
         facts=Facts(**facts),
         files=stored.files,
-        engine="coreml" if core_ml else "openvino",
+        engine="coreml" if core_ml else "llamacpp",
     )
 
 

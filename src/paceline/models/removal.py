@@ -17,7 +17,7 @@ from paceline.models.installed import Listed, list_models
 from paceline.models.manifest import Manifest, read_manifest
 from paceline.models.names import canonical
 from paceline.models.names.hub_names import shards_beside
-from paceline.models.prepare import LINKS, models_dir
+from paceline.models.prepare import models_dir
 from paceline.storage.files import size_of
 
 
@@ -31,8 +31,6 @@ class Removal:
     """GGUF files of the model as engines open them, removed or not."""
     stays: tuple[Path, ...]
     """Its files that are not paceline's."""
-    sources: tuple[Path, ...]
-    """Checkpoints in the hub's cache that it was converted from. They stay, too."""
 
     @property
     def bytes(self) -> int:
@@ -83,11 +81,9 @@ def removal_of(models: Sequence[Listed], cache: Path | None = None) -> Removal:
     """What removing these models removes, which are on this machine."""
     opened = dict.fromkeys(path for model in models for path in _opened(model))
     paths = dict.fromkeys(path for model in models for path in _paths(model, cache))
-    links = [path for path in opened if path.parent == models_dir(cache) / LINKS]
     files = dict.fromkeys(path for model in models for path in _files(model))
     stays = [path for path in files if path.is_file() and not _is_ours(path, cache)]
-    sources = {path for model in models for path in _sources(model)} - paths.keys()
-    return Removal((*paths, *links), tuple(opened), tuple(stays), tuple(sorted(sources)))
+    return Removal(tuple(paths), tuple(opened), tuple(stays))
 
 
 def _paths(model: Listed, cache: Path | None) -> Iterator[Path]:
@@ -117,15 +113,6 @@ def _files(model: Listed) -> Iterator[Path]:
     path = model.file or _gguf_of(model)
     if path is not None:
         yield from shards_beside(path) or [path]
-
-
-def _sources(model: Listed) -> Iterator[Path]:
-    """The checkpoint in the hub's cache that a prepared model was converted from."""
-    manifest = _manifest_of(model)
-    if manifest is not None and manifest.source.get("kind") == "checkpoint":
-        folder = f"models--{manifest.source['from'].replace('/', '--')}"
-        if (hub.cache_folder() / folder).is_dir():
-            yield hub.cache_folder() / folder
 
 
 def _gguf_of(model: Listed) -> Path | None:

@@ -45,8 +45,6 @@ from paceline.storage.processes import use_native_threads
 
 if TYPE_CHECKING:
     from paceline.constraints.grammar import Grammars
-    from paceline.runtime.engine_choice import EngineChoice
-    from paceline.runtime.weights_choice import WeightsChoice
 
 
 class ModelCore:
@@ -76,10 +74,6 @@ class ModelCore:
         self.engine = engine
         self.defaults = defaults_of(files) if defaults is None else defaults
         self.load_seconds = 0.0
-        self.engine_choice: EngineChoice | None = None
-        """How `load` chose the engine."""
-        self.weights_choice: WeightsChoice | None = None
-        """How it chose the form of the weights; None: it did not."""
         self.lock = Turns()
         """Whoever has it may use the engine and the drafters."""
         self._open_with = open_with

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -22,7 +21,6 @@ from paceline.models import (
     start_templates,
 )
 from paceline.runtime.drafting import draft_files, drafter_resources, warmed_up
-from paceline.runtime.engine_choice import LLAMACPP, Costs, EngineChoice
 from paceline.runtime.model import Model
 from paceline.runtime.profile import MEASUREMENTS
 from paceline.runtime.request import Defaults, defaults_of
@@ -31,7 +29,7 @@ PACKED = "packed"
 """Folder of the cache with copies of weights in an engine's own form."""
 
 AUTO = "auto"
-"""Chooses an engine for a GGUF file, and takes that of other models; chooses a form of weights."""
+"""The engine that a model's files are for."""
 
 
 def load(
@@ -47,7 +45,6 @@ def load(
     drafters: Sequence[str] = ("auto",),
     generation_config: str = "auto",
     revision: str | None = None,
-    weights: str | None = None,
     keep: bool = False,
     embeddings: bool = False,
     check: Callable[[ModelFiles], object] | None = None,
@@ -58,8 +55,8 @@ def load(
     Args:
         name_or_path: a name (`smollm2-135m`), the path of a GGUF file or of an OpenVINO folder, a
             hub name (`owner/name`, `owner/name:Q4_K_M`), or a model of ollama or LM Studio.
-        engine: `openvino`, `llamacpp`, `coreml` or `mlx`; `auto`: the one that the model's files
-            are for, and of two that run a GGUF file the better one (`engine_choice.py`).
+        engine: `llamacpp`, `mlx`, or that of an installed package, such as `openvino` or `coreml`;
+            `auto`: the one that the model's files are for, llamacpp for a GGUF file.
         rows: the fewest rows of a sequence in a call. 2 is exact; 1 is not (see the guide).
         cache_tokens: KV slots of all sequences together; None: `contexts` full contexts, at most
             2 GiB, or for several contexts a quarter of the machine's memory.
@@ -74,10 +71,6 @@ def load(
         generation_config: `auto`: options that a request leaves out come from the registry, else
             from the model's own files; `none`: from neither, which is greedy.
         revision: branch, tag or commit of a model on the hub; None: the main branch.
-        weights: `int8`, `int4` or `f16`, as in `NAME@int8`: a GGUF model can get int8, a checkpoint
-            each of them. None: a GGUF file's own, int8 of a checkpoint. `auto`: int8 of a GGUF
-            file in the engine openvino where it is faster here and close (`weights_choice.py`),
-            measured at the first call.
         keep: keep the tokens of answers in the cache folder, for all processes of this user, and
             draft later answers from them; `Model.settle` waits until they are counted.
         embeddings: an embedding model's engine also returns the hidden states that its vectors are
@@ -111,25 +104,12 @@ def load(
         check_engine(engine)
         check_settings(engine, settings)
     named = None if engine == AUTO else engine
-    choice = EngineChoice(
-        cache_dir() / MEASUREMENTS,
-        engine=named,
-        contexts=contexts,
-        best_weights=weights == AUTO,
-    )
-    resolve_form = partial(resolve, str(name_or_path), progress=progress, revision=revision)
-    files = resolve_form(engine=named, choose=choice, weights=weights)
+    files = resolve(str(name_or_path), progress=progress, engine=named, revision=revision)
     if files.chat_template is not None:
         start_templates()  # ready when the tokenizer is
     files.tokenizer()  # read now rather than with the first prompt
     if check is not None:
         check(files)
-    weights_choice = None
-    if weights == AUTO:
-        from paceline.runtime.weights_choice import choose_weights
-
-        as_int8 = partial(resolve_form, weights="int8")
-        files, weights_choice = choose_weights(files, as_int8, settings, progress)
 
     def open_with(taps: tuple[int, ...]) -> Engine:
         opened = open_engine(
@@ -151,24 +131,12 @@ def load(
         files, opened, defaults=defaults, progress=progress, open_with=open_with, keep=keep
     )
     model.load_seconds = perf_counter() - started
-    model.engine_choice, model.weights_choice = choice, weights_choice
-    remember_costs(model)
     return model
-
-
-def remember_costs(model: Model) -> None:
-    """Store what the model's engine costs, as far as it was measured, for later choices."""
-    costs, engine = model.known_costs, model.engine.name
-    if costs is not None and model.engine_choice is not None:
-        batches = engine != LLAMACPP
-        model.engine_choice.remember(engine, Costs(model.load_seconds, costs, batches))
 
 
 def find_files(name: str, engine: str = AUTO, *, progress: Progress = QUIET) -> ModelFiles:
     """The files that `load` opens, fetched or converted first. Raises as `load` does."""
-    named = None if engine == AUTO else engine
-    choice = EngineChoice(cache_dir() / MEASUREMENTS, engine=named, contexts=1)
-    return resolve(name, progress=progress, engine=named, choose=choice)
+    return resolve(name, progress=progress, engine=None if engine == AUTO else engine)
 
 
 def packed_copies(weights: Iterable[Path]) -> list[Path]:

@@ -10,7 +10,6 @@ from typer import Argument, Option
 
 from paceline.cli import declare, numbers
 from paceline.cli.console import print_report, progress_of
-from paceline.cli.convert import Folder
 from paceline.cli.options import Output, command, group
 from paceline_coreml.cli.arguments import Stateless, Weights, check_tools, slots_of
 
@@ -69,7 +68,9 @@ def convert(
     source: Annotated[str, Argument(help="a model: a name, a path, a hub name (owner/name)")],
     to: Annotated[Literal["coreml"], Option(help="this form")] = "coreml",
     weights: Weights = "int8",
-    folder: Folder = None,
+    folder: Annotated[
+        Path | None, declare.folder("--output", help="a folder to make; default: the cache")
+    ] = None,
     temporary: Annotated[Path | None, declare.folder(help="where packages are made")] = None,
     gate: Annotated[
         bool, Option("--gate", help="probe single layers first; stop if one does not pass")

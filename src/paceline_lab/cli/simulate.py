@@ -74,9 +74,7 @@ def simulate(
 
     report = bench_simulate(
         load,
-        lambda: resolve(
-            model.model, progress=progress, revision=model.revision, weights=model.weights
-        ),
+        lambda: resolve(model.model, progress=progress, revision=model.revision),
         comparison,
         model=model.model,
         texts=texts,

@@ -132,7 +132,7 @@ def test_a_model_without_a_template_goes_on_with_texts_that_it_begins(tmp_path: 
     report = learn(base, 500)
     prompts = [json.loads(line)["prompt"] for line in texts(report, "prompts-*.jsonl")]
     first = json.loads(texts(report, "answers-*")[0])
-    tokenizer = load(base, engine="openvino").files.tokenizer()
+    tokenizer = load(base).files.tokenizer()
     assert first["prompt"] == tokenizer.encode(prompts[first["number"]], special=True)
 
 

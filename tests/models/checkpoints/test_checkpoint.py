@@ -10,17 +10,15 @@ import pytest
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import DEFAULT_MODEL, ModelFiles, checkpoints, pull, resolve
 from paceline.models.files import open_checkpoint
+from support.checkpoints import write_checkpoint
 from support.errors import raises
 from support.fake_hub import FakeHub, FakeRepository
 
 
 @pytest.fixture
-def folder(tmp_path: Path, exported: Path) -> Path:
+def folder(tmp_path: Path, tiny_files: ModelFiles) -> Path:
     """A checkpoint with the tiny model's words, and weights that nobody looks at here."""
-    copy = tmp_path / "checkpoint"
-    shutil.copytree(exported, copy, ignore=shutil.ignore_patterns("openvino_model.*"))
-    (copy / "model.safetensors").write_bytes(b"weights")
-    return copy
+    return write_checkpoint(tmp_path / "checkpoint", tiny_files)
 
 
 @pytest.fixture

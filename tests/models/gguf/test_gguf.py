@@ -27,7 +27,7 @@ TOKENS = [1, 260, 270, 40, 2, 81, 1, 300, 77, 77, 290, 15]
 
 
 def engine_logits(files: ModelFiles) -> np.ndarray:
-    engine = open_engine("openvino", files.path, files.context_length, EngineSettings())
+    engine = open_engine("llamacpp", files.path, files.context_length, EngineSettings())
     return engine.step([(engine.open(), Block(TOKENS, len(TOKENS)))]).logits[0].copy()
 
 
@@ -37,6 +37,8 @@ def test_a_model_computes_what_the_file_says(
     architecture: str, heads: tuple[int, int, int], tmp_path: Path
 ):
     sizes = {**SIZES, **dict(zip(("heads", "kv_heads", "head"), heads, strict=True))}
+    if architecture == "qwen2":  # the libraries take it to be as wide as all heads together
+        sizes["d"] = sizes["heads"] * sizes["head"]
     path = write_tiny(tmp_path / "m.gguf", architecture, sizes=sizes)
     rows = engine_logits(resolve(str(path), tmp_path))
     assert apart(rows, reference_logits(path, TOKENS)) < EIGHT_BITS
@@ -131,7 +133,7 @@ def refused(tmp_path: Path) -> Callable[[Path], str]:
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1; expected version 2 or 3"),
         (b"GGUF" + struct.pack("<IQQ", 99, 0, 0), "version 99"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version 50331648"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "architecture None"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "has no tokenizer"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**40, 2**40), "truncated"),
     ],
 )
@@ -150,6 +152,7 @@ def test_what_is_no_gguf_file_is_refused(content: bytes, reason: str, refused: A
         ({"tokenizer.ggml.model": "llama"}, "SentencePiece tokenizer without scores"),
         ({"tokenizer.ggml.pre": "kimi-k2"}, "tokenizer of kind gpt2/kimi-k2"),
         ({"split.count": 2}, "one part of a split model"),
+        ({"llama.attention.layer_norm_rms_epsilon": 0.0}, "epsilon of 0.0; expected more than 0"),
         ({"llama.context_length": None}, "has no context length"),
         ({"llama.context_length": 0}, "has no context length"),
         ({"tokenizer.ggml.tokens": ["a", "b"]}, "320 token types for 2 tokens"),
@@ -163,15 +166,6 @@ def test_a_file_without_what_is_needed_is_refused(
     fields: dict[str, Any], reason: str, refused: Any, tmp_path: Path
 ):
     assert reason in refused(write_tiny(tmp_path / "bad.gguf", fields=fields))
-
-
-def test_an_architecture_that_cannot_be_built_is_refused_with_the_other_way(
-    refused: Any, tmp_path: Path
-):
-    message = refused(write_tiny(tmp_path / "bad.gguf", "mamba"))
-    assert "architecture 'mamba'" in message
-    assert "hunyuan-dense, lfm2, lfm2moe, llama" in message
-    assert "Take a model of one of these" in message
 
 
 def test_a_number_of_values_past_the_end_of_the_file_is_found_out_at_once(
@@ -198,17 +192,6 @@ def test_metadata_that_is_an_empty_list_is_no_obstacle(tmp_path: Path):
     assert resolve(str(path), tmp_path).context_length == SIZES["context"]
 
 
-def test_weights_of_a_type_that_cannot_be_read_are_refused(refused: Any, tmp_path: Path):
-    path = write_tiny(tmp_path / "bad.gguf")
-    # The types' numbers lie in the table of tensors; the first name is followed by two sizes.
-    data = bytearray(path.read_bytes())
-    at = data.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 2 * 8
-    assert data[at : at + 4] == struct.pack("<I", Type.F16)
-    data[at : at + 4] = struct.pack("<I", Type.I16)  # of the same size
-    path.write_bytes(data)
-    assert "weights of type I16 (token_embd.weight)" in refused(path)
-
-
 @pytest.mark.parametrize(
     "fields",
     [{"llama.block_count": None}, {"llama.block_count": 3}, {"llama.attention.head_count": 3}],
@@ -218,8 +201,8 @@ def test_a_file_whose_tensors_do_not_fit_its_metadata_is_refused_when_it_is_open
 ):
     path = write_tiny(tmp_path / "bad.gguf", fields=fields)
     files = resolve(str(path), tmp_path)
-    with raises(ModelError, "OpenVINO", path):
-        open_engine("openvino", files.path, files.context_length, EngineSettings())
+    with raises(ModelError, path):
+        open_engine("llamacpp", files.path, files.context_length, EngineSettings())
 
 
 def test_a_folder_that_cannot_be_read_is_no_crash(refused: Any, tmp_path: Path):

@@ -10,8 +10,7 @@ from paceline.errors import ModelError
 from paceline.models import resolve
 from paceline.storage.gguf_file import read_gguf
 from support.errors import raises
-from support.tiny import write_tiny
-from support.tiny_checkpoints import write_gguf_of
+from support.families import write_gguf_of
 
 FLOAT32 = 6
 
@@ -96,13 +95,3 @@ def test_gpt_oss_under_ollamas_name_is_refused_with_the_name_that_works(
     path = tmp_path / "gptoss.gguf"
     path.write_bytes(content.replace(text("llama"), text("gptoss"), 1))
     assert "use a gpt-oss file of the hub" in refusal(path, tmp_path)
-
-
-def test_another_family_is_refused_with_what_to_do(tmp_path: Path):
-    by_name = dict[str, str]()
-    for family in ("glm4", "granite"):
-        by_name[family] = refusal(write_tiny(tmp_path / f"{family}.gguf", family), tmp_path)
-        assert f"has the architecture '{family}'; expected one of" in by_name[family]
-    assert "`--engine llamacpp` runs" in by_name["glm4"]
-    assert "llamacpp" not in by_name["granite"], "which it computes wrong"
-    assert "`paceline models`" in by_name["granite"]

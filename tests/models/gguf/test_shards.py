@@ -96,7 +96,7 @@ def test_a_split_model_is_joined_once_and_runs_as_the_whole_one(tmp_path: Path):
     again = resolve(str(next(tmp_path.glob("m-00002-of-*.gguf"))), cache)
     assert again == files
     engines = [
-        open_engine("openvino", item.path, item.context_length, EngineSettings())
+        open_engine("llamacpp", item.path, item.context_length, EngineSettings())
         for item in (files, resolve(str(whole), cache))
     ]
     rows = [engine.step([(engine.open(), Block([1, 2, 3], 3))]).logits[0] for engine in engines]

@@ -57,7 +57,7 @@ def empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (http(errors.GatedRepoError), ModelError, "hf auth login"),
         (http(errors.RepositoryNotFoundError), ModelNotFound, "the hub has no model some/model"),
-        (http(errors.RemoteEntryNotFoundError), ModelError, "paceline convert some/model"),
+        (http(errors.RemoteEntryNotFoundError), ModelError, "no OpenVINO form"),
         (http(errors.RevisionNotFoundError), ModelNotFound, "no such revision"),
         (http(errors.HfHubHTTPError), ModelError, "cannot be reached"),
         (errors.LocalEntryNotFoundError("no connection"), ModelError, "cannot be reached"),

@@ -140,7 +140,7 @@ def test_a_wrong_tag_and_a_wrong_file_list_what_is_there(name: str, fake: FakeHu
 @pytest.mark.parametrize(
     ("paths", "names"),
     [
-        (("config.json", "model.safetensors"), "paceline convert owner/name"),
+        (("config.json", "model.safetensors"), "Hugging Face checkpoint"),
         (("model.onnx", "README.md"), ".onnx (0.0 MB)"),
         (("mmproj-F16.gguf", "README.md"), "mmproj-F16.gguf is no language model"),
         ((), "no files"),

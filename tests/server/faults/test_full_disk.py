@@ -34,7 +34,7 @@ OPERATIONS = {
 def loaded(tiny_gguf: Path, tiny_cache: Path) -> Model:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tiny_cache))
-        model = load(tiny_gguf, engine="openvino", cache_tokens=2048)
+        model = load(tiny_gguf, engine="llamacpp", cache_tokens=2048)
         _ = model.profile
     return model
 

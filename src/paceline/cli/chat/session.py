@@ -211,7 +211,7 @@ class Session:
 
     def change_model(self, name: str) -> None:
         """Go on with another model; after a failure, with the same. Raises PacelineError."""
-        options = replace(self._model, model=name, revision=None, weights=None)
+        options = replace(self._model, model=name, revision=None)
         # Most mistakes end here, while the model is still loaded.
         self._check(find_files(name, options.engine, progress=progress_of(self._output)))
         old = self._model

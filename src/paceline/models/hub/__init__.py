@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.errors import ModelError, ModelNotFound, PacelineError
-from paceline.models.manifest import REQUIRED, VISUAL
-from paceline.storage.openvino import GRAPH, LANGUAGE
+from paceline.models.manifest import REQUIRED
+from paceline.storage.openvino import GRAPH
 from paceline.storage.progress import Progress
 
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
@@ -54,13 +54,7 @@ class Repository(NamedTuple):
 OPENVINO = FileSet(
     REQUIRED,
     ("openvino_model.*", "*.json", "*.jinja", "tokenizer.model"),
-    f"{{0}} has no OpenVINO form on the hub ({GRAPH}); convert it once with "
-    "`paceline convert {0} --to openvino --weights int8`",
-)
-VISUAL_OPENVINO = FileSet(
-    VISUAL,
-    ("openvino_language_model.*", "openvino_text_embeddings_model.*", "*.json", "*.jinja"),
-    f"{{0}} has no OpenVINO form on the hub ({LANGUAGE})",
+    f"{{0}} has no OpenVINO form on the hub ({GRAPH})",
 )
 SAFETENSORS = "model*.safetensors"
 """Other files of weights, such as consolidated.safetensors, hold the same a second time."""
@@ -69,6 +63,12 @@ CHECKPOINT = FileSet(
     ("*.json", "*.jinja", SAFETENSORS),
     "{0} has no config.json on the hub, so it is not a Hugging Face checkpoint",
 )
+INSTEAD = (
+    "a Hugging Face checkpoint; use a GGUF file of the model (owner/name:Q4_K_M on the hub), or on "
+    "a Mac --engine mlx (`pip install 'paceline[mlx]'`), which runs it as it is, or `paceline "
+    "convert NAME --to coreml`"
+)
+"""What to do with a checkpoint that no engine opens here, as a sentence's end."""
 DRAFTER = FileSet(
     ("config.json", "model.safetensors"),
     ("*.json", "*.safetensors", "*.npy"),
@@ -106,7 +106,7 @@ def cached_names() -> list[str]:
     except CacheNotFound:
         return []
     names = [repo.repo_id for repo in cache.repos if repo.repo_type == "model"]
-    return sorted(name for name in names if cached_openvino(name) is not None)
+    return sorted(name for name in names if cached_snapshot(name) is not None)
 
 
 def cached_drafters() -> Iterator[tuple[str, Path]]:
@@ -116,13 +116,6 @@ def cached_drafters() -> Iterator[tuple[str, Path]]:
         snapshot = cached_snapshot(name, DRAFTER)
         if snapshot is not None:
             yield name, snapshot
-
-
-def cached_openvino(name: str, revision: str | None = None) -> Path | None:
-    """Folder of a model in OpenVINO's format, if it is complete on this machine."""
-    forms = (OPENVINO, VISUAL_OPENVINO)
-    folders = (cached_snapshot(name, files, revision=revision) for files in forms)
-    return next((folder for folder in folders if folder is not None), None)
 
 
 def fetch_snapshot(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import hub
 from paceline.models.gguf.support import check_fits
-from paceline.models.hub import Repository
+from paceline.models.hub import INSTEAD, Repository
 from paceline.models.hub.download import download
 from paceline.models.names.hub_names import (
     SUFFIX,
@@ -76,9 +76,7 @@ def cached_models() -> list[CachedGguf]:
     return models
 
 
-def fetch(
-    name: HubName, repository: Repository, progress: Progress, *, to_use: bool, mapped: bool = False
-) -> Path:
+def fetch(name: HubName, repository: Repository, progress: Progress, *, to_use: bool) -> Path:
     """Download the GGUF file that `name` means, with all its shards; returns the first.
 
     Args:
@@ -86,7 +84,6 @@ def fetch(
         repository: its files on the hub.
         progress: shows the bytes.
         to_use: whether the model is to run here, and so has to fit the memory.
-        mapped: see `check_fits`.
 
     Raises ModelNotFound and ModelError; see `choose` and `download`.
     """
@@ -98,7 +95,7 @@ def fetch(
     size = sum(repository.files[path].bytes for path in paths)
     if to_use:
         advice = f", or only fetch it with `paceline pull {name}`"
-        check_fits(str(name), size, progress, advice, mapped=mapped)
+        check_fits(str(name), size, progress, advice)
     return download(repository, paths, name.revision, progress)
 
 
@@ -119,12 +116,9 @@ def nothing_usable(repository: Repository) -> ModelError:
     if others:
         advice = f"{others[0]} is no language model by itself"
     elif "config.json" in repository.files and any("safetensors" in kind for kind in sizes):
-        advice = (
-            "it is a Hugging Face checkpoint: convert it once with "
-            f"`paceline convert {name} --to openvino --weights int8`"
-        )
+        advice = f"it is {INSTEAD}"
     else:
-        advice = "look for a repository of the same model with GGUF files or safetensors"
+        advice = "look for a repository of the same model with GGUF files"
     return ModelError(
         f"{name} has neither a GGUF file nor an OpenVINO form; it has {content}; {advice}"
     )

