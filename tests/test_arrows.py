@@ -81,7 +81,8 @@ ALLOWED = {
         "caches": {"hooks", "thresholds"},
         "decode": {"hooks", "model", "rows", "states", "step"},
         "engine": {"caches", "decode", "hooks", "kv_sequence", "model", "probe", "rows", "step"},
-        "heads": {"model"},
+        "entry": {"engine"},
+        "heads": {"hooks", "model"},
         "hooks": set[str](),
         "kv_sequence": {"model", "states"},
         "model": {"caches", "hooks", "rollback", "states", "together"},
@@ -128,6 +129,7 @@ LIGHT_MODULES = {"paceline.verify.arguments"}
 WITH_PACKAGES = {
     *((CORE_ML, room) for room in ("conversion", "golden", "probe")),
     (CORE, "server"),
+    *((MLX, room) for room in ALLOWED[MLX]),
 }
 
 # The one third-party package that may be imported before it is needed.

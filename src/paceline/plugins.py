@@ -1,8 +1,8 @@
 """Engines, drafters and commands of other packages, which name them as entry points.
 
 A package has them in its metadata: in the group `paceline.engines` an engine's name and a function
-`(path, context_length, settings) -> Engine`, which may have a function `check_packages`, called
-before a model is fetched; in `paceline.drafters` `ENGINE.KIND` and a `HeadKind`
+`(path, context_length, settings) -> Engine`, imported before a model is fetched: it may raise
+MissingExtra then; in `paceline.drafters` `ENGINE.KIND` and a `HeadKind`
 (`drafters/heads.py`); in `paceline.commands` a command's name and a Typer app. `bench.NAME` adds
 the command NAME to the group `bench`, `convert.NAME` the form of `convert --to NAME`. A name of
 paceline's own is not looked for here.
@@ -40,13 +40,15 @@ def load(group: str, name: str) -> Any:
 
     Raises:
         KeyError: there is no such entry point.
-        PluginError: it cannot be imported.
+        PacelineError: what importing it raises; a PluginError for any other error.
     """
     target = _entry_points(group, tuple(sys.path))[name]
     module, _, attribute = target.partition(":")
     try:
         value = import_module(module)
         return getattr(value, attribute) if attribute else value
+    except PacelineError:
+        raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise PluginError(

@@ -8,6 +8,15 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    KVCache,
+    RotatingKVCache,
+    create_attention_mask,
+    make_prompt_cache,
+)
+
 from paceline.errors import ModelError
 from paceline_mlx.hooks import Array
 from paceline_mlx.thresholds import drop_step, dropped, least_held
@@ -25,8 +34,6 @@ class SlidingCache:
 
     def __init__(self, window: int) -> None:
         """For a layer that attends to `window` positions, its own included."""
-        from mlx_lm.models.cache import KVCache
-
         self.max_size = window
         self.slots = _growing(KVCache())
         self.front = 0
@@ -51,8 +58,6 @@ class SlidingCache:
         self, rows: int, window_size: int | None = None, return_array: bool = False
     ) -> Any:
         """Attention mask of the next block, in the form that mlx-lm's models expect."""
-        from mlx_lm.models.cache import create_attention_mask
-
         window = window_size or self.max_size
         held = self.slots.offset
         bound = window if held + rows > window else None
@@ -95,8 +100,6 @@ def make_caches(model: Any) -> list[Any]:
 
     Raises ModelError if one of them cannot be rolled back.
     """
-    from mlx_lm.models.cache import make_prompt_cache
-
     caches = [_supported(cache) for cache in make_prompt_cache(model)]
     for cache in leaves(caches):
         if not (is_recurrent(cache) or isinstance(cache, SlidingCache) or cache.is_trimmable()):
@@ -109,8 +112,6 @@ def make_caches(model: Any) -> list[Any]:
 
 def leaves(caches: Sequence[Any]) -> Iterator[Any]:
     """All caches, with `CacheList`s flattened."""
-    from mlx_lm.models.cache import CacheList
-
     for cache in caches:
         if isinstance(cache, CacheList):
             yield from leaves(cache.caches)
@@ -120,8 +121,6 @@ def leaves(caches: Sequence[Any]) -> Iterator[Any]:
 
 def kernel_by_position(cache: Any) -> bool:
     """True if the position of a row decides which kernel its attention to this cache takes."""
-    from mlx_lm.models.cache import KVCache
-
     if isinstance(cache, SlidingCache):
         return drop_step(cache.max_size) is not None
     return type(cache) is KVCache or is_recurrent(cache)
@@ -129,8 +128,6 @@ def kernel_by_position(cache: Any) -> bool:
 
 def is_recurrent(cache: Any) -> bool:
     """True if it holds a recurrent state instead of slots."""
-    from mlx_lm.models.cache import ArraysCache
-
     return isinstance(cache, ArraysCache)
 
 
@@ -157,8 +154,6 @@ def copy_without(cache: Any, rows: int) -> Any:
 
     Arrays are copied only when one of the two caches is written.
     """
-    from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
-
     if isinstance(cache, CacheList):
         return CacheList(*(copy_without(child, rows) for child in cache.caches))
     if isinstance(cache, ArraysCache):
@@ -183,8 +178,6 @@ def copy_without(cache: Any, rows: int) -> Any:
 
 
 def _supported(cache: Any) -> Any:
-    from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
-
     if isinstance(cache, CacheList):
         return CacheList(*(_supported(child) for child in cache.caches))
     if isinstance(cache, RotatingKVCache) and not cache.keep:

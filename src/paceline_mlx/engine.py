@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 
+import mlx.core as mx
+
 from paceline.decoding.types import Block
 from paceline.engines.base import EngineSettings, KVSequence, StepResult
 from paceline.engines.kv_blocks import BlockPool, PooledEngine
@@ -26,14 +28,7 @@ from paceline_mlx.caches import SLOTS, slot_bytes
 from paceline_mlx.decode import Decode, grouped
 from paceline_mlx.hooks import Array
 from paceline_mlx.kv_sequence import MlxSequence
-from paceline_mlx.model import (
-    Called,
-    LoadedModel,
-    device,
-    load,
-    one_line,
-    require_mlx_lm,
-)
+from paceline_mlx.model import Called, LoadedModel, device, load, one_line
 from paceline_mlx.probe import choose_rows, choose_together
 from paceline_mlx.rows import ANY, RowRange
 from paceline_mlx.step import BlockOutputs, PendingStep, TapArrays
@@ -51,7 +46,6 @@ class MlxEngine(PooledEngine[MlxSequence]):
 
     name = "mlx"
     _table_type = MlxSequence
-    check_packages = staticmethod(require_mlx_lm)
 
     def __init__(
         self,
@@ -75,7 +69,6 @@ class MlxEngine(PooledEngine[MlxSequence]):
             prefill_rows: rows of a prefill call without logits.
 
         Raises:
-            MissingExtra: mlx-lm is not installed.
             ModelError: mlx-lm cannot load or run it.
             InvalidRequest: a tapped layer does not exist, or threads were set.
         """
@@ -134,8 +127,6 @@ class MlxEngine(PooledEngine[MlxSequence]):
 
         Raises ModelError if MLX failed, most likely for lack of memory.
         """
-        import mlx.core as mx
-
         started = perf_counter()
         with _forget_on_failure(pending.sequences):
             mx.eval(pending.arrays, also)
@@ -198,8 +189,6 @@ class MlxEngine(PooledEngine[MlxSequence]):
         self, block: Block, prefilled: list[dict[int, Array]], calls: list[Called]
     ) -> BlockOutputs:
         """The outputs of a block, from the taps of its prefill and from its decode calls."""
-        import mlx.core as mx
-
         taps = [*prefilled, *(called.taps for called in calls)]
         tapped = TapArrays(
             {tap: mx.concatenate([hidden[tap] for hidden in taps]) for tap in self.taps}
@@ -238,8 +227,6 @@ class MlxEngine(PooledEngine[MlxSequence]):
 
     def _prefill(self, sequence: MlxSequence, tokens: Sequence[int]) -> list[dict[int, Array]]:
         """Run tokens without logits; returns the taps of the calls."""
-        import mlx.core as mx
-
         taps = []
         for at in range(0, len(tokens), self._prefill_rows):
             part = tokens[at : at + self._prefill_rows]
@@ -256,8 +243,6 @@ class MlxEngine(PooledEngine[MlxSequence]):
         Some arrays of a model are computed in its first call, and must exist before another thread
         calls it.
         """
-        import mlx.core as mx
-
         states = self.model.empty()
         logits = self.model.call(states, [0, 0]).logits
         mx.eval(logits, states.arrays())

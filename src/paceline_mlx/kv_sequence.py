@@ -7,6 +7,8 @@ sequence writes, which copies them.
 from collections.abc import Sequence
 from typing import Self
 
+import mlx.core as mx
+
 from paceline.decoding.types import Block
 from paceline.engines.kv_blocks import BlockPool, PrefillTable
 from paceline.errors import CacheFull
@@ -64,8 +66,6 @@ class MlxSequence(PrefillTable):
 
         With recurrent layers: up to a position whose state was saved.
         """
-        import mlx.core as mx
-
         if length < 0:
             raise ValueError(f"fork({length}) of a sequence of {self.length} slots")
         other = type(self)(self._pool, self._context_length, self._model)

@@ -5,7 +5,6 @@ mlx-lm's own.
 """
 
 import copy
-import importlib.util
 import platform
 import textwrap
 from collections.abc import Callable, Sequence
@@ -14,7 +13,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.errors import InvalidRequest, MissingExtra, ModelError
+import mlx.core as mx
+from mlx import nn
+
+from paceline.errors import InvalidRequest, ModelError
 from paceline_mlx.caches import is_recurrent, leaves, make_caches
 from paceline_mlx.hooks import Array, Taps
 from paceline_mlx.rollback import Recorder
@@ -100,8 +102,6 @@ class LoadedModel:
             parts: of each sequence, its caches and its tokens, as for `call` with `drafted`.
             least: least rows of a sequence.
         """
-        import mlx.core as mx
-
         rows = [_padded(tokens, least) for _, tokens in parts]
         counts = [len(padded) for padded in rows]
         with ExitStack() as stack:
@@ -149,8 +149,6 @@ class LoadedModel:
 
     @cached_property
     def _embedding(self) -> Any:
-        from mlx import nn
-
         kinds = (nn.Embedding, nn.QuantizedEmbedding)
         return next(module for module in self.module.modules() if isinstance(module, kinds))
 
@@ -164,8 +162,6 @@ class LoadedModel:
 
 def _padded(tokens: Tokens, least: int) -> Array:
     """[T] token ids, T at least `least`."""
-    import mlx.core as mx
-
     missing = max(least - len(tokens), 0)
     return mx.pad(mx.array(tokens), (0, missing), constant_values=_PADDING)
 
@@ -181,28 +177,15 @@ def _linear(head: Any) -> Callable[[Array], Array]:
 
 def device() -> str:
     """Name of the device that MLX computes on."""
-    import mlx.core as mx
-
     return f"{mx.default_device()} {mx.device_info().get('device_name', platform.machine())}"
-
-
-def require_mlx_lm() -> None:
-    """Raise MissingExtra if mlx-lm is not installed, before anything is fetched."""
-    if importlib.util.find_spec("mlx_lm") is None:
-        raise MissingExtra(
-            "the engine mlx needs mlx-lm; install it with `pip install 'paceline[mlx]'`"
-        )
 
 
 def load(folder: Path) -> Any:
     """Load the checkpoint in `folder` with mlx-lm.
 
     Raises:
-        MissingExtra: mlx-lm is not installed.
         ModelError: mlx-lm does not support the model, or cannot read it.
     """
-    require_mlx_lm()
-    import mlx.core as mx
     from mlx_lm.utils import load_model
 
     # As mlx-lm's own server does: the system keeps the weights in memory between requests.

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlx import nn
+
 from paceline_mlx.hooks import Array, Hook, install_hook, is_rows
 
 _ROWS = 1
@@ -58,8 +60,6 @@ class Recorder:
 
     def __init__(self, model: Any) -> None:
         """Hook all modules of `model` that could get a cache, and all projections."""
-        from mlx import nn
-
         self._caches: set[int] = set()  # caches whose calls are recorded now
         self._within: list[RecordedCall] = []  # running calls, outermost first
         self._done: list[RecordedCall] = []

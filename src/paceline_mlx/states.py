@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import mlx.core as mx
+
 from paceline_mlx.caches import SlidingCache, can_trim, copy_without, is_recurrent, leaves
 from paceline_mlx.hooks import Array
 from paceline_mlx.rollback import RecordedCall, Recorder
@@ -87,8 +89,6 @@ class States:
 
     def stretch(self, rows: int) -> None:
         """Append `rows` slots with random keys and values, to measure a long context."""
-        import mlx.core as mx
-
         for cache in self._slots:
             slots = cache.slots if isinstance(cache, SlidingCache) else cache
             keys, values, held = slots.state

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
@@ -23,8 +24,6 @@ class TapArrays(Mapping[str, Floats]):
 
     def __getitem__(self, name: str) -> Floats:
         """[T, d] float32, by `tap_name`."""
-        import mlx.core as mx
-
         named = {tap_name(layer): array for layer, array in self.arrays.items()}
         return np.array(named[name].astype(mx.float32))
 
@@ -73,8 +72,6 @@ class PendingStep(NamedTuple):
 
 def on_device(tokens: Sequence[int]) -> Array:
     """[T] int32. Tokens that the device still computes are not evaluated."""
-    import mlx.core as mx
-
     if isinstance(tokens, DeferredRows) and isinstance(tokens.array, mx.array):
         count = len(tokens) - len(tokens.known)
         known = mx.array([*tokens.known], mx.int32)

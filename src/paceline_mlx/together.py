@@ -20,6 +20,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models.cache import CacheList
+
 from paceline_mlx.caches import leaves
 from paceline_mlx.hooks import Array, Hook, install_hook, is_rows
 
@@ -45,8 +49,6 @@ class Caches(PerSequence):
 
     def __getitem__(self, index: int) -> "Caches":
         """A child of `CacheList`s. Raises TypeError for other caches."""
-        from mlx_lm.models.cache import CacheList
-
         if not isinstance(self.items[0], CacheList):
             raise TypeError("caches of several sequences were read outside of a mixer")
         return Caches([item[index] for item in self.items], self._counts)
@@ -87,8 +89,6 @@ class Together:
             model: mlx-lm's, without hooks.
             caches: its caches, empty; they are used up.
         """
-        from mlx import nn
-
         self._spans: Sequence[slice] = ()  # rows of each sequence in the running call
         self._parts: dict[int, _Part] = {}  # of the running mixer, by `id`
         self._wholes: dict[tuple[int, int], Array] = {}  # (projection, input) -> output of all rows
@@ -181,8 +181,6 @@ class Together:
 
     def _joined(self, results: Sequence[Array]) -> Array:
         """The results of all sequences, [1, total, d]; a last projection is that of all rows."""
-        import mlx.core as mx
-
         last = [self._projected[id(result)] for result in results if id(result) in self._projected]
         if len(last) < len(results) or len({projected.projection for projected in last}) > 1:
             return mx.concatenate(results, axis=_ROWS)
@@ -195,8 +193,6 @@ def _mixers(model: Any, caches: Sequence[Any]) -> list[Any]:
 
     Some layers have no cache, but share another's keys. Empty if the model cannot be called.
     """
-    import mlx.core as mx
-
     classes: set[type] = set()
     known = {id(cache) for cache in leaves(caches)}
     hooked = [(module, type(module)) for module in model.modules() if module.children()]

@@ -5,16 +5,22 @@ from typing import Any
 import pytest
 
 from paceline.engines import EngineSettings
-from paceline_mlx.engine import MlxEngine
-from paceline_mlx.rows import RowRange
 from support import mlx
 from support.networks import FORMS, Case, MakeCase
+from support.packages import missing
+
+# They read files, or simulate a GPU.
+WITHOUT_MLX = {"test_head_facts.py", "test_mlx_dispatch.py", "test_mlx_load.py"}
+collect_ignore = [
+    path.name
+    for path in Path(__file__).parent.glob("test_*.py")
+    if missing("mlx") and path.name not in WITHOUT_MLX
+]
 
 
 @pytest.fixture(scope="module")
 def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> mlx.Checkpoints:
     """Checkpoints of families, each written once."""
-    mlx.needs()
     known: dict[str, Path] = {}
 
     def checkpoint_of(family: str, **changes: Any) -> Path:
@@ -29,6 +35,9 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> mlx.Checkpoints:
 
 @pytest.fixture(scope="module")
 def opened(checkpoint_of: mlx.Checkpoints) -> mlx.Opened:
+    from paceline_mlx.engine import MlxEngine
+    from paceline_mlx.rows import RowRange
+
     def opened(family: str, taps: tuple[int, ...] = (), **settings: Any) -> MlxEngine:
         chosen = {"rows": RowRange(1, 32), **settings}
         return MlxEngine(

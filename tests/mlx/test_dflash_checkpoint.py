@@ -11,13 +11,11 @@ from paceline.errors import ModelError
 from paceline_mlx.heads.config import Llama3Rope
 from paceline_mlx.heads.dflash.checkpoint import Config, read_draft_vocab, read_tensors
 from paceline_mlx.heads.dflash.config_file import read_config
-from support import mlx
 from support.dflash import LEFT_OUT, config_json, tiny_config, write_checkpoint, write_config
 from support.errors import raises
 from support.networks import Case
 
 pytestmark = pytest.mark.mlx
-mlx.needs()
 
 
 @pytest.fixture
@@ -53,24 +51,20 @@ def test_optional_fields_have_defaults(config: Config, tmp_path: Path):
     assert read_config(tmp_path) == expected
 
 
-COUNTS = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "vocab_size", "block_size", "num_target_layers"),
-)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
-    [*zip(COUNTS, [LEFT_OUT, None, "8", 1.5, 0, -1, True, [8]], strict=True)],
+    [
+        *(("hidden_size", LEFT_OUT), ("vocab_size", None), ("block_size", "8"), ("block_size", 1)),
+        *(("num_hidden_layers", 0), ("num_target_layers", True), ("head_dim", 31)),
+        *(("architectures", []), ("architectures", 3), ("rms_norm_eps", -1.0)),
+        *(("layer_types", ["chunked_attention"]), ("rope_theta", float("nan"))),
+        *(("rope_scaling", {"type": "linear", "factor": 2.0}), ("dflash_config", LEFT_OUT)),
+        ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+    ],
     ids=repr,
 )
-def test_an_invalid_count_is_named(config: Config, tmp_path: Path, name: str, value: Any):
-    assert f"config.json: {name}: " in rejection(tmp_path, config, **{name: value})
-
-
-@pytest.mark.parametrize("value", [LEFT_OUT, None, [], ["LlamaForCausalLM"]], ids=repr)
-def test_another_architecture_is_rejected(config: Config, tmp_path: Path, value: Any):
-    assert "config.json: architectures" in rejection(tmp_path, config, architectures=value)
+def test_an_invalid_value_is_named(config: Config, tmp_path: Path, name: str, value: Any):
+    assert f"config.json: {name}" in rejection(tmp_path, config, **{name: value})
 
 
 def test_all_faults_are_named_at_once(config: Config, tmp_path: Path):
@@ -132,20 +126,14 @@ LLAMA3 = {
 @pytest.mark.parametrize(
     "rope",
     [
-        {"rope_scaling": {"type": "linear", "factor": 2.0}},
-        {"rope_scaling": {"rope_type": "llama3"}},
-        {"rope_scaling": {**LLAMA3, "factor": 0.5}},
-        {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}},
-        {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": None}},
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0}},
-        {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-        {"partial_rotary_factor": 0.5},
-        {"rope_parameters": {"rope_theta": 0}},
+        {"rope_type": "llama3"},
+        {**LLAMA3, "low_freq_factor": 4.0},
+        {**LLAMA3, "original_max_position_embeddings": None},
     ],
     ids=repr,
 )
-def test_an_unsupported_rope_is_rejected(config: Config, tmp_path: Path, rope: Any):
-    assert "rope" in rejection(tmp_path, config, **rope).lower()
+def test_an_incomplete_scaling_is_rejected(config: Config, tmp_path: Path, rope: Any):
+    assert "RoPE" in rejection(tmp_path, config, rope_scaling=rope)
 
 
 def test_the_rope_parameters_of_transformers_5_are_read(config: Config, tmp_path: Path):
@@ -159,12 +147,6 @@ def test_the_rope_parameters_of_transformers_5_are_read(config: Config, tmp_path
     "change",
     [
         {"rope_scaling": LLAMA3},
-        {
-            "rope_scaling": {
-                "type": "llama3",
-                **{k: v for k, v in LLAMA3.items() if k != "rope_type"},
-            }
-        },
         {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}, "rope_theta": LEFT_OUT},
     ],
 )
@@ -205,33 +187,17 @@ def read_weights(folder: Path, config: Config) -> dict[str, np.ndarray]:
     return {name: np.array(one.load().astype(mx.float32)) for name, one in tensors.items()}
 
 
-def assert_reads(folder: Path, config: Config, expected: dict[str, np.ndarray]) -> None:
-    weights = read_weights(folder, config)
-    assert expected.keys() <= weights.keys()
+@pytest.mark.parametrize(
+    "written", [{"kind": "BF16"}, {"kind": "F16"}, {"prefix": "model."}, {"files": 3}], ids=repr
+)
+def test_weights_are_read_as_written(config: Config, tmp_path: Path, written: Any):
+    more = {"embed_tokens.weight": np.ones((320, 64), np.float32)}  # not the drafter's
+    expected = write_checkpoint(tmp_path, config, tensors=more, **written)
+    del expected["embed_tokens.weight"]
+    weights = read_weights(tmp_path, config)
+    assert weights.keys() == expected.keys()
     for name, rows in expected.items():
         assert np.array_equal(weights[name], rows), name
-
-
-@pytest.mark.parametrize("kind", ["BF16", "F16", "F32"])
-def test_weights_may_be_of_any_common_dtype(config: Config, tmp_path: Path, kind: str):
-    expected = write_checkpoint(tmp_path, config, kind=kind)
-    assert_reads(tmp_path, config, expected)
-
-
-def test_tensor_names_may_have_the_prefix_model(config: Config, tmp_path: Path):
-    assert_reads(tmp_path, config, write_checkpoint(tmp_path, config, prefix="model."))
-
-
-def test_weights_may_be_in_several_files(config: Config, tmp_path: Path):
-    assert_reads(tmp_path, config, write_checkpoint(tmp_path, config, files=3))
-
-
-def test_other_tensors_are_ignored(config: Config, tmp_path: Path):
-    more = {"embed_tokens.weight": np.ones((320, 64), np.float32)}
-    expected = write_checkpoint(tmp_path, config, tensors=more)
-    del expected["embed_tokens.weight"]
-    assert_reads(tmp_path, config, expected)
-    assert read_weights(tmp_path, config).keys() == expected.keys()
 
 
 def test_all_faulty_tensors_are_named_at_once(config: Config, tmp_path: Path):
@@ -280,13 +246,7 @@ def test_a_folder_without_weights_is_rejected(config: Config, tmp_path: Path):
         read_weights(tmp_path, config)
 
 
-def test_a_file_that_is_not_safetensors_is_rejected(checkpoint: Path, config: Config):
-    (checkpoint / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with raises(ModelError, "model.safetensors"):
-        read_weights(checkpoint, config)
-
-
-@pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.int64])
+@pytest.mark.parametrize("kind", [np.uint16, np.int64])
 def test_a_draft_vocab_may_be_of_any_integer_type(config: Config, tmp_path: Path, kind: type):
     np.save(tmp_path / "draft_vocab.npy", np.array([0, 7, 319], kind))
     vocab = read_draft_vocab(tmp_path, config)

@@ -15,13 +15,11 @@ from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.sampling import Sampling
 from paceline.errors import ModelError
 from paceline_mlx.heads.dflash.config_file import read_config
-from support import mlx
 from support.dflash import LEFT_OUT, config_json, tiny_config, write_checkpoint, write_config
 from support.errors import raises
 from support.networks import CHAINED, Case, prefilled, without_prefill
 
 pytestmark = pytest.mark.mlx
-mlx.needs()
 
 FIRST_TOKENS = range(0, 320, 40)
 

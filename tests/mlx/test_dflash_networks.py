@@ -13,7 +13,6 @@ from paceline.decoding.types import ComputedBlock, Proposal
 from paceline.drafters import DraftKV, RequestContext, create
 from paceline_mlx.heads.context import DraftCost
 from paceline_mlx.heads.dflash.drafter import DFlashDrafter
-from support import mlx
 from support.dflash import Drafted, parts
 from support.networks import (
     FIRST_TOKENS,
@@ -28,7 +27,6 @@ from support.networks import (
 )
 
 pytestmark = pytest.mark.mlx
-mlx.needs()
 
 # -- what a network computes -----------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ from support.dflash import config_for, write_checkpoint
 from support.plain import said
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cache")]
-mlx.needs()
 
 PROMPT = "abcabcabcabc"
 TURNS = ["the rain in the", "x y x y x", "abcabcabc"]

@@ -54,7 +54,6 @@ class Timed:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    mlx.needs()
     return mlx.checkpoint(tmp_path_factory.mktemp("ahead") / "llama", "llama")
 
 

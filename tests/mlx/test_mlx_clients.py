@@ -54,7 +54,6 @@ def write_byte_tokenizer(folder: Path) -> None:
 
 
 def test_answers_are_those_of_plain_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    mlx.needs()
     # It has attention and a recurrence.
     folder = mlx.checkpoint(tmp_path / "checkpoint", "qwen3_5", max_position_embeddings=1024)
     write_byte_tokenizer(folder)

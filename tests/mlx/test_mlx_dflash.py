@@ -25,7 +25,6 @@ from support.dflash import config_for, write_checkpoint
 from support.driver import POLICIES, Answer, answer, generation, run, total
 
 pytestmark = pytest.mark.mlx
-mlx.needs()
 
 
 TOKENS = 20

@@ -14,7 +14,6 @@ from support.dflash import config_for, write_checkpoint
 from support.scheduling import Submitted
 
 pytestmark = pytest.mark.mlx
-mlx.needs()
 
 
 @pytest.fixture(scope="module")

@@ -181,7 +181,6 @@ def test_going_back_computes_no_projection_again(
 ):
     # What is not needed is called, but never evaluated; what is evaluated is in these graphs.
     import mlx.core as mx
-
     from mlx import nn
 
     engine = opened(family)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def elsewhere(cache: Path, folder: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def without_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.delitem(sys.modules, "paceline_mlx.entry", raising=False)
 
 
 @pytest.mark.mlx
@@ -106,6 +108,7 @@ def test_a_checkpoint_that_cannot_be_run_is_refused_in_a_line(
 @pytest.mark.mlx
 def test_a_cache_that_cannot_go_back_is_refused(folder: Path):
     from mlx import nn
+
     from paceline_mlx.model import LoadedModel
 
     class Forgetful:
@@ -141,7 +144,7 @@ def test_a_model_of_another_form_is_for_another_engine(
     tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # Which is found out before anything is run, so mlx-lm may as well be missing.
-    monkeypatch.setattr("paceline_mlx.engine.MlxEngine.check_packages", lambda: None)
+    monkeypatch.setattr("paceline.plugins.load", lambda *_: None)
     with raises(ModelError, "mlx"):
         paceline.load(tiny_gguf, engine="mlx")
 

@@ -28,7 +28,6 @@ from support.mtp import HeadForm, Rounds, perfect_weights, random_weights, write
 from support.scheduling import Submitted
 
 pytestmark = pytest.mark.mlx
-mlx.needs()
 
 FORM = HeadForm(own=True, taps=(1,), kv_heads=2, rotary=0.25, vocab=mlx.VOCAB, theta=100_000.0)
 

@@ -14,7 +14,6 @@ from support.errors import raises
 from support.networks import MakeCase, MlxEnds, assert_close, assert_same, prefilled
 
 pytestmark = pytest.mark.mlx
-mlx.needs()
 
 
 FIRST_TOKENS = range(0, 320, 53)

@@ -15,7 +15,6 @@ from paceline.models.files import open_checkpoint
 from paceline_mlx.engine import MlxEngine
 from paceline_mlx.heads.dflash.checkpoint import Config
 from paceline_mlx.rows import RowRange
-from support import mlx
 from support.dflash import write_checkpoint
 from support.driver import generation, run
 
@@ -46,7 +45,6 @@ TEXT = "red, green, blue, red, green, blue, red, green,"
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Hugging Face form of the GGUF file."""
-    mlx.needs()
     folder = tmp_path_factory.mktemp("real")
     origin = open_origin(DEFAULT_MODEL, folder, QUIET)
     checkpoint_from_gguf(origin.weights, folder / "checkpoint")

@@ -92,7 +92,6 @@ def test_each_sequence_has_rows_of_its_range_in_a_call_of_several(rows: RowRange
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    mlx.needs()
     return mlx.checkpoint(tmp_path_factory.mktemp("mlx") / "llama", "llama", num_hidden_layers=1)
 
 

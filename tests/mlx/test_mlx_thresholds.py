@@ -34,7 +34,6 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention is off a little, by the kernel that a Max would take for heads of 128."""
-    mlx.needs()
     import mlx.core as mx
 
     original = mx.fast.scaled_dot_product_attention

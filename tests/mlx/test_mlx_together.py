@@ -139,7 +139,6 @@ def test_without_a_number_each_sequence_has_a_call_of_its_own(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    mlx.needs()
     return mlx.checkpoint(tmp_path_factory.mktemp("mlx") / "llama", "llama", num_hidden_layers=1)
 
 
@@ -248,7 +247,6 @@ OTHERS: dict[str, tuple[dict[str, Any], int]] = {
 def test_a_family_whose_layers_share_keys_shares_calls_and_one_of_embedded_positions_does_not(
     family: str,
 ):
-    mlx.needs()
     import mlx.core as mx
 
     module = importlib.import_module(f"mlx_lm.models.{family}")

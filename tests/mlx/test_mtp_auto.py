@@ -16,10 +16,8 @@ from paceline_mlx.heads.mtp.checkpoint import HeadConfig
 from paceline_mlx.heads.mtp.drafter import MtpDrafter
 from paceline_mlx.heads.mtp.network import ChainCost
 from paceline_mlx.heads.parts import DeviceKV
-from support import mlx
 
 pytestmark = pytest.mark.mlx
-mlx.needs()
 
 COSTS = CostTable({1: 1.0, 8: 1.4, 16: 2.0})
 """In calls of one row."""

@@ -12,14 +12,12 @@ from paceline.errors import ModelError
 from paceline_mlx.heads.mtp.network import HeadNetwork
 from paceline_mlx.heads.mtp.qwen3_5 import has_head
 from paceline_mlx.heads.mtp.read import read_config, read_head
-from support import mlx
 from support.dflash import LEFT_OUT
 from support.errors import raises
 from support.mtp import HeadForm, write_head
 from support.networks import MlxEnds
 
 pytestmark = pytest.mark.mlx
-mlx.needs()
 
 EAGLE = HeadForm(drafted=range(5, 300, 3))
 OWN = HeadForm(own=True, taps=(1,), kv_heads=1, rotary=0.5)
@@ -143,7 +141,7 @@ def test_faulty_tensors_are_named(tmp_path: Path, tensors: Mapping[str, Any], re
     assert reason in rejection(tmp_path, EAGLE, tensors=tensors)
 
 
-@pytest.mark.parametrize("cut", [0, 3, 8, 500, -1])
+@pytest.mark.parametrize("cut", [0, 500])
 def test_cut_safetensors_are_rejected(tmp_path: Path, cut: int):
     for form in (EAGLE, OWN):
         write_head(tmp_path, form)

@@ -13,13 +13,11 @@ from paceline_mlx.heads.context import DraftCost
 from paceline_mlx.heads.mtp import drafter as module
 from paceline_mlx.heads.mtp.drafter import MtpDrafter
 from paceline_mlx.heads.mtp.network import ChainCost
-from support import mlx
 from support.heads import DRAFTS, FORMS, HeadCase, Text, assert_chain
 from support.mtp import Chain
 from support.networks import shared
 
 pytestmark = pytest.mark.mlx
-mlx.needs()
 
 MakeHead = Callable[[str], HeadCase]
 

@@ -13,7 +13,6 @@ from paceline.decoding.types import ComputedBlock
 from paceline.drafters import DrafterResources
 from paceline_mlx.heads.config import Llama3Rope
 from paceline_mlx.heads.dflash.checkpoint import Chain, Config, Convolution
-from paceline_mlx.heads.mtp.cache import Rows
 from support.dflash import (
     ENDS,
     Drafted,
@@ -126,6 +125,8 @@ class FromNumpy:
 
 def _on_device(argument: Any) -> Any:
     import mlx.core as mx
+
+    from paceline_mlx.heads.mtp.cache import Rows
 
     if isinstance(argument, Rows):
         return argument._replace(tapped=mx.array(argument.tapped))

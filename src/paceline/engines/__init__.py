@@ -25,9 +25,7 @@ def check_engine(name: str) -> None:
         raise InvalidRequest(
             f"no engine is called {name!r}; expected auto, {', '.join((*ENGINES, *others))}"
         )
-    engine = plugins.load(plugins.ENGINES, name)
-    if hasattr(engine, "check_packages"):
-        engine.check_packages()
+    plugins.load(plugins.ENGINES, name)
 
 
 def check_settings(name: str, settings: EngineSettings) -> None:

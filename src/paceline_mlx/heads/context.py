@@ -9,7 +9,8 @@ from statistics import median
 from time import perf_counter
 from typing import Self
 
-from paceline_mlx.heads.parts import DeviceKV, MlxArray, evaluate
+from paceline_mlx.heads.parts import DeviceKV, evaluate
+from paceline_mlx.hooks import Array
 
 PREFILL_CHUNK = 512
 """Tokens of a prompt in one prefill call."""
@@ -31,7 +32,7 @@ class ContextCache:
         """Rows after the last position are invalid."""
         self.positions: list[int] = []
         """Positions of the rows, ascending."""
-        self.pending: list[MlxArray] = []
+        self.pending: list[Array] = []
         """[n, taps * d] each: hidden states of later tokens, in order and without gaps."""
         self.pending_start = 0
         """The position of the first pending token."""

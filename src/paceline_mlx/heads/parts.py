@@ -2,44 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+from mlx_lm.models.cache import KVCache
 
 from paceline.decoding.types import tap_name
 from paceline.errors import ModelError
+from paceline_mlx.hooks import Array
 from paceline_mlx.model import LoadedModel
-
-MlxArray = Any
-"""An `mlx.core.array`; lazy."""
 
 _GROUPS = (64, 32)
 """Quantization group sizes, in columns; the first that divides a row is used."""
 
 
-class HeadShape(Protocol):
-    """Sizes of its target in a head's checkpoint."""
-
-    @property
-    def hidden_size(self) -> int: ...  # noqa: D102
-
-    @property
-    def vocab_size(self) -> int: ...  # noqa: D102
-
-    @property
-    def num_target_layers(self) -> int | None:
-        """None: not in the checkpoint."""
-        ...
-
-
-def check_pair(folder: Path, config: HeadShape, target: LoadedModel) -> Any:
-    """Check that a head fits its target; returns the dtype of the target's hidden states.
+def check_pair(folder: Path, config: Any, target: LoadedModel) -> Any:
+    """Check that a head of this config fits its target; returns the dtype of hidden states.
 
     Raises ModelError: the message names every size that differs.
     """
-    import mlx.core as mx
-
     embedded = target.embed(mx.array([0]))  # lazy: only its shape and dtype are used
     pairs = {
         "hidden size": (config.hidden_size, embedded.shape[-1]),
@@ -59,9 +42,7 @@ def check_pair(folder: Path, config: HeadShape, target: LoadedModel) -> Any:
 class Matrix:
     """A linear layer's weight [out, in]: quantized if `bits` is set and a group size fits."""
 
-    def __init__(self, weight: MlxArray, bits: int | None) -> None:
-        import mlx.core as mx
-
+    def __init__(self, weight: Array, bits: int | None) -> None:
         self._bits = bits
         self._group = next((size for size in _GROUPS if weight.shape[1] % size == 0), None)
         self._parts = [weight]
@@ -69,10 +50,8 @@ class Matrix:
             self._parts = list(mx.quantize(weight, group_size=self._group, bits=bits))
         mx.eval(self._parts)
 
-    def __call__(self, rows: MlxArray) -> MlxArray:
+    def __call__(self, rows: Array) -> Array:
         """[R, in] -> [R, out]."""
-        import mlx.core as mx
-
         if len(self._parts) == 1:
             return rows @ self._parts[0].T
         return mx.quantized_matmul(rows, *self._parts, group_size=self._group, bits=self._bits)
@@ -82,8 +61,6 @@ class DeviceKV:
     """Keys and values in caches of mlx-lm, one a layer, [1, kv_heads, n, head_dim]."""
 
     def __init__(self, layers: int) -> None:
-        from mlx_lm.models.cache import KVCache
-
         self.caches = [KVCache() for _ in range(layers)]
 
     def copy(self) -> "DeviceKV":
@@ -102,23 +79,19 @@ class DeviceKV:
         for cache in self.caches:
             cache.trim(cache.offset - count)
 
-    def arrays(self) -> list[MlxArray]:
+    def arrays(self) -> list[Array]:
         """All keys and values."""
         return [cache.state[:2] for cache in self.caches if cache.keys is not None]
 
 
-def swiglu(gate_up: Matrix, down: Matrix, rows: MlxArray) -> MlxArray:
+def swiglu(gate_up: Matrix, down: Matrix, rows: Array) -> Array:
     """[R, d] -> [R, d]; `gate_up` has the rows of both matrices."""
-    import mlx.core as mx
-
     gate, up = mx.split(gate_up(rows), 2, axis=-1)
     return down(gate * mx.sigmoid(gate) * up)
 
 
-def to_host(array: MlxArray, *also: MlxArray) -> list[Any]:
+def to_host(array: Array, *also: Array) -> list[Any]:
     """Evaluate all arrays; the values of the first."""
-    import mlx.core as mx
-
     mx.eval(array, *also)
     numbers: list[Any] = np.array(array).tolist()
     return numbers
@@ -126,22 +99,18 @@ def to_host(array: MlxArray, *also: MlxArray) -> list[Any]:
 
 def evaluate(arrays: Any) -> Any:
     """Start evaluation, without waiting: another thread cannot evaluate this thread's graph."""
-    import mlx.core as mx
-
     mx.async_eval(arrays)
     return arrays
 
 
 def tapped_rows(
     taps: Mapping[str, npt.NDArray[np.float32]], layers: Sequence[int], rows: int, dtype: Any
-) -> MlxArray:
+) -> Array:
     """Hidden states of a call's first `rows` rows, [rows, layers * d], evaluated.
 
     Taken from `taps.arrays` (layer -> array on the device) where the engine has it. They stay valid
     when the engine runs its next call.
     """
-    import mlx.core as mx
-
     arrays = getattr(taps, "arrays", None)
     if arrays is None:
         arrays = {layer: mx.array(taps[tap_name(layer)]) for layer in layers}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import ModelError
-from paceline_mlx.heads.parts import MlxArray
+from paceline_mlx.hooks import Array
 
 FLOATS = ("BF16", "F16", "F32")
 
@@ -23,7 +23,7 @@ class StoredTensor(NamedTuple):
     """As safetensors names it: `BF16`, `F32`, `I64`."""
     shape: tuple[int, ...]
 
-    def load(self, *kinds: str) -> MlxArray:
+    def load(self, *kinds: str) -> Array:
         """Its values, read when they are computed with; `kinds`: its dtype, one of these.
 
         Raises ModelError for another dtype.

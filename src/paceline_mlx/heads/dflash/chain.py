@@ -10,13 +10,14 @@ z-lab/dflash (`CandidateSelector`) and deepseek-ai/DeepSpec (`markov_head.py`,
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.draft_sampling import DraftSampler
 from paceline_mlx.heads.dflash.checkpoint import Chain
-from paceline_mlx.heads.parts import MlxArray
 from paceline_mlx.heads.tensors import StoredTensor
+from paceline_mlx.hooks import Array as DeviceArray
 
 Array = npt.NDArray[np.float32]
 
@@ -37,10 +38,8 @@ class ChainHead:
 
     def __init__(self, chain: Chain, tensors: Mapping[str, StoredTensor]) -> None:
         """Read `tensors`, as `read_tensors` finds them."""
-        import mlx.core as mx
-
         self._chain = chain
-        self._small, self._tables = dict[str, Array](), list[MlxArray]()
+        self._small, self._tables = dict[str, Array](), list[DeviceArray]()
         for name, tensor in tensors.items():
             values = tensor.load()
             if name.endswith(("_codebook", "markov_w1.weight", "markov_w2.weight")):
@@ -105,10 +104,8 @@ class ChainHead:
         return float(_sigmoid(_linear(self._small, "confidence_head.proj", hidden))[0])
 
 
-def _rows(table: MlxArray, tokens: int | npt.NDArray[np.int64]) -> Array:
+def _rows(table: DeviceArray, tokens: int | npt.NDArray[np.int64]) -> Array:
     """Rows of a table, on the processor: it shares memory with the GPU, which need not wait."""
-    import mlx.core as mx
-
     with mx.stream(mx.cpu):
         return np.array(table[mx.array(tokens)].astype(mx.float32))
 

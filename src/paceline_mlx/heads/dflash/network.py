@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
@@ -25,13 +26,13 @@ from paceline_mlx.heads.dflash.weights import Kernel, Layer, layer_of, on_device
 from paceline_mlx.heads.parts import (
     DeviceKV,
     Matrix,
-    MlxArray,
     check_pair,
     evaluate,
     swiglu,
     tapped_rows,
     to_host,
 )
+from paceline_mlx.hooks import Array
 from paceline_mlx.model import LoadedModel
 
 
@@ -58,8 +59,6 @@ class Network:
             ModelError: the checkpoint cannot be used, or not with this target.
         """
         self.config = read_config(folder)
-        import mlx.core as mx
-
         self._target_dtype = check_pair(folder, self.config, target)
         self._tokens = draft_vocab = read_draft_vocab(folder, self.config)
         tensors, heads = read_tensors(folder, self.config)
@@ -78,7 +77,7 @@ class Network:
         if (rope := self.config.llama3_rope) is not None:
             self._periods = mx.array(rope.periods(self.config.head_dim, self.config.rope_theta))
         self._embed = target.embed
-        self._head: Callable[[MlxArray], MlxArray] = target.head
+        self._head: Callable[[Array], Array] = target.head
         self._draft_vocab = None
         if draft_vocab is not None:
             self._draft_vocab = mx.array(draft_vocab.astype(np.int32))
@@ -91,17 +90,15 @@ class Network:
         """An empty cache for a sequence."""
         return ContextCache(DeviceKV(self.config.num_hidden_layers))
 
-    def tapped(self, taps: Mapping[str, npt.NDArray[np.float32]], rows: int) -> MlxArray:
+    def tapped(self, taps: Mapping[str, npt.NDArray[np.float32]], rows: int) -> Array:
         """Hidden states of a call's first `rows` rows; see `tapped_rows`."""
         return tapped_rows(taps, self.taps, rows, self._dtype)
 
-    def concat(self, parts: Sequence[MlxArray]) -> MlxArray:
+    def concat(self, parts: Sequence[Array]) -> Array:
         """Concatenate along tokens: [n, taps * d]; without parts [0, taps * d]."""
-        import mlx.core as mx
-
         return mx.concatenate([mx.zeros((0, self.config.tapped_size), self._dtype), *parts])
 
-    def prefill(self, cache: ContextCache, tapped: MlxArray, start: int) -> None:
+    def prefill(self, cache: ContextCache, tapped: Array, start: int) -> None:
         """Append keys and values of `tapped`, at positions from `start`, to the cache."""
         if not len(tapped):
             return
@@ -117,7 +114,7 @@ class Network:
         cache: ContextCache,
         token: int,
         position: int,
-        tapped: MlxArray,
+        tapped: Array,
         start: int,
         *,
         sampler: DraftSampler | None = None,
@@ -136,8 +133,6 @@ class Network:
             The block's draft tokens, and their probabilities; both pending, unless a sampler or
             a chain picked them.
         """
-        import mlx.core as mx
-
         new, block = len(tapped), self.config.block_size
         if new and start + new != position:
             self.prefill(cache, tapped, start)
@@ -176,32 +171,26 @@ class Network:
             return sampler.pick_rows(np.array(logits), position + 1, self._tokens)
         return self._greedy(logits)
 
-    def _context(self, tapped: MlxArray) -> MlxArray:
+    def _context(self, tapped: Array) -> Array:
         """[n, taps * d] -> [n, d], the input of every layer's keys and values."""
         return self._rms_norm(self._fc(tapped), self._hidden_norm)
 
-    def _queries(self, layer: Layer, rows: MlxArray, position: int) -> MlxArray:
+    def _queries(self, layer: Layer, rows: Array, position: int) -> Array:
         """[R, d] -> [1, heads, R, head_dim], rotated to positions from `position` on."""
         heads = layer.query(rows).reshape(len(rows), -1, self.config.head_dim).swapaxes(0, 1)
         return self._rope(self._rms_norm(heads, layer.query_norm)[None], position)
 
-    def _keys_values(
-        self, layer: Layer, rows: MlxArray, position: int
-    ) -> tuple[MlxArray, MlxArray]:
+    def _keys_values(self, layer: Layer, rows: Array, position: int) -> tuple[Array, Array]:
         """[R, d] -> keys, rotated to positions from `position` on, and values.
 
         Both are [1, kv_heads, R, head_dim].
         """
-        import mlx.core as mx
-
         both = layer.keys_values(rows).reshape(len(rows), -1, self.config.head_dim)
         keys, values = mx.split(both.swapaxes(0, 1)[None], 2, axis=1)
         return self._rope(self._rms_norm(keys, layer.key_norm), position), values
 
-    def _rope(self, heads: MlxArray, position: int) -> MlxArray:
+    def _rope(self, heads: Array, position: int) -> Array:
         """RoPE, half rotation."""
-        import mlx.core as mx
-
         return mx.fast.rope(
             heads,
             self.config.head_dim,
@@ -212,14 +201,14 @@ class Network:
             freqs=self._periods,
         )
 
-    def _feed_forward(self, layer: Layer, hidden: MlxArray) -> MlxArray:
+    def _feed_forward(self, layer: Layer, hidden: Array) -> Array:
         normed, kernel = self._convolved(
             self._rms_norm(hidden, layer.post_norm), layer.feed_forward_kernel
         )
         fed = swiglu(layer.gate_up, layer.down, normed)
         return self._finished(fed, kernel, layer.feed_forward_kernel)
 
-    def _convolved(self, rows: MlxArray, kernel: Kernel | None) -> tuple[MlxArray, MlxArray]:
+    def _convolved(self, rows: Array, kernel: Kernel | None) -> tuple[Array, Array]:
         """A sublayer's input [B, d] convolved, and the dynamic kernel for its output."""
         if kernel is None:
             return rows, None
@@ -227,13 +216,11 @@ class Network:
         dynamic = kernel.projection(rows).reshape(len(rows), 2, taps, groups, 1)
         return _convolve(rows, kernel.base[0] + dynamic[:, 0]), dynamic[:, 1]
 
-    def _finished(self, rows: MlxArray, dynamic: MlxArray, kernel: Kernel | None) -> MlxArray:
+    def _finished(self, rows: Array, dynamic: Array, kernel: Kernel | None) -> Array:
         """A sublayer's output [B, d], convolved."""
         return rows if kernel is None else _convolve(rows, kernel.base[1] + dynamic)
 
-    def _rms_norm(self, rows: MlxArray, weight: MlxArray) -> MlxArray:
-        import mlx.core as mx
-
+    def _rms_norm(self, rows: Array, weight: Array) -> Array:
         return mx.fast.rms_norm(rows, weight, self.config.rms_norm_eps)
 
     def _first_row(self, cache: ContextCache, position: int, window: int | None) -> int:
@@ -247,13 +234,11 @@ class Network:
 
     def _mask(
         self, cache: ContextCache, first: int, position: int, window: int | None
-    ) -> MlxArray | None:
+    ) -> Array | None:
         """Attention mask of a block over the cache rows from `first` on and over itself.
 
         [block, rows + block] bool; None: nothing is masked.
         """
-        import mlx.core as mx
-
         causal = self.config.is_causal(window)
         block_positions = np.arange(position, position + self.config.block_size)
         keys = np.array([*cache.positions[first:], *block_positions])
@@ -265,10 +250,8 @@ class Network:
             seen &= np.abs(ahead) < window
         return mx.array(seen)
 
-    def _logits(self, hidden: MlxArray) -> MlxArray:
+    def _logits(self, hidden: Array) -> Array:
         """[R, d] -> [R, n] float32, of the whole or the draft vocabulary."""
-        import mlx.core as mx
-
         config = self.config
         logits = self._head(hidden.astype(self._target_dtype)).astype(mx.float32)
         if config.logit_scale != 1:
@@ -277,10 +260,8 @@ class Network:
             logits = mx.tanh(logits / config.logit_cap) * config.logit_cap
         return logits
 
-    def _best(self, logits: MlxArray, hidden: MlxArray) -> Rows:
+    def _best(self, logits: Array, hidden: Array) -> Rows:
         """Each row's candidates, on the host."""
-        import mlx.core as mx
-
         assert self.config.chain is not None
         count = min(self.config.chain.candidates, logits.shape[-1])
         columns = mx.argpartition(-logits, count - 1, axis=-1)[:, :count]
@@ -293,10 +274,8 @@ class Network:
             np.array(hidden.astype(mx.float32)),
         )
 
-    def _greedy(self, logits: MlxArray) -> tuple[Sequence[int], Sequence[float]]:
+    def _greedy(self, logits: Array) -> tuple[Sequence[int], Sequence[float]]:
         """The rows' most probable tokens, and their probabilities."""
-        import mlx.core as mx
-
         chances = mx.exp(logits.max(axis=-1) - mx.logsumexp(logits, axis=-1))
         tokens = mx.argmax(logits, axis=-1)
         if self._draft_vocab is not None:
@@ -310,9 +289,8 @@ class Network:
 
     def _measure_cost(self) -> DraftCost:
         """Seconds of a block at one token of context and at a long context."""
-        import mlx.core as mx
 
-        def rows(count: int) -> MlxArray:
+        def rows(count: int) -> Array:
             return mx.zeros((count, self.config.tapped_size), self._dtype)
 
         def seconds(cache: ContextCache) -> float:
@@ -332,10 +310,8 @@ class Network:
         return DraftCost(base, max(seconds(cache) - base, 0.0) / length, attended)
 
 
-def _convolve(rows: MlxArray, kernel: MlxArray) -> MlxArray:
+def _convolve(rows: Array, kernel: Array) -> Array:
     """Convolve [B, d] over the rows; see `Convolution`. `kernel` is [B, taps, groups, channels]."""
-    import mlx.core as mx
-
     count, taps, groups, channels = kernel.shape
     blocks = rows.reshape(count, groups, channels)
     total = kernel[:, 0] * blocks

@@ -3,15 +3,18 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import mlx.core as mx
+
 from paceline_mlx.heads.dflash.checkpoint import Config
-from paceline_mlx.heads.parts import Matrix, MlxArray
+from paceline_mlx.heads.parts import Matrix
 from paceline_mlx.heads.tensors import StoredTensor
+from paceline_mlx.hooks import Array
 
 
 class Kernel(NamedTuple):
     """A convolution's weights; see `Convolution`."""
 
-    base: MlxArray
+    base: Array
     """[2, taps, groups, channels of a group]"""
     projection: Matrix
 
@@ -19,32 +22,29 @@ class Kernel(NamedTuple):
 class Layer(NamedTuple):
     """A layer's weights; keys and values, and gate and up, share a matrix."""
 
-    input_norm: MlxArray
+    input_norm: Array
     query: Matrix
     keys_values: Matrix
-    query_norm: MlxArray
-    key_norm: MlxArray
+    query_norm: Array
+    key_norm: Array
     output: Matrix
-    post_norm: MlxArray
+    post_norm: Array
     gate_up: Matrix
     down: Matrix
     attention_kernel: Kernel | None
     feed_forward_kernel: Kernel | None
 
 
-def on_device(tensors: Mapping[str, StoredTensor]) -> dict[str, MlxArray]:
+def on_device(tensors: Mapping[str, StoredTensor]) -> dict[str, Array]:
     """The network's tensors, by name, as the dtype of `fc.weight`."""
     arrays = {name: tensor.load() for name, tensor in tensors.items()}
     return {name: array.astype(arrays["fc.weight"].dtype) for name, array in arrays.items()}
 
 
-def layer_of(
-    weights: Mapping[str, MlxArray], at: int, config: Config, *, bits: int | None
-) -> Layer:
+def layer_of(weights: Mapping[str, Array], at: int, config: Config, *, bits: int | None) -> Layer:
     """The weights of layer `at`."""
-    import mlx.core as mx
 
-    def of(name: str) -> MlxArray:
+    def of(name: str) -> Array:
         return weights[f"layers.{at}.{name}.weight"]
 
     def matrix(*names: str) -> Matrix:

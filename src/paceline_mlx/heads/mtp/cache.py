@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from paceline_mlx.heads.context import ContextCache
-from paceline_mlx.heads.parts import DeviceKV, MlxArray
+from paceline_mlx.heads.parts import DeviceKV
+from paceline_mlx.hooks import Array
 
 
 class Rows(NamedTuple):
     """Rows to append to a head's cache."""
 
-    tapped: MlxArray
+    tapped: Array
     """[n, taps * d]: the target's hidden states of n tokens."""
     tokens: Sequence[int]
     """The n tokens that follow them, each one position later."""

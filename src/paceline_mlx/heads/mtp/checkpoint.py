@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ModelError
-from paceline_mlx.heads.parts import MlxArray
+from paceline_mlx.hooks import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def cut_vocabulary(head: Head, tokens: int) -> npt.NDArray[np.int64]:
     return np.arange(min(tokens, head.config.vocab_size), dtype=np.int64)
 
 
-def layer_weights(of: Callable[..., MlxArray], heads: int | None = None) -> Mapping[str, Any]:
+def layer_weights(of: Callable[..., Array], heads: int | None = None) -> Mapping[str, Any]:
     """The weights that every form calls the same.
 
     Args:

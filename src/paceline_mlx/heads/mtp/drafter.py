@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import mlx.core as mx
+
 from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
@@ -106,8 +108,6 @@ class MtpDrafter(Drafter):
 
     def _take_pending(self) -> Rows:
         """The pending rows, of which none are left then; the last one may lack its token."""
-        import mlx.core as mx
-
         cache = self._cache
         rows = Rows(mx.concatenate(cache.pending), cache.following, cache.pending_start)
         cache.pending, cache.following = [], []

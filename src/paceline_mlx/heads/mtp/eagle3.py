@@ -26,8 +26,8 @@ from paceline.storage.files import read_json
 from paceline.storage.validation import Count, Limit, Positive, listed, validated
 from paceline_mlx.heads.config import CONFIG, HeadDim, PositiveFloat, Rope
 from paceline_mlx.heads.mtp.checkpoint import Head, HeadConfig, HeadWeights, layer_weights
-from paceline_mlx.heads.parts import MlxArray
 from paceline_mlx.heads.tensors import Tensors, check_tensors, stored_tensors
+from paceline_mlx.hooks import Array
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Qwen3Eagle3Model")
 _IDS = "eagle_aux_hidden_state_layer_ids"
@@ -197,14 +197,14 @@ def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _weights(read: Callable[[str], MlxArray], names: Container[str]) -> HeadWeights:
+def _weights(read: Callable[[str], Array], names: Container[str]) -> HeadWeights:
     """The network's weights; `read` has its tensors by name, of which those in `names` exist."""
     import mlx.core as mx
 
-    def of(*parts: str) -> MlxArray:
+    def of(*parts: str) -> Array:
         return mx.concatenate([read(f"{_LAYER}{part}.weight") for part in parts])
 
-    def optional(name: str) -> MlxArray | None:
+    def optional(name: str) -> Array | None:
         return read(name) if name in names else None
 
     return HeadWeights(

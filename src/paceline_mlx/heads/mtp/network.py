@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
@@ -23,12 +24,12 @@ from paceline_mlx.heads.mtp.checkpoint import Head, HeadWeights, cut_vocabulary
 from paceline_mlx.heads.parts import (
     DeviceKV,
     Matrix,
-    MlxArray,
     check_pair,
     evaluate,
     swiglu,
     tapped_rows,
 )
+from paceline_mlx.hooks import Array
 from paceline_mlx.model import LoadedModel
 
 _TIMED_STEPS = 3
@@ -76,14 +77,12 @@ class HeadNetwork:
         Raises:
             ModelError: the head is one of another target.
         """
-        import mlx.core as mx
-
         self._dtype = check_pair(head.path, head.config, target)
         self.config = head.config
         self.taps = head.config.taps
         self._weights = _on_device(head.weights, self._dtype, bits)
         self._embed = target.embed
-        self._head: Callable[[MlxArray], MlxArray] = self._weights.head or target.head
+        self._head: Callable[[Array], Array] = self._weights.head or target.head
         self._tokens = head.draft_vocab if vocab is None else cut_vocabulary(head, vocab)
         self._draft_vocab = None
         if self._tokens is not None:
@@ -96,7 +95,7 @@ class HeadNetwork:
         """An empty cache for a sequence."""
         return HeadCache(DeviceKV(1))
 
-    def tapped(self, taps: Mapping[str, npt.NDArray[np.float32]], rows: int) -> MlxArray:
+    def tapped(self, taps: Mapping[str, npt.NDArray[np.float32]], rows: int) -> Array:
         """Hidden states of a call's first `rows` rows; see `tapped_rows`."""
         return tapped_rows(taps, self.taps, rows, self._dtype)
 
@@ -123,8 +122,6 @@ class HeadNetwork:
         `sampler`, and the probability of each. The chain ends where all drafts so far are right
         with less than the probability `least`. Drafted rows are not kept in the cache.
         """
-        import mlx.core as mx
-
         tapped, tokens, start = rows
         surplus = max(len(tokens) - PREFILL_CHUNK, 0)
         self.prefill(cache, Rows(tapped[:surplus], tokens[:surplus], start))
@@ -153,7 +150,7 @@ class HeadNetwork:
     def _sampled(
         self,
         cache: HeadCache,
-        stream: MlxArray,
+        stream: Array,
         position: int,
         sampler: DraftSampler,
         *,
@@ -161,8 +158,6 @@ class HeadNetwork:
         least: float,
     ) -> tuple[list[int], list[float]]:
         """`draft` with a sampler, which picks on the host: a step waits for the one before it."""
-        import mlx.core as mx
-
         drafts: list[int] = []
         chances: list[float] = []
         likely = 1.0
@@ -177,10 +172,8 @@ class HeadNetwork:
             stream = self._layer(cache, mx.array([token]), carried, position)
             position += 1
 
-    def _append(self, cache: HeadCache, rows: Rows) -> MlxArray:
+    def _append(self, cache: HeadCache, rows: Rows) -> Array:
         """Append rows; the residual stream after the last one, [1, d]."""
-        import mlx.core as mx
-
         weights = self._weights
         if isinstance(weights.fuse, Matrix):
             hidden = weights.fuse(rows.tapped)
@@ -191,10 +184,8 @@ class HeadNetwork:
         cache.positions += range(rows.start, rows.start + len(rows.tokens))
         return residual
 
-    def _layer(self, cache: HeadCache, tokens: MlxArray, hidden: MlxArray, start: int) -> MlxArray:
+    def _layer(self, cache: HeadCache, tokens: Array, hidden: Array, start: int) -> Array:
         """The residual stream after the last of n rows, [1, d]; keys and values of all are kept."""
-        import mlx.core as mx
-
         weights, config = self._weights, self.config
         embedded = self._embed(tokens).astype(self._dtype)
         both = mx.concatenate(
@@ -229,10 +220,8 @@ class HeadNetwork:
         fed = self._norm(last, weights.post_norm)
         return last + swiglu(weights.gate_up, weights.down, fed)
 
-    def _rotated(self, rows: MlxArray, norm: MlxArray | None, start: int) -> MlxArray:
+    def _rotated(self, rows: Array, norm: Array | None, start: int) -> Array:
         """[n, heads * head_dim] -> [1, heads, n, head_dim], normed and rotated."""
-        import mlx.core as mx
-
         heads = rows.reshape(len(rows), -1, self.config.head_dim).swapaxes(0, 1)[None]
         if norm is not None:
             heads = self._norm(heads, norm)
@@ -245,10 +234,8 @@ class HeadNetwork:
             offset=start,
         )
 
-    def _pick(self, stream: MlxArray) -> tuple[MlxArray, MlxArray, MlxArray]:
+    def _pick(self, stream: Array) -> tuple[Array, Array, Array]:
         """The likeliest token [1] int32, its probability, and what the next step carries."""
-        import mlx.core as mx
-
         logits, carried = self._logits(stream)
         token = mx.argmax(logits, keepdims=True)
         chance = mx.exp(logits.max() - mx.logsumexp(logits))
@@ -256,22 +243,17 @@ class HeadNetwork:
             token = self._draft_vocab[token]
         return token.astype(mx.int32), chance, carried
 
-    def _logits(self, stream: MlxArray) -> tuple[MlxArray, MlxArray]:
+    def _logits(self, stream: Array) -> tuple[Array, Array]:
         """Logits [n] float32 after the residual stream [1, d], and what the next step carries."""
-        import mlx.core as mx
-
         out = self._norm(stream, self._weights.norm)
         logits = self._head(out)[0].astype(mx.float32)
         return logits, stream if self._weights.join is None else out
 
-    def _norm(self, rows: MlxArray, weight: MlxArray) -> MlxArray:
-        import mlx.core as mx
-
+    def _norm(self, rows: Array, weight: Array) -> Array:
         return mx.fast.rms_norm(rows, weight, self.config.rms_norm_eps)
 
     def _measure_cost(self) -> ChainCost:
         """Of a draft after next to nothing and at a long context, a further step and a row."""
-        import mlx.core as mx
 
         def rows(count: int, start: int) -> Rows:
             tapped = mx.zeros((count, self.config.tapped_size), self._dtype)
@@ -294,7 +276,7 @@ class HeadNetwork:
 def _on_device(weights: HeadWeights, dtype: Any, bits: int | None) -> HeadWeights:
     """Matrices as `Matrix`, vectors as arrays."""
 
-    def put(value: MlxArray | None) -> Any:
+    def put(value: Array | None) -> Any:
         if value is None:
             return None
         array = value.astype(dtype)

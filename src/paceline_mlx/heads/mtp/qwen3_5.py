@@ -19,8 +19,8 @@ from paceline.storage.files import read_json
 from paceline.storage.validation import Limit, Positive, validated
 from paceline_mlx.heads.config import CONFIG, HeadDim, PositiveFloat
 from paceline_mlx.heads.mtp.checkpoint import Head, HeadConfig, HeadWeights, layer_weights
-from paceline_mlx.heads.parts import MlxArray
 from paceline_mlx.heads.tensors import check_tensors, stored_tensors
+from paceline_mlx.hooks import Array
 
 _MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 """Checkpoints that are taken for a Qwen3.5's; the heads of its mixtures are refused by name."""
@@ -101,7 +101,7 @@ def read_head(path: Path, config: HeadConfig) -> Head:
 
     named = _tensors(path, config)
 
-    def of(*names: str) -> MlxArray:
+    def of(*names: str) -> Array:
         return mx.concatenate([named(f"layers.0.{name}") for name in names])
 
     weights = HeadWeights(
@@ -118,7 +118,7 @@ def read_head(path: Path, config: HeadConfig) -> Head:
     return Head(path, config, weights, None)
 
 
-def _tensors(folder: Path, config: HeadConfig, *, finite: bool = True) -> Callable[[str], MlxArray]:
+def _tensors(folder: Path, config: HeadConfig, *, finite: bool = True) -> Callable[[str], Array]:
     """Reads a tensor of a checkpoint by its name after `mtp.`; `target_norm` is the target's.
 
     `finite` checks all numbers.
@@ -147,7 +147,7 @@ def _tensors(folder: Path, config: HeadConfig, *, finite: bool = True) -> Callab
         tensors["mtp.target_norm.weight"] = stored[norms[0]]
     check_tensors(folder, names, tensors, finite=finite)
 
-    def read(name: str) -> MlxArray:
+    def read(name: str) -> Array:
         values = tensors[f"mtp.{name}.weight"].load()
         return values.astype(mx.float32) + 1 if values.ndim == 1 else values
 
