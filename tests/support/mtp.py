@@ -180,28 +180,6 @@ def write_head(
     return write_tensors(folder / "model.safetensors", stored, kind, whole)
 
 
-_GGUF_NAMES = {
-    "mtp.fc": "nextn.eh_proj",
-    "mtp.pre_fc_norm_embedding": "nextn.enorm",
-    "mtp.pre_fc_norm_hidden": "nextn.hnorm",
-    "mtp.norm": "nextn.shared_head_norm",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "post_attention_norm",
-    **{f"self_attn.{name}_proj": f"attn_{name}" for name in "qkv"},
-    "self_attn.o_proj": "attn_output",
-    **{f"self_attn.{name}_norm": f"attn_{name}_norm" for name in "qk"},
-    **{f"mlp.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
-}
-
-
-def gguf_name(name: str, layers: int) -> str:
-    """Name in a GGUF file of a tensor of a Qwen3.5 head; llama.cpp's converter has it so."""
-    stem = name.removeprefix("mtp.layers.0.").removesuffix(".weight")
-    if stem == "model.language_model.norm":
-        return "output_norm.weight"
-    return f"blk.{layers}.{_GGUF_NAMES[stem]}.weight"
-
-
 class Chain(NamedTuple):
     """A chain of drafts as it should be."""
 
@@ -378,19 +356,6 @@ class Rounds:
         """[vocab, d], each of length sqrt(d)."""
         self.head = (self.embeddings @ self.turn).astype(np.float32)
         """[vocab, d]: best for the token after the one whose embedding it gets."""
-
-    def target_tensors(self, layers: int = 2) -> Weights:
-        """Tensors of a llama in a GGUF file whose layers add nothing."""
-        d = self.embeddings.shape[1]
-        tensors = {
-            "token_embd.weight": self.embeddings,
-            "output.weight": self.head,
-            "output_norm.weight": np.ones(d),
-        }
-        for layer in range(layers):
-            tensors[f"blk.{layer}.attn_output.weight"] = np.zeros((d, d))
-            tensors[f"blk.{layer}.ffn_down.weight"] = np.zeros((d, 128))
-        return tensors
 
 
 def perfect_weights(form: HeadForm, rounds: Rounds, *, reads: str) -> Weights:

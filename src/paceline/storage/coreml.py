@@ -7,8 +7,6 @@ CORE_ML = "coreml-model"
 """Kind in its manifest."""
 EMBEDDINGS = "embeddings.npy"
 """[vocab, hidden_size] float16."""
-HEAD = "head.npy"
-"""[vocab, hidden_size] float16; only if the head differs from the embeddings and has taps."""
 
 
 def fingerprint_of(checksums: Mapping[str, str]) -> str:

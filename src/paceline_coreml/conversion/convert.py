@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 import paceline
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import GENERATION, TEMPLATE, TOKENIZER, Progress
-from paceline.storage.coreml import EMBEDDINGS, HEAD, fingerprint_of
+from paceline.storage.coreml import EMBEDDINGS, fingerprint_of
 from paceline.storage.files import read_json, sha256_of, write_json, writing
 from paceline.storage.manifest import MANIFEST, FileRecord, remember
 from paceline_coreml.conversion.compress import check_patterns, compress
@@ -108,10 +107,7 @@ def convert(
                 if not (out / part.path).exists():
                     _make(part, model, out, temporary)
                 on(done + 1)
-        embeddings, head = family.embeddings(), family.head()
-        np.save(out / EMBEDDINGS, embeddings.numpy().astype(np.float16))
-        if options.taps and head is not None and not torch.equal(head, embeddings):
-            np.save(out / HEAD, head.numpy().astype(np.float16))
+        np.save(out / EMBEDDINGS, family.embeddings().numpy().astype(np.float16))
         np.save(out / ROTARY, np.stack(family.rope_tables()))
         shutil.copyfile(source.tokenizer, out / TOKENIZER)
         settings = source.tokenizer.with_name(GENERATION)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from paceline.storage.files import read_json
 from paceline.storage.validation import Limit, Positive
 
 CONFIG = "config.json"
+_T = TypeVar("_T")
 
 PositiveFloat = Annotated[float, Limit(gt=0)]
 HeadDim = Annotated[int, Limit(ge=2, multiple_of=2)]
@@ -25,6 +26,51 @@ def architecture(folder: Path) -> str | None:
     except ModelError:
         return None
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+
+
+def with_fields_of(kind: type[_T], file: object, **values: Any) -> _T:
+    """A dataclass with the fields that a parsed file has by the same name, and `values`."""
+    named = {field.name for field in fields(kind) if hasattr(file, field.name)}  # type: ignore[arg-type]
+    return kind(**{name: getattr(file, name) for name in named} | values)
+
+
+def head_faults(file: Any) -> list[str]:
+    """What contradicts itself in a file's numbers of heads."""
+    faults, heads = [], file.num_attention_heads
+    if not file.head_dim and file.hidden_size % (2 * heads):
+        faults.append(f"hidden_size {file.hidden_size} over {heads} heads is no even head size")
+    if heads % (file.num_key_value_heads or heads):
+        faults.append("num_attention_heads is no multiple of num_key_value_heads")
+    return faults
+
+
+def layer_shapes(
+    config: Any, width: int, *, gated: bool = False, head_norms: bool = True
+) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of a decoder layer's weights, as Hugging Face calls them.
+
+    Args:
+        config: its sizes.
+        width: what attention reads of a row.
+        gated: each head's query rows are followed by as many rows of its gate.
+        head_norms: queries and keys are normed.
+    """
+    d, ff, hd = config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv = config.num_attention_heads * hd, config.num_key_value_heads * hd
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (d,),
+        "self_attn.q_proj": (2 * q if gated else q, width),
+        "self_attn.k_proj": (kv, width),
+        "self_attn.v_proj": (kv, width),
+        "self_attn.o_proj": (d, q),
+        "post_attention_layernorm": (d,),
+        "mlp.gate_proj": (ff, d),
+        "mlp.up_proj": (ff, d),
+        "mlp.down_proj": (d, ff),
+    }
+    if head_norms:
+        shapes |= {"self_attn.q_norm": (hd,), "self_attn.k_norm": (hd,)}
+    return shapes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ModelError
-from paceline_mlx.heads.config import Llama3Rope
+from paceline_mlx.heads.config import Llama3Rope, layer_shapes
 from paceline_mlx.heads.tensors import StoredTensor, check_tensors, stored_tensors
 
 DRAFT_VOCAB = "draft_vocab.npy"
@@ -136,33 +136,17 @@ class Config:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor."""
-        d, ff, hd = self.hidden_size, self.intermediate_size, self.head_dim
-        q, kv = self.num_attention_heads * hd, self.num_key_value_heads * hd
+        d = self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {
             "fc.weight": (d, self.tapped_size),
             "hidden_norm.weight": (d,),
             "norm.weight": (d,),
         }
-        for layer in range(self.num_hidden_layers):
-            layer_shapes = {
-                f"{name}.weight": shape
-                for name, shape in {
-                    "input_layernorm": (d,),
-                    "post_attention_layernorm": (d,),
-                    "self_attn.q_proj": (q, d),
-                    "self_attn.k_proj": (kv, d),
-                    "self_attn.v_proj": (kv, d),
-                    "self_attn.o_proj": (d, q),
-                    "self_attn.q_norm": (hd,),
-                    "self_attn.k_norm": (hd,),
-                    "mlp.gate_proj": (ff, d),
-                    "mlp.up_proj": (ff, d),
-                    "mlp.down_proj": (d, ff),
-                }.items()
-            }
-            if self.convolution is not None:
-                layer_shapes |= self.convolution.shapes(d)
-            shapes |= {f"layers.{layer}.{name}": shape for name, shape in layer_shapes.items()}
+        layer = {f"{name}.weight": shape for name, shape in layer_shapes(self, d).items()}
+        if self.convolution is not None:
+            layer |= self.convolution.shapes(d)
+        for number in range(self.num_hidden_layers):
+            shapes |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
         if self.chain is not None:
             shapes |= self.chain.shapes(d, self.vocab_size)
         return shapes

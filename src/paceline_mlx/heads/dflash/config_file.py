@@ -5,7 +5,7 @@ As their own code reads it: z-lab/dflash (dflash/model.py) and deepseek-ai/DeepS
 `is_causal` says otherwise, as there and in vLLM (model_executor/models/qwen3_dflash.py).
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +20,8 @@ from paceline_mlx.heads.config import (
     PositiveFloat,
     ScalableRope,
     architecture,
+    head_faults,
+    with_fields_of,
 )
 from paceline_mlx.heads.dflash.checkpoint import Chain, Config, Convolution
 
@@ -194,34 +196,24 @@ def _config(path: Path, file: _File, settings: dict[str, Any], faults: list[str]
     kinds = file.layer_types or ["full_attention"] * file.num_hidden_layers
     rope_theta = file.rope_parameters and file.rope_parameters.rope_theta
     settings["causal"] = settings["causal"] if file.is_causal is None else file.is_causal
-    values: dict[str, Any] = {
-        **{
-            field.name: getattr(file, field.name)
-            for field in fields(Config)
-            if hasattr(file, field.name)
-        },
+    values = {
         "head_dim": file.head_dim or file.hidden_size // file.num_attention_heads,
         "rope_theta": rope_theta or file.rope_theta,
         "windows": tuple(
             file.sliding_window if kind == "sliding_attention" else None for kind in kinds
         ),
     }
-    return Config(**{**values, **settings})
+    return with_fields_of(Config, file, **values, **settings)
 
 
 def _contradictions(file: _File, settings: dict[str, Any]) -> list[str]:
     """Values that are valid alone and contradict each other."""
-    faults = []
-    heads, kinds = file.num_attention_heads, file.layer_types
+    faults, kinds = head_faults(file), file.layer_types
     try:
         _ = file.llama3_rope
     except ValueError as error:
         faults.append(str(error))
     last_tap, mask = max(settings["target_layer_ids"]), settings["mask_token_id"]
-    if not file.head_dim and file.hidden_size % (2 * heads):
-        faults.append(f"hidden_size {file.hidden_size} over {heads} heads is no even head size")
-    if heads % file.num_key_value_heads:
-        faults.append("num_attention_heads is no multiple of num_key_value_heads")
     if last_tap >= file.num_target_layers:
         faults.append(f"layer {last_tap} is tapped, the target has {file.num_target_layers}")
     if mask >= file.vocab_size:

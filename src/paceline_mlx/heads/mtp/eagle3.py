@@ -24,7 +24,15 @@ import numpy.typing as npt
 from paceline.errors import ModelError
 from paceline.storage.files import read_json
 from paceline.storage.validation import Count, Limit, Positive, listed, validated
-from paceline_mlx.heads.config import CONFIG, HeadDim, PositiveFloat, Rope
+from paceline_mlx.heads.config import (
+    CONFIG,
+    HeadDim,
+    PositiveFloat,
+    Rope,
+    head_faults,
+    layer_shapes,
+    with_fields_of,
+)
 from paceline_mlx.heads.mtp.checkpoint import Head, HeadConfig, HeadWeights, layer_weights
 from paceline_mlx.heads.tensors import Tensors, check_tensors, stored_tensors
 from paceline_mlx.hooks import Array
@@ -85,25 +93,19 @@ def read_config(folder: Path, target_layers: Callable[[], int]) -> HeadConfig:
     """
     path = folder / CONFIG
     file = validated(_ConfigFile, read_json(path), str(path), error=ModelError)
-    heads = file.num_attention_heads
-    kv_heads = file.num_key_value_heads or heads
-    if faults := _contradictions(file, heads, kv_heads):
+    if faults := _contradictions(file):
         raise ModelError(listed(str(path), faults))
-    head_dim = file.head_dim or file.hidden_size // heads
+    head_dim = file.head_dim or file.hidden_size // file.num_attention_heads
     theta = file.rope_parameters and file.rope_parameters.rope_theta
-    return HeadConfig(
-        hidden_size=file.hidden_size,
-        intermediate_size=file.intermediate_size,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
+    return with_fields_of(
+        HeadConfig,
+        file,
+        num_key_value_heads=file.num_key_value_heads or file.num_attention_heads,
         head_dim=head_dim,
         rotary_dims=head_dim,
-        vocab_size=file.vocab_size,
-        rms_norm_eps=file.rms_norm_eps,
         rope_theta=theta or file.rope_theta,
         taps=_taps(file) or _default_taps(target_layers(), path),
         num_target_layers=file.num_target_layers if file.deepspec else None,
-        draft_vocab_size=file.draft_vocab_size,
         head_norms=file.deepspec,
     )
 
@@ -128,13 +130,9 @@ def _taps(file: _ConfigFile) -> tuple[int, ...]:
     return tuple(nested or ())
 
 
-def _contradictions(file: _ConfigFile, heads: int, kv_heads: int) -> list[str]:
+def _contradictions(file: _ConfigFile) -> list[str]:
     """Values that are valid alone and contradict each other."""
-    faults = []
-    if not file.head_dim and file.hidden_size % (2 * heads):
-        faults.append(f"hidden_size {file.hidden_size} over {heads} heads is no even head size")
-    if heads % kv_heads:
-        faults.append("num_attention_heads is no multiple of num_key_value_heads")
+    faults = head_faults(file)
     if file.draft_vocab_size and file.draft_vocab_size > file.vocab_size:
         faults.append(
             f"draft_vocab_size is {file.draft_vocab_size}, the vocabulary has {file.vocab_size}"
@@ -173,22 +171,8 @@ def read_head(folder: Path, config: HeadConfig) -> Head:
 
 def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor of the network."""
-    d, ff, hd = config.hidden_size, config.intermediate_size, config.head_dim
-    q, kv = config.num_attention_heads * hd, config.num_key_value_heads * hd
-    layer = {
-        "input_layernorm": (d,),
-        "hidden_norm": (d,),
-        "self_attn.q_proj": (q, 2 * d),
-        "self_attn.k_proj": (kv, 2 * d),
-        "self_attn.v_proj": (kv, 2 * d),
-        "self_attn.o_proj": (d, q),
-        "post_attention_layernorm": (d,),
-        "mlp.gate_proj": (ff, d),
-        "mlp.up_proj": (ff, d),
-        "mlp.down_proj": (d, ff),
-    }
-    if config.head_norms:
-        layer |= {"self_attn.q_norm": (hd,), "self_attn.k_norm": (hd,)}
+    d = config.hidden_size
+    layer = layer_shapes(config, 2 * d, head_norms=config.head_norms) | {"hidden_norm": (d,)}
     return {
         "fc.weight": (d, config.tapped_size),
         "norm.weight": (d,),

@@ -17,7 +17,13 @@ from typing import Annotated, Any, Literal
 from paceline.errors import ModelError
 from paceline.storage.files import read_json
 from paceline.storage.validation import Limit, Positive, validated
-from paceline_mlx.heads.config import CONFIG, HeadDim, PositiveFloat
+from paceline_mlx.heads.config import (
+    CONFIG,
+    HeadDim,
+    PositiveFloat,
+    layer_shapes,
+    with_fields_of,
+)
 from paceline_mlx.heads.mtp.checkpoint import Head, HeadConfig, HeadWeights, layer_weights
 from paceline_mlx.heads.tensors import check_tensors, stored_tensors
 from paceline_mlx.hooks import Array
@@ -79,18 +85,14 @@ def read_config(folder: Path) -> HeadConfig:
     file = validated(
         _TextConfig, _text_config(folder), f"{folder / CONFIG} (MTP head)", error=ModelError
     )
-    return HeadConfig(
-        hidden_size=file.hidden_size,
-        intermediate_size=file.intermediate_size,
-        num_attention_heads=file.num_attention_heads,
-        num_key_value_heads=file.num_key_value_heads,
-        head_dim=file.head_dim,
-        rotary_dims=int(file.head_dim * file.rope_parameters.partial_rotary_factor),
-        vocab_size=file.vocab_size,
-        rms_norm_eps=file.rms_norm_eps,
-        rope_theta=file.rope_parameters.rope_theta,
-        taps=(file.num_hidden_layers - 1,),
-        num_target_layers=file.num_hidden_layers,
+    rope, layers = file.rope_parameters, file.num_hidden_layers
+    return with_fields_of(
+        HeadConfig,
+        file,
+        rotary_dims=int(file.head_dim * rope.partial_rotary_factor),
+        rope_theta=rope.rope_theta,
+        taps=(layers - 1,),
+        num_target_layers=layers,
         own=True,
     )
 
@@ -156,21 +158,8 @@ def _tensors(folder: Path, config: HeadConfig, *, finite: bool = True) -> Callab
 
 def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     """Name without `mtp.` and `.weight` -> shape of every tensor."""
-    d, ff, hd = config.hidden_size, config.intermediate_size, config.head_dim
-    q, kv = config.num_attention_heads * hd, config.num_key_value_heads * hd
-    layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm": (d,),
-        "self_attn.q_proj": (2 * q, d),
-        "self_attn.k_proj": (kv, d),
-        "self_attn.v_proj": (kv, d),
-        "self_attn.o_proj": (d, q),
-        "self_attn.q_norm": (hd,),
-        "self_attn.k_norm": (hd,),
-        "post_attention_layernorm": (d,),
-        "mlp.gate_proj": (ff, d),
-        "mlp.up_proj": (ff, d),
-        "mlp.down_proj": (d, ff),
-    }
+    d = config.hidden_size
+    layer = layer_shapes(config, d, gated=True)
     return {
         "fc": (d, 2 * d),
         "pre_fc_norm_embedding": (d,),
