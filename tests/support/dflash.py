@@ -206,7 +206,7 @@ class Ends(NamedTuple):
 
 def _ends() -> Ends:
     rng = np.random.default_rng(9)
-    return Ends(rng.normal(size=(320, 64)) / 8, rng.normal(size=(320, 64)) / 2)
+    return Ends(rng.normal(size=(320, 64)) / 8, rng.normal(size=(320, 64)) / 4)
 
 
 ENDS = _ends()
