@@ -80,7 +80,7 @@ def make_case(tmp_path_factory: pytest.TempPathFactory) -> MakeCase:
 
 @pytest.fixture(scope="module", params=FORMS)
 def form(request: pytest.FixtureRequest, make_case: MakeCase) -> Case:
-    return make_case(*FORMS[request.param])
+    return make_case(FORMS[request.param])
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline_mlx.heads.config import Llama3Rope
-from paceline_mlx.heads.dflash.checkpoint import Config, read_draft_vocab, read_tensors
+from paceline_mlx.heads.dflash.checkpoint import Config, read_tensors
 from paceline_mlx.heads.dflash.config_file import read_config
 from support.dflash import LEFT_OUT, config_json, tiny_config, write_checkpoint, write_config
 from support.errors import raises
@@ -244,26 +244,6 @@ def test_weights_of_another_dtype_are_rejected(config: Config, tmp_path: Path):
 def test_a_folder_without_weights_is_rejected(config: Config, tmp_path: Path):
     with raises(ModelError, ".safetensors"):
         read_weights(tmp_path, config)
-
-
-@pytest.mark.parametrize("kind", [np.uint16, np.int64])
-def test_a_draft_vocab_may_be_of_any_integer_type(config: Config, tmp_path: Path, kind: type):
-    np.save(tmp_path / "draft_vocab.npy", np.array([0, 7, 319], kind))
-    vocab = read_draft_vocab(tmp_path, config)
-    assert vocab is not None
-    assert vocab.dtype == np.int64
-    assert vocab.tolist() == [0, 7, 319]
-
-
-@pytest.mark.parametrize(
-    "tokens",
-    [[], [4, 2], [5, 320], [0.0, 1.0], [[1, 2]], [-3, 5]],
-    ids=repr,
-)
-def test_an_invalid_draft_vocab_is_rejected(config: Config, tmp_path: Path, tokens: Any):
-    np.save(tmp_path / "draft_vocab.npy", np.array(tokens))
-    with raises(ModelError, "draft_vocab.npy", 320):
-        read_draft_vocab(tmp_path, config)
 
 
 @pytest.mark.parametrize("end", [0, 4, 100, -1])

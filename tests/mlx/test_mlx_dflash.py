@@ -21,7 +21,7 @@ from paceline_mlx.heads.context import ContextCache
 from paceline_mlx.heads.dflash.drafter import DFlashDrafter
 from paceline_mlx.heads.parts import DeviceKV
 from support import mlx
-from support.dflash import config_for, write_checkpoint
+from support.dflash import config_for, random_weights, write_checkpoint
 from support.driver import POLICIES, Answer, answer, generation, run, total
 
 pytestmark = pytest.mark.mlx
@@ -49,11 +49,21 @@ class Target:
 
     @cached_property
     def shared(self) -> DrafterResources:
-        """A random drafter of six frequent tokens: some drafts are accepted."""
+        """A random drafter that prefers a frequent token: some drafts are accepted."""
+        import mlx.core as mx
+
         often = [token for prompt in range(4) for token in self.plainly(prompt, 0).tokens]
-        tokens, counts = np.unique(often, return_counts=True)
-        drafted = sorted(tokens[np.argsort(-counts, kind="stable")[:6]].tolist())
-        write_checkpoint(self.folder, config_for(self.engine), draft_vocab=drafted)
+        config, model = config_for(self.engine), self.engine.model
+        mask = model.embed(mx.array([config.mask_token_id]))
+        head = model.head(mx.eye(64).astype(mask.dtype))[:, max({*often}, key=often.count)]
+        norm = np.array((head * mx.sign(mask[0]) / mx.abs(head).max()).astype(mx.float32))
+        size = float(mx.abs(mask).mean()) / 2  # what a layer adds to the mask's embedding
+        tensors = {
+            name: rows * size
+            for name, rows in random_weights(config).items()
+            if name.endswith(("o_proj.weight", "down_proj.weight"))
+        }
+        write_checkpoint(self.folder, config, tensors={**tensors, "norm.weight": 4 * norm})
         return DrafterResources(
             engine="mlx",
             opened=self.engine,

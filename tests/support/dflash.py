@@ -84,7 +84,6 @@ def write_checkpoint(
     tensors: Mapping[str, Any] | None = None,
     prefix: str = "",
     files: int = 1,
-    draft_vocab: Sequence[int] | None = None,
 ) -> Weights:
     """Write a random checkpoint in z-lab's form, and return its weights as they can be read.
 
@@ -97,7 +96,6 @@ def write_checkpoint(
         tensors: tensors that are otherwise; `LEFT_OUT` leaves one out.
         prefix: stands before each name.
         files: how many files the tensors are spread over.
-        draft_vocab: the tokens that are drafted at all.
     """
     folder.mkdir(parents=True, exist_ok=True)
     settings = {**config_json(config), **(change or {})}
@@ -109,8 +107,6 @@ def write_checkpoint(
         name = "model" if files == 1 else f"model-{number + 1:05}-of-{files:05}"
         part = {prefix + tensor: weights[tensor] for tensor in names[number::files]}
         write_tensors(folder / f"{name}.safetensors", part, kind)
-    if draft_vocab is not None:
-        np.save(folder / "draft_vocab.npy", np.array(draft_vocab, np.uint32))
     return {name: _rounded(rows, kind) for name, rows in weights.items()}
 
 
@@ -236,7 +232,6 @@ def reference_draft(
     position: int,
     *,
     positions: Sequence[int] | None = None,
-    draft_vocab: Sequence[int] | None = None,
     chosen: Sequence[int] = (),
 ) -> Drafted:
     """A block that begins with `token` at `position`.
@@ -249,7 +244,6 @@ def reference_draft(
         token: the block's first.
         position: where it stands.
         positions: where the rows of the context stand; None: from 0 on.
-        draft_vocab: the tokens that are drafted at all; None: all.
         chosen: tokens with which a chain goes on instead of the best ones.
     """
     w = {name: np.asarray(rows, np.float64) for name, rows in weights.items()}
@@ -305,22 +299,19 @@ def reference_draft(
             (gate / (1 + np.exp(-gate)) * up) @ w[f"{name}.mlp.down_proj.weight"].T
         )
     hidden = norm(x, "norm")
-    drafted = np.arange(len(ends.head)) if draft_vocab is None else np.array(draft_vocab)
     out = hidden[config.first_drafted :]
-    logits = out @ ends.head[drafted].T * config.logit_scale
+    logits = out @ ends.head.T * config.logit_scale
     if config.logit_cap is not None:
         logits = np.tanh(logits / config.logit_cap) * config.logit_cap
     confidence = None
     if config.chain is not None:
-        logits, confidence = _chained(config, w, out, logits, drafted, token, chosen)
+        logits, confidence = _chained(config, w, out, logits, token, chosen)
     best = logits.argmax(axis=1)
     chances = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
     if confidence is not None:
         chances = np.array(confidence)
     second, first = np.sort(logits, axis=1)[:, -2:].T
-    return Drafted(
-        drafted[best].tolist(), chances.tolist(), (first - second).tolist(), hidden, logits
-    )
+    return Drafted(best.tolist(), chances.tolist(), (first - second).tolist(), hidden, logits)
 
 
 def _turned(config: Config, pair: int) -> float:
@@ -370,7 +361,6 @@ def _chained(
     w: Weights,
     hidden: np.ndarray,
     logits: np.ndarray,
-    drafted: np.ndarray,
     token: int,
     chosen: Sequence[int],
 ) -> tuple[np.ndarray, list[float] | None]:
@@ -411,9 +401,9 @@ def _chained(
             confidences.append(float(sigmoid(head("confidence_head.proj", features))[0]))
         scores = np.full(len(row), -np.inf)
         kept = np.argsort(row)[-chain.candidates :]
-        scores[kept] = row[kept] + bias[drafted][kept]
+        scores[kept] = row[kept] + bias[kept]
         results.append(scores)
-        token = chosen[at] if chosen else int(drafted[scores.argmax()])
+        token = chosen[at] if chosen else int(scores.argmax())
     return np.array(results), confidences or None
 
 

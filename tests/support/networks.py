@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
-from typing import Any, NamedTuple, Self
+from types import SimpleNamespace
+from typing import Any, Self
 
 import numpy as np
 
@@ -27,37 +27,30 @@ FIRST_TOKENS = range(0, 320, 16)
 """First tokens of the blocks that a test compares."""
 
 
-class Form(NamedTuple):
-    """A form of checkpoint that the network must run as the paper says."""
-
-    changes: Mapping[str, Any] = MappingProxyType({})
-    draft_vocab: Sequence[int] | None = None
-
-
-FORMS = {
-    "one layer": Form({"num_hidden_layers": 1}),
-    "two layers": Form(),
-    "three layers with a window in the middle": Form(
-        {"num_hidden_layers": 3, "windows": (None, 20, None)}
-    ),
-    "windows everywhere": Form({"windows": (40, 40)}),
-    "a window shorter than a block": Form({"windows": (3, None)}),
-    "a reduced vocabulary": Form({}, range(5, 300, 3)),
-    "llama3 rope": Form({"llama3_rope": Llama3Rope(8.0, 1.0, 4.0, 32)}),
-    "one tap": Form({"target_layer_ids": (1,)}),
-    "heads wider than the hidden states": Form(
-        {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16}
-    ),
-    "another block, RoPE and epsilon": Form(
-        {
-            "block_size": 16,
-            "rope_theta": 500.0,
-            "llama3_rope": Llama3Rope(8.0, 1.0, 4.0, 32),
-            "rms_norm_eps": 0.1,
-        }
-    ),
+FORMS: dict[str, dict[str, Any]] = {
+    "one layer": {"num_hidden_layers": 1},
+    "two layers": {},
+    "three layers with a window in the middle": {
+        "num_hidden_layers": 3,
+        "windows": (None, 20, None),
+    },
+    "windows everywhere": {"windows": (40, 40)},
+    "a window shorter than a block": {"windows": (3, None)},
+    "llama3 rope": {"llama3_rope": Llama3Rope(8.0, 1.0, 4.0, 32)},
+    "one tap": {"target_layer_ids": (1,)},
+    "heads wider than the hidden states": {
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "head_dim": 16,
+    },
+    "another block, RoPE and epsilon": {
+        "block_size": 16,
+        "rope_theta": 500.0,
+        "llama3_rope": Llama3Rope(8.0, 1.0, 4.0, 32),
+        "rms_norm_eps": 0.1,
+    },
 }
-
+"""Forms of checkpoints that the network must run as the paper says, in changes to a config."""
 
 CHAINED = {
     "dflash 2": {
@@ -145,7 +138,6 @@ class Case:
     config: Config
     folder: Path
     weights: dict[str, np.ndarray]
-    draft_vocab: Sequence[int] | None = None
     _expected: dict[Any, Drafted] = field(default_factory=dict, init=False)
 
     @classmethod
@@ -153,14 +145,13 @@ class Case:
         cls,
         folder: Path,
         changes: Mapping[str, Any] | None = None,
-        draft_vocab: Sequence[int] | None = None,
         *,
         kind: str = "F32",
     ) -> Self:
         """Write a checkpoint of a form into an empty folder."""
         config = tiny_config(**(changes or {}))
-        weights = write_checkpoint(folder, config, kind=kind, draft_vocab=draft_vocab)
-        return cls(config, folder, weights, draft_vocab)
+        weights = write_checkpoint(folder, config, kind=kind)
+        return cls(config, folder, weights)
 
     @cached_property
     def network(self) -> Any:
@@ -185,7 +176,6 @@ class Case:
         self, tapped: np.ndarray, token: int, position: int | None = None, **options: Any
     ) -> Drafted:
         at = len(tapped) if position is None else position
-        options.setdefault("draft_vocab", self.draft_vocab)
         key = (tapped.tobytes(), token, at, *map(repr, options.values()))
         if key not in self._expected:
             self._expected[key] = reference_draft(

@@ -68,13 +68,10 @@ class DraftSampler:
         return self._sampler.pick_draft(logits, position)
 
     def pick_rows(
-        self,
-        logits: npt.NDArray[np.float32],
-        position: int,
-        tokens: npt.NDArray[np.int64] | None = None,
+        self, logits: npt.NDArray[np.float32], position: int
     ) -> tuple[list[int], list[float]]:
-        """`pick` for rows [r, n] at positions from `position` on: tokens and estimates."""
-        picked = [self.pick(row, position + at, tokens) for at, row in enumerate(logits)]
+        """`pick` for rows [r, vocab] at positions from `position` on: tokens and estimates."""
+        picked = [self.pick(row, position + at) for at, row in enumerate(logits)]
         return [token for token, _ in picked], [chance for _, chance in picked]
 
     def _new(self, prompt: Sequence[int]) -> Sampler:

@@ -6,17 +6,10 @@ anything is computed.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from paceline.errors import ModelError
 from paceline_mlx.heads.config import Llama3Rope, layer_shapes
 from paceline_mlx.heads.tensors import StoredTensor, check_tensors, stored_tensors
-
-DRAFT_VOCAB = "draft_vocab.npy"
-"""Optional, Paceline's own addition: the tokens that are drafted, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,28 +163,3 @@ def read_tensors(
     return {name: tensors[name] for name in shapes if name not in chain}, {
         name: tensors[name] for name in chain
     }
-
-
-def read_draft_vocab(folder: Path, config: Config) -> npt.NDArray[np.int64] | None:
-    """The tokens that the drafter may draft, [n] ascending; None: the whole vocabulary.
-
-    Raises ModelError if the file is no ascending list of tokens.
-    """
-    path = folder / DRAFT_VOCAB
-    if not path.exists():
-        return None
-    try:
-        tokens: npt.NDArray[Any] = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    is_list = tokens.ndim == 1 and tokens.size and tokens.dtype.kind in "iu"
-    if not (
-        is_list
-        and np.all(np.diff(tokens.astype(np.int64)) > 0)
-        and 0 <= int(tokens[0]) <= int(tokens[-1]) < config.vocab_size
-    ):
-        raise ModelError(
-            f"{path} is no ascending list of tokens below {config.vocab_size}; remove it to draft "
-            "from the whole vocabulary"
-        )
-    return np.asarray(tokens, np.int64)

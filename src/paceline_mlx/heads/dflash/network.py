@@ -9,7 +9,7 @@ rows are appended to the cache and trimmed.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -20,7 +20,7 @@ from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.types import DeferredRows
 from paceline_mlx.heads.context import LONG_CONTEXT, ContextCache, DraftCost, median_seconds
 from paceline_mlx.heads.dflash.chain import ChainHead, Rows
-from paceline_mlx.heads.dflash.checkpoint import read_draft_vocab, read_tensors
+from paceline_mlx.heads.dflash.checkpoint import read_tensors
 from paceline_mlx.heads.dflash.config_file import read_config
 from paceline_mlx.heads.dflash.weights import Kernel, Layer, layer_of, on_device
 from paceline_mlx.heads.parts import (
@@ -60,7 +60,6 @@ class Network:
         """
         self.config = read_config(folder)
         self._target_dtype = check_pair(folder, self.config, target)
-        self._tokens = draft_vocab = read_draft_vocab(folder, self.config)
         tensors, heads = read_tensors(folder, self.config)
         weights = on_device(tensors)
         chain = self.config.chain
@@ -77,11 +76,7 @@ class Network:
         if (rope := self.config.llama3_rope) is not None:
             self._periods = mx.array(rope.periods(self.config.head_dim, self.config.rope_theta))
         self._embed = target.embed
-        self._head: Callable[[Array], Array] = target.head
-        self._draft_vocab = None
-        if draft_vocab is not None:
-            self._draft_vocab = mx.array(draft_vocab.astype(np.int32))
-            self._head = target.head_of(self._draft_vocab)
+        self._head = target.head
         self._window = window
         self.taps = self.config.target_layer_ids
         self.cost = self._measure_cost()
@@ -168,7 +163,7 @@ class Network:
         if self._chain is not None:
             return self._chain.choose(self._best(logits, hidden), token, position, sampler)
         if sampler is not None:
-            return sampler.pick_rows(np.array(logits), position + 1, self._tokens)
+            return sampler.pick_rows(np.array(logits), position + 1)
         return self._greedy(logits)
 
     def _context(self, tapped: Array) -> Array:
@@ -251,7 +246,7 @@ class Network:
         return mx.array(seen)
 
     def _logits(self, hidden: Array) -> Array:
-        """[R, d] -> [R, n] float32, of the whole or the draft vocabulary."""
+        """[R, d] -> [R, vocab] float32."""
         config = self.config
         logits = self._head(hidden.astype(self._target_dtype)).astype(mx.float32)
         if config.logit_scale != 1:
@@ -264,9 +259,8 @@ class Network:
         """Each row's candidates, on the host."""
         assert self.config.chain is not None
         count = min(self.config.chain.candidates, logits.shape[-1])
-        columns = mx.argpartition(-logits, count - 1, axis=-1)[:, :count]
-        scores = mx.take_along_axis(logits, columns, axis=-1)
-        tokens = columns if self._draft_vocab is None else self._draft_vocab[columns]
+        tokens = mx.argpartition(-logits, count - 1, axis=-1)[:, :count]
+        scores = mx.take_along_axis(logits, tokens, axis=-1)
         mx.eval(tokens, scores, hidden)
         return Rows(
             np.array(tokens).astype(np.int64),
@@ -277,10 +271,7 @@ class Network:
     def _greedy(self, logits: Array) -> tuple[Sequence[int], Sequence[float]]:
         """The rows' most probable tokens, and their probabilities."""
         chances = mx.exp(logits.max(axis=-1) - mx.logsumexp(logits, axis=-1))
-        tokens = mx.argmax(logits, axis=-1)
-        if self._draft_vocab is not None:
-            tokens = self._draft_vocab[tokens]
-        tokens = tokens.astype(mx.int32)
+        tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
         # Probabilities are read before verification only, together with the tokens.
         return (
             DeferredRows(lambda: to_host(tokens), len(logits), tokens),
