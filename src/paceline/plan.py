@@ -22,26 +22,27 @@ class Remarks(Protocol):
     """Where they come from; empty: from that hardware."""
 
 
-def plan(model: Model, *, again: bool) -> Report:
-    """Cost table of this machine; with `again` the costs are measured anew."""
-    measurement = model.measure_profile(again=again)
-    cost = measurement.cost
+_LONG = 4096
+"""Tokens of context of the second table, if the model has so many."""
+
+
+def plan(model: Model, *, measure: bool) -> Report:
+    """What was learnt of this machine's costs; with `measure` from calls that are made now, too."""
+    if measure or not model.costs.known:
+        model.measure_costs()
+    cost, compared = model.costs.table(), model.compared()
     value = {
         "model": model.files.name,
         "engine": model.engine.describe(),
-        "context": measurement.context,
-        "row_invariant": measurement.row_invariant,
-        "exactness": {
-            name: comparison.as_dict() for name, comparison in measurement.compared.items()
-        },
+        "context": cost.context,
+        "exactness": {name: comparison.as_dict() for name, comparison in compared.items()},
         **_cost_facts(cost),
     }
     tables = [_cost_table(f"{model.files.name} on this machine", cost)]
-    if measurement.deep_context:
-        deep = cost.at_context(measurement.deep_context)
-        value["deep"] = {"context": deep.context, **_cost_facts(deep)}
-        tables.append(_cost_table(f"the same at a context of {deep.context} tokens", deep))
-    tables.append(_exactness_table(measurement.compared))
+    deep = cost.at_context(min(_LONG, model.engine.context_length))
+    value["deep"] = {"context": deep.context, **_cost_facts(deep)}
+    tables.append(_cost_table(f"the same at a context of {deep.context} tokens", deep))
+    tables.append(_exactness_table(compared))
     remark = model.engine.remark if isinstance(model.engine, Remarks) else ""
     value |= {"remark": remark} if remark else {}
     return Report(value, text=remark, tables=tables)

@@ -10,7 +10,7 @@ import pytest
 from paceline.cli.app import main
 from paceline.cli.numbers import BLOCK, SECONDS, THREADS, json_object
 from paceline.engines import EngineSettings
-from paceline.engines.profile import MAX_ROWS
+from paceline.engines.costs import MAX_ROWS
 from paceline.errors import InvalidRequest
 from paceline.server.settings import MAX_SECONDS, Settings
 from support.words import commands, parse

@@ -18,7 +18,7 @@ from paceline.engines.invariance import (
     compare,
     measure_invariance,
 )
-from paceline.engines.profile import load_profile, measure_profile
+from paceline.runtime.exactness import Exactness
 from support.toy import ToyEngine
 
 
@@ -73,7 +73,7 @@ class Answering(Marked):
 
 @pytest.mark.parametrize("min_rows", [1, 2])
 def test_every_condition_holds_for_an_engine_that_keeps_its_rules(min_rows: int):
-    result = measure_profile(ToyEngine(min_rows=min_rows)).compared
+    result = measure_invariance(ToyEngine(min_rows=min_rows))
     assert result.keys() == {*CONDITIONS}
     assert all(item.holds and item.rows > 3 for item in result.values())
 
@@ -88,7 +88,7 @@ def test_every_condition_holds_for_an_engine_that_keeps_its_rules(min_rows: int)
     ],
 )
 def test_the_condition_that_an_engine_breaks_is_named(kind: type[ToyEngine], broken: set[str]):
-    result = measure_profile(kind(block_size=4)).compared
+    result = measure_invariance(kind(block_size=4))
     assert {name for name, value in result.items() if not value.holds} == broken
     assert result[BLOCK_LENGTH].holds
 
@@ -122,16 +122,13 @@ def test_a_context_too_short_for_any_text_is_not_measured():
 
 def test_a_condition_without_room_is_measured_when_there_is_room(tmp_path: Path):
     small = ToyEngine(cache_blocks=1, block_size=64)
-    assert load_profile(small, "m", tmp_path).compared.keys() == {BLOCK_LENGTH, CHUNKED_PREFILL}
-    steps = small.steps
-    load_profile(small, "m", tmp_path)
-    assert small.steps == steps, "there is no more room than before"
+    assert Exactness(small, "m", tmp_path).compared().keys() == {BLOCK_LENGTH, CHUNKED_PREFILL}
     large = ToyEngine()
     assert large.describe() == small.describe()
-    assert load_profile(large, "m", tmp_path).compared.keys() == {*CONDITIONS}
+    assert Exactness(large, "m", tmp_path).compared().keys() == {*CONDITIONS}
     steps = large.steps
-    assert load_profile(large, "m", tmp_path).compared.keys() == {*CONDITIONS}
-    assert large.steps == steps
+    assert Exactness(large, "m", tmp_path).compared().keys() == {*CONDITIONS}
+    assert large.steps == steps, "what was measured is kept"
 
 
 def test_a_comparison_counts_bits_picks_and_rates():

@@ -28,6 +28,7 @@ from paceline_lab.simulate.replay import (
     steps,
 )
 from paceline_lab.trace.reader import read_trace
+from support.costs import give_costs
 from support.drafters import write_toy_table
 from support.driver import CHEAP, answer, generation
 from support.toy import ToyEngine
@@ -290,7 +291,8 @@ def assert_same_steps(model: Model, options: Options, path: Path, max_tokens: in
     """Trace an answer, simulate it, compare step by step; how many guesses there were."""
     asked: Options = {**options, "max_tokens": max_tokens}
     fresh = model.fresh()
-    cost = fresh.profile.cost  # after the answer it may be measured again, if it was outdated
+    cost = model.measured_costs()
+    give_costs(fresh, cost)  # as the replay has them: calls of the answer change nothing
     with fresh.stream(PROMPT, **asked) as stream, Trace(path, fresh, stream, asked) as traced:
         list(traced)
     trace = read_trace(path)

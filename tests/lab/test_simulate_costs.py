@@ -35,8 +35,8 @@ def test_given_ones():
 
 def test_recorded_ones_are_those_that_were_measured(model: Model, tmp_path: Path):
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(plan(model, again=False).value))
-    found, measured = parse_costs(str(path), never).table, model.profile.cost
+    path.write_text(json.dumps(plan(model, measure=False).value))
+    found, measured = parse_costs(str(path), never).table, model.costs.table()
     for context in (1, 256, 400):
         for rows in (1, 2, 7, 16, 32):
             there, here = found.at_context(context)(rows), measured.at_context(context)(rows)

@@ -104,7 +104,7 @@ def test_a_head_with_another_engine_is_refused_by_one_line(tiny_gguf: Path, dfla
 def test_the_engine_is_opened_again_once_for_a_drafter_that_needs_more(
     reopening: Model, opening: Opening, dflash: str
 ):
-    before, measured = reopening.engine, reopening.profile
+    before, measured = reopening.engine, reopening.costs
     expected = plain(reopening).token_ids
     assert plain(reopening, drafter="suffix").token_ids == expected
     assert opening.asked == []
@@ -112,7 +112,7 @@ def test_the_engine_is_opened_again_once_for_a_drafter_that_needs_more(
         assert plain(reopening, drafter=drafter).token_ids == expected
         assert opening.asked == [(0, 1)]
     assert reopening.engine is not before
-    assert reopening.profile is not measured
+    assert reopening.costs is not measured
 
 
 def test_layers_that_were_tapped_stay_so(

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings
-from paceline.engines.profile import measure_profile
+from paceline.engines.invariance import BLOCK_LENGTH, measure_invariance
 from paceline_mlx.engine import MlxEngine
 from paceline_mlx.hooks import install_hook
 from paceline_mlx.model import LoadedModel, load
@@ -156,9 +156,9 @@ def test_calls_with_the_numbers_that_were_chosen_are_measured_exact(
     monkeypatch.setattr("paceline_mlx.engine.LoadedModel", lambda *_: model)
     engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512))
     assert (engine.rows, engine.min_rows) == (RowRange(8, 8), 2)
-    assert measure_profile(engine, rows=(1, 2, 8, 12)).row_invariant
+    assert measure_invariance(engine)[BLOCK_LENGTH].holds
     engine.rows = ANY
-    assert not measure_profile(engine, rows=(1, 2, 8, 12)).row_invariant
+    assert not measure_invariance(engine)[BLOCK_LENGTH].holds
 
 
 @pytest.mark.mlx

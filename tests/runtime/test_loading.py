@@ -29,13 +29,14 @@ def test_calls_of_one_row_are_not_exact(tiny_gguf: Path, cache: Path):
     assert not model.generate(PROMPT, max_tokens=3, drafter="suffix").exact
 
 
-def test_without_a_drafter_no_profile_is_measured(tiny_gguf: Path, cache: Path):
+def test_nothing_is_said_to_be_measured_before_an_answer(tiny_gguf: Path, cache: Path):
     class Told(Progress):
         def say(self, text: str) -> None:
             raise AssertionError(text)
 
     model = load(tiny_gguf, progress=Told())
-    assert model.generate(PROMPT, max_tokens=3, drafter="none").exact
+    for drafter in ("none", "auto"):
+        assert model.generate(PROMPT, max_tokens=3, drafter=drafter).exact
 
 
 @pytest.mark.parametrize(

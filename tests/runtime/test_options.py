@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from paceline.decoding.stopping import DEFAULT, Repetition
-from paceline.engines.profile import MAX_ROWS
+from paceline.engines.costs import MAX_ROWS
 from paceline.errors import InvalidRequest
 from paceline.options import POLICIES, Options
 from paceline.runtime.request import check

@@ -1,6 +1,7 @@
 """One stream: its tokens whatever drafts them, its end, its sampling, its prompt, its probes."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -261,9 +262,16 @@ def test_a_probe_works_without_a_drafter(model: Model):
     assert found.stats.probe["suffix"]["accepted"] > 0
 
 
-def test_the_machine_is_measured_once_for_a_model(model: Model, monkeypatch: pytest.MonkeyPatch):
-    first = model.measure_profile(again=True)
-    assert first.row_invariant
-    other = Model(model.files, model.engine)
-    monkeypatch.setattr(type(model.engine), "step", lambda *_: pytest.fail("measured again"))
-    assert other.profile == first
+def test_calls_of_answers_are_what_costs_are_learnt_from(model: Model):
+    calls: list[tuple[int, int]] = []
+    costs = SimpleNamespace(
+        observe=lambda rows, context, seconds: calls.append((rows, context)),
+        table=model.costs.table,
+        store=lambda: None,
+    )
+    watched = model.fresh()
+    watched.costs = cast("Any", costs)
+    with watched.stream("Hello", max_tokens=20, drafter="none", temperature=0.0) as stream:
+        steps = [step for step in stream if step.tokens]
+    prompt = stream.result.prompt_tokens
+    assert calls == [(1, prompt + at) for at in range(len(steps) - 1)]

@@ -270,7 +270,7 @@ def test_a_closed_model_refuses_every_use_and_ends_its_streams(own_model: Model)
         lambda: model.embed("a"),
         model.conversation,
         lambda: chat.say("a"),
-        lambda: model.profile.cost(1),
+        model.measured_costs,
         lambda: model.detokenize([1]),
     )
     for use in uses:

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block
 from paceline.engines.kv_blocks import BlockTable
-from paceline.engines.profile import CostProfile
 from paceline.models import resolve
 from paceline.runtime.model import Model
 from paceline.server.http import Reply
+from support.costs import give_costs
 from support.server import Running
 from support.thinking import CLOSE, OPEN, write_thinking
 from support.toy import ToyEngine
@@ -43,7 +44,7 @@ TEMPLATE = (
 )
 """Hermes' calls and Qwen3's thoughts; every message keeps its thoughts."""
 
-MEASURED = CostProfile({1: 1e-3, 32: 2e-3}, row_invariant=True, largest_difference=0.0, context=64)
+COSTS = CostTable({1: 1e-3, 32: 2e-3})
 END = 2
 
 Rule = Callable[[str], str | None]
@@ -99,8 +100,7 @@ def scripted_model(
     engine.encode = tokenizer.encode
     engine.decode = tokenizer.decode
     model = Model(files, engine)
-    model._profile._whole = True
-    model._profile._use(MEASURED)
+    give_costs(model, COSTS)
     return model
 
 

@@ -11,8 +11,8 @@ from paceline.cli.models import exactness_of, exactness_text
 from paceline.decoding.types import Block
 from paceline.drafters import DrafterSpec
 from paceline.engines import EngineSettings, open_engine
+from paceline.engines.costs import ROWS
 from paceline.engines.invariance import CONDITIONS
-from paceline.engines.profile import ROWS
 from paceline.errors import InvalidRequest
 from paceline.models import QUIET, Progress, list_models
 from paceline.plan import plan
@@ -217,13 +217,13 @@ def test_verify_sets_greedy_decoding_explicitly(model: Model, suite_file: Path):
 
 
 def test_a_plan_has_the_costs_of_this_machine(model: Model):
-    report = plan(model, again=False)
+    report = plan(model, measure=True)
     value = json.loads(json.dumps(report.value))
     assert [row["rows"] for row in value["rows"]] == [*ROWS[1:]]
-    assert value["row_invariant"] is True
     assert value["plain_milliseconds"] > 0
-    here, exactness = report.tables
+    here, deep, exactness = report.tables
     assert model.files.name in here[0]
+    assert "512 tokens" in deep[0]
     assert {row[0].replace(" ", "_") for row in exactness[2]} == {*CONDITIONS}
     assert all(each["holds"] for each in value["exactness"].values())
     for _, head, rows in report.tables:
@@ -231,7 +231,7 @@ def test_a_plan_has_the_costs_of_this_machine(model: Model):
 
 
 def test_models_say_what_was_measured_of_each(model: Model):
-    model.measure_profile()
+    model.compared()
     (listed,) = [each for each in list_models() if each.name == model.files.name]
     found = exactness_of(listed)
     assert any(each["conditions"].keys() == {*CONDITIONS} for each in found)

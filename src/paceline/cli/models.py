@@ -150,7 +150,7 @@ def _as_model(head: _Head) -> dict[str, Any]:
 def exactness_of(model: "Listed") -> list[dict[str, Any]]:
     """Measured exactness of a model on this machine, as JSON: an entry for each way to run it."""
     from paceline.models import open_folder
-    from paceline.runtime.profile import stored_exactness
+    from paceline.runtime.exactness import stored_exactness
 
     if not model.here or model.folder is None:
         return []

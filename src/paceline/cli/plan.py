@@ -13,27 +13,30 @@ app = group()
 
 @command(
     app,
-    first=("model", "engine", "again", "result", "json", "quiet"),
-    examples=("paceline plan", "paceline plan -m qwen3-0.6b --again"),
+    first=("model", "engine", "measure", "result", "json", "quiet"),
+    examples=("paceline plan", "paceline plan -m qwen3-0.6b --measure"),
 )
 def plan(
     *,
-    again: Annotated[bool, Option("--again", help="measure anew")] = False,
+    measure: Annotated[
+        bool, Option("--measure", help="make calls to learn from, besides those of answers")
+    ] = False,
     result: ResultFile = None,
     model: ModelOptions,
     output: Output,
 ) -> int:
-    """Measure when drafting pays on this machine.
+    """Show when drafting pays on this machine, as answers have shown it.
 
     A call computes one or more rows: the last token, and drafted ones to verify. The tables have
-    the cost of a call by rows, and the acceptance from which a block of so many rows pays.
+    the cost of a call by rows, and the acceptance from which a block of so many rows pays. If no
+    answer was given yet, calls are made for it.
     """
     from dataclasses import replace
 
     from paceline.plan import plan as run
 
     check_writable(result)
-    report = run(load_model(model, output), again=again)
+    report = run(load_model(model, output), measure=measure)
     text = "\n".join(filter(None, (report.text, _advice(report.value))))
     return print_report(replace(report, text=text), output, result)
 

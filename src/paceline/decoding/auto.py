@@ -5,7 +5,7 @@ token (a running estimate per drafter and match length), and the request's recen
 Invariant: a policy changes speed, never a token.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -44,7 +44,7 @@ _AGREED = 0.5, 1.5
 _ESTIMATE_BINS = 8
 """A drafter's own estimates are rounded to multiples of 1 / 8, and corrected per bin."""
 
-_CONTEXT_STEP = 256
+_CONTEXT_STEP = 64
 """Costs are updated whenever the context grows by this many tokens."""
 
 _RETRY_STEPS = (4, 64)
@@ -203,7 +203,13 @@ class Auto:
     name = "auto"
 
     def __init__(
-        self, max_block: int, cost: CostTable, acceptance: Acceptance, context: int = 0
+        self,
+        max_block: int,
+        cost: CostTable,
+        acceptance: Acceptance,
+        context: int = 0,
+        *,
+        learnt: Callable[[], CostTable] | None = None,
     ) -> None:
         """Prepare for one request.
 
@@ -212,10 +218,11 @@ class Auto:
             cost: seconds per call by rows.
             acceptance: this request's estimate; updated as the request runs.
             context: tokens of its prompt.
+            learnt: returns the costs as they are known by now; None: as at the start.
         """
-        self._measured, self._max_block = cost, max_block
+        self._learnt, self._measured, self._max_block = learnt, cost, max_block
         self._context_step = context // _CONTEXT_STEP
-        self._table = cost.at_context(context)
+        self._table = self._measured.at_context(context)
         self._cost = self._costs()
         self._batch_rate: float | None = None  # tokens per second of the others in the batch
         self._asks = True  # whether drafters are asked
@@ -307,6 +314,7 @@ class Auto:
     def _update_costs(self, context: int) -> None:
         if context // _CONTEXT_STEP != self._context_step:
             self._context_step = context // _CONTEXT_STEP
+            self._measured = self._learnt() if self._learnt else self._measured
             self._table = self._measured.at_context(context)
             if self._batch_rate is None:
                 self._cost = self._costs()

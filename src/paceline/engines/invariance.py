@@ -3,7 +3,7 @@
 The reference is one sequence alone: its prompt is prefilled in one call, its answer is decoded
 token by token. Its rows are compared bit for bit with rows of the same tokens
 
-- `block_length`: in blocks of several rows (of every length in `profile.py`, with the times);
+- `block_length`: in blocks of several rows;
 - `batch`: in calls with another sequence, in prefill or in decode;
 - `chunked_prefill`: after a prefill in other chunks;
 - `prefix_cache`: in a fork that shares the slots of a prompt, or of a prompt and its answer.
@@ -39,6 +39,8 @@ _LEAST = 4 * _ANSWER
 _CHUNK = 31
 _SHORT = 4
 """Rows at the end of a prompt that are read alone: few rows may take another kernel than many."""
+_LENGTHS = (1, 2, 4, 8, 16, 32)
+"""Rows of the blocks that are compared."""
 _SECONDS = 2.0
 """Time limit after which a further condition makes one comparison only."""
 
@@ -143,7 +145,7 @@ class _Texts:
 
     def __init__(self, engine: Engine, text: list[int], other: list[int], room: int) -> None:
         """`room`: most tokens of a sequence."""
-        self._engine, self._other = engine, other
+        self._engine, self._other, self._room = engine, other, room
         self._prompt, self._answer = text[:-_ANSWER], text[-_ANSWER:]
         self._next = [*text, *other[:_MORE]][:room]
         self._sequence = engine.open()
@@ -157,10 +159,13 @@ class _Texts:
         self._sequence.close()
 
     def block_length(self) -> Iterator[Compared]:
-        """The answer as one block."""
+        """The answer as one block, and the first rows of longer blocks."""
         self._begin_answer()
-        block = Block(self._answer, len(self._answer))
-        yield compare(self._engine.step([(self._sequence, block)]).logits[0], self._expected[1:])
+        longest = min(_LENGTHS[-1], self._room - len(self._prompt))
+        tokens = [*self._answer, *self._other[:longest]]
+        for count in sorted({len(self._answer), *(min(count, longest) for count in _LENGTHS)}):
+            logits = self._engine.step([(self._sequence, Block(tokens[:count], count))]).logits[0]
+            yield compare(logits[: len(self._answer)], self._expected[1 : 1 + count])
 
     def batch(self) -> Iterator[Compared]:
         """In a batch with a prefill, and in a batch with a decode."""

@@ -27,15 +27,15 @@ from paceline.drafters import (
     RequestContext,
 )
 from paceline.engines.base import Closes, Engine, KVSequence
+from paceline.engines.costs import StoredCosts, measure
 from paceline.engines.invariance import Compared
-from paceline.engines.profile import CostProfile
 from paceline.errors import InvalidRequest
 from paceline.models import QUIET, TOKENIZER, ModelFiles, Progress, TokenBytes, cache_dir
 from paceline.options import Options
 from paceline.runtime.closed import Closed
 from paceline.runtime.drafting import drafter_resources, open_draft_model
+from paceline.runtime.exactness import MEASUREMENTS, Exactness
 from paceline.runtime.kept import kept_answers
-from paceline.runtime.profile import MEASUREMENTS, ModelProfile
 from paceline.runtime.prompt import Prompt, encode_prompt
 from paceline.runtime.request import Defaults, Request, check, defaults_of, structure
 from paceline.runtime.result import Stats
@@ -45,6 +45,9 @@ from paceline.storage.processes import use_native_threads
 
 if TYPE_CHECKING:
     from paceline.constraints.grammar import Grammars
+
+_SMALL_BYTES = 200_000_000
+"""Most bytes of the weights of a small model."""
 
 
 class ModelCore:
@@ -82,7 +85,7 @@ class ModelCore:
         self._closed = False
         self._slots = engine.free_slots
         self._progress = progress
-        self._profile = self._profile_of_engine()
+        self._begin_measurements()
         self._acceptance = Acceptance()
         self._kept = kept_answers(files, engine.vocab_size, progress) if keep else None
         self._shared = drafter_resources(files, progress)
@@ -96,33 +99,32 @@ class ModelCore:
             "its name or path, and load it there"
         )
 
+    def measured_costs(self) -> CostTable:
+        """Return what calls cost, after calls that are made to learn it if none were seen."""
+        if not self.costs.known:
+            self.measure_costs()
+        return self.costs.table()
+
+    def measure_costs(self) -> None:
+        """Make calls to learn what they cost. Raises CacheFull if there are no slots for them."""
+        with self._progress.task("measuring this machine"):
+            measure(self.engine, self.costs)
+        self.costs.store()
+
+    def compared(self) -> Mapping[str, Compared]:
+        """Return all conditions of exactness, measured now where one is missing."""
+        return self._exactness.compared() or {}
+
+    def _begin_measurements(self) -> None:
+        folder, fingerprint = cache_dir() / MEASUREMENTS, self.files.fingerprint
+        self.costs = StoredCosts(self.engine, fingerprint, self.files.weights_bytes, folder)
+        """What calls cost on this machine, as far as answers have shown it."""
+        self._exactness = Exactness(self.engine, fingerprint, folder)
+
     @property
-    def profile(self) -> CostProfile:
-        """What calls cost on this machine: measured once, then read from the cache folder."""
-        return self._profile.whole()
-
-    def measure_profile(self, *, again: bool = False) -> CostProfile:
-        """Return the cost profile, measured now if there is none, or if `again`."""
-        return self._profile.whole(again=again)
-
-    @property
-    def known_costs(self) -> CostTable | None:
-        """Costs of calls, if they were measured; nothing is measured now."""
-        return self._profile.known_costs()
-
-    def fix_costs(self) -> None:
-        """Keep the cost profile as it is: answers' calls then correct nothing in it."""
-        self._profile.fixed = True
-
-    def _profile_of_engine(self) -> ModelProfile:
-        folder = cache_dir() / MEASUREMENTS
-        return ModelProfile(
-            self.engine,
-            self.files.fingerprint,
-            folder,
-            self._progress,
-            weights_bytes=self.files.weights_bytes,
-        )
+    def _is_small(self) -> bool:
+        """Whether rows are compared before the first answer, in tenths of a second, not after."""
+        return self.files.weights_bytes <= _SMALL_BYTES
 
     @cached_property
     def grammars(self) -> "Grammars":
@@ -183,7 +185,7 @@ class ModelCore:
             few free slots to measure.
         """
         blocks = not drafter.none or self.engine.min_rows < 2
-        return self._profile.exactness(blocks=blocks, cached=cached, shared=shared)
+        return self._exactness.of_answer(blocks=blocks, cached=cached, shared=shared)
 
     def taps_for(self, request: Request) -> set[int]:
         """Return the layers whose hidden states the request's drafters read.
@@ -218,7 +220,7 @@ class ModelCore:
             )
         self.engine = self._open_with(tuple(sorted({*self.engine.taps, *taps})))
         self._share_engine()
-        self._profile = self._profile_of_engine()
+        self._begin_measurements()
 
     @property
     def _in_use(self) -> bool:
@@ -231,9 +233,7 @@ class ModelCore:
 
     def _open_draft_model(self, name: str) -> DraftModel:
         """See `open_draft_model`. Raises ModelError if its vocabulary differs."""
-        return open_draft_model(
-            name, self.files, self._slots, lambda: self.profile.cost, self._progress
-        )
+        return open_draft_model(name, self.files, self._slots, self.costs.table, self._progress)
 
     def open_sequence(self) -> KVSequence:
         """Open a KV sequence of the engine; `close_sequence` closes it."""
@@ -294,9 +294,6 @@ class ModelCore:
         probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
         stopping = request.stopping(self.files.stop_token_ids)
         decode = self.files.tokenizer().continuation
-        # The time of a drafter is in seconds, and so have calls to be.
-        priced = any(drafter.cost(1) for drafter in drafters)
-        costs = (lambda: self.profile.cost) if priced else self._profile.costs
         stats = Stats(load_seconds=self.load_seconds, cached_tokens=sequence.length)
         try:
             generation = Generation(
@@ -306,7 +303,7 @@ class ModelCore:
                 sampling=request.sampling,
                 stopping=stopping,
                 drafters=[*probes, *drafters],
-                policy=request.policy_for(costs, acceptance, len(tokens)),
+                policy=request.policy_for(self.costs.table, acceptance, len(tokens)),
                 decode=decode,
                 cached=sequence.length,
                 constraint=request.constraint,
@@ -323,10 +320,11 @@ class ModelCore:
             self.exactness, request.drafter, cached=sequence.length > 0, shared=shared
         )
         # Of a small model, before the prompt takes slots.
-        compared = None if self._profile.in_parts else compare()
+        compared = compare() if self._is_small else None
 
         def learn(stream: Stream) -> None:
             self._acceptance = acceptance
+            self.costs.store()
             if request.drafter.uses_earlier_answers:
                 self._shared.history.add(stream.answer)
 
@@ -338,12 +336,13 @@ class ModelCore:
             stats,
             model=self.files.name,
             drafter=str(request.drafter),
-            exactness=compare if self._profile.in_parts else lambda: compared,
+            exactness=(lambda: compared) if self._is_small else compare,
+            costs=self.costs,
             started=started,
             lock=self.lock,
             probes=probes,
             on_end=(
-                *(learn, end, partial(self._profile.learn, shared=shared)),
+                *(learn, end),
                 *(() if keeper is None else (keeper.add,)),
             ),
         )
@@ -357,7 +356,8 @@ class ModelCore:
         engine, closed = self.engine, Closed(self.files.name)
         self._closed = True
         self.engine = cast("Engine", closed)
-        self._profile = cast("ModelProfile", closed)
+        self.costs = cast("StoredCosts", closed)
+        self._exactness = cast("Exactness", closed)
         self._shared = cast("DrafterResources", closed)
         if isinstance(engine, Closes):
             engine.close()

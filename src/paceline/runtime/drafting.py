@@ -7,11 +7,11 @@ from paceline.decoding.costs import CostTable
 from paceline.drafters import DrafterResources, DraftModel
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
-from paceline.engines.profile import load_profile, warm_up
+from paceline.engines.costs import StoredCosts, measure, warm_up
 from paceline.errors import ModelError
 from paceline.models import ModelFiles, Progress, cache_dir, resolve, resolve_drafter
+from paceline.runtime.exactness import MEASUREMENTS
 from paceline.runtime.learnt import installed_drafters
-from paceline.runtime.profile import MEASUREMENTS
 
 
 def drafter_resources(files: ModelFiles, progress: Progress) -> DrafterResources:
@@ -71,6 +71,10 @@ def open_draft_model(
     opened = open_engine(files.engine, files.path, files.context_length, settings)
     engine = warmed_up(opened, progress)
     folder = cache_dir() / MEASUREMENTS
-    cost = load_profile(engine, files.fingerprint, folder, progress=progress).cost
+    costs = StoredCosts(engine, files.fingerprint, files.weights_bytes, folder)
+    if not costs.known:  # nobody else runs it, and its drafts are asked for by what they cost
+        measure(engine, costs)
+        costs.store()
+    cost = costs.table()
     worth = min(cost(1) / target_cost()(1), 1.0)
     return DraftModel(engine, cost, worth, slots=engine.free_slots)

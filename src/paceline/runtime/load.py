@@ -21,8 +21,8 @@ from paceline.models import (
     start_templates,
 )
 from paceline.runtime.drafting import draft_files, drafter_resources, warmed_up
+from paceline.runtime.exactness import MEASUREMENTS
 from paceline.runtime.model import Model
-from paceline.runtime.profile import MEASUREMENTS
 from paceline.runtime.request import Defaults, defaults_of
 
 PACKED = "packed"

@@ -248,7 +248,7 @@ class Model(ModelCore):
         other = Model(self.files, self.engine, defaults=self.defaults, progress=self._progress)
         other.lock = self.lock
         other._shared = replace(self._shared, history=AnswerHistory())
-        other._profile = self._profile
+        other.costs, other._exactness = self.costs, self._exactness
         return other
 
     def close(self) -> None:

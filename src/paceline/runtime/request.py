@@ -17,7 +17,7 @@ from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import DEFAULT, Repetition, Stopping
 from paceline.decoding.types import Constraint, Policy
 from paceline.drafters import DrafterSpec
-from paceline.engines.profile import MAX_ROWS
+from paceline.engines.costs import MAX_ROWS
 from paceline.errors import CacheFull, InvalidRequest, ModelError
 from paceline.models import ModelFiles, settings_of
 from paceline.options import Options, faults
@@ -157,7 +157,7 @@ class Request:
         if self.drafter.none:
             return Fixed(2)  # for probes
         if self.policy == "auto":
-            return Auto(self.max_block, cost(), acceptance, context)
+            return Auto(self.max_block, cost(), acceptance, context, learnt=cost)
         return _RULES[self.policy](self.max_block)
 
 

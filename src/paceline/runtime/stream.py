@@ -8,7 +8,6 @@ The clock is here; `decoding` has none. Each second of a step is counted as draf
 engine's call, or as sampling.
 """
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import islice
 from time import perf_counter
@@ -21,12 +20,11 @@ from paceline.decoding.text import TextPiece
 from paceline.decoding.types import Block, FinishReason, Policy, Step, TokenLogprob
 from paceline.drafters import Probe
 from paceline.engines.base import Engine, KVSequence, StepResult
+from paceline.engines.costs import Costs
 from paceline.engines.invariance import Compared
 from paceline.runtime.request import Request
 from paceline.runtime.result import Result, Stats
 from paceline.runtime.turns import Turns
-
-_KEPT_CALLS = 4096
 
 
 class Runnable(Protocol):
@@ -60,6 +58,7 @@ class Stream:
         model: str,
         drafter: str,
         exactness: Callable[[], Mapping[str, Compared] | None],
+        costs: Costs,
         started: float,
         lock: Turns,
         probes: Sequence[Probe] = (),
@@ -76,6 +75,7 @@ class Stream:
             model: the model's name, for the result.
             drafter: the drafter's name, for the result.
             exactness: called at the end for `Result.exactness`; None: it could not be measured.
+            costs: learns from the calls that this stream has alone.
             started: when the request came (`perf_counter`).
             lock: the model's, which is taken for each step.
             probes: drafters that are only watched.
@@ -89,10 +89,8 @@ class Stream:
         self.lock = lock
         self._generation = generation
         self._model, self._drafter, self._exactness = model, drafter, exactness
-        self._probes = probes
+        self._costs, self._probes = costs, probes
         self._on_end = on_end
-        self.calls = deque[tuple[int, int, float]](maxlen=_KEPT_CALLS)
-        """Latest calls in decode that this stream had alone: T, tokens before, seconds."""
         self._block_length = 0
         self._text: list[TextPiece] = []
         self._stats = stats
@@ -264,7 +262,7 @@ class Stream:
             stats.sample_seconds += ended - verified
             stats.decoded += len(step.tokens)
             if len(rows.logits) == 1:
-                self.calls.append((self._block_length, context, rows.seconds))
+                self._costs.observe(self._block_length, context, rows.seconds)
         self._text += step.pieces
         return step
 

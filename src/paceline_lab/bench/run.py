@@ -57,7 +57,7 @@ def bench_run(
     for name in drafters:
         check({**options, "drafter": name, "policy": policy})
     model = load(2)
-    model.measure_profile()
+    model.measured_costs()
     contenders = [
         Contender(PLAIN, model, {"drafter": "none"}),
         Contender(SINGLE_ROW, load(1), {"drafter": "none"}),

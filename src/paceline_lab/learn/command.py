@@ -61,13 +61,13 @@ def learn(
     use = _use(model, engine, progress)
     target = _target(model, engine, progress)
     with target:
-        target.measure_profile()  # kept for all who use the model, at whatever priority
+        cost = target.measured_costs()  # kept for all who use the model, at whatever priority
         lower_priority()
         if not prompts:
             openings(target.files)  # refused before anything is written
         folder = LearntFolder(target.files)
         with held(folder.path), _said_if_stopped(progress):
-            progress.say(_notice(folder, budget, target.profile.cost, model))
+            progress.say(_notice(folder, budget, cost, model))
             variety = variety_of(folder, suites)
             DataMaker(
                 target, folder, variety, budget=budget, share=_DATA_SHARE, progress=progress
@@ -80,7 +80,7 @@ def learn(
 
 def _use(model: str, engine: str, progress: Progress) -> Use:
     with load(model, engine=engine, progress=progress) as used:
-        return Use(used.files, used.engine.vocab_size, used.profile.cost)
+        return Use(used.files, used.engine.vocab_size, used.measured_costs())
 
 
 def _target(model: str, engine: str, progress: Progress) -> Model:

@@ -68,7 +68,7 @@ def bench_peers(
     binary = server_binary(llama_server) if PROGRAM in peers else None
     access.check()
     model = load(None)
-    model.measure_profile()
+    model.measured_costs()
     context = min(max_context(model), _needed_context(prompts.prompts, model, max_tokens))
     target = TargetModel(
         files=model.files,

@@ -92,7 +92,7 @@ def _open(
             return [ServerPeer(name, access)]
         if name not in KNOWN:
             model = load(name)
-            model.measure_profile()
+            model.measured_costs()
             return [PacelinePeer(model, name)]
         module = import_module(f"{__package__}.{KNOWN[name].module}")
         peers: Sequence[Peer] = module.open_peers(target)

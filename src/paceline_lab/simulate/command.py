@@ -55,7 +55,7 @@ def bench_simulate(
     options.pop(PLAIN, None)
     shared = drafter_resources(model, options, progress)
     recordings = Texts(files, raw=raw, prompt_tokens=prompt_tokens).read(texts)
-    costs = parse_costs(cost, lambda: load().profile.cost)
+    costs = parse_costs(cost, lambda: load().measured_costs())
     tokens = sum(len(recording.answer) for recording in recordings)
     began = perf_counter()
     totals = {}

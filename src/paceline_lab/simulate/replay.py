@@ -35,7 +35,7 @@ from paceline.drafters import (
     RequestContext,
 )
 from paceline.drafters.kept import due
-from paceline.engines.profile import MAX_ROWS
+from paceline.engines.costs import MAX_ROWS
 from paceline.errors import InvalidRequest
 from paceline.runtime.request import Request
 

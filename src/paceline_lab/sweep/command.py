@@ -71,7 +71,7 @@ def bench_sweep(
     else:
         content, digest = dense_text(text)
     model = load()
-    model.measure_profile()
+    model.measured_costs()
     cases = (
         depth_cases(model, prompts, depths, sampled or [{}], max_tokens)
         if prompts

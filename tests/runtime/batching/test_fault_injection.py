@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 import paceline.runtime.batching
+from paceline.decoding.costs import CostTable
 from paceline.decoding.types import FINAL_NORM, ComputedBlock, Drafter, Proposal, Step, tap_name
 from paceline.engines.base import StepResult
-from paceline.engines.profile import CostProfile
 from paceline.models import ModelFiles
 from paceline.runtime.batching import admission
 from paceline.runtime.batching.request import BatchRequest, Event
@@ -30,6 +30,7 @@ from paceline.runtime.model import Model
 from paceline.runtime.pooled import Embedding
 from paceline.runtime.request import check
 from paceline.runtime.result import Result
+from support.costs import give_costs
 from support.toy import ToyEngine
 
 BATCHING = Path(paceline.runtime.batching.__file__).parent
@@ -40,7 +41,7 @@ SCHEDULER = {
 
 OURS = (str(BATCHING.parents[1]), str(Path(__file__).parents[2]))
 
-MEASURED = CostProfile({1: 1e-3, 32: 2e-3}, row_invariant=True, largest_difference=0.0, context=64)
+COSTS = CostTable({1: 1e-3, 32: 2e-3})
 
 
 class Injected(Exception):
@@ -132,7 +133,7 @@ def server_request(number: int, **more: Any) -> BatchRequest:
 
 def toy_model(files: ModelFiles) -> Model:
     model = Model(files, TappedEngine(vocab_size=320, context_length=128, cache_blocks=17))
-    model.__dict__["measurement"] = MEASURED
+    give_costs(model, COSTS)
     return model
 
 

@@ -3,23 +3,19 @@
 from collections.abc import Sequence
 from contextlib import closing
 
+from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block
 from paceline.engines.base import StepResult
 from paceline.engines.kv_blocks import BlockTable
-from paceline.engines.profile import CostProfile
 from paceline.models import ModelFiles
 from paceline.options import Options
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
+from support.costs import give_costs
 from support.scheduling import Submitted
 from support.toy import ToyEngine
 
-ALONE = CostProfile(
-    {1: 1.0, 2: 1.1, 4: 1.5, 8: 2.5, 16: 4.5, 32: 8.5},
-    row_invariant=True,
-    largest_difference=0.0,
-    context=64,
-)
+ALONE = CostTable({1: 1.0, 2: 1.1, 4: 1.5, 8: 2.5, 16: 4.5, 32: 8.5})
 """Made-up seconds by rows of a block."""
 
 PROMPTS = [[at % 8 + 8 * number for at in range(30)] for number in range(8)]
@@ -29,13 +25,13 @@ class Unshared(ToyEngine):
     shares_calls = False
 
     def step(self, work: Sequence[tuple[BlockTable, Block]]) -> StepResult:
-        seconds = sum(ALONE.cost(len(block.tokens)) for _, block in work)
+        seconds = sum(ALONE(len(block.tokens)) for _, block in work)
         return super().step(work)._replace(seconds=seconds)
 
 
 def test_drafts_in_a_batch_are_as_many_as_alone_where_calls_are_not_shared(tiny_files: ModelFiles):
     model = Model(tiny_files, Unshared(vocab_size=320, context_length=192, cache_blocks=512))
-    model.__dict__["measurement"] = ALONE
+    give_costs(model, ALONE)
     options: Options = {"max_tokens": 100, "drafter": "suffix", "ignore_eos": True}
     options |= {"temperature": 0.7, "seed": 3}
     alone = [model.generate(prompt, **options) for prompt in PROMPTS]

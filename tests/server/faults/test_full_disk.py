@@ -35,7 +35,7 @@ def loaded(tiny_gguf: Path, tiny_cache: Path) -> Model:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tiny_cache))
         model = load(tiny_gguf, engine="llamacpp", cache_tokens=2048)
-        _ = model.profile
+        model.compared()
     return model
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engines.profile import MAX_ROWS
+from paceline.engines.costs import MAX_ROWS
 from paceline.options import POLICIES
 from paceline.runtime.model import Model
 from paceline.server import page as package

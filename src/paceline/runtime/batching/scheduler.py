@@ -96,7 +96,7 @@ class Scheduler:
         self._wake = threading.Condition()
         self._draining = self._failing = self._stopped = self._rests = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
-        self._batcher = Batcher(model.engine, model.profile.cost, self.load)
+        self._batcher = Batcher(model.engine, model.costs.table(), self.load)
 
     def start(self) -> None:
         """Start the thread that drives the engine."""
