@@ -2,7 +2,7 @@
 
 Calls of a prompt have the artifact's `rows`, calls of answers and drafts its `decode_rows`: a block
 is split into such calls, and the last one is padded. So the same program computes every row of a
-role, which row invariance needs here; `engines/profile.py` measures whether it is enough. With
+role, which row invariance needs here; `engines/invariance.py` measures whether it is enough. With
 `min_rows` 1 calls use the smallest bucket that holds the block.
 
 Models and input arrays are allocated once, and masks change in place. Every sequence gets new

@@ -1,7 +1,7 @@
 """Runs a PagedAttention model through OpenVINO, with the KV cache in tensors of this engine.
 
 Invariant: a row's bits depend neither on the batch nor on T. Three causes, all measured, and
-measured again on every machine (`engines/profile.py`):
+measured again on every machine (`engines/invariance.py`):
 
 - attention gets decode rows one by one and prefill rows at least two at a time;
 - the layers get at least two rows in all, because one row takes another kernel;
