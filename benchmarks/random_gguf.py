@@ -59,6 +59,7 @@ FILE_TYPES = {
     "Q4_0": LlamaFileType.MOSTLY_Q4_0,
     "Q8_0": LlamaFileType.MOSTLY_Q8_0,
     "Q4_K_M": LlamaFileType.MOSTLY_Q4_K_M,
+    "BF16": LlamaFileType.MOSTLY_BF16,
 }
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -169,8 +170,8 @@ def _words(count: int) -> Iterator[str]:
 
 def _tensors(shape: Shape, weights: str) -> Iterator[tuple[str, tuple[int, ...], Type]]:
     """Name, shape ([out, in] or [width]) and type of each tensor."""
-    kind = {"Q4_0": Type.Q4_0, "Q8_0": Type.Q8_0, "Q4_K_M": Type.Q4_K}[weights]
-    finer = Type.Q8_0 if weights == "Q8_0" else Type.Q6_K
+    kind = Type.Q4_K if weights == "Q4_K_M" else Type[weights]
+    finer = Type.Q6_K if weights.startswith("Q4") else kind
     width, kv = shape.width, shape.kv_heads * shape.head
     yield "token_embd.weight", (shape.vocabulary, width), finer
     for layer in range(shape.layers):
@@ -244,6 +245,11 @@ def _fill_q4_k(rng: np.random.Generator, blocks: Bytes, deviation: float) -> Non
     blocks[:, 12:16] = scales[:, 4:] & 15 | (least[:, 4:] & 15) << 4
 
 
+def _fill_bf16(rng: np.random.Generator, blocks: Bytes, deviation: float) -> None:
+    numbers = rng.standard_normal((len(blocks), 1), np.float32) * np.float32(deviation)
+    blocks[...] = numbers.view(np.uint8)[:, 2:]
+
+
 def _halves(rng: np.random.Generator, count: int, around: float) -> Bytes:
     """[count, 2] bytes of float16, at most a quarter from `around`."""
     return (rng.uniform(0.75, 1.25, (count, 1)) * around).astype(np.float16).view(np.uint8)
@@ -254,6 +260,7 @@ _FILL: dict[Type, Any] = {
     Type.Q8_0: _fill_q8_0,
     Type.Q6_K: _fill_q6_k,
     Type.Q4_K: _fill_q4_k,
+    Type.BF16: _fill_bf16,
 }
 
 
