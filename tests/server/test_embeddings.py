@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import paceline
-from paceline.engines.openvino import OpenVinoEngine
+from paceline.engines.llamacpp.engine import LlamaCppEngine
 from support.server import Running, running
 from support.tiny import reference_hidden, write_tiny
 
@@ -158,7 +158,7 @@ def test_another_model_is_not_here(last: Running):
 
 def test_a_client_that_leaves_ends_its_texts(last: Running, monkeypatch: pytest.MonkeyPatch):
     last.rest()
-    started, step = threading.Event(), OpenVinoEngine.step
+    started, step = threading.Event(), LlamaCppEngine.step
     left = threading.Event()
     calls = []
 
@@ -168,7 +168,7 @@ def test_a_client_that_leaves_ends_its_texts(last: Running, monkeypatch: pytest.
         assert left.wait(20)
         return step(self, work)
 
-    monkeypatch.setattr(OpenVinoEngine, "step", waits)
+    monkeypatch.setattr(LlamaCppEngine, "step", waits)
 
     def leave() -> None:
         with pytest.raises(httpx.TimeoutException):
@@ -187,7 +187,7 @@ def test_a_client_that_leaves_ends_its_texts(last: Running, monkeypatch: pytest.
 def test_an_error_of_the_engine_ends_the_request_alone(
     last: Running, monkeypatch: pytest.MonkeyPatch
 ):
-    step = OpenVinoEngine.step
+    step = LlamaCppEngine.step
 
     def fails(self: Any, work: Any) -> Any:
         if any(7 in block.tokens for _, block in work):
@@ -195,7 +195,7 @@ def test_an_error_of_the_engine_ends_the_request_alone(
         return step(self, work)
 
     good = vectors(last, [3, 4, 5])
-    monkeypatch.setattr(OpenVinoEngine, "step", fails)
+    monkeypatch.setattr(LlamaCppEngine, "step", fails)
     results: list[np.ndarray] = []
     other = threading.Thread(target=lambda: results.append(vectors(last, [[3, 4, 5]] * 20)))
     other.start()

@@ -209,9 +209,7 @@ def _gguf(path: Path, base: str, request: _Request) -> ModelFiles:
 
 def _for_engine(files: ModelFiles, request: _Request) -> ModelFiles:
     """A GGUF file for the engine that the caller wants."""
-    # Until llamacpp returns hidden states.
-    usual = files.engine if files.facts.pooling is None else "openvino"
-    return replace(files, engine=request.engine or usual)
+    return files if request.engine is None else replace(files, engine=request.engine)
 
 
 def _core_ml(base: str, request: _Request) -> ModelFiles:

@@ -84,6 +84,8 @@ class Binding(ABC):
     cache: str
     """Types of keys and values, for display."""
 
+    embeds = False
+    """Whether contexts give rows as they are after the last norm."""
     rolls_back = False
     """Whether states of recurrent layers can be rolled back, and copied without keys and values."""
     replaced: Mapping[str, int | str] = MappingProxyType({})
@@ -206,6 +208,10 @@ class Binding(ABC):
     def vocab_size(self, model: int) -> int:
         """Width of a row of logits."""
         return int(self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(model)))
+
+    def width(self, model: int) -> int:
+        """Numbers of a row between layers."""
+        return int(self.api.llama_model_n_embd(model))
 
     def metadata(self, model: int, key: str) -> str | None:
         """A single value of the file's metadata; None if there is none, or it is a list."""

@@ -17,7 +17,7 @@ from time import perf_counter
 
 import numpy as np
 
-from paceline.decoding.types import Block, Logits
+from paceline.decoding.types import FINAL_NORM, Block, Logits, Taps, tap_name
 from paceline.engines.base import EngineSettings, KVSequence, StepResult
 from paceline.engines.kv_blocks import BlockPool, PooledEngine
 from paceline.engines.llamacpp.binding import MOST_OUTPUTS, Binding, ContextSettings
@@ -27,7 +27,7 @@ from paceline.engines.llamacpp.libraries import installed, library_for
 from paceline.engines.llamacpp.native import NativeModel, NativeSequence, Sizes
 from paceline.engines.llamacpp.packed import PackedWeights
 from paceline.engines.llamacpp.recurrent import RecurrentSequence
-from paceline.engines.llamacpp.sequence import LlamaSequence, call
+from paceline.engines.llamacpp.sequence import PADDING, LlamaSequence, call
 from paceline.engines.llamacpp.together import (
     MOST_TOGETHER,
     SharedBlock,
@@ -57,6 +57,9 @@ _MOST_CONTEXTS = 12
 
 _STATE_BYTES = 2 << 30
 """Most bytes of recurrent states in the contexts of a model, if they are more than one."""
+
+_EMBEDDED_ROWS = 64
+"""Most rows of a call for embeddings: each also gets logits, which nothing reads."""
 
 _MEASURE_SECONDS = 2.0
 """Time for the row classes of a model."""
@@ -102,16 +105,16 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         Raises:
             MissingExtra: no library is installed, or not for this processor.
             ModelError: no library computes the file right, or it refuses it.
-            InvalidRequest: hidden states are needed, which the library does not return.
+            InvalidRequest: other hidden states are needed than those of embeddings.
         """
         settings = settings or EngineSettings()
-        if settings.taps:
+        if settings.taps not in ((), (FINAL_NORM,)):
             raise InvalidRequest(
-                "the engine llamacpp returns no hidden states, which a drafter or embeddings need; "
-                "use --engine openvino, or another drafter"
+                "the engine llamacpp returns no hidden states but those of embeddings, and a "
+                "drafter needs others; use another drafter"
             )
         self.context_length = context_length
-        self.taps: tuple[int, ...] = ()
+        self.taps: tuple[int, ...] = settings.taps
         self._threads = settings.threads or cpu_cores()
         self._measurements = settings.measurements
         self._path = path
@@ -119,7 +122,11 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         self._parallel = settings.parallel
         self._binding = library_for(
             path,
-            installed() if binding is None else (binding,),
+            [
+                library
+                for library in (installed() if binding is None else (binding,))
+                if library.embeds or not self.taps
+            ],
             lambda library: self._kept(library) is not None,
             shared=settings.parallel > 1,
         )
@@ -140,7 +147,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         self._rollback = self.classes.rollback if self._model.recurrent else 0
         states = (1 + self._rollback) * sizes.state
         self.shares_calls = self.classes.together > 1
-        outputs = max(MOST_OUTPUTS, self.classes.together)
+        outputs = max(MOST_OUTPUTS, self.classes.together, _EMBEDDED_ROWS * len(self.taps))
         parallel = self._parallel if self.shares_calls else 1
         self._contexts = Contexts(
             self._model,
@@ -160,11 +167,15 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         started = perf_counter()
         sequences = self._reserve(work)
         logits: dict[int, Logits] = {}
+        taps: list[Taps] = [{} for _ in work]
         # In the order of `work`, of more sequences than contexts each would have lost its own.
         order = sorted(range(len(work)), key=lambda at: sequences[at].parked)
         shared = [at for at in order if self._shares(work[at][1])]
         for at in order:
-            if len(shared) < 2 or at not in shared:
+            if self.taps and work[at][1].prefill and not work[at][1].rows:
+                taps[at] = self._embed(sequences[at], work[at][1])
+                logits[at] = np.empty((0, self.vocab_size), np.float32)
+            elif len(shared) < 2 or at not in shared:
                 rows = self._run(sequences[at], work[at][1])
                 # The next block may take over this one's context, with its memory of logits.
                 logits[at] = rows.copy() if len(work) > 1 else rows
@@ -174,7 +185,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             for index, rows in self._run_together(blocks).items():
                 logits[waiting[index]] = rows
         seconds = perf_counter() - started
-        return StepResult([logits[at] for at in range(len(work))], [{} for _ in work], seconds)
+        return StepResult([logits[at] for at in range(len(work))], taps, seconds)
 
     def rest(self) -> None:
         """Park all sequences: a context has far more memory than the keys and values in it."""
@@ -298,6 +309,25 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             raise
         sequence.ran(block)
         return logits
+
+    def _embed(self, sequence: LlamaSequence, block: Block) -> Taps:
+        """Run a block of a text; its rows after the last norm, [rows, d] float32."""
+        role = self.classes.prefill
+        range_ = role._replace(most=min(role.most, _EMBEDDED_ROWS))
+        hidden = []
+        try:
+            place = sequence.place(len(block.tokens) + role.least)
+            sequence.prepare(place, partial(self._calls, sequence, place))
+            for part in sequence.parts(block, place.length, range_, _EMBEDDED_ROWS):
+                tokens, start = block.tokens[part], place.length
+                padded = [*tokens, *[PADDING] * (role.least - len(tokens))]
+                hidden.append(place.embed(padded)[: len(tokens)])
+                place.truncate(start + len(tokens))
+        except BaseException:
+            sequence.failed()
+            raise
+        sequence.ran(block)
+        return {tap_name(FINAL_NORM): np.concatenate(hidden)}
 
     def _shares(self, block: Block) -> bool:
         """Whether a block may run in a call with those of other sequences."""

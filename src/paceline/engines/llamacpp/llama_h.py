@@ -171,6 +171,7 @@ _FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
     "llama_memory_seq_rm": (_BOOL, [_VOID, _INT, _INT, _INT]),
     "llama_decode": (_INT, [_VOID, LlamaBatch]),
     "llama_get_logits": (_VOID, [_VOID]),
+    "llama_set_embeddings": (None, [_VOID, _BOOL]),
     "llama_get_embeddings": (_VOID, [_VOID]),
     "llama_state_get_size": (_SIZE, [_VOID]),
     "llama_state_get_data": (_SIZE, [_VOID, _VOID, _SIZE]),

@@ -263,6 +263,20 @@ class NativeSequence:
         """Run `tokens`, in a call of their own; see `NativeContext.decode`."""
         return self.context.decode([Rows(self, tokens, outputs)])[0]
 
+    def embed(self, tokens: Sequence[int]) -> Logits:
+        """Run `tokens`; a copy of their rows after the last norm, [tokens, d] float32."""
+        api, pointer = self._binding.api, ctypes.c_void_p(self.context.pointer)
+        api.llama_set_embeddings(pointer, True)
+        try:
+            self.decode(tokens, slice(0, len(tokens)))  # logits are not read, and there
+            shape = (len(tokens), self._binding.width(self.context.model.pointer))
+            rows = np.ctypeslib.as_array(
+                ctypes.cast(api.llama_get_embeddings(pointer), _FLOATS), shape
+            )
+            return rows.copy()
+        finally:
+            api.llama_set_embeddings(pointer, False)
+
     def can_truncate(self, length: int) -> bool:
         """Whether the sequence can be cut to its first `length` positions."""
         return length == 0 or self._least <= length <= self.length

@@ -55,6 +55,9 @@ _HEADER, _COUNT = 8, 4
 
 _ONE = np.array([1], np.uint32).view(np.uint8)
 
+_NO_POOLING = 0
+"""`LLAMA_POOLING_TYPE_NONE`: embeddings are of tokens."""
+
 _FEW_ROWS = 7
 """Most rows of a call that is not tiled."""
 
@@ -70,6 +73,7 @@ class Llama(Binding):
 
     name = "llama.cpp"
     cache = "keys in q8_0 (bf16 in odd heads), values in f16"
+    embeds = True
     rolls_back = True
 
     def __init__(self) -> None:
@@ -130,6 +134,7 @@ class Llama(Binding):
         params.n_outputs_max = min(settings.rows, settings.outputs)
         params.n_seq_max = settings.sequences  # with keys and values of their own each
         params.n_rs_seq = settings.rollback
+        params.pooling_type = _NO_POOLING
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn_type = FLASH_ATTENTION
         params.type_k, params.type_v = TYPES[self._key_type(model)], TYPES["f16"]
