@@ -1,43 +1,30 @@
-"""Server throughput: 8 clients against 1, and against OpenVINO GenAI's continuous batching.
+"""Server throughput: 8 clients against 1.
 
     python benchmarks/serving_throughput.py --output benchmarks/results/serving-throughput.json
 
 The same prompts, greedy, without a prefix cache, except for the variants called `known`, in which
 all prompts are hits. In every round each variant answers all prompts, in rotating order, and ratios
-are taken within the round. paceline is called over HTTP by clients in this process, GenAI through
-`add_request` and `step`, without HTTP, on the same graph, at the same precision (f16 KV cache,
-float32), with a KV cache of the same size.
+are taken within the round. Clients are in this process, and call over HTTP.
 """
 
 import argparse
 import json
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
-import paceline  # first: it switches off what openvino would report
-
-# isort: split
-import numpy as np
-import openvino as ov
-import openvino_genai as genai
 from clients.server import Server, served
 
-from paceline.models import DEFAULT_MODEL, ModelFiles, resolve
+import paceline
+from paceline.models import DEFAULT_MODEL
 from paceline.verify.client import Endpoint, closed_loop
 from paceline.verify.suite import SuitePrompt, load_suite
 
-ENGINE = "openvino"
-"""The one whose graph GenAI runs, too."""
 MANY = 8
 SLOTS = 16384
-"""Tokens of the KV cache in both runtimes: all prompts and answers fit."""
-GENAI_BLOCK = 32
-"""Tokens in a KV block of GenAI on a CPU."""
+"""Tokens of the KV cache: all prompts and answers fit."""
 
 COUNTED = ("engine_calls", "engine_rows", "engine_seconds", "steps", "step_tokens")
 
@@ -88,65 +75,6 @@ def ours(server: Server, drafter: str, clients: int, *, known: bool = False) -> 
     return answer
 
 
-class GenAi:
-    """One of GenAI's pipelines; prompt lookup as its documentation sets it up."""
-
-    def __init__(self, files: ModelFiles, *, lookup: bool) -> None:
-        scheduler = genai.SchedulerConfig()
-        scheduler.num_kv_blocks = SLOTS // GENAI_BLOCK
-        scheduler.enable_prefix_caching = False
-        options: dict[str, object] = {"prompt_lookup": True} if lookup else {}
-        options |= {"KV_CACHE_PRECISION": "f16", "INFERENCE_PRECISION_HINT": "f32"}
-        self._files = files
-        self._pipeline = genai.ContinuousBatchingPipeline(
-            str(files.folder), scheduler, "CPU", options
-        )
-        self._config = genai.GenerationConfig()
-        self._config.do_sample = False
-        self._config.eos_token_id = files.stop_token_ids[-1]
-        self._config.stop_token_ids = set(files.stop_token_ids)
-        if lookup:
-            self._config.num_assistant_tokens = 5
-            self._config.max_ngram_size = 3
-        self._asked = 0
-
-    def variant(self, at_once: int) -> Variant:
-        """`at_once` requests at a time, the next as soon as one has ended."""
-
-        def answer(prompts: Sequence[SuitePrompt], max_tokens: int) -> Answered:
-            self._config.max_new_tokens = max_tokens
-            tokenizer, template = self._files.tokenizer(), self._files.template()
-            running: dict[str, Any] = {}
-            ids: dict[str, list[int]] = {}
-            waiting = deque(prompts)
-            steps, started = 0, perf_counter()
-            while waiting or running:
-                while waiting and len(running) < at_once:
-                    prompt = waiting.popleft()
-                    tokens = tokenizer.encode(template.render(prompt.messages), special=True)
-                    running[prompt.id] = self._pipeline.add_request(
-                        self._asked, ov.Tensor(np.array([tokens], np.int64)), self._config
-                    )
-                    self._asked += 1
-                self._pipeline.step()
-                steps += 1
-                for name, handle in list(running.items()):
-                    if handle.get_status() != genai.GenerationStatus.RUNNING:
-                        ids[name] = list(handle.read_all()[0].generated_ids)
-                        del running[name]
-            seconds = perf_counter() - started
-            ends = set(self._files.stop_token_ids)
-            answers = {name: [token for token in ids[name] if token not in ends] for name in ids}
-            return Answered(
-                seconds,
-                sum(map(len, answers.values())),
-                {name: tokenizer.decode(tokens) for name, tokens in answers.items()},
-                {"steps": float(steps)},
-            )
-
-        return answer
-
-
 def main() -> None:
     """Measure, print, and write the result to --output."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -156,16 +84,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     suite = load_suite().only((), options.per_kind)
-    files = resolve(DEFAULT_MODEL)
-    peers = {"plain": GenAi(files, lookup=False), "lookup": GenAi(files, lookup=True)}
-    with served(["--engine", ENGINE, "--cache-tokens", str(SLOTS)]) as server:
+    with served(["--parallel", str(MANY), "--cache-tokens", str(SLOTS)]) as server:
         variants: dict[str, Variant] = {}
         for clients in (1, MANY):
             for drafter in ("auto", "none"):
                 variants[f"paceline {drafter}, {clients}"] = ours(server, drafter, clients)
             variants[f"paceline known, {clients}"] = ours(server, "auto", clients, known=True)
-            for name, peer in peers.items():
-                variants[f"genai {name}, {clients}"] = peer.variant(clients)
         variants["paceline known, 1"](suite.prompts, 1)  # fills the prefix cache
         for answer in variants.values():
             answer(suite.prompts[:2], 8)  # warm-up
@@ -175,8 +99,7 @@ def main() -> None:
             print(json.dumps({name: round(each.rate, 1) for name, each in rounds[-1].items()}))
     result = {
         "command": "python benchmarks/serving_throughput.py",
-        "engine": paceline.load(engine=ENGINE).engine.describe(),
-        "openvino_genai": genai.__version__,
+        "engine": paceline.load(parallel=MANY).engine.describe(),
         "suite_sha256": suite.sha256,
         "prompts": len(suite.prompts),
         "max_tokens": options.max_tokens,
@@ -231,7 +154,7 @@ def _summary(rounds: Sequence[Mapping[str, Answered]]) -> dict[str, Any]:
     }
 
 
-MODES = ("paceline auto", "paceline none", "paceline known", "genai lookup", "genai plain")
+MODES = ("paceline auto", "paceline none", "paceline known")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ from paceline.verify.suite import SuitePrompt, load_suite
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from support.nginx import proxied
 
-ENGINE = "openvino"
 CLIENTS = 8
 MAX_TOKENS = 128
 ONE, ONE_PROXIED, TWO = "one server", "one server, proxied", "two servers, proxied"
@@ -45,7 +44,7 @@ def main() -> None:
     options = parser.parse_args()
     suite = load_suite()
     with ExitStack() as stack:
-        servers = [stack.enter_context(served(["--engine", ENGINE])) for _ in range(2)]
+        servers = [stack.enter_context(served([])) for _ in range(2)]
         ports = [urlsplit(server.url).port or 0 for server in servers]
         folders = [Path(stack.enter_context(TemporaryDirectory())) for _ in range(2)]
         same = stack.enter_context(proxied([ports[0], ports[0]], folders[0]))
@@ -54,7 +53,7 @@ def main() -> None:
         rounds, texts = measured(urls, suite.prompts, options.rounds)
     result = {
         "command": "python benchmarks/several_servers.py",
-        "engine": paceline.load(DEFAULT_MODEL, engine=ENGINE).engine.describe(),
+        "engine": paceline.load(DEFAULT_MODEL).engine.describe(),
         "suite_sha256": suite.sha256,
         "prompts": len(suite.prompts),
         "clients": CLIENTS,

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from support.hybrids import HEAD, with_head
+
 from support.mtp import random_weights
 
 CONTEXT = 4096

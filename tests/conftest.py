@@ -16,6 +16,7 @@ from support.bench import write_suite
 from support.coreml import converted_once, tiny_artifact
 from support.coremltools import convert_fast
 from support.drafters import write_toy_table
+from support.openvino_ir import write_ir
 from support.packages import MARKED, may_be_marked
 from support.pairs import outside_pairs
 from support.thinking import TEMPLATES, write_thinking
@@ -107,6 +108,14 @@ def tiny_joined(tmp_path_factory: pytest.TempPathFactory, tiny_cache: Path) -> M
     """A tiny model of several files, which are joined in the folder of the prepared model."""
     shard = write_tiny(tmp_path_factory.mktemp("shards") / "tiny.gguf", seed=1, split=10)
     return resolve(str(shard), tiny_cache)
+
+
+@pytest.fixture(scope="session")
+def tiny_ir(tmp_path_factory: pytest.TempPathFactory, tiny_files: ModelFiles) -> ModelFiles:
+    """The tiny model as a folder of OpenVINO IR."""
+    for module in ("openvino", "openvino_genai"):
+        pytest.importorskip(module)
+    return write_ir(tmp_path_factory.mktemp("ir") / "tiny-ov", tiny_files)
 
 
 @pytest.fixture(scope="session")

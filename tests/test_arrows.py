@@ -16,6 +16,7 @@ SOURCE = Path(paceline.__file__).parents[1]
 
 # Packages of this distribution. The others import paceline, which knows none of them.
 CORE, CORE_ML, LAB, MLX = "paceline", "paceline_coreml", "paceline_lab", "paceline_mlx"
+OPENVINO = "paceline_openvino"
 
 # The rooms of a package, and the rooms that each imports from besides itself, no more and no fewer.
 # "" is the package: its version. Errors and versions are for all.
@@ -94,6 +95,15 @@ ALLOWED = {
         "thresholds": set[str](),
         "together": {"caches", "hooks"},
     },
+    OPENVINO: {
+        "": set[str](),
+        "batch": {"graph", "library"},
+        "engine": {"batch", "graph", "kv_copies", "library", "rows"},
+        "graph": {"library"},
+        "kv_copies": set[str](),
+        "library": set[str](),
+        "rows": {"library"},
+    },
 }
 
 # The parts of `models`, lowest first, that a part may import from besides itself. Other rooms
@@ -122,6 +132,7 @@ LIGHT_ROOMS = {
     CORE_ML: {"cli", "engine", "rehearsal", ""},
     LAB: {"arguments", "cli", ""},
     MLX: {*ALLOWED[MLX]},
+    OPENVINO: {*ALLOWED[OPENVINO]},
 }
 LIGHT_MODULES = {"paceline.verify.arguments"}
 
@@ -303,7 +314,7 @@ def test_no_module_imports_itself_by_way_of_others_typing_included():
 def test_openvino_has_one_core_in_a_process():
     """A second one, once both have ended, makes of any signal the end of the process."""
     callers = [module for module, source in SOURCES.items() if ".Core()" in source]
-    assert callers == ["paceline.storage.openvino"]
+    assert callers == ["paceline_openvino.library"]
 
 
 def test_the_service_imports_nothing_of_the_apis():
@@ -338,7 +349,7 @@ WRONG = {
         "from paceline.engines.base import Engine",
         "if TYPE_CHECKING:\n    from paceline.engines.base import Engine",
     ],
-    "paceline.engines.openvino.x": [
+    "paceline.engines.llamacpp.x": [
         "from paceline.drafters import create",
         "from ...models import files",
     ],
@@ -385,7 +396,7 @@ RIGHT = {
         "from .types import Block\nfrom . import types",
     ],
     "paceline.drafters.x": ["from paceline.decoding import types\nfrom paceline import errors"],
-    "paceline.engines.openvino.x": ["from ..slots import BlockPool"],
+    "paceline.engines.llamacpp.x": ["from ..slots import BlockPool"],
     "paceline.engines.x": [
         "def f():\n    import openvino as ov",
         "class C:\n    async def f(self):\n        import openvino",

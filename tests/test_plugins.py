@@ -31,7 +31,7 @@ ACME = """
         return 0
 
     def open_engine(path, context_length, settings):
-        engine = open_core_engine("openvino", path, context_length, settings)
+        engine = open_core_engine("llamacpp", path, context_length, settings)
         engine.name = "acme"
         return engine
 """
@@ -102,10 +102,10 @@ def test_a_broken_command_is_one_line_and_only_if_it_is_named(
 
 
 def test_a_broken_engine_is_an_error_of_ours(install: Install, tiny_gguf: Path):
-    install("", engines={"acme": "acme:open_engine", "openvino": "acme:open_engine"})
+    install("", engines={"acme": "acme:open_engine", "llamacpp": "acme:open_engine"})
     with pytest.raises(plugins.PluginError):
         open_engine("acme", tiny_gguf, 64, EngineSettings())
-    assert open_engine("openvino", tiny_gguf, 64, EngineSettings()).name == "openvino"
+    assert open_engine("llamacpp", tiny_gguf, 64, EngineSettings()).name == "llamacpp"
 
 
 def test_an_engine_of_paceline_opens_without_reading_entry_points(tiny_gguf: Path):
@@ -116,12 +116,12 @@ from paceline import plugins
 from paceline.engines import EngineSettings, open_engine
 
 plugins.names = plugins.load = None
-open_engine("openvino", Path(sys.argv[1]), 64, EngineSettings())
+open_engine("llamacpp", Path(sys.argv[1]), 64, EngineSettings())
 """
     subprocess.run([sys.executable, "-c", script, str(tiny_gguf)], check=True)
 
 
 def test_this_distribution_names_what_its_houses_add():
-    assert "coreml" in plugins.names(plugins.ENGINES)
+    assert {"coreml", "openvino"} <= {*plugins.names(plugins.ENGINES)}
     added: list[Any] = [plugins.load(plugins.COMMANDS, n) for n in plugins.names(plugins.COMMANDS)]
     assert all(added)

@@ -16,11 +16,9 @@ import numpy as np
 import pytest
 
 from paceline.decoding.types import Best, Block
-from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import KVSequence
 from paceline.engines.invariance import CONDITIONS, measure_invariance
 from paceline.engines.llamacpp.engine import LlamaCppEngine
-from paceline.models import cache_dir, resolve
 from paceline.options import GREEDY, Options
 from paceline.runtime import kept
 from paceline.runtime.model import Model
@@ -53,15 +51,11 @@ def freed() -> Iterator[None]:
     gc.collect()
 
 
-@pytest.fixture(scope="module", params=params(["openvino", "ik_llama.cpp", "llama.cpp"]))
+@pytest.fixture(scope="module", params=params(["ik_llama.cpp", "llama.cpp"]))
 def gemma(request: pytest.FixtureRequest) -> Model:
-    """The model in each engine and library that runs it."""
+    """The model in each library that runs it."""
     gc.collect()
-    if request.param != "openvino":
-        return model_of(gemma_file(), request.param, cache_tokens=8192)
-    files = resolve(str(gemma_file()), cache_dir())
-    settings = EngineSettings(cache_tokens=8192)
-    return Model(files, open_engine("openvino", files.path, files.context_length, settings))
+    return model_of(gemma_file(), request.param, cache_tokens=8192)
 
 
 @pytest.fixture(scope="module")

@@ -36,11 +36,9 @@ OWN: Options = {"seed": 7}
 """As the registry has it for this model: sampled, with a penalty."""
 
 
-@pytest.fixture(scope="module", params=["openvino", "ik_llama.cpp", "llama.cpp"])
-def real_model(request: pytest.FixtureRequest, real_model: Model) -> Model:
-    """The default model in each engine and library that runs it here."""
-    if request.param == "openvino":
-        return real_model
+@pytest.fixture(scope="module", params=["ik_llama.cpp", "llama.cpp"])
+def real_model(request: pytest.FixtureRequest) -> Model:
+    """The default model in each library that runs it here."""
     if request.param == "llama.cpp":  # which computes the weights of its file, Q4_1
         return model_of(wheel_file(REGISTRY[DEFAULT_MODEL]), request.param, cache_tokens=4096)
     library(request.param)

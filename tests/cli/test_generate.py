@@ -193,7 +193,7 @@ def test_text_that_the_terminal_cannot_show_is_no_crash(
         (("--cache-tokens", str(10**30)), "argument --cache-tokens: "),
         (("--threads", "0"), "argument --threads: "),
         (("--threads", str(10**12)), "argument --threads: "),
-        (("--engine", "magic"), "no engine is called 'magic'; expected auto, openvino"),
+        (("--engine", "magic"), "no engine is called 'magic'; expected auto, llamacpp"),
     ],
 )
 def test_a_value_out_of_range_is_one_line_that_names_it(

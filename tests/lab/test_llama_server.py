@@ -215,7 +215,7 @@ def suite_of_two_turns(path: Path) -> Path:
 
 
 def arguments(fake: Path, gguf: Path, suite: Path) -> list[str]:
-    options = {"--suite": suite, "--max-tokens": 8, "--rounds": 1, "--engine": "openvino"}
+    options = {"--suite": suite, "--max-tokens": 8, "--rounds": 1, "--engine": "llamacpp"}
     words: list[Any] = ["bench", "peers", "--model", gguf, "--llama-server", fake]
     return [str(word) for word in (*words, *(part for item in options.items() for part in item))]
 
@@ -230,10 +230,10 @@ def test_the_command_compares_with_a_server_and_another_engine_turn_by_turn(
 ):
     output = tmp_path / "peers.json"
     words = arguments(fake, tiny_gguf, suite_of_two_turns(tmp_path / "suite.jsonl"))
-    assert main([*words, "--peer", "openvino", "--output", str(output)]) == 0
+    assert main([*words, "--peer", "llamacpp", "--output", str(output)]) == 0
     record = read_record(output)
     servers = [f"llama-server, {mode}" for mode in ("plain", *LOOKUPS)]
-    ours = ["paceline openvino, plain", "paceline openvino, auto"]
+    ours = ["paceline llamacpp, plain", "paceline llamacpp, auto"]
     assert record.contenders == ["plain", "auto", *ours, *servers]
     assert record.cases == ["1", "1, turn 2"]
     figures = record.summary["speeds"]

@@ -30,13 +30,6 @@ def _openvino(files: ModelFiles) -> Engine:
     return open_engine("openvino", files.path, files.context_length, settings)
 
 
-def _hybrid(form: str, request: pytest.FixtureRequest) -> Engine:
-    """A model with recurrent layers beside attention."""
-    folder = request.getfixturevalue("tmp_path_factory").mktemp(form)
-    settings = EngineSettings(cache_tokens=3 * 512)
-    return open_engine("openvino", write_gguf_of(form, folder / "m.gguf"), 512, settings)
-
-
 def _llamacpp(name: str, path: Path, parallel: int = 1) -> Engine:
     from paceline.engines.llamacpp.engine import LlamaCppEngine
 
@@ -87,8 +80,7 @@ def _coreml(folders: pytest.TempPathFactory) -> Engine:
 ENGINES: dict[str, Callable[[pytest.FixtureRequest], Engine]] = {
     "toy": lambda _: ToyEngine(),
     "toy-padded": lambda _: ToyEngine(min_rows=2, best=True),
-    "openvino": lambda request: _openvino(request.getfixturevalue("tiny_files")),
-    **{f"openvino-{name}": partial(_hybrid, form) for name, form in HYBRIDS.items()},
+    "openvino": lambda request: _openvino(request.getfixturevalue("tiny_ir")),
     "llamacpp": lambda request: _llamacpp("ik_llama.cpp", request.getfixturevalue("tiny_gguf")),
     "llamacpp-packed": lambda request: _packed("ik_llama.cpp", request),
     "llamacpp-upstream": lambda request: _llamacpp(
@@ -102,6 +94,7 @@ ENGINES: dict[str, Callable[[pytest.FixtureRequest], Engine]] = {
     **{f"mlx-{name}": partial(mlx.engine, name) for name in mlx.CASES},
 }
 NEEDS = {
+    "openvino": "openvino",
     "llamacpp": "ik_llama.cpp",
     "llamacpp-packed": "ik_llama.cpp",
     "llamacpp-upstream": "llama.cpp",
@@ -110,5 +103,5 @@ NEEDS = {
     **{f"mlx-{name}": "mlx" for name in mlx.CASES},
 }
 """Engine -> its name in `NEEDED` of `packages.py`, where tests need a package for it."""
-QUICK = {"toy", "toy-padded", "openvino", "llamacpp"}
+QUICK = {"toy", "toy-padded", "llamacpp"}
 """Engines that tests run with `-m "not slow"`; the others take minutes together."""

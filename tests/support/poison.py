@@ -26,11 +26,6 @@ def _openvino(engine: Any, sequence: Any, length: int) -> None:
         value = np.frombuffer(bytes([POISON] * 2), cache.dtype)[0]
         by_slot = cache.swapaxes(1, 2)  # of [blocks, heads, slots of a block, d]
         _blocks(engine, sequence, length, by_slot, value)
-    if engine._states is not None:
-        free = [*engine._states._free, engine._states.spare]
-        for name, (states, _) in engine._bound.items():
-            if name not in engine._caches():
-                states[free] = np.frombuffer(bytes([POISON] * 4), states.dtype)[0]
 
 
 def _blocks(engine: Any, sequence: Any, length: int, cache: Any, value: Any) -> None:

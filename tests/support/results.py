@@ -11,7 +11,7 @@ HEAD: dict[str, Any] = {
     "versions": {"python": "3.11"},
     "machine": {"processor": "P", "cores": 2},
     "model": {"name": "m", "fingerprint": "f" * 64},
-    "engine": {"engine": "openvino", "taps": ""},
+    "engine": {"engine": "llamacpp", "taps": ""},
     "suite_sha256": "a" * 64,
 }
 
@@ -118,7 +118,7 @@ SIMULATED = Record(
 
 PLAN: dict[str, Any] = {
     "model": "m",
-    "engine": {"engine": "openvino"},
+    "engine": {"engine": "llamacpp"},
     "plain_milliseconds": 10.0,
     "rows": [
         {"rows": 2, "milliseconds": 10.0, "ratio": 1.0, "break_even": 0.0},

@@ -235,7 +235,7 @@ def test_models_say_what_was_measured_of_each(model: Model):
     (listed,) = [each for each in list_models() if each.name == model.files.name]
     found = exactness_of(listed)
     assert any(each["conditions"].keys() == {*CONDITIONS} for each in found)
-    engine = {"engine": "openvino", "min_rows": "2"}
+    engine = {"engine": "llamacpp", "min_rows": "2"}
     holds = {"engine": engine, "conditions": {"batch": {"holds": True}}}
     broken = {"engine": engine, "conditions": {"prefix_cache": {"holds": False}}}
     single = {**broken, "engine": {**engine, "min_rows": "1"}}

@@ -8,10 +8,9 @@ from pathlib import Path
 from paceline import plugins
 from paceline.engines.base import Engine, EngineSettings
 from paceline.errors import InvalidRequest
-from paceline.storage.openvino import GRAPH
 from paceline.storage.processes import use_native_threads
 
-ENGINES = ("openvino", "llamacpp")
+ENGINES = ("llamacpp",)
 """Names of the engines in this folder."""
 
 __all__ = ["ENGINES", "Engine", "EngineSettings", "check_engine", "check_settings", "open_engine"]
@@ -51,11 +50,6 @@ def open_engine(name: str, path: Path, context_length: int, settings: EngineSett
     check_engine(name)
     check_settings(name, settings)
     use_native_threads()
-    if name == "openvino":
-        from paceline.engines.openvino import OpenVinoEngine
-
-        graph = path / GRAPH if path.is_dir() else path
-        return OpenVinoEngine(graph, context_length, settings)
     if name == "llamacpp":
         from paceline.engines.llamacpp.engine import LlamaCppEngine
 

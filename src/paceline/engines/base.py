@@ -29,18 +29,6 @@ MOST_PARALLEL = 32
 _CACHE_BYTES = 2 << 30
 """Default limit of a model's KV cache, in bytes."""
 
-_STATE_BYTES = 2 << 30
-"""Default limit of a hybrid model's recurrent states, in bytes."""
-
-LEAST_STATES = 10
-"""Fewest state blocks of a useful pool: a block of eight rows, what it reads, and a checkpoint."""
-
-_CALL_STATES = 34
-"""State blocks for the longest block of rows, what it reads, and a checkpoint."""
-
-_CONTEXT_STATES = 12
-"""State blocks per context: a block of a few rows, what it reads, and its checkpoints."""
-
 _MOST_CACHE_TOKENS = 2**31 - 1
 
 
@@ -168,8 +156,6 @@ class EngineSettings:
     """Layers whose output hidden states every step returns, from 0."""
     threads: int | None = None
     """CPU threads; None: the engine's default."""
-    round_inputs: bool = True
-    """Whether the engine openvino rounds the inputs of products to 8 bits, which is faster."""
     compute_units: str | None = None
     """Core ML compute units, one of `COMPUTE_UNITS`; None: cpu-and-ne."""
     measurements: Path | None = None
@@ -213,16 +199,6 @@ class EngineSettings:
         most = _CACHE_BYTES if self.contexts == 1 else max(_CACHE_BYTES, memory_bytes() // 4)
         return min(self.contexts * context_length, most // max(slot_bytes, 1))
 
-    def state_blocks(self, block_bytes: int) -> int:
-        """State blocks of `block_bytes` bytes in a hybrid model's pool.
-
-        Enough for a long block of a sequence and checkpoints of every context, if that fits into
-        2 GiB, or for several contexts into an eighth of the machine's memory if that is more.
-        """
-        most = _STATE_BYTES if self.contexts == 1 else max(_STATE_BYTES, memory_bytes() // 8)
-        blocks = _CALL_STATES + _CONTEXT_STATES * self.contexts
-        return max(min(blocks, most // max(block_bytes, 1)), LEAST_STATES)
-
 
 def _within(value: object, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
@@ -243,8 +219,6 @@ class Engine(Protocol):
     warm_rows: tuple[int, ...]
     """Row counts to run once while loading: together they pack the weights for the processor in
     every compiled graph. Empty if first calls take hardly longer than later ones."""
-    most_sequences: int | None
-    """Sequences that one call can run, as recurrent layers have states for; None: any number."""
     shares_calls: bool
     """Whether a step reads the weights once for all its sequences; False: its blocks run one after
     another, each as long as alone."""

@@ -234,7 +234,6 @@ class PooledEngine(Generic[Table]):
     """The part of `Engine` that counts slots, for sequences that are block tables of one pool."""
 
     warm_rows: tuple[int, ...] = ()
-    most_sequences: int | None = None
     shares_calls = True
 
     _pool: BlockPool

@@ -5,7 +5,6 @@ other rooms import nothing from the modules inside.
 """
 
 from paceline.models.checkpoints import read_facts
-from paceline.models.checkpoints.from_gguf import checkpoint_from_gguf
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
 from paceline.models.gguf.support import memory_needed
 from paceline.models.hub import cached_drafters, go_offline
@@ -52,7 +51,6 @@ __all__ = [
     "cached_drafters",
     "check_models",
     "check_unicode",
-    "checkpoint_from_gguf",
     "core_ml_folder",
     "find_removal",
     "go_offline",

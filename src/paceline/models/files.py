@@ -20,6 +20,7 @@ from paceline.models.checkpoints import (
 )
 from paceline.models.hub import INSTEAD
 from paceline.models.manifest import (
+    GRAPH,
     REQUIRED,
     TOKENIZER,
     Facts,
@@ -33,7 +34,6 @@ from paceline.models.templates.marks import Thinking
 from paceline.models.templates.tokenizer import Tokenizer
 from paceline.storage.files import size_of
 from paceline.storage.manifest import MANIFEST, is_checked
-from paceline.storage.openvino import GRAPH
 from paceline.storage.progress import QUIET, Progress
 
 

@@ -40,7 +40,7 @@ class Listed:
     context_length: int | None = None
     """In tokens; None: not known before it is prepared."""
     tested: str = ""
-    """What was run of a model that is not here, and in which engines."""
+    """What was run of a model that is not here."""
 
 
 class _File(NamedTuple):
@@ -110,10 +110,10 @@ def _absent() -> Iterator[Listed]:
 
 
 def _tested(known: KnownModel) -> str:
-    """What was run of a model, and in which engines."""
+    """What was run of a model."""
     if known.ran is None:
         return "not tried yet"
-    return f"{_RAN[known.ran]} tested in {' and '.join(known.engines)}"
+    return f"{_RAN[known.ran]} tested"
 
 
 def _about(known: KnownModel) -> str:

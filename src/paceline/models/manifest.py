@@ -11,7 +11,6 @@ from typing import Literal
 
 import paceline
 from paceline.errors import ModelError
-from paceline.storage import openvino
 from paceline.storage.coreml import CORE_ML, fingerprint_of
 from paceline.storage.files import read_json, sha256_of
 from paceline.storage.manifest import MANIFEST, FileRecord, changed_contents, check_files, remember
@@ -23,7 +22,8 @@ TOKENIZER = "tokenizer.json"
 TEMPLATE = "chat_template.jinja"
 GENERATION = "generation_config.json"
 """Sampling settings of a model's authors."""
-REQUIRED = (openvino.GRAPH, openvino.weights_of(openvino.GRAPH), TOKENIZER)
+GRAPH = "openvino_model.xml"
+REQUIRED = (GRAPH, "openvino_model.bin", TOKENIZER)
 """Files of a model in OpenVINO's format."""
 GGUF_WEIGHTS = "model.gguf"
 """Weights that were made for a model, in the same folder."""

@@ -14,6 +14,7 @@ from paceline.models.files import ModelFiles, open_checkpoint, open_folder
 from paceline.models.gguf.support import check_fits
 from paceline.models.hub import FileSet, Repository, gguf_files
 from paceline.models.hub.download import check_disk, missing_bytes
+from paceline.models.manifest import GRAPH
 from paceline.models.names import (
     CORE_ML_SUFFIX,
     MLX_SUFFIX,
@@ -27,7 +28,6 @@ from paceline.models.names import (
 from paceline.models.names.hub_names import HubName, is_hub_name, shards_beside
 from paceline.models.names.other_apps import find_app_model, is_app_name
 from paceline.storage.manifest import MANIFEST
-from paceline.storage.openvino import GRAPH
 from paceline.storage.progress import QUIET, Progress
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.models import Facts, Origin, Progress, checkpoint_from_gguf, open_origin
+from paceline.models import Facts, Origin, Progress, open_origin
 from paceline.storage.files import digest_of
+from paceline_coreml.conversion.from_gguf import checkpoint_from_gguf
 
 
 class Source(NamedTuple):

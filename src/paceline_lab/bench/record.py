@@ -27,7 +27,7 @@ from paceline.storage.validation import Limit, listed, validated
 FORM = "paceline-bench"
 VERSION = 1
 
-PACKAGES = ("numpy", "openvino", "tokenizers")
+PACKAGES = ("numpy", "tokenizers", "xllamacpp")
 """Packages whose versions a record has, if they are installed."""
 
 _HEAD = ("made", "command", "paceline", "settings", "versions", "machine")

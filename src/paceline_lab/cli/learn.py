@@ -46,7 +46,7 @@ def learn(
             parser=Path, metavar="FILE...", help="JSON lines whose prompts are not learnt from"
         ),
     ],
-    engine: Annotated[str, Option(help="auto, openvino, llamacpp or mlx")] = "auto",
+    engine: Annotated[str, Option(help="auto, llamacpp or mlx")] = "auto",
     offline: Offline = False,
     output: Output,
 ) -> int:

@@ -50,7 +50,7 @@ def test_a_run_reports_every_contender_on_every_prompt(model: Model, suite_file:
         "kinds": ["chat"],
     }
     assert record.engine is not None
-    assert record.engine["engine"] == "openvino"
+    assert record.engine["engine"] == "llamacpp"
     assert record.model == {"name": model.files.name, "fingerprint": model.files.fingerprint}
     assert len(record.suite_sha256 or "") == 64
     assert "1/1 one:" in stream.getvalue()

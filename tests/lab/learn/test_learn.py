@@ -58,7 +58,7 @@ def given(tmp_path: Path) -> Path:
 
 
 def learn(model: str, tokens: int = 1000, **options: Any) -> dict[str, Any]:
-    settings: dict[str, Any] = {"engine": "openvino", "hours": 1.0, "prompts": [], "exclude": []}
+    settings: dict[str, Any] = {"engine": "llamacpp", "hours": 1.0, "prompts": [], "exclude": []}
     settings |= {"progress": QUIET, **options}
     return dict(command.learn(model, tokens=tokens, **settings).value)
 
@@ -175,7 +175,7 @@ def test_a_disk_that_is_too_full_is_refused(
 def test_learning_is_a_command_and_forgotten_by_another(
     tiny_files: ModelFiles, capsys: pytest.CaptureFixture[str]
 ):
-    words = [tiny_files.name, "--tokens", "300", "--engine", "openvino"]
+    words = [tiny_files.name, "--tokens", "300", "--engine", "llamacpp"]
     assert get_command(app).main(words, standalone_mode=False) == 0
     out, said = capsys.readouterr()
     assert "answers with" in out

@@ -30,7 +30,6 @@ def test_pips_variables_choose_indexes_folders_and_how_hosts_are_reached():
             "PIP_FIND_LINKS": "/wheels",
             "PIP_TRUSTED_HOST": "one two:8080",
             "PIP_CERT": "/authorities.pem",
-            "PIP_CLIENT_CERT": "/own.pem",
             "PIP_PROXY": "proxy:3128",
             "PIP_DEFAULT_TIMEOUT": "60",
         }
@@ -44,7 +43,6 @@ def test_pips_variables_choose_indexes_folders_and_how_hosts_are_reached():
         ),
         trusted_hosts=("one", "two:8080"),
         certificates="/authorities.pem",
-        client_certificate="/own.pem",
         proxy="http://proxy:3128",
         timeout=60,
     )

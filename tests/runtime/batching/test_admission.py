@@ -32,7 +32,7 @@ PROMPTS = [
 def one_context(tiny_files: ModelFiles, tiny_cache: Path) -> Model:
     """The tiny model with the cache that an engine has by default: one full context."""
     engine = open_engine(
-        "openvino", tiny_files.path, tiny_files.context_length, EngineSettings(contexts=1)
+        "llamacpp", tiny_files.path, tiny_files.context_length, EngineSettings(contexts=1)
     )
     assert engine.free_slots == tiny_files.context_length
     return Model(tiny_files, engine)

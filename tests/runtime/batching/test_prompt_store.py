@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.engines.base import KVSequence
+from paceline.models import ModelFiles
 from paceline.runtime.batching.prompt_store import PromptStore
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
@@ -26,8 +27,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def model(tiny_gguf: Path) -> Model:
-    return load(tiny_gguf, engine="openvino", cache_tokens=2048)
+def model(tiny_ir: ModelFiles) -> Model:
+    return load(tiny_ir.path, cache_tokens=2048)
 
 
 def ask(server: Running, **more: object) -> tuple[str, int]:
@@ -44,7 +45,7 @@ def files(cache: Path) -> list[Path]:
 
 
 def test_a_prompt_is_read_once_and_gives_the_same_tokens_after_a_restart(
-    cache: Path, model: Model, tiny_gguf: Path
+    cache: Path, model: Model, tiny_ir: ModelFiles
 ):
     settings = Settings(prompt_cache_bytes=LIMIT)
     with running(model, settings) as server:
@@ -52,11 +53,11 @@ def test_a_prompt_is_read_once_and_gives_the_same_tokens_after_a_restart(
         assert cached == 0
     assert len(files(cache)) >= 3
     for drafter in ("none", "suffix", "ngram:min=1"):
-        with running(load(tiny_gguf, engine="openvino", cache_tokens=2048), settings) as server:
+        with running(load(tiny_ir.path, cache_tokens=2048), settings) as server:
             again, cached = ask(server, speculation={"drafter": drafter})
             assert again == text
             assert cached == 128 * len(files(cache))
-    with running(load(tiny_gguf, engine="openvino", cache_tokens=2048)) as server:
+    with running(load(tiny_ir.path, cache_tokens=2048)) as server:
         assert ask(server) == (text, 0)
     assert files(cache)[0].parent.stat().st_mode & 0o077 == 0, "others can read prompts"
 
@@ -157,7 +158,7 @@ def test_another_model_or_engine_has_files_of_its_own(
 ):
     _, model, tokens = kept
     assert restored(PromptStore(cache, model.engine, "other", LIMIT), model, tokens) == 0
-    single = load(model.files.path, engine="openvino", rows=1, cache_tokens=512)
+    single = load(model.files.path, rows=1, cache_tokens=512)
     assert restored(PromptStore(cache, single.engine, "model", LIMIT), single, tokens) == 0
 
 

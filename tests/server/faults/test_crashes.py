@@ -27,34 +27,34 @@ sys.exit(main())
 ASSERT = """
 from paceline.engines.llamacpp import native
 decode = native.NativeContext.decode
-def fails(context, tokens, outputs):
-    if tokens[:4] == [3, 250, 4, 250]:
-        ggml = ctypes.CDLL(context._binding.library._name)
+def fails(context, work):
+    if any(tokens[:4] == [3, 250, 4, 250] for _, tokens, _ in work):
+        ggml = ctypes.CDLL(context.binding.library._name)
         ggml.ggml_abort(b"ggml.c", 1234, b"GGML_ASSERT(%s) failed", b"planted")
-    return decode(context, tokens, outputs)
+    return decode(context, work)
 native.NativeContext.decode = fails
 """
 
 ADDRESS = """
-from paceline.engines.openvino import engine
-step = engine.OpenVinoEngine.step
-def fails(self, calls):
-    if any(block.tokens[:4] == [3, 250, 4, 250] for _, block in calls):
+from paceline.engines.llamacpp import native
+decode = native.NativeContext.decode
+def fails(context, work):
+    if any(tokens[:4] == [3, 250, 4, 250] for _, tokens, _ in work):
         ctypes.string_at(8)
-    return step(self, calls)
-engine.OpenVinoEngine.step = fails
+    return decode(context, work)
+native.NativeContext.decode = fails
 """
 
 
 @pytest.mark.parametrize(
-    ("engine", "patch", "cause"),
-    [("llamacpp", ASSERT, "an assert failed"), ("openvino", ADDRESS, "a bad address")],
+    ("patch", "cause"),
+    [(ASSERT, "an assert failed"), (ADDRESS, "a bad address")],
     ids=["an assert", "a bad address"],
 )
 def test_a_crash_of_a_library_ends_the_server_with_one_line_and_a_code(
-    tmp_path: Path, tiny_gguf: Path, engine: str, patch: str, cause: str
+    tmp_path: Path, tiny_gguf: Path, patch: str, cause: str
 ):
-    options = ["--model", str(tiny_gguf), "--engine", engine]
+    options = ["--model", str(tiny_gguf)]
 
     def command_line(patch: str) -> list[str]:
         return [sys.executable, "-c", SERVER.format(patch=patch), *options]

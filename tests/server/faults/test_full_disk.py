@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.models import ModelFiles
 from paceline.runtime.batching.prompt_store import PromptStore
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
@@ -31,10 +32,10 @@ OPERATIONS = {
 
 
 @pytest.fixture(scope="module")
-def loaded(tiny_gguf: Path, tiny_cache: Path) -> Model:
+def loaded(tiny_ir: ModelFiles, tiny_cache: Path) -> Model:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tiny_cache))
-        model = load(tiny_gguf, engine="llamacpp", cache_tokens=2048)
+        model = load(tiny_ir.path, cache_tokens=2048)
         model.compared()
     return model
 

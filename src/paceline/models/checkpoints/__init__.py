@@ -19,10 +19,9 @@ from typing import Annotated, Any
 from paceline.errors import ModelError
 from paceline.models import hub
 from paceline.models.gguf.vocabulary import end_ids
-from paceline.models.manifest import GENERATION, TEMPLATE, TOKENIZER, Facts, Settings
+from paceline.models.manifest import GENERATION, GRAPH, TEMPLATE, TOKENIZER, Facts, Settings
 from paceline.models.templates.tokenizer import Tokenizer
 from paceline.storage.files import read_json
-from paceline.storage.openvino import GRAPH
 from paceline.storage.validation import Limit, validated
 
 _CONFIG = "config.json"

@@ -124,7 +124,7 @@ def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
 def pooling_facts(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The facts `pooling` and `pooled_end`; empty for a model that makes no embeddings here.
 
-    Attention in both directions is nothing that the openvino engine computes.
+    Attention in both directions is nothing that the engine llamacpp was compared in.
     """
     family = fields.get("general.architecture")
     pooling = _POOLINGS.get(fields.get(f"{family}.pooling_type"))

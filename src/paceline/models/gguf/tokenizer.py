@@ -52,8 +52,7 @@ def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> str:
         where = base_model(fields) or "the model it was made of"
         raise ModelError(
             f"{path} has {error}{f' ({misfit})' if misfit else ''}. What works: the tokenizer.json "
-            f"of {where} beside the file, or its Hugging Face checkpoint: "
-            "`paceline convert FOLDER --to openvino`"
+            f"of {where} beside the file"
         ) from error
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.errors import ModelError, ModelNotFound, PacelineError
-from paceline.models.manifest import REQUIRED
-from paceline.storage.openvino import GRAPH
+from paceline.models.manifest import GRAPH, REQUIRED
 from paceline.storage.progress import Progress
 
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"

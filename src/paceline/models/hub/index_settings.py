@@ -40,11 +40,6 @@ class Source:
     """An address, or a path on this machine; it may have credentials."""
     is_index: bool
 
-    @property
-    def is_local(self) -> bool:
-        """Whether it is read without a network."""
-        return "://" not in self.url or self.url.startswith("file:")
-
 
 @dataclass(frozen=True, slots=True)
 class IndexSettings:
@@ -56,8 +51,6 @@ class IndexSettings:
     """Hosts (`host` or `host:port`) whose certificate is not checked, or that have none."""
     certificates: str | None = None
     """File or folder of the accepted authorities; None: $SSL_CERT_FILE, or the system's."""
-    client_certificate: str | None = None
-    """File with this client's certificate and key."""
     proxy: str | None = None
     """Address of a proxy; None: $HTTPS_PROXY, $HTTP_PROXY, $ALL_PROXY and $NO_PROXY."""
     timeout: float = _TIMEOUT
@@ -73,17 +66,24 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> IndexSettings:
     indexes: list[str] = []
     if values.get("no-index", "").lower() not in _TRUE:
         indexes = [values.get("index-url", PYPI), *values.get("extra-index-url", "").split()]
-    links = [_expanded(link) for link in values.get("find-links", "").split()]
-    sources = [Source(link, is_index=False) for link in links]
+    links = values.get("find-links", "").split()
+    sources = [
+        Source(link if "://" in link else str(Path(link).expanduser()), is_index=False)
+        for link in links
+    ]
     sources += [Source(_INDEX_NAME.sub("", url, count=1), is_index=True) for url in indexes]
     if environment.get("UV_OFFLINE", "").lower() in _TRUE:
-        sources = [source for source in sources if source.is_local]
+        sources = [
+            source
+            for source in sources
+            if "://" not in source.url or source.url.startswith("file:")
+        ]
+    proxy = values.get("proxy")
     return IndexSettings(
         sources=tuple(sources),
         trusted_hosts=tuple(values.get("trusted-host", "").split()),
         certificates=values.get("cert"),
-        client_certificate=values.get("client-cert"),
-        proxy=_with_scheme(values.get("proxy")),
+        proxy=f"http://{proxy}" if proxy and "://" not in proxy else proxy,
         timeout=_seconds(values.get("timeout")),
     )
 
@@ -104,31 +104,20 @@ def _files(environment: Mapping[str, str]) -> list[Path]:
     chosen = environment.get("PIP_CONFIG_FILE")
     if chosen == os.devnull:
         return []
-    name = "pip.ini" if sys.platform == "win32" else "pip.conf"
-    files = [folder / name for folder in _machine_folders()]
+    from platformdirs import PlatformDirs, user_config_path
+
+    on_windows = sys.platform == "win32"
+    machine = PlatformDirs("pip", appauthor=False, multipath=True).site_config_dir
+    folders = [Path(folder) for folder in machine.split(os.pathsep)]
+    folders += [] if sys.platform in ("win32", "darwin") else [Path("/etc")]
     if not (chosen and Path(chosen).exists()):
-        files += [folder / name for folder in _user_folders()]
-    files.append(Path(sys.prefix) / name)
+        usual = user_config_path("pip", appauthor=False, roaming=True)
+        if sys.platform == "darwin" and not usual.is_dir():
+            usual = Path.home() / ".config" / "pip"
+        folders += [Path.home() / ("pip" if on_windows else ".pip"), usual]
+    files = [folder / ("pip.ini" if on_windows else "pip.conf") for folder in folders]
+    files.append(Path(sys.prefix) / files[0].name)
     return [*files, Path(chosen)] if chosen else files
-
-
-def _machine_folders() -> list[Path]:
-    from platformdirs import PlatformDirs
-
-    joined = PlatformDirs("pip", appauthor=False, multipath=True).site_config_dir
-    folders = [Path(folder) for folder in joined.split(os.pathsep)]
-    return folders if sys.platform in ("win32", "darwin") else [*folders, Path("/etc")]
-
-
-def _user_folders() -> list[Path]:
-    from platformdirs import user_config_path
-
-    home = Path.home()
-    old = home / ("pip" if sys.platform == "win32" else ".pip")
-    usual = user_config_path("pip", appauthor=False, roaming=True)
-    if sys.platform == "darwin" and not usual.is_dir():
-        usual = home / ".config" / "pip"
-    return [old, usual]
 
 
 def _pip_values(environment: Mapping[str, str]) -> dict[str, str]:
@@ -153,14 +142,6 @@ def _by_option(items: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Values that are not empty, by the name of pip's option."""
     named = ((name.lower().replace("_", "-"), value.strip()) for name, value in items)
     return {name.removeprefix("default-"): value for name, value in named if value}
-
-
-def _expanded(link: str) -> str:
-    return link if "://" in link else str(Path(link).expanduser())
-
-
-def _with_scheme(proxy: str | None) -> str | None:
-    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 def _seconds(text: str | None) -> float:

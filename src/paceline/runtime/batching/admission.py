@@ -78,9 +78,6 @@ class Admission:
 
         If nothing is running, the request is admitted: `limited` has checked that it fits.
         """
-        most = self._engine.most_sequences
-        if most is not None and len(running) >= most:
-            return None
         state = queued, self._engine.free_slots, len(running), len(self._prefix_cache)
         if state == self._last_rejected or not self._fits_drafter(queued, running):
             return None  # tried before every call; nothing has changed since the last one

@@ -2,12 +2,10 @@
 
 PagedAttention gets a prompt chunk as one sequence and every decode row as its own, so the kernel
 depends on the phase alone. Padding rows are a sequence of their own, in the spare KV block.
-Recurrent layers get every block as one sequence, as a row needs the state after the row before it.
 Three rows of a prompt after 4 tokens, with a decode block of two rows after 8:
 
     rows of the call     0 1 2 | 3 4
     attention            past_lens 4, 8, 9    subsequence_begins 0, 3, 4, 5
-    recurrent layers     past_lens 4, 8       subsequence_begins 0, 3, 5
 
 OpenVINO prepares a graph again for every change in the number of rows: 5 to 13 ms for 30 layers in
 one thread, as long as two rows of one sequence take, or 15 more rows of a batch. So small models
@@ -28,15 +26,11 @@ import numpy.typing as npt
 
 from paceline.decoding.types import Block
 from paceline.engines.kv_blocks import BlockTable, PrefillTable
-from paceline.engines.openvino.graph import BY_ROW, OUTPUT_ROWS, STATE_TABLES, STATES
-from paceline.engines.state_blocks import StatePool, StateTable
-from paceline.storage.openvino import core
+from paceline_openvino.graph import OUTPUT_ROWS
+from paceline_openvino.library import core, openvino
 
 KV_CACHES = ("key_cache.", "value_cache.")
-"""Prefixes of the KV cache inputs."""
-
-BOUND = (*KV_CACHES, *STATE_TABLES)
-"""Prefixes of inputs that are bound once; all other inputs are written in every call."""
+"""Prefixes of the KV cache inputs, which are bound once; all others are written in every call."""
 
 _MOST_PADDING = 4
 """Most rows of padding in a batch: 0 and 8 take more time, replayed with 2 to 32 requests
@@ -60,14 +54,12 @@ class CompiledGraph:
         self._inputs = {
             port.any_name: _Input(self._request, port)
             for port in self.compiled.inputs
-            if not port.any_name.startswith(BOUND)
+            if not port.any_name.startswith(KV_CACHES)
         }
-        self.by_row = any(name.endswith(BY_ROW) for name in self._inputs)
-        """Whether layers take every row as a sequence of its own; see `graph.BY_ROW`."""
 
-    def ports(self, prefixes: tuple[str, ...]) -> list[Any]:
-        """Inputs whose names begin with one of `prefixes`."""
-        return [port for port in self.compiled.inputs if port.any_name.startswith(prefixes)]
+    def caches(self) -> list[Any]:
+        """The inputs for the KV cache."""
+        return [port for port in self.compiled.inputs if port.any_name.startswith(KV_CACHES)]
 
     def bind(self, name: str, tensor: Any) -> None:
         """Bind `tensor` to an input; the caller keeps it alive."""
@@ -92,8 +84,7 @@ class _Input:
     """One input's tensor, bound once, resized when the number of values changes."""
 
     def __init__(self, request: Any, port: Any) -> None:
-        import openvino as ov
-
+        ov = openvino()
         self._tensor = ov.Tensor(port.element_type, ov.Shape([0] * len(port.partial_shape)))
         self._view = self._tensor.data
         self.size = 0
@@ -134,60 +125,26 @@ class _Sequences:
         self.longest = max(self.longest, past + rows)
         self.mixed |= rows > 1
 
-    def inputs(self, suffix: str = "") -> dict[str, list[int] | int]:
-        return {
-            "past_lens" + suffix: self._past,
-            "subsequence_begins" + suffix: self._begins,
-            "block_indices" + suffix: self._blocks,
-            "block_indices_begins" + suffix: self._block_begins,
-        }
-
-
-class _States:
-    """The sequences of a call, as recurrent layers take them: a block of any phase is one."""
-
-    def __init__(self, pool: StatePool) -> None:
-        self._pool = pool
-        self._sequences = _Sequences()
-        self._intervals: list[int] = []
-
-    def add(self, table: BlockTable, rows: int, at: int) -> None:
-        assert isinstance(table, StateTable)
-        blocks, interval = table.state_rows(rows, at)
-        self._add(at, rows, blocks, interval)
-
-    def add_padding(self, rows: int) -> None:
-        self._add(0, rows, [self._pool.zero, self._pool.spare], 0)
-
     def inputs(self) -> dict[str, list[int] | int]:
-        inputs = {STATES + name: values for name, values in self._sequences.inputs().items()}
-        return {**inputs, STATES + "cache_interval": self._intervals}
-
-    def _add(self, past: int, rows: int, blocks: list[int], interval: int) -> None:
-        self._sequences.add(past, rows, blocks)
-        self._intervals.append(interval)
+        return {
+            "past_lens": self._past,
+            "subsequence_begins": self._begins,
+            "block_indices": self._blocks,
+            "block_indices_begins": self._block_begins,
+            "max_context_len": self.longest,
+        }
 
 
 class Batch:
     """The inputs of one call, built block by block."""
 
-    def __init__(
-        self,
-        min_rows: int,
-        *,
-        threads: int,
-        spare: int,
-        by_row: bool = False,
-        states: StatePool | None = None,
-    ) -> None:
+    def __init__(self, min_rows: int, *, threads: int, spare: int) -> None:
         """An empty batch.
 
         Args:
             min_rows: least rows of the call; with 1 a row's bits may depend on the number of rows.
             threads: threads of the engine.
             spare: number of the KV block for padding rows.
-            by_row: see `CompiledGraph.by_row`.
-            states: the state blocks of a hybrid model.
         """
         self.starts: list[int] = []
         """Per block, its first row in the call."""
@@ -195,53 +152,37 @@ class Batch:
         self._ids: list[int] = []
         self._positions: list[int] = []
         self._output_rows: list[int] = []
-        self._blocks = _Sequences()
-        self._rows = _Sequences() if by_row else None
-        self._states = _States(states) if states else None
+        self._sequences = _Sequences()
 
-    def add(self, table: BlockTable, block: Block, past: int | None = None) -> None:
-        """Add a block of a sequence to the call, after `past` slots; None: after all of them."""
-        past = table.length if past is None else past
+    def add(self, table: BlockTable, block: Block, past: int) -> None:
+        """Add a block of a sequence to the call, after `past` slots."""
         count, at = len(block.tokens), len(self._ids)
         rows = padded_rows(block, self._min_rows)
         self.starts.append(at)
         self._ids += (*block.tokens, *[_PADDING] * (rows - count))
         self._positions += range(past, past + rows)
         self._output_rows += range(at + count - block.rows, at + count)
-        by_row = [] if self._rows is None else [self._rows]
         if block.prefill:
-            self._blocks.add(past, rows, table.blocks(rows, past))
-        else:
-            by_row.append(self._blocks)
-        for sequences in by_row:
-            for row in range(rows):
-                sequences.add(past + row, 1, table.blocks(row + 1, past))
-        if self._states is not None:
-            self._states.add(table, rows, past)
+            self._sequences.add(past, rows, table.blocks(rows, past))
+            return
+        for row in range(rows):
+            self._sequences.add(past + row, 1, table.blocks(row + 1, past))
 
     def inputs(self) -> dict[str, list[int] | int]:
         """Inputs by name, for a PagedAttention graph. Call it once, after the last `add`."""
-        missing = max(self._min_rows - len(self._ids), 0)
-        divisions = [sequences for sequences in (self._blocks, self._rows) if sequences is not None]
-        if self._min_rows > 1 and not all(
+        sequences, missing = self._sequences, max(self._min_rows - len(self._ids), 0)
+        if self._min_rows > 1 and not (
             sequences.mixed or is_deterministic(len(sequences), missing, self._threads)
-            for sequences in divisions
         ):
             missing = 2
         if missing:
             self._ids += [_PADDING] * missing
             self._positions += range(missing)
-            for sequences in divisions:
-                sequences.add(0, missing, [self._spare])
-            if self._states is not None:
-                self._states.add_padding(missing)
+            sequences.add(0, missing, [self._spare])
         return {
             "input_ids": self._ids,
             "position_ids": self._positions,
-            **self._blocks.inputs(),
-            **(self._rows.inputs(BY_ROW) if self._rows is not None else {}),
-            **(self._states.inputs() if self._states is not None else {}),
-            "max_context_len": self._blocks.longest,
+            **sequences.inputs(),
             # Padded to `min_rows`, so that the head always gets the same number of rows; and never
             # one, which takes another, slow kernel.
             OUTPUT_ROWS: self._output_rows + [0] * (self._min_rows - len(self._output_rows)),
