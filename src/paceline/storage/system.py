@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 CACHE_VARIABLE = "PACELINE_CACHE"
 
@@ -211,14 +210,6 @@ def lower_priority() -> None:
     else:
         with suppress(OSError):
             os.nice(_LOWEST_PRIORITY)
-
-
-def drop_pages(file: BinaryIO) -> None:
-    """Have the next reader of an open file read it from the disk, where the system allows it."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.fsync(file.fileno())  # pages that are not written cannot be dropped
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from paceline.engines.llamacpp.binding import (
 )
 from paceline.engines.llamacpp.llama_h import (
     FLASH_ATTENTION,
+    NO_POOLING,
     PARTIAL_STATE,
     TYPES,
     load_library,
@@ -54,9 +55,6 @@ _HEADER, _COUNT = 8, 4
 """Bytes of a sequence's state before its slots, and of a number in it."""
 
 _ONE = np.array([1], np.uint32).view(np.uint8)
-
-_NO_POOLING = 0
-"""`LLAMA_POOLING_TYPE_NONE`: embeddings are of tokens."""
 
 _FEW_ROWS = 7
 """Most rows of a call that is not tiled."""
@@ -134,7 +132,7 @@ class Llama(Binding):
         params.n_outputs_max = min(settings.rows, settings.outputs)
         params.n_seq_max = settings.sequences  # with keys and values of their own each
         params.n_rs_seq = settings.rollback
-        params.pooling_type = _NO_POOLING
+        params.pooling_type = NO_POOLING
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn_type = FLASH_ATTENTION
         params.type_k, params.type_v = TYPES[self._key_type(model)], TYPES["f16"]

