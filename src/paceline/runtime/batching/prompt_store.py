@@ -75,7 +75,7 @@ class PromptStore:
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
         if self._engine is None:
-            log.warning("prompts are not kept: the model's states cannot be")
+            log.warning("prompts are not kept: the engine %s copies no KV", engine.name)
             return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
