@@ -219,9 +219,9 @@ def scripts(shell: Shell) -> None:
 
 def models(shell: Shell, folder: Path) -> None:
     """What is here, what it takes, and how to be rid of it."""
-    assert "smollm2-135m@q8_0 (default)" in shell.run("paceline models")
-    assert [*installed(shell)] == ["smollm2-135m@q8_0"]
-    shell.run("paceline rm smollm2-135m@q8_0")
+    assert "smollm2-135m (default)" in shell.run("paceline models")
+    assert [*installed(shell)] == ["smollm2-135m"]
+    shell.run("paceline rm smollm2-135m")
     assert [*installed(shell)] == []
     left = [path for path in (folder / ".cache" / "paceline").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in left) < 2**20, left

@@ -350,9 +350,10 @@ def test_row_30_an_unknown_model(model: Model):
         assert server.get("/v1/models/mine/tiny").json()["id"] == "mine/tiny"
         reply = good(server.post(TEXT, {**BARE, "model": "gpt-4o"}))
         assert reply["model"] == "mine/tiny"
-        for path in (CHAT, TEXT, "/v1/responses", "/v1/messages"):
-            body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "input": "a"}
-            response = server.post(path, {**body, "prompt": "a"})
+        turns = {"messages": [{"role": "user", "content": "a"}]}
+        prompts = {CHAT: turns, TEXT: {"prompt": "a"}, "/v1/responses": {"input": "a"}}
+        for path, body in {**prompts, "/v1/messages": {**turns, "max_tokens": 1}}.items():
+            response = server.post(path, {**body, "model": "tiny"})
             assert response.status_code == 404
             error = response.json()["error"]
             assert error.get("code", error["type"]) in ("model_not_found", "not_found_error")

@@ -78,8 +78,14 @@ def listed(name: str, faults: Sequence[str]) -> str:
 @cache
 def _adapter(kind: Any) -> "TypeAdapter[Any]":
     from pydantic import TypeAdapter
+    from pydantic_core import SchemaError
 
-    return TypeAdapter(kind)
+    try:
+        return TypeAdapter(kind)
+    except SchemaError as error:
+        if KeyboardInterrupt.__name__ in str(error):  # what Ctrl-C becomes while one is built
+            raise KeyboardInterrupt from None
+        raise
 
 
 def _fault(details: Any) -> str:

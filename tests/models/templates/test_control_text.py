@@ -337,7 +337,7 @@ def test_a_prompt_without_control_tokens_has_the_ids_that_it_always_had(
 ):
     files = opened(style, kind)
     names = {token.content for token in files.tokenizer().added_tokens().values()}
-    if any(name in text for name in names):
+    if any(name in text for name in (*names, GUARD)):  # Hypothesis draws constants of the source
         return
     messages = chat(text)
     prepared = template_chat(files, messages, parse_special=True)

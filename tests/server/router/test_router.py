@@ -346,7 +346,7 @@ def test_a_default_model_that_is_not_here_is_refused(
         assert output.count("\n") == 1
 
 
-@pytest.mark.parametrize("option", [("--weights", "int8"), ("--name", "x"), ("--revision", "a")])
+@pytest.mark.parametrize("option", [("--engine", "llamacpp"), ("--name", "x"), ("--revision", "a")])
 def test_options_of_one_model_are_refused(
     option: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ):
