@@ -122,11 +122,11 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         self._parallel = settings.parallel
         self._binding = library_for(
             path,
-            [
+            (  # one by one: a library that is not asked for is not loaded
                 library
                 for library in (installed() if binding is None else (binding,))
                 if library.embeds or not self.taps
-            ],
+            ),
             lambda library: self._kept(library) is not None,
             shared=settings.parallel > 1,
         )

@@ -183,16 +183,6 @@ _FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
     "llama_state_seq_set_data_ext": (_SIZE, [_VOID, _VOID, _SIZE, _INT, _UINT]),
 }
 
-# Of src/llama-ext.h, which C++ compilers name; the same in all systems but Windows.
-_EXTENSIONS: Mapping[str, tuple[str, Any, list[Any]]] = {
-    "set_layer_input": (
-        "_Z30llama_set_embeddings_layer_inpP13llama_contextjb", None, [_VOID, _UINT, _BOOL],
-    ),
-    "get_layer_input": (
-        "_Z30llama_get_embeddings_layer_inpP13llama_contextj", _VOID, [_VOID, _UINT],
-    ),
-}  # fmt: skip
-
 
 def load_library(folder: Path | None) -> SimpleNamespace:
     """Load the library and declare its functions.
@@ -202,7 +192,7 @@ def load_library(folder: Path | None) -> SimpleNamespace:
 
     Returns:
         The functions of llama.h that are called, by their names; its structs; the library itself as
-        `_lib`; `set_layer_input` and `get_layer_input`, which are None where they have other names.
+        `_lib`.
 
     Raises:
         ImportError: the wheel is not installed.
@@ -219,11 +209,6 @@ def load_library(folder: Path | None) -> SimpleNamespace:
         setattr(api, name, function)
     for params in (api.llama_model_default_params(), api.llama_context_default_params()):
         _check_layout(params)
-    for name, (symbol, result, arguments) in _EXTENSIONS.items():
-        function = getattr(library, symbol, None)
-        if function is not None:
-            function.restype, function.argtypes = result, arguments
-        setattr(api, name, function)
     api.llama_backend_init()
     return api
 
