@@ -60,6 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             names = {mark.name for mark in item.iter_markers()}
             assert names.isdisjoint(MARKED.split()), f"{item.path} must name its markers {names}"
     outside = outside_pairs(items)
+    if "soak" not in config.option.markexpr:
+        outside += [item for item in items if item.get_closest_marker("soak")]
     if outside:
         config.hook.pytest_deselected(items=outside)
         dropped = {*outside}
