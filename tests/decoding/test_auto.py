@@ -6,15 +6,12 @@ from paceline.decoding.auto import Acceptance, Auto, OtherDrafters, prior_probab
 from paceline.decoding.costs import CostTable, expected_tokens
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Drafter, Proposal
-from paceline.drafters import create
 from support.drafters import Oracle, Says, drafted
 from support.driver import generation, run
 from support.toy import ToyEngine
 
 FLAT = CostTable({1: 1.0, 16: 1.0})
 CHEAP = CostTable({1: 1.0, 16: 2.0})
-STEEP = CostTable({1: 1.0, 2: 2.0})
-"""Every row costs as much as a call."""
 
 
 def draft(length: int, match: int = 4, source: str = "suffix") -> Proposal:
@@ -65,11 +62,6 @@ def test_the_prior_acceptance_probability_rises_with_the_match_length():
     assert probability(Acceptance(), 3) == prior_probability(3)
 
 
-def test_each_draft_position_counts_as_a_match_longer_by_one():
-    probabilities = list(Acceptance().probabilities(draft(3, match=2)))
-    assert probabilities == [prior_probability(2), prior_probability(3), prior_probability(4)]
-
-
 def test_acceptance_raises_the_estimate_and_rejection_lowers_it():
     acceptance = Acceptance()
     learn(acceptance, draft(5, match=2), 2)
@@ -78,12 +70,6 @@ def test_acceptance_raises_the_estimate_and_rejection_lowers_it():
     assert probability(acceptance, 3) > prior_probability(3)
     assert probability(acceptance, 4) < prior_probability(4)
     assert probability(acceptance, 5) == prior_probability(5)
-
-
-def test_a_fully_accepted_draft_teaches_nothing_beyond_its_end():
-    acceptance = Acceptance()
-    learn(acceptance, draft(2, match=2), 2)
-    assert probability(acceptance, 4) == prior_probability(4)
 
 
 def test_acceptance_is_estimated_per_drafter():
@@ -106,13 +92,6 @@ def test_an_acceptance_estimate_is_always_a_probability(seen: list[tuple[int, in
         assert all(0 < probability < 1 for probability in learned.probabilities(draft(16)))
 
 
-def test_the_acceptance_estimate_converges_to_the_acceptance_rate():
-    acceptance = Acceptance()
-    for i in range(400):
-        learn(acceptance, draft(1), int(i % 4 != 0))
-    assert probability(acceptance, 4) == pytest.approx(0.75, abs=0.05)
-
-
 def test_old_acceptance_evidence_decays():
     acceptance = taught(1, 1, times=300)
     for _ in range(100):
@@ -130,42 +109,7 @@ def test_the_next_request_inherits_acceptance_estimates_but_learns_faster():
     assert probability(inherited, 4) < probability(acceptance, 4)
 
 
-def test_inherited_acceptance_estimates_are_a_copy():
-    acceptance = taught(1, 1, times=3)
-    before = probability(acceptance, 4)
-    learn(acceptance.discounted(), draft(1), 0)
-    assert probability(acceptance, 4) == before
-    assert probability(acceptance.discounted(), 4) == pytest.approx(before)
-
-
 # --- draft length
-
-
-def test_auto_does_not_draft_if_a_row_costs_as_much_as_a_call():
-    assert chosen(STEEP, taught(15, 15, times=300), draft(15)) == 0
-
-
-def test_auto_without_proposals_decodes_plainly():
-    assert drafted(Auto(16, FLAT, Acceptance())) == NO_PROPOSAL
-
-
-def test_a_draft_that_is_always_accepted_is_verified_whole():
-    accepted = taught(15, 15, times=300)
-    assert chosen(FLAT, accepted, draft(15)) == 15
-    assert chosen(CHEAP, accepted, draft(15)) == 15
-
-
-def test_a_draft_is_verified_whole_if_rows_are_free():
-    assert chosen(FLAT, taught(15, 0), draft(15)) == 15
-
-
-def test_a_draft_that_is_never_accepted_is_not_verified():
-    assert chosen(CHEAP, taught(1, 0, times=300), draft(1)) == 0
-
-
-def test_a_draft_is_cut_where_its_tokens_are_always_rejected():
-    # Three are always accepted, the fourth never is.
-    assert chosen(CHEAP, taught(8, 3, times=300), draft(8)) == 3
 
 
 def test_the_better_of_two_proposals_is_taken_whatever_their_order():
@@ -194,39 +138,6 @@ def test_no_other_length_has_a_greater_gain(slope: float, acceptance: Acceptance
     assert gains[taken] == pytest.approx(max(gains), abs=1e-9)
 
 
-@given(slope=slopes, more=slopes, acceptance=learned)
-def test_the_steeper_the_cost_the_shorter_the_draft(
-    slope: float, more: float, acceptance: Acceptance
-):
-    lengths = [
-        chosen(CostTable({1: 1.0, 16: 1.0 + 15 * item}), acceptance, draft(15))
-        for item in (slope, slope + more)
-    ]
-    assert lengths[0] >= lengths[1]
-
-
-@given(
-    slope=slopes, accepted=st.integers(0, 14), times=st.integers(1, 60), length=st.integers(1, 15)
-)
-def test_the_more_was_accepted_the_longer_the_draft(
-    slope: float, accepted: int, times: int, length: int
-):
-    cost = CostTable({1: 1.0, 16: 1.0 + 15 * slope})
-    fewer = chosen(cost, taught(15, accepted, times), draft(length))
-    assert chosen(cost, taught(15, accepted + 1, times), draft(length)) >= fewer
-
-
-@given(slope=slopes, acceptance=learned, unit=st.sampled_from([1e-4, 0.1, 30.0]))
-def test_a_machine_that_is_slower_throughout_drafts_the_same(
-    slope: float, acceptance: Acceptance, unit: float
-):
-    # Slopes on a coarse grid: an exact tie may be decided by rounding.
-    slope = round(slope, 1) + 0.0317
-    tables = [CostTable({1: u, 16: u * (1 + 15 * slope)}) for u in (1.0, unit)]
-    first, second = (chosen(table, acceptance, draft(15)) for table in tables)
-    assert first == second
-
-
 @given(block=st.integers(1, 16))
 def test_auto_asks_for_at_most_the_draft_tokens_of_the_largest_block(block: int):
     drafter = Says(draft(99))
@@ -248,12 +159,6 @@ def test_a_fast_request_verifies_shorter_uncertain_drafts():
     assert 0 < fast < slow
 
 
-def test_auto_learns_from_verified_drafts():
-    auto = Auto(16, CHEAP, Acceptance())
-    before = len(drafted(auto, draft(8)).tokens)
-    assert len(steps(auto, Says(draft(8)), accepted=0, count=40).tokens) == 0 < before
-
-
 def test_auto_learns_from_proposals_that_were_not_verified():
     known = taught(8, 8)
     auto = Auto(16, CHEAP, known)
@@ -264,25 +169,7 @@ def test_auto_learns_from_proposals_that_were_not_verified():
     assert probability(known, 1, "other") > 0.9 > prior_probability(1)
 
 
-def test_a_step_without_a_draft_changes_no_acceptance_estimate():
-    acceptance = Acceptance()
-    Auto(16, CHEAP, acceptance).observe(DecodeOutcome(NO_PROPOSAL, 0, 0.0))
-    assert acceptance.counts == {}
-
-
 # --- in a whole request
-
-
-def test_a_request_decodes_plainly_on_a_machine_with_steep_costs():
-    one = generation(
-        ToyEngine(),
-        [1, 2, 3] * 4,
-        stopping=Stopping(max_tokens=60),
-        drafters=create("ngram:min=1+suffix"),
-        policy=Auto(16, STEEP, Acceptance()),
-    )
-    run(ToyEngine(), [one])
-    assert (one.counters.drafted, one.counters.steps) == (0, 59)
 
 
 def test_a_drafter_that_is_always_accepted_soon_gets_full_blocks():
@@ -304,13 +191,6 @@ def test_a_drafter_that_is_always_accepted_soon_gets_full_blocks():
 # --- costly drafters
 
 
-def test_costly_drafters_are_asked_after_free_ones():
-    slow, free = Says(draft(8, source="slow"), seconds=0.01), Says(draft(8, source="free"))
-    auto = Auto(16, CHEAP, Acceptance())
-    auto.draft([slow, free], [], 8)
-    assert (len(slow.asked), len(free.asked)) == (1, 1)
-
-
 def sure(length: int, source: str, probability: float = 0.99) -> Proposal:
     return Proposal(list(range(length)), source, probabilities=[probability] * length)
 
@@ -326,13 +206,6 @@ def times_asked(slow: Says, *others: Says, steps: int = 200, cost: CostTable = C
 
 def test_a_costly_drafter_that_pays_is_asked_in_every_step():
     assert times_asked(Says(sure(4, "slow"), seconds=0.2)) == 200
-
-
-def test_a_costly_drafter_that_does_not_pay_is_asked_ever_less():
-    slow = Says(sure(1, "slow", 0.1), seconds=0.5)
-    steps(Auto(16, CHEAP, Acceptance()), slow, accepted=0, count=200)
-    # After the first time at 4, 8, 16, 32 and then every 64 steps.
-    assert len(slow.asked) <= 7
 
 
 def test_the_costlier_a_drafter_the_longer_until_its_retry():
@@ -437,13 +310,6 @@ def test_a_match_does_not_contradict_a_costly_drafter():
     assert taken.source == "table"
 
 
-def test_a_cut_proposal_keeps_the_estimates_of_its_tokens():
-    taken = drafted(
-        Auto(16, CHEAP, Acceptance()), Proposal([7, 8], "table", probabilities=[0.95, 0.01])
-    )
-    assert taken == Proposal([7], "table", probabilities=[0.95])
-
-
 def test_drafts_get_shorter_with_more_requests_in_the_batch():
     cost = CostTable({1: 1.0, 16: 1.3, 32: 5.0})
     offered = Proposal(list(range(15)), "guess", 0, [0.85] * 15)
@@ -495,17 +361,3 @@ def test_a_draft_outlives_the_load_that_it_was_made_for():
     assert not drafted(policy, proposal).tokens
     policy.observe(DecodeOutcome(proposal, 3, 9.0, proposal.tokens[:4]))
     assert policy.rate == pytest.approx(5 / (1.0 + 9.0 + 0.01 * len(proposal.tokens)), rel=0.1)
-
-
-def test_drafts_in_a_batch_get_shorter_at_a_longer_context():
-    cost = CostTable({1: 1.0, 16: 1.3}, 256, {1: 1e-3, 16: 1e-2})
-    offered = Proposal(list(range(15)), "guess", 0, [0.99] * 15)
-    lengths = []
-    for context in (256, 1024, 8192):
-        policy = Auto(16, cost, Acceptance(), context)
-        policy.set_batch_load(1.5, 0.05, 0.5)
-        lengths.append(len(policy.draft([Says(offered)], [1] * context, 99).tokens))
-        policy.set_batch_load(1.5, 10.0, 0.5)  # must still apply after the context has grown
-        assert not policy.draft([Says(offered)], [1] * (context + 600), 99).tokens
-    assert lengths == sorted(lengths, reverse=True)
-    assert lengths[-1] < lengths[0]

@@ -33,6 +33,7 @@ def test_the_number_of_pending_values_is_known():
     assert len(pending) == 3
     assert len(pending[:2]) == 2
     assert len(pending[:9]) == 3
+    assert pending[:2].array == pending.after(1)[:3].array == "array"  # type: ignore[attr-defined]
     assert len(pending.after(1)) == 4
     assert len(pending[:0]) == 0
     assert bool(pending)
@@ -49,18 +50,6 @@ def test_reading_one_pending_value_waits_for_all():
     with pytest.raises(IndexError):
         pending[3]
     assert device.waits == 1
-
-
-def test_a_prefix_is_pending_and_the_known_values_are_not():
-    device = Device([4, 5, 6])
-    block = DeferredRows(device.read, 3, "array").after(9)
-    assert block[:1] == [9]
-    assert block[:0] == []
-    beginning = block[:3]
-    assert isinstance(beginning, DeferredRows)
-    assert (beginning.array, beginning.known, len(beginning)) == ("array", [9], 3)
-    assert device.waits == 0
-    assert list(beginning) == [9, 4, 5]
 
 
 slices = st.slices(6)

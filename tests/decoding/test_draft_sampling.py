@@ -58,12 +58,6 @@ def test_a_reduced_vocabulary_is_the_whole_one_without_the_others(temperature: f
         assert drafter.pick(row[tokens], at, tokens) == drafter.pick(whole, at)
 
 
-def test_only_picks_that_are_not_the_argmax_need_logits():
-    assert DraftSampler(Sampling(), 0, VOCAB).following([1]) is None
-    for how in (Sampling(temperature=0.5), Sampling(repetition_penalty=1.1)):
-        assert DraftSampler(how, 0, VOCAB).following([1]) is not None
-
-
 def test_a_bias_beyond_the_drafters_vocabulary_is_left_out():
     how = Sampling(logit_bias={VOCAB + 5: 9.0, 4: 99.0})
     assert DraftSampler(how, 0, VOCAB).pick(rows(1, 0)[0], 0)[0] == 4

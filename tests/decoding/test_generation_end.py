@@ -24,8 +24,8 @@ from support.generation import (
 # -- stopping --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("most", range(1, 12))
-@pytest.mark.parametrize("block", [1, 2, 3, 5, 16])
+@pytest.mark.parametrize("most", [1, 2, 7, 11])
+@pytest.mark.parametrize("block", [1, 3, 16])
 def test_max_tokens_is_met_exactly_and_no_draft_exceeds_it(most: int, block: int):
     oracle = Oracle(TEXT)
     generation = new_generation(
@@ -51,7 +51,7 @@ def test_the_context_limit_ends_the_answer(max_tokens: int | None):
     assert generation.finish_reason is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize("at", range(10))
+@pytest.mark.parametrize("at", [0, 1, 2, 9])
 def test_an_end_token_inside_an_accepted_block_ends_the_answer_with_it(at: int):
     eos = 256
     text = [*PROMPT, *ANSWER[:at], eos, *ANSWER[at:]]
@@ -69,16 +69,7 @@ def test_an_end_token_inside_an_accepted_block_ends_the_answer_with_it(at: int):
         assert generation.length == len(PROMPT) + at
 
 
-def test_draft_tokens_after_the_end_are_not_counted_as_accepted():
-    generation = past_the_prompt(
-        stopping=Stopping(stop_token_ids=frozenset({ord(" ")})), drafters=[Oracle(TEXT)]
-    )
-    brought = step(generation)
-    assert (brought.kept, brought.tokens, brought.text) == (3, list(b"he "), "he")
-    assert (brought.drafted, brought.accepted) == (7, 3)
-
-
-@pytest.mark.parametrize("block", range(1, 10))
+@pytest.mark.parametrize("block", [1, 3, 9])
 @pytest.mark.parametrize(
     ("stop", "text", "tokens"),
     [
@@ -111,13 +102,6 @@ def test_text_that_was_held_back_comes_with_the_last_token():
     assert generation.finish_reason is FinishReason.LENGTH
 
 
-def test_text_that_was_held_back_comes_with_the_end_token():
-    text = [*PROMPT, *b"he", 256]
-    generation = new_generation(stopping=Stopping(stop_token_ids=frozenset({256}), stop=("hex",)))
-    assert [one.text for one in finished(generation, text)] == ["", "", "he"]
-    assert generation.finish_reason is FinishReason.STOP
-
-
 def test_a_stop_string_that_the_end_completes_stops():
     # Half a character stays broken only once max_tokens is reached.
     text = [*PROMPT, ord("a"), 0xF0, 0x9F]
@@ -126,19 +110,10 @@ def test_a_stop_string_that_the_end_completes_stops():
     assert generation.finish_reason is FinishReason.STOP
 
 
-def test_next_block_after_the_end_raises():
-    generation = new_generation(stopping=Stopping(max_tokens=1))
-    finished(generation)
-    with raises(RuntimeError, "finished"):
-        generation.next_block()
-    with raises(RuntimeError, "block"):
-        generation.accept(np.zeros((1, VOCABULARY), np.float32))
-
-
 # -- cancelling ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 4])
+@pytest.mark.parametrize("steps", [0, 1, 4])
 @pytest.mark.parametrize("block_is_out", [False, True])
 def test_a_generation_can_be_cancelled_at_any_time(steps: int, block_is_out: bool):
     generation = new_generation(prefill_chunk=3, drafters=[Oracle(TEXT)], policy=Fixed(3))
@@ -162,10 +137,3 @@ def test_cancel_returns_the_text_held_back_once():
     step(generation)
     assert generation.cancel().final == "Th"
     assert generation.cancel() == TextPiece()
-
-
-def test_cancel_after_the_end_changes_nothing():
-    generation = new_generation(stopping=Stopping(max_tokens=2, stop=("There",)))
-    finished(generation)
-    assert generation.cancel() == TextPiece()
-    assert generation.finish_reason is FinishReason.LENGTH

@@ -13,7 +13,6 @@ from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import FORCED, Best, Block, Step
 from paceline.drafters import create
 from support.drafters import Oracle
-from support.errors import raises
 from support.generation import (
     ANSWER,
     PROMPT,
@@ -59,14 +58,6 @@ def test_argmax_gives_the_same_steps_as_logits():
         generation.accept(nothing, best=Best(whole.argmax(axis=1), whole.max(axis=1)))
     assert generation.answer == expected.answer
     assert generation.counters == expected.counters
-
-
-def test_accept_rejects_too_few_argmax_rows():
-    generation = new_generation()
-    generation.next_block()
-    few = Best(np.zeros(3, np.int64), np.zeros(3, np.float32))
-    with raises(ValueError, "3 rows"):
-        generation.accept(np.empty((0, VOCABULARY), np.float32), best=few)
 
 
 # -- logprobs --------------------------------------------------------------------------------------

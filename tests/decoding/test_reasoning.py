@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.decoding.reasoning import ReasoningMarks, ReasoningText
-from support.errors import raises
 
 TAGS = ReasoningMarks(("<think>",), ("</think>",), {})
 OPENED = ReasoningMarks(("<think>",), ("</think>",), {}, inside=True)
@@ -173,10 +172,6 @@ def test_harmony_function_calls_stay_in_the_text():
     assert (result.reasoning, result.text) == ("", "I will look.")
 
 
-def test_harmony_without_channels_is_all_answer():
-    assert read(["It is", " 4."], HARMONY)[:2] == ("It is 4.", "")
-
-
 @pytest.mark.parametrize("stop", ["see", "\n", "<", "think"])
 def test_a_stop_string_ends_the_answer_but_not_reasoning(stop: str):
     whole = f"<think>let me see\nit</think>It is {stop} 4."
@@ -185,15 +180,6 @@ def test_a_stop_string_ends_the_answer_but_not_reasoning(stop: str):
         assert (result.text, result.reasoning) == ("It is ", "let me see\nit")
 
 
-def test_a_partial_stop_string_is_emitted_at_the_end():
-    assert read(letters("<think>a</think>It is stop"), TAGS, ["stopped"]).text == "It is stop"
-
-
 def test_characters_of_several_bytes_are_whole_on_both_sides_of_a_mark():
     data = ["<think>é</think>", "é"]
     assert read(data, TAGS)[:2] == ("é", "é")
-
-
-def test_an_empty_stop_string_is_rejected():
-    with raises(ValueError, "empty"):
-        ReasoningText(lambda _: "", [""], TAGS)

@@ -1,6 +1,5 @@
 import math
 from collections.abc import Sequence
-from hashlib import blake2b
 from unittest.mock import patch
 
 import numpy as np
@@ -32,7 +31,7 @@ def picked(sampler: Sampler, logits: np.ndarray, positions: range = range(200)) 
 
 
 # Written down when paceline 0.1.0 was: (seed, position, key), and the numbers of the tail and of
-# tokens 0, 1 and 49151. The next tests have their definitions.
+# tokens 0, 1 and 49151.
 GOLDEN = [
     (
         0,
@@ -67,43 +66,10 @@ def test_the_random_numbers_of_a_position_are_the_same_on_every_machine(
 ):
     # Answers that users made with a seed must come out again with the next version.
     assert noise_key(seed, position) == key
-    assert exponentials(key, np.array([-1, 0, 1, 49151])) == pytest.approx(numbers, rel=1e-11)
-
-
-@given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**40))
-def test_the_key_is_a_keyed_hash_of_the_position(seed: int, position: int):
-    key, message = (number.to_bytes(8, "little") for number in (seed, position))
-    number = int.from_bytes(blake2b(message, digest_size=8, key=key).digest(), "little")
-    assert noise_key(seed, position) == number
-
-
-@given(key=st.integers(0, 2**64 - 1), token=st.integers(-1, 2**20))
-def test_a_tokens_number_is_an_output_of_splitmix64(key: int, token: int):
-    word = 2**64 - 1
-    mixed = (key + (token + 1) * 0x9E3779B97F4A7C15) & word
-    mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & word
-    mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & word
-    mixed ^= mixed >> 31
-    expected = -math.log(((mixed >> 12) + 0.5) / 2**52)
-    (numbers,) = exponentials(key, np.array([token]))
-    assert numbers == pytest.approx(expected, rel=1e-12)
-    assert 0 < numbers < 37
+    tokens = np.array([-1, 0, 1, 49151])
+    assert exponentials(key, tokens) == pytest.approx(numbers, rel=1e-11)
     # Whichever other tokens are asked for.
-    assert exponentials(key, np.array([3, token, 99]))[1] == numbers
-
-
-@pytest.mark.parametrize("varied", ["tokens", "positions", "seeds"])
-def test_the_numbers_are_exponential_and_uncorrelated(varied: str):
-    if varied == "tokens":
-        numbers = exponentials(noise_key(5, 5), np.arange(4000))
-    elif varied == "positions":
-        numbers = np.array([exponentials(noise_key(5, at), np.array([9]))[0] for at in range(4000)])
-    else:
-        numbers = np.array([exponentials(noise_key(at, 5), np.array([9]))[0] for at in range(4000)])
-    # The cumulative distribution, by Kolmogorov's statistic: 1.95 is its 99.9 % quantile.
-    order = np.sort(1 - np.exp(-numbers))
-    assert np.abs(order - (np.arange(4000) + 0.5) / 4000).max() * math.sqrt(4000) < 1.95
-    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.06
+    assert exponentials(key, tokens[2:])[0] == exponentials(key, tokens)[2]
 
 
 def test_a_pick_depends_on_row_history_and_position_alone():
@@ -122,14 +88,6 @@ def test_a_pick_depends_on_row_history_and_position_alone():
         assert drafting.pick(block[1], position) == token
         plain.push(token)
         drafting.push(token)
-
-
-def test_seeds_and_positions_give_different_tokens():
-    logits = row(0, 0, 0, 0, 0, 0, 0, 0)
-    of_seeds = [sampler(temperature=1.0, seed=seed).pick(logits, 9) for seed in range(100)]
-    one = sampler(temperature=1.0)
-    of_positions = [one.pick(logits, position) for position in range(100)]
-    assert set(of_seeds) == set(of_positions) == set(range(8))
 
 
 def test_pick_does_not_change_the_row():
@@ -260,18 +218,10 @@ def test_tokens_that_are_left_out_at_first_change_no_pick(
         assert np.array_equal(scores, whole[1])
 
 
-def test_top_p_applies_after_top_k():
-    # 40 %, 30 %, 20 %, 10 %: of the first two alone, the first one has more than half.
-    logits = np.log(row(0.4, 0.3, 0.2, 0.1))
-    assert picked(sampler(temperature=1.0, top_p=0.5), logits) == {0, 1}
-    assert picked(sampler(temperature=1.0, top_p=0.5, top_k=2), logits) == {0}
-
-
-def test_temperature_comes_before_top_p():
-    logits = np.log(row(0.4, 0.3, 0.2, 0.1))
-    assert picked(sampler(temperature=4.0, top_p=0.5), logits) == {0, 1}
-    assert picked(sampler(temperature=0.2, top_p=0.5), logits) == {0}
-    assert picked(sampler(temperature=9.0, top_p=0.55), logits) == {0, 1, 2}
+def test_a_masked_token_is_never_sampled():
+    logits = row(-math.inf, 0, -math.inf, 0, -math.inf)
+    for how in ({}, {"top_k": 4}, {"top_p": 0.99}, {"min_p": 0.001}):
+        assert picked(sampler(temperature=1.0, **how), logits) == {1, 3}
 
 
 def test_the_nucleus_of_a_flat_row_extends_beyond_the_window():
@@ -282,12 +232,6 @@ def test_the_nucleus_of_a_flat_row_extends_beyond_the_window():
     assert picked(sampler(temperature=1.0, top_p=0.1, vocab_size=size), logits) == {7}
     # Equally likely, so all of them are in, and hardly one comes twice.
     assert len(picked(sampler(temperature=1.0, top_p=0.9, vocab_size=size), logits)) > 50
-
-
-def test_a_masked_token_is_never_sampled():
-    logits = row(-math.inf, 0, -math.inf, 0, -math.inf)
-    for how in ({}, {"top_k": 4}, {"top_p": 0.99}, {"min_p": 0.001}):
-        assert picked(sampler(temperature=1.0, **how), logits) == {1, 3}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-6, 9.9e-6])
@@ -305,38 +249,6 @@ def test_the_least_temperature_that_samples_tells_ties_apart():
 
 def greedy_after(logits: np.ndarray, **how: object) -> int:
     return sampler(**how).pick(logits, 0)
-
-
-def test_repetition_penalty_lowers_tokens_of_prompt_and_answer():
-    logits = row(4.0, 3.5, 3.0, -1.0)
-    assert greedy_after(logits, repetition_penalty=1.2) == 0
-    assert greedy_after(logits, repetition_penalty=1.2, prompt=[0]) == 1
-    assert greedy_after(logits, repetition_penalty=1.2, prompt=[0], answer=[1]) == 0
-    assert greedy_after(logits, repetition_penalty=1.5, prompt=[0], answer=[1, 1, 1]) == 2
-
-
-def test_repetition_penalty_lowers_negative_logits_too():
-    # -1 * 2 = -2; dividing would have made it the better one.
-    assert greedy_after(row(-1.0, -1.5), repetition_penalty=2.0, prompt=[0]) == 1
-
-
-def test_repetition_penalty_below_one_raises_repetition():
-    assert greedy_after(row(4.0, 3.5), repetition_penalty=0.8, prompt=[1]) == 1
-
-
-def test_presence_penalty_counts_once_and_only_in_the_answer():
-    logits = row(4.0, 3.5, 3.2)
-    assert greedy_after(logits, presence_penalty=0.6, prompt=[0, 0]) == 0
-    assert greedy_after(logits, presence_penalty=0.6, answer=[0]) == 1
-    assert greedy_after(logits, presence_penalty=0.6, answer=[0, 0, 0, 0, 1]) == 0
-
-
-def test_frequency_penalty_counts_every_time_and_only_in_the_answer():
-    logits = row(4.0, 3.5, 3.2)
-    assert greedy_after(logits, frequency_penalty=0.3, prompt=[0, 0, 0]) == 0
-    assert greedy_after(logits, frequency_penalty=0.3, answer=[0]) == 0
-    assert greedy_after(logits, frequency_penalty=0.3, answer=[0, 0]) == 1
-    assert greedy_after(logits, frequency_penalty=0.3, answer=[0, 0, 0, 1, 1]) == 2
 
 
 def test_penalties_of_a_long_answer_are_those_of_its_counts():
@@ -358,10 +270,6 @@ def test_penalties_of_a_long_answer_are_those_of_its_counts():
     assert best == ranks
 
 
-def test_negative_penalties_raise_repetition():
-    assert greedy_after(row(4.0, 3.5), presence_penalty=-1.0, answer=[1]) == 1
-
-
 def test_logit_bias_is_added():
     logits = row(4.0, 3.5, 3.2)
     assert greedy_after(logits, logit_bias={2: 1.0}) == 2
@@ -381,31 +289,6 @@ def test_penalties_and_bias_apply_in_the_documented_order():
     }
     assert greedy_after(row(4.0, 0.69), **how) == 0
     assert greedy_after(row(4.0, 0.71), **how) == 1
-
-
-def test_penalties_change_the_sampled_distribution():
-    logits = row(0.0, 0.0)
-    one = sampler(temperature=0.1, presence_penalty=5.0, answer=[0])
-    assert picked(one, logits) == {1}
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("temperature", (0, 100)),
-        ("top_p", (1e-9, 1)),
-        ("min_p", (0, 1)),
-        ("repetition_penalty", (1e-3, 100)),
-        ("presence_penalty", (-100, 100)),
-        ("frequency_penalty", (-100, 100)),
-        ("logit_bias", ({}, {0: -1e6, 7: 1e6})),
-        ("seed", (0, 2**64 - 1)),
-    ],
-)
-def test_the_ends_of_a_range_are_allowed(name: str, values: tuple[object, object]):
-    for value in values:
-        one = sampler(**{"temperature": 1.0, name: value}, answer=[1])
-        assert one.pick(row(1, 2, 3, 4, 5, 6, 7, 8), 0) in range(8)
 
 
 def test_a_logit_bias_beyond_the_vocabulary_is_rejected():

@@ -121,18 +121,6 @@ def stream_of(tokens: Sequence[str | bytes], *stops: str) -> TextStream:
     return TextStream(bytewise(pieces), stops)
 
 
-def test_the_earliest_stop_string_wins_in_any_order():
-    for stops in (["cd", "bc"], ["bc", "cd"]):
-        stream = stream_of(["abcde"], *stops)
-        assert stream.push(0).final == "a"
-        assert stream.stopped_by == "bc"
-
-
-def test_no_text_is_emitted_after_a_stop_string():
-    stream = stream_of(["a|", "b"], "|")
-    assert [stream.push(0).final, stream.push(1).final, stream.finish().final] == ["a", "", ""]
-
-
 def test_the_end_may_complete_a_stop_string():
     # A broken character is final only at the end.
     stream = stream_of(["ab", b"\xf0\x9f"], f"b{BROKEN}")
@@ -140,13 +128,6 @@ def test_the_end_may_complete_a_stop_string():
     assert stream.stopped_by is None
     assert stream.finish().final == ""
     assert stream.stopped_by == f"b{BROKEN}"
-
-
-def test_a_piece_has_its_tokens_text_even_if_it_is_held_back():
-    stream = stream_of(["aE", "N", "x"], "END")
-    results = [stream.push(i) for i in range(3)]
-    assert [piece.text for piece in results] == ["aE", "N", "x"]
-    assert [piece.final for piece in results] == ["a", "", "ENx"]
 
 
 def test_a_tokenizer_that_drops_the_space_at_a_texts_start_keeps_it_in_the_middle():

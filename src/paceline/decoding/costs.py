@@ -53,6 +53,10 @@ class CostTable:
         slope = (self.seconds[right] - self.seconds[left]) / (right - left)
         return self.seconds[left] + slope * (rows - left)
 
+    def by_rows(self, max_rows: int) -> list[float]:
+        """Seconds of calls of 0 to `max_rows` rows."""
+        return [0.0, *map(self, range(1, max_rows + 1))]
+
     @property
     def per_row(self) -> float:
         """Mean seconds per further row, over the measured range."""
@@ -76,24 +80,22 @@ def expected_tokens(probabilities: Iterable[float]) -> float:
     return 1.0 + float(sum(accumulate(probabilities, mul)))
 
 
-def speed_up(cost: CostTable, probabilities: list[float], draft_seconds: float = 0.0) -> float:
-    """Expected tokens per second over those of plain decoding: E[tau] c(1) / (c(T) + draft)."""
-    seconds = cost(len(probabilities) + 1) + draft_seconds
-    return expected_tokens(probabilities) * cost(1) / seconds
+def speed_up(cost: CostTable, probabilities: list[float]) -> float:
+    """Expected tokens per second over those of plain decoding: E[tau] c(1) / c(T)."""
+    return expected_tokens(probabilities) * cost(1) / cost(len(probabilities) + 1)
 
 
-def break_even(cost: CostTable, rows: int, draft_seconds: float = 0.0) -> float | None:
+def break_even(cost: CostTable, rows: int) -> float | None:
     """The p at which a block of `rows` rows is exactly as fast as plain decoding.
 
-    Solves (1 + p + ... + p^(T-1)) c(1) = c(T) + draft cost for p by bisection. None: slower even
-    at p = 1.
+    Solves (1 + p + ... + p^(T-1)) c(1) = c(T) for p by bisection. None: slower even at p = 1.
     """
-    if rows < 2 or speed_up(cost, [1.0] * (rows - 1), draft_seconds) < 1:
+    if rows < 2 or speed_up(cost, [1.0] * (rows - 1)) < 1:
         return None
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        if speed_up(cost, [middle] * (rows - 1), draft_seconds) < 1:
+        if speed_up(cost, [middle] * (rows - 1)) < 1:
             low = middle
         else:
             high = middle

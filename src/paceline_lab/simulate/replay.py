@@ -230,7 +230,7 @@ class _CallCosts:
         index = context // _CONTEXT_BIN
         if index not in self._known:
             cost = self._cost.at_context(index * _CONTEXT_BIN + _CONTEXT_BIN // 2)
-            self._known[index] = [0.0, *(cost(rows) for rows in range(1, MAX_ROWS + 1))]
+            self._known[index] = cost.by_rows(MAX_ROWS)
         return self._known[index]
 
 
