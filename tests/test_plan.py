@@ -1,7 +1,7 @@
 import pytest
 
-from paceline.decoding.costs import CostTable, speed_up
-from paceline.plan import best, best_by_chance, plan_rows
+from paceline.decoding.costs import CostTable
+from paceline.plan import best, best_by_chance, break_even, plan_rows, speed_up
 from paceline_lab.simulate.costs import ZAYA
 
 FLAT = CostTable({1: 0.01, 2: 0.01, 4: 0.01})  # more rows for nothing
@@ -30,9 +30,11 @@ def test_where_rows_cost_their_full_price_only_certainty_breaks_even():
 
 
 def test_break_even_is_where_the_speed_up_is_one():
-    cost = CostTable({1: 0.02, 4: 0.035})
-    (row,) = plan_rows(cost)
-    assert speed_up(cost, [row["break_even"]] * 3) == pytest.approx(1)
+    # c(2) = 1.5 c(1): 1 + p = 1.5. c(3) = 1.75 c(1): 1 + p + p^2 = 1.75.
+    for rows, seconds in ((2, 1.5), (3, 1.75)):
+        cost = CostTable({1: 1.0, rows: seconds})
+        assert break_even(cost, rows) == pytest.approx(0.5)
+        assert speed_up(cost, rows, 0.5) == pytest.approx(1)
 
 
 def test_where_even_certainty_does_not_pay_it_says_never():

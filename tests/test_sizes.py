@@ -32,7 +32,6 @@ CEILINGS = {
 ABOVE: dict[str, int] = {
     "src": 59_500,
     "src/paceline": 36_050,
-    "src/paceline/decoding": 2_300,
     "src/paceline/engines": 4_370,
     "src/paceline/constraints": 2_750,
     "src/paceline/models": 5_640,

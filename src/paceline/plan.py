@@ -1,12 +1,13 @@
 """`plan`: what verification calls cost on this machine, and the speed-up drafting can give.
 
-The formulas are in `decoding/costs.py`.
+c(T) is the seconds of a call of T rows, p the probability that a draft token is accepted after
+those before it were. A block of T rows brings 1 + p + ... + p^(T-1) tokens on average.
 """
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from paceline.decoding.costs import CostTable, break_even, speed_up
+from paceline.decoding.costs import CostTable
 from paceline.engines.invariance import Compared
 from paceline.runtime.model import Model
 from paceline.storage.report import Report, Table
@@ -89,6 +90,25 @@ def _cost_table(title: str, cost: CostTable) -> Table:
     return title, ["rows", "ms", "/ plain", "break-even p", *chances], rows
 
 
+def speed_up(cost: CostTable, rows: int, chance: float) -> float:
+    """Tokens per second over those of plain decoding: (1 + p + ... + p^(T-1)) c(1) / c(T)."""
+    return sum(chance**at for at in range(rows)) * cost(1) / cost(rows)
+
+
+def break_even(cost: CostTable, rows: int) -> float | None:
+    """The p at which `speed_up` is 1, by bisection; None: it is less even at p = 1."""
+    if speed_up(cost, rows, 1.0) < 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if speed_up(cost, rows, middle) < 1:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
 def plan_rows(cost: CostTable) -> list[dict[str, Any]]:
     """For every measured T > 1: cost, ratio to plain decoding, break-even and speed-ups.
 
@@ -101,9 +121,7 @@ def plan_rows(cost: CostTable) -> list[dict[str, Any]]:
             "milliseconds": cost(rows) * 1e3,
             "ratio": cost(rows) / cost(1),
             "break_even": break_even(cost, rows),
-            "speed_up": {
-                str(chance): speed_up(cost, [chance] * (rows - 1)) for chance in (*_CHANCES, 1.0)
-            },
+            "speed_up": {str(chance): speed_up(cost, rows, chance) for chance in (*_CHANCES, 1.0)},
         }
         for rows in cost.seconds
         if rows > 1
@@ -112,7 +130,7 @@ def plan_rows(cost: CostTable) -> list[dict[str, Any]]:
 
 def best(cost: CostTable, chance: float) -> tuple[int, float]:
     """(T, speed-up) with the largest speed-up at this chance per draft token; T = 1: no draft."""
-    options = {rows: speed_up(cost, [chance] * (rows - 1)) for rows in (1, *cost.seconds)}
+    options = {rows: speed_up(cost, rows, chance) for rows in (1, *cost.seconds)}
     rows = max(options, key=lambda count: options[count])
     return rows, options[rows]
 

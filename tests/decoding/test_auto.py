@@ -1,9 +1,12 @@
+from itertools import accumulate
+from operator import mul
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.auto import Acceptance, Auto, OtherDrafters, prior_probability
-from paceline.decoding.costs import CostTable, expected_tokens
+from paceline.decoding.auto import Acceptance, Auto, prior_probability
+from paceline.decoding.costs import CostTable
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Drafter, Proposal
 from support.drafters import Oracle, Says, drafted
@@ -133,7 +136,8 @@ def test_no_other_length_has_a_greater_gain(slope: float, acceptance: Acceptance
     cost = CostTable({1: 1.0, 16: 1.0 + 15 * slope})
     probabilities = [*acceptance.probabilities(draft(length))]
     # A new request runs at one token per call.
-    gains = [expected_tokens(probabilities[:n]) - cost(n + 1) / cost(1) for n in range(length + 1)]
+    tokens = [1.0, *(1.0 + more for more in accumulate(accumulate(probabilities, mul)))]
+    gains = [tokens[n] - cost(n + 1) / cost(1) for n in range(length + 1)]
     taken = chosen(cost, acceptance, draft(length))
     assert gains[taken] == pytest.approx(max(gains), abs=1e-9)
 
@@ -301,7 +305,7 @@ def test_matches_that_an_estimate_confirms_are_counted_apart():
         taken = policy.draft([Says(match), Says(estimate)], [], 99)
         policy.observe(DecodeOutcome(taken, 1, 0.0, [7, 5]))
     assert next(acceptance.probabilities(match)) == prior_probability(2)
-    assert next(acceptance.probabilities(match, OtherDrafters.AGREE)) > 0.95
+    assert next(acceptance.probabilities(match, others_agree=True)) > 0.95
 
 
 def test_a_match_does_not_contradict_a_costly_drafter():

@@ -5,15 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.costs import CostTable, break_even, expected_tokens, speed_up
+from paceline.decoding.costs import CostTable
 from support.errors import raises
 
 tables = st.dictionaries(
     st.integers(1, 40), st.floats(1e-4, 10, allow_nan=False), min_size=1, max_size=8
 ).map(CostTable)
-
-ZAYA = CostTable({1: 0.112, 4: 0.499})
-"""The seed experiment's measurements."""
 
 
 def test_costs_between_and_beyond_measurements_are_linear():
@@ -59,38 +56,3 @@ def test_one_more_row_never_lowers_the_cost(cost: CostTable):
 def test_an_impossible_cost_table_is_rejected(seconds: dict[int, float], value: str):
     with raises(ValueError, value):
         CostTable(seconds)
-
-
-def test_expected_tokens_are_the_bonus_token_and_the_accepted_ones():
-    assert expected_tokens([]) == 1
-    assert expected_tokens([0.5]) == 1.5
-    assert expected_tokens([0.5, 0.5, 1.0]) == 1 + 0.5 + 0.25 + 0.25
-    assert expected_tokens([1.0] * 7) == 8
-    assert expected_tokens([0.0, 1.0]) == 1
-
-
-def test_no_acceptance_rate_breaks_even_on_zaya_at_four_rows():
-    # Four tokens one by one take 4 * 112 = 448 ms, and the block that might hold them 499 ms.
-    assert break_even(ZAYA, 4) is None
-    assert speed_up(ZAYA, [1.0] * 3) == pytest.approx(448 / 499)
-
-
-def test_break_even_matches_values_worked_out_by_hand():
-    # c(2) = 1.5 c(1): 1 + p = 1.5.
-    assert break_even(CostTable({1: 1.0, 2: 1.5}), 2) == pytest.approx(0.5)
-    # c(3) = 1.75 c(1): 1 + p + p^2 = 1.75.
-    assert break_even(CostTable({1: 1.0, 3: 1.75}), 3) == pytest.approx(0.5)
-    # Free rows pay at any acceptance rate.
-    assert break_even(CostTable({1: 1.0, 8: 1.0}), 8) == pytest.approx(0, abs=1e-9)
-    # Rows as expensive as their tokens pay only if every draft token is accepted.
-    assert break_even(CostTable({1: 1.0, 4: 4.0}), 4) == pytest.approx(1.0)
-
-
-@given(cost=tables, rows=st.integers(2, 16))
-def test_speculation_pays_above_break_even_and_not_below(cost: CostTable, rows: int):
-    p = break_even(cost, rows)
-    if p is None:
-        assert speed_up(cost, [1.0] * (rows - 1)) < 1
-    else:
-        assert speed_up(cost, [min(p + 1e-6, 1.0)] * (rows - 1)) >= 1
-        assert p < 1e-6 or speed_up(cost, [p - 1e-6] * (rows - 1)) < 1

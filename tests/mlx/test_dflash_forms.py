@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.sampling import Sampling
+from paceline.drafters.draft_sampling import DraftSampler
 from paceline.errors import ModelError
 from paceline_mlx.heads.dflash.config_file import read_config
 from support.dflash import LEFT_OUT, config_json, tiny_config, write_checkpoint, write_config

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock, Proposal
 from paceline.drafters import DraftKV, RequestContext, create
+from paceline.drafters.draft_sampling import DraftSampler
 from paceline_mlx.heads.context import DraftCost
 from paceline_mlx.heads.dflash.drafter import DFlashDrafter
 from support.dflash import Drafted, parts

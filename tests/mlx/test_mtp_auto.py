@@ -7,9 +7,9 @@ import pytest
 
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
-from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock, DecodeOutcome
+from paceline.drafters.draft_sampling import DraftSampler
 from paceline_mlx.heads.context import DraftCost
 from paceline_mlx.heads.mtp.cache import HeadCache, Rows
 from paceline_mlx.heads.mtp.checkpoint import HeadConfig

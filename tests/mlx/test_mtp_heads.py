@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock, Proposal
 from paceline.drafters import DraftKV, RequestContext, create
+from paceline.drafters.draft_sampling import DraftSampler
 from paceline_mlx.heads.context import DraftCost
 from paceline_mlx.heads.mtp import drafter as module
 from paceline_mlx.heads.mtp.drafter import MtpDrafter

@@ -7,7 +7,6 @@ Invariant: a policy changes speed, never a token.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
@@ -64,13 +63,6 @@ def prior_probability(match: int) -> float:
     return (match - 0.5) / (match + 2)
 
 
-class OtherDrafters(Enum):
-    """What free drafters of the other kind, matching or estimating, say of a first token."""
-
-    AGREE = "agree"
-    CONTRADICT = "contradict"
-
-
 @dataclass(slots=True)
 class Acceptance:
     """Running estimate of P(draft token accepted | source, evidence).
@@ -84,19 +76,19 @@ class Acceptance:
     """(source, match length or estimate bin) -> (weight seen, weight accepted), both decaying."""
 
     def probabilities(
-        self, proposal: Proposal, other_drafters: OtherDrafters | None = None
+        self, proposal: Proposal, others_agree: bool | None = None
     ) -> Iterator[float]:
         """For each token of a proposal: P(accepted | the tokens before it were).
 
-        `other_drafters`: what those of the other kind, matching or estimating, say of its first
-        token.
+        `others_agree`: whether a free drafter of the other kind, matching or estimating, proposes
+        the same first token; None: none proposes any.
         """
-        for key, weight, prior in _evidence(proposal, len(proposal.tokens), other_drafters):
+        for key, weight, prior in _evidence(proposal, len(proposal.tokens), others_agree):
             seen, accepted = self.counts.get(key, (0.0, 0.0))
             yield (accepted + weight * prior) / (seen + weight)
 
     def observe(
-        self, proposal: Proposal, tokens: Sequence[int], other_drafters: OtherDrafters | None = None
+        self, proposal: Proposal, tokens: Sequence[int], others_agree: bool | None = None
     ) -> None:
         """Compare a proposal, verified or not, with the `tokens` that the target picked.
 
@@ -104,7 +96,7 @@ class Acceptance:
         """
         keep = 0.5 ** (1 / _HALF_LIFE)
         compared = min(len(proposal.tokens), len(tokens))
-        for i, (key, _, _) in enumerate(_evidence(proposal, compared, other_drafters)):
+        for i, (key, _, _) in enumerate(_evidence(proposal, compared, others_agree)):
             accept = proposal.tokens[i] == tokens[i]
             seen, accepted = self.counts.get(key, (0.0, 0.0))
             self.counts[key] = (seen * keep + 1, accepted * keep + accept)
@@ -121,14 +113,14 @@ class Acceptance:
 
 
 def _evidence(
-    proposal: Proposal, length: int, other_drafters: OtherDrafters | None
+    proposal: Proposal, length: int, others_agree: bool | None
 ) -> Iterator[tuple[tuple[str, int], float, float]]:
     """For each of the first `length` tokens: its key, and the weight and value of its prior."""
     source = proposal.source
     if proposal.probabilities:
         for at, estimate in enumerate(proposal.probabilities[:length]):
             bin_ = round(estimate * _ESTIMATE_BINS)
-            if at == 0 and other_drafters is OtherDrafters.CONTRADICT:
+            if at == 0 and others_agree is False:
                 # Counted apart: here the match in this text may be the better predictor.
                 key = f"{source}, contradicted", bin_
                 yield key, _ESTIMATE_WEIGHT, estimate * _CONTRADICTED
@@ -137,14 +129,14 @@ def _evidence(
     else:
         for at in range(length):
             match = min(proposal.match + at, _MAX_MATCH)
-            if at == 0 and other_drafters is OtherDrafters.AGREE:  # likelier, and counted apart
+            if at == 0 and others_agree:  # likelier, and counted apart
                 key = f"{source}, agreed", match
                 yield key, _MATCH_WEIGHT, (match + 0.5) / (match + 1.5)
             else:
                 yield (source, match), _MATCH_WEIGHT, prior_probability(match)
 
 
-def _other_drafters(offered: Proposal, free: Sequence[Proposal]) -> OtherDrafters | None:
+def _others_agree(offered: Proposal, free: Sequence[Proposal]) -> bool | None:
     """Compare a proposal's first token with those of free drafters of the other kind."""
     estimated = bool(offered.probabilities)
     firsts = [
@@ -152,9 +144,7 @@ def _other_drafters(offered: Proposal, free: Sequence[Proposal]) -> OtherDrafter
         for proposal in free
         if proposal.tokens and bool(proposal.probabilities) is not estimated
     ]
-    if not firsts or not offered.tokens:
-        return None
-    return OtherDrafters.AGREE if offered.tokens[0] in firsts else OtherDrafters.CONTRADICT
+    return offered.tokens[0] in firsts if firsts and offered.tokens else None
 
 
 class _Choice(NamedTuple):
@@ -246,7 +236,7 @@ class Auto:
         self._costly: dict[str, _CostlyDrafter] = {}
         self._tokens = 1.0
         self._seconds = self._cost[1]
-        self._offered: list[tuple[Proposal, OtherDrafters | None]] = []  # of this step
+        self._offered: list[tuple[Proposal, bool | None]] = []  # of this step
         self._draft_seconds = 0.0  # of drafters asked since the last step
         self.gain = 0.0
         """Expected tokens of the latest draft beyond plain decoding, less what its time is worth;
@@ -305,7 +295,7 @@ class Auto:
         asked = sorted(((drafter.cost(limit), drafter) for drafter in drafters), key=itemgetter(0))
         free = [drafter.propose(context, limit) for seconds, drafter in asked if not seconds]
         for proposal in free:
-            choice = self._choice(proposal, rate, _other_drafters(proposal, free))
+            choice = self._choice(proposal, rate, _others_agree(proposal, free))
             best = max(best, choice, key=_gain)
         for seconds, drafter in asked[len(free) :]:
             price = rate * seconds
@@ -321,8 +311,8 @@ class Auto:
 
     def observe(self, outcome: DecodeOutcome) -> None:
         """Update the acceptance estimates and the request's rate."""
-        for offered, other_drafters in self._offered:
-            self._acceptance.observe(offered, outcome.tokens, other_drafters)
+        for offered, others_agree in self._offered:
+            self._acceptance.observe(offered, outcome.tokens, others_agree)
         self._offered = []
         keep = 0.5 ** (1 / _RATE_HALF_LIFE)
         seconds = self._cost[len(outcome.proposal.tokens) + 1] + self._draft_seconds
@@ -338,14 +328,12 @@ class Auto:
             if self._batch_rate is None:
                 self._cost = self._table.by_rows(self._max_block)
 
-    def _choice(
-        self, offered: Proposal, rate: float, other_drafters: OtherDrafters | None
-    ) -> _Choice:
+    def _choice(self, offered: Proposal, rate: float, others_agree: bool | None) -> _Choice:
         """The prefix of a proposal with the greatest gain. All of it will be learnt from."""
-        self._offered.append((offered, other_drafters))
+        self._offered.append((offered, others_agree))
         all_accepted = expected = 1.0
         length, tokens, best_gain = 0, 1.0, 1 - rate * self._cost[1]
-        probabilities = self._acceptance.probabilities(offered, other_drafters)
+        probabilities = self._acceptance.probabilities(offered, others_agree)
         for at, probability in enumerate(probabilities, start=1):
             all_accepted *= probability
             expected += all_accepted

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline.decoding.types import Logits, TokenLogprob
 
@@ -25,21 +24,6 @@ def token_logprob(
     best = _top(wide, top, total)
     texts = tuple(name(other) for other, _ in best)
     return TokenLogprob(token, float(wide[token]) - total, best, name(token), texts)
-
-
-def kl_divergences(expected: Logits, actual: Logits) -> npt.NDArray[np.float64]:
-    """KL(expected || actual) of each row of logits, [n, vocab] -> [n], in nats."""
-    expected_logs, actual_logs = _log_softmax(expected), _log_softmax(actual)
-    divergences: npt.NDArray[np.float64]
-    divergences = (np.exp(expected_logs) * (expected_logs - actual_logs)).sum(axis=1)
-    return divergences
-
-
-def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    logs: npt.NDArray[np.float64]
-    logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return logs
 
 
 def _top(row: np.ndarray, count: int, total: float) -> tuple[tuple[int, float], ...]:

@@ -74,9 +74,9 @@ class ReasoningText(TextStream):
 
     def __init__(self, decode: Decode, stops: Sequence[str], marks: ReasoningMarks) -> None:
         """Prepare for one answer. Raises ValueError if a stop string is empty."""
-        self._ids_to_text = decode
+        self._decode = decode
         self._plain = TextStream(decode)
-        self._stops = StopStrings(stops)
+        self._stop = StopStrings(stops)
         self._marks = marks
         known = set(marks.tokens.values())
         self._opens = [mark for mark in marks.opens if mark not in known]
@@ -97,11 +97,6 @@ class ReasoningText(TextStream):
         self._unsure = 0  # tokens that may be part of an opening mark
         self.reasoning_tokens = 0
 
-    @property
-    def stopped_by(self) -> str | None:
-        """The stop string that ended the text; None so far."""
-        return self._stops.stopped_by
-
     def push(self, token: int) -> TextPiece:
         """Append a token; returns the text that it completes."""
         before = self._state
@@ -110,7 +105,7 @@ class ReasoningText(TextStream):
             self._read(self._plain.push(token).text)
         else:
             self._read(self._plain.finish().text)
-            self._plain = TextStream(self._ids_to_text)
+            self._plain = TextStream(self._decode)
             self._read_mark(mark, token)
         self._count(before, self._state)
         return self._release()
@@ -118,7 +113,7 @@ class ReasoningText(TextStream):
     def finish(self) -> TextPiece:
         """End the answer; returns the text held back."""
         self._read(self._plain.finish().text)
-        self._plain = TextStream(self._ids_to_text)
+        self._plain = TextStream(self._decode)
         held, self._held = self._held, ""
         if self._state is _State.REASONING:
             self._append_reasoning(held)
@@ -131,7 +126,7 @@ class ReasoningText(TextStream):
         text, reasoning = "".join(self._answer), "".join(self._reasoning)
         self._answer.clear()
         self._reasoning.clear()
-        return TextPiece(text, self._stops.push(text, at_end=at_end), reasoning)
+        return TextPiece(text, self._stop.push(text, at_end=at_end), reasoning)
 
     def _count(self, before: _State, after: _State) -> None:
         """Count a token that moved the state from `before` to `after`."""
@@ -227,7 +222,7 @@ class ReasoningText(TextStream):
             self._end_reasoning()
         elif not (self._state is _State.REASONING and not self._begun):
             # A mark elsewhere is text, unless it repeats the mark at the end of the prompt.
-            self._read(self._ids_to_text([token]))
+            self._read(self._decode([token]))
 
     def _read_channel_mark(self, mark: str) -> None:
         """Handle a mark of harmony: <|start|>role<|channel|>name<|message|>text<|end|>."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from paceline.decoding.costs import CostTable
-from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import Block, Drafter, Logits, Proposal, common_prefix_length
+from paceline.drafters.draft_sampling import DraftSampler
 from paceline.errors import CacheFull
 
 _LENGTH_WEIGHT = 0.25

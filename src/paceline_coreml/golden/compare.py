@@ -24,8 +24,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline.decoding.logprobs import kl_divergences
-
 Floats = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 
@@ -197,8 +195,21 @@ def parity(rows: Rows, where: Bools, actual: Floats, expected: Floats, margin: f
         contained=int((contained == right[:, None]).any(1).sum()),
         worst=float(lower[worst]),
         at=rows.names[np.flatnonzero(where)[worst]],
-        divergence=float(kl_divergences(expected, actual).mean()),
+        divergence=float(_kl_divergences(expected, actual).mean()),
     )
+
+
+def _kl_divergences(expected: Floats, actual: Floats) -> Floats:
+    """KL(expected || actual) of each row of logits, [n, vocab] -> [n], in nats."""
+    expected_logs, actual_logs = _log_softmax(expected), _log_softmax(actual)
+    divergences: Floats = (np.exp(expected_logs) * (expected_logs - actual_logs)).sum(axis=1)
+    return divergences
+
+
+def _log_softmax(logits: Floats) -> Floats:
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    logs: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return logs
 
 
 def _summary(

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from paceline.decoding.draft_sampling import DraftSampler
+from paceline.drafters.draft_sampling import DraftSampler
 from paceline_mlx.heads.dflash.checkpoint import Chain
 from paceline_mlx.heads.tensors import StoredTensor
 from paceline_mlx.hooks import Array as DeviceArray

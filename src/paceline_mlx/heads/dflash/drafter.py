@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
+from paceline.drafters.draft_sampling import DraftSampler
 from paceline_mlx.heads.context import PREFILL_CHUNK, ContextCache
 from paceline_mlx.heads.dflash.network import Network
 

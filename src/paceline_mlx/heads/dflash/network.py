@@ -16,8 +16,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.types import DeferredRows
+from paceline.drafters.draft_sampling import DraftSampler
 from paceline_mlx.heads.context import LONG_CONTEXT, ContextCache, DraftCost, median_seconds
 from paceline_mlx.heads.dflash.chain import ChainHead, Rows
 from paceline_mlx.heads.dflash.checkpoint import read_tensors

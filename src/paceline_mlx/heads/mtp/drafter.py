@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
+from paceline.drafters.draft_sampling import DraftSampler
 from paceline_mlx.heads.context import PREFILL_CHUNK
 from paceline_mlx.heads.mtp.cache import HeadCache, Rows
 from paceline_mlx.heads.mtp.network import HeadNetwork

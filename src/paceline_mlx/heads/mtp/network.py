@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from paceline.decoding.draft_sampling import DraftSampler
+from paceline.drafters.draft_sampling import DraftSampler
 from paceline_mlx.heads.context import (
     LONG_CONTEXT,
     PREFILL_CHUNK,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.sampling import Sampler, Sampling
+from paceline.drafters.draft_sampling import DraftSampler
 
 VOCAB = 64
 
