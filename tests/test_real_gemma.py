@@ -21,6 +21,7 @@ from paceline.engines.invariance import CONDITIONS, measure_invariance
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.options import GREEDY, Options
 from paceline.runtime import kept
+from paceline.runtime.drafting import Drafting
 from paceline.runtime.model import Model
 from paceline.runtime.stream import run_together
 from support.gemma import PROMPTS, gemma_file
@@ -162,7 +163,7 @@ def test_kept_answers_change_nothing(
         plain(prompt, SAMPLINGS[prompt])
     monkeypatch.setattr(kept, "due", lambda tokens, counted: tokens > counted)
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    keeping = Model(gemma.files, gemma.engine, keep=True)
+    keeping = Model(gemma.files, gemma.engine, drafting=Drafting(gemma.files, keep=True))
     keeping.costs, keeping._exactness = gemma.costs, gemma._exactness
     run_together(
         [keeping.stream(prompt, **drafted_by("none", SAMPLINGS[prompt])) for prompt in prompts]

@@ -35,7 +35,7 @@ ABOVE: dict[str, int] = {
     "src/paceline/engines": 4_370,
     "src/paceline/constraints": 2_750,
     "src/paceline/models": 5_640,
-    "src/paceline/runtime": 5_020,
+    "src/paceline/runtime": 5_032,
     "src/paceline/server": 6_770,
     "src/paceline/cli": 3_490,
     "src/paceline/verify": 1_490,

@@ -297,7 +297,9 @@ def assert_same_steps(model: Model, options: Options, path: Path, max_tokens: in
         list(traced)
     trace = read_trace(path)
     recording = Recording("one", "any", trace.prompt, trace.answer, max_tokens)
-    shared = DrafterResources(shipped=model._shared.shipped, vocab_size=model.engine.vocab_size)
+    shared = DrafterResources(
+        shipped=model.drafting.resources.shipped, vocab_size=model.engine.vocab_size
+    )
     (found,) = simulate([recording], check_options(asked), cost, shared)
     assert found.counters.steps == len(trace.steps)
     chosen = check_options(asked)

@@ -196,7 +196,7 @@ def test_a_drafter_that_cannot_be_made_leaves_the_conversation_as_it_was(
         def fails(*_: Any) -> Any:
             raise RuntimeError("broken")
 
-        patch.setattr("paceline.runtime.model.drafting.create", fails)
+        patch.setattr("paceline.runtime.drafting.drafters.create", fails)
         with pytest.raises(RuntimeError):
             chat.say("again", drafter="suffix")
     assert chat.messages == before

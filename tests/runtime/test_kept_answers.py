@@ -14,6 +14,7 @@ from paceline.decoding.types import FinishReason
 from paceline.models import Progress
 from paceline.options import GREEDY, Options
 from paceline.runtime import kept as kept_module
+from paceline.runtime.drafting import Drafting
 from paceline.runtime.kept import KeptAnswers, all_kept, forget
 from paceline.runtime.model import Model
 
@@ -206,7 +207,7 @@ def keeping(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mo
     """The tiny model, which keeps its answers in an empty cache folder."""
     monkeypatch.setattr(kept_module, "due", lambda tokens, counted: tokens > counted)
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    return Model(model.files, model.engine, keep=True)
+    return Model(model.files, model.engine, drafting=Drafting(model.files, keep=True))
 
 
 def test_a_model_drafts_from_what_it_said_and_says_the_same(keeping: Model, model: Model):

@@ -7,8 +7,7 @@ from shutil import rmtree
 
 import pytest
 
-from paceline.models import QUIET
-from paceline.runtime.drafting import drafter_resources
+from paceline.runtime.drafting import Drafting
 from paceline.runtime.learnt import (
     HEADER,
     all_learnt,
@@ -57,7 +56,7 @@ def test_a_head_of_an_earlier_version_is_no_longer_taken(model: Model, table: Pa
     (head / "config.json").write_text('{"logits_of": [1]}')
     for kind, folder in (("mtp", head), ("table", table)):
         install(model.files, kind, folder)
-    assert drafter_resources(model.files, QUIET).shipped == {"table": table}
+    assert Drafting(model.files).resources.shipped == {"table": table}
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"drafters": 3}', '{"drafters": {"a": 1}}'])

@@ -74,9 +74,10 @@ def template_chat(
     if not parse_special:
         control = files.control_text()
         chat, listed = control.guarded_messages(chat), control.guarded(listed)
-    if "tools" not in source:
+    has_calls = any(message.keys() & {*_TOOL_FIELDS} for message in chat)
+    if "tools" not in source and (listed or has_calls):
         return TemplateChat(describe_tools(chat, listed, tool_form(source) or HERMES), None)
-    if any({"tool_calls", "tool_call_id"} & message.keys() for message in chat):
+    if has_calls:
         chat = fit_calls(chat, tool_form(source), source)
     return TemplateChat(chat, listed or None)
 

@@ -11,16 +11,18 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from paceline.decoding.types import common_prefix_length
 from paceline.drafters import DraftKV
 from paceline.errors import ContextFull, InvalidRequest
 from paceline.options import Options
 from paceline.runtime.chat import Message
-from paceline.runtime.core import ModelCore
 from paceline.runtime.request import Request
 from paceline.runtime.stream import Stream
+
+if TYPE_CHECKING:
+    from paceline import Model
 
 _PINNED = ("system", "developer")
 """Roles of messages that `drop_oldest` keeps."""
@@ -35,7 +37,7 @@ class Conversation:
     Use it in one thread; finish or close a turn's stream before the next.
     """
 
-    def __init__(self, model: ModelCore, messages: Sequence[Message] = ()) -> None:
+    def __init__(self, model: "Model", messages: Sequence[Message] = ()) -> None:
         """Begin with `messages`: a system message, or the turns of an earlier chat."""
         self.messages: list[Message] = list(messages)
         """The turns so far; may be edited between turns."""

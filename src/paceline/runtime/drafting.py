@@ -1,29 +1,186 @@
-"""What the drafters of all requests to a model share, and a draft model beside its target."""
+"""The drafters of a model's answers: what they share, what they have learnt, and their files.
 
-from collections.abc import Callable
+`load` makes one `Drafting` for each model. `auto` becomes drafters here and nowhere else.
+Independent of how an answer is made. Invariant: what is learnt here changes which tokens are
+drafted, and no token of an answer.
+"""
 
-from paceline import drafters as drafting
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from paceline import drafters
+from paceline.decoding.auto import Acceptance
 from paceline.decoding.costs import CostTable
-from paceline.drafters import DrafterResources, DraftModel
+from paceline.drafters import (
+    AnswerHistory,
+    DrafterResources,
+    DrafterSpec,
+    DraftKV,
+    DraftModel,
+    Fault,
+    GuardedDrafter,
+    Probe,
+    RequestContext,
+)
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.engines.costs import StoredCosts, measure, warm_up
 from paceline.errors import ModelError
-from paceline.models import ModelFiles, Progress, cache_dir, resolve, resolve_drafter
+from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, resolve_drafter
 from paceline.runtime.exactness import MEASUREMENTS
+from paceline.runtime.kept import KeptAnswers, kept_answers
 from paceline.runtime.learnt import installed_drafters
+from paceline.runtime.request import Request, RequestDrafters
+from paceline.runtime.stream import Stream
 
 
-def drafter_resources(files: ModelFiles, progress: Progress) -> DrafterResources:
-    """Return what the drafters of all requests to a model share."""
-    shipped = drafting.shipped(files.name, files.path, files.engine)
-    return DrafterResources(
-        target=files.name,
-        engine=files.engine,
-        files=files.path,
-        shipped=shipped | installed_drafters(files),
-        find=lambda name: resolve_drafter(name, progress),
-    )
+class Drafting:
+    """The drafters of all requests to one model."""
+
+    def __init__(
+        self, files: ModelFiles, progress: Progress = QUIET, *, keep: bool = False
+    ) -> None:
+        """Open nothing yet; `use` comes before the first answer.
+
+        Args:
+            files: the model's.
+            progress: gets the progress of long work.
+            keep: keep answers in the cache folder, and draft from those kept: see `KeptAnswers`.
+        """
+        self.files, self.progress = files, progress
+        self.kept: KeptAnswers | None = None
+        self.acceptance = Acceptance()
+        """Of the drafts of earlier answers."""
+        self.resources = DrafterResources(
+            target=files.name,
+            engine=files.engine,
+            files=files.path,
+            shipped=drafters.shipped(files.name, files.path, files.engine)
+            | installed_drafters(files),
+            find=lambda name: resolve_drafter(name, progress),
+            open_model=self._open_model,
+        )
+        self._keeps = keep
+        self._cost: Callable[[], CostTable] | None = None
+        self._slots = 0
+
+    def use(self, engine: Engine, cost: Callable[[], CostTable]) -> None:
+        """Draft for an engine, whose weights heads share; `cost` returns what its calls cost."""
+        self._cost = cost
+        if self.resources.opened is engine:
+            return
+        self.resources.opened, self.resources.heads = engine, {}
+        self.resources.vocab_size, self._slots = engine.vocab_size, engine.free_slots
+        if self._keeps and self.kept is None:
+            self.kept = kept_answers(self.files, engine.vocab_size, self.progress)
+
+    def fresh(self) -> "Drafting":
+        """Return another with the same drafters open, and nothing learnt or kept."""
+        other = Drafting(self.files, self.progress)
+        other.resources = replace(self.resources, history=AnswerHistory())
+        return other
+
+    def resolve(
+        self, spec: DrafterSpec, *, private: bool = True, prediction: bool = False
+    ) -> DrafterSpec:
+        """Replace `auto` by the drafters that this model has.
+
+        Args:
+            spec: what was asked for.
+            private: leave out the drafter that reads kept answers.
+            prediction: whether the answer has a prediction, which then is drafted first.
+        """
+        kinds = {*self.resources.shipped}
+        if self.kept is not None and self.kept.text is not None and not private:
+            kinds.add("kept")
+        return spec.resolve(kinds, prediction=prediction)
+
+    def prepare(self, names: Sequence[str]) -> set[int]:
+        """Find the files of drafters; return the layers whose hidden states they read.
+
+        Raises:
+            InvalidRequest: there is no such drafter for this model.
+            ModelError: one cannot be found or read, or does not fit the model.
+        """
+        specs = [self.resolve(DrafterSpec.parse(name)) for name in names]
+        for part in (part for spec in specs for part in spec.parts):
+            if part.kind in ("model", "ahead"):
+                _draft_files(part.name, self.files, self.progress)
+        return {tap for spec in specs for tap in drafters.taps(spec, self.resources)}
+
+    def open(self, name: str) -> None:
+        """Read and compile what a drafter needs, so that no request waits for it.
+
+        Raises what `prepare` raises.
+        """
+        spec = self.resolve(DrafterSpec.parse(name))
+        for opened in drafters.create(spec, self.resources):
+            opened.close()
+
+    def taps(self, request: Request) -> set[int]:
+        """Return the layers whose hidden states the request's drafters read.
+
+        Raises ModelError if a drafter cannot be read.
+        """
+        specs = filter(None, (request.drafter, request.probe))
+        return {tap for spec in specs for tap in drafters.taps(spec, self.resources)}
+
+    def slots(self, drafter: DrafterSpec) -> int | None:
+        """Return the KV slots of the drafter's own model, for all requests together.
+
+        None if it has no model of its own, or that is not open.
+        """
+        return drafters.slots(drafter, self.resources)
+
+    def of_request(
+        self,
+        request: Request,
+        prompt_length: int,
+        memory: DraftKV | None = None,
+        fault: Fault | None = None,
+    ) -> RequestDrafters:
+        """Make the drafters of a request, and their policy; see `Model.open_stream`."""
+        may_keep = self.kept is not None and not request.private
+        kept = self.kept.text if self.kept is not None and may_keep else None
+        alone = RequestContext(prompt_length=prompt_length, sampling=request.sampling, kept=kept)
+        prediction = request.prediction[: self.resources.opened.context_length]
+        kv = DraftKV() if memory is None else memory
+        context = replace(alone, kv=kv, prediction=prediction)
+        asked = drafters.create(request.drafter, self.resources, context)
+        if fault is not None:
+            asked = [GuardedDrafter(drafter, fault) for drafter in asked]
+        watched = drafters.create(request.probe or DrafterSpec(), self.resources, alone)
+        probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
+        assert self._cost is not None
+        acceptance = self.acceptance.discounted()
+        policy = request.policy_for(self._cost, acceptance, prompt_length)
+        return RequestDrafters(asked, probes, policy, acceptance)
+
+    def learn(self, stream: Stream) -> None:
+        """Learn from an answer that has ended, for the drafts of later ones."""
+        self.acceptance = stream.drafters.acceptance
+        if stream.request.drafter.uses_earlier_answers:
+            self.resources.history.add(stream.answer)
+        if self.kept is not None and not stream.request.private:
+            self.kept.add(stream)
+
+    def _open_model(self, name: str) -> DraftModel:
+        """Open another model to draft with. Raises ModelError if its vocabulary is another."""
+        assert self._cost is not None
+        files = _draft_files(name, self.files, self.progress)
+        # All requests of a batch draft at once.
+        cache_tokens = max(files.context_length, self._slots)
+        settings = EngineSettings(min_rows=1, cache_tokens=cache_tokens)
+        engine = open_engine(files.engine, files.path, files.context_length, settings)
+        warmed_up(engine, self.progress)
+        folder = cache_dir() / MEASUREMENTS
+        costs = StoredCosts(engine, files.fingerprint, files.weights_bytes, folder)
+        if not costs.known:  # nobody else runs it, and its drafts are asked for by what they cost
+            measure(engine, costs)
+            costs.store()
+        cost = costs.table()
+        worth = min(cost(1) / self._cost()(1), 1.0)
+        return DraftModel(engine, cost, worth, slots=engine.free_slots)
 
 
 def warmed_up(engine: Engine, progress: Progress) -> Engine:
@@ -34,7 +191,7 @@ def warmed_up(engine: Engine, progress: Progress) -> Engine:
     return engine
 
 
-def draft_files(name: str, target: ModelFiles, progress: Progress) -> ModelFiles:
+def _draft_files(name: str, target: ModelFiles, progress: Progress) -> ModelFiles:
     """Return the files of another model to draft with. Raises ModelError if it cannot draft."""
     files = resolve(name, progress=progress)
     ours, theirs = target.tokenizer().vocabulary, files.tokenizer().vocabulary
@@ -45,36 +202,3 @@ def draft_files(name: str, target: ModelFiles, progress: Progress) -> ModelFiles
             f"tokens are not the same, and it has {len(theirs)}"
         )
     return files
-
-
-def open_draft_model(
-    name: str,
-    target: ModelFiles,
-    slots: int,
-    target_cost: Callable[[], CostTable],
-    progress: Progress,
-) -> DraftModel:
-    """Open another model to draft with.
-
-    Args:
-        name: the draft model's name or path.
-        target: the model that it drafts for.
-        slots: KV slots of the target: all requests of a batch draft at once.
-        target_cost: returns the seconds of the target's calls.
-        progress: gets the progress of long work.
-
-    Raises:
-        ModelError: its vocabulary is not the target's.
-    """
-    files = draft_files(name, target, progress)
-    settings = EngineSettings(min_rows=1, cache_tokens=max(files.context_length, slots))
-    opened = open_engine(files.engine, files.path, files.context_length, settings)
-    engine = warmed_up(opened, progress)
-    folder = cache_dir() / MEASUREMENTS
-    costs = StoredCosts(engine, files.fingerprint, files.weights_bytes, folder)
-    if not costs.known:  # nobody else runs it, and its drafts are asked for by what they cost
-        measure(engine, costs)
-        costs.store()
-    cost = costs.table()
-    worth = min(cost(1) / target_cost()(1), 1.0)
-    return DraftModel(engine, cost, worth, slots=engine.free_slots)

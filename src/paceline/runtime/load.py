@@ -5,9 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from paceline import drafters as drafting
 from paceline.decoding.types import FINAL_NORM
-from paceline.drafters import DrafterSpec
 from paceline.engines import EngineSettings, check_engine, check_settings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
@@ -20,7 +18,7 @@ from paceline.models import (
     resolve,
     start_templates,
 )
-from paceline.runtime.drafting import draft_files, drafter_resources, warmed_up
+from paceline.runtime.drafting import Drafting, warmed_up
 from paceline.runtime.exactness import MEASUREMENTS
 from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults, defaults_of
@@ -117,19 +115,13 @@ def load(
         )
         return warmed_up(opened, progress)
 
-    resources = drafter_resources(files, progress)
-    specs = [DrafterSpec.parse(drafter).resolve(resources.shipped) for drafter in drafters]
-    for part in (part for spec in specs for part in spec.parts):
-        if part.kind in ("model", "ahead"):
-            draft_files(part.name, files, progress)
-    taps = {tap for spec in specs for tap in drafting.taps(spec, resources)}
+    drafting = Drafting(files, progress, keep=keep)
+    taps = drafting.prepare(drafters)
     if embeddings and files.facts.pooling is not None:
         taps.add(FINAL_NORM)
     defaults = defaults_of(files) if generation_config == "auto" else Defaults()
     opened = open_with(tuple(sorted(taps)))
-    model = Model(
-        files, opened, defaults=defaults, progress=progress, open_with=open_with, keep=keep
-    )
+    model = Model(files, opened, defaults=defaults, drafting=drafting, open_with=open_with)
     model.load_seconds = perf_counter() - started
     return model
 

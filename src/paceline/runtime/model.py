@@ -1,49 +1,105 @@
 """A loaded model, as Python programs use it: answers, one or many at a time, chats and embeddings.
 
 A single answer runs in the caller's thread; lists of prompts and coroutines share the calls of a
-thread (`batching/`). Invariant: neither way, nor who else asks, changes a token of an answer.
+thread (`batching/`). Callers that manage KV themselves, such as conversations and the scheduler,
+use `request`, `open_sequence` and `open_stream`. Invariant: neither way, nor who else asks,
+changes a token of an answer.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from operator import itemgetter
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast, overload
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline import drafters as drafting
+from paceline.decoding.costs import CostTable
 from paceline.decoding.types import FINAL_NORM
-from paceline.drafters import AnswerHistory, DrafterSpec
+from paceline.drafters import DrafterSpec, DraftKV, Fault
+from paceline.engines.base import Closes, Engine, KVSequence
+from paceline.engines.costs import StoredCosts, measure
+from paceline.engines.invariance import Compared
 from paceline.errors import InvalidRequest
-from paceline.models import Pooling
+from paceline.models import TOKENIZER, ModelFiles, Pooling, TokenBytes, cache_dir
 from paceline.options import Options
 from paceline.runtime.chat import Message
 from paceline.runtime.conversation import Conversation
-from paceline.runtime.core import ModelCore
+from paceline.runtime.drafting import Drafting
+from paceline.runtime.exactness import MEASUREMENTS, Exactness
 from paceline.runtime.pooled import NO_EMBEDDINGS, Embedding
-from paceline.runtime.prompt import Prompt, Prompts, batch_of, check_ids
-from paceline.runtime.request import check
+from paceline.runtime.prompt import Prompt, Prompts, batch_of, check_ids, encode_prompt
+from paceline.runtime.request import Defaults, Request, check, defaults_of, structure
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
-from paceline.storage.processes import in_forked_child
+from paceline.runtime.turns import Turns
+from paceline.storage.processes import in_forked_child, use_native_threads
 
 if TYPE_CHECKING:
+    from paceline.constraints.grammar import Grammars
     from paceline.runtime.batching.batches import AsyncStream, Batches
     from paceline.runtime.batching.request import BatchRequest, Listener, QueuedRequest
 
+_SMALL_BYTES = 200_000_000
+"""Most bytes of the weights of a small model."""
 
-class Model(ModelCore):
+
+class Model:
     """A model in memory, for any number of threads; a `with` block frees it at its end.
 
     Answers of `generate` in several threads run one after another, and those of lists and of
     coroutines together. Streams and conversations may be interleaved; a step waits for its turn.
     """
 
-    _batches: "Batches | None" = None
+    def __init__(
+        self,
+        files: ModelFiles,
+        engine: Engine,
+        *,
+        defaults: Defaults | None = None,
+        drafting: Drafting | None = None,
+        open_with: Callable[[tuple[int, ...]], Engine] | None = None,
+    ) -> None:
+        """Join an engine and the files it was opened from; `load` is the usual way.
+
+        Args:
+            files: the model's files.
+            engine: opened from `files`.
+            defaults: for options that requests leave out; None: the registry's, else the model's.
+            drafting: its drafters; None: those of its files.
+            open_with: opens the engine again with other taps, for a drafter that needs them.
+        """
+        self.files = files
+        self.engine = engine
+        self.defaults = defaults_of(files) if defaults is None else defaults
+        self.drafting = drafting or Drafting(files)
+        self.load_seconds = 0.0
+        self.lock = Turns()
+        """Whoever has it may use the engine and the drafters."""
+        self._open_with = open_with
+        self._batches: Batches | None = None
+        self._opened = 0  # sequences of requests and conversations
+        self._streams = WeakSet[Stream]()
+        self._closed = False
+        self._use(engine)
+
+    def _use(self, engine: Engine) -> None:
+        self.engine = engine
+        folder, fingerprint = cache_dir() / MEASUREMENTS, self.files.fingerprint
+        self.costs = StoredCosts(engine, fingerprint, self.files.weights_bytes, folder)
+        """What calls cost on this machine, as far as answers have shown it."""
+        self._exactness = Exactness(engine, fingerprint, folder)
+        self.drafting.use(engine, self.costs.table)
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidRequest(
+            f"{self.files.name} cannot be pickled or copied: its weights are in this process; send "
+            "its name or path, and load it there"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -59,6 +115,8 @@ class Model(ModelCore):
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self.engine.context_length} tokens of context"
         return f"<Model {self.files.name} on {self.files.engine}: {state}>"
+
+    # -- answers -----------------------------------------------------------------------------------
 
     @overload
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Result: ...
@@ -80,19 +138,18 @@ class Model(ModelCore):
 
         """
         prompts = batch_of(prompt)
-        if prompts is None:
-            with self.lock:
-                if not self._batching:
-                    for _ in (stream := self.stream(cast("Prompt", prompt), **options)):
-                        pass
-                    return stream.result
-        if prompts is None:
-            request = self._batch_request(cast("Prompt", prompt), options)
-            ((_, result),) = self._as_they_end(iter([request]), noun=None)
-            return result
-        requests = [*self._requests(prompts, options)]  # a wrong one is refused before any runs
-        results = sorted(self._as_they_end(iter(requests)), key=itemgetter(0))
-        return [result for _, result in results]
+        if prompts is not None:
+            requests = [*self._requests(prompts, options)]  # a wrong one is refused before any runs
+            results = sorted(self._as_they_end(iter(requests)), key=itemgetter(0))
+            return [result for _, result in results]
+        with self.lock:
+            if not self._batching:
+                for _ in (stream := self.stream(cast("Prompt", prompt), **options)):
+                    pass
+                return stream.result
+        request = self._batch_request(cast("Prompt", prompt), options)
+        ((_, result),) = self._as_they_end(iter([request]), noun=None)
+        return result
 
     def map(
         self, prompts: Iterable[Prompt], **options: Unpack[Options]
@@ -110,8 +167,7 @@ class Model(ModelCore):
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Return a stream: iterate for steps, then read `.result`. Raises as `generate` does."""
         started = perf_counter()
-        request = self.request(options)
-        tokens, request = self.encode_prompt(prompt, request)
+        tokens, request = self.encode_prompt(prompt, self.request(options))
         with self.lock:
             self.ensure_taps(request)
             request = request.fitted(
@@ -163,6 +219,89 @@ class Model(ModelCore):
 
         return AsyncStream(submit)
 
+    def conversation(self, messages: Sequence[Message] = ()) -> Conversation:
+        """Return a chat that keeps the KV of its earlier turns; see `Conversation`."""
+        return Conversation(self, messages)
+
+    def open_drafters(self, drafter: str) -> None:
+        """Read and compile what `drafter` needs, so that no request waits for it.
+
+        Raises:
+            InvalidRequest: there is no such drafter for this model.
+            ModelError: it cannot be read, or does not fit the model.
+        """
+        self.drafting.open(drafter)
+
+    def settle(self) -> None:
+        """Wait for what runs in the background after answers: the counting of kept ones."""
+        if self.drafting.kept is not None:
+            self.drafting.kept.settle()
+
+    # -- several answers in a call -----------------------------------------------------------------
+
+    @property
+    def _batching(self) -> bool:
+        """Whether answers of a batch run or wait."""
+        return self._batches is not None and self._batches.busy
+
+    @property
+    def _running_batches(self) -> "Batches":
+        from paceline.runtime.batching.batches import Batches
+
+        with self.lock:
+            if self._batches is None:
+                self._batches = Batches(self)
+            return self._batches
+
+    def _requests(self, prompts: Iterable[Prompt], options: Options) -> Iterator["BatchRequest"]:
+        """Return a request for each prompt. Raises InvalidRequest, which names a wrong prompt."""
+        self.request(options)  # a wrong option is no fault of the first prompt
+        for number, prompt in enumerate(prompts):
+            try:
+                yield self._batch_request(prompt, options)
+            except InvalidRequest as error:
+                raise InvalidRequest(f"prompt {number}: {error}") from error
+
+    def _batch_request(self, prompt: Prompt, options: Options) -> "BatchRequest":
+        from paceline.runtime.batching.request import BatchRequest
+
+        tokens, request = self.encode_prompt(prompt, self.request(options))
+        with self.lock:
+            self.ensure_taps(request)
+        return BatchRequest(tokens, request)
+
+    def _as_they_end(
+        self, requests: Iterator["BatchRequest"], noun: str | None = "prompt"
+    ) -> Iterator[tuple[int, Result]]:
+        """Run requests together; see `Batches.as_they_end`."""
+        for number, result in self._running_batches.as_they_end(requests, noun):
+            assert isinstance(result, Result)
+            yield number, result
+
+    # -- texts, tokens and vectors -----------------------------------------------------------------
+
+    def tokens(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+        """Return the prompt as token ids.
+
+        Raises:
+            InvalidRequest: an empty prompt, or messages that the chat template refuses.
+            ModelError: the model has no chat template and the prompt needs one.
+
+        """
+        return self.encode_prompt(prompt, check({"raw": raw}))[0]
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids, without control tokens.
+
+        Raises InvalidRequest for ids that are not in the vocabulary.
+        """
+        check_ids("detokenize", token_ids, self.engine.vocab_size)
+        return self.files.tokenizer().decode(token_ids)
+
+    def encode_prompt(self, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
+        """See `prompt.encode_prompt`."""
+        return encode_prompt(self.files, prompt, request, self.engine.vocab_size)
+
     @overload
     def embed(self, text: str) -> npt.NDArray[np.float32]: ...
 
@@ -205,49 +344,186 @@ class Model(ModelCore):
             pooling=self._check_pooling(),
         )
 
-    def conversation(self, messages: Sequence[Message] = ()) -> Conversation:
-        """Return a chat that keeps the KV of its earlier turns; see `Conversation`."""
-        return Conversation(self, messages)
+    def _check_pooling(self) -> Pooling:
+        """Return how a text's hidden states are pooled. Raises InvalidRequest if in no way."""
+        pooling = self.files.facts.pooling
+        if pooling is None:
+            raise InvalidRequest(f"{self.files.name} {NO_EMBEDDINGS}")
+        return pooling
 
-    def tokens(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
-        """Return the prompt as token ids.
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes and names of tokens."""
+        return TokenBytes(self.files.tokenizer())
+
+    # -- requests and their streams ----------------------------------------------------------------
+
+    @cached_property
+    def grammars(self) -> "Grammars":
+        """Compiles what answers are constrained to."""
+        from paceline.constraints.grammar import Grammars
+
+        return Grammars(
+            self.files.folder / TOKENIZER,
+            vocab_size=self.engine.vocab_size,
+            stop_token_ids=self.files.stop_token_ids,
+        )
+
+    def request(
+        self, options: Options, defaults: Defaults | None = None, *, private: bool = False
+    ) -> Request:
+        """Check options; the drafter `auto` becomes the drafters that this model has.
+
+        Args:
+            options: what the caller gives.
+            defaults: for the options left out; None: the model's own.
+            private: the answer is neither kept nor drafted from kept ones.
+
+        Raises InvalidRequest if an option cannot be served, or the grammar of the answer is wrong,
+        and PacelineError in a forked child.
+        """
+        use_native_threads()
+        request = check(options, self.defaults if defaults is None else defaults)
+        resolve = partial(self.drafting.resolve, private=private)
+        return replace(
+            request,
+            drafter=resolve(request.drafter, prediction=bool(request.prediction)),
+            probe=request.probe and resolve(request.probe),
+            private=private,
+            constraint=structure(options, lambda: self.grammars) or request.constraint,
+        )
+
+    def ensure_taps(self, request: Request) -> None:
+        """Open the engine again if the request's drafters need hidden states it does not return."""
+        self._ensure_taps(self.drafting.taps(request), f"drafter {request.drafter}")
+
+    def _ensure_taps(self, taps: set[int], user: str) -> None:
+        """Open the engine again if it does not return the hidden states of `taps`.
+
+        Raises InvalidRequest, which names their `user`, while others use the engine.
+        """
+        if taps <= {*self.engine.taps}:
+            return
+        if self._opened or self._batching or self._open_with is None:
+            raise InvalidRequest(
+                f"{user} needs hidden states that this model was loaded "
+                "without; name it when loading, or end other answers and conversations first"
+            )
+        self._use(self._open_with(tuple(sorted({*self.engine.taps, *taps}))))
+
+    def open_sequence(self) -> KVSequence:
+        """Open a KV sequence of the engine; `close_sequence` closes it."""
+        self._opened += 1
+        return self.engine.open()
+
+    def close_sequence(self, sequence: KVSequence) -> None:
+        """Free the KV blocks of a sequence."""
+        self._opened -= 1
+        sequence.close()
+
+    def open_stream(
+        self,
+        tokens: Sequence[int],
+        request: Request,
+        sequence: KVSequence,
+        started: float,
+        *,
+        end: Callable[[Stream], None],
+        memory: DraftKV | None = None,
+        fault: Fault | None = None,
+        shared: bool = False,
+    ) -> Stream:
+        """Return a stream on `sequence`, which already holds the KV of a prefix of `tokens`.
+
+        For callers that manage KV themselves; others call `stream`. Of a chat's second turn:
+
+            tokens     5 8 2 9 4 7    the prompt
+            sequence   5 8 2          three are cached: the first block is 9 4 7
+            drafters   suffix, table  `auto`, as `request` has resolved it
+            policy     asks the one of the two whose draft gains most by the costs of calls
+            stream     runs blocks until the answer ends; then `end`, and what was learnt is kept
+
+        Args:
+            tokens: the prompt.
+            request: of `request`.
+            sequence: a sequence of this model's engine; the caller closes it.
+            started: when the request came (`perf_counter`).
+            end: called once, when the stream has ended in any way.
+            memory: the drafters' own state of the sequence, kept from one stream to the next.
+            fault: called with a drafter's name and error when one fails and is silenced; None: the
+                error of a drafter ends the answer.
+            shared: whether calls may have other sequences too.
 
         Raises:
-            InvalidRequest: an empty prompt, or messages that the chat template refuses.
-            ModelError: the model has no chat template and the prompt needs one.
-
+            InvalidRequest: the prompt or an option cannot be served.
+            ModelError: a drafter cannot be read or does not fit the model.
         """
-        return self.encode_prompt(prompt, check({"raw": raw}))[0]
+        drafters = self.drafting.of_request(request, len(tokens), memory, fault)
+        compare = partial(
+            self.exactness, request.drafter, cached=sequence.length > 0, shared=shared
+        )
+        if self.files.weights_bytes <= _SMALL_BYTES:  # now, before the prompt takes slots
+            compared = compare()
+            compare = partial(lambda: compared)
+        stream = Stream(
+            self,
+            tokens,
+            request,
+            sequence,
+            drafters,
+            started=started,
+            exactness=compare,
+            on_end=(end, self._learn),
+        )
+        self._streams.add(stream)
+        return stream
 
-    def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, without control tokens.
+    def _learn(self, stream: Stream) -> None:
+        self.costs.store()
+        self.drafting.learn(stream)
 
-        Raises InvalidRequest for ids that are not in the vocabulary.
+    # -- costs and exactness -----------------------------------------------------------------------
+
+    def measured_costs(self) -> CostTable:
+        """Return what calls cost, after calls that are made to learn it if none were seen."""
+        if not self.costs.known:
+            self.measure_costs()
+        return self.costs.table()
+
+    def measure_costs(self) -> None:
+        """Make calls to learn what they cost. Raises CacheFull if there are no slots for them."""
+        with self.drafting.progress.task("measuring this machine"):
+            measure(self.engine, self.costs)
+        self.costs.store()
+
+    def compared(self) -> Mapping[str, Compared]:
+        """Return all conditions of exactness, measured now where one is missing."""
+        return self._exactness.compared() or {}
+
+    def exactness(
+        self, drafter: DrafterSpec, *, cached: bool = False, shared: bool = False
+    ) -> Mapping[str, Compared] | None:
+        """Return what was measured of the conditions under which an answer is computed.
+
+        Args:
+            drafter: without one, no block has several rows.
+            cached: whether KV of an earlier prompt is used.
+            shared: whether calls may have other sequences too, which also divides prompts.
+
+        Returns:
+            Condition (see `engines/invariance.py`) -> what was compared. None: the KV cache had too
+            few free slots to measure.
         """
-        check_ids("detokenize", token_ids, self.engine.vocab_size)
-        return self.files.tokenizer().decode(token_ids)
+        blocks = not drafter.none or self.engine.min_rows < 2
+        return self._exactness.of_answer(blocks=blocks, cached=cached, shared=shared)
 
-    def open_drafters(self, drafter: str) -> None:
-        """Read and compile what `drafter` needs, so that no request waits for it.
-
-        Raises:
-            InvalidRequest: there is no such drafter for this model.
-            ModelError: it cannot be read, or does not fit the model.
-        """
-        spec = DrafterSpec.parse(drafter).resolve(self._shared.shipped)
-        for opened in drafting.create(spec, self._shared):
-            opened.close()
-
-    def settle(self) -> None:
-        """Wait for what runs in the background after answers: the counting of kept ones."""
-        if self._kept is not None:
-            self._kept.settle()
+    # -- its life ----------------------------------------------------------------------------------
 
     def fresh(self) -> "Model":
         """Return another on the same engine, with the same drafters open and nothing learned."""
-        other = Model(self.files, self.engine, defaults=self.defaults, progress=self._progress)
+        drafting = self.drafting.fresh()
+        other = Model(self.files, self.engine, defaults=self.defaults, drafting=drafting)
         other.lock = self.lock
-        other._shared = replace(self._shared, history=AnswerHistory())
         other.costs, other._exactness = self.costs, self._exactness
         return other
 
@@ -264,52 +540,22 @@ class Model(ModelCore):
             if not self._closed:
                 self._free()
 
-    @property
-    def _batching(self) -> bool:
-        """Whether answers of a batch run or wait."""
-        return self._batches is not None and self._batches.busy
+    def _free(self) -> None:
+        """End all streams and free the engine."""
+        for stream in [*self._streams]:
+            stream.close()
+        engine, closed = self.engine, cast("Any", _Closed(self.files.name))
+        self._closed = True
+        self.engine = self.costs = self._exactness = self.drafting = closed
+        if isinstance(engine, Closes):
+            engine.close()
 
-    @property
-    def _in_use(self) -> bool:
-        return super()._in_use or self._batching
 
-    @property
-    def _running_batches(self) -> "Batches":
-        from paceline.runtime.batching.batches import Batches
+class _Closed:
+    """In place of the parts of a closed model: any use of it is refused by name."""
 
-        with self.lock:
-            if self._batches is None:
-                self._batches = Batches(self)
-            return self._batches
+    def __init__(self, model: str) -> None:
+        self._model = model
 
-    def _requests(self, prompts: Iterable[Prompt], options: Options) -> Iterator["BatchRequest"]:
-        """Return a request for each prompt. Raises InvalidRequest, which names a wrong prompt."""
-        self.request(options)  # a wrong option is no fault of the first prompt
-        for number, prompt in enumerate(prompts):
-            try:
-                yield self._batch_request(prompt, options)
-            except InvalidRequest as error:
-                raise InvalidRequest(f"prompt {number}: {error}") from error
-
-    def _batch_request(self, prompt: Prompt, options: Options) -> "BatchRequest":
-        from paceline.runtime.batching.request import BatchRequest
-
-        tokens, request = self.encode_prompt(prompt, self.request(options))
-        with self.lock:
-            self.ensure_taps(request)
-        return BatchRequest(tokens, request)
-
-    def _as_they_end(
-        self, requests: Iterator["BatchRequest"], noun: str | None = "prompt"
-    ) -> Iterator[tuple[int, Result]]:
-        """Run requests together; see `Batches.as_they_end`."""
-        for number, result in self._running_batches.as_they_end(requests, noun):
-            assert isinstance(result, Result)
-            yield number, result
-
-    def _check_pooling(self) -> Pooling:
-        """Return how a text's hidden states are pooled. Raises InvalidRequest if in no way."""
-        pooling = self.files.facts.pooling
-        if pooling is None:
-            raise InvalidRequest(f"{self.files.name} {NO_EMBEDDINGS}")
-        return pooling
+    def __getattr__(self, name: str) -> Any:
+        raise InvalidRequest(f"{self._model} is closed; load it again")

@@ -15,8 +15,8 @@ from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import DEFAULT, Repetition, Stopping
-from paceline.decoding.types import Constraint, Policy
-from paceline.drafters import DrafterSpec
+from paceline.decoding.types import Constraint, Drafter, Policy
+from paceline.drafters import DrafterSpec, Probe
 from paceline.engines.costs import MAX_ROWS
 from paceline.errors import CacheFull, InvalidRequest, ModelError
 from paceline.models import ModelFiles, settings_of
@@ -159,6 +159,17 @@ class Request:
         if self.policy == "auto":
             return Auto(self.max_block, cost(), acceptance, context, learnt=cost)
         return _RULES[self.policy](self.max_block)
+
+
+class RequestDrafters(NamedTuple):
+    """The drafters of one request, and the policy that asks them."""
+
+    asked: Sequence[Drafter]
+    probes: Sequence[Probe]
+    """Drafters that are only watched."""
+    policy: Policy
+    acceptance: Acceptance
+    """That of earlier answers, which the policy goes on to learn."""
 
 
 _SAMPLING = tuple(field.name for field in fields(Sampling) if field.name != "seed")

@@ -12,19 +12,20 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import islice
 from time import perf_counter
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from paceline.decoding.generation import Generation
-from paceline.decoding.reasoning import ReasoningMarks
-from paceline.decoding.text import TextPiece
+from paceline.decoding.reasoning import ReasoningMarks, answer_text
+from paceline.decoding.text import TextPiece, showing
 from paceline.decoding.types import Block, FinishReason, Policy, Step, TokenLogprob
-from paceline.drafters import Probe
 from paceline.engines.base import Engine, KVSequence, StepResult
-from paceline.engines.costs import Costs
 from paceline.engines.invariance import Compared
-from paceline.runtime.request import Request
+from paceline.errors import InvalidRequest
+from paceline.runtime.request import Request, RequestDrafters
 from paceline.runtime.result import Result, Stats
-from paceline.runtime.turns import Turns
+
+if TYPE_CHECKING:
+    from paceline import Model
 
 
 class Runnable(Protocol):
@@ -49,54 +50,64 @@ class Stream:
 
     def __init__(
         self,
-        engine: Engine,
-        sequence: KVSequence,
-        generation: Generation,
+        model: "Model",
+        tokens: Sequence[int],
         request: Request,
-        stats: Stats,
+        sequence: KVSequence,
+        drafters: RequestDrafters,
         *,
-        model: str,
-        drafter: str,
-        exactness: Callable[[], Mapping[str, Compared] | None],
-        costs: Costs,
         started: float,
-        lock: Turns,
-        probes: Sequence[Probe] = (),
+        exactness: Callable[[], Mapping[str, Compared] | None],
         on_end: Sequence[Callable[["Stream"], None]] = (),
     ) -> None:
-        """Run `generation` on `sequence`; `Model.stream` is the usual way to get one.
+        """Answer `tokens`; `Model.stream` is the usual way to get one.
 
         Args:
-            engine: runs the blocks.
-            sequence: the KV sequence, which holds the cached prefix of the prompt.
-            generation: the state machine of the answer.
+            model: what answers; its lock is taken for each step.
+            tokens: the prompt.
             request: what was asked for.
-            stats: counts what `generation` does; the times are added here.
-            model: the model's name, for the result.
-            drafter: the drafter's name, for the result.
-            exactness: called at the end for `Result.exactness`; None: it could not be measured.
-            costs: learns from the calls that this stream has alone.
+            sequence: the KV sequence, which holds the cached prefix of the prompt.
+            drafters: those of the request, for the state machine of the answer.
             started: when the request came (`perf_counter`).
-            lock: the model's, which is taken for each step.
-            probes: drafters that are only watched.
+            exactness: called at the end for `Result.exactness`; None: it could not be measured.
             on_end: called once each, in this order, when the answer has ended in any way.
+
+        Raises InvalidRequest if the prompt fills the context, or an option is of an unknown token.
         """
-        self.request = request
+        self.request, self.drafters = request, drafters
         self.failed = False
         """Whether an error ended the answer."""
-        self.engine = engine
-        self.sequence = sequence
-        self.lock = lock
-        self._generation = generation
-        self._model, self._drafter, self._exactness = model, drafter, exactness
-        self._costs, self._probes = costs, probes
-        self._on_end = on_end
+        self.engine, self.sequence, self.lock = model.engine, sequence, model.lock
+        self._stats = Stats(load_seconds=model.load_seconds, cached_tokens=sequence.length)
+        self._model, self._costs = model.files.name, model.costs
+        self._exactness, self._on_end = exactness, on_end
         self._block_length = 0
         self._text: list[TextPiece] = []
-        self._stats = stats
         self._started = self._began = self._drafted = started
         self._result: Result | None = None
         self._steps = self._run()
+        stopping = request.stopping(model.files.stop_token_ids)
+        decode = model.files.tokenizer().continuation
+        try:
+            self._generation = Generation(
+                tokens,
+                vocab_size=self.engine.vocab_size,
+                context_length=self.engine.context_length,
+                sampling=request.sampling,
+                stopping=stopping,
+                drafters=[*drafters.probes, *drafters.asked],
+                policy=drafters.policy,
+                decode=decode,
+                cached=sequence.length,
+                constraint=request.constraint,
+                logprobs=request.logprobs,
+                prompt_logprobs=request.prompt_logprobs,
+                name=model.token_bytes.name,
+                text=answer_text(showing(decode, request.shown), stopping.stop, request.thoughts),
+                counters=self._stats,
+            )
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
 
     @property
     def tokens(self) -> list[int]:
@@ -142,7 +153,7 @@ class Stream:
     @property
     def policy(self) -> Policy:
         """The policy that limits drafts."""
-        return self._generation.policy
+        return self.drafters.policy
 
     @property
     def stats(self) -> Stats:
@@ -281,8 +292,8 @@ class Stream:
     def _make_result(self) -> None:
         generation, stats = self._generation, self._stats
         self._text.append(generation.cancel())
-        if self._probes:
-            stats.probe = {probe.watched: probe.count(self.tokens) for probe in self._probes}
+        if probes := self.drafters.probes:
+            stats.probe = {probe.watched: probe.count(self.tokens) for probe in probes}
         generation.close()
         assert generation.finish_reason is not None
         exactness = None if self.failed else self._exactness()
@@ -295,7 +306,7 @@ class Stream:
             prompt_tokens=generation.prompt_length,
             model=self._model,
             engine=self.engine.name,
-            drafter=self._drafter,
+            drafter=str(self.request.drafter),
             policy=self.request.policy,
             exact=self.engine.min_rows > 1
             and exactness is not None

@@ -12,7 +12,7 @@ from paceline.constraints.tool_forms import tool_form
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.text import showing
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models import TokenBytes, infill_of
+from paceline.models import infill_of
 from paceline.options import TEMPLATE_NAMES
 from paceline.runtime.chat import (
     RenderedChat,
@@ -53,7 +53,7 @@ class Prompts:
         self._parse_special = settings.parse_special
         think = settings.think
         self._thinking = {} if think is None else self.files.thinking().switch(think)
-        self.token_bytes = TokenBytes(self.files.tokenizer())
+        self.token_bytes = model.token_bytes
         self.infill = infill_of(self.files.tokenizer())
 
     @cached_property

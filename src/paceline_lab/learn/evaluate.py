@@ -12,9 +12,8 @@ from typing import Any
 from paceline.decoding.costs import CostTable
 from paceline.drafters import DrafterResources, Table
 from paceline.models import ModelFiles
-from paceline.runtime.drafting import drafter_resources
+from paceline.runtime.drafting import Drafting
 from paceline.runtime.request import check
-from paceline.storage.progress import QUIET
 from paceline_lab.learn.folder import Example
 from paceline_lab.learn.variety import HELD_OUT, UNSEEN, part_of
 from paceline_lab.simulate.replay import Recording, simulate
@@ -94,8 +93,8 @@ def compare_tables(
 
     Raises ModelError if a table cannot be read.
     """
-    before = _resources(drafter_resources(files, QUIET), vocab_size)
-    after = _resources(drafter_resources(files, QUIET), vocab_size, table)
+    before = _resources(Drafting(files).resources, vocab_size)
+    after = _resources(Drafting(files).resources, vocab_size, table)
     comparisons = {}
     for name, examples in sets.named.items():
         recordings = [_recording(example) for example in examples[:_MOST]]

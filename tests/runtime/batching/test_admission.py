@@ -195,7 +195,7 @@ def test_concurrent_requests_with_a_draft_model_are_complete(
     model = tiny_model.fresh()
     drafter = f"model:{tiny_gguf}"
     with running(model, drafter_settings(drafter)) as server:
-        assert model.draft_slots(drafter) == tiny_model.engine.free_slots, "opened at the start"
+        assert model.drafting.slots(drafter) == tiny_model.engine.free_slots, "opened at the start"
         scheduler = server.scheduler
         asked = [
             Submitted(
@@ -227,10 +227,10 @@ def test_a_draft_model_without_slots_abstains_and_answers_are_complete(
     tiny_model: Model, cache: Path, tiny_gguf: Path
 ):
     model = Model(tiny_model.files, tiny_model.engine)
-    model._slots = 1  # as if the target had so few: the draft model then has one context
+    model.drafting._slots = 1  # as if the target had so few: the draft model then has one context
     drafter = f"model:{tiny_gguf}"
     model.open_drafters(drafter)
-    assert model.draft_slots(drafter) == 512
+    assert model.drafting.slots(drafter) == 512
     scheduler = Scheduler(model)
     counted = scheduler.admission._fits_drafter
     scheduler.admission._fits_drafter = lambda *_: True  # type: ignore[method-assign]

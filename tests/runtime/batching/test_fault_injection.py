@@ -213,7 +213,7 @@ def test_the_scenario_preempts_evicts_and_shares(
         "ToyEngine.open",
         "BlockTable.fork",
         "BlockTable.close",
-        "ModelCore.open_stream",
+        "Model.open_stream",
         "Stream.accept",
         "Stream.next_block",
         "Stream.restart",

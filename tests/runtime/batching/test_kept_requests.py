@@ -7,6 +7,7 @@ import pytest
 
 from paceline.runtime import kept as kept_module
 from paceline.runtime.batching.scheduler import Scheduler
+from paceline.runtime.drafting import Drafting
 from paceline.runtime.kept import all_kept
 from paceline.runtime.model import Model
 from support.scheduling import Submitted
@@ -19,7 +20,7 @@ OPTIONS: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "drafter": "aut
 def keeping(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     monkeypatch.setattr(kept_module, "due", lambda tokens, counted: tokens > counted)
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    return Model(model.files, model.engine, keep=True)
+    return Model(model.files, model.engine, drafting=Drafting(model.files, keep=True))
 
 
 def test_a_request_with_a_salt_is_neither_kept_nor_drafted_from_kept_answers(keeping: Model):

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from weakref import ref
 
 from paceline.decoding.types import Step
@@ -29,9 +29,11 @@ from paceline.runtime.batching.request import (
     QueuedRequest,
 )
 from paceline.runtime.batching.scheduler import Scheduler
-from paceline.runtime.core import ModelCore
 from paceline.runtime.pooled import Embedding
 from paceline.runtime.result import Result
+
+if TYPE_CHECKING:
+    from paceline import Model
 
 AT_ONCE = 64
 """Requests of a caller that run at once."""
@@ -43,7 +45,7 @@ _AHEAD = 2 * AT_ONCE
 class Batches:
     """The batches of one model. Thread-safe."""
 
-    def __init__(self, model: ModelCore) -> None:
+    def __init__(self, model: "Model") -> None:
         """Start nothing yet."""
         self._model = model
         self._scheduler: Scheduler | None = None

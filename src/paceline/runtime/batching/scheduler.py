@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,11 +40,13 @@ from paceline.runtime.batching.request import (
     QueueFull,
     TimedOut,
 )
-from paceline.runtime.core import ModelCore
 from paceline.runtime.pooled import Embedding, PooledStream
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
 from paceline.storage.system import release_memory
+
+if TYPE_CHECKING:
+    from paceline import Model
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +68,7 @@ class Scheduler:
 
     def __init__(
         self,
-        model: ModelCore,
+        model: "Model",
         *,
         max_waiting: int = 256,
         max_running: int = 64,
@@ -85,7 +88,7 @@ class Scheduler:
         """
         self.model = model
         self.prefix_cache = PrefixCache(model.engine, store)
-        self.admission = Admission(model.engine, self.prefix_cache, model.draft_slots)
+        self.admission = Admission(model.engine, self.prefix_cache, model.drafting.slots)
         self.load = Load()
         self.max_waiting, self._max_running = max_waiting, max_running
         self._until_idle = until_idle
@@ -139,7 +142,7 @@ class Scheduler:
             QueueFull: too many requests wait.
             Draining: it is shutting down.
         """
-        missing = self.model.taps_for(ticket.request) - set(self.model.engine.taps)
+        missing = self.model.drafting.taps(ticket.request) - set(self.model.engine.taps)
         if missing:
             raise InvalidRequest(
                 f"drafter {ticket.request.drafter} needs hidden states that the model was loaded "
