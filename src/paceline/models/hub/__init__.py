@@ -182,8 +182,7 @@ def go_offline() -> None:
 
     Only for the start of a process: huggingface_hub reads the variable when it is imported.
     """
-    os.environ[OFFLINE_VARIABLE] = "1"
-    os.environ["PIP_NO_INDEX"] = os.environ["UV_OFFLINE"] = "1"
+    os.environ[OFFLINE_VARIABLE] = os.environ["PIP_NO_INDEX"] = "1"
 
 
 @contextlib.contextmanager

