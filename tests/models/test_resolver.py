@@ -191,7 +191,7 @@ def test_a_check_names_every_fault_of_every_model(shards: Path, tmp_path: Path):
         file.write(b"other bytes")
     os.truncate(second / TOKENIZER, 10)
     value = json.loads((third / MANIFEST).read_text())
-    (third / MANIFEST).write_text(json.dumps({**value, "context_length": "many"}))
+    (third / MANIFEST).write_text(json.dumps({**value, "facts": {"context_length": "many"}}))
     with pytest.raises(CheckFailed) as caught:
         check_models(tmp_path)
     message = str(caught.value)

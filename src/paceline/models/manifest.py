@@ -4,20 +4,20 @@ Invariant: the whole manifest is validated before any of it is used; one error n
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 import paceline
 from paceline.errors import ModelError
+from paceline.storage import manifest
 from paceline.storage.coreml import CORE_ML, fingerprint_of
-from paceline.storage.files import read_json, sha256_of
-from paceline.storage.manifest import MANIFEST, FileRecord, changed_contents, check_files, remember
+from paceline.storage.files import read_json, size_of
+from paceline.storage.manifest import MANIFEST, FileRecord, changed_contents, check_files
 from paceline.storage.progress import QUIET, Progress
 from paceline.storage.validation import Count, Positive, validated
 
-FORMAT, VERSION = "paceline-model", 1
+KIND = "paceline-model"
 TOKENIZER = "tokenizer.json"
 TEMPLATE = "chat_template.jinja"
 GENERATION = "generation_config.json"
@@ -65,28 +65,22 @@ class Facts:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stored(Facts):
-    """The JSON of `manifest.json`."""
+class Manifest:
+    """Content of `manifest.json`. `facts` are there by themselves, or beside the other values."""
 
-    format: Literal["paceline-model"]
+    kind: Literal["paceline-model", "coreml-model"]
     version: Literal[1]
     name: str
     source: dict[str, str]
-    made_by: str
-    files: dict[str, FileRecord]
-
-
-@dataclasses.dataclass(frozen=True)
-class Manifest:
-    """The validated content of `manifest.json`."""
-
-    name: str
-    source: Mapping[str, str]
     """What it was made from."""
     made_by: str
     facts: Facts
-    files: Mapping[str, FileRecord]
-    engine: str = "llamacpp"
+    files: dict[str, FileRecord]
+
+    @property
+    def engine(self) -> str:
+        """Its engine's name."""
+        return "coreml" if self.kind == CORE_ML else "llamacpp"
 
     def gguf(self, folder: Path) -> Path | None:
         """The GGUF file with graph and weights: in `folder`, or one that stays elsewhere."""
@@ -111,26 +105,11 @@ def write_manifest(
     folder: Path, name: str, source: Mapping[str, str], facts: Facts, progress: Progress = QUIET
 ) -> None:
     """Hash every file in the finished `folder` and write `manifest.json`."""
-    paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != MANIFEST)
-    sizes = {path.name: path.stat().st_size for path in paths}
-    hashes: dict[str, str] = {}
-    with progress.task(f"checksums of {name}", sum(sizes.values())) as update:
-        done = 0
-        for path in paths:
-            hashes[path.name] = sha256_of(path, update, done)
-            done += sizes[path.name]
-    value = {
-        "format": FORMAT,
-        "version": VERSION,
-        "name": name,
-        "source": dict(source),
-        "made_by": f"paceline {paceline.__version__}",
-        **dataclasses.asdict(facts),
-        "files": {n: {"bytes": sizes[n], "sha256": hashes[n]} for n in sizes},
-    }
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    (folder / MANIFEST).write_text(text, encoding="utf-8")
-    remember(folder, {name: FileRecord(sizes[name], hashes[name]) for name in sizes})
+    files = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST)
+    value = {"name": name, "source": dict(source), "made_by": f"paceline {paceline.__version__}"}
+    value["facts"] = dataclasses.asdict(facts)
+    with progress.task(f"checksums of {name}", size_of(folder)) as update:
+        manifest.write_manifest(folder, KIND, value, files, update)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -141,29 +120,19 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     value = read_json(path)
-    core_ml = value.get("kind") == CORE_ML
-    if core_ml:
-        facts = value.get("facts")
-        value = {**(facts if isinstance(facts, dict) else {}), **value, "format": FORMAT}
-    stored = validated(_Stored, value, str(path), error=ModelError)
-    gguf = stored.source.get("kind") == GGUF
-    if gguf and (missing := [key for key in ("from", "fingerprint") if key not in stored.source]):
+    value = {"facts": value, "kind": value.get("format"), **value}
+    stored = validated(Manifest, value, str(path), error=ModelError)
+    source = stored.source
+    gguf = source.get("kind") == GGUF
+    if gguf and (missing := [key for key in ("from", "fingerprint") if key not in source]):
         raise ModelError(f"{path}: source has no {' and no '.join(missing)}; remove {folder}")
-    if not (core_ml or gguf or GGUF_WEIGHTS in stored.files):
+    if not (stored.kind == CORE_ML or gguf or GGUF_WEIGHTS in stored.files):
         raise ModelError(
             f"{path}: files does not list {GGUF_WEIGHTS}: a form that no engine opens any more; "
             f"remove {folder}"
         )
     check_files(folder, stored.files, required=(TOKENIZER,))
-    facts = {field.name: getattr(stored, field.name) for field in dataclasses.fields(Facts)}
-    return Manifest(
-        name=stored.name,
-        source=stored.source,
-        made_by=stored.made_by,
-        facts=Facts(**facts),
-        files=stored.files,
-        engine="coreml" if core_ml else "llamacpp",
-    )
+    return stored
 
 
 def changed_files(folder: Path, manifest: Manifest, progress: Progress = QUIET) -> list[str]:

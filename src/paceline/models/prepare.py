@@ -19,7 +19,7 @@ from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import Progress
 from paceline.storage.system import cache_dir
 
-_FORM = 2
+_FORM = 3
 """Version of what is derived from a GGUF file."""
 _DERIVED_BYTES = 64 << 20
 

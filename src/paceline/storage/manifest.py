@@ -7,7 +7,7 @@ import errno
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -54,13 +54,25 @@ def begin_artifact(folder: Path, kind: str) -> None:
             )
 
 
-def write_manifest(folder: Path, kind: str, facts: Mapping[str, Any], files: Iterable[str]) -> None:
-    """Describe `folder`, an artifact of this kind, as the last step of making it."""
-    recorded = {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)}
-        for name in files
-    }
+def write_manifest(
+    folder: Path,
+    kind: str,
+    facts: Mapping[str, Any],
+    files: Iterable[str],
+    update: Callable[[int], object] | None = None,
+) -> None:
+    """Describe `folder`, an artifact of this kind, as the last step of making it.
+
+    Calls `update` with the bytes hashed so far. `is_checked` is true of the files then.
+    """
+    records, done = dict[str, FileRecord](), 0
+    for name in files:
+        path = folder / name
+        records[name] = FileRecord(path.stat().st_size, sha256_of(path, update, done))
+        done += records[name].bytes
+    recorded = {name: asdict(record) for name, record in records.items()}
     write_json(folder / MANIFEST, {"kind": kind, "version": 1, **facts, "files": recorded})
+    remember(folder, records)
 
 
 def read_manifest(folder: Path, kind: str, facts: type[_T]) -> _T:
