@@ -34,7 +34,7 @@ def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "repository", fetch)
     monkeypatch.setattr(hub, "cache_folder", lambda: tmp_path / "no-hub")
     monkeypatch.setattr(hub, "cached_snapshot", lambda *_, **__: None)
-    monkeypatch.setattr(hub, "cached_names", list)
+    monkeypatch.setattr(hub, "cached_folders", list)
 
 
 @pytest.fixture
@@ -143,8 +143,9 @@ def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(
     assert mine.here
     assert mine.folder == files.folder
     assert "cc0-1.0" in mine.about
+    assert mine.file == tiny_gguf
     listed = [path for path in files.folder.iterdir() if path.name != MANIFEST]
-    assert mine.bytes == sum(path.stat().st_size for path in listed)
+    assert mine.bytes == sum(path.stat().st_size for path in (*listed, tiny_gguf))
 
 
 def test_every_name_in_the_list_is_one_that_can_be_used(
@@ -168,8 +169,7 @@ def test_a_broken_model_is_listed_with_what_is_wrong(shards: Path, tmp_path: Pat
 def test_models_of_the_hubs_cache_are_listed(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(hub, "cached_names", lambda: ["owner/name"])
-    monkeypatch.setattr(hub, "cached_snapshot", lambda *_, **__: exported)
+    monkeypatch.setattr(hub, "cached_folders", lambda: [("owner/name", exported)])
     by_name = {model.name: model for model in list_models(tmp_path)}
     assert by_name["owner/name"].here
     assert by_name["owner/name"].bytes > 0

@@ -8,7 +8,14 @@ from paceline.models.checkpoints import read_facts
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
 from paceline.models.gguf.support import memory_needed
 from paceline.models.hub import cached_drafters, go_offline
-from paceline.models.installed import Listed, check_models, list_models
+from paceline.models.installed import (
+    Listed,
+    Removal,
+    check_models,
+    find_removal,
+    list_models,
+    removal_of,
+)
 from paceline.models.manifest import (
     GENERATION,
     TEMPLATE,
@@ -19,7 +26,6 @@ from paceline.models.manifest import (
 )
 from paceline.models.names import CORE_ML_SUFFIX, DEFAULT_MODEL, MLX_SUFFIX, settings_of
 from paceline.models.prepare import core_ml_folder
-from paceline.models.removal import Removal, find_removal, removal_of
 from paceline.models.resolver import pull, resolve, resolve_drafter
 from paceline.models.source import Origin, open_origin
 from paceline.models.templates import ChatTemplate, start_templates

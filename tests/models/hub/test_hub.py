@@ -102,7 +102,7 @@ def test_a_hub_name_is_an_owner_and_a_name(name: str, is_one: bool):
 
 
 def test_without_a_hub_cache_no_hub_model_is_here():
-    assert hub.cached_names() == []
+    assert [*hub.cached_folders()] == []
     assert hub.cached_snapshot("some/model") is None
 
 
@@ -124,7 +124,7 @@ def test_a_model_with_an_openvino_graph_in_the_hubs_cache_is_here_and_others_are
     folder = snapshot(empty_hub_cache, "some/model", *hub.REQUIRED)
     snapshot(empty_hub_cache, "some/weights", "model.safetensors")
     snapshot(empty_hub_cache, "some/interrupted", hub.GRAPH)
-    assert hub.cached_names() == ["some/model"]
+    assert [*hub.cached_folders()] == [("some/model", folder)]
     assert hub.cached_snapshot("some/model") == folder
     assert hub.cached_snapshot("some/weights") is None
     assert hub.cached_snapshot("some/interrupted") is None

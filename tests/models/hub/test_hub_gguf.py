@@ -17,7 +17,7 @@ from paceline.errors import ModelError, ModelNotFound
 from paceline.models import QUIET, Progress, hub
 from paceline.models.gguf import support
 from paceline.models.hub import download, gguf_files
-from paceline.models.names.hub_names import HubName
+from paceline.models.names.hub_names import HubName, parse_hub_name
 from support.errors import raises
 from support.fake_hub import COMMIT, OLDER, TOKEN, FakeHub, content
 
@@ -338,7 +338,7 @@ def test_models_in_the_cache_have_the_shortest_name_that_means_them(name: str, f
     fake.add("other/two", "1b-Q4_K_M.gguf", "3b-Q4_K_M.gguf", "plain.gguf")
     for path in fake.repositories["other/two"].files:
         fetch(HubName("other/two", file=path))
-    by_name = {str(model.name): model for model in gguf_files.cached_models()}
+    by_name = {model.name: model for model in gguf_files.cached_models()}
     assert by_name.keys() == {
         "owner/name:Q8_0",
         "owner/name:BF16",
@@ -348,7 +348,9 @@ def test_models_in_the_cache_have_the_shortest_name_that_means_them(name: str, f
     }
     assert by_name["owner/name:BF16"].bytes == 3 * 1000
     for model in by_name.values():
-        assert gguf_files.cached(model.name) == model.path
+        meant = parse_hub_name(model.name)
+        assert meant is not None
+        assert gguf_files.cached(meant) == model.path
 
 
 def test_a_model_without_all_its_shards_is_not_here(name: str, cache: Path):

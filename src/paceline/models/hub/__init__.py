@@ -95,26 +95,17 @@ def cached_snapshot(
     return Path(str(paths[0])).parent if complete else None
 
 
-def cached_names() -> list[str]:
-    """Hub names of the OpenVINO models in the cache."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    try:
-        cache = scan_cache_dir()
-    except CacheNotFound:
-        return []
-    names = [repo.repo_id for repo in cache.repos if repo.repo_type == "model"]
-    return sorted(name for name in names if cached_snapshot(name) is not None)
+def cached_folders(files: FileSet = OPENVINO) -> Iterator[tuple[str, Path]]:
+    """Hub names and folders of the models in the cache that have these files."""
+    for folder in sorted(cache_folder().glob("models--*--*")):
+        name = folder.name.removeprefix("models--").replace("--", "/", 1)
+        if (snapshot := cached_snapshot(name, files)) is not None:
+            yield name, snapshot
 
 
 def cached_drafters() -> Iterator[tuple[str, Path]]:
     """Hub names and folders of what has the files of a drafter in the cache; some are models."""
-    for folder in sorted(cache_folder().glob("models--*--*")):
-        name = folder.name.removeprefix("models--").replace("--", "/", 1)
-        snapshot = cached_snapshot(name, DRAFTER)
-        if snapshot is not None:
-            yield name, snapshot
+    return cached_folders(DRAFTER)
 
 
 def fetch_snapshot(

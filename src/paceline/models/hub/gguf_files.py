@@ -7,13 +7,13 @@ request to the hub, so it works without a network; only `fetch` asks the hub.
 import contextlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import hub
 from paceline.models.gguf.support import check_fits
 from paceline.models.hub import INSTEAD, Repository
 from paceline.models.hub.download import download
+from paceline.models.names import LocalFile
 from paceline.models.names.hub_names import (
     SUFFIX,
     HubName,
@@ -36,17 +36,6 @@ _SHORTEST_COMMIT = 7
 """Characters of an abbreviated commit."""
 
 
-class CachedGguf(NamedTuple):
-    """A model in the hub's cache."""
-
-    name: HubName
-    """Means this file, also without a network."""
-    path: Path
-    """Of its first shard."""
-    bytes: int
-    """Of all shards."""
-
-
 def cached(name: HubName) -> Path | None:
     """Path of the GGUF file that `name` means among those in the hub's cache, shards complete.
 
@@ -61,7 +50,7 @@ def cached(name: HubName) -> Path | None:
     return None
 
 
-def cached_models() -> list[CachedGguf]:
+def cached_models() -> list[LocalFile]:
     """All models in GGUF files of the hub's cache, each under the shortest name that means it."""
     models = []
     for folder in sorted(hub.cache_folder().glob(f"{_FOLDER}*")):
@@ -162,7 +151,7 @@ def _chosen(name: HubName, paths: Collection[str]) -> str:
 
 def _cached_model(
     repository: str, snapshot: Path, path: str, paths: Collection[str]
-) -> CachedGguf | None:
+) -> LocalFile | None:
     """The model `path` of a snapshot; None if a shard is missing, or no name means it."""
     label = quantization(path)
     names = [HubName(repository, file=path)]
@@ -171,12 +160,9 @@ def _cached_model(
     for name in names:
         if parse_hub_name(str(name)) == name and cached(name) == snapshot / path:
             shards = shards_of(path, paths, repository)
-            return CachedGguf(name, snapshot / path, _bytes(snapshot, shards))
+            size = sum((snapshot / shard).stat().st_size for shard in shards)
+            return LocalFile(str(name), snapshot / path, size, "from the hub")
     return None
-
-
-def _bytes(snapshot: Path, paths: Collection[str]) -> int:
-    return sum((snapshot / path).stat().st_size for path in paths)
 
 
 def _snapshots(repository: str, revision: str | None) -> Iterator[Path]:

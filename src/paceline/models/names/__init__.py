@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models.manifest import Settings
@@ -79,6 +79,18 @@ REGISTRY = {
         ),
     )
 }
+
+
+class LocalFile(NamedTuple):
+    """A model in a GGUF file that is used where it is."""
+
+    name: str
+    """As it can be typed."""
+    path: Path
+    """Of its first shard."""
+    bytes: int
+    """Of all shards."""
+    about: str
 
 
 def settings_of(name: str) -> Settings:

@@ -12,9 +12,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from paceline.errors import ModelError, ModelNotFound
+from paceline.models.names import LocalFile
 from paceline.models.names.hub_names import is_model, shard_of
 from paceline.storage.files import read_json
 from paceline.storage.validation import Count, Limit, validated
@@ -31,17 +32,6 @@ _DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _SHOWN = 8
 """Names that a message lists."""
-
-
-class AppModel(NamedTuple):
-    """A model of another program."""
-
-    name: str
-    """As it can be typed."""
-    path: Path
-    """Of its GGUF file, or of the first shard."""
-    bytes: int
-    program: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +71,14 @@ def find_app_model(name: str) -> Path:
     )
 
 
-def app_models() -> list[AppModel]:
+def app_models() -> list[LocalFile]:
     """All models of other programs."""
     return ollama_models() + lm_studio_models()
 
 
-def ollama_models() -> list[AppModel]:
+def ollama_models() -> list[LocalFile]:
     """Ollama's models in GGUF files; the first folder of those that have a name is used."""
-    models: dict[str, AppModel] = {}
+    models: dict[str, LocalFile] = {}
     for folder in _ollama_folders():
         manifests = folder / "manifests"
         # host/namespace/name/tag
@@ -99,9 +89,9 @@ def ollama_models() -> list[AppModel]:
     return [*models.values()]
 
 
-def lm_studio_models() -> list[AppModel]:
+def lm_studio_models() -> list[LocalFile]:
     """LM Studio's models in GGUF files; shards count as one."""
-    models: dict[str, AppModel] = {}
+    models: dict[str, LocalFile] = {}
     for folder in map(_expanded, _LM_STUDIO_FOLDERS):
         for path in _sorted(folder, "*/*/**/*.gguf"):
             relative = path.relative_to(folder).as_posix()
@@ -111,7 +101,7 @@ def lm_studio_models() -> list[AppModel]:
             files = [path] if shard is None else [Path(file) for file in shard.paths()]
             if all(map(_is_file, files)):
                 size = sum(file.stat().st_size for file in files)
-                models[name] = AppModel(name, path, size, "LM Studio")
+                models[name] = LocalFile(name, path, size, "from LM Studio")
     return [*models.values()]
 
 
@@ -120,7 +110,7 @@ def _ollama_folders() -> list[Path]:
     return [_expanded(folder) for folder in ((chosen,) if chosen else _OLLAMA_FOLDERS)]
 
 
-def _ollama_model(name: str, manifest: Path, blobs: Path) -> AppModel | None:
+def _ollama_model(name: str, manifest: Path, blobs: Path) -> LocalFile | None:
     """The model of a manifest; None if it has no GGUF file of its own, or is damaged."""
     try:
         content = validated(_Manifest, read_json(manifest), str(manifest), error=ModelError)
@@ -131,7 +121,7 @@ def _ollama_model(name: str, manifest: Path, blobs: Path) -> AppModel | None:
     if digest is None:
         return None
     path = blobs / f"sha256-{digest[1].lower()}"
-    return AppModel(name, path, layers[0].size, "ollama") if _is_file(path) else None
+    return LocalFile(name, path, layers[0].size, "from ollama") if _is_file(path) else None
 
 
 def _ollama_name(parts: tuple[str, ...]) -> str:
