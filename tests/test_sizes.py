@@ -15,7 +15,7 @@ CEILINGS = {
     "src/paceline/drafters": 2_700,
     "src/paceline/engines": 3_900,
     "src/paceline/constraints": 2_500,
-    "src/paceline/models": 5_151,
+    "src/paceline/models": 4_300,
     "src/paceline/runtime": 4_100,
     "src/paceline/server": 6_300,
     "src/paceline/cli": 3_300,
