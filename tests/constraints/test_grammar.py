@@ -7,10 +7,7 @@ import pytest
 
 from paceline.constraints.grammar import Grammars
 from paceline.constraints.tool_calls import parse_tool_calls
-from paceline.decoding.sampling import Sampling
-from paceline.engines.base import Engine
 from paceline.models import Tokenizer
-from support.driver import answer
 from support.grammars import (
     AT,
     FUNCTIONS,
@@ -20,7 +17,6 @@ from support.grammars import (
     WEATHER,
     Takes,
     allowed,
-    settings_for,
 )
 
 pytest.importorskip("llguidance")
@@ -77,10 +73,6 @@ def test_an_expression_is_of_the_whole_text(
     assert takes(grammars.regex(expression), text) is fits
 
 
-def test_an_expression_may_allow_no_text(grammars: Grammars):
-    assert allowed(grammars.regex("")) == set(STOPS)
-
-
 def test_a_grammar_may_nest(grammars: Grammars, takes: Takes):
     nested = 'start: "a" start "b" | "c"'
     assert takes(grammars.lark(nested), "aacbb")
@@ -133,19 +125,6 @@ def test_a_model_that_has_called_may_go_on_with_one_token_of_text_which_ends_the
     assert {mark, text, *STOPS} <= allowed(constraint)
     constraint.push(text)
     assert allowed(constraint) == set(STOPS)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_forced_calls_can_be_read_back(
-    seed: int, grammars: Grammars, engine: Engine, tokenizer: Tokenizer
-):
-    constraint = grammars.tools(FUNCTIONS, "required", parallel=False)
-    settings = settings_for(constraint, Sampling(temperature=2.0, seed=seed), "suffix")
-    result = answer(engine, [7, 8], **settings)
-    content, (call,) = parse_tool_calls(tokenizer.decode(result.tokens))
-    assert content == ""
-    (function,) = [item for item in FUNCTIONS if item["name"] == call.name]
-    jsonschema.validate(json.loads(call.arguments), function.get("parameters", {}))
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\n", "a b.c/d", "é 漢", "a\nb", "tool'</tool_call>"])

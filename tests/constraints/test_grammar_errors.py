@@ -30,21 +30,16 @@ HUGE = "y" * MAX_CHARACTERS
         (lambda g: g.json_schema({"enum": []}), "Unsatisfiable"),
         (lambda g: g.json_schema({"$ref": "#/nowhere"}), "nowhere"),
         (lambda g: g.json_schema({"const": float("nan")}), "JSON schema"),
-        (lambda g: g.json_schema({"const": {1, 2}}), "JSON schema"),
         (lambda g: g.json_schema([]), "JSON schema is []"),
         (lambda g: g.json_schema({"const": HUGE}), "65536"),
-        (lambda g: g.json_schema({"x-guidance": 3}), "JSON schema"),
         (lambda g: g.json_schema({"x-guidance": {"nothing": 3}}), "`nothing`"),
         (lambda g: g.regex("(a"), "regular expression"),
-        (lambda g: g.regex("(" * 9999), "regular expression"),
-        (lambda g: g.regex(HUGE + "y"), "65537 characters"),
         (lambda g: g.regex("\ud800"), "regular expression"),
         (lambda g: g.regex("\\bthe"), "lookarounds"),
         (lambda g: g.lark('start: "a" rest'), '"rest"'),
         (lambda g: g.lark("start: rest\n\nrest: /(a/"), "line 3"),
         (lambda g: g.lark("start: start"), "no token"),
         (lambda g: g.lark('{"grammars": [{"json_schema": {}}]}'), "grammar"),
-        (lambda g: g.lark(HUGE + "y"), "65537 characters"),
         (lambda g: g.tools([]), "1 to 128"),
         (lambda g: g.tools([{"name": "f"}] * (MAX_FUNCTIONS + 1)), "129 functions"),
         (
@@ -53,13 +48,11 @@ HUGE = "y" * MAX_CHARACTERS
             ),
             "300",
         ),
-        (lambda g: g.tools(["f"]), "function 0"),
         (lambda g: g.tools([{"name": "f"}, {"name": ""}]), "function 1"),
         (lambda g: g.tools([{"name": "f"}, {"name": "f"}]), "'f'"),
         (lambda g: g.tools(FUNCTIONS, "later"), "weather_at, now"),
         (lambda g: g.tools([*FUNCTIONS, {"name": "f", "parameters": {"properties": 5}}]), "'f'"),
         (lambda g: g.tools([{"name": "f", "parameters": {"type": "array"}}]), "'array'"),
-        (lambda g: g.tools([{"name": "f", "parameters": 3}]), "3"),
     ],
 )
 def test_an_invalid_grammar_is_rejected_in_one_line(
@@ -85,16 +78,6 @@ def test_a_long_chain_of_rules_does_not_overflow_the_stack(rule: str, grammars: 
     text = "\n".join([f"start: {name}0", *lines, f'{name}{len(lines)}: "x"'])
     constraint = grammars.lark(text)
     assert allowed(constraint)
-
-
-@pytest.mark.parametrize("link", ['{{"$ref":"#/d/{}"}}', '{{"items":{{"$ref":"#/d/{}"}}}}'])
-def test_a_long_chain_of_references_does_not_overflow_the_stack(link: str, grammars: Grammars):
-    links = list(chain(lambda at: f'"{at}":{link.format(at + 1)}'))
-    text = f'{{"$ref":"#/d/0","d":{{{",".join(links)},"{len(links)}":{{}}}}}}'
-    try:
-        assert allowed(grammars.json_schema(json.loads(text)))
-    except InvalidRequest as error:
-        assert "cannot be followed" in str(error)
 
 
 def test_without_llguidance_the_package_is_named(

