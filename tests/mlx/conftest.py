@@ -6,11 +6,10 @@ import pytest
 
 from paceline.engines import EngineSettings
 from support import mlx
-from support.networks import FORMS, Case, MakeCase
 from support.packages import missing
 
 # They read files, or simulate a GPU.
-WITHOUT_MLX = {"test_head_facts.py", "test_mlx_dispatch.py", "test_mlx_load.py"}
+WITHOUT_MLX = {"test_mlx_dispatch.py", "test_mlx_load.py"}
 collect_ignore = [
     path.name
     for path in Path(__file__).parent.glob("test_*.py")
@@ -71,18 +70,3 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     monkeypatch.setattr(LoadedModel, "call", counting_call)
     monkeypatch.setattr(mx, "eval", counting_eval)
     yield counted
-
-
-@pytest.fixture(scope="module")
-def make_case(tmp_path_factory: pytest.TempPathFactory) -> MakeCase:
-    return lambda *form, **more: Case.make(tmp_path_factory.mktemp("drafter"), *form, **more)
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def form(request: pytest.FixtureRequest, make_case: MakeCase) -> Case:
-    return make_case(FORMS[request.param])
-
-
-@pytest.fixture(scope="module")
-def case(make_case: MakeCase) -> Case:
-    return make_case()

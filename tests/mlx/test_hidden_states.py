@@ -1,6 +1,8 @@
 """Heads of a loaded model, and the engine opened again for the hidden states that they read."""
 
+from contextlib import closing
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -9,12 +11,14 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ModelFiles
+from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline.runtime.result import Result
 from support import mlx
 from support.dflash import config_for, write_checkpoint
 from support.plain import said
+from support.scheduling import Submitted
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cache")]
 
@@ -36,7 +40,7 @@ def loaded(checkpoint: Path) -> Model:
 def dflash(loaded: Model, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The spec of a head that fits the model, and knows nothing."""
     folder = tmp_path_factory.mktemp("dflash")
-    write_checkpoint(folder, config_for(loaded.engine, target_layer_ids=(0, 1)))
+    write_checkpoint(folder, config_for(loaded.engine, taps=(0, 1)))
     return f"dflash:{folder}"
 
 
@@ -118,7 +122,7 @@ def test_the_engine_is_opened_again_once_for_a_drafter_that_needs_more(
 def test_layers_that_were_tapped_stay_so(
     opening: Opening, loaded: Model, tmp_path: Path, dflash: str
 ):
-    write_checkpoint(tmp_path, config_for(loaded.engine, target_layer_ids=(1,)))
+    write_checkpoint(tmp_path, config_for(loaded.engine, taps=(1,)))
     model = Model(loaded.files, opening((1,)), open_with=opening)
     plain(model, drafter=f"dflash:{tmp_path}", max_tokens=5)
     plain(model, probe=dflash, max_tokens=5)
@@ -149,16 +153,11 @@ def test_while_something_is_open_the_engine_is_not_opened_again(
     assert opening.asked == [(0, 1)]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "options"),
-    [([-1], {}), (PROMPT, {"drafter": "table:nothing"})],
-    ids=["no token", "no drafter"],
-)
-def test_a_rejected_request_does_not_count_as_open(
-    reopening: Model, opening: Opening, dflash: str, prompt: Any, options: Any
-):
-    with pytest.raises((InvalidRequest, ModelError)):
-        reopening.generate(prompt, **options)
+def test_a_rejected_request_does_not_count_as_open(reopening: Model, opening: Opening, dflash: str):
+    with pytest.raises(InvalidRequest):
+        reopening.generate([-1])
+    with pytest.raises(ModelError):
+        reopening.generate(PROMPT, drafter="table:nothing")
     plain(reopening, max_tokens=5, drafter=dflash)
     assert opening.asked == [(0, 1)]
 
@@ -166,60 +165,62 @@ def test_a_rejected_request_does_not_count_as_open(
 def test_a_drafter_for_another_target_is_rejected_and_frees_its_slots(
     tapped: Model, tmp_path: Path
 ):
-    config = config_for(
-        tapped.engine, hidden_size=128, num_target_layers=9, target_layer_ids=(0, 1)
-    )
+    config = config_for(tapped.engine, hidden_size=128, num_target_layers=9, taps=(0, 1))
     write_checkpoint(tmp_path, config)
     with pytest.raises(ModelError, match="128, the target's 64"):
         tapped.generate(PROMPT, drafter=f"dflash:{tmp_path}")
     assert plain(tapped, max_tokens=5).completion_tokens == 5
 
 
-@pytest.mark.parametrize("ways", ["dndd", "nsdn"])
 def test_a_chat_drafted_from_hidden_states_has_the_tokens_of_plain_decoding(
-    tapped: Model, dflash: str, ways: str
+    tapped: Model, dflash: str
 ):
-    drafters = {"d": dflash, "n": "none", "s": f"suffix+{dflash}"}
+    drafters = [dflash, "none", f"suffix+{dflash}", dflash]
     expected, found = tapped.conversation(), tapped.conversation()
-    for turn, way in zip([*TURNS, "end"], ways, strict=True):
+    for turn, drafter in zip([*TURNS, "end"], drafters, strict=True):
         plainly = said(expected.say(turn, max_tokens=12, drafter="none"))
-        options: Any = {"max_tokens": 12, "drafter": drafters[way], "policy": "fixed"}
-        drafted = said(found.say(turn, **options))
-        assert drafted.token_ids == plainly.token_ids
-        assert (drafted.stats.drafted > 0) == (way != "n")
+        stream = found.say(turn, max_tokens=12, drafter=drafter, policy="fixed")
+        worker = Thread(target=said, args=[stream])  # each thread has MLX streams of its own
+        worker.start()
+        worker.join()
+        assert stream.result.token_ids == plainly.token_ids
+        assert (stream.result.stats.drafted > 0) == (drafter != "none")
     expected.close()
     found.close()
 
 
-def test_a_removed_turn_is_removed_from_the_drafters_state(tapped: Model, dflash: str):
-    options: Any = {"max_tokens": 12, "drafter": dflash, "policy": "fixed"}
-    chat = tapped.conversation()
-    said(chat.say(TURNS[0], **options))
-    before = chat.messages
-    said(chat.say(TURNS[1], **options))
-    chat.messages = before
-    again = said(chat.say(TURNS[2], **options))
-    chat.close()
-    fresh = tapped.conversation(before)
-    expected = said(fresh.say(TURNS[2], **options))
-    assert again.token_ids == expected.token_ids
-    # And the drafter saw the same: the fresh one read what the other had kept.
-    assert again.stats.drafted_by == expected.stats.drafted_by
-    assert again.stats.accepted_by == expected.stats.accepted_by
-    fresh.close()
+def test_several_requests_at_once_have_the_tokens_of_plain_decoding(tapped: Model, dflash: str):
+    expected = [plain(tapped, turn).token_ids for turn in TURNS]
+    options: Any = {"raw": True, "max_tokens": 12, "drafter": f"suffix+{dflash},bits=4,window=9"}
+    with closing(Scheduler(tapped)) as scheduler:
+        scheduler.start()
+        sent = [
+            Submitted(scheduler, turn, policy=policy, **options)
+            for policy in ("fixed", "auto")
+            for turn in TURNS * 2
+        ]
+        assert [request.result().token_ids for request in sent] == expected * 4
 
 
-def test_a_turn_that_was_closed_early_is_kept_up_to_its_last_token(tapped: Model, dflash: str):
+@pytest.mark.parametrize("end", ["closed early", "removed"])
+def test_the_drafters_state_is_that_of_the_kept_tokens(tapped: Model, dflash: str, end: str):
     options: Any = {"max_tokens": 12, "drafter": dflash, "policy": "fixed"}
     chat = tapped.conversation()
-    with chat.say(TURNS[0], **options) as stream:
-        next(stream)
-        next(stream)
-    messages = chat.messages
-    found = said(chat.say(TURNS[1], **options))
+    if end == "removed":
+        said(chat.say(TURNS[0], **options))
+        messages = chat.messages
+        said(chat.say(TURNS[1], **options))
+        chat.messages = messages
+    else:
+        with chat.say(TURNS[0], **options) as stream:
+            next(stream)
+            next(stream)
+        messages = chat.messages
+    found = said(chat.say(TURNS[2], **options))
     chat.close()
     fresh = tapped.conversation(messages)
-    expected = said(fresh.say(TURNS[1], **options))
+    expected = said(fresh.say(TURNS[2], **options))
     assert found.token_ids == expected.token_ids
+    assert found.stats.drafted_by == expected.stats.drafted_by
     assert found.stats.accepted_by == expected.stats.accepted_by
     fresh.close()

@@ -18,13 +18,19 @@ from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from paceline.runtime.stream import run_together
 from paceline.storage.files import read_json, write_json
-from paceline_mlx.heads.tensors import stored_tensors
+from paceline_mlx.heads.weights import stored_tensors
 from support import mlx
 from support.dflash import write_tensors
 from support.driver import generation, run, total
 from support.errors import raises
-from support.heads import LENGTH, answers_in_rounds
-from support.mtp import HeadForm, Rounds, perfect_weights, random_weights, write_head
+from support.mtp import (
+    HeadForm,
+    Rounds,
+    next_in_round,
+    perfect_weights,
+    random_weights,
+    write_head,
+)
 from support.scheduling import Submitted
 
 pytestmark = pytest.mark.mlx
@@ -41,8 +47,7 @@ def with_head(folder: Path, weights: dict[str, np.ndarray], **tensors: np.ndarra
     config["text_config"] |= {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
     write_json(folder / mlx.CONFIG, config)
     by_name = {
-        name: np.array(tensor.load().astype(mx.float32))
-        for name, tensor in stored_tensors(folder).items()
+        name: np.array(tensor.astype(mx.float32)) for name, tensor in stored_tensors(folder).items()
     }
     for end, rows in tensors.items():
         by_name |= {
@@ -82,9 +87,36 @@ def resources(engine: Any, target: Path) -> DrafterResources:
     return DrafterResources(engine="mlx", opened=engine, files=target)
 
 
+LENGTH = 37
+"""Tokens of an answer."""
 STARTS = ((8, 1), (33, 2), (64, 9), (97, 30))
+"""First token and length of the prompts."""
 EAGLE = HeadForm(heads=4, kv_heads=4, drafted=range(mlx.VOCAB), vocab=mlx.VOCAB)
 EARLY = replace(EAGLE, taps=(0,))
+
+
+def answers_in_rounds(engine: Any, spec: str, shared: DrafterResources, block: int) -> list[Any]:
+    """Answers of a target that repeats rounds of eight tokens; the test fails if one is wrong.
+
+    The prompts have several lengths, are cut into chunks of several sizes, and share their calls.
+    """
+    ran = [
+        generation(
+            engine,
+            [*range(start, start + count)],
+            stopping=Stopping(max_tokens=LENGTH),
+            drafters=create(spec, shared),
+            policy=Fixed(block),
+            prefill_chunk=1 + 3 * start % 11,
+        )
+        for start, count in STARTS
+    ]
+    for one, told in zip(ran, run(engine, ran), strict=True):
+        expected = [next_in_round(one.tokens[-LENGTH - 1])]
+        while len(expected) < LENGTH:
+            expected.append(next_in_round(expected[-1]))
+        assert told.tokens == expected
+    return ran
 
 
 @pytest.mark.parametrize("reads", ["hidden", "token"])
@@ -94,7 +126,7 @@ def test_all_drafts_of_a_perfect_head_are_accepted(
 ):
     write_head(tmp_path, form, perfect_weights(form, Rounds(mlx.VOCAB), reads=reads))
     for block, spec in ((2, f"mtp:{tmp_path}"), (6, f"mtp:{tmp_path},length=7,bits=8")):
-        for one in answers_in_rounds(engine, spec, resources(engine, target), block, STARTS):
+        for one in answers_in_rounds(engine, spec, resources(engine, target), block):
             assert one.counters.accepted == one.counters.drafted > 0
             assert one.counters.steps == -(-(LENGTH - 1) // block)
 
@@ -112,10 +144,10 @@ def test_a_head_with_inputs_of_the_position_before_is_never_right(
     # Without this, the test above might pass with positions that are not aligned.
     import mlx.core as mx
 
-    from paceline_mlx.heads.mtp.network import HeadNetwork
+    from paceline_mlx.heads.mtp.network import ChainNetwork
 
     write_head(tmp_path, form, perfect_weights(form, Rounds(mlx.VOCAB), reads=reads))
-    layer, append = HeadNetwork._layer, HeadNetwork._append
+    layer, append = ChainNetwork._layer, ChainNetwork._append
     turn = mx.array(Rounds(mlx.VOCAB).turn.astype(np.float32))
 
     def late_tokens(self: Any, cache: Any, tokens: Any, hidden: Any, start: int) -> Any:
@@ -127,11 +159,11 @@ def test_a_head_with_inputs_of_the_position_before_is_never_right(
         return append(self, cache, rows._replace(tapped=tapped))
 
     if reads == "token":
-        monkeypatch.setattr(HeadNetwork, "_layer", late_tokens)
+        monkeypatch.setattr(ChainNetwork, "_layer", late_tokens)
     else:
-        monkeypatch.setattr(HeadNetwork, "_append", late_hidden)
+        monkeypatch.setattr(ChainNetwork, "_append", late_hidden)
     shared = resources(engine, target)
-    ran = answers_in_rounds(engine, f"mtp:{tmp_path}", shared, 4, STARTS)
+    ran = answers_in_rounds(engine, f"mtp:{tmp_path}", shared, 4)
     assert total(ran).drafted > 0
     assert total(ran).accepted == 0
 
@@ -140,7 +172,7 @@ def test_a_cut_vocabulary_drafts_its_tokens_alone(engine: Any, target: Path, tmp
     write_head(tmp_path / "own", FORM, perfect_weights(FORM, Rounds(mlx.VOCAB), reads="token"))
     write_head(tmp_path / "eagle", EAGLE)
     shared = resources(engine, target)
-    ran = answers_in_rounds(engine, f"mtp:{tmp_path}/own,vocab=64", shared, 4, STARTS)
+    ran = answers_in_rounds(engine, f"mtp:{tmp_path}/own,vocab=64", shared, 4)
     assert [one.counters.accepted > 0 for one in ran] == [True, True, False, False]
     with raises(ModelError, "vocab"):
         create(f"mtp:{tmp_path}/eagle,vocab=64", shared)

@@ -33,7 +33,7 @@ NETWORK = Config(
     rope_theta=1e5,
     block_size=8,
     num_target_layers=30,
-    target_layer_ids=(1, 14, 27),
+    taps=(1, 14, 27),
     mask_token_id=16,
     windows=(None,),
 )

@@ -1,14 +1,10 @@
-"""Random DFlash checkpoints for the tiny target, and the architecture once more, in plain numpy.
-
-`reference_draft` is written from the paper (arXiv 2602.06036), for one block and in float64; it
-shares nothing with the network.
-"""
+"""Random DFlash checkpoints for tiny targets."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +42,7 @@ def tiny_config(**changes: Any) -> Config:
         rope_theta=1e5,
         block_size=8,
         num_target_layers=2,
-        target_layer_ids=(0, 1),
+        taps=(0, 1),
         mask_token_id=MASK,
         windows=(None,) * layers,
     )
@@ -84,6 +80,7 @@ def write_checkpoint(
     tensors: Mapping[str, Any] | None = None,
     prefix: str = "",
     files: int = 1,
+    inner: str | None = None,
 ) -> Weights:
     """Write a random checkpoint in z-lab's form, and return its weights as they can be read.
 
@@ -96,10 +93,15 @@ def write_checkpoint(
         tensors: tensors that are otherwise; `LEFT_OUT` leaves one out.
         prefix: stands before each name.
         files: how many files the tensors are spread over.
+        inner: the entry of config.json that `change` changes; None: config.json itself.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {**config_json(config), **(change or {})}
-    write_config(folder, {name: value for name, value in settings.items() if value is not LEFT_OUT})
+    settings = config_json(config)
+    changed = settings if inner is None else settings[inner]
+    changed |= change or {}
+    for name in [name for name, value in changed.items() if value is LEFT_OUT]:
+        del changed[name]
+    write_config(folder, settings)
     weights = {**random_weights(config, seed), **(tensors or {})}
     weights = {name: rows for name, rows in weights.items() if rows is not LEFT_OUT}
     names = list(weights)
@@ -129,7 +131,7 @@ def config_json(config: Config) -> dict[str, Any]:
         "attention_bias": False,
         "dflash_config": {
             "mask_token_id": config.mask_token_id,
-            "target_layer_ids": list(config.target_layer_ids),
+            "target_layer_ids": list(config.taps),
         },
         "hidden_act": "silu",
         "layer_types": ["sliding_attention" if item else "full_attention" for item in sliding],
@@ -191,228 +193,6 @@ def _rounded(rows: np.ndarray, kind: str) -> np.ndarray:
     return stored(rows, kind).astype(np.float32)
 
 
-class Ends(NamedTuple):
-    """What a drafter has from its target."""
-
-    embeddings: np.ndarray
-    """[vocab, d]"""
-    head: np.ndarray
-    """[vocab, d]"""
-
-
-def _ends() -> Ends:
-    rng = np.random.default_rng(9)
-    return Ends(rng.normal(size=(320, 64)) / 8, rng.normal(size=(320, 64)) / 4)
-
-
-ENDS = _ends()
-"""Of a target of two layers, for heads that are compared with a reference."""
-
-
-class Drafted(NamedTuple):
-    """What a block says."""
-
-    tokens: list[int]
-    """A token for each row that drafts."""
-    chances: list[float]
-    margins: list[float]
-    """For each token, how far its logit is ahead of the next."""
-    hidden: np.ndarray
-    """[block_size, d], after the last norm."""
-    logits: np.ndarray
-    """[drafts, drafted tokens]; of a chain's tokens that are no candidates -inf."""
-
-
-def reference_draft(
-    config: Config,
-    weights: Mapping[str, np.ndarray],
-    ends: Ends,
-    features: np.ndarray,
-    token: int,
-    position: int,
-    *,
-    positions: Sequence[int] | None = None,
-    chosen: Sequence[int] = (),
-) -> Drafted:
-    """A block that begins with `token` at `position`.
-
-    Args:
-        config: the shape of the network.
-        weights: its tensors.
-        ends: the target's.
-        features: [n, taps * d] of the context.
-        token: the block's first.
-        position: where it stands.
-        positions: where the rows of the context stand; None: from 0 on.
-        chosen: tokens with which a chain goes on instead of the best ones.
-    """
-    w = {name: np.asarray(rows, np.float64) for name, rows in weights.items()}
-    heads, kv_heads, hd = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    block = config.block_size
-
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
-        mean_square = np.mean(x**2, axis=-1, keepdims=True)
-        return w[f"{name}.weight"] * x / np.sqrt(mean_square + config.rms_norm_eps)
-
-    def rotate(x: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Each pair (x[i], x[i + hd / 2]) is a point that is turned by place * theta^(-2i / hd)."""
-        point = x[..., : hd // 2] + 1j * x[..., hd // 2 :]
-        angle = places[:, None, None] * np.array([_turned(config, i) for i in range(hd // 2)])
-        turned = point * np.exp(1j * angle)
-        return np.concatenate([turned.real, turned.imag], axis=-1)
-
-    before = np.arange(len(features)) if positions is None else np.array(positions, int)
-    block_places = position + np.arange(block)
-    everywhere = np.concatenate([before, block_places])
-    context = norm(np.asarray(features, np.float64) @ w["fc.weight"].T, "hidden_norm")
-    x = ends.embeddings[[token, *[config.mask_token_id] * (block - 1)]] * config.embedding_scale
-    for at, window in enumerate(config.windows):
-        name = f"layers.{at}"
-        normed = norm(x, f"{name}.input_layernorm")
-        around = _Convolved(config, w, f"{name}.attention_conv", normed)
-        normed = around.input
-        seen = np.concatenate([context, normed])
-        project = f"{name}.self_attn.{{}}_proj.weight"
-        q = (normed @ w[project.format("q")].T).reshape(block, heads, hd)
-        k = (seen @ w[project.format("k")].T).reshape(len(seen), kv_heads, hd)
-        v = (seen @ w[project.format("v")].T).reshape(len(seen), kv_heads, hd)
-        q = rotate(norm(q, f"{name}.self_attn.q_norm"), block_places)
-        k = rotate(norm(k, f"{name}.self_attn.k_norm"), everywhere)
-        may_look = np.full((block, len(seen)), True)
-        if window is not None:
-            may_look &= np.abs(block_places[:, None] - everywhere[None]) < window
-        if config.causal or (config.causal is None and window is not None):
-            may_look &= everywhere[None] <= block_places[:, None]
-        mixed = np.zeros((block, heads, hd))
-        for one in range(heads):
-            theirs = one * kv_heads // heads
-            scores = q[:, one] @ k[:, theirs].T / np.sqrt(hd)
-            share = np.where(may_look, np.exp(scores - scores.max(axis=1, keepdims=True)), 0)
-            mixed[:, one] = share / share.sum(axis=1, keepdims=True) @ v[:, theirs]
-        x = x + around.output(mixed.reshape(block, heads * hd) @ w[project.format("o")].T)
-        normed = norm(x, f"{name}.post_attention_layernorm")
-        around = _Convolved(config, w, f"{name}.mlp_conv", normed)
-        normed = around.input
-        gate = normed @ w[f"{name}.mlp.gate_proj.weight"].T
-        up = normed @ w[f"{name}.mlp.up_proj.weight"].T
-        x = x + around.output(
-            (gate / (1 + np.exp(-gate)) * up) @ w[f"{name}.mlp.down_proj.weight"].T
-        )
-    hidden = norm(x, "norm")
-    out = hidden[config.first_drafted :]
-    logits = out @ ends.head.T * config.logit_scale
-    if config.logit_cap is not None:
-        logits = np.tanh(logits / config.logit_cap) * config.logit_cap
-    confidence = None
-    if config.chain is not None:
-        logits, confidence = _chained(config, w, out, logits, token, chosen)
-    best = logits.argmax(axis=1)
-    chances = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
-    if confidence is not None:
-        chances = np.array(confidence)
-    second, first = np.sort(logits, axis=1)[:, -2:].T
-    return Drafted(best.tolist(), chances.tolist(), (first - second).tolist(), hidden, logits)
-
-
-def _turned(config: Config, pair: int) -> float:
-    """Radians by which a pair is turned at each place; see `_compute_llama3_parameters`."""
-    speed = config.rope_theta ** (-2 * pair / config.head_dim)
-    rope = config.llama3_rope
-    if rope is None:
-        return float(speed)
-    length = 2 * np.pi / speed
-    if length < rope.original_max_position_embeddings / rope.high_freq_factor:
-        return float(speed)
-    if length > rope.original_max_position_embeddings / rope.low_freq_factor:
-        return float(speed / rope.factor)
-    smooth = rope.original_max_position_embeddings / length - rope.low_freq_factor
-    smooth /= rope.high_freq_factor - rope.low_freq_factor
-    return float((1 - smooth) * speed / rope.factor + smooth * speed)
-
-
-class _Convolved:
-    """A sublayer's input and output, as DFlash 2 convolves them over the rows of a block."""
-
-    def __init__(self, config: Config, w: Weights, name: str, rows: np.ndarray) -> None:
-        self._form, self.input = config.convolution, rows
-        if self._form is None:
-            return
-        dynamic = rows @ w[f"{name}.kernel_projection.weight"].T
-        dynamic = dynamic.reshape(len(rows), 2, self._form.taps, -1)
-        self._kernels = [
-            w[f"{name}.base_kernel"][side] + np.repeat(dynamic[:, side], self._form.group, axis=-1)
-            for side in (0, 1)
-        ]
-        self.input = self._convolve(rows, self._kernels[0])
-
-    def output(self, rows: np.ndarray) -> np.ndarray:
-        return rows if self._form is None else self._convolve(rows, self._kernels[1])
-
-    def _convolve(self, rows: np.ndarray, kernels: np.ndarray) -> np.ndarray:
-        result = np.zeros_like(rows)
-        for row in range(len(rows)):
-            for tap in range(min(kernels.shape[1], row + 1)):
-                result[row] += kernels[row, tap] * rows[row - tap]
-        return result
-
-
-def _chained(
-    config: Config,
-    w: Weights,
-    hidden: np.ndarray,
-    logits: np.ndarray,
-    token: int,
-    chosen: Sequence[int],
-) -> tuple[np.ndarray, list[float] | None]:
-    """Logits after the draft before, and confidences: DeepSpec's markov_head.py, z-lab's selector.
-
-    Written over the whole vocabulary; then all but the candidates are left out.
-    """
-    chain = config.chain
-    assert chain is not None
-    results, confidences = [], []
-    state = np.zeros(chain.rank)
-
-    def head(name: str, x: np.ndarray) -> np.ndarray:
-        return w[f"{name}.weight"] @ x + w[f"{name}.bias"]
-
-    def sigmoid(x: np.ndarray) -> np.ndarray:
-        return 1 / (1 + np.exp(-x))
-
-    for at, (h, row) in enumerate(zip(hidden, logits, strict=True)):
-        bias, before = np.zeros(config.vocab_size), np.zeros(0)
-        if chain.kind == "selector":
-            gate = w["candidate_selector.hidden_projection.weight"] @ h
-            edge = w["candidate_selector.predecessor_codebook"][token] * gate
-            bias = w["candidate_selector.successor_codebook"] @ edge
-        elif chain.kind != "none":
-            before = w["markov_head.markov_w1.weight"][token]
-            latent = before
-            if chain.kind == "gated":
-                latent = sigmoid(head("markov_head.gate_proj", np.append(h, before))) * before
-            elif chain.kind == "rnn":
-                joint = np.concatenate([state, before, h])
-                g, c, o = head("markov_head.joint_proj", joint).reshape(3, -1)
-                state = sigmoid(g) * state + (1 - sigmoid(g)) * np.tanh(c)
-                latent = np.tanh(o)
-            bias = w["markov_head.markov_w2.weight"] @ latent
-        if chain.confidence:
-            features = np.append(h, before) if chain.confidence_reads_draft else h
-            confidences.append(float(sigmoid(head("confidence_head.proj", features))[0]))
-        scores = np.full(len(row), -np.inf)
-        kept = np.argsort(row)[-chain.candidates :]
-        scores[kept] = row[kept] + bias[kept]
-        results.append(scores)
-        token = chosen[at] if chosen else int(scores.argmax())
-    return np.array(results), confidences or None
-
-
-def parts(rows: np.ndarray, size: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Rows in parts of `size`, each with where it begins."""
-    for start in range(0, len(rows), size):
-        yield start, rows[start : start + size]
-
-
 def config_for(engine: Any, **changes: Any) -> Config:
     """A drafter that fits a target in MLX, with a sliding layer."""
     config = Config(
@@ -427,7 +207,7 @@ def config_for(engine: Any, **changes: Any) -> Config:
         rope_theta=10_000.0,
         block_size=12,
         num_target_layers=engine.model.layers,
-        target_layer_ids=engine.taps,
+        taps=engine.taps,
         mask_token_id=mlx.VOCAB - 1,
         windows=(None, 16),
     )

@@ -1,80 +1,148 @@
-"""Forms of heads of `mtp`, opened, and the comparison with the reference."""
+"""Forms of heads, opened for a target of random embeddings, and what they draft.
+
+`tests/data/heads.npz` has drafts that were recorded from implementations of their own, in plain
+numpy and float64: DFlash from its paper (arXiv 2602.06036), DFlash 2 from z-lab/dflash, DSpark from
+deepseek-ai/DeepSpec, heads of `mtp` from vLLM's `llama_eagle3` and `qwen3_5_mtp`.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.decoding.policy import Fixed
-from paceline.decoding.stopping import Stopping
+from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock
-from paceline.drafters import DrafterResources, create
-from paceline.engines.base import Engine
-from paceline_mlx.heads.mtp.cache import Rows
-from paceline_mlx.heads.mtp.read import read_head
-from support.dflash import ENDS
-from support.driver import generation, run
-from support.mtp import Chain, HeadForm, next_in_round, reference_chain, write_head
-from support.networks import FromNumpy, MlxEnds
+from paceline.drafters import DrafterResources
+from paceline.drafters.draft_sampling import DraftSampler
+from paceline_mlx.heads.config import Llama3Rope
+from paceline_mlx.heads.dflash.checkpoint import Chain, Config, Convolution
+from support.dflash import tiny_config, write_checkpoint
+from support.mtp import HeadForm, write_head
+from support.scripts import ROOT
 
 DRAFTS = 5
+"""Of a chain."""
 
+_LLAMA3 = Llama3Rope(8.0, 1.0, 4.0, 32)
+
+BLOCKS: dict[str, dict[str, Any]] = {
+    "one layer": {"num_hidden_layers": 1},
+    "two layers": {},
+    "three layers with a window in the middle": {
+        "num_hidden_layers": 3,
+        "windows": (None, 20, None),
+    },
+    "windows everywhere": {"windows": (40, 40)},
+    "a window shorter than a block": {"windows": (3, None)},
+    "llama3 rope": {"llama3_rope": _LLAMA3},
+    "one tap": {"taps": (1,)},
+    "heads wider than the hidden states": {
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "head_dim": 16,
+    },
+    "another block, RoPE and epsilon": {
+        "block_size": 16,
+        "rope_theta": 500.0,
+        "llama3_rope": _LLAMA3,
+        "rms_norm_eps": 0.1,
+    },
+}
+"""Forms of z-lab's checkpoints, in changes to a config."""
+
+CHAINED: dict[str, dict[str, Any]] = {
+    "dflash 2": {
+        "windows": (40, 40),
+        "causal": False,
+        "convolution": Convolution(2, 16),
+        "chain": Chain("selector", 8, 16),
+    },
+    "dflash 2, causal, three taps, scaled": {
+        "causal": True,
+        "convolution": Convolution(3, 8),
+        "chain": Chain("selector", 4, 5),
+        "embedding_scale": 1.5,
+        "logit_scale": 0.5,
+        "logit_cap": 4.0,
+    },
+    **{
+        f"dspark, {name}": {"first_drafted": 0, "causal": False, "chain": chain}
+        for name, chain in {
+            "vanilla": Chain("vanilla", 8, 256, confidence=True, confidence_reads_draft=True),
+            "gated": Chain("gated", 8, 256),
+            "rnn": Chain("rnn", 8, 256, confidence=True),
+            "no Markov head": Chain("none", 0, 256, confidence=True),
+            "no head": None,
+        }.items()
+    },
+}
+"""Forms of DFlash 2 and DSpark."""
+
+EAGLE = HeadForm(drafted=range(5, 300, 3))
 OWN = HeadForm(own=True, taps=(1,), kv_heads=1, rotary=0.5)
-FORMS = {
+CHAINS = {
     "eagle3": HeadForm(),
-    "eagle3, a reduced vocabulary": HeadForm(drafted=range(5, 300, 3)),
+    "eagle3, a reduced vocabulary": EAGLE,
     "eagle3, one tap, wide heads": HeadForm(taps=(1,), heads=6, kv_heads=3, theta=500.0),
     "eagle3, DeepSpec's": HeadForm(deepspec=True, theta=1_000_000.0),
     "qwen3_5": OWN,
     "qwen3_5, all rotated": replace(OWN, rotary=1.0, kv_heads=2, heads=2, epsilon=0.1),
 }
+"""Forms of heads of `mtp`."""
 
 
-@dataclass
-class HeadCase:
-    """A head of random weights, opened, and its expected chains."""
+class Recorded:
+    """The drafts of one form."""
 
-    form: HeadForm
-    folder: Path
-    weights: dict[str, np.ndarray] = field(init=False)
-    head: Any = field(init=False)
+    def __init__(self, form: str) -> None:
+        with np.load(ROOT / "tests" / "data" / "heads.npz") as arrays:
+            self._arrays = {
+                name.removeprefix(f"{form}/"): array
+                for name, array in arrays.items()
+                if name.startswith(f"{form}/")
+            }
 
-    def __post_init__(self) -> None:
-        from paceline_mlx.heads.mtp.network import HeadNetwork
+    def __getitem__(self, name: str) -> Any:
+        return self._arrays[name]
 
-        self.weights = write_head(self.folder, self.form)
-        target: Any = MlxEnds()
-        self.head = FromNumpy(HeadNetwork(read_head(self.folder, lambda: 2), target))
 
-    @property
-    def spec(self) -> str:
-        return f"mtp:{self.folder}"
+def sampler() -> DraftSampler:
+    """What picked the recorded drafts that are not the likeliest ones."""
+    return DraftSampler(Sampling(temperature=0.8, seed=5), 0, 320)
 
-    def text(self, count: int, seed: int = 0) -> "Text":
-        """Random hidden states of `count` tokens, and one token more."""
-        rng = np.random.default_rng((seed, count))
-        rows = rng.normal(size=(count, len(self.form.taps) * self.form.d)).astype(np.float32)
-        return Text(rows, rng.integers(0, self.form.vocab, count + 1).tolist())
 
-    def expected(
-        self,
-        text: "Text",
-        drafts: int = DRAFTS,
-        positions: Sequence[int] | None = None,
-        chosen: Sequence[int] = (),
-    ) -> Chain:
-        return reference_chain(
-            self.form,
-            self.weights,
-            ENDS,
-            text.hidden,
-            text.tokens[1:],
-            drafts,
-            positions=positions,
-            chosen=chosen,
+class Ends:
+    """Embeddings and head of a target of two layers, in place of a `LoadedModel`."""
+
+    layers = 2
+
+    def __init__(self, dtype: str = "float32") -> None:
+        import mlx.core as mx
+
+        rng = np.random.default_rng(9)
+        embeddings, head = rng.normal(size=(320, 64)) / 8, rng.normal(size=(320, 64)) / 4
+        self._embeddings, self._head = (
+            mx.array(end.astype(np.float32)).astype(getattr(mx, dtype))
+            for end in (embeddings, head)
         )
+
+    def embed(self, tokens: Any) -> Any:
+        return self._embeddings[tokens]
+
+    def head(self, hidden: Any) -> Any:
+        return hidden @ self._head.T
+
+    def head_of(self, tokens: Any) -> Any:
+        return lambda hidden: hidden @ self._head[tokens].T
+
+
+def shared() -> DrafterResources:
+    """What drafters for `Ends` share."""
+    return DrafterResources(engine="mlx", opened=SimpleNamespace(model=Ends()))
 
 
 class Text(NamedTuple):
@@ -82,69 +150,94 @@ class Text(NamedTuple):
 
     hidden: np.ndarray
     """[n, taps * d]"""
-    tokens: list[int]
+    tokens: Sequence[int]
     """n + 1 tokens."""
 
-    def rows(self, start: int = 0, end: int | None = None) -> Rows:
-        """The rows from `start` to `end`."""
-        hidden = self.hidden[start:end]
-        return Rows(hidden, self.tokens[start + 1 : start + 1 + len(hidden)], start)
+    def rows(self, start: int = 0, end: int | None = None, shift: int = 0) -> Any:
+        """Rows from `start` to `end`, whose positions are `shift` later."""
+        import mlx.core as mx
 
-    def seen(
-        self, form: HeadForm, start: int, end: int, wrong: int = 0, shift: int = 0
-    ) -> ComputedBlock:
+        from paceline_mlx.heads.cache import Rows
+
+        hidden = mx.array(self.hidden[start:end])
+        following = self.tokens[start + 1 : start + 1 + len(hidden)]
+        return Rows(hidden, start + shift, following)
+
+    def seen(self, start: int, end: int, wrong: int = 0, shift: int = 0) -> ComputedBlock:
         """The block of tokens from `start` to `end`; `wrong` tokens after it were rejected."""
         hidden = np.concatenate([self.hidden[start:end], np.ones((wrong, self.hidden.shape[1]))])
-        parts = np.split(hidden.astype(np.float32), len(form.taps), axis=1)
-        taps = {f"tap.{tap}": part for tap, part in zip(form.taps, parts, strict=True)}
+        taps = np.split(hidden.astype(np.float32), self.hidden.shape[1] // 64, axis=1)
+        numbers = (0, 1) if len(taps) == 2 else (1,)
         tokens = [*self.tokens[start:end], *[7] * wrong]
-        return ComputedBlock(tokens, start + shift, end - start, taps)
+        named = {f"tap.{number}": tap for number, tap in zip(numbers, taps, strict=True)}
+        return ComputedBlock(tokens, start + shift, end - start, named)
 
 
-def assert_chain(result: tuple[Sequence[int], Sequence[float]], expected: Chain) -> None:
-    """As many as both have: probabilities to 1e-3, and tokens, except after a near tie."""
-    tokens, chances = result
-    assert tokens
-    for at, margin in enumerate(expected.margins[: len(tokens)]):
-        np.testing.assert_allclose(chances[at], expected.chances[at], rtol=1e-3)
-        if margin < 1e-3:
-            return
-        assert tokens[at] == expected.tokens[at]
+Drafted = tuple[Sequence[int], Sequence[float]]
+"""Tokens and probabilities."""
 
 
-LENGTH = 37
-"""Tokens of the answers below."""
+@dataclass
+class Head:
+    """A head of random weights in its folder."""
+
+    kind: str
+    folder: Path
+    config: Any
+
+    @classmethod
+    def block(cls, folder: Path, changes: dict[str, Any] | None = None, **written: Any) -> "Head":
+        """A DFlash checkpoint of a form."""
+        config: Config = tiny_config(**(changes or {}))
+        write_checkpoint(folder, config, **{"kind": "F32", **written})
+        return cls("dflash", folder, config)
+
+    @classmethod
+    def chain(cls, folder: Path, form: HeadForm) -> "Head":
+        """A head of `mtp`."""
+        write_head(folder, form)
+        return cls("mtp", folder, SimpleNamespace(tapped_size=64 * len(form.taps)))
+
+    @property
+    def spec(self) -> str:
+        return f"{self.kind}:{self.folder}"
+
+    @cached_property
+    def network(self) -> Any:
+        return self.opened()
+
+    def opened(self, dtype: str = "float32", **options: Any) -> Any:
+        from paceline_mlx.heads.dflash.network import Network
+        from paceline_mlx.heads.mtp.network import ChainNetwork
+
+        target: Any = Ends(dtype)
+        return (Network if self.kind == "dflash" else ChainNetwork)(self.folder, target, **options)
+
+    def text(self, count: int, seed: int = 0) -> Text:
+        """Random hidden states of `count` tokens, and one token more."""
+        rng = np.random.default_rng((seed, count))
+        rows = rng.normal(size=(count, self.config.tapped_size)).astype(np.float32)
+        return Text(rows, rng.integers(0, 320, count + 1).tolist())
+
+    def drafted(self, *parts: Any, token: int, cache: Any = None, **options: Any) -> Drafted:
+        """What the network drafts after rows, and `token` at the position after the last of them.
+
+        All but the last of the `parts` are prefilled.
+        """
+        network = self.network
+        cache = network.new_cache() if cache is None else cache
+        for part in parts[:-1]:
+            network.prefill(cache, part)
+        if self.kind == "mtp":
+            tokens, chances = network.draft(cache, parts[-1], DRAFTS, 0.0, **options)
+        else:
+            rows = parts[-1] if parts and len(parts[-1].tapped) else None
+            position = rows.start + len(rows.tapped) if rows else len(cache)
+            tokens, chances = network.draft(cache, token, position, rows, **options)
+        return list(tokens), list(chances)
 
 
-STARTS = ((40, 1), (83, 2), (120, 9), (161, 30))
-"""First token and length of the prompts below."""
-
-
-def answers_in_rounds(
-    engine: Engine,
-    spec: str,
-    shared: DrafterResources,
-    block: int,
-    starts: Sequence[tuple[int, int]] = STARTS,
-) -> list[Any]:
-    """Answers of a target that repeats rounds of eight tokens; the test fails if one is wrong.
-
-    The prompts have several lengths, are cut into chunks of several sizes, and share their calls.
-    """
-    ran = [
-        generation(
-            engine,
-            [*range(start, start + count)],
-            stopping=Stopping(max_tokens=LENGTH),
-            drafters=create(spec, shared),
-            policy=Fixed(block),
-            prefill_chunk=1 + 3 * start % 11,
-        )
-        for start, count in starts
-    ]
-    for one, told in zip(ran, run(engine, ran), strict=True):
-        expected = [next_in_round(one.tokens[-LENGTH - 1])]
-        while len(expected) < LENGTH:
-            expected.append(next_in_round(expected[-1]))
-        assert told.tokens == expected
-    return ran
+def assert_same(drafted: Drafted, expected: Drafted) -> None:
+    """Equal tokens, and equal probabilities to 1e-3."""
+    assert list(drafted[0]) == list(expected[0])
+    np.testing.assert_allclose(list(drafted[1]), list(expected[1]), rtol=1e-3)

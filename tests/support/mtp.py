@@ -1,19 +1,14 @@
-"""Random heads of both forms, and what they compute once more, in plain numpy; perfect heads.
-
-`reference_chain` is written from vLLM's `llama_eagle3` and `qwen3_5_mtp`, in float64, row by row
-with the whole past recomputed; it shares nothing with the graphs and takes the weights under the
-names that the files have.
-"""
+"""Random heads of `mtp` in all forms, under the names of published files; perfect heads."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from paceline.storage.files import write_json
-from support.dflash import LEFT_OUT, Ends, write_tensors
+from support.dflash import LEFT_OUT, write_tensors
 
 Weights = dict[str, np.ndarray]
 
@@ -40,8 +35,6 @@ class HeadForm:
     layers: int = 2
     theta: float = 10_000.0
     epsilon: float = 1e-5
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Entries of config.json that are otherwise."""
 
     @property
     def layer(self) -> str:
@@ -63,7 +56,7 @@ def config_json(form: HeadForm) -> dict[str, Any]:
     if form.own:
         rope = {"rope_theta": form.theta, "partial_rotary_factor": form.rotary}
         text = {"model_type": "qwen3_5_text", "num_hidden_layers": form.layers, **sizes}
-        text |= {"mtp_num_hidden_layers": 1, "rope_parameters": rope, **form.extra}
+        text |= {"mtp_num_hidden_layers": 1, "rope_parameters": rope}
         return {"model_type": "qwen3_5", "text_config": text}
     if form.deepspec:
         return {
@@ -77,7 +70,6 @@ def config_json(form: HeadForm) -> dict[str, Any]:
             "num_target_layers": form.layers,
             "ttt_length": 7,
             **sizes,
-            **form.extra,
         }
     drafted = {} if form.drafted is None else {"draft_vocab_size": len(form.drafted)}
     return {
@@ -89,7 +81,6 @@ def config_json(form: HeadForm) -> dict[str, Any]:
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(form.taps)},
         **sizes,
         **drafted,
-        **form.extra,
     }
 
 
@@ -178,142 +169,6 @@ def write_head(
     differences = {"d2t": stored.pop("d2t")} if "d2t" in stored else {}
     whole = {n: rows for n, rows in whole.items() if n not in (tensors or {})} | differences
     return write_tensors(folder / "model.safetensors", stored, kind, whole)
-
-
-class Chain(NamedTuple):
-    """A chain of drafts as it should be."""
-
-    tokens: list[int]
-    chances: list[float]
-    margins: list[float]
-    """For each token, how far its logit is ahead of the next."""
-    logits: list[np.ndarray]
-
-
-def reference_chain(
-    form: HeadForm,
-    weights: Mapping[str, np.ndarray],
-    ends: Ends,
-    tapped: np.ndarray,
-    tokens: Sequence[int],
-    drafts: int,
-    *,
-    positions: Sequence[int] | None = None,
-    chosen: Sequence[int] = (),
-) -> Chain:
-    """The chain after rows of hidden states.
-
-    Args:
-        form: the head's sizes.
-        weights: under their names in the file.
-        ends: the target's embeddings and head.
-        tapped: [n, taps * d], the hidden states of n tokens.
-        tokens: the n tokens that follow each of them.
-        drafts: steps of the chain.
-        positions: of the hidden states; None: from 0 on.
-        chosen: tokens with which the chain goes on instead of the best ones.
-    """
-    layer = _Layer(form, {name: np.asarray(rows, np.float64) for name, rows in weights.items()})
-    places = list(range(len(tokens)) if positions is None else positions)
-    hidden = layer.fused(np.asarray(tapped, np.float64))
-    following, chain = list(tokens), Chain([], [], [], [])
-    allowed = np.arange(form.vocab) if form.drafted is None else np.array(form.drafted)
-    head = layer.w.get("lm_head.weight", ends.head[allowed])
-    for step in range(drafts):
-        out, carried = layer.run(ends.embeddings[following], hidden, np.array(places))
-        logits = head @ out
-        best = int(np.argmax(logits))
-        ranked = np.sort(logits)
-        chain.tokens.append(int(allowed[best]))
-        chain.chances.append(float(1 / np.exp(logits - ranked[-1]).sum()))
-        chain.margins.append(float(ranked[-1] - ranked[-2]))
-        chain.logits.append(logits)
-        following.append(chosen[step] if chosen else chain.tokens[-1])
-        hidden = np.concatenate([hidden, carried[None]])
-        places.append(places[-1] + 1)
-    return chain
-
-
-class _Layer:
-    """Both forms, each written out on its own where they differ."""
-
-    def __init__(self, form: HeadForm, w: Mapping[str, np.ndarray]) -> None:
-        self.form, self.w = form, w
-        self._prefix = "mtp.layers.0." if form.own else form.layer
-
-    def norm(self, x: np.ndarray, name: str) -> np.ndarray:
-        weight = self.w[f"{name}.weight"] + (1 if self.form.own else 0)
-        return weight * x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + self.form.epsilon)
-
-    def fused(self, tapped: np.ndarray) -> np.ndarray:
-        if self.form.own:
-            return self.norm(tapped, "model.language_model.norm")
-        return tapped @ self.w["fc.weight"].T
-
-    def run(
-        self, embedded: np.ndarray, hidden: np.ndarray, places: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """What the head multiplies, and what the next step gets: of the last row, [d] each."""
-        p = self._prefix
-        if self.form.own:
-            both = [
-                self.norm(embedded, "mtp.pre_fc_norm_embedding"),
-                self.norm(hidden, "mtp.pre_fc_norm_hidden"),
-            ]
-            stream = np.concatenate(both, 1) @ self.w["mtp.fc.weight"].T
-            rows = self.norm(stream, f"{p}input_layernorm")
-        else:
-            both = [
-                self.norm(embedded, f"{p}input_layernorm"),
-                self.norm(hidden, f"{p}hidden_norm"),
-            ]
-            stream, rows = hidden, np.concatenate(both, 1)
-        stream = stream + self._attention(rows, places) @ self._matrix("self_attn.o_proj").T
-        fed = self.norm(stream, f"{p}post_attention_layernorm")
-        gate, up = (fed @ self._matrix(f"mlp.{name}_proj").T for name in ("gate", "up"))
-        stream = stream + (gate / (1 + np.exp(-gate)) * up) @ self._matrix("mlp.down_proj").T
-        if self.form.own:
-            out = self.norm(stream, "mtp.norm")
-            return out[-1], out[-1]
-        return self.norm(stream, "norm")[-1], stream[-1]
-
-    def _matrix(self, name: str) -> np.ndarray:
-        return self.w[f"{self._prefix}{name}.weight"]
-
-    def _attention(self, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-        form, hd, n = self.form, self.form.head_dim, len(rows)
-        queries = rows @ self._matrix("self_attn.q_proj").T
-        gate = None
-        if form.own:  # each head: its query, then its gate
-            pairs = queries.reshape(n, form.heads, 2 * hd)
-            queries, gate = pairs[..., :hd], pairs[..., hd:]
-        queries = queries.reshape(n, form.heads, hd)
-        keys, values = (
-            (rows @ self._matrix(f"self_attn.{name}_proj").T).reshape(n, form.kv_heads, hd)
-            for name in ("k", "v")
-        )
-        if form.own or form.deepspec:
-            queries = self.norm(queries, f"{self._prefix}self_attn.q_norm")
-            keys = self.norm(keys, f"{self._prefix}self_attn.k_norm")
-        queries, keys = self._rotated(queries, places), self._rotated(keys, places)
-        out = np.zeros((n, form.heads, hd))
-        for head in range(form.heads):
-            shared = head // (form.heads // form.kv_heads)
-            for row in range(n):
-                scores = keys[: row + 1, shared] @ queries[row, head] / np.sqrt(hd)
-                weights = np.exp(scores - scores.max())
-                out[row, head] = weights / weights.sum() @ values[: row + 1, shared]
-        if gate is not None:
-            out /= 1 + np.exp(-gate)
-        return out.reshape(n, -1)
-
-    def _rotated(self, x: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Each pair (x[i], x[i + r / 2]) is a point, turned by place * theta^(-2i / r)."""
-        r = int(self.form.head_dim * self.form.rotary)
-        point = x[..., : r // 2] + 1j * x[..., r // 2 : r]
-        angle = places[:, None] * self.form.theta ** (-np.arange(0, r, 2) / r)
-        turned = point * np.exp(1j * angle)[:, None]
-        return np.concatenate([turned.real, turned.imag, x[..., r:]], -1)
 
 
 # -- a target that repeats rounds of eight tokens, and heads that know them ------------------------

@@ -45,7 +45,7 @@ class _DFlash:
     def taps(self, folder: Path, target: Path) -> tuple[int, ...]:
         from paceline_mlx.heads.dflash.config_file import read_config
 
-        return read_config(folder).target_layer_ids
+        return read_config(folder).taps
 
     def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> OpenHead:
         from paceline_mlx.heads.dflash.drafter import DFlashDrafter
@@ -73,21 +73,17 @@ class _Mtp:
         return has_head(target)
 
     def taps(self, folder: Path, target: Path) -> tuple[int, ...]:
-        from paceline_mlx.heads.mtp.read import layers_of, read_config
+        from paceline_mlx.heads.mtp import layers_of, read_config
 
         return read_config(folder, lambda: layers_of(target)).taps
 
     def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> OpenHead:
         from paceline_mlx.heads.mtp.drafter import LONGEST_CHAIN, MtpDrafter
-        from paceline_mlx.heads.mtp.network import HeadNetwork
-        from paceline_mlx.heads.mtp.read import read_head
+        from paceline_mlx.heads.mtp.network import ChainNetwork
 
         settings = {**options}
-        length = settings.pop("length", LONGEST_CHAIN)
-        head = read_head(folder, lambda: engine.model.layers)
-        return _Open(
-            HeadNetwork(head, engine.model, **settings), partial(MtpDrafter, length=length)
-        )
+        make = partial(MtpDrafter, length=settings.pop("length", LONGEST_CHAIN))
+        return _Open(ChainNetwork(folder, engine.model, **settings), make)
 
     def facts(self, folder: Path) -> HeadFacts | None:
         from paceline_mlx.heads.config import architecture

@@ -1,4 +1,4 @@
-"""What the config.json of every head has in common, for `storage.validation`."""
+"""What the config.json of every head has in common: its fields, their checks, and its shape."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +19,57 @@ HeadDim = Annotated[int, Limit(ge=2, multiple_of=2)]
 One = Annotated[float, Limit(ge=1, le=1)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig:
+    """Shape of a head."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    """Tokens of the target."""
+    rms_norm_eps: float
+    rope_theta: float
+    taps: tuple[int, ...]
+    """Layers of the target, from 0, after which hidden states are tapped."""
+    num_target_layers: int | None = None
+    """Layers of the target; None: not in the checkpoint."""
+
+    @property
+    def tapped_size(self) -> int:
+        """Width of a token's tapped hidden states, all taps concatenated."""
+        return len(self.taps) * self.hidden_size
+
+    def layer_shapes(
+        self, width: int, *, gated: bool = False, head_norms: bool = True
+    ) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of a decoder layer's weights, as Hugging Face calls them.
+
+        Args:
+            width: what attention reads of a row.
+            gated: each head's query rows are followed by as many rows of its gate.
+            head_norms: queries and keys are normed.
+        """
+        d, ff, hd = self.hidden_size, self.intermediate_size, self.head_dim
+        q, kv = self.num_attention_heads * hd, self.num_key_value_heads * hd
+        shapes: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (d,),
+            "self_attn.q_proj": (2 * q if gated else q, width),
+            "self_attn.k_proj": (kv, width),
+            "self_attn.v_proj": (kv, width),
+            "self_attn.o_proj": (d, q),
+            "post_attention_layernorm": (d,),
+            "mlp.gate_proj": (ff, d),
+            "mlp.up_proj": (ff, d),
+            "mlp.down_proj": (d, ff),
+        }
+        if head_norms:
+            shapes |= {"self_attn.q_norm": (hd,), "self_attn.k_norm": (hd,)}
+        return {f"{name}.weight": shape for name, shape in shapes.items()}
+
+
 def architecture(folder: Path) -> str | None:
     """The architecture in a folder's `config.json`; None: there is none."""
     try:
@@ -32,45 +83,6 @@ def with_fields_of(kind: type[_T], file: object, **values: Any) -> _T:
     """A dataclass with the fields that a parsed file has by the same name, and `values`."""
     named = {field.name for field in fields(kind) if hasattr(file, field.name)}  # type: ignore[arg-type]
     return kind(**{name: getattr(file, name) for name in named} | values)
-
-
-def head_faults(file: Any) -> list[str]:
-    """What contradicts itself in a file's numbers of heads."""
-    faults, heads = [], file.num_attention_heads
-    if not file.head_dim and file.hidden_size % (2 * heads):
-        faults.append(f"hidden_size {file.hidden_size} over {heads} heads is no even head size")
-    if heads % (file.num_key_value_heads or heads):
-        faults.append("num_attention_heads is no multiple of num_key_value_heads")
-    return faults
-
-
-def layer_shapes(
-    config: Any, width: int, *, gated: bool = False, head_norms: bool = True
-) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of a decoder layer's weights, as Hugging Face calls them.
-
-    Args:
-        config: its sizes.
-        width: what attention reads of a row.
-        gated: each head's query rows are followed by as many rows of its gate.
-        head_norms: queries and keys are normed.
-    """
-    d, ff, hd = config.hidden_size, config.intermediate_size, config.head_dim
-    q, kv = config.num_attention_heads * hd, config.num_key_value_heads * hd
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm": (d,),
-        "self_attn.q_proj": (2 * q if gated else q, width),
-        "self_attn.k_proj": (kv, width),
-        "self_attn.v_proj": (kv, width),
-        "self_attn.o_proj": (d, q),
-        "post_attention_layernorm": (d,),
-        "mlp.gate_proj": (ff, d),
-        "mlp.up_proj": (ff, d),
-        "mlp.down_proj": (d, ff),
-    }
-    if head_norms:
-        shapes |= {"self_attn.q_norm": (hd,), "self_attn.k_norm": (hd,)}
-    return shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +112,7 @@ class Llama3Rope:
         return np.asarray(1 / scaled, np.float32)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Rope:
     """`rope_parameters` of transformers 5, or `rope_scaling` of transformers 4."""
 
@@ -110,7 +122,7 @@ class Rope:
     partial_rotary_factor: One = 1.0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ScalableRope:
     """The same, for networks that may have Llama 3.1's scaling."""
 
@@ -141,3 +153,44 @@ class ScalableRope:
                 f"high_freq_factor {scaling.high_freq_factor}"
             )
         return scaling
+
+
+@dataclass(kw_only=True)
+class HeadFile:
+    """The fields of every head's config.json that decide what it computes."""
+
+    hidden_size: Positive
+    intermediate_size: Positive
+    num_attention_heads: Positive
+    num_key_value_heads: Positive | None = None
+    vocab_size: Positive
+    head_dim: HeadDim | None = None
+    rms_norm_eps: Annotated[float, Limit(ge=0)] = 1e-6
+    attention_bias: Literal[False] | None = None
+    hidden_act: Literal["silu"] = "silu"
+
+
+@dataclass(kw_only=True)
+class DrafterFile(HeadFile):
+    """Those of a head in a folder of its own."""
+
+    rope_theta: PositiveFloat = 10_000.0
+    rope_parameters: Rope | ScalableRope | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Fields of `HeadConfig` that the file may give in two ways."""
+        theta = self.rope_parameters and self.rope_parameters.rope_theta
+        return {
+            "num_key_value_heads": self.num_key_value_heads or self.num_attention_heads,
+            "head_dim": self.head_dim or self.hidden_size // self.num_attention_heads,
+            "rope_theta": theta or self.rope_theta,
+        }
+
+    def head_faults(self) -> list[str]:
+        """What contradicts itself in its numbers of heads."""
+        faults, heads = [], self.num_attention_heads
+        if not self.head_dim and self.hidden_size % (2 * heads):
+            faults.append(f"hidden_size {self.hidden_size} over {heads} heads is no even head size")
+        if heads % (self.num_key_value_heads or heads):
+            faults.append("num_attention_heads is no multiple of num_key_value_heads")
+        return faults

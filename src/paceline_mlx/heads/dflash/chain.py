@@ -16,13 +16,12 @@ import numpy.typing as npt
 
 from paceline.drafters.draft_sampling import DraftSampler
 from paceline_mlx.heads.dflash.checkpoint import Chain
-from paceline_mlx.heads.tensors import StoredTensor
 from paceline_mlx.hooks import Array as DeviceArray
 
 Array = npt.NDArray[np.float32]
 
 
-class Rows(NamedTuple):
+class Candidates(NamedTuple):
     """What the network computes for the n drafts of a block."""
 
     tokens: npt.NDArray[np.int64]
@@ -36,12 +35,11 @@ class Rows(NamedTuple):
 class ChainHead:
     """The heads of one checkpoint."""
 
-    def __init__(self, chain: Chain, tensors: Mapping[str, StoredTensor]) -> None:
-        """Read `tensors`, as `read_tensors` finds them."""
+    def __init__(self, chain: Chain, tensors: Mapping[str, DeviceArray]) -> None:
+        """Read `tensors`, of which `Chain.shapes` has the names."""
         self._chain = chain
         self._small, self._tables = dict[str, Array](), list[DeviceArray]()
-        for name, tensor in tensors.items():
-            values = tensor.load()
+        for name, values in tensors.items():
             if name.endswith(("_codebook", "markov_w1.weight", "markov_w2.weight")):
                 mx.eval(values)
                 self._tables.append(values)
@@ -49,7 +47,7 @@ class ChainHead:
                 self._small[name] = np.array(values.astype(mx.float32))
 
     def choose(
-        self, rows: Rows, token: int, position: int, sampler: DraftSampler | None = None
+        self, rows: Candidates, token: int, position: int, sampler: DraftSampler | None = None
     ) -> tuple[list[int], list[float]]:
         """The drafts after `token`, which is at `position`, and their probabilities.
 

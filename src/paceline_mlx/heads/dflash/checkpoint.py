@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline_mlx.heads.config import Llama3Rope, layer_shapes
-from paceline_mlx.heads.tensors import StoredTensor, check_tensors, stored_tensors
+from paceline_mlx.heads.config import HeadConfig, Llama3Rope
+from paceline_mlx.heads.weights import check_tensors, stored_tensors
+from paceline_mlx.hooks import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +80,13 @@ class Chain:
         return shapes
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(HeadConfig):
     """Shape of a DFlash network."""
 
-    hidden_size: int
-    intermediate_size: int
     num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    rms_norm_eps: float
-    rope_theta: float
     block_size: int
     """Rows of a block: the last token, then masks."""
-    num_target_layers: int
-    target_layer_ids: tuple[int, ...]
-    """Layers of the target, from 0, after which hidden states are tapped."""
     mask_token_id: int
     windows: tuple[int | None, ...]
     """Sliding windows of the layers, in tokens; None: full attention."""
@@ -122,11 +112,6 @@ class Config:
         """Whether layers with this window are causal inside a block."""
         return window is not None if self.causal is None else self.causal
 
-    @property
-    def tapped_size(self) -> int:
-        """Width of a token's tapped hidden states, all taps concatenated."""
-        return len(self.target_layer_ids) * self.hidden_size
-
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor."""
         d = self.hidden_size
@@ -135,7 +120,7 @@ class Config:
             "hidden_norm.weight": (d,),
             "norm.weight": (d,),
         }
-        layer = {f"{name}.weight": shape for name, shape in layer_shapes(self, d).items()}
+        layer = self.layer_shapes(d)
         if self.convolution is not None:
             layer |= self.convolution.shapes(d)
         for number in range(self.num_hidden_layers):
@@ -145,10 +130,8 @@ class Config:
         return shapes
 
 
-def read_tensors(
-    folder: Path, config: Config
-) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
-    """Find the tensors of the network and of its chain, by name without the prefix `model.`.
+def read_tensors(folder: Path, config: Config) -> dict[str, Array]:
+    """The tensors of the network and of its chain, by name without the prefix `model.`.
 
     Others, such as DSpark's copies of the target's embeddings and head, are not read.
 
@@ -159,7 +142,4 @@ def read_tensors(
     tensors = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
     shapes = config.shapes()
     check_tensors(folder, shapes, tensors)
-    chain = config.chain.shapes(config.hidden_size, config.vocab_size) if config.chain else {}
-    return {name: tensors[name] for name in shapes if name not in chain}, {
-        name: tensors[name] for name in chain
-    }
+    return {name: tensors[name] for name in shapes}

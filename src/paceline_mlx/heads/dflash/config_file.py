@@ -14,13 +14,12 @@ from paceline.storage.files import read_json
 from paceline.storage.validation import Count, Limit, Positive, listed, validated
 from paceline_mlx.heads.config import (
     CONFIG,
-    HeadDim,
+    DrafterFile,
     Llama3Rope,
     One,
     PositiveFloat,
     ScalableRope,
     architecture,
-    head_faults,
     with_fields_of,
 )
 from paceline_mlx.heads.dflash.checkpoint import Chain, Config, Convolution
@@ -41,27 +40,18 @@ read once a draft; vLLM's `dspark_draft_topk` cuts it in the same way."""
 
 
 @dataclass(kw_only=True)
-class _File:
+class _File(DrafterFile):
     """The fields that all forms share and that decide what the network computes."""
 
     architectures: Annotated[
         list[Literal["DFlashDraftModel", "DFlash2DraftModel", "Qwen3DSparkModel"]], _NotEmpty
     ]
-    hidden_size: Positive
-    intermediate_size: Positive
-    num_hidden_layers: Positive
-    num_attention_heads: Positive
     num_key_value_heads: Positive
-    vocab_size: Positive
+    num_hidden_layers: Positive
     num_target_layers: Positive
-    head_dim: HeadDim | None = None
-    rms_norm_eps: Annotated[float, Limit(ge=0)] = 1e-6
-    rope_theta: PositiveFloat = 10_000.0
     rope_parameters: ScalableRope | None = None
     rope_scaling: ScalableRope | None = None
     partial_rotary_factor: One = 1.0
-    attention_bias: Literal[False] | None = None
-    hidden_act: Literal["silu"] = "silu"
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
     sliding_window: int | None = None
     is_causal: bool | None = None
@@ -151,7 +141,7 @@ def read_config(folder: Path) -> Config:
 
 def _of(nested: _DFlashConfig) -> dict[str, Any]:
     return {
-        "target_layer_ids": tuple(nested.target_layer_ids),
+        "taps": tuple(nested.target_layer_ids),
         "mask_token_id": nested.mask_token_id,
         "causal": nested.causal,
         "embedding_scale": nested.input_embedding_scale,
@@ -178,7 +168,7 @@ def _dspark(path: Path, raw: object) -> Config:
             confidence_reads_draft=reads_draft,
         )
     values = {
-        "target_layer_ids": tuple(file.target_layer_ids),
+        "taps": tuple(file.target_layer_ids),
         "mask_token_id": file.mask_token_id,
         "block_size": file.block_size,
         "causal": False,
@@ -194,26 +184,19 @@ def _config(path: Path, file: _File, settings: dict[str, Any], faults: list[str]
     if faults := faults + _contradictions(file, settings):
         raise ModelError(listed(str(path), faults))
     kinds = file.layer_types or ["full_attention"] * file.num_hidden_layers
-    rope_theta = file.rope_parameters and file.rope_parameters.rope_theta
+    windows = [file.sliding_window if kind == "sliding_attention" else None for kind in kinds]
     settings["causal"] = settings["causal"] if file.is_causal is None else file.is_causal
-    values = {
-        "head_dim": file.head_dim or file.hidden_size // file.num_attention_heads,
-        "rope_theta": rope_theta or file.rope_theta,
-        "windows": tuple(
-            file.sliding_window if kind == "sliding_attention" else None for kind in kinds
-        ),
-    }
-    return with_fields_of(Config, file, **values, **settings)
+    return with_fields_of(Config, file, windows=tuple(windows), **file.settings(), **settings)
 
 
 def _contradictions(file: _File, settings: dict[str, Any]) -> list[str]:
     """Values that are valid alone and contradict each other."""
-    faults, kinds = head_faults(file), file.layer_types
+    faults, kinds = file.head_faults(), file.layer_types
     try:
         _ = file.llama3_rope
     except ValueError as error:
         faults.append(str(error))
-    last_tap, mask = max(settings["target_layer_ids"]), settings["mask_token_id"]
+    last_tap, mask = max(settings["taps"]), settings["mask_token_id"]
     if last_tap >= file.num_target_layers:
         faults.append(f"layer {last_tap} is tapped, the target has {file.num_target_layers}")
     if mask >= file.vocab_size:

@@ -13,10 +13,10 @@ of queries and keys, `target_layer_ids` from 0, and the target's embeddings and 
 has frozen copies; they are not read.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,17 +24,9 @@ import numpy.typing as npt
 from paceline.errors import ModelError
 from paceline.storage.files import read_json
 from paceline.storage.validation import Count, Limit, Positive, listed, validated
-from paceline_mlx.heads.config import (
-    CONFIG,
-    HeadDim,
-    PositiveFloat,
-    Rope,
-    head_faults,
-    layer_shapes,
-    with_fields_of,
-)
-from paceline_mlx.heads.mtp.checkpoint import Head, HeadConfig, HeadWeights, layer_weights
-from paceline_mlx.heads.tensors import Tensors, check_tensors, stored_tensors
+from paceline_mlx.heads.config import CONFIG, DrafterFile, Rope, with_fields_of
+from paceline_mlx.heads.mtp.head import ChainConfig, HeadWeights
+from paceline_mlx.heads.weights import Weights, check_tensors, stored_tensors
 from paceline_mlx.hooks import Array
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Qwen3Eagle3Model")
@@ -48,32 +40,22 @@ class _EagleConfig:
     eagle_aux_hidden_state_layer_ids: list[Count] | None = None
 
 
-@dataclass
-class _ConfigFile:
+@dataclass(kw_only=True)
+class _ConfigFile(DrafterFile):
     """The fields of config.json that decide what the head computes."""
 
     architectures: Annotated[
         list[Literal["LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Qwen3Eagle3Model"]],
         Limit(min_length=1),
     ]
-    hidden_size: Positive
-    intermediate_size: Positive
-    num_attention_heads: Positive
-    vocab_size: Positive
     num_hidden_layers: Annotated[int, Limit(ge=1, le=1)] = 1
-    num_key_value_heads: Positive | None = None
-    head_dim: HeadDim | None = None
     draft_vocab_size: Positive | None = None
     target_hidden_size: Positive | None = None
-    rms_norm_eps: Annotated[float, Limit(ge=0)] = 1e-6
-    rope_theta: PositiveFloat = 10_000.0
     rope_parameters: Rope | None = None
     rope_scaling: Rope | None = None
     norm_before_residual: Literal[False] | None = None
     tie_word_embeddings: Literal[False] = False
-    attention_bias: Literal[False] | None = None
     mlp_bias: Literal[False] | None = None
-    hidden_act: Literal["silu"] = "silu"
     eagle_config: _EagleConfig | None = None
     eagle_aux_hidden_state_layer_ids: list[Positive] | None = None
     target_layer_ids: list[Count] | None = None
@@ -85,7 +67,7 @@ class _ConfigFile:
         return self.architectures[0] == "Qwen3Eagle3Model"
 
 
-def read_config(folder: Path, target_layers: Callable[[], int]) -> HeadConfig:
+def read_config(folder: Path, target_layers: Callable[[], int]) -> ChainConfig:
     """Read and validate `config.json`.
 
     Raises ModelError if it is no EAGLE-3 head, or of an unsupported form; the message names every
@@ -95,18 +77,15 @@ def read_config(folder: Path, target_layers: Callable[[], int]) -> HeadConfig:
     file = validated(_ConfigFile, read_json(path), str(path), error=ModelError)
     if faults := _contradictions(file):
         raise ModelError(listed(str(path), faults))
-    head_dim = file.head_dim or file.hidden_size // file.num_attention_heads
-    theta = file.rope_parameters and file.rope_parameters.rope_theta
+    settings = file.settings()
     return with_fields_of(
-        HeadConfig,
+        ChainConfig,
         file,
-        num_key_value_heads=file.num_key_value_heads or file.num_attention_heads,
-        head_dim=head_dim,
-        rotary_dims=head_dim,
-        rope_theta=theta or file.rope_theta,
+        rotary_dims=settings["head_dim"],
         taps=_taps(file) or _default_taps(target_layers(), path),
         num_target_layers=file.num_target_layers if file.deepspec else None,
         head_norms=file.deepspec,
+        **settings,
     )
 
 
@@ -132,7 +111,7 @@ def _taps(file: _ConfigFile) -> tuple[int, ...]:
 
 def _contradictions(file: _ConfigFile) -> list[str]:
     """Values that are valid alone and contradict each other."""
-    faults = head_faults(file)
+    faults = file.head_faults()
     if file.draft_vocab_size and file.draft_vocab_size > file.vocab_size:
         faults.append(
             f"draft_vocab_size is {file.draft_vocab_size}, the vocabulary has {file.vocab_size}"
@@ -149,67 +128,55 @@ def _contradictions(file: _ConfigFile) -> list[str]:
     return faults
 
 
-def read_head(folder: Path, config: HeadConfig) -> Head:
+def read_weights(folder: Path, config: ChainConfig, dtype: Any, bits: int | None) -> HeadWeights:
     """Read the weights. Raises ModelError; the message names the faulty tensors."""
     tensors = {
         name.removeprefix("model.").replace("layers.0.", _LAYER): tensor
         for name, tensor in stored_tensors(folder).items()
     }
-    shapes = _shapes(config)
-    if config.draft_vocab_size is not None:
-        shapes["d2t"] = (config.draft_vocab_size,)
-    if config.head_norms or (config.draft_vocab_size is None and "lm_head.weight" not in tensors):
+    shapes, drafted = _shapes(config), config.draft_vocab_size
+    if config.head_norms or (drafted is None and "lm_head.weight" not in tensors):
         del shapes["lm_head.weight"]
-    if "d2t" not in tensors and config.draft_vocab_size == config.vocab_size:
-        shapes.pop("d2t", None)
-    check_tensors(folder, {name: shape for name, shape in shapes.items() if name != "d2t"}, tensors)
+    check_tensors(folder, shapes, tensors)
+    draft_vocab = None
+    if drafted is not None and ("d2t" in tensors or drafted != config.vocab_size):
+        draft_vocab = _draft_vocab(folder, config, tensors)
 
-    weights = _weights(lambda name: tensors[name].load(), {*shapes})
-    draft_vocab = _draft_vocab(folder, config, tensors) if "d2t" in shapes else None
-    return Head(folder, config, weights, draft_vocab)
+    weights = Weights({name: tensors[name] for name in shapes}, dtype, bits)
+    layer = weights.layer(_LAYER)
+    return HeadWeights(
+        fuse=weights.matrix("fc"),
+        embedding_norm=layer.input_norm,
+        hidden_norm=weights.vector(f"{_LAYER}hidden_norm"),
+        layer=layer,
+        norm=weights.vector("norm"),
+        head=weights.matrix("lm_head") if "lm_head.weight" in shapes else None,
+        draft_vocab=draft_vocab,
+    )
 
 
-def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+def _shapes(config: ChainConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor of the network."""
     d = config.hidden_size
-    layer = layer_shapes(config, 2 * d, head_norms=config.head_norms) | {"hidden_norm": (d,)}
+    layer = config.layer_shapes(2 * d, head_norms=config.head_norms)
+    layer["hidden_norm.weight"] = (d,)
     return {
         "fc.weight": (d, config.tapped_size),
         "norm.weight": (d,),
         "lm_head.weight": (config.draft_vocab_size or config.vocab_size, d),
-        **{f"{_LAYER}{name}.weight": shape for name, shape in layer.items()},
+        **{f"{_LAYER}{name}": shape for name, shape in layer.items()},
     }
 
 
-def _weights(read: Callable[[str], Array], names: Container[str]) -> HeadWeights:
-    """The network's weights; `read` has its tensors by name, of which those in `names` exist."""
-    import mlx.core as mx
-
-    def of(*parts: str) -> Array:
-        return mx.concatenate([read(f"{_LAYER}{part}.weight") for part in parts])
-
-    def optional(name: str) -> Array | None:
-        return read(name) if name in names else None
-
-    return HeadWeights(
-        fuse=read("fc.weight"),
-        embedding_norm=of("input_layernorm"),
-        hidden_norm=of("hidden_norm"),
-        norm=read("norm.weight"),
-        query_norm=optional(f"{_LAYER}self_attn.q_norm.weight"),
-        key_norm=optional(f"{_LAYER}self_attn.k_norm.weight"),
-        head=optional("lm_head.weight"),
-        **layer_weights(of),
-    )
-
-
-def _draft_vocab(folder: Path, config: HeadConfig, tensors: Tensors) -> npt.NDArray[np.int64]:
+def _draft_vocab(
+    folder: Path, config: ChainConfig, tensors: Mapping[str, Array]
+) -> npt.NDArray[np.int64]:
     """The tokens of the rows of `lm_head`, [draft vocabulary] ascending."""
     count = config.draft_vocab_size or 0
     if "d2t" not in tensors or tensors["d2t"].shape != (count,):
         shape = list(tensors["d2t"].shape) if "d2t" in tensors else "missing"
         raise ModelError(f"the weights in {folder} cannot be used: d2t is {shape}, not [{count}]")
-    tokens = np.array(tensors["d2t"].load("I64", "I32")).astype(np.int64) + np.arange(count)
+    tokens = np.array(tensors["d2t"]).astype(np.int64) + np.arange(count)
     if np.any(np.diff(tokens) <= 0) or tokens[0] < 0 or tokens[-1] >= config.vocab_size:
         raise ModelError(
             f"{folder}: row k of lm_head is for the token k + d2t[k]; expected ascending tokens "

@@ -4,31 +4,25 @@ Each step's graph is built before the step before it is evaluated, so that the d
 for the host to see whether the chain goes on.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from paceline.drafters.draft_sampling import DraftSampler
-from paceline_mlx.heads.context import (
+from paceline.errors import ModelError
+from paceline_mlx.heads.cache import PREFILL_CHUNK, ChainCache, Rows
+from paceline_mlx.heads.mtp import eagle3, qwen3_5, read_config
+from paceline_mlx.heads.network import (
     LONG_CONTEXT,
-    PREFILL_CHUNK,
     DraftCost,
+    HeadNetwork,
     median_seconds,
-)
-from paceline_mlx.heads.mtp.cache import HeadCache, Rows
-from paceline_mlx.heads.mtp.checkpoint import Head, HeadWeights, cut_vocabulary
-from paceline_mlx.heads.parts import (
-    DeviceKV,
-    Matrix,
-    check_pair,
-    evaluate,
     swiglu,
-    tapped_rows,
 )
+from paceline_mlx.heads.weights import Matrix
 from paceline_mlx.hooks import Array
 from paceline_mlx.model import LoadedModel
 
@@ -55,12 +49,12 @@ class ChainCost:
         return self.first(context) + self.row * (rows - 1) + self.step * (drafts - 1)
 
 
-class HeadNetwork:
-    """A head opened for a target. Not thread-safe."""
+class ChainNetwork(HeadNetwork):
+    """A head opened for a target."""
 
     def __init__(
         self,
-        head: Head,
+        folder: Path,
         target: LoadedModel,
         *,
         vocab: int | None = None,
@@ -69,21 +63,30 @@ class HeadNetwork:
         """Check that the head fits the target, and put its weights on the device.
 
         Args:
-            head: as `read_head` returns it.
+            folder: of an EAGLE-3 head, or of a Qwen3.5 checkpoint.
             target: with embeddings and head.
             vocab: draft only this number of tokens, the first ones; None: all.
             bits: 8 or 4 bits per weight; None: in the precision of the target's embeddings.
 
         Raises:
-            ModelError: the head is one of another target.
+            ModelError: the head cannot be used, or not with this target.
         """
-        self._dtype = check_pair(head.path, head.config, target)
-        self.config = head.config
-        self.taps = head.config.taps
-        self._weights = _on_device(head.weights, self._dtype, bits)
-        self._embed = target.embed
+        self.config = config = read_config(folder, lambda: target.layers)
+        super().__init__(folder, config, target)
+        self.dtype = self._target_dtype
+        read_weights = qwen3_5.read_weights if config.own else eagle3.read_weights
+        self._weights = read_weights(folder, config, self.dtype, bits)
+        self._rotary_dims = config.rotary_dims
+        self._tokens = self._weights.draft_vocab
+        if vocab is not None:
+            if config.draft_vocab_size is not None:
+                raise ModelError(
+                    f"{folder} drafts {config.draft_vocab_size} tokens with an output matrix of "
+                    "its own; leave vocab out, which is for heads that use the target's"
+                )
+            # In a BPE vocabulary the first tokens are the most frequent.
+            self._tokens = np.arange(min(vocab, config.vocab_size), dtype=np.int64)
         self._head: Callable[[Array], Array] = self._weights.head or target.head
-        self._tokens = head.draft_vocab if vocab is None else cut_vocabulary(head, vocab)
         self._draft_vocab = None
         if self._tokens is not None:
             self._draft_vocab = mx.array(self._tokens.astype(np.int32))
@@ -91,25 +94,19 @@ class HeadNetwork:
                 self._head = target.head_of(self._draft_vocab)
         self.cost = self._measure_cost()
 
-    def new_cache(self) -> HeadCache:
+    def new_cache(self) -> ChainCache:
         """An empty cache for a sequence."""
-        return HeadCache(DeviceKV(1))
+        return ChainCache()
 
-    def tapped(self, taps: Mapping[str, npt.NDArray[np.float32]], rows: int) -> Array:
-        """Hidden states of a call's first `rows` rows; see `tapped_rows`."""
-        return tapped_rows(taps, self.taps, rows, self._dtype)
-
-    def prefill(self, cache: HeadCache, rows: Rows) -> None:
+    def prefill(self, cache: ChainCache, rows: Rows) -> None:
         """Append rows to the cache, which has those before them, without drafting."""
-        tapped, tokens, start = rows
-        for at in range(0, len(tokens), PREFILL_CHUNK):
-            end = at + PREFILL_CHUNK
-            self._append(cache, Rows(tapped[at:end], tokens[at:end], start + at))
-            evaluate(cache.kv.arrays())
+        for at in range(0, len(rows.following), PREFILL_CHUNK):
+            self._append(cache, _part(rows, at, at + PREFILL_CHUNK))
+            cache.evaluate()
 
     def draft(
         self,
-        cache: HeadCache,
+        cache: ChainCache,
         rows: Rows,
         limit: int,
         least: float,
@@ -122,11 +119,11 @@ class HeadNetwork:
         `sampler`, and the probability of each. The chain ends where all drafts so far are right
         with less than the probability `least`. Drafted rows are not kept in the cache.
         """
-        tapped, tokens, start = rows
-        surplus = max(len(tokens) - PREFILL_CHUNK, 0)
-        self.prefill(cache, Rows(tapped[:surplus], tokens[:surplus], start))
-        carried = self._append(cache, Rows(tapped[surplus:], tokens[surplus:], start + surplus))
-        position = start + len(tokens)
+        count = len(rows.following)
+        surplus = max(count - PREFILL_CHUNK, 0)
+        self.prefill(cache, _part(rows, 0, surplus))
+        carried = self._append(cache, _part(rows, surplus, count))
+        position = rows.start + count
         if sampler is not None:
             return self._sampled(cache, carried, position, sampler, limit=limit, least=least)
         drafts: list[int] = []
@@ -149,7 +146,7 @@ class HeadNetwork:
 
     def _sampled(
         self,
-        cache: HeadCache,
+        cache: ChainCache,
         stream: Array,
         position: int,
         sampler: DraftSampler,
@@ -172,67 +169,32 @@ class HeadNetwork:
             stream = self._layer(cache, mx.array([token]), carried, position)
             position += 1
 
-    def _append(self, cache: HeadCache, rows: Rows) -> Array:
+    def _append(self, cache: ChainCache, rows: Rows) -> Array:
         """Append rows; the residual stream after the last one, [1, d]."""
-        weights = self._weights
-        if isinstance(weights.fuse, Matrix):
-            hidden = weights.fuse(rows.tapped)
-        else:
-            hidden = self._norm(rows.tapped, weights.fuse)
-        cache.kv.truncate(len(cache))  # drafted rows go
-        residual = self._layer(cache, mx.array([*rows.tokens]), hidden, rows.start)
-        cache.positions += range(rows.start, rows.start + len(rows.tokens))
+        fuse, tapped = self._weights.fuse, rows.tapped
+        hidden = fuse(tapped) if isinstance(fuse, Matrix) else self._norm(tapped, fuse)
+        cache.drop_drafted()
+        residual = self._layer(cache, mx.array([*rows.following]), hidden, rows.start)
+        cache.positions += range(rows.start, rows.start + len(rows.following))
         return residual
 
-    def _layer(self, cache: HeadCache, tokens: Array, hidden: Array, start: int) -> Array:
+    def _layer(self, cache: ChainCache, tokens: Array, hidden: Array, start: int) -> Array:
         """The residual stream after the last of n rows, [1, d]; keys and values of all are kept."""
-        weights, config = self._weights, self.config
-        embedded = self._embed(tokens).astype(self._dtype)
-        both = mx.concatenate(
-            [
-                self._norm(embedded, weights.embedding_norm),
-                self._norm(hidden, weights.hidden_norm),
-            ],
-            axis=-1,
-        )
+        weights, layer = self._weights, self._weights.layer
+        embedded = self._norm(self._embed(tokens), weights.embedding_norm)
+        both = mx.concatenate([embedded, self._norm(hidden, weights.hidden_norm)], axis=-1)
         stream, rows = hidden, both
         if weights.join is not None:
             stream = weights.join(both)
-            rows = self._norm(stream, weights.attention_norm)
-        count = len(tokens)
-        queries = self._rotated(weights.query(rows), weights.query_norm, start)
-        pairs = weights.keys_values(rows)
-        keys, values = mx.split(pairs, 2, axis=-1)
-        keys = self._rotated(keys, weights.key_norm, start)
-        values = values.reshape(count, -1, config.head_dim).swapaxes(0, 1)[None]
-        keys, values = cache.kv.caches[0].update_and_fetch(keys, values)
-        attended = mx.fast.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            scale=config.head_dim**-0.5,
-            mask="causal" if count > 1 else None,
-        )
-        attended = attended[0].swapaxes(0, 1).reshape(count, -1)
-        if weights.attention_gate is not None:
-            attended = attended * mx.sigmoid(weights.attention_gate(rows))
-        last = stream[-1:] + weights.output(attended[-1:])
-        fed = self._norm(last, weights.post_norm)
-        return last + swiglu(weights.gate_up, weights.down, fed)
-
-    def _rotated(self, rows: Array, norm: Array | None, start: int) -> Array:
-        """[n, heads * head_dim] -> [1, heads, n, head_dim], normed and rotated."""
-        heads = rows.reshape(len(rows), -1, self.config.head_dim).swapaxes(0, 1)[None]
-        if norm is not None:
-            heads = self._norm(heads, norm)
-        return mx.fast.rope(
-            heads,
-            self.config.rotary_dims,
-            traditional=False,
-            base=self.config.rope_theta,
-            scale=1.0,
-            offset=start,
-        )
+            rows = self._norm(stream, layer.input_norm)
+        queries = self._queries(layer, rows, start)
+        keys, values = cache.layers[0].update_and_fetch(*self._keys_values(layer, rows, start))
+        mask = "causal" if len(tokens) > 1 else None
+        attended = self._attended(queries, keys, values, mask)
+        if layer.gate is not None:
+            attended = attended * mx.sigmoid(layer.gate(rows))
+        last = stream[-1:] + layer.output(attended[-1:])
+        return last + swiglu(layer.gate_up, layer.down, self._norm(last, layer.post_norm))
 
     def _pick(self, stream: Array) -> tuple[Array, Array, Array]:
         """The likeliest token [1] int32, its probability, and what the next step carries."""
@@ -249,17 +211,14 @@ class HeadNetwork:
         logits = self._head(out)[0].astype(mx.float32)
         return logits, stream if self._weights.join is None else out
 
-    def _norm(self, rows: Array, weight: Array) -> Array:
-        return mx.fast.rms_norm(rows, weight, self.config.rms_norm_eps)
-
     def _measure_cost(self) -> ChainCost:
         """Of a draft after next to nothing and at a long context, a further step and a row."""
 
         def rows(count: int, start: int) -> Rows:
-            tapped = mx.zeros((count, self.config.tapped_size), self._dtype)
-            return Rows(tapped, [0] * count, start)
+            tapped = mx.zeros((count, self.config.tapped_size), self.dtype)
+            return Rows(tapped, start, [0] * count)
 
-        def seconds(cache: HeadCache, count: int, drafts: int) -> float:
+        def seconds(cache: ChainCache, count: int, drafts: int) -> float:
             return median_seconds(lambda: self.draft(cache, rows(count, len(cache)), drafts, 0.0))
 
         cache = self.new_cache()
@@ -273,15 +232,5 @@ class HeadNetwork:
         return ChainCost(first, max(step, 0.0), max(row, 0.0))
 
 
-def _on_device(weights: HeadWeights, dtype: Any, bits: int | None) -> HeadWeights:
-    """Matrices as `Matrix`, vectors as arrays."""
-
-    def put(value: Array | None) -> Any:
-        if value is None:
-            return None
-        array = value.astype(dtype)
-        return Matrix(array, bits) if value.ndim == 2 else array
-
-    return HeadWeights(
-        **{field.name: put(getattr(weights, field.name)) for field in fields(weights)}
-    )
+def _part(rows: Rows, start: int, end: int) -> Rows:
+    return Rows(rows.tapped[start:end], rows.start + start, rows.following[start:end])

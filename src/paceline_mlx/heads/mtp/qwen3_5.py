@@ -9,7 +9,6 @@ that the state after the final norm is the right one (its pull request 24025).
 A checkpoint stores every norm's weight less 1.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,15 +16,9 @@ from typing import Annotated, Any, Literal
 from paceline.errors import ModelError
 from paceline.storage.files import read_json
 from paceline.storage.validation import Limit, Positive, validated
-from paceline_mlx.heads.config import (
-    CONFIG,
-    HeadDim,
-    PositiveFloat,
-    layer_shapes,
-    with_fields_of,
-)
-from paceline_mlx.heads.mtp.checkpoint import Head, HeadConfig, HeadWeights, layer_weights
-from paceline_mlx.heads.tensors import check_tensors, stored_tensors
+from paceline_mlx.heads.config import CONFIG, HeadDim, HeadFile, PositiveFloat, with_fields_of
+from paceline_mlx.heads.mtp.head import ChainConfig, HeadWeights
+from paceline_mlx.heads.weights import Weights, check_tensors, stored_tensors
 from paceline_mlx.hooks import Array
 
 _MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
@@ -40,25 +33,18 @@ class _Rope:
     partial_rotary_factor: Annotated[float, Limit(gt=0, le=1)] = 0.25
 
 
-@dataclass
-class _TextConfig:
+@dataclass(kw_only=True)
+class _TextConfig(HeadFile):
     """The fields of the text model's config that decide what the head computes."""
 
     model_type: Literal["qwen3_5", "qwen3_5_text"]
-    hidden_size: Positive
-    intermediate_size: Positive
     num_hidden_layers: Positive
-    num_attention_heads: Positive
     num_key_value_heads: Positive
-    vocab_size: Positive
     mtp_num_hidden_layers: Annotated[int, Limit(ge=1, le=1)]
     rope_parameters: _Rope
     head_dim: HeadDim = 256
-    rms_norm_eps: Annotated[float, Limit(ge=0)] = 1e-6
     mtp_use_dedicated_embeddings: Literal[False] = False
     attn_output_gate: Literal[True] = True
-    attention_bias: Literal[False] = False
-    hidden_act: Literal["silu"] = "silu"
 
 
 def has_head(folder: Path) -> bool:
@@ -80,14 +66,14 @@ def is_checkpoint(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and _text_config(folder).get("model_type") in _MODEL_TYPES
 
 
-def read_config(folder: Path) -> HeadConfig:
+def read_config(folder: Path) -> ChainConfig:
     """The head's shape by a checkpoint's `config.json`. Raises ModelError."""
     file = validated(
         _TextConfig, _text_config(folder), f"{folder / CONFIG} (MTP head)", error=ModelError
     )
     rope, layers = file.rope_parameters, file.num_hidden_layers
     return with_fields_of(
-        HeadConfig,
+        ChainConfig,
         file,
         rotary_dims=int(file.head_dim * rope.partial_rotary_factor),
         rope_theta=rope.rope_theta,
@@ -97,31 +83,21 @@ def read_config(folder: Path) -> HeadConfig:
     )
 
 
-def read_head(path: Path, config: HeadConfig) -> Head:
+def read_weights(folder: Path, config: ChainConfig, dtype: Any, bits: int | None) -> HeadWeights:
     """Read the weights. Raises ModelError; the message names the faulty tensors."""
-    import mlx.core as mx
-
-    named = _tensors(path, config)
-
-    def of(*names: str) -> Array:
-        return mx.concatenate([named(f"layers.0.{name}") for name in names])
-
-    weights = HeadWeights(
-        fuse=named("target_norm"),
-        embedding_norm=named("pre_fc_norm_embedding"),
-        hidden_norm=named("pre_fc_norm_hidden"),
-        join=named("fc"),
-        attention_norm=of("input_layernorm"),
-        query_norm=of("self_attn.q_norm"),
-        key_norm=of("self_attn.k_norm"),
-        norm=named("norm"),
-        **layer_weights(of, config.num_attention_heads),
+    weights = Weights(_tensors(folder, config), dtype, bits)
+    return HeadWeights(
+        fuse=weights.vector("target_norm"),
+        embedding_norm=weights.vector("pre_fc_norm_embedding"),
+        hidden_norm=weights.vector("pre_fc_norm_hidden"),
+        layer=weights.layer("layers.0.", gated_heads=config.num_attention_heads),
+        norm=weights.vector("norm"),
+        join=weights.matrix("fc"),
     )
-    return Head(path, config, weights, None)
 
 
-def _tensors(folder: Path, config: HeadConfig, *, finite: bool = True) -> Callable[[str], Array]:
-    """Reads a tensor of a checkpoint by its name after `mtp.`; `target_norm` is the target's.
+def _tensors(folder: Path, config: ChainConfig, *, finite: bool = True) -> dict[str, Array]:
+    """The head's tensors by their names after `mtp.`; `target_norm` is the target's last norm.
 
     `finite` checks all numbers.
     """
@@ -135,37 +111,33 @@ def _tensors(folder: Path, config: HeadConfig, *, finite: bool = True) -> Callab
             f"{folder} was converted for MLX, which stores norms in another way; name the original "
             "checkpoint for its MTP head: mtp:FOLDER"
         )
-    norms = [name for name in stored if name.endswith("model.norm.weight")]
-    norms += [name for name in stored if name.endswith("language_model.norm.weight")]
     tensors = {name: stored[name] for name in stored if name.startswith("mtp.")}
     if not tensors:
         raise ModelError(
             f"{folder} names an MTP head in its {CONFIG} and has no tensors mtp.*; whoever "
             "converted it left them out: name the original checkpoint, mtp:FOLDER"
         )
-    names = {f"mtp.{name}.weight": shape for name, shape in _shapes(config).items()}
-    names["mtp.target_norm.weight"] = (config.hidden_size,)
-    if norms:
-        tensors["mtp.target_norm.weight"] = stored[norms[0]]
-    check_tensors(folder, names, tensors, finite=finite)
-
-    def read(name: str) -> Array:
-        values = tensors[f"mtp.{name}.weight"].load()
-        return values.astype(mx.float32) + 1 if values.ndim == 1 else values
-
-    return read
-
-
-def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
-    """Name without `mtp.` and `.weight` -> shape of every tensor."""
-    d = config.hidden_size
-    layer = layer_shapes(config, d, gated=True)
+    for name in stored:
+        if name.endswith(("model.norm.weight", "language_model.norm.weight")):
+            tensors["mtp.target_norm.weight"] = stored[name]
+    shapes = {f"mtp.{name}": shape for name, shape in _shapes(config).items()}
+    check_tensors(folder, shapes, tensors, finite=finite)
     return {
-        "fc": (d, 2 * d),
-        "pre_fc_norm_embedding": (d,),
-        "pre_fc_norm_hidden": (d,),
-        "norm": (d,),
-        **{f"layers.0.{name}": shape for name, shape in layer.items()},
+        name.removeprefix("mtp."): values.astype(mx.float32) + 1 if values.ndim == 1 else values
+        for name, values in tensors.items()
+    }
+
+
+def _shapes(config: ChainConfig) -> dict[str, tuple[int, ...]]:
+    """Name without `mtp.` -> shape of every tensor."""
+    d = config.hidden_size
+    return {
+        "fc.weight": (d, 2 * d),
+        "pre_fc_norm_embedding.weight": (d,),
+        "pre_fc_norm_hidden.weight": (d,),
+        "norm.weight": (d,),
+        "target_norm.weight": (d,),
+        **{f"layers.0.{name}": shape for name, shape in config.layer_shapes(d, gated=True).items()},
     }
 
 

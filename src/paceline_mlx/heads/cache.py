@@ -1,0 +1,135 @@
+"""The cache of a head for one sequence: keys and values, and hidden states that wait for theirs.
+
+Invariant: a key is rotated to its token's position, so positions may have gaps.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+from paceline_mlx.hooks import Array
+
+PREFILL_CHUNK = 512
+"""Tokens of a prompt in one prefill call."""
+
+
+class Rows(NamedTuple):
+    """Rows to append to a cache."""
+
+    tapped: Array
+    """[n, taps * d]: the target's hidden states of n tokens."""
+    start: int
+    """Position of the first one."""
+    following: Sequence[int] = ()
+    """The n tokens that follow them, each one position later; of a `ChainCache`."""
+
+
+class HeadCache:
+    """Decoding only appends and truncates it."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers = [KVCache() for _ in range(layers)]
+        """Keys and values, [1, kv_heads, n, head_dim]; rows after the last position are invalid."""
+        self.positions: list[int] = []
+        """Positions of the rows, ascending."""
+        self.pending: list[Array] = []
+        """[n, taps * d] each: hidden states of later tokens, in order and without gaps."""
+        self.pending_start = 0
+        """The position of the first pending token."""
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def pending_count(self) -> int:
+        """Tokens in `pending`."""
+        return sum(map(len, self.pending))
+
+    def copy(self, position: int) -> Self:
+        """An independent copy of what is before this position."""
+        duplicate = type(self)(len(self.layers))
+        for source, destination in zip(self.layers, duplicate.layers, strict=True):
+            if source.keys is not None:
+                keys, values, count = source.state
+                # Writing to an array changes it for every holder; slices are arrays of their own.
+                destination.state = (keys[..., :count, :], values[..., :count, :], count)
+        duplicate.evaluate()
+        duplicate.positions, duplicate.pending = list(self.positions), list(self.pending)
+        duplicate.pending_start = self.pending_start
+        duplicate.truncate(position)
+        return duplicate
+
+    def truncate(self, position: int) -> None:
+        """Drop the tokens from this position on."""
+        while self.positions and self.positions[-1] >= position:
+            self.positions.pop()
+        kept = max(position - self.pending_start, 0)
+        parts, self.pending = self.pending, []
+        for part in parts:
+            if kept > 0:
+                self.pending.append(evaluate(part[:kept]))
+                kept -= len(part)
+
+    def take_pending(self) -> Rows | None:
+        """The pending rows, of which none are left then."""
+        if not self.pending:
+            return None
+        rows = Rows(mx.concatenate(self.pending), self.pending_start)
+        self.pending = []
+        return rows
+
+    def drop_drafted(self) -> None:
+        """Forget keys and values after the last position."""
+        for layer in self.layers:
+            layer.trim(layer.offset - len(self))
+
+    def evaluate(self) -> None:
+        """Start the evaluation of all keys and values."""
+        evaluate([layer.state[:2] for layer in self.layers if layer.keys is not None])
+
+
+class ChainCache(HeadCache):
+    """Row i has the hidden state of position i and the token of position i + 1.
+
+    So a row depends on one token more than its position says: truncated to n tokens, a row at
+    n - 1 is dropped with those after it, and a pending one loses the token after it.
+    """
+
+    def __init__(self, layers: int = 1) -> None:
+        super().__init__(layers)
+        self.following: list[int] = []
+        """The tokens after the pending rows; the last row's may not be known yet."""
+
+    def copy(self, position: int) -> Self:
+        """An independent copy of what is before this position."""
+        duplicate = super().copy(position)
+        duplicate.following = self.following[: max(position - 1 - self.pending_start, 0)]
+        return duplicate
+
+    def truncate(self, position: int) -> None:
+        """Drop what depends on the tokens from this position on."""
+        super().truncate(position)
+        del self.following[max(position - 1 - self.pending_start, 0) :]
+        if self.positions and self.positions[-1] == position - 1:
+            self.positions.pop()
+
+    def complete(self, token: int) -> None:
+        """Note that the last pending row is followed by `token`."""
+        if len(self.following) < self.pending_count:
+            self.following.append(token)
+
+    def take_pending(self) -> Rows | None:
+        """The pending rows whose next token is known; none are left then."""
+        rows = super().take_pending()
+        following, self.following = self.following, []
+        if rows is None or not following:
+            return None
+        return Rows(rows.tapped[: len(following)], rows.start, following)
+
+
+def evaluate(arrays: Any) -> Any:
+    """Start evaluation, without waiting: another thread cannot evaluate this thread's graph."""
+    mx.async_eval(arrays)
+    return arrays

@@ -1,0 +1,53 @@
+"""The part of a drafter that all heads share: it observes hidden states, and drafts once a step."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.types import ComputedBlock, Drafter, Proposal
+from paceline.drafters.draft_sampling import DraftSampler
+from paceline_mlx.heads.cache import PREFILL_CHUNK, HeadCache
+
+
+class HeadDrafter(Drafter):
+    """Drafts for one request. All requests to a target share the network."""
+
+    def __init__(
+        self, network: Any, cache: HeadCache, sampling: Sampling, prompt_length: int
+    ) -> None:
+        """Draft with `network`, as `sampling` picks after a prompt.
+
+        `cache` may have earlier tokens of the sequence.
+        """
+        self._network, self._cache = network, cache
+        self._sampler = DraftSampler(sampling, prompt_length, network.config.vocab_size)
+        self._drafted_at = -1
+        """Length of the context that `_draft` was made for."""
+        self._draft = Proposal((), self.name)
+
+    @abstractmethod
+    def drafts(self, context: Sequence[int], limit: int) -> tuple[Sequence[int], Sequence[float]]:
+        """Tokens after `context`, and their probabilities; the hidden states are in the cache."""
+
+    def propose(self, context: Sequence[int], limit: int) -> Proposal:
+        """The draft after the last token; empty before hidden states were observed."""
+        if self._drafted_at != len(context):
+            self._drafted_at = len(context)
+            tokens, chances = self.drafts(context, limit)
+            self._draft = Proposal(tokens, self.name, 0, chances)
+        return self._draft.cut(limit)
+
+    def observe(self, computed: ComputedBlock) -> None:
+        """Keep the hidden states of the rows that are now part of the sequence."""
+        if not computed.taps or not computed.kept:
+            return
+        cache, count = self._cache, self._cache.pending_count
+        # Pending rows are contiguous, and few: a long prompt is prefilled as it comes.
+        if count > PREFILL_CHUNK or (count and cache.pending_start + count != computed.start):
+            rows = cache.take_pending()
+            if rows is not None:
+                self._network.prefill(cache, rows)
+        if not cache.pending:
+            cache.pending_start = computed.start
+        cache.pending.append(self._network.tapped(computed.taps, computed.kept))

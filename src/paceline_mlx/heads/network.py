@@ -1,0 +1,148 @@
+"""What the networks of all heads share: the target's ends, a decoder layer's parts, and costs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from paceline.decoding.types import tap_name
+from paceline.errors import ModelError
+from paceline_mlx.heads.cache import evaluate
+from paceline_mlx.heads.config import HeadConfig
+from paceline_mlx.heads.weights import Layer, Matrix
+from paceline_mlx.hooks import Array
+from paceline_mlx.model import LoadedModel
+
+LONG_CONTEXT = 2048
+"""Tokens of context for the second measurement of a network's cost."""
+
+_TIMED_CALLS = 5
+
+
+class HeadNetwork:
+    """A head opened for a target. Not thread-safe."""
+
+    dtype: Any
+    """Of its weights."""
+
+    def __init__(self, folder: Path, config: HeadConfig, target: LoadedModel) -> None:
+        """Check that the head in `folder` fits its target.
+
+        Raises ModelError: the message names every size that differs.
+        """
+        embedded = target.embed(mx.array([0]))  # lazy: only its shape and dtype are used
+        pairs = {
+            "hidden size": (config.hidden_size, embedded.shape[-1]),
+            "number of target layers": (config.num_target_layers, target.layers),
+            "vocabulary": (config.vocab_size, target.head(embedded).shape[-1]),
+        }
+        faults = [
+            f"its {name} is {its}, the target's {targets}"
+            for name, (its, targets) in pairs.items()
+            if its is not None and its != targets
+        ]
+        if faults:
+            raise ModelError(f"{folder} is a drafter for another target: {'; '.join(faults)}")
+        self._shape = config
+        self.taps = config.taps
+        self._target_dtype = embedded.dtype
+        self._target = target
+        self._rotary_dims = config.head_dim
+        self._periods: Array | None = None
+        """Inverses of RoPE's frequencies; None: MLX computes those of plain RoPE itself."""
+
+    def tapped(self, taps: Mapping[str, npt.NDArray[np.float32]], rows: int) -> Array:
+        """Hidden states of a call's first `rows` rows, [rows, taps * d], evaluated.
+
+        Taken from `taps.arrays` (layer -> array on the device) where the engine has it. They stay
+        valid when the engine runs its next call.
+        """
+        arrays = getattr(taps, "arrays", None)
+        if arrays is None:
+            arrays = {layer: mx.array(taps[tap_name(layer)]) for layer in self.taps}
+        tapped = mx.concatenate([arrays[layer][:rows] for layer in self.taps], axis=1)
+        return evaluate(tapped.astype(self.dtype))
+
+    def _embed(self, tokens: Array) -> Array:
+        """[R] -> [R, d]."""
+        return self._target.embed(tokens).astype(self.dtype)
+
+    def _norm(self, rows: Array, weight: Array) -> Array:
+        return mx.fast.rms_norm(rows, weight, self._shape.rms_norm_eps)
+
+    def _queries(self, layer: Layer, rows: Array, position: int) -> Array:
+        """[R, d] -> [1, heads, R, head_dim], rotated to positions from `position` on."""
+        return self._rotated(self._heads(layer.query(rows)), layer.query_norm, position)
+
+    def _keys_values(self, layer: Layer, rows: Array, position: int) -> tuple[Array, Array]:
+        """[R, d] -> keys, rotated to positions from `position` on, and values.
+
+        Both are [1, kv_heads, R, head_dim].
+        """
+        keys, values = mx.split(self._heads(layer.keys_values(rows)), 2, axis=1)
+        return self._rotated(keys, layer.key_norm, position), values
+
+    def _heads(self, rows: Array) -> Array:
+        """[R, heads * head_dim] -> [1, heads, R, head_dim]."""
+        return rows.reshape(len(rows), -1, self._shape.head_dim).swapaxes(0, 1)[None]
+
+    def _rotated(self, heads: Array, norm: Array | None, position: int) -> Array:
+        """Normed, and by RoPE, half rotation."""
+        if norm is not None:
+            heads = self._norm(heads, norm)
+        return mx.fast.rope(
+            heads,
+            self._rotary_dims,
+            traditional=False,
+            base=None if self._periods is not None else self._shape.rope_theta,
+            scale=1.0,
+            offset=position,
+            freqs=self._periods,
+        )
+
+    def _attended(self, queries: Array, keys: Array, values: Array, mask: Any) -> Array:
+        """[R, heads * head_dim]."""
+        scale = self._shape.head_dim**-0.5
+        attended = mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=scale, mask=mask
+        )
+        return attended[0].swapaxes(0, 1).reshape(queries.shape[2], -1)
+
+
+def swiglu(gate_up: Matrix, down: Matrix, rows: Array) -> Array:
+    """[R, d] -> [R, d]; `gate_up` has the rows of both matrices."""
+    gate, up = mx.split(gate_up(rows), 2, axis=-1)
+    return down(gate * mx.sigmoid(gate) * up)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """Seconds of a forward pass, by context length."""
+
+    base: float
+    """Without context."""
+    per_token: float = 0.0
+    """Added per token of context."""
+    max_context: int | None = None
+    """Tokens of context that attention reads at most; None: all."""
+
+    def __call__(self, context: int) -> float:
+        """Seconds at `context` tokens."""
+        attended = context if self.max_context is None else min(context, self.max_context)
+        return self.base + self.per_token * attended
+
+
+def median_seconds(call: Callable[[], object]) -> float:
+    """Median seconds of a call."""
+    times = []
+    for _ in range(_TIMED_CALLS + 1):  # the first one compiles
+        started = perf_counter()
+        call()
+        times.append(perf_counter() - started)
+    return median(times[1:])

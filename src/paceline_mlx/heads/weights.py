@@ -1,0 +1,159 @@
+"""Reads the safetensors files of a head, and puts its weights on the device.
+
+A file is untrusted: the safetensors library compares its header with its size, and any fault is a
+ModelError. Values are read when they are computed with, so a head may be inside a large model.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.errors import ModelError
+from paceline_mlx.hooks import Array
+
+_GROUPS = (64, 32)
+"""Quantization group sizes, in columns; the first that divides a row is used."""
+
+
+def stored_tensors(folder: Path) -> dict[str, Array]:
+    """The tensors of all safetensors files of a folder, by name; not evaluated.
+
+    Raises ModelError if there is no such file, or one is not whole.
+    """
+    import mlx.core as mx
+    from safetensors import SafetensorError, safe_open
+
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise ModelError(f"{folder} has no .safetensors file; expected a checkpoint")
+    tensors: dict[str, Any] = {}
+    for path in paths:
+        try:
+            with safe_open(path, framework="numpy"):  # MLX does not look whether all data is there
+                pass
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
+        try:
+            tensors |= mx.load(str(path))
+        except RuntimeError as error:  # a tensor of the file is of a type that MLX lacks
+            raise ModelError(f"{path} cannot be read by MLX: {error}") from error
+    return tensors
+
+
+def check_tensors(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, Array],
+    *,
+    finite: bool = True,
+) -> None:
+    """Check names, shapes and types of tensors, and if `finite` is set their values.
+
+    Raises ModelError: the message names the first five faults and counts the others.
+    """
+    faults = [
+        f"{name} {fault}"
+        for name, shape in shapes.items()
+        if (fault := _fault(tensors.get(name), shape, finite=finite))
+    ]
+    if faults:
+        more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise ModelError(f"the weights in {path} cannot be used: {'; '.join(faults[:5])}{more}")
+
+
+def _fault(tensor: Array | None, shape: tuple[int, ...], *, finite: bool) -> str | None:
+    import mlx.core as mx
+
+    if tensor is None:
+        return "is missing"
+    if tensor.shape != shape:
+        return f"is {list(tensor.shape)}, expected {list(shape)}"
+    if tensor.dtype not in (mx.bfloat16, mx.float16, mx.float32):
+        return f"has the type {tensor.dtype}, expected bfloat16, float16 or float32"
+    if finite and not mx.isfinite(tensor).all():
+        return "has values that are not finite"
+    return None
+
+
+class Matrix:
+    """A linear layer's weight [out, in]: quantized if `bits` is set and a group size fits."""
+
+    def __init__(self, weight: Array, bits: int | None) -> None:
+        import mlx.core as mx
+
+        self._bits = bits
+        self._group = next((size for size in _GROUPS if weight.shape[1] % size == 0), None)
+        self._parts = [weight]
+        if bits is not None and self._group is not None:
+            self._parts = list(mx.quantize(weight, group_size=self._group, bits=bits))
+        mx.eval(self._parts)
+
+    def __call__(self, rows: Array) -> Array:
+        """[R, in] -> [R, out]."""
+        import mlx.core as mx
+
+        if len(self._parts) == 1:
+            return rows @ self._parts[0].T
+        return mx.quantized_matmul(rows, *self._parts, group_size=self._group, bits=self._bits)
+
+
+class Layer(NamedTuple):
+    """A decoder layer's weights; keys and values, and gate and up, share a matrix."""
+
+    input_norm: Array
+    query: Matrix
+    gate: Matrix | None
+    """Attention's output is multiplied by its sigmoid (Qwen3.5)."""
+    keys_values: Matrix
+    query_norm: Array | None
+    key_norm: Array | None
+    output: Matrix
+    post_norm: Array
+    gate_up: Matrix
+    down: Matrix
+
+
+class Weights:
+    """Tensors by name, in one dtype; matrices are quantized to `bits`."""
+
+    def __init__(self, tensors: Mapping[str, Array], dtype: Any, bits: int | None) -> None:
+        self._tensors, self._dtype, self._bits = tensors, dtype, bits
+
+    def vector(self, name: str) -> Array:
+        """A tensor as it is multiplied with."""
+        return self._tensors[f"{name}.weight"].astype(self._dtype)
+
+    def matrix(self, *names: str) -> Matrix:
+        """Tensors [out, in], one after another in one matrix."""
+        import mlx.core as mx
+
+        return self._put(mx.concatenate([self.vector(name) for name in names]))
+
+    def layer(self, name: str, *, gated_heads: int | None = None) -> Layer:
+        """A decoder layer whose tensors are called `name` and Hugging Face's names.
+
+        `gated_heads`: attention heads, if each one's query rows are followed by those of its gate.
+        """
+        query = self.vector(f"{name}self_attn.q_proj")
+        gate = None
+        if gated_heads is not None:
+            pairs = query.reshape(gated_heads, 2, -1, query.shape[1])
+            query, gate = (pairs[:, part].reshape(-1, query.shape[1]) for part in (0, 1))
+        query_norm = key_norm = None
+        if f"{name}self_attn.q_norm.weight" in self._tensors:
+            query_norm, key_norm = (self.vector(f"{name}self_attn.{part}_norm") for part in "qk")
+        return Layer(
+            input_norm=self.vector(f"{name}input_layernorm"),
+            query=self._put(query),
+            gate=None if gate is None else self._put(gate),
+            keys_values=self.matrix(f"{name}self_attn.k_proj", f"{name}self_attn.v_proj"),
+            query_norm=query_norm,
+            key_norm=key_norm,
+            output=self.matrix(f"{name}self_attn.o_proj"),
+            post_norm=self.vector(f"{name}post_attention_layernorm"),
+            gate_up=self.matrix(f"{name}mlp.gate_proj", f"{name}mlp.up_proj"),
+            down=self.matrix(f"{name}mlp.down_proj"),
+        )
+
+    def _put(self, matrix: Array) -> Matrix:
+        return Matrix(matrix, self._bits)
