@@ -39,7 +39,7 @@ ABOVE: dict[str, int] = {
     "src/paceline/server": 6_770,
     "src/paceline/cli": 3_490,
     "src/paceline/verify": 1_490,
-    "src/paceline_mlx": 4_600,
+    "src/paceline_mlx": 4_372,
     "src/paceline_lab": 7_610,
     "tests": 59_700,
 }
