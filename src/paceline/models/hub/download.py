@@ -1,4 +1,4 @@
-"""Downloads large files of a repository into the hub's cache, and resumes what was interrupted.
+"""Downloads files of a repository into the hub's cache, and resumes what was interrupted.
 
 huggingface_hub 2 deletes the part of a file that an interrupted download leaves. So the part is
 kept here, beside the hub's blobs and under the name that earlier versions used, and huggingface_hub
@@ -8,14 +8,16 @@ checksum, or not at all; nothing is requested before the disk has room for every
 
 import contextlib
 import errno
+import io
 import shutil
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any
 
 from paceline.errors import ModelError
 from paceline.models import hub
-from paceline.models.hub import HubFile, Repository
+from paceline.models.hub import FileSet, HubFile, Repository
 from paceline.storage.files import megabytes, sha256_of
 from paceline.storage.progress import Progress, Update
 
@@ -40,13 +42,16 @@ def download(
     """
     from huggingface_hub import hf_hub_download
 
-    with hub.errors_of(repository.name):
-        check_disk(repository.name, missing_bytes(repository, paths))
+    with hub.errors_of(repository.name), _without_bars(progress):
         absent = {path: repository.files[path] for path in paths if not _is_here(repository, path)}
-        total = sum(file.bytes for file in absent.values())
+        _check_disk(
+            repository.name,
+            sum(file.bytes - _part_bytes(repository, file) for file in absent.values()),
+        )
         if absent:
+            total = sum(file.bytes for file in absent.values())
             label = f"fetching {repository.name} ({megabytes(total)})"
-            with _without_bars(progress), progress.task(label, total) as update:
+            with progress.task(label, total) as update:
                 done = 0
                 for path, file in absent.items():
                     _fetch_blob(repository, path, _from(done, update))
@@ -55,18 +60,37 @@ def download(
         return Path(local_paths[0])
 
 
-def missing_bytes(repository: Repository, paths: Sequence[str]) -> int:
-    """Bytes of the files that are not in the hub's cache yet."""
-    absent = [repository.files[path] for path in paths if not _is_here(repository, path)]
-    return sum(
-        file.bytes - min(file.bytes, _part_bytes(_blob(repository, file))) for file in absent
+def fetch_files(
+    repository: Repository, files: FileSet, revision: str | None, progress: Progress
+) -> Path:
+    """Bring the files of a set into the hub's cache, of which only those are fetched that are new.
+
+    Returns their folder. Raises ModelError if the repository lacks one; else see `download`.
+    """
+    if missing := [path for path in files.required if path not in repository.files]:
+        raise ModelError(
+            f"{repository.name} has no {', '.join(missing)} on the hub, so it is not {files.kind}"
+        )
+    others = (
+        path
+        for path in repository.files
+        if any(fnmatch(path, pattern) for pattern in files.patterns)
     )
+    paths = [*dict.fromkeys((*files.required, *others))]
+    return download(repository, paths, revision, progress).parent
 
 
-def check_disk(name: str, needed: int) -> None:
+def find_or_fetch(name: str, files: FileSet, progress: Progress) -> Path:
+    """Folder of `name`, downloaded if it is not complete on this machine."""
+    folder = hub.cached_snapshot(name, files)
+    return folder or fetch_files(hub.repository(name), files, None, progress)
+
+
+def _check_disk(name: str, needed: int) -> None:
     """Raise ModelError if the hub's cache has not `needed` bytes free."""
     folder = hub.cache_folder()
-    free = shutil.disk_usage(_existing(folder)).free
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free
     if needed > free:
         raise ModelError(
             f"the disk is full: {name} needs {megabytes(needed)} ({needed} bytes) free in "
@@ -104,17 +128,17 @@ def _fetch_blob(repository: Repository, path: str, update: Update) -> None:
     with WeakFileLock(locks / f"{file.sha256}.lock"):
         if blob.exists():  # another process fetched it meanwhile
             return
-        begin = _part_bytes(blob)
+        begin = part.stat().st_size if part.exists() else 0
         if begin > file.bytes:
-            part.unlink()
             begin = 0
         update(begin)
-        with part.open("r+b" if begin else "wb") as sink:
+        with _Counted(io.FileIO(part, "r+" if begin else "w+")) as sink:
+            sink.update = update
             sink.seek(begin)
             try:
                 http_get(
                     hf_hub_url(repository.name, path, revision=repository.commit),
-                    cast("BinaryIO", _Counted(sink, update)),
+                    sink,
                     resume_size=begin,
                     # A compressed answer has no ranges.
                     headers=build_hf_headers(headers={"Accept-Encoding": "identity"}),
@@ -136,29 +160,16 @@ def _fetch_blob(repository: Repository, path: str, update: Update) -> None:
         part.rename(blob)
 
 
-class _Counted:
+class _Counted(io.BufferedRandom):
     """A file that reports how much of it there is; huggingface_hub writes a download into it."""
 
-    def __init__(self, file: BinaryIO, update: Update) -> None:
-        self._file, self._update = file, update
+    update: Update
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: Any) -> int:
         """Append `data`; returns the bytes written."""
-        count = self._file.write(data)
-        self._update(self._file.tell())
+        count = super().write(data)
+        self.update(self.tell())
         return count
-
-    def seek(self, offset: int) -> int:
-        """Go to `offset`; returns it."""
-        return self._file.seek(offset)
-
-    def tell(self) -> int:
-        """Bytes before the position."""
-        return self._file.tell()
-
-    def truncate(self) -> int:
-        """Remove what is after the position; returns the size."""
-        return self._file.truncate()
 
 
 @contextlib.contextmanager
@@ -204,13 +215,9 @@ def _part(blob: Path) -> Path:
     return blob.with_name(f"{blob.name}.incomplete")
 
 
-def _part_bytes(blob: Path) -> int:
+def _part_bytes(repository: Repository, file: HubFile) -> int:
+    """Bytes of an interrupted download that are here, and may count."""
     try:
-        return _part(blob).stat().st_size
+        return min(_part(_blob(repository, file)).stat().st_size, file.bytes)
     except OSError:
         return 0
-
-
-def _existing(folder: Path) -> Path:
-    """`folder`, or the nearest folder above it that exists."""
-    return next(path for path in (folder, *folder.absolute().parents) if path.is_dir())

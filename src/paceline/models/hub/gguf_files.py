@@ -76,8 +76,8 @@ def fetch(name: HubName, repository: Repository, progress: Progress, *, to_use: 
 
     Raises ModelNotFound and ModelError; see `choose` and `download`.
     """
-    if not has_models(repository):
-        raise nothing_usable(repository)
+    if not any(is_model(path) for path in repository.files):
+        raise _nothing_usable(repository)
     paths = shards_of(
         _chosen(name, repository.files.keys()), repository.files.keys(), name.repository
     )
@@ -88,12 +88,7 @@ def fetch(name: HubName, repository: Repository, progress: Progress, *, to_use: 
     return download(repository, paths, name.revision, progress)
 
 
-def has_models(repository: Repository) -> bool:
-    """Whether a repository has language models in GGUF files."""
-    return any(is_model(path) for path in repository.files)
-
-
-def nothing_usable(repository: Repository) -> ModelError:
+def _nothing_usable(repository: Repository) -> ModelError:
     """Error for a repository without a form that runs here: what it has instead."""
     name, sizes = repository.name, dict[str, int]()
     for path, file in repository.files.items():
@@ -182,12 +177,13 @@ def _snapshots(repository: str, revision: str | None) -> Iterator[Path]:
             reverse=True,
         )
         for path in commits:
-            if revision is None or path.name == last or _is_short_for(revision, path.name):
+            abbreviated = len(revision or "") >= _SHORTEST_COMMIT
+            if (
+                revision is None
+                or path.name == last
+                or (abbreviated and path.name.startswith(revision))
+            ):
                 yield path
-
-
-def _is_short_for(revision: str, commit: str) -> bool:
-    return len(revision) >= _SHORTEST_COMMIT and commit.startswith(revision)
 
 
 def _ggufs(snapshot: Path) -> set[str]:
