@@ -34,7 +34,7 @@ ABOVE: dict[str, int] = {
     "src/paceline": 36_050,
     "src/paceline/engines": 4_370,
     "src/paceline/constraints": 2_750,
-    "src/paceline/models": 5_151,
+    "src/paceline/models": 4_973,
     "src/paceline/runtime": 5_032,
     "src/paceline/server": 6_770,
     "src/paceline/cli": 3_490,

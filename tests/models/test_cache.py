@@ -58,21 +58,18 @@ def test_whatever_goes_wrong_nothing_stays_of_a_workspace(error: BaseException, 
 def test_what_is_published_appears_whole_under_its_name(tmp_path: Path):
     with workspace(tmp_path, "m", needed=1) as work:
         (work / "file").write_text("whole")
-        publish(work, tmp_path / "m", replace=False)
+        publish(work, tmp_path / "m")
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
     assert (tmp_path / "m" / "file").read_text() == "whole"
 
 
-@pytest.mark.parametrize("replace", [False, True])
-def test_what_another_process_published_first_is_kept_unless_it_is_to_be_replaced(
-    replace: bool, tmp_path: Path
-):
+def test_what_another_process_published_first_is_kept(tmp_path: Path):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "file").write_text("first")
     with workspace(tmp_path, "m", needed=1) as work:
         (work / "file").write_text("second")
-        publish(work, tmp_path / "m", replace=replace)
-    assert (tmp_path / "m" / "file").read_text() == ("second" if replace else "first")
+        publish(work, tmp_path / "m")
+    assert (tmp_path / "m" / "file").read_text() == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
@@ -156,7 +153,7 @@ def test_where_folders_cannot_be_locked_nothing_is_taken_for_abandoned(
     monkeypatch.setattr(fcntl, "flock", flock)
     (tmp_path / f"{PARTIAL}m-1").mkdir()
     with workspace(tmp_path, "m", needed=1) as work:
-        publish(work, tmp_path / "m", replace=False)
+        publish(work, tmp_path / "m")
     assert {path.name for path in tmp_path.iterdir()} == {"m", f"{PARTIAL}m-1"}
 
 

@@ -60,7 +60,7 @@ def _fetched(name: str, unpack: Callable[[Path, Path], None]) -> Path:
             with workspace(final.parent, name, needed=_NEEDED) as work:
                 (work / "kept").mkdir()
                 unpack(work, work / "kept")
-                publish(work / "kept", final, replace=False)
+                publish(work / "kept", final)
         except (ModelError, subprocess.TimeoutExpired) as error:
             _FAULTS[name] = f"{name} cannot be fetched: {error}"
     if name in _FAULTS:

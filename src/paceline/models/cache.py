@@ -19,7 +19,6 @@ from paceline.storage.system import CACHE_VARIABLE, lock_path
 PARTIAL = ".partial-"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_BYTES = 1 << 20
-_TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
 
 
 @contextlib.contextmanager
@@ -54,23 +53,16 @@ def workspace(parent: Path, name: str, *, needed: int) -> Iterator[Path]:
         ) from error
 
 
-def publish(work: Path, final: Path, *, replace: bool) -> None:
+def publish(work: Path, final: Path) -> None:
     """Rename the finished folder `work` to `final`, atomically; both are in the same folder.
 
-    Without `replace`, an existing `final` (another process was first) is kept and `work` dropped.
-    Raises OSError.
+    An existing `final` is kept, as another process was first. Raises OSError.
     """
-    while True:
-        try:
-            work.rename(final)
-        except OSError as error:
-            if error.errno not in _TAKEN:
-                raise
-            if not replace:
-                return
-            _remove_whole(final)
-        else:
-            return
+    try:
+        work.rename(final)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
 
 
 def disk_full() -> OSError:
@@ -112,11 +104,3 @@ def _remove_abandoned(parent: Path) -> None:
         if release is not None:
             shutil.rmtree(folder, ignore_errors=True)
             release()
-
-
-def _remove_whole(folder: Path) -> None:
-    """Rename `folder` to a hidden name, then delete it."""
-    doomed = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=folder.parent))
-    with contextlib.suppress(FileNotFoundError):  # another process removed it first
-        folder.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)

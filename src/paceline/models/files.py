@@ -136,9 +136,8 @@ def open_folder(folder: Path, name: str, progress: Progress | None = None) -> Mo
             f"{folder} is not a complete OpenVINO model: {', '.join(missing)} missing; "
             "export or download it again"
         )
-    facts, template = read_facts(folder), read_template(folder)
-    fingerprint = stat_fingerprint(folder / name for name in REQUIRED if name != TOKENIZER)
-    return ModelFiles(name, folder, facts, fingerprint, template, str(folder), "openvino")
+    weights = [folder / name for name in REQUIRED if name != TOKENIZER]
+    return _published(folder, name, "openvino", weights)
 
 
 def open_checkpoint(folder: Path, name: str) -> ModelFiles:
@@ -147,11 +146,13 @@ def open_checkpoint(folder: Path, name: str) -> ModelFiles:
     Raises ModelError if files are missing or invalid.
     """
     check_complete(folder)
+    weights = [folder / "config.json", *sorted(folder.glob("model*.safetensors"))]
+    return _published(folder, name, "mlx", weights)
+
+
+def _published(folder: Path, name: str, engine: str, weights: Iterable[Path]) -> ModelFiles:
     facts, template = read_facts(folder), read_template(folder)
-    fingerprint = stat_fingerprint(
-        [folder / "config.json", *sorted(folder.glob("model*.safetensors"))]
-    )
-    return ModelFiles(name, folder, facts, fingerprint, template, str(folder), "mlx")
+    return ModelFiles(name, folder, facts, stat_fingerprint(weights), template, str(folder), engine)
 
 
 def _prepared(folder: Path, name: str, progress: Progress | None) -> ModelFiles:

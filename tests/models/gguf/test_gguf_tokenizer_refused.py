@@ -98,10 +98,6 @@ def test_the_base_models_tokenizer_in_the_hubs_cache_is_used(
     fields |= {"tokenizer.ggml.pre": "of-tomorrow"}
     fields["general.base_model.0.repo_url"] = "https://huggingface.co/acme/base"
     assert build_tokenizer(Path("a.gguf"), fields) == text
-    # The file itself lies there, too, as a link into `blobs`.
-    (folder / "blobs").mkdir()
-    fields["general.base_model.0.repo_url"] = "https://huggingface.co/acme/other"
-    assert build_tokenizer(folder / "blobs" / "123", fields) == text
 
 
 def test_a_tokenizer_json_in_the_metadata_is_used():

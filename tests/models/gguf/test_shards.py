@@ -2,8 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +11,10 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
-from paceline.models import resolve
-from paceline.models.gguf.shards import check_shards, first_shard
+from paceline.models import prepare, resolve
+from paceline.models.gguf.shards import join
 from paceline.models.installed import check_models, list_models
+from paceline.storage.progress import QUIET
 from support.errors import raises
 from support.tiny import gguf_writer, write_tiny
 
@@ -37,15 +38,6 @@ def shards(tmp_path: Path) -> list[Path]:
     return [write_shard(path, number) for number, path in enumerate(names)]
 
 
-def test_any_shard_stands_for_the_model(shards: list[Path]):
-    for path in shards:
-        assert first_shard(path) == shards[0]
-
-
-def test_a_whole_file_is_its_own_model(tmp_path: Path):
-    assert first_shard(tmp_path / "m.gguf") == tmp_path / "m.gguf"
-
-
 def test_missing_shards_are_one_clear_error(shards: list[Path], tmp_path: Path):
     shards[1].unlink()
     with raises(ModelError, shards[1].name):
@@ -55,26 +47,21 @@ def test_missing_shards_are_one_clear_error(shards: list[Path], tmp_path: Path):
         resolve(str(shards[2]), tmp_path / "cache")
 
 
-def test_a_shard_of_another_place_is_refused_by_name(shards: list[Path]):
+def test_shards_that_do_not_belong_together_are_refused_by_name(shards: list[Path], tmp_path: Path):
+    def refused(*names: object) -> None:
+        with raises(ModelError, *names):
+            join(shards, tmp_path / "joined", QUIET)
+        assert not (tmp_path / "joined").exists()
+
     shutil.copy(shards[1], shards[2])
-    with raises(ModelError, shards[2], "split.no"):
-        check_shards(shards)
-
-
-def test_a_shard_of_another_model_is_refused(shards: list[Path]):
+    refused(shards[2], "split.no")
     write_shard(shards[2], 2, count=4)
-    with raises(ModelError, "split.count"):
-        check_shards(shards)
-    write_shard(shards[2], 2, tensors=6)
+    refused(shards[2], "split.count")
+    write_shard(shards[2], 2)
     write_shard(shards[0], 0, tensors=7)
-    with raises(ModelError, "6 tensors"):
-        check_shards(shards)
-
-
-def test_a_shard_that_is_cut_off_is_refused_by_name(shards: list[Path]):
+    refused("6 tensors")
     shards[1].write_bytes(shards[1].read_bytes()[:-99])
-    with raises(ModelError, shards[1]):
-        check_shards(shards)
+    refused(shards[1])
 
 
 def test_a_whole_file_with_the_name_of_a_shard_is_refused_unless_it_is_the_only_one(
@@ -82,10 +69,10 @@ def test_a_whole_file_with_the_name_of_a_shard_is_refused_unless_it_is_the_only_
 ):
     for name in ("m-00001-of-00001.gguf", "m-00001-of-00002.gguf", "m-00002-of-00002.gguf"):
         shutil.copy(tiny_gguf, tmp_path / name)
-    assert first_shard(tmp_path / "m-00001-of-00001.gguf").is_file()
+    assert resolve(str(tmp_path / "m-00001-of-00001.gguf"), tmp_path / "a").context_length == 512
     with raises(ModelError, "split.no"):
-        resolve(str(tmp_path / "m-00001-of-00002.gguf"), tmp_path / "cache")
-    assert not any((tmp_path / "cache" / "models").iterdir()), "nothing is half-made"
+        resolve(str(tmp_path / "m-00001-of-00002.gguf"), tmp_path / "b")
+    assert not any((tmp_path / "b" / "models").iterdir()), "nothing is half-made"
 
 
 def test_a_split_model_is_joined_once_and_runs_as_the_whole_one(tmp_path: Path):
@@ -105,22 +92,17 @@ def test_a_split_model_is_joined_once_and_runs_as_the_whole_one(tmp_path: Path):
     assert check_models(cache) == 2
 
 
-def test_shards_are_checked_again_only_when_one_has_changed(
+def test_shards_are_joined_again_only_when_one_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    first, checked = write_tiny(tmp_path / "m.gguf", split=8), list[int]()
-
-    def check(paths: Sequence[Path]) -> None:
-        checked.append(len(paths))
-        check_shards(paths)
-
-    monkeypatch.setattr("paceline.models.prepare.check_shards", check)
+    first, joined = write_tiny(tmp_path / "m.gguf", split=8), list[Any]()
+    monkeypatch.setattr(prepare, "join", lambda *given: (joined.append(given), join(*given))[1])
     files = [resolve(str(first), tmp_path / "cache") for _ in range(3)]
-    assert len(checked) == 1
+    assert len(joined) == 1
     second = next(tmp_path.glob("m-00002-of-*.gguf"))
     os.utime(second, ns=(1, 1))
     assert resolve(str(first), tmp_path / "cache").fingerprint == files[0].fingerprint
-    assert len(checked) == 2
+    assert len(joined) == 2
     second.write_bytes(second.read_bytes()[:-99])
     with raises(ModelError, second):
         resolve(str(first), tmp_path / "cache")

@@ -141,9 +141,8 @@ def test_a_wrong_tag_and_a_wrong_file_list_what_is_there(name: str, fake: FakeHu
     ("paths", "names"),
     [
         (("config.json", "model.safetensors"), "Hugging Face checkpoint"),
-        (("model.onnx", "README.md"), ".onnx (0.0 MB)"),
+        (("model.onnx", "README.md"), "look for a repository"),
         (("mmproj-F16.gguf", "README.md"), "mmproj-F16.gguf is no language model"),
-        ((), "no files"),
     ],
 )
 def test_a_repository_without_a_usable_file_says_what_it_has_instead(

@@ -12,7 +12,7 @@ import importlib.util
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,16 +34,6 @@ ONLY_SAFETENSORS = (
 )
 """What to do with weights in PyTorch's own format, as a sentence's end."""
 
-_NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
-"""Key of generation_config.json -> option. vLLM reads the same keys."""
-
 _Number = Annotated[float, Limit(gt=-(10**9), lt=10**9)]
 _Integer = Annotated[float, Limit(gt=-(10**9), lt=10**9, multiple_of=1)]
 """20.0 is one too."""
@@ -63,7 +53,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 def cached(name: str, revision: str | None = None) -> Path | None:
     """Folder of a hub checkpoint that is complete on this machine."""
-    folder = hub.cached_snapshot(name, hub.CHECKPOINT, revision=revision)
+    folder = hub.cached_snapshot(name, hub.CHECKPOINT.required, revision=revision)
     return folder if folder is not None and not any(_missing(folder)) else None
 
 
@@ -88,7 +78,7 @@ def _missing(folder: Path) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
-    """The keys of `_NAMES`."""
+    """Keys of generation_config.json that are options here; vLLM reads the same."""
 
     temperature: _Number | None = None
     top_p: _Number | None = None
@@ -114,14 +104,12 @@ def read_generation_config(folder: Path) -> Settings:
         hint = "correct it, or ignore the file with --generation-config none"
         raise ModelError(f"{error}; {hint}") from error
     settings: dict[str, float | int] = {
-        option: number
-        for key, option in _NAMES.items()
-        if (number := getattr(config, key)) is not None
+        key: number for key, number in asdict(config).items() if number is not None
     }
-    for option in settings.keys() & {"top_k", "max_tokens"}:
-        settings[option] = int(settings[option])
-    if settings.get("top_k", 0) < 0:
-        settings["top_k"] = 0  # -1 also means off
+    if "max_new_tokens" in settings:
+        settings["max_tokens"] = int(settings.pop("max_new_tokens"))
+    if "top_k" in settings:
+        settings["top_k"] = max(int(settings["top_k"]), 0)  # -1 also means off
     sample = value.get("do_sample")
     if sample is False:
         settings["temperature"] = 0.0

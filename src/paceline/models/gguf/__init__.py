@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from paceline.errors import ModelError
 from paceline.models.gguf.tokenizer import build_tokenizer
 from paceline.models.gguf.vocabulary import (
@@ -21,7 +18,7 @@ from paceline.models.gguf.vocabulary import (
 )
 from paceline.models.manifest import GENERATION, TEMPLATE, TOKENIZER, Facts, Pooling
 from paceline.storage.files import write_json
-from paceline.storage.gguf_file import GgufFile, Tensor, read_gguf, short
+from paceline.storage.gguf_file import GgufFile, read_gguf, short
 from paceline.storage.progress import Progress
 
 _SCALINGS = ("linear", "longrope", "none", "yarn")
@@ -59,21 +56,6 @@ def read(path: Path, progress: Progress) -> GgufFile:
     """Read a GGUF file's metadata. Raises ModelError for a damaged file."""
     with progress.task(f"reading {path.name}"):
         return read_gguf(path)
-
-
-def dequantized(path: Path, tensor: Tensor) -> npt.NDArray[np.float32]:
-    """Weights of a tensor of the file `path`. Raises ModelError for a type that gguf-py lacks."""
-    from gguf import GGMLQuantizationType, dequantize
-
-    kind = GGMLQuantizationType(tensor.kind)
-    try:
-        weights: npt.NDArray[np.float32] = dequantize(tensor.data, kind)
-    except NotImplementedError as error:
-        raise ModelError(
-            f"{path} has weights of type {kind.name}, which cannot be read; "
-            "get the model in another quantization, such as Q8_0 or Q4_K_M"
-        ) from error
-    return weights
 
 
 def write_derived(path: Path, fields: Mapping[str, Any], work: Path) -> Facts:
@@ -114,7 +96,7 @@ def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
             f"expected one of {', '.join(_SCALINGS)}: get the model as another file"
         )
     return Facts(
-        **token_facts(fields)._asdict(),
+        **token_facts(fields),
         context_length=context,
         license=text if isinstance(text := fields.get("general.license"), str) else None,
         **pooling_facts(fields),

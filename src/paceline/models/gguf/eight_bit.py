@@ -1,6 +1,6 @@
-"""A GGUF file with its matrices in Q8_0, for the default model.
+"""The default model's GGUF file with its matrices in Q8_0.
 
-ik_llama.cpp computes Q4_1, the type of the default model's file, wrong at some widths
+ik_llama.cpp computes Q4_1, the type of the file, wrong at some widths
 (docs/decisions/row-classes.md). Q8_0 has 32 weights of 8 bits to an f16 scale: finer than what it
 is made from, so it is the same model to about 1 part in 250 of a group's largest.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from paceline.models.gguf import dequantized, read, write_derived
+from paceline.models.gguf import read, write_derived
 from paceline.models.manifest import GGUF_WEIGHTS, Facts
 from paceline.storage.gguf_file import Tensor, write_gguf
 from paceline.storage.progress import Progress
@@ -28,37 +28,33 @@ def q8_peak_bytes(gguf_bytes: int) -> int:
 def write_q8(path: Path, work: Path, progress: Progress) -> Facts:
     """Write weights, tokenizer, chat template and settings of a GGUF file into `work`.
 
-    Raises:
-        ModelError: the file is damaged, or has weights that gguf-py cannot read.
-        OSError: a file cannot be written.
+    Raises ModelError for a damaged file, and OSError.
     """
-    from gguf import GGMLQuantizationType, quantize
+    from gguf import GGMLQuantizationType, dequantize, quantize
 
+    eight_bit = GGMLQuantizationType.Q8_0
     source = read(path, progress)
     facts = write_derived(path, source.fields, work)
+    matrices = {
+        tensor.name
+        for tensor in source.tensors
+        if len(tensor.shape) > 1 and tensor.shape[-1] % _GROUP == 0
+    }
     forms = {
-        tensor.name: (int(GGMLQuantizationType.Q8_0), _q8_bytes(tensor))
-        if _is_matrix(tensor)
+        tensor.name: (int(eight_bit), prod(tensor.shape) // _GROUP * _GROUP_BYTES)
+        if tensor.name in matrices
         else (tensor.kind, tensor.data.nbytes)
         for tensor in source.tensors
     }
 
     def values(tensor: Tensor) -> npt.NDArray[Any]:
-        if not _is_matrix(tensor):
+        if tensor.name not in matrices:
             return tensor.data
-        weights = dequantized(path, tensor)
-        groups: npt.NDArray[Any] = quantize(weights, GGMLQuantizationType.Q8_0)
+        weights = dequantize(tensor.data, GGMLQuantizationType(tensor.kind))
+        groups: npt.NDArray[Any] = quantize(weights, eight_bit)
         return groups
 
     total = sum(size for _, size in forms.values())
     with progress.task("storing weights in 8 bits", total) as update:
         write_gguf(work / GGUF_WEIGHTS, source, forms, values, update)
     return facts
-
-
-def _is_matrix(tensor: Tensor) -> bool:
-    return len(tensor.shape) > 1 and tensor.shape[-1] % _GROUP == 0
-
-
-def _q8_bytes(tensor: Tensor) -> int:
-    return prod(tensor.shape) // _GROUP * _GROUP_BYTES

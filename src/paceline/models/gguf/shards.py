@@ -1,14 +1,11 @@
-"""The shards of a split GGUF model: whether they are all there and belong together; joins them.
-
-OpenVINO's GGUF frontend opens one file only.
-"""
+"""Joins the shards of a split GGUF model, if they are all there and belong together."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import ModelError
 from paceline.models.names.hub_names import shards_beside
-from paceline.storage.gguf_file import GgufFile, read_gguf, write_gguf
+from paceline.storage.gguf_file import GgufFile, read_gguf, short, write_gguf
 from paceline.storage.progress import Progress
 
 _NUMBER, _COUNT, _TENSORS = _FIELDS = ("split.no", "split.count", "split.tensors.count")
@@ -33,41 +30,27 @@ def first_shard(path: Path) -> Path:
 def join(paths: Sequence[Path], target: Path, progress: Progress) -> GgufFile:
     """Write the model in the shards `paths` to `target`, and return its content.
 
-    Raises ModelError if a shard cannot be read, and OSError.
+    Raises ModelError unless each file is whole, and says that it is this part of one model; and
+    OSError.
     """
     files = [read_gguf(path) for path in paths]
-    about = {name: value for name, value in files[0].fields.items() if name not in _FIELDS}
+    for number, (path, file) in enumerate(zip(paths, files, strict=True)):
+        for field, value in ((_NUMBER, number), (_COUNT, len(paths))):
+            if file.fields.get(field) != value:
+                raise ModelError(
+                    f"{path} is not part {number + 1} of {len(paths)} of its model: its {field} is "
+                    f"{short(file.fields.get(field))}, expected {value}; fetch it again"
+                )
     tensors = [tensor for file in files for tensor in file.tensors]
+    if (count := files[0].fields.get(_TENSORS, len(tensors))) != len(tensors):
+        raise ModelError(
+            f"{paths[0]} and its other parts have {len(tensors)} tensors, expected {short(count)}: "
+            "they are not of the same model; fetch them again"
+        )
+    about = {name: value for name, value in files[0].fields.items() if name not in _FIELDS}
     raw = {name: files[0].raw[name] for name in about}
     forms = {tensor.name: (tensor.kind, tensor.data.nbytes) for tensor in tensors}
     total = sum(size for _, size in forms.values())
     with progress.task(f"joining {len(paths)} files of {paths[0].name}", total) as update:
         write_gguf(target, GgufFile(about, raw, tensors), forms, lambda tensor: tensor.data, update)
     return read_gguf(target)
-
-
-def check_shards(paths: Sequence[Path]) -> None:
-    """Raise ModelError unless each file is whole, and says that it is this part of one model.
-
-    It takes long, as each file is read; so once for files that have not changed.
-    """
-    files = [read_gguf(path) for path in paths]
-    for number, (path, file) in enumerate(zip(paths, files, strict=True)):
-        expected = {_NUMBER: number, _COUNT: len(paths)}
-        for field, value in expected.items():
-            if _field(file, field) != value:
-                raise ModelError(
-                    f"{path} is not part {number + 1} of {len(paths)} of its model: its {field} is "
-                    f"{_field(file, field)}, expected {value}; fetch it again"
-                )
-    total, expected_total = sum(len(file.tensors) for file in files), _field(files[0], _TENSORS)
-    if expected_total is not None and total != expected_total:
-        raise ModelError(
-            f"{paths[0]} and its other parts have {total} tensors, expected {expected_total}: they "
-            "are not of the same model; fetch them again"
-        )
-
-
-def _field(file: GgufFile, name: str) -> int | None:
-    value = file.fields.get(name)
-    return value if isinstance(value, int) else None

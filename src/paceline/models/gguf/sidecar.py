@@ -3,6 +3,7 @@
 Invariant: a file that is used has the GGUF file's tokens under the same ids.
 """
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -42,33 +43,23 @@ def base_model(fields: Mapping[str, Any]) -> str | None:
 
 
 def _candidates(path: Path, fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
     embedded = fields.get(_EMBEDDED)
     if isinstance(embedded, str):
         yield "the tokenizer.json in the metadata", embedded
     places = [path.parent / TOKENIZER]
-    if path.parent.name == "blobs":  # the hub's cache: a file's name is a link to it
-        places = sorted(path.parent.parent.glob(f"snapshots/*/{TOKENIZER}"))
     base = base_model(fields)
-    if base is not None and (cached := _cached(base)) is not None:
-        places.append(cached)
+    with contextlib.suppress(HFValidationError):
+        if base is not None and isinstance(cached := try_to_load_from_cache(base, TOKENIZER), str):
+            places.append(Path(cached))
     for place in places:
         try:
             if place.is_file() and place.stat().st_size <= _MAX_BYTES:
                 yield str(place), place.read_text(encoding="utf-8")
         except (OSError, ValueError):
             continue
-
-
-def _cached(name: str) -> Path | None:
-    """The base model's tokenizer.json in the hub's cache."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        path = try_to_load_from_cache(name, TOKENIZER)
-    except HFValidationError:
-        return None
-    return Path(path) if isinstance(path, str) else None
 
 
 def _misfit(text: str, fields: Mapping[str, Any]) -> str | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import ModelError
 from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from paceline.models.gguf.sidecar import base_model, find_tokenizer
-from paceline.models.gguf.vocabulary import TokenType, scores, token_id, token_types
+from paceline.models.gguf.vocabulary import TokenType, listed, token_id, token_types
 from paceline.storage.gguf_file import NumberArray, short
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _merges_by_score(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _checked_scores(fields: Mapping[str, Any]) -> list[float]:
     """The scores, if they rank merges."""
-    ranks = scores(fields)
+    ranks: list[float] = listed(fields, "scores")
     types = token_types(fields)
     normal = [score for score, kind in zip(ranks, types, strict=False) if kind == TokenType.NORMAL]
     if not ranks or not all(map(math.isfinite, normal)):

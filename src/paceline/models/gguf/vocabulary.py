@@ -7,7 +7,7 @@ that follows is bounded by the limits here.
 from collections import Counter
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 from paceline.storage.gguf_file import NumberArray, short
@@ -22,31 +22,12 @@ _MAX_LETTERS = 2**24
 _TEXT_TOO = frozenset(["</s>", "<eos>"])
 """Names that end an answer only as control tokens: Gemma has `</s>` as a tag of HTML."""
 
-
 END_TOKENS = frozenset(
     [
-        "</s>",
-        "<eos>",
-        "<|im_end|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|calls|>",
-        "<|flush|>",
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<end_of_turn>",
-        "<turn|>",
-        "<|tool_response>",
-        "<end_of_utterance>",
-        "<\uff5cend\u2581of\u2581sentence\uff5c>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "[e~[",
+        *("</s>", "<eos>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>"),
+        *("<|call|>", "<|calls|>", "<|flush|>", "<|endoftext|>", "<|end_of_text|>"),
+        *("<end_of_turn>", "<turn|>", "<|tool_response>", "<end_of_utterance>"),
+        *("<\uff5cend\u2581of\u2581sentence\uff5c>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "[e~["),
     ]
 )
 """Control tokens that end an answer, in any model family: those of llama.cpp's llama-vocab.cpp."""
@@ -70,19 +51,9 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-class TokenFacts(NamedTuple):
-    """What GGUF metadata says about the tokens of a prompt and of an answer's end."""
-
-    stop_token_ids: tuple[int, ...]
-    bos_token_id: int | None
-    add_bos: bool
-    bos_token: str | None
-    eos_token: str | None
-
-
 def vocabulary_faults(fields: Mapping[str, Any]) -> list[str]:
     """Faults of the tokens, their types, scores and merges."""
-    tokens, kinds = fields["tokenizer.ggml.tokens"], _list(fields, "token_type")
+    tokens, kinds = fields["tokenizer.ggml.tokens"], listed(fields, "token_type")
     merges = fields.get("tokenizer.ggml.merges", [])
     faults = [
         f"tokenizer.ggml.{name} is not a list of {what}"
@@ -90,7 +61,7 @@ def vocabulary_faults(fields: Mapping[str, Any]) -> list[str]:
             ("tokens", tokens, str, "str"),
             ("token_type", kinds, int, "int"),
             ("merges", merges, str, "str"),
-            ("scores", _list(fields, "scores"), (int, float), "numbers"),
+            ("scores", listed(fields, "scores"), (int, float), "numbers"),
         )
         if not isinstance(value, list) or not all(isinstance(item, kind) for item in value)
     ]
@@ -102,7 +73,7 @@ def _sizes(
 ) -> list[str]:
     faults = [
         f"there are {len(values)} {name} for {len(tokens)} tokens"
-        for name, values in (("token types", kinds), ("scores", _list(fields, "scores")))
+        for name, values in (("token types", kinds), ("scores", listed(fields, "scores")))
         if len(values) != len(tokens) and (name != "scores" or values)
     ]
     letters = sum(map(len, tokens))
@@ -138,14 +109,8 @@ def token_types(fields: Mapping[str, Any]) -> list[int]:
         TokenType.CONTROL
         if kind == TokenType.USER_DEFINED and text in END_TOKENS and text not in _TEXT_TOO
         else kind
-        for text, kind in zip(tokens, _list(fields, "token_type"), strict=True)
+        for text, kind in zip(tokens, listed(fields, "token_type"), strict=True)
     ]
-
-
-def scores(fields: Mapping[str, Any]) -> list[float]:
-    """The score of each token; empty if there are none."""
-    values: list[float] = _list(fields, "scores")
-    return values
 
 
 def special_tokens(fields: Mapping[str, Any]) -> dict[str, int]:
@@ -154,27 +119,25 @@ def special_tokens(fields: Mapping[str, Any]) -> dict[str, int]:
     return {tokens[i]: i for i, k in enumerate(token_types(fields)) if k == TokenType.CONTROL}
 
 
-def token_facts(fields: Mapping[str, Any]) -> TokenFacts:
-    """The tokens that begin a prompt and end an answer."""
+def token_facts(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts about the tokens that begin a prompt and end an answer."""
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     bos, eos = (token_id(fields, name) for name in ("bos", "eos"))
     stops = end_ids(special_tokens(fields))
-    ends = _list(fields, "eos_token_ids")
+    ends = listed(fields, "eos_token_ids")
     stops |= {
         token
         for token in (ends if isinstance(ends, list) else [ends])
         if isinstance(token, int) and 0 <= token < len(tokens)
     }
-    stops |= {
-        token for name in ("eos", "eot", "eom") if (token := token_id(fields, name)) is not None
+    named = {token_id(fields, name) for name in ("eos", "eot", "eom")}
+    return {
+        "stop_token_ids": tuple(sorted(stops | (named - {None}))),
+        "bos_token_id": bos,
+        "add_bos": _adds_bos(fields) and bos is not None,
+        "bos_token": None if bos is None else tokens[bos],
+        "eos_token": None if eos is None else tokens[eos],
     }
-    return TokenFacts(
-        stop_token_ids=tuple(sorted(stops)),
-        bos_token_id=bos,
-        add_bos=_adds_bos(fields) and bos is not None,
-        bos_token=tokens[bos] if bos is not None else None,
-        eos_token=tokens[eos] if eos is not None else None,
-    )
 
 
 def token_id(fields: Mapping[str, Any], name: str) -> int | None:
@@ -201,7 +164,7 @@ def _adds_bos(fields: Mapping[str, Any]) -> bool:
     return bool(fields.get("tokenizer.ggml.add_bos_token", default))
 
 
-def _list(fields: Mapping[str, Any], name: str) -> Any:
+def listed(fields: Mapping[str, Any], name: str) -> Any:
     """An array of the metadata as a list, empty if it is missing; another value as it is."""
     value = fields.get(f"tokenizer.ggml.{name}", [])
     return value.values.tolist() if isinstance(value, NumberArray) else value

@@ -74,14 +74,14 @@ DRAFTER = FileSet(
 
 
 def cached_snapshot(
-    name: str, files: FileSet = OPENVINO, *, revision: str | None = None
+    name: str, required: Sequence[str] = OPENVINO.required, *, revision: str | None = None
 ) -> Path | None:
-    """Folder of `name` if it is complete on this machine."""
+    """Folder of `name` if these files of it are on this machine."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        paths = [try_to_load_from_cache(name, file, revision=revision) for file in files.required]
+        paths = [try_to_load_from_cache(name, file, revision=revision) for file in required]
     except HFValidationError:
         return None
     complete = all(isinstance(path, str) for path in paths)  # not an interrupted download
@@ -92,7 +92,7 @@ def cached_folders(files: FileSet = OPENVINO) -> Iterator[tuple[str, Path]]:
     """Hub names and folders of the models in the cache that have these files."""
     for folder in sorted(cache_folder().glob("models--*--*")):
         name = folder.name.removeprefix("models--").replace("--", "/", 1)
-        if (snapshot := cached_snapshot(name, files)) is not None:
+        if (snapshot := cached_snapshot(name, files.required)) is not None:
             yield name, snapshot
 
 

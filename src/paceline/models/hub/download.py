@@ -82,7 +82,7 @@ def fetch_files(
 
 def find_or_fetch(name: str, files: FileSet, progress: Progress) -> Path:
     """Folder of `name`, downloaded if it is not complete on this machine."""
-    folder = hub.cached_snapshot(name, files)
+    folder = hub.cached_snapshot(name, files.required)
     return folder or fetch_files(hub.repository(name), files, None, progress)
 
 

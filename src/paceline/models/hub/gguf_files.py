@@ -27,7 +27,6 @@ from paceline.models.names.hub_names import (
     shards_of,
     tag_of,
 )
-from paceline.storage.files import megabytes
 from paceline.storage.progress import Progress
 
 _FOLDER = "models--"
@@ -89,23 +88,16 @@ def fetch(name: HubName, repository: Repository, progress: Progress, *, to_use: 
 
 
 def _nothing_usable(repository: Repository) -> ModelError:
-    """Error for a repository without a form that runs here: what it has instead."""
-    name, sizes = repository.name, dict[str, int]()
-    for path, file in repository.files.items():
-        kind = Path(path).suffix or Path(path).name
-        sizes[kind] = sizes.get(kind, 0) + file.bytes
-    largest = sorted(sizes, key=lambda kind: -sizes[kind])[:4]
-    content = ", ".join(f"{kind} ({megabytes(sizes[kind])})" for kind in largest) or "no files"
-    others = [path for path in repository.files if path.endswith(SUFFIX)]
+    """Error for a repository without a form that runs here."""
+    paths = repository.files.keys()
+    others = [path for path in paths if path.endswith(SUFFIX)]
     if others:
         advice = f"{others[0]} is no language model by itself"
-    elif "config.json" in repository.files and any("safetensors" in kind for kind in sizes):
+    elif "config.json" in paths and any(path.endswith(".safetensors") for path in paths):
         advice = f"it is {INSTEAD}"
     else:
         advice = "look for a repository of the same model with GGUF files"
-    return ModelError(
-        f"{name} has neither a GGUF file nor an OpenVINO form; it has {content}; {advice}"
-    )
+    return ModelError(f"{repository.name} has neither a GGUF file nor an OpenVINO form; {advice}")
 
 
 def what_is_here(name: HubName) -> str:
@@ -177,12 +169,8 @@ def _snapshots(repository: str, revision: str | None) -> Iterator[Path]:
             reverse=True,
         )
         for path in commits:
-            abbreviated = len(revision or "") >= _SHORTEST_COMMIT
-            if (
-                revision is None
-                or path.name == last
-                or (abbreviated and path.name.startswith(revision))
-            ):
+            short = revision is not None and len(revision) >= _SHORTEST_COMMIT
+            if revision is None or path.name == last or (short and path.name.startswith(revision)):
                 yield path
 
 

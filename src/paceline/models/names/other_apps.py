@@ -21,7 +21,6 @@ from paceline.storage.files import read_json
 from paceline.storage.validation import Count, Limit, validated
 
 OLLAMA, LM_STUDIO = "ollama", "lmstudio"
-OLLAMA_VARIABLE = "OLLAMA_MODELS"
 
 _OLLAMA_FOLDERS = ("~/.ollama/models", "/usr/share/ollama/.ollama/models")
 """The user's, and that of the service which ollama's installer makes on Linux."""
@@ -79,7 +78,8 @@ def app_models() -> list[LocalFile]:
 def ollama_models() -> list[LocalFile]:
     """Ollama's models in GGUF files; the first folder of those that have a name is used."""
     models: dict[str, LocalFile] = {}
-    for folder in _ollama_folders():
+    chosen = os.environ.get("OLLAMA_MODELS")
+    for folder in map(_expanded, [chosen] if chosen else _OLLAMA_FOLDERS):
         manifests = folder / "manifests"
         # host/namespace/name/tag
         for path in _sorted(manifests, "*/*/*/*"):
@@ -103,11 +103,6 @@ def lm_studio_models() -> list[LocalFile]:
                 size = sum(file.stat().st_size for file in files)
                 models[name] = LocalFile(name, path, size, "from LM Studio")
     return [*models.values()]
-
-
-def _ollama_folders() -> list[Path]:
-    chosen = os.environ.get(OLLAMA_VARIABLE)
-    return [_expanded(folder) for folder in ((chosen,) if chosen else _OLLAMA_FOLDERS)]
 
 
 def _ollama_model(name: str, manifest: Path, blobs: Path) -> LocalFile | None:
