@@ -117,6 +117,12 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "probe": ("nothing", 5, ["ngram"]),
     "policy": ("", "best", None, 5, ["auto"]),
     "max_block": (2.5, "8", True),
+    "generation_config": ("vllm", "", None, True, "None"),
+    "think": ("no", 1),
+    "template_kwargs": ([], {1: 2}, {"messages": []}, {"self": 1}),
+    "system": (3,),
+    "json_schema": ("{}",),
+    "regex": ("",),
 }
 """Option -> values of the library that are wrong besides those beyond the edges."""
 

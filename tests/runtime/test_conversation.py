@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from paceline.decoding.types import FinishReason
-from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ContextFull, InvalidRequest, ModelError
 from paceline.models import ModelFiles
 from paceline.runtime.model import Model
-from support.plain import said
+from support.plain import said, small
 from support.tiny import TEMPLATE
 
 SYSTEM = {"role": "system", "content": "one"}
@@ -22,16 +21,10 @@ CACHE = 160
 """Slots of the small cache; the context of the model is longer."""
 
 
-def small(files: ModelFiles) -> Model:
-    settings = EngineSettings(cache_tokens=CACHE)
-    return Model(files, open_engine("llamacpp", files.path, files.context_length, settings))
-
-
 @pytest.fixture
 def chat(tiny_files: ModelFiles, cache: Any) -> Iterator[Any]:
     """A chat in a small cache, with a system message."""
-    made = small(tiny_files)
-    conversation = made.conversation([SYSTEM])
+    conversation = small(tiny_files, CACHE).conversation([SYSTEM])
     yield conversation
     conversation.close()
 
@@ -72,20 +65,6 @@ def test_after_a_full_context_the_chat_goes_on_with_the_oldest_turns_dropped(
     assert chat.messages[-2:] == [messages[-1], {"role": "assistant", "content": found.text}]
 
 
-def test_dropping_what_the_error_says_leaves_room_for_an_answer(chat: Any):
-    few = filled(chat)
-    with pytest.raises(ContextFull) as caught:
-        chat.say("Hello 9", ignore_eos=True, drafter="none")
-    full = caught.value
-    assert few.turns
-    assert full.turns
-    assert few.turns <= full.turns, "a short answer needs less room"
-    chat.drop_oldest(full.turns)
-    found = said(chat.say("Hello 9", ignore_eos=True, drafter="none"))
-    assert found.completion_tokens >= full.context // 4
-    assert found.finish_reason == FinishReason.LENGTH
-
-
 def test_a_full_context_leaves_the_kv_cache_of_the_chat_as_it_was(chat: Any):
     filled(chat)
     assert chat._sequence.length > 0
@@ -112,16 +91,6 @@ def test_a_message_that_never_fits_names_no_turns_to_drop(chat: Any):
         chat.say("x " * 300)
     assert caught.value.turns is None
     assert chat.messages == before
-
-
-def test_a_message_that_leaves_one_token_of_room_gets_an_answer_of_one_token(chat: Any):
-    text = "x"
-    while len(chat.model.tokens([SYSTEM, {"role": "user", "content": text}])) < CACHE - 1:
-        text += "x"
-    assert said(chat.say(text, ignore_eos=True)).completion_tokens == 1
-    chat.messages = [SYSTEM]
-    with pytest.raises(ContextFull):
-        chat.say(text + "x")
 
 
 def test_other_sequences_in_the_cache_count_against_the_context(chat: Any):
@@ -173,61 +142,34 @@ def test_an_answer_closed_before_its_first_token_is_no_turn(chat: Any):
     assert said(chat.say("Hello", max_tokens=5)).completion_tokens == 5
 
 
-def test_a_template_that_fails_leaves_the_conversation_as_it_was(model: Model):
-    fails = "{% if messages[-1]['content'] == 'bad' %}{{ 1 // 0 }}{% endif %}" + TEMPLATE
-    chat = Model(replace(model.files, chat_template=fails), model.engine).conversation([SYSTEM])
-    said(chat.say("Hello", max_tokens=5))
-    before = [*chat.messages]
-    with pytest.raises(ModelError):
-        chat.say("bad")
-    assert chat.messages == before
-    assert said(chat.say("good", max_tokens=5)).completion_tokens == 5
-    chat.close()
+BAD_TEMPLATE = "{% if messages[-1]['content'] == 'again' %}{{ 1 // 0 }}{% endif %}" + TEMPLATE
 
 
-def test_a_drafter_that_cannot_be_made_leaves_the_conversation_as_it_was(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("broken", ["template", "drafter", "first call", "later call"])
+def test_a_turn_that_fails_leaves_the_conversation_as_it_was(
+    broken: str, model: Model, monkeypatch: pytest.MonkeyPatch
 ):
-    chat = model.conversation([SYSTEM])
+    files = replace(model.files, chat_template=BAD_TEMPLATE) if broken == "template" else None
+    chat = Model(files or model.files, model.engine).conversation([SYSTEM])
     said(chat.say("Hello", max_tokens=5))
-    before = [*chat.messages]
-    with monkeypatch.context() as patch:
+    before, step, calls = [*chat.messages], model.engine.step, 0
 
-        def fails(*_: Any) -> Any:
-            raise RuntimeError("broken")
-
-        patch.setattr("paceline.runtime.drafting.drafters.create", fails)
-        with pytest.raises(RuntimeError):
-            chat.say("again", drafter="suffix")
-    assert chat.messages == before
-    messages = [*before, {"role": "user", "content": "and"}]
-    found = said(chat.say("and", max_tokens=20))
-    assert found.token_ids == model.generate(messages, max_tokens=20).token_ids
-    chat.close()
-
-
-@pytest.mark.parametrize("call", [1, 2, 4])
-def test_an_engine_that_fails_in_a_turn_leaves_the_conversation_as_it_was(call: int, model: Model):
-    chat = model.conversation([SYSTEM])
-    said(chat.say("Hello", max_tokens=5))
-    before = [*chat.messages]
-    step, calls = model.engine.step, 0
-
-    def fails(work: Any) -> Any:
+    def fails(work: Any, *_: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == call:
+        if broken != "later call" or calls == 4:
             raise RuntimeError("broken")
         return step(work)
 
-    model.engine.step = fails  # type: ignore[method-assign]
-    try:
-        with pytest.raises(RuntimeError):
-            said(chat.say("again", max_tokens=20, ignore_eos=True))
-    finally:
-        del model.engine.step
+    with monkeypatch.context() as patch:
+        if broken == "drafter":
+            patch.setattr("paceline.runtime.drafting.drafters.create", fails)
+        elif broken != "template":
+            patch.setattr(model.engine, "step", fails)
+        with pytest.raises(ModelError if broken == "template" else RuntimeError):
+            said(chat.say("again", drafter="suffix", max_tokens=20, ignore_eos=True))
     assert chat.messages == before
     messages = [*before, {"role": "user", "content": "and"}]
-    found = said(chat.say("and", max_tokens=20))
-    assert found.token_ids == model.generate(messages, max_tokens=20).token_ids
+    answer = said(chat.say("and", max_tokens=20))
+    assert answer.token_ids == model.generate(messages, max_tokens=20).token_ids
     chat.close()

@@ -47,7 +47,7 @@ def opened(folder: Path, said: StringIO, model: str = "toy") -> KeptAnswers:
 
 
 def lines_of(folder: Path) -> list[Any]:
-    (path,) = folder.glob("*/answers.jsonl")
+    path = log_of(folder)
     return [json.loads(line) for line in path.read_text().splitlines() if line]
 
 
@@ -73,36 +73,33 @@ def test_answers_that_failed_or_repeat_themselves_are_not_kept(kept: KeptAnswers
     assert lines_of(tmp_path)[1:] == [[*range(9)]]
 
 
-def test_a_line_that_was_cut_spoils_no_other(kept: KeptAnswers, tmp_path: Path, said: StringIO):
+def log_of(folder: Path) -> Path:
+    (path,) = folder.glob("*/answers.jsonl")
+    return path
+
+
+def test_lines_that_were_cut_or_are_no_answers_spoil_no_other(
+    kept: KeptAnswers, tmp_path: Path, said: StringIO
+):
     kept.add(ended([*range(20)]))
     kept.settle()
-    (path,) = tmp_path.glob("*/answers.jsonl")
-    path.write_bytes(path.read_bytes() + b"\n[1,2,3")
+    path = log_of(tmp_path)
+    lines = b"[1,2,3,4,5,6,7,8,50]\n[1,true]\n[-1,2]\n[0.5]\n[1,2,3"  # 50: not in the vocabulary
+    path.write_bytes(path.read_bytes() + b"\n" + lines)
     other = opened(tmp_path, said)
     other.add(ended([*range(20, 40)]))
     other.settle()
     assert other.text is not None
     assert other.text.match([*range(20, 30)]) is not None
+    assert max(other.text._columns["text"]) == VOCAB  # the end of an answer
 
 
 def test_a_first_line_that_was_cut_is_written_again(tmp_path: Path, said: StringIO):
-    kept = opened(tmp_path, said)
-    kept.add(ended([1, 2]))
-    (path,) = tmp_path.glob("*/answers.jsonl")
+    opened(tmp_path, said).add(ended([1, 2]))
+    path = log_of(tmp_path)
     path.write_bytes(path.read_bytes()[:20])
     opened(tmp_path, said).add(ended([3, 4]))
     assert lines_of(tmp_path)[1:] == [[3, 4]]
-
-
-def test_tokens_that_the_model_lacks_are_not_counted(kept: KeptAnswers, tmp_path: Path):
-    kept.add(ended([*range(20)]))
-    kept.settle()
-    (path,) = tmp_path.glob("*/answers.jsonl")
-    path.write_bytes(path.read_bytes() + b"\n[1,2,3,4,5,6,7,8,50]\n[1,true]\n[-1,2]\n[0.5]\n")
-    kept.add(ended([*range(20)]))
-    kept.settle()
-    assert kept.text is not None
-    assert max(kept.text._columns["text"]) == VOCAB  # the end of an answer
 
 
 def test_several_processes_may_keep_at_once(tmp_path: Path, said: StringIO):
@@ -145,7 +142,7 @@ def test_answers_of_another_model_or_version_are_neither_read_nor_written(
 ):
     kept.add(ended([1, 2]))
     kept.settle()
-    (path,) = tmp_path.glob("*/answers.jsonl")
+    path = log_of(tmp_path)
     path.write_text(f"{header}\n[5,6]\n")
     other = opened(tmp_path, said)
     before = said.getvalue()
@@ -172,7 +169,7 @@ def test_damaged_counts_are_ignored_with_a_line_and_made_again(
     assert opened(tmp_path, said).text is not None
 
 
-@pytest.mark.parametrize("where", ["write", "open", "counts"])
+@pytest.mark.parametrize("where", ["write", "cut short", "open", "counts"])
 def test_a_full_disk_is_one_line_and_answers_go_on(
     kept: KeptAnswers, said: StringIO, where: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -184,6 +181,8 @@ def test_a_full_disk_is_one_line_and_answers_go_on(
     before = said.getvalue()
     if where == "counts":
         monkeypatch.setattr(kept_module.KeptText, "write", full)
+    elif where == "cut short":
+        monkeypatch.setattr(os, "write", lambda *_: 3)
     else:
         monkeypatch.setattr(os, where, full)
     for _ in range(3):
@@ -191,15 +190,6 @@ def test_a_full_disk_is_one_line_and_answers_go_on(
         kept.settle()
     monkeypatch.undo()
     assert said.getvalue().removeprefix(before).count("No space left on device") == 1
-
-
-def test_a_write_that_was_cut_short_is_a_full_disk(
-    kept: KeptAnswers, said: StringIO, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(os, "write", lambda *_: 3)
-    kept.add(ended([3, 4]))
-    kept.settle()
-    assert "No space left on device" in said.getvalue()
 
 
 @pytest.fixture
@@ -227,22 +217,16 @@ def test_kept_answers_are_listed_and_forgotten(keeping: Model):
     assert all_kept() == []
     keeping.generate(PROMPT, **ANSWER)
     keeping.settle()
-    (found,) = all_kept()
-    assert found.model == keeping.files.name
-    assert found.bytes > 100
-    forget(found)
+    (kept,) = all_kept()
+    assert kept.model == keeping.files.name
+    assert kept.bytes > 100
+    (kept.folder / ".counts.bin.1").symlink_to("replaced while they are listed")
+    assert all_kept() == [kept]
+    forget(kept)
     assert all_kept() == []
     keeping.generate(PROMPT, **ANSWER)  # what it has in memory may still be drafted from
     keeping.settle()
     assert all_kept() == []
-
-
-def test_a_file_that_is_replaced_while_the_kept_answers_are_listed_is_not_counted(keeping: Model):
-    keeping.generate(PROMPT, **ANSWER)
-    keeping.settle()
-    (before,) = all_kept()
-    (before.folder / ".counts.bin.1").symlink_to("renamed by now")
-    assert all_kept() == [before]
 
 
 def test_a_model_that_keeps_nothing_writes_nothing(

@@ -1,5 +1,6 @@
 """`paceline.load`: its settings, and the sampling settings that come with a model."""
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest, ModelError, ModelNotFound
 from paceline.models import Progress
 from paceline.options import Options
+from paceline.runtime.drafting import warmed_up
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults
-from support.plain import DRAFTERS, PROMPT, plain, said
+from support.plain import PROMPT, plain, said
 from support.tiny import write_tiny
+from support.toy import ToyEngine
 
 
 def test_a_model_is_loaded_by_path_and_its_load_is_timed(tiny_gguf: Path, cache: Path):
@@ -42,7 +45,6 @@ def test_nothing_is_said_to_be_measured_before_an_answer(tiny_gguf: Path, cache:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"rows": 0}, "rows is 0"),
         ({"rows": 3}, "rows is 3"),
         ({"cache_tokens": 0}, "cache_tokens is 0"),
         ({"threads": 0}, "threads is 0"),
@@ -112,20 +114,23 @@ def test_generation_config_none_is_greedy_in_a_request_and_when_loading(
         paceline.load(path, generation_config="vllm")
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_repetition_detection_stops_at_the_same_token_and_gives_its_slots_back(
-    drafter: str, model: Model
-):
+@pytest.mark.parametrize("drafter", ["none", "suffix", "ngram:min=1"])
+def test_repetition_detection_stops_at_the_same_token(drafter: str, model: Model):
     loop: Options = {"logit_bias": {40: 100.0}, "max_tokens": 400, "repetition_detection": True}
-    found = model.generate("Hello", drafter=drafter, **loop)
-    assert (found.finish_reason, found.token_ids) == (FinishReason.REPETITION, [40] * 256)
+    answer = model.generate("Hello", drafter=drafter, **loop)
+    assert (answer.finish_reason, answer.token_ids) == (FinishReason.REPETITION, [40] * 256)
     rule = {"max_pattern_size": 2, "min_count": 5}
-    found = model.generate("Hello", drafter=drafter, **{**loop, "repetition_detection": rule})
-    assert found.token_ids == [40] * 5
-    off = model.generate("Hello", drafter=drafter, **{**loop, "repetition_detection": None})
-    assert (off.finish_reason, off.completion_tokens) == (FinishReason.LENGTH, 400)
-
-
-def test_repetition_before_min_tokens_does_not_end_an_answer(model: Model):
-    loop: Options = {"logit_bias": {40: 100.0}, "max_tokens": 400, "repetition_detection": True}
+    answer = model.generate("Hello", drafter=drafter, **{**loop, "repetition_detection": rule})
+    assert answer.token_ids == [40] * 5
     assert model.generate("Hello", min_tokens=300, **loop).completion_tokens == 300
+
+
+def test_weights_are_packed_while_loading_if_first_calls_are_slow(cache: Path):
+    engine, said = ToyEngine(), StringIO()
+    assert warmed_up(engine, Progress(said)) is engine
+    assert (engine.steps, said.getvalue()) == (0, "")
+    engine.warm_rows, slots = (2, 8), engine.free_slots
+    warmed_up(engine, Progress(said))
+    assert engine.steps == 2
+    assert "packing weights" in said.getvalue()
+    assert engine.free_slots == slots, "no slot is held"

@@ -22,12 +22,8 @@ SCHEMA = {
 }
 
 
-def is_json(text: str) -> bool:
-    return json.loads(text).keys() == {"name", "age"}
-
-
 STRUCTURES: list[tuple[dict[str, Any], Any]] = [
-    ({"json_schema": SCHEMA}, is_json),
+    ({"json_schema": SCHEMA}, lambda text: json.loads(text).keys() == {"name", "age"}),
     ({"regex": "(yes|no), [0-9]{2}"}, re.compile("(yes|no), [0-9]{2}").fullmatch),
     ({"grammar": 'start: "up" | "down"'}, ("up", "down").__contains__),
 ]
@@ -50,11 +46,8 @@ def test_an_answer_has_the_structure_that_is_asked_for_alone_and_in_a_batch(
         ({"regex": "(", "max_tokens": 3}, "regular expression"),
         ({"grammar": "begin: 1"}, "grammar"),
         ({"json_schema": {"type": "nothing"}}, "JSON schema"),
-        ({"json_schema": "{}"}, "json_schema"),
-        ({"regex": ""}, "regex"),
         ({"regex": "a", "grammar": 'start: "a"'}, "regex and grammar"),
         ({"regex": "a", "ignore_eos": True}, "ignore_eos"),
-        ({"system": 3}, "system"),
         ({"system": "a", "raw": True}, "system"),
     ],
 )
@@ -111,15 +104,6 @@ def test_detokenize_is_the_inverse_of_raw_tokens(model: Model):
     for wrong in ([-1], [320], ["a"]):
         with pytest.raises(InvalidRequest):
             model.detokenize(wrong)  # type: ignore[arg-type]
-
-
-def test_logprobs_have_the_texts_of_their_tokens(model: Model):
-    answer = model.generate(PROMPT, max_tokens=9, ignore_eos=True, logprobs=2, prompt_logprobs=True)
-    for logprob in [*answer.logprobs, *filter(None, answer.prompt_logprobs)]:
-        assert logprob.text
-        assert len(logprob.top_texts) == len(logprob.top)
-        texts = dict(zip([token for token, _ in logprob.top], logprob.top_texts, strict=True))
-        assert texts.get(logprob.token, logprob.text) == logprob.text
 
 
 @pytest.fixture

@@ -43,18 +43,12 @@ def result() -> Result:
 
 
 def test_rates_are_what_was_counted_over_what_was_spent():
-    found = stats()
-    assert found.acceptance_rate == 0.5
-    assert found.tokens_per_step == 3.0
-    assert found.host_seconds == 0.5
-    assert found.decode_tokens_per_second == 15.0
-
-
-def test_an_answer_of_one_token_has_no_rates():
-    found = Stats(first_token_seconds=0.25)
-    assert found.acceptance_rate == found.tokens_per_step == found.host_seconds == 0.0
-    assert found.decode_tokens_per_second == 0.0
-    assert found.line() == "1 token in 0.25 s"
+    counted, nothing = stats(), Stats(first_token_seconds=0.25)
+    assert (counted.acceptance_rate, counted.tokens_per_step, counted.host_seconds) == (0.5, 3, 0.5)
+    assert counted.decode_tokens_per_second == 15.0
+    assert nothing.acceptance_rate == nothing.tokens_per_step == nothing.host_seconds == 0.0
+    assert nothing.decode_tokens_per_second == 0.0
+    assert nothing.line() == "1 token in 0.25 s"
 
 
 def test_the_line_of_statistics_has_speed_drafts_and_waiting():
@@ -79,6 +73,8 @@ def test_a_result_as_json_has_all_that_is_documented_and_reads_back_the_same():
         *("completion_tokens", "finish_reason", "model"),
         *("engine", "drafter", "policy", "exact", "exactness", "seed", "settings", "stats"),
     }
+    probed = Stats(probe={"ngram": {"steps": 1, "drafted": 2, "accepted": 1}})
+    assert probed.as_dict()["probe"] == probed.probe
     assert value["stats"].keys() == {
         *("steps", "drafted", "accepted", "forced", "fallbacks"),
         *("acceptance_rate", "tokens_per_step"),
@@ -95,10 +91,3 @@ def test_the_line_of_a_sampled_answer_has_the_seed_and_that_of_a_greedy_one_has_
     greedy = replace(result(), settings={"temperature": Setting(0.0, "registry")})
     assert greedy.line() == f"{stats().line()}; {engine}"
     assert replace(greedy, token_ids=[]).line() == f"no tokens; {engine}"
-
-
-def test_a_result_has_the_counts_of_its_probe():
-    found = stats()
-    assert "probe" not in found.as_dict()
-    found.probe = {"ngram": {"steps": 1, "drafted": 2, "accepted": 1}}
-    assert found.as_dict()["probe"] == found.probe
