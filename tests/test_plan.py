@@ -9,22 +9,17 @@ DEAR = CostTable({1: 0.01, 2: 0.02, 4: 0.04})  # more rows at full price
 
 
 def test_there_is_a_row_for_every_measured_length_but_plain():
-    rows = plan_rows(FLAT)
-    assert [row["rows"] for row in rows] == [2, 4]
-    assert [row["milliseconds"] for row in rows] == [10, 10]
-    assert [row["ratio"] for row in rows] == [1, 1]
-
-
-def test_where_rows_are_free_any_chance_pays_and_certainty_brings_all_rows():
-    for row in plan_rows(FLAT):
+    free, dear = plan_rows(FLAT), plan_rows(DEAR)
+    assert [(row["rows"], row["milliseconds"], row["ratio"]) for row in free] == [
+        (2, 10, 1),
+        (4, 10, 1),
+    ]
+    for row in free:  # any chance pays, and certainty brings all rows
         assert row["break_even"] == pytest.approx(0, abs=1e-9)
         assert row["speed_up"]["1.0"] == pytest.approx(row["rows"])
         gains = [*row["speed_up"].values()]
         assert gains == sorted(gains)
-
-
-def test_where_rows_cost_their_full_price_only_certainty_breaks_even():
-    for row in plan_rows(DEAR):
+    for row in dear:  # only certainty breaks even
         assert row["break_even"] == pytest.approx(1)
         assert row["speed_up"]["0.5"] < 1
 
@@ -46,11 +41,8 @@ def test_where_even_certainty_does_not_pay_it_says_never():
 
 
 def test_the_best_length_grows_with_the_chance():
-    found = best_by_chance(CostTable({1: 0.01, 2: 0.012, 4: 0.015, 8: 0.025}))
-    lengths = [rows for rows, _ in found.values()]
-    gains = [gain for _, gain in found.values()]
-    assert lengths == sorted(lengths)
-    assert lengths[0] == 1
-    assert lengths[-1] == 8
-    assert gains == sorted(gains)
-    assert gains[0] == 1
+    by_chance = best_by_chance(CostTable({1: 0.01, 2: 0.012, 4: 0.015, 8: 0.025}))
+    lengths = [rows for rows, _ in by_chance.values()]
+    gains = [gain for _, gain in by_chance.values()]
+    assert (lengths, gains) == (sorted(lengths), sorted(gains))
+    assert (lengths[0], lengths[-1], gains[0]) == (1, 8, 1)

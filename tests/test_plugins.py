@@ -55,21 +55,17 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return install
 
 
-def test_a_package_adds_commands_to_paceline_and_to_bench(
+def test_a_package_adds_commands_to_paceline_and_to_bench_and_a_form_to_convert(
     install: Install, capsys: pytest.CaptureFixture[str]
 ):
-    install(commands={"dance": "acme:app", "bench.dance": "acme:app"})
+    source = ACME.replace("steps: int = 3", 'steps: int = 3, to: str = ""')
+    names = ("dance", "bench.dance", "convert.dance")
+    install(source, commands=dict.fromkeys(names, "acme:app"))
     assert main(["dance", "--steps", "4"]) == 0
     assert main(["bench", "dance"]) == 0
-    assert capsys.readouterr().out == "4\n3\n"
-    assert {("dance",), ("bench", "dance")} <= {name for name, _ in commands()}
-
-
-def test_a_package_adds_a_form_to_convert(install: Install, capsys: pytest.CaptureFixture[str]):
-    source = ACME.replace("steps: int = 3", 'steps: int = 3, to: str = ""')
-    install(source, commands={"convert.dance": "acme:app"})
     assert main(["convert", "--steps", "7", "--to=dance"]) == 0
-    assert capsys.readouterr().out == "7\n"
+    assert capsys.readouterr().out == "4\n3\n7\n"
+    assert {("dance",), ("bench", "dance")} <= {name for name, _ in commands()}
 
 
 def test_a_package_adds_an_engine_for_gguf_files(

@@ -19,7 +19,6 @@ from paceline.runtime.stream import run_together
 from paceline.verify import rows
 from paceline.verify.checks import Verdict
 from paceline.verify.rows import check_rows
-from paceline.verify.suite import load_suite
 from support.llamacpp import library, model_of, wheel_file
 from support.waiting import PATIENCE
 
@@ -110,25 +109,14 @@ def test_it_answers_a_question(real_model: Model):
     assert "Paris" in real_model.generate(question, max_tokens=TOKENS, **GREEDY).text
 
 
-def test_our_own_suite_fits_into_its_context(real_model: Model):
-    for prompt in load_suite().prompts:
-        assert len(real_model.tokens(prompt.messages)) < 2048
-
-
-def first_command() -> list[str]:
-    """The words of the README's first command of paceline."""
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    match = re.search(r"^.*\.venv/bin/(paceline .*)$", readme, re.MULTILINE)
-    assert match is not None
-    return shlex.split(match[1])
-
-
 @pytest.mark.slow
 def test_the_first_command_of_the_readme_ends_by_itself_and_is_no_loop(real_model: Model):
     if real_model.engine.name != "llamacpp":
         pytest.skip("the command runs the default engine, whose answer is another one")
-    words = first_command()
-    assert words[1] == "generate"
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    match = re.search(r"^.*\.venv/bin/(paceline generate .*)$", readme, re.MULTILINE)
+    assert match is not None
+    words = shlex.split(match[1])
     process = subprocess.run(
         [sys.executable, "-m", *words, "--json"],
         capture_output=True,

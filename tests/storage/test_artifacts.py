@@ -10,19 +10,15 @@ from paceline.storage.manifest import MANIFEST, read_manifest, write_manifest
 from support.errors import raises
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"a": NaN', b"3"]
-)
-def test_what_is_no_json_object_is_one_line_that_names_the_file(content: bytes, tmp_path: Path):
+@pytest.mark.parametrize("content", [None, b"", b"[1]", b"\xff\xfe", b"[" * 100_000])
+def test_what_is_no_json_object_is_one_line_that_names_the_file(
+    content: bytes | None, tmp_path: Path
+):
     path = tmp_path / "x.json"
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     with raises(ModelError, path):
         read_json(path)
-
-
-def test_a_file_that_is_not_there_is_one_line_that_names_it(tmp_path: Path):
-    with raises(ModelError, tmp_path / "x.json"):
-        read_json(tmp_path / "x.json")
 
 
 def test_a_checksum_is_counted_on_from_what_was_done(tmp_path: Path):
@@ -80,13 +76,9 @@ SHA256 = "0" * 64
     ("change", "fault"),
     [
         ({"size": "3"}, "size: "),
-        ({"size": True}, "size: "),
         ({"files": {}}, "files: "),
-        ({"files": {"b.bin": {"bytes": 1, "sha256": SHA256}}}, "b.bin"),
-        ({"files": {"a.bin": {"bytes": 4, "sha256": SHA256}}}, "a.bin has 3 bytes"),
         ({"files": {"../a.bin": {"bytes": 3, "sha256": SHA256}}}, "'../a.bin'"),
         ({"files": {"a.bin": {"bytes": 3}}}, "files.a.bin.sha256: "),
-        ({"files": {"a.bin": 3}}, "files.a.bin: "),
     ],
 )
 def test_a_fault_of_a_manifest_is_named(artifact: Path, change: dict, fault: str):

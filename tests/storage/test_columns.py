@@ -65,13 +65,11 @@ def test_a_damaged_first_line_is_one_error(path: Path, old: bytes, new: bytes, f
         read_columns(path, KIND, Facts)
 
 
-@pytest.mark.parametrize("size", [0, 1, 60, 300])
-def test_a_file_that_was_cut_is_one_error(path: Path, size: int):
-    path.write_bytes(path.read_bytes()[:size])
+@pytest.mark.parametrize("size", [None, 0, 60, 300])
+def test_a_file_that_was_cut_or_is_missing_is_one_error(path: Path, size: int | None):
+    content = path.read_bytes()
+    path.unlink()
+    if size is not None:
+        path.write_bytes(content[:size])
     with raises(ModelError, "x.bin"):
         read_columns(path, KIND, Facts)
-
-
-def test_a_missing_file_is_one_error(tmp_path: Path):
-    with raises(ModelError, "y.bin"):
-        read_columns(tmp_path / "y.bin", KIND, Facts)

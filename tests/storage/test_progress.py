@@ -16,22 +16,13 @@ class Closed(StringIO):
         raise BrokenPipeError
 
 
-def test_where_nobody_watches_a_task_is_one_plain_line():
-    stream = StringIO()
-    with Progress(stream).task("fetching [x] of y", 100) as reach:
-        reach(50)
-    assert stream.getvalue() == "fetching [x] of y\n"
-    assert not Progress(stream).is_shown
-
-
-def test_a_quiet_one_says_nothing_even_to_a_terminal():
-    stream = Terminal()
-    progress = Progress(stream, quiet=True)
-    progress.say("hello")
-    with progress.task("work") as reach:
-        reach(1)
-    assert stream.getvalue() == ""
-    assert not progress.is_shown
+def test_where_nobody_watches_a_task_is_one_plain_line_and_none_if_it_is_quiet():
+    stream, quiet = StringIO(), Terminal()
+    for progress in (Progress(stream), Progress(quiet, quiet=True)):
+        with progress.task("fetching [x] of y", 100) as reach:
+            reach(50)
+        assert not progress.is_shown
+    assert (stream.getvalue(), quiet.getvalue()) == ("fetching [x] of y\n", "")
 
 
 @pytest.mark.parametrize(("total", "unit"), [(None, "bytes"), (100, "bytes"), (3, "prompts")])

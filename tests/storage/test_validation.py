@@ -41,17 +41,11 @@ def test_all_faults_are_named_at_once():
     assert "size is 0; expected 1 or more" in faults[3]
 
 
-def test_one_fault_is_one_line():
+def test_one_fault_is_one_line_with_the_beginning_of_the_value():
     with raises(InvalidRequest, "x.json", "share"):
         validated(Whole, {"name": "a", "share": None}, "x.json")
-
-
-def test_a_value_that_is_no_object_is_refused():
-    with pytest.raises(InvalidRequest):
+    with raises(InvalidRequest, "x.json"):
         validated(Whole, [1], "x.json")
-
-
-def test_a_long_value_is_cut_in_the_message():
     with pytest.raises(InvalidRequest) as caught:
         validated(Whole, {"name": "a", "share": "9" * 10_000}, "x.json")
     assert len(str(caught.value)) < 200
