@@ -17,12 +17,10 @@ from paceline.models import DEFAULT_MODEL, Progress
 from paceline.runtime.load import load
 from paceline.storage.manifest import begin_artifact
 from paceline.verify.suite import load_suite
-from paceline_lab.learn.budget import Budget
 from paceline_lab.learn.command import variety_of
-from paceline_lab.learn.data import AT_ONCE, DataMaker, cache_tokens
-from paceline_lab.learn.evaluate import divided
+from paceline_lab.learn.data import AT_ONCE, CACHE_TOKENS, DataMaker
 from paceline_lab.learn.folder import LearntFolder
-from paceline_lab.learn.table import count
+from paceline_lab.learn.table import count, divided
 
 TABLE_BYTES = 6_800_000
 
@@ -59,13 +57,12 @@ def make(options: argparse.Namespace) -> None:
     if not options.hours > 0:
         raise InvalidRequest(f"--hours is {options.hours}; expected more than 0")
     table, progress = options.out / "table", Progress(sys.stderr)
-    budget = Budget(options.hours * 3600)
     begin_artifact(table, KIND)
     unseen = [load_suite(path) for path in (None, *options.unseen)]
     with load(
         options.model,
         rows=1,
-        cache_tokens=cache_tokens(),
+        cache_tokens=CACHE_TOKENS,
         contexts=AT_ONCE,
         drafters=("none",),
         progress=progress,
@@ -73,10 +70,11 @@ def make(options: argparse.Namespace) -> None:
         openings = write_openings(model.files, options.dictionaries, options.seed)
         folder = LearntFolder(model.files, options.out / "answers")
         variety = variety_of(folder, unseen)
-        maker = DataMaker(model, folder, variety, budget=budget, share=0.95, progress=progress)
+        seconds = 0.95 * options.hours * 3600
+        maker = DataMaker(model, folder, variety, seconds=seconds, progress=progress)
         maker.run([], openings)
         vocab_size = model.engine.vocab_size
-    training, sets = divided(folder.examples())
+    training, sets = divided(folder.answers())
     if not training:
         raise InvalidRequest(f"{options.hours} hours are too few for answers; use more")
     count(

@@ -12,8 +12,8 @@ from random import Random
 
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
+from paceline_lab.learn.openings import Opening, user_opening
 from paceline_lab.learn.openings import openings as general_openings
-from paceline_lab.learn.prompts import Opening, user_opening
 
 TEXTS = Path(__file__).with_name("openings.txt")
 DICTIONARIES = Path("/usr/share/dict")

@@ -15,8 +15,9 @@ from paceline.runtime.request import Defaults, Request
 from paceline.verify.checks import SAMPLED, Verdict, VerifyCase, check_tokens
 from paceline.verify.suite import load_suite
 from paceline_lab.bench.ab_test import Case, Contender
-from paceline_lab.learn.answers import Settings, make_answers
-from paceline_lab.learn.prompts import Opening, write_prompts
+from paceline_lab.learn.data import MAX_TOKENS, DataMaker
+from paceline_lab.learn.folder import LearntFolder
+from paceline_lab.learn.variety import Variety
 from paceline_lab.peers.base import Question
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.sweep.cases import length_cases
@@ -55,7 +56,8 @@ def _verified(model: Model, suite: Path, _: Path) -> None:
 
 
 def _answered(model: Model, suite: Path, out: Path) -> None:
-    make_answers(model, suite, out, Settings(max_tokens=4), at_once=2, progress=QUIET)
+    folder = LearntFolder(model.files, out)
+    DataMaker(model, folder, Variety(), seconds=0, progress=QUIET).run([load_suite(suite)])
 
 
 @pytest.fixture
@@ -81,17 +83,39 @@ def test_a_measurement_is_greedy_whatever_registry_and_model_say(
 ):
     work(model, suite, tmp_path / "out")
     assert seen
+<<<<<<< HEAD
     for request in seen:
         assert {setting.source for setting in request.settings.values()} <= {"request", "fallback"}
         assert request.max_tokens == 4
         assert request.sampling.greedy or work is _verified
+=======
+    for each in seen:
+        assert {setting.source for setting in each.settings.values()} <= {"request", "fallback"}
+        assert each.max_tokens == (MAX_TOKENS if work is _answered else 4)
+    if work is not _verified:
+        assert all(each.sampling.greedy for each in seen)
+>>>>>>> c2429147 (learn keeps each prompt with its answer in one file of answers; what loops ends by the option that requests have)
 
 
 def test_prompts_are_sampled_as_asked_whatever_registry_and_model_say(
     model: Model, tmp_path: Path, seen: list[Request]
 ):
+<<<<<<< HEAD
     options = {"count": 1, "seed": 0, "temperature": 0.7, "at_once": 1, "progress": QUIET}
     with suppress(PacelineError):  # the tiny model's prompts are no good
         write_prompts(model, tmp_path / "o", openings=[Opening("Hi")], **options)  # type: ignore[arg-type]
+=======
+    seen: list[Request] = []
+    usual = Model.request
+
+    def request(model: Model, options: Any) -> Request:
+        seen.append(usual(model, options, HOT))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Model, "request", request)
+    folder = LearntFolder(model.files, tmp_path / "o")
+    with pytest.raises(KeyboardInterrupt):
+        DataMaker(model, folder, Variety(), seconds=99, progress=QUIET).run([])
+>>>>>>> c2429147 (learn keeps each prompt with its answer in one file of answers; what loops ends by the option that requests have)
     assert {setting.source for setting in seen[0].settings.values()} <= {"request", "fallback"}
-    assert seen[0].sampling.temperature == 0.7
+    assert seen[0].sampling.temperature == 1.0

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.decoding.types import ComputedBlock, Drafter, Policy, Proposal
 from paceline.drafters.table_counts import count_table
-from paceline_lab.learn.answers import Answer
 from paceline_lab.learn.table import write_table
 
 MATCHERS = ["ngram", "ngram:min=2,max=5,length=4", "suffix", "suffix:earlier", "suffix+ngram:min=1"]
@@ -15,9 +15,20 @@ SPECS = [*MATCHERS, "table", "suffix+table", "kept", "suffix+table+kept"]
 """Those, and the trained ones; `shared` has what they need."""
 
 
+class Text(NamedTuple):
+    """A text to count, after tokens that are only context."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*self.prompt, *self.answer]
+
+
 def write_toy_table(folder: Path, texts: Sequence[Sequence[int]], vocab_size: int) -> Path:
     """A table counted from some texts."""
-    counted = count_table([Answer(i, text[:1], text[1:]) for i, text in enumerate(texts)])
+    counted = count_table([Text(text[:1], text[1:]) for text in texts])
     write_table(counted, folder, target="toy", vocab_size=vocab_size, facts={})
     return folder
 

@@ -3,19 +3,19 @@
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
+from time import monotonic
 
 from paceline.decoding.costs import CostTable
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.runtime.load import load
-from paceline.runtime.model import Model
 from paceline.storage.files import held, megabytes, writing
 from paceline.storage.report import Report
 from paceline.storage.system import lower_priority
 from paceline.verify.suite import Suite, load_suite
-from paceline_lab.learn.budget import Budget, duration
-from paceline_lab.learn.data import AT_ONCE, DataMaker, cache_tokens
+from paceline_lab.learn.data import AT_ONCE, CACHE_TOKENS, DataMaker
 from paceline_lab.learn.folder import LearntFolder
 from paceline_lab.learn.openings import openings
 from paceline_lab.learn.table import TABLE_BYTES, Use, learn_table, text_of
@@ -54,48 +54,40 @@ def learn(
         InvalidRequest: a file cannot be read or written, the disk is too full, or another run
             learns from this model.
     """
+    began = monotonic()
     suites = [load_suite(), *map(load_suite, exclude)]
-    for path in prompts:
-        load_suite(path)
-    budget = Budget(float("inf") if tokens else hours * 3600, tokens)
-    use = _use(model, engine, progress)
-    target = _target(model, engine, progress)
-    with target:
-        cost = target.measured_costs()  # kept for all who use the model, at whatever priority
-        lower_priority()
-        if not prompts:
-            openings(target.files)  # refused before anything is written
-        folder = LearntFolder(target.files)
-        with held(folder.path), _said_if_stopped(progress):
-            progress.say(_notice(folder, budget, cost, model))
-            variety = variety_of(folder, suites)
-            DataMaker(
-                target, folder, variety, budget=budget, share=_DATA_SHARE, progress=progress
-            ).run(prompts)
-            target.close()  # its memory is for what comes next
-            report = learn_table(folder, use, [use.files, target.files], variety, progress)
-    report["seconds"] = budget.elapsed
-    return Report(report, text=text_of(report))
-
-
-def _use(model: str, engine: str, progress: Progress) -> Use:
+    given = [load_suite(path) for path in prompts]
+    seconds = inf if tokens else hours * 3600
     with load(model, engine=engine, progress=progress) as used:
-        return Use(used.files, used.engine.vocab_size, used.measured_costs())
-
-
-def _target(model: str, engine: str, progress: Progress) -> Model:
-    """The model, to answer `AT_ONCE` prompts in each call."""
+        use = Use(used.files, used.engine.vocab_size, used.measured_costs())
     # A second row of each sequence would halve the throughput, and texts to learn from need no
     # exact decoding.
-    return load(
+    with load(
         model,
         engine=engine,
         rows=1,
-        cache_tokens=cache_tokens(),
+        cache_tokens=CACHE_TOKENS,
         contexts=AT_ONCE,
         drafters=("none",),
         progress=progress,
-    )
+    ) as target:
+        cost = target.measured_costs()  # kept for all who use the model, at whatever priority
+        lower_priority()
+        if not given:
+            openings(target.files)  # refused before anything is written
+        folder = LearntFolder(target.files)
+        with held(folder.path), _said_if_stopped(progress):
+            progress.say(_notice(folder, seconds, tokens, cost, model))
+            variety = variety_of(folder, suites)
+            left = _DATA_SHARE * seconds - (monotonic() - began)
+            maker = DataMaker(
+                target, folder, variety, seconds=left, tokens=tokens, progress=progress
+            )
+            maker.run(given)
+            target.close()  # its memory is for what comes next
+            report = learn_table(folder, use, [use.files, target.files], variety, progress)
+    report["seconds"] = monotonic() - began
+    return Report(report, text=text_of(report))
 
 
 def variety_of(folder: LearntFolder, suites: Iterable[Suite]) -> Variety:
@@ -103,17 +95,19 @@ def variety_of(folder: LearntFolder, suites: Iterable[Suite]) -> Variety:
     prompts = [prompt for suite in suites for prompt in suite.prompts]
     first = [str(one.get("content", "")) for prompt in prompts for one in prompt.messages]
     variety = Variety([*first, *(turn for prompt in prompts for turn in prompt.turns)])
-    for part in folder.rounds():
-        for generated in part.generated:
-            variety.add(generated)
+    for answer in folder.answers():
+        if answer.seed is not None:
+            variety.add(answer.texts, answer.kind)
     return variety
 
 
-def _notice(folder: LearntFolder, budget: Budget, cost: CostTable, model: str) -> str:
+def _notice(
+    folder: LearntFolder, seconds: float, tokens: int | None, cost: CostTable, model: str
+) -> str:
     """What learning will cost. Raises InvalidRequest if the disk has less free."""
     rate = AT_ONCE / cost(AT_ONCE)
-    tokens = budget.tokens or int(budget.seconds * _DATA_SHARE * rate)
-    needed = tokens * _JSON_BYTES + 2 * TABLE_BYTES
+    expected = tokens or int(seconds * _DATA_SHARE * rate)
+    needed = expected * _JSON_BYTES + 2 * TABLE_BYTES
     with writing(folder.path):
         free = shutil.disk_usage(folder.path).free
     if free < needed:
@@ -121,12 +115,21 @@ def _notice(folder: LearntFolder, budget: Budget, cost: CostTable, model: str) -
             f"{folder.path} may get {megabytes(needed)} and its disk has {megabytes(free)} free; "
             "free some, or learn for less: --hours, --tokens"
         )
-    time = duration(budget.seconds) if budget.tokens is None else f"about {duration(tokens / rate)}"
+    time = f"about {duration(tokens / rate)}" if tokens else duration(seconds)
     return (
         f"learning from {model} for {time}, at the lowest priority: at most {megabytes(needed)} in "
         f"{folder.path}; nothing of it leaves this machine, and `paceline forget` removes it. It "
         "may be stopped at any time; the same command goes on"
     )
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people, as in 7 h 20 min."""
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest} min" if hours else f"{minutes} min"
 
 
 @contextmanager

@@ -1,41 +1,63 @@
-"""Makes prompts and answers, round by round, until time or tokens are used up."""
+"""Makes what a table is counted from: prompts that the model writes, and its answers to them.
 
-from collections.abc import Sequence
-from pathlib import Path
+A chat model also writes user messages: it continues the chat template's text before one (Magpie,
+arXiv 2406.08464). No other data set is needed. Rounds of prompts and answers follow each other
+until time or tokens are used up; an answer is in the folder when it has ended.
+"""
 
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from time import monotonic
+
+from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import Progress
+from paceline.options import GREEDY, Options
 from paceline.runtime.model import Model
-from paceline.verify.suite import load_suite
-from paceline_lab.learn.answers import Settings, make_answers
-from paceline_lab.learn.budget import Budget
-from paceline_lab.learn.folder import LearntFolder, Round
-from paceline_lab.learn.openings import WAY_OUT, follow_ups, mixed, openings
-from paceline_lab.learn.prompts import NoNewPrompts, Opening, write_prompts
+from paceline.runtime.prompt import Prompt
+from paceline.runtime.stream import Stream, as_they_end
+from paceline.storage.json_lines import Append
+from paceline.verify.suite import Suite, prompt_for
+from paceline_lab.learn.folder import Answer, LearntFolder
+from paceline_lab.learn.openings import WAY_OUT, Opening, follow_ups, mixed, openings
 from paceline_lab.learn.variety import Variety
 
 AT_ONCE = 32
 """Sequences of a call."""
 
+CACHE_TOKENS = AT_ONCE * 512
+"""KV slots: few sequences need more than 512, and they wait until others have ended."""
+
 MAX_TOKENS = 256
 """Of an answer."""
 
-LONGEST = 768
+LONGEST_PROMPT = 256
+"""Tokens of a written prompt at most; longer ones are usually incoherent."""
+
+_TEXT = 48
+"""Tokens of a prompt that is the beginning of a text, of a model without a chat template."""
+
+_LONGEST = 768
 """Tokens of a prompt; a second turn has a question and an answer before it."""
 
-_SLOTS = 512
-"""KV slots for each sequence of a call: few need more, and they wait until others have ended."""
+_ROUND = 128
+"""Prompts that are written before they are answered."""
 
-_ROUND = 64, 512
-"""Prompts of the first round, and at most: each has twice those before."""
+_MAX_UNUSED = 200
+"""Truncated or duplicate prompts in a row after which no more are written."""
 
-_TEMPERATURE = 1.0
-"""Of prompts."""
+_SHORTEST = 12
+"""Characters of a prompt."""
 
 _TEMPERATURES = {True: (0.0,), False: (0.0, 0.8)}
 """Whether a model has a chat template -> temperatures of answers, in turn.
 
 Without one, greedy text goes round in circles: 53 of 65 answers of Gemma 3 270M (2026-11-26)."""
+
+_LOOP = {"max_pattern_size": 128, "min_count": 4, "min_tokens": 64}
+"""`repetition_detection` of answers. Smaller than what ends an answer for people, because leaving
+one out costs nothing."""
 
 _SHARE = 3
 """First turns for each second turn."""
@@ -47,8 +69,20 @@ _CHAT_TOKENS = 400
 """Tokens of a question and its answer at most, before a second turn."""
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenPrompt:
+    """A prompt to answer."""
+
+    texts: list[str]
+    """What the user says, in order."""
+    prompt: Prompt
+    kind: str = ""
+    seed: int | None = None
+    """That the model wrote it with; None: the user gave it."""
+
+
 class DataMaker:
-    """Makes the data of one model."""
+    """Makes the data of one model, which has `CACHE_TOKENS` and `AT_ONCE` sequences."""
 
     def __init__(
         self,
@@ -56,107 +90,177 @@ class DataMaker:
         folder: LearntFolder,
         variety: Variety,
         *,
-        budget: Budget,
-        share: float,
+        seconds: float,
+        tokens: int | None = None,
         progress: Progress,
     ) -> None:
-        """Prepare; `model` has a cache of `cache_tokens`, `share` is that of the time."""
+        """Make answers for `seconds` from now on, or until the folder has `tokens` of them."""
         self._model, self._folder, self._variety = model, folder, variety
-        self._budget, self._share, self._progress = budget, share, progress
-        self._over = budget.stop_after(share)
+        self._tokens, self._progress = tokens, progress
+        self._end = monotonic() + seconds
         # Calls of llama.cpp's libraries have one sequence, so that rows of drafts are as cheap as
         # in a single answer; in calls of many sequences each row costs what a token does.
         self._drafter = "auto" if model.engine.name == "llamacpp" else "none"
+        earlier = folder.answers()
+        self._known = {tuple(answer.prompt) for answer in earlier}
+        self._made = sum(len(answer.answer) for answer in earlier)
+        self._seed = max((answer.seed or 0 for answer in earlier), default=0)
 
-    def run(self, files: Sequence[Path], free: Sequence[Opening] = ()) -> None:
-        """Answer prompts of the user, then those of the model.
+    def run(self, suites: Iterable[Suite], free: Sequence[Opening] = ()) -> None:
+        """Answer the prompts of suites, then those that the model writes.
 
         Its prompts continue `free` in turn; none: those of `openings`.
 
         Raises:
-            InvalidRequest: a file cannot be read or written.
-            ModelError: the model cannot write prompts, and none are given.
+            InvalidRequest: the file of answers cannot be written.
+            ModelError: the model cannot write prompts, and no suites are given.
         """
-        for path in files:
-            self._answer(self._folder.user_round(path))
-        try:
-            free = free or openings(self._model.files)
-        except ModelError:
-            if not files:
-                raise
-            return
-        while not self._enough():
-            number, part = self._folder.next_round()
-            if not part.begun and not self._ask(number, part, free):
+        model, given = self._model, False
+        with self._folder.adding() as append:
+            for suite in suites:
+                given = True
+                self._answer([*_prompts_of(model, suite)], append)
+            try:
+                free = free or openings(model.files)
+            except ModelError:
+                if not given:
+                    raise
                 return
-            self._answer(part)
+            chats: Sequence[Answer] = ()
+            while not self._enough():
+                prompts = self._write_prompts(mixed(free, self._second_turns(chats), _SHARE))
+                if not prompts:
+                    return
+                chats = self._answer(prompts, append)
 
     def _enough(self) -> bool:
-        most = self._budget.tokens
-        return self._over() or (most is not None and self._folder.tokens() >= most)
+        return monotonic() >= self._end or (self._tokens is not None and self._made >= self._tokens)
 
-    def _ask(self, number: int, part: Round, free: Sequence[Opening]) -> bool:
-        """Let the model write the prompts of a round; False: it writes no new ones."""
-        halfway = self._budget.over(0.5, self._share)  # the rest is to answer them
-        mix = mixed(free, self._second_turns(number), _SHARE)
-        least, most = _ROUND
-        count = min(least << min(number, 16), most)
-        if self._budget.tokens is not None:
-            count = min(count, max(self._budget.tokens // MAX_TOKENS, 8))
-        try:
-            written = write_prompts(
-                self._model,
-                part.prompts,
-                count=count,
-                seed=number,
-                temperature=_TEMPERATURE,
-                at_once=AT_ONCE,
-                progress=self._progress,
-                openings=mix,
-                accepts=self._variety.accepts,
-                stop=lambda: halfway() >= 1,
-            )
-        except NoNewPrompts as error:
+    def _write_prompts(self, openings: Sequence[Opening]) -> list[WrittenPrompt]:
+        """The prompts of a round; none if the model writes nothing new.
+
+        Raises InvalidRequest if it wrote no prompt ever.
+        """
+        count = _ROUND
+        if self._tokens is not None:
+            count = min(count, max((self._tokens - self._made) // MAX_TOKENS, 8))
+        halfway = (monotonic() + self._end) / 2  # the rest is to answer them
+        opened: dict[int, Opening] = {}
+
+        def streams() -> Iterator[Stream]:
+            while True:
+                self._seed += 1
+                opening = opened[self._seed] = openings[self._seed % len(openings)]
+                options: Options = {
+                    **GREEDY,
+                    "raw": True,
+                    "drafter": "none",
+                    "max_tokens": _TEXT if opening.is_text else LONGEST_PROMPT,
+                    "temperature": 1.0,
+                    "top_p": 0.95,
+                    "seed": self._seed,
+                }
+                yield self._model.stream(opening.text, **options)
+
+        prompts: list[WrittenPrompt] = []
+        unused = 0
+        name = self._model.files.name
+        with (
+            self._progress.task(f"prompts by {name}", count, unit="prompts") as update,
+            closing(as_they_end(streams(), AT_ONCE)) as ended,
+        ):
+            while len(prompts) < count and monotonic() < halfway and unused < _MAX_UNUSED:
+                result = next(ended).result
+                opening = opened.pop(result.seed)
+                prompt = self._prompt(opening, result.text, result.seed)
+                unused += 1
+                complete = opening.is_text or result.finish_reason == FinishReason.STOP
+                text = prompt.texts[-1]
+                if (
+                    complete
+                    and len(text) >= _SHORTEST
+                    and self._variety.accepts(prompt.texts, prompt.kind)
+                ):
+                    unused = 0
+                    prompts.append(prompt)
+                    update(len(prompts))
+        if unused == _MAX_UNUSED:
             if not len(self._variety):
-                raise InvalidRequest(
-                    f"{self._model.files.name} writes no prompt to its end; {WAY_OUT}"
-                ) from error
-            self._progress.say(f"{error}; learning from what there is")
-            return False
-        return written > 0
-
-    def _answer(self, part: Round) -> None:
-        temperatures = _TEMPERATURES[self._model.files.chat_template is not None]
-        settings = Settings(MAX_TOKENS, temperatures, longest_prompt=LONGEST)
-        if not part.complete and not self._over():
-            make_answers(
-                self._model,
-                part.prompts,
-                part.answers,
-                settings,
-                at_once=AT_ONCE,
-                progress=self._progress,
-                drafter=self._drafter,
-                stop=self._over,
+                raise InvalidRequest(f"{name} writes no prompt to its end; {WAY_OUT}")
+            self._progress.say(
+                f"none of the last {_MAX_UNUSED} prompts by {name} was complete and new; learning "
+                "from what there is"
             )
+        return prompts
 
-    def _second_turns(self, number: int) -> list[Opening]:
-        """Openings after questions of the round before, and their answers."""
-        files = self._model.files
-        if number == 0 or files.chat_template is None:
+    def _prompt(self, opening: Opening, written: str, seed: int) -> WrittenPrompt:
+        text = f"{opening.first_words}{written}".strip()
+        message = {"role": "user", "content": text}
+        texts = [one["content"] for one in opening.before if one["role"] == "user"]
+        tokens = prompt_for(self._model.files, [*map(dict, opening.before), message])
+        return WrittenPrompt([*texts, text], tokens, opening.kind, seed)
+
+    def _answer(self, prompts: Sequence[WrittenPrompt], append: Append) -> list[Answer]:
+        """Answer prompts that are new and short enough, until the time is over."""
+        model = self._model
+        longest = min(_LONGEST, model.engine.context_length - 1)
+        temperatures = _TEMPERATURES[model.files.chat_template is not None]
+        asked: dict[int, tuple[WrittenPrompt, list[int]]] = {}
+
+        def streams() -> Iterator[Stream]:
+            for prompt in prompts:
+                tokens = model.tokens(prompt.prompt)
+                if len(tokens) > longest or tuple(tokens) in self._known:
+                    continue
+                number = len(self._known)
+                self._known.add(tuple(tokens))
+                options: Options = {
+                    **GREEDY,
+                    "drafter": self._drafter,
+                    "max_tokens": MAX_TOKENS,
+                    "temperature": temperatures[number % len(temperatures)],
+                    "seed": number,
+                    "repetition_detection": _LOOP,
+                }
+                asked[number] = prompt, tokens
+                yield model.stream(tokens, **options)
+
+        answers: list[Answer] = []
+        label = f"answers of {model.files.name}"
+        with (
+            self._progress.task(label, len(prompts), unit="answers") as update,
+            closing(as_they_end(streams(), AT_ONCE)) as ended,
+        ):
+            for stream in ended:
+                result = stream.result
+                prompt, tokens = asked.pop(result.seed)
+                finish = str(result.finish_reason)
+                answer = Answer(
+                    prompt.texts, tokens, result.token_ids, finish, prompt.kind, prompt.seed
+                )
+                append(answer.as_dict())
+                answers.append(answer)
+                self._made += len(answer.answer)
+                update(len(answers))
+                if monotonic() >= self._end:
+                    break
+        return answers
+
+    def _second_turns(self, answers: Sequence[Answer]) -> list[Opening]:
+        """Openings after the short answers to first questions."""
+        if self._model.files.chat_template is None:
             return []
-        part = self._folder.round(number - 1)
-        prompts = load_suite(part.prompts).prompts
-        chats = []
-        for answer in part.answered:
-            messages = prompts[answer.number].messages
-            is_short = answer.finish == "stop" and len(answer.tokens) <= _CHAT_TOKENS
-            if is_short and len(messages) == 1:
-                text = self._model.detokenize(answer.answer)
-                chats.append((str(messages[0]["content"]), text))
-        return follow_ups(files, chats[:_CHATS])
+        chats = [
+            (answer.texts[0], self._model.detokenize(answer.answer))
+            for answer in answers
+            if answer.finish == FinishReason.STOP
+            and len(answer.texts) == 1
+            and len(answer.tokens) <= _CHAT_TOKENS
+        ]
+        return follow_ups(self._model.files, chats[:_CHATS])
 
 
-def cache_tokens() -> int:
-    """KV slots for `AT_ONCE` sequences."""
-    return AT_ONCE * _SLOTS
+def _prompts_of(model: Model, suite: Suite) -> Iterator[WrittenPrompt]:
+    for prompt in suite.prompts:
+        texts = [str(m["content"]) for m in prompt.messages if m.get("role") == "user"]
+        yield WrittenPrompt(texts or [""], prompt_for(model.files, prompt.messages), prompt.kind)

@@ -1,82 +1,60 @@
-"""The folder of what is learnt of a model: rounds of prompts, and the answers to them.
+"""The folder of what is learnt of a model: its answers to prompts, and tables counted from them.
 
-A round is a file of prompts and a file of answers, both of which grow line by line: a run that was
-killed loses the lines that it was writing. Invariant: a folder has prompts and answers of one
-model's weights alone.
+The file of answers grows line by line; a run that was killed loses the answers that it was writing,
+and the next one goes on. Invariant: a folder has answers of one model's weights alone.
 """
 
-import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import paceline
-from paceline.decoding.stopping import RepetitionDetector
 from paceline.decoding.types import FinishReason
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
-from paceline.runtime.kept import LOOP
 from paceline.runtime.learnt import HEADER, learnt_dir
 from paceline.storage.files import read_json, sha256_of, write_json, writing
-from paceline.storage.json_lines import read_entries
-from paceline.verify.suite import load_suite
-from paceline_lab.learn.answers import LOOP_FINISH, Answer, is_begun, read_answers
-from paceline_lab.learn.prompts import Generated
+from paceline.storage.json_lines import Append, appending, read_entries
 
 KIND = "paceline learnt drafters"
+ANSWERS = "answers.jsonl"
 
 MOST_TOKENS = 8_000_000
 """Of the answers that a table is counted from, about: each takes some 40 bytes of memory."""
 
-_USERS, _OURS = "user-", "prompts-"
-"""How the names of files of prompts begin: of the user, and of the model."""
-
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """Prompts and the answers to them, which may not be there yet."""
+class Answer:
+    """An answer to a prompt."""
 
-    prompts: Path
-    answers: Path
-
-    @property
-    def begun(self) -> bool:
-        """Whether prompts are being answered, so that no more may be added."""
-        return is_begun(self.answers)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every prompt has its answer."""
-        return self.answers.is_file()
-
-    @property
-    def answered(self) -> list[Answer]:
-        """The answers that are here, by number."""
-        return read_answers(self.answers)
+    texts: list[str]
+    """What the user says before it, in order: one text, or those of an earlier turn too."""
+    prompt: list[int]
+    """The whole prompt's token ids, in the chat template."""
+    answer: list[int]
+    """Token ids."""
+    finish: str
+    """Why it ended: a `FinishReason`."""
+    kind: str = ""
+    """How its prompt began."""
+    seed: int | None = None
+    """That the model wrote the prompt with; None: the user gave it."""
 
     @property
-    def generated(self) -> list[Generated]:
-        """The prompts that the model wrote; none of a round of the user's."""
-        ours = self.prompts.name.startswith(_OURS)
-        return read_entries(self.prompts, Generated) if ours else []
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """An answer, and the messages of the user before it."""
-
-    texts: Sequence[str]
-    kind: str
-    answer: Answer
+    def tokens(self) -> list[int]:
+        """Prompt and answer."""
+        return [*self.prompt, *self.answer]
 
     @property
     def loops(self) -> bool:
-        """Whether the answer repeats itself: a drafter would learn to go round in it."""
-        if self.answer.finish == FinishReason.STOP:
-            return False
-        detector = RepetitionDetector(LOOP)
-        return self.answer.finish == LOOP_FINISH or any(map(detector.push, self.answer.answer))
+        """Whether it repeats itself: a drafter would learn to go round in it."""
+        return self.finish == FinishReason.REPETITION
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the file."""
+        return asdict(self)
 
 
 class LearntFolder:
@@ -105,79 +83,33 @@ class LearntFolder:
             if not (self.path / HEADER).exists():
                 write_json(self.path / HEADER, header)
 
-    def rounds(self) -> Iterator[Round]:
-        """The rounds that are here, first those of the user's own prompts."""
-        for begin in (_USERS, _OURS):
-            for path in sorted(self.path.glob(f"{begin}*.jsonl")):
-                yield self._round(path)
-
-    def next_round(self) -> tuple[int, Round]:
-        """The first round by the model that is not complete, and its number from 0."""
-        number = 0
-        while (part := self.round(number)).complete:
-            number += 1
-        return number, part
-
-    def round(self, number: int) -> Round:
-        """A round by the model, which may not be here yet."""
-        return self._round(self.path / f"{_OURS}{number:05}.jsonl")
-
-    def user_round(self, path: Path) -> Round:
-        """A round of the user's prompts, which are copied. Raises InvalidRequest."""
-        digest = load_suite(path).sha256
-        copy = self.path / f"{_USERS}{digest[:16]}.jsonl"
-        with writing(copy):
-            if not copy.exists():
-                shutil.copyfile(path, copy.with_suffix(".partial"))
-                copy.with_suffix(".partial").replace(copy)
-        return self._round(copy)
-
-    def tokens(self) -> int:
-        """Tokens of the answers that are here."""
-        return sum(len(answer.answer) for part in self.rounds() for answer in part.answered)
-
-    def examples(self) -> list[Example]:
-        """The answers that are here; of more than `MOST_TOKENS` tokens, those of the last rounds.
+    def answers(self) -> list[Answer]:
+        """The answers so far; of more than `MOST_TOKENS` tokens, the last ones.
 
         Raises InvalidRequest for a line that is no answer.
         """
-        rounds: list[list[Example]] = []
-        tokens = 0
-        for part in reversed([*self.rounds()]):
-            if tokens >= MOST_TOKENS:
-                break
-            rounds.append(_examples(part))
-            tokens += sum(len(example.answer.answer) for example in rounds[-1])
-        return [example for examples in reversed(rounds) for example in examples]
+        answers = read_entries(self.path / ANSWERS, Answer)
+        tokens = sum(len(answer.answer) for answer in answers)
+        first = 0
+        while tokens > MOST_TOKENS:
+            tokens -= len(answers[first].answer)
+            first += 1
+        return answers[first:]
 
-    def provenance(self) -> list[dict[str, Any]]:
-        """Rounds and their checksums, for the manifest of a table."""
-        return [
-            {"prompts": part.prompts.name, "sha256": sha256_of(part.answers)}
-            for part in self.rounds()
-            if part.complete
-        ]
+    @contextmanager
+    def adding(self) -> Iterator[Append]:
+        """Yield a function that appends an answer's JSON. Raises InvalidRequest."""
+        with appending(self.path / ANSWERS) as append:
+            yield append
+
+    def provenance(self) -> Sequence[dict[str, Any]]:
+        """The file of answers and its checksum, for the manifest of a table."""
+        return [{"answers": ANSWERS, "sha256": sha256_of(self.path / ANSWERS)}]
 
     def new_table(self) -> Path:
         """The path of a new table."""
         numbers = [int(path.name.rpartition("-")[2]) for path in self.path.glob("table-*")]
         return self.path / f"table-{max(numbers, default=0) + 1}"
-
-    def _round(self, prompts: Path) -> Round:
-        return Round(prompts, self.path / f"answers-{prompts.name}")
-
-
-def _examples(part: Round) -> list[Example]:
-    answers = part.answered
-    if not answers:
-        return []
-    prompts = load_suite(part.prompts).prompts
-    examples = []
-    for answer in answers:
-        prompt = prompts[answer.number]
-        texts = [str(m["content"]) for m in prompt.messages if m.get("role") == "user"]
-        examples.append(Example(texts or [""], prompt.kind, answer))
-    return examples
 
 
 def _check_unchanged(path: Path, header: dict[str, Any]) -> None:

@@ -6,16 +6,19 @@ first words are. Independent of engines.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
-from paceline_lab.learn.prompts import Opening, user_opening
 
 FREE, FOLLOW_UP = "free", "follow-up"
 
 _FREE_SHARE = 3
 """One opening in this many is an empty user message."""
+
+_MARK = "\u2063paceline\u2063"
 
 _SYSTEM = {
     "arithmetic": "You solve arithmetic and word problems step by step.",
@@ -81,6 +84,33 @@ _TEXTS = (
 WAY_OUT = "give prompts of your own with --prompts FILE (JSON lines with prompt)"
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Text that the model continues to a user message."""
+
+    text: str
+    """The chat template's text up to the message, and the message's first words."""
+    kind: str = ""
+    first_words: str = ""
+    """Of the message; no space at the end."""
+    before: tuple[Mapping[str, str], ...] = ()
+    """The messages before it: a question of the user and its answer."""
+    is_text: bool = False
+    """Begin a text of a model without a chat template: the prompt is its first tokens."""
+
+
+def user_opening(files: ModelFiles, before: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The chat template's text before a user message, after the messages `before`.
+
+    Raises ModelError if there is no chat template, or it omits the user message.
+    """
+    text = files.template().render([*before, {"role": "user", "content": _MARK}])
+    opening, mark, _ = text.partition(_MARK)
+    if not mark:
+        raise ModelError(f"the chat template of {files.name} omits the user message")
+    return opening
+
+
 def openings(files: ModelFiles) -> list[Opening]:
     """Openings for a model, in the order in which they are taken.
 
@@ -93,8 +123,13 @@ def openings(files: ModelFiles) -> list[Opening]:
         free = itertools.cycle([Opening(words, FREE, words, is_text=True) for words in _TEXTS])
     else:
         text = _free_opening(files)
-        led = [Opening(f"{text}{words}", kind, words) for kind, words in _by_turns(_FIRST_WORDS)]
-        led = [*_alternating(led, _with_system(files))]
+        worded = [Opening(f"{text}{words}", kind, words) for kind, words in _by_turns(_FIRST_WORDS)]
+        led = [
+            Opening(user_opening(files, [{"role": "system", "content": system}]), kind)
+            for kind, system in _SYSTEM.items()
+        ]
+        pairs = itertools.zip_longest(worded, led)
+        led = [opening for pair in pairs for opening in pair if opening is not None]
         free = itertools.repeat(Opening(text, FREE))
     return [
         opening
@@ -136,22 +171,9 @@ def _free_opening(files: ModelFiles) -> str:
     return text
 
 
-def _with_system(files: ModelFiles) -> list[Opening]:
-    return [
-        Opening(user_opening(files, [{"role": "system", "content": system}]), kind)
-        for kind, system in _SYSTEM.items()
-    ]
-
-
 def _by_turns(words: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
     """(kind, first words), one of each kind before the second of any."""
     for row in itertools.zip_longest(*words.values()):
         for kind, first_words in zip(words, row, strict=True):
             if first_words is not None:
                 yield kind, first_words
-
-
-def _alternating(first: Sequence[Opening], second: Sequence[Opening]) -> Iterator[Opening]:
-    """One of each in turn, then the rest of the longer."""
-    for pair in itertools.zip_longest(first, second):
-        yield from filter(None, pair)

@@ -1,9 +1,13 @@
-"""A table counted from a model's answers: written, compared with what `auto` has, installed."""
+"""A table counted from a model's answers: compared with what `auto` has, and installed if it gains.
+
+Held-out answers are replayed with and without it. The replay takes the steps that real requests
+would, and the costs of calls are those measured on this machine (`paceline_lab/simulate`).
+"""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +15,39 @@ import numpy as np
 
 import paceline
 from paceline.decoding.costs import CostTable
+from paceline.drafters import DrafterResources, Table
 from paceline.drafters.table import COLUMNS, KIND, entry_bytes, halves
 from paceline.drafters.table_counts import Entries, accuracy, count_table
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles, Progress
+from paceline.runtime.drafting import drafter_resources
 from paceline.runtime.learnt import install
-from paceline.storage.files import megabytes, write_json, writing
+from paceline.runtime.request import check
+from paceline.storage.files import megabytes, size_of, writing
 from paceline.storage.manifest import begin_artifact, write_manifest
-from paceline_lab.learn.evaluate import LEAST_ANSWERS, Sets, compare_tables, divided, is_gain
-from paceline_lab.learn.folder import Example, LearntFolder
-from paceline_lab.learn.variety import Variety
+from paceline.storage.progress import QUIET
+from paceline_lab.learn.folder import Answer, LearntFolder
+from paceline_lab.learn.variety import HELD_OUT, UNSEEN, Variety, part_of
+from paceline_lab.simulate.replay import Recording, simulate
+from paceline_lab.simulate.report import Total, total_of
 
 TABLE_BYTES = 12_000_000
-REPORT = "report.json"
 
 _TOPICS = 6
 """Topics that are named."""
+
+_MIN_GAIN = 1.01
+"""Speed of `auto` with a new table over that without, from which the table is installed."""
+
+_MIN_ANSWERS = 8
+"""Of a set; fewer say too little."""
+
+_MOST = 100
+"""Answers of a set that are replayed."""
+
+Sets = Mapping[str, Sequence[Answer]]
+"""Name -> answers that nothing is learnt from: `held_out`, to questions of the kinds that are
+learnt from, and one set to questions about topics that are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +58,23 @@ class Use:
     vocab_size: int
     cost: CostTable
     """Seconds of its calls on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """`auto` on one set, with the table and without."""
+
+    answers: int
+    tokens_per_step: float
+    tokens_per_step_before: float
+    speed: float
+    """Over plain decoding, by the costs of calls: geometric mean of the answers."""
+    speed_before: float
+
+    @property
+    def gain(self) -> float:
+        """Speed with the table over that without."""
+        return self.speed / self.speed_before
 
 
 def learn_table(
@@ -51,11 +89,11 @@ def learn_table(
     Returns what was learnt, as JSON. Raises InvalidRequest if there is nothing to learn from, or a
     file cannot be written.
     """
-    examples = folder.examples()
-    training, sets = divided(examples)
+    answers = folder.answers()
+    training, sets = divided(answers)
     if not training:
         raise InvalidRequest(
-            f"{len(examples)} answers are in {folder.path}, and none of them can be learnt from; "
+            f"{len(answers)} answers are in {folder.path}, and none of them can be learnt from; "
             "learn for longer: --hours, --tokens"
         )
     path = folder.new_table()
@@ -69,28 +107,45 @@ def learn_table(
             sets=sets,
         )
     with progress.task("replaying held-out answers"):
-        compared = compare_tables(use.files, path, use.vocab_size, use.cost, sets)
-    gains = is_gain(compared, sets)
-    report = {
+        gains = _gains(use, path, sets)
+    installed = is_gain(gains)
+    size = size_of(path)
+    with writing(folder.path):
+        _install(path, forms, gains=installed)
+    return {
         "model": use.files.name,
         "folder": str(folder.path),
         "prompts": variety.figures(),
         "answers": {
-            **_figures(examples),
-            "loops": sum(example.loops for example in examples),
+            **_figures(answers),
+            "loops": sum(answer.loops for answer in answers),
             "training": _figures(training),
-            **{name: _figures(chosen) for name, chosen in sets.named.items()},
+            **{name: _figures(chosen) for name, chosen in sets.items()},
         },
         "table": {
-            "bytes": sum(file.stat().st_size for file in path.iterdir()),
-            "installed": gains,
-            "sets": {name: one.as_dict() for name, one in compared.items()},
+            "bytes": size,
+            "installed": installed,
+            "sets": {name: {**asdict(gain), "gain": gain.gain} for name, gain in gains.items()},
         },
     }
-    with writing(folder.path):
-        _install(path, forms, gains=gains)
-        write_json(folder.path / REPORT, report)
-    return report
+
+
+def divided(answers: Sequence[Answer]) -> tuple[list[Answer], Sets]:
+    """Answers to learn from, and those to evaluate on; loops are in neither."""
+    parts: dict[str, list[Answer]] = {}
+    for answer in answers:
+        if len(answer.answer) > 1 and not answer.loops:
+            parts.setdefault(part_of(answer.texts), []).append(answer)
+    unseen = [answer for topic in UNSEEN for answer in parts.pop(topic, [])]
+    sets = {"held_out": parts.pop(HELD_OUT, []), " and ".join(UNSEEN): unseen}
+    return [answer for part in parts.values() for answer in part], sets
+
+
+def is_gain(gains: Mapping[str, Gain]) -> bool:
+    """Whether a table is worth installing: it gains on both sets, and none is too small."""
+    return len(gains) > 1 and all(
+        one.gain >= _MIN_GAIN and one.answers >= _MIN_ANSWERS for one in gains.values()
+    )
 
 
 def count(
@@ -99,22 +154,17 @@ def count(
     *,
     target: str,
     vocab_size: int,
-    training: Sequence[Example],
+    training: Sequence[Answer],
     sets: Sets,
     size: int = TABLE_BYTES,
 ) -> None:
-    """Write the table of examples of a folder to `path`, in `size` bytes at most."""
-    answers = [example.answer for example in training]
-    entries = count_table(answers).best(size // entry_bytes(vocab_size))
+    """Write the table of answers of a folder to `path`, in `size` bytes at most."""
+    entries = count_table(training).best(size // entry_bytes(vocab_size))
     facts: dict[str, Any] = {
         "made_from": folder.provenance(),
-        "answers": len(answers),
-        "answer_tokens": sum(len(answer.answer) for answer in answers),
-        **{
-            name: accuracy(entries, [example.answer for example in examples])
-            for name, examples in sets.named.items()
-            if examples
-        },
+        "answers": len(training),
+        "answer_tokens": sum(len(answer.answer) for answer in training),
+        **{name: accuracy(entries, answers) for name, answers in sets.items() if answers},
     }
     write_table(entries, path, target=target, vocab_size=vocab_size, facts=facts)
 
@@ -153,6 +203,37 @@ def text_of(report: Mapping[str, Any]) -> str:
     )
 
 
+def _gains(use: Use, table: Path, sets: Sets) -> dict[str, Gain]:
+    """`auto` with `table` and as it is now, set by set; empty sets are left out."""
+    gains = {}
+    for name, answers in sets.items():
+        recordings = [
+            Recording(
+                str(number),
+                answer.kind,
+                answer.prompt,
+                answer.answer,
+                len(answer.answer) + 1 if answer.finish == "stop" else None,
+            )
+            for number, answer in enumerate(answers[:_MOST])
+        ]
+        if recordings:
+            old, new = (_replayed(recordings, use, path) for path in (None, table))
+            gains[name] = Gain(len(recordings), new.ideal, old.ideal, new.mean(), old.mean())
+    return gains
+
+
+def _replayed(recordings: Sequence[Recording], use: Use, table: Path | None) -> Total:
+    """The recordings by `auto` with a table; None: with that of the model, if it has one."""
+    shared: DrafterResources = drafter_resources(use.files, QUIET)
+    table = table or shared.shipped.get("table")
+    # Drafters that read hidden states cannot be replayed.
+    shared.shipped = {} if table is None else {"table": table}
+    if table is not None:
+        shared.tables[""] = Table.open(table, use.vocab_size)
+    return total_of(simulate(recordings, check({"drafter": "auto"}), use.cost, shared))
+
+
 def _install(path: Path, forms: Sequence[ModelFiles], *, gains: bool) -> None:
     """Install a table if `auto` gains by it, and remove the one before; else remove this one."""
     if gains:
@@ -164,9 +245,8 @@ def _install(path: Path, forms: Sequence[ModelFiles], *, gains: bool) -> None:
                 shutil.rmtree(other)
 
 
-def _figures(examples: Sequence[Example]) -> dict[str, int]:
-    tokens = sum(len(example.answer.answer) for example in examples)
-    return {"answers": len(examples), "tokens": tokens}
+def _figures(answers: Sequence[Answer]) -> dict[str, int]:
+    return {"answers": len(answers), "tokens": sum(len(answer.answer) for answer in answers)}
 
 
 def _prompt_lines(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -191,5 +271,5 @@ def _table_lines(table: Mapping[str, Any]) -> Iterator[str]:
     else:
         yield (
             "the table is not installed: `auto` gains less than 1 % by it, or fewer than "
-            f"{LEAST_ANSWERS} answers of a set are here; learning longer may change that"
+            f"{_MIN_ANSWERS} answers of a set are here; learning longer may change that"
         )

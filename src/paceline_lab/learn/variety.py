@@ -11,8 +11,6 @@ from hashlib import sha256
 from statistics import median
 from typing import Any
 
-from paceline_lab.learn.prompts import Generated
-
 _WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
 )
@@ -63,7 +61,8 @@ class Variety:
     def __init__(self, excluded: Iterable[str] = ()) -> None:
         """Begin without prompts; those too much like one of `excluded` will be dropped."""
         self._excluded: set[int] = set()
-        self._prompts: list[Generated] = []
+        self._prompts: list[tuple[str, str, bool]] = []
+        """Text, kind, and whether it is a second turn."""
         self._grams: set[int] = set()
         self._all_grams = 0
         self.dropped = Counter[str]()
@@ -73,39 +72,40 @@ class Variety:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def add(self, prompt: Generated) -> None:
-        """Count a prompt that was accepted in an earlier run."""
-        self._prompts.append(prompt)
-        grams = [*_grams(_words(prompt.prompt), _GRAM)]
+    def add(self, texts: Sequence[str], kind: str = "") -> None:
+        """Count a prompt of an earlier run, which is the last of the user's texts."""
+        self._prompts.append((texts[-1], kind, len(texts) > 1))
+        grams = [*_grams(_words(texts[-1]), _GRAM)]
         self._grams.update(grams)
         self._all_grams += len(grams)
 
-    def accepts(self, prompt: Generated) -> bool:
+    def accepts(self, texts: Sequence[str], kind: str = "") -> bool:
         """Whether a prompt is new enough; if so, it is counted."""
-        words = _words(prompt.prompt)
+        words = _words(texts[-1])
         grams = set(_grams(words, _GRAM))
         if not self._excluded.isdisjoint(_grams(words, _EXCLUDED)):
             self.dropped["excluded"] += 1
         elif sum(gram in self._grams for gram in grams) > _MOST_SEEN * len(grams):
             self.dropped["near duplicate"] += 1
         else:
-            self.add(prompt)
+            self.add(texts, kind)
             return True
         return False
 
     def figures(self) -> dict[str, Any]:
         """What the prompts are, for the report."""
-        if not self._prompts:
+        count = len(self._prompts)
+        if not count:
             return {"prompts": 0, "dropped": dict(self.dropped)}
-        texts = [prompt.prompt for prompt in self._prompts]
+        texts, kinds, seconds = zip(*self._prompts, strict=True)
         return {
-            "prompts": len(texts),
+            "prompts": count,
             "distinct_4_grams": len(self._grams) / self._all_grams,
             "words": median(len(_words(text)) for text in texts),
             "topics": _shares(topic_of([text]) for text in texts),
-            "openings": _shares(prompt.kind for prompt in self._prompts),
-            "code": sum(_CODE.search(text) is not None for text in texts) / len(texts),
-            "second_turns": sum(bool(prompt.messages) for prompt in self._prompts) / len(texts),
+            "openings": _shares(kinds),
+            "code": sum(_CODE.search(text) is not None for text in texts) / count,
+            "second_turns": sum(seconds) / count,
             "dropped": dict(self.dropped),
         }
 

@@ -22,27 +22,25 @@ from paceline.drafters.table import (
 )
 from paceline.drafters.table_counts import Entries, accuracy, count_table
 from paceline.storage.manifest import MANIFEST
-from paceline_lab.learn.answers import Answer
 from paceline_lab.learn.table import write_table
+from support.drafters import Text
 
 VOCAB = 5
 SHORTER, SAME, MISSED = 2.5, 0.15, 0.02
 Context = tuple[int, ...]
 
 
-def texts(min_answer: int = 1, max_answer: int = 14) -> st.SearchStrategy[list[Answer]]:
+def texts(min_answer: int = 1, max_answer: int = 14) -> st.SearchStrategy[list[Text]]:
     """Some answers; the first is long enough that a context of every length is in it."""
     tokens = st.integers(0, VOCAB - 1)
     prompt = st.lists(tokens, max_size=7)
     answer = st.lists(tokens, min_size=min_answer, max_size=max_answer)
     first = st.tuples(prompt, st.lists(tokens, min_size=MAX_ORDER + 1, max_size=40))
     rest = st.lists(st.tuples(prompt, answer), max_size=5)
-    return st.builds(
-        lambda one, more: [Answer(i, *each) for i, each in enumerate([one, *more])], first, rest
-    )
+    return st.builds(lambda one, more: [Text(*each) for each in [one, *more]], first, rest)
 
 
-def counted(answers: Sequence[Answer]) -> dict[Context, Counter[int]]:
+def counted(answers: Sequence[Text]) -> dict[Context, Counter[int]]:
     """What follows what in the answers, one place after the other."""
     follows: dict[Context, Counter[int]] = {}
     for each in answers:
@@ -62,7 +60,7 @@ def key_of(context: Context) -> int:
     return keys_of(context)[-1]
 
 
-def reference(answers: Sequence[Answer]) -> dict[Context, tuple[int, float]]:
+def reference(answers: Sequence[Text]) -> dict[Context, tuple[int, float]]:
     """The table as its words say, where the most frequent successor is one alone or the last."""
     kept: dict[Context, tuple[int, float]] = {}
     for context, counts in sorted(counted(answers).items(), key=lambda item: len(item[0])):
@@ -83,7 +81,7 @@ def reference(answers: Sequence[Answer]) -> dict[Context, tuple[int, float]]:
 
 
 @given(answers=texts())
-def test_every_entry_is_of_a_context_that_was_there(answers: list[Answer]):
+def test_every_entry_is_of_a_context_that_was_there(answers: list[Text]):
     follows, entries = counted(answers), by_key(count_table(answers))
     known = {key_of(context): counts for context, counts in follows.items()}
     assert len(known) == len(follows), "no two contexts of these share a key"
@@ -96,7 +94,7 @@ def test_every_entry_is_of_a_context_that_was_there(answers: list[Answer]):
 
 
 @given(answers=texts())
-def test_a_table_is_what_counting_by_hand_gives(answers: list[Answer]):
+def test_a_table_is_what_counting_by_hand_gives(answers: list[Text]):
     expected = {key_of(context): entry for context, entry in reference(answers).items()}
     found = by_key(count_table(answers))
     assert {key: token for key, (token, _) in found.items()} == {
@@ -107,7 +105,7 @@ def test_a_table_is_what_counting_by_hand_gives(answers: list[Answer]):
 
 
 @given(answers=texts())
-def test_entries_are_sorted_by_key_and_no_key_is_there_twice(answers: list[Answer]):
+def test_entries_are_sorted_by_key_and_no_key_is_there_twice(answers: list[Text]):
     entries = count_table(answers)
     assert np.all(entries.keys[1:] > entries.keys[:-1])
     assert len({len(column) for column in entries}) == 1
@@ -115,7 +113,7 @@ def test_entries_are_sorted_by_key_and_no_key_is_there_twice(answers: list[Answe
 
 def test_a_prompts_tokens_are_context_and_never_counted():
     prompt, answer = [7, 8, 9, 7, 8, 9, 7, 8, 9], [1, 2, 3, 1, 2, 3, 1]
-    entries = by_key(count_table([Answer(0, prompt, answer)]))
+    entries = by_key(count_table([Text(prompt, answer)]))
     assert {token for token, _ in entries.values()} == {1, 2, 3}
     assert entries[key_of((9,))][0] == 1, "the prompt's last token is what the answer follows"
     for context in [(7,), (8,), (7, 8), (8, 9, 7)]:
@@ -123,16 +121,14 @@ def test_a_prompts_tokens_are_context_and_never_counted():
 
 
 def test_longer_contexts_begin_in_the_prompt():
-    answers = [
-        Answer(i, [first, 2], [then] * 4) for i, (first, then) in enumerate([(1, 3), (4, 5)] * 3)
-    ]
+    answers = [Text([first, 2], [then] * 4) for first, then in [(1, 3), (4, 5)] * 3]
     entries = by_key(count_table(answers))
     assert entries[key_of((1, 2))][0] == 3
     assert entries[key_of((4, 2))][0] == 5
 
 
 def test_contexts_do_not_cross_answers():
-    answers = [Answer(0, [0], [1, 2, 1, 2, 1, 2]), Answer(1, [0], [3, 4, 3, 4, 3, 4])]
+    answers = [Text([0], [1, 2, 1, 2, 1, 2]), Text([0], [3, 4, 3, 4, 3, 4])]
     follows = by_key(count_table(answers))
     assert follows[key_of((2,))][0] == 1
     assert follows[key_of((4,))][0] == 3
@@ -141,7 +137,7 @@ def test_contexts_do_not_cross_answers():
 
 @pytest.mark.parametrize("length", range(1, MAX_ORDER + 1))
 def test_answers_may_be_too_short_for_a_context_of_every_length(length: int):
-    entries = by_key(count_table([Answer(0, [], [1, 2, 3, 4, 1][:length])]))
+    entries = by_key(count_table([Text([], [1, 2, 3, 4, 1][:length])]))
     assert entries.keys() >= {key_of((token,)) for token in range(1, min(length, 5))}
 
 
@@ -153,9 +149,7 @@ def test_of_no_answers_there_is_an_empty_table():
 
 
 @given(answers=texts(), count=st.integers(1, 30))
-def test_the_best_entries_are_those_of_highest_gain_sorted_by_key(
-    answers: list[Answer], count: int
-):
+def test_the_best_entries_are_those_of_highest_gain_sorted_by_key(answers: list[Text], count: int):
     entries = count_table(answers)
     best = entries.best(count)
     assert len(best.keys) == min(count, len(entries.keys))
@@ -166,7 +160,7 @@ def test_the_best_entries_are_those_of_highest_gain_sorted_by_key(
 
 
 def test_the_best_of_none_is_empty():
-    assert len(count_table([Answer(0, [1], [2, 3, 1] * 5)]).best(0).keys) == 0
+    assert len(count_table([Text([1], [2, 3, 1] * 5)]).best(0).keys) == 0
 
 
 # -- how it does -----------------------------------------------------------------------------------
@@ -177,7 +171,7 @@ ONE_FOLDER = settings(max_examples=40, suppress_health_check=[HealthCheck.functi
 @ONE_FOLDER
 @given(answers=texts(), others=texts(), count=st.integers(1, 60))
 def test_accuracy_equals_that_of_the_written_table(
-    answers: list[Answer], others: list[Answer], count: int, tmp_path: Path
+    answers: list[Text], others: list[Text], count: int, tmp_path: Path
 ):
     entries = count_table(answers).best(count)
     write_table(entries, tmp_path, target="toy", vocab_size=VOCAB, facts={})
@@ -200,13 +194,13 @@ def test_a_tables_probabilities_match_its_accuracy():
     rng = np.random.default_rng(3)
     usual = rng.integers(0, 50, 50)
 
-    def made(number: int) -> Answer:
+    def made() -> Text:
         text = [int(rng.integers(50))]
         while len(text) < 400:
             text.append(int(usual[text[-1]] if rng.random() < 0.7 else rng.integers(50)))
-        return Answer(number, text[:1], text[1:])
+        return Text(text[:1], text[1:])
 
-    learnt, kept_back = [made(i) for i in range(40)], [made(i) for i in range(5)]
+    learnt, kept_back = [made() for _ in range(40)], [made() for _ in range(5)]
     found = accuracy(count_table(learnt), kept_back)
     assert found["right"] > 0.6, "of 0.7 that can be known"
     assert found["promised"] == pytest.approx(found["right"], abs=0.1)
@@ -217,7 +211,7 @@ def test_a_tables_probabilities_match_its_accuracy():
 
 @pytest.fixture
 def entries() -> Entries:
-    return count_table([Answer(0, [0], [1, 2, 3, 4] * 5), Answer(1, [4], [2, 0] * 3)])
+    return count_table([Text([0], [1, 2, 3, 4] * 5), Text([4], [2, 0] * 3)])
 
 
 def test_the_folder_has_its_sources(entries: Entries, tmp_path: Path):

@@ -6,8 +6,7 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
-from paceline_lab.learn.openings import FOLLOW_UP, FREE, follow_ups, mixed, openings
-from paceline_lab.learn.prompts import Opening
+from paceline_lab.learn.openings import FOLLOW_UP, FREE, Opening, follow_ups, mixed, openings
 
 NO_SYSTEM = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"

@@ -2,12 +2,7 @@
 
 import pytest
 
-from paceline_lab.learn.prompts import Generated
 from paceline_lab.learn.variety import HELD_OUT, TRAINING, UNSEEN, Variety, part_of, topic_of
-
-
-def prompt(text: str, seed: int = 0, kind: str = "free") -> Generated:
-    return Generated(text, seed, kind)
 
 
 @pytest.mark.parametrize(
@@ -21,24 +16,24 @@ def prompt(text: str, seed: int = 0, kind: str = "free") -> Generated:
 )
 def test_a_near_duplicate_of_an_earlier_prompt_is_dropped(text: str, accepted: bool):
     variety = Variety()
-    assert variety.accepts(prompt("Write a story about a fox who lives in a wood near the sea"))
-    assert variety.accepts(prompt(text, 1)) == accepted
+    assert variety.accepts(["Write a story about a fox who lives in a wood near the sea"])
+    assert variety.accepts([text]) == accepted
     assert variety.dropped == ({} if accepted else {"near duplicate": 1})
     assert len(variety) == 1 + accepted
 
 
 def test_near_duplicates_are_found_in_scripts_without_spaces():
     variety = Variety()
-    assert variety.accepts(prompt("请写一个关于狐狸的短篇故事"))
-    assert not variety.accepts(prompt("请写一个关于狐狸的短篇故事吧"))
-    assert variety.accepts(prompt("如何在家里种番茄和草莓"))
+    assert variety.accepts(["请写一个关于狐狸的短篇故事"])
+    assert not variety.accepts(["请写一个关于狐狸的短篇故事吧"])
+    assert variety.accepts(["如何在家里种番茄和草莓"])
 
 
 def test_prompts_that_share_eight_words_with_an_excluded_one_are_dropped():
     variety = Variety(["One two three four five six seven eight nine", "short question"])
-    assert not variety.accepts(prompt("Say: two three four five six seven eight nine, please"))
-    assert variety.accepts(prompt("Say: two three four five six seven, please"))
-    assert not variety.accepts(prompt("Short question?"))
+    assert not variety.accepts(["Say: two three four five six seven eight nine, please"])
+    assert variety.accepts(["Say: two three four five six seven, please"])
+    assert not variety.accepts(["Short question?"])
     assert variety.dropped == {"excluded": 2}
 
 
@@ -59,15 +54,13 @@ def test_a_twentieth_of_other_prompts_is_held_out_and_second_turns_stay_with_the
 
 def test_the_figures_are_shares_of_the_prompts():
     variety = Variety()
-    chat = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"})
-    second = {"role": "user", "content": "Что такое облако"}
-    for one in (
-        prompt("Write a Python function that adds"),
-        prompt("What is the capital of Norway?", 1),
-        Generated("Что такое облако", 2, "follow-up", (*chat, second)),
-        prompt("What is the time", 3),
+    for texts, kind in (
+        (["Write a Python function that adds"], "free"),
+        (["What is the capital of Norway?"], "free"),
+        (["Hi", "Что такое облако"], "follow-up"),
+        (["What is the time"], "free"),
     ):
-        assert variety.accepts(one)
+        assert variety.accepts(texts, kind)
     figures = variety.figures()
     assert figures["prompts"] == 4
     assert figures["code"] == figures["second_turns"] == 0.25
