@@ -15,17 +15,16 @@ import numpy as np
 
 import paceline
 from paceline.decoding.costs import CostTable
-from paceline.drafters import DrafterResources, Table
+from paceline.drafters import Table
 from paceline.drafters.table import COLUMNS, KIND, entry_bytes, halves
 from paceline.drafters.table_counts import Entries, accuracy, count_table
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles, Progress
-from paceline.runtime.drafting import drafter_resources
+from paceline.runtime.drafting import Drafting
 from paceline.runtime.learnt import install
 from paceline.runtime.request import check
 from paceline.storage.files import megabytes, size_of, writing
 from paceline.storage.manifest import begin_artifact, write_manifest
-from paceline.storage.progress import QUIET
 from paceline_lab.learn.folder import Answer, LearntFolder
 from paceline_lab.learn.variety import HELD_OUT, UNSEEN, Variety, part_of
 from paceline_lab.simulate.replay import Recording, simulate
@@ -225,7 +224,7 @@ def _gains(use: Use, table: Path, sets: Sets) -> dict[str, Gain]:
 
 def _replayed(recordings: Sequence[Recording], use: Use, table: Path | None) -> Total:
     """The recordings by `auto` with a table; None: with that of the model, if it has one."""
-    shared: DrafterResources = drafter_resources(use.files, QUIET)
+    shared = Drafting(use.files).resources
     table = table or shared.shipped.get("table")
     # Drafters that read hidden states cannot be replayed.
     shared.shipped = {} if table is None else {"table": table}
