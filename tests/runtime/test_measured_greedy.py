@@ -15,7 +15,7 @@ from paceline.runtime.request import Defaults, Request
 from paceline.verify.checks import SAMPLED, Verdict, VerifyCase, check_tokens
 from paceline.verify.suite import load_suite
 from paceline_lab.bench.ab_test import Case, Contender
-from paceline_lab.learn.data import MAX_TOKENS, DataMaker
+from paceline_lab.learn import data
 from paceline_lab.learn.folder import LearntFolder
 from paceline_lab.learn.variety import Variety
 from paceline_lab.peers.base import Question
@@ -57,12 +57,14 @@ def _verified(model: Model, suite: Path, _: Path) -> None:
 
 def _answered(model: Model, suite: Path, out: Path) -> None:
     folder = LearntFolder(model.files, out)
-    DataMaker(model, folder, Variety(), seconds=0, progress=QUIET).run([load_suite(suite)])
+    data.DataMaker(model, folder, Variety(), seconds=0, progress=QUIET).run([load_suite(suite)])
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """The requests that a model gets, whose registry and files have settings of their own."""
+    for name, value in {"MAX_TOKENS": 4, "LONGEST_PROMPT": 4, "_MAX_UNUSED": 2}.items():
+        monkeypatch.setattr(data, name, value)
     seen, usual = list[Request](), Model.request
 
     def request(model: Model, options: Any) -> Request:
@@ -83,26 +85,17 @@ def test_a_measurement_is_greedy_whatever_registry_and_model_say(
 ):
     work(model, suite, tmp_path / "out")
     assert seen
-<<<<<<< HEAD
     for request in seen:
         assert {setting.source for setting in request.settings.values()} <= {"request", "fallback"}
-        assert request.max_tokens == (MAX_TOKENS if work is _answered else 4)
+        assert request.max_tokens == 4
         assert request.sampling.greedy or work is _verified
-=======
-    for each in seen:
-        assert {setting.source for setting in each.settings.values()} <= {"request", "fallback"}
-        assert each.max_tokens == (MAX_TOKENS if work is _answered else 4)
-    if work is not _verified:
-        assert all(each.sampling.greedy for each in seen)
->>>>>>> c2429147 (learn keeps each prompt with its answer in one file of answers; what loops ends by the option that requests have)
 
 
 def test_prompts_are_sampled_as_asked_whatever_registry_and_model_say(
     model: Model, tmp_path: Path, seen: list[Request]
 ):
-<<<<<<< HEAD
     folder = LearntFolder(model.files, tmp_path / "o")
-    maker = DataMaker(model, folder, Variety(), seconds=99, tokens=1, progress=QUIET)
+    maker = data.DataMaker(model, folder, Variety(), seconds=99, progress=QUIET)
     with suppress(PacelineError):  # the tiny model's prompts are no good
         maker.run([])
     assert {setting.source for setting in seen[0].settings.values()} <= {"request", "fallback"}
