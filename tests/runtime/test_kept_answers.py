@@ -15,7 +15,7 @@ from paceline.models import Progress
 from paceline.options import GREEDY, Options
 from paceline.runtime import kept as kept_module
 from paceline.runtime.drafting import Drafting
-from paceline.runtime.kept import KeptAnswers, all_kept, forget
+from paceline.runtime.kept import KeptAnswers, all_kept
 from paceline.runtime.model import Model
 
 PROMPT = "the rain in the rain in the rain in the"
@@ -220,9 +220,9 @@ def test_kept_answers_are_listed_and_forgotten(keeping: Model):
     (kept,) = all_kept()
     assert kept.model == keeping.files.name
     assert kept.bytes > 100
-    (kept.folder / ".counts.bin.1").symlink_to("replaced while they are listed")
+    (kept.paths[0] / ".counts.bin.1").symlink_to("replaced while they are listed")
     assert all_kept() == [kept]
-    forget(kept)
+    kept.remove()
     assert all_kept() == []
     keeping.generate(PROMPT, **ANSWER)  # what it has in memory may still be drafted from
     keeping.settle()

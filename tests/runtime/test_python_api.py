@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import paceline
+from paceline.decoding.costs import CostTable
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
+from support.costs import give_costs
 from support.plain import PROMPT
 from support.tiny import write_tiny
 
@@ -130,3 +132,13 @@ def test_vectors_are_of_length_one_and_the_same_alone_and_in_a_batch(
 def test_a_model_that_makes_no_embeddings_says_so(model: Model):
     with pytest.raises(InvalidRequest):
         model.embed("a")
+
+
+def test_auto_weighs_the_costs_that_a_model_has_now_and_shares_them_with_a_fresh_one(model: Model):
+    prompt, drafted = "this is one and the user, " * 4, []
+    for rows in (0.01, 9.0):  # seconds of a call of several rows
+        give_costs(model, CostTable({1: 0.01, **dict.fromkeys((2, 8, 32), rows)}))
+        for one in (model, model.fresh()):
+            answer = one.generate(prompt, max_tokens=40, ignore_eos=True, drafter="suffix")
+            drafted.append(answer.stats.drafted > 0)
+    assert drafted == [True, True, False, False]

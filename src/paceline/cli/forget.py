@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -31,54 +31,38 @@ def forget(
     """
     from paceline.cli.chat.history import history_file
     from paceline.runtime.kept import all_kept
-    from paceline.runtime.kept import forget as remove
     from paceline.runtime.learnt import all_learnt
     from paceline.storage.files import megabytes
 
-    models, learners = all_kept(), all_learnt()
-    chosen = [kept for kept in models if model in (None, kept.model)]
-    learnt = [learner for learner in learners if model in (None, learner.model)]
-    if model is not None and not chosen and not learnt:
-        known = {kept.model for kept in models} | {learner.model for learner in learners}
+    stored = {"answers": all_kept(), "what was learnt": all_learnt()}
+    known = {one.model for of_models in stored.values() for one in of_models}
+    if model is not None and model not in known:
         names = ", ".join(sorted(filter(None, known))) or "none of any model"
         raise InvalidRequest(f"no answers of {model} are kept; here are {names}")
-    sizes = [learner.bytes for learner in learnt]
-    if not dry_run:
-        for kept in chosen:
-            with _removing(kept.folder):
-                remove(kept)
-        for learner in learnt:
-            with _removing(learner.paths[0]):
-                learner.remove()
+    done, lines = "kept" if dry_run else "removed", list[str]()
+    values: dict[str, list[dict[str, Any]]] = {what: [] for what in stored}
+    for what, of_models in stored.items():
+        for one in of_models:
+            if model not in (None, one.model):
+                continue
+            place, size = one.paths[0], one.bytes
+            name = one.model or f"an unknown model, in {place}"
+            lines.append(f"{done}: {what} of {name}, {megabytes(size)}")
+            values[what].append({"model": one.model, "folder": str(place), "bytes": size})
+            if not dry_run:
+                with _removing(place):
+                    one.remove()
     typed = history_file() if model is None else None
     history = None if typed is None or not typed.is_file() else typed.stat().st_size
     if typed is not None and history is not None and not dry_run:
         with _removing(typed):
             typed.unlink()
-    value = [
-        {"model": kept.model, "folder": str(kept.folder), "bytes": kept.bytes} for kept in chosen
-    ]
-    done = "kept" if dry_run else "removed"
-    lines = [
-        f"{done}: answers of {_name(kept.model, kept.folder)}, {megabytes(kept.bytes)}"
-        for kept in chosen
-    ]
-    lines += [
-        f"{done}: what was learnt of {_name(learner.model, learner.paths[0])}, {megabytes(size)}"
-        for learner, size in zip(learnt, sizes, strict=True)
-    ]
     if history is not None:
         lines.append(f"{done}: messages typed in chat, {megabytes(history)}")
-    removed = [
-        {"model": learner.model, "bytes": size} for learner, size in zip(learnt, sizes, strict=True)
-    ]
-    values = {done: value, "learnt": removed, "history_bytes": history or 0}
-    print_value(output, values, "\n".join(lines) or "no answers are kept")
+    learnt = values["what was learnt"]
+    value = {done: values["answers"], "learnt": learnt, "history_bytes": history or 0}
+    print_value(output, value, "\n".join(lines) or "no answers are kept")
     return 0
-
-
-def _name(model: str, place: Path) -> str:
-    return model or f"an unknown model, in {place}"
 
 
 @contextmanager

@@ -136,6 +136,7 @@ class Drafting:
         self,
         request: Request,
         prompt_length: int,
+        cost: Callable[[], CostTable],
         memory: DraftKV | None = None,
         fault: Fault | None = None,
     ) -> RequestDrafters:
@@ -151,9 +152,8 @@ class Drafting:
             asked = [GuardedDrafter(drafter, fault) for drafter in asked]
         watched = drafters.create(request.probe or DrafterSpec(), self.resources, alone)
         probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
-        assert self._cost is not None
         acceptance = self.acceptance.discounted()
-        policy = request.policy_for(self._cost, acceptance, prompt_length)
+        policy = request.policy_for(cost, acceptance, prompt_length)
         return RequestDrafters(asked, probes, policy, acceptance)
 
     def learn(self, stream: Stream) -> None:

@@ -13,10 +13,8 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from paceline.decoding.types import FinishReason
 from paceline.drafters.kept import KeptFacts, KeptText, due
 from paceline.errors import ModelError
 from paceline.models import ModelFiles, Progress, cache_dir
+from paceline.runtime.learnt import Stored
 from paceline.runtime.stream import Stream
 from paceline.storage.files import write_bytes
 
@@ -208,39 +207,18 @@ class KeptAnswers:
             self._say(fault)
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What is kept of a model."""
-
-    model: str
-    """Its name; empty if the files do not say."""
-    folder: Path
-    bytes: int
-
-
-def all_kept() -> list[Kept]:
+def all_kept() -> list[Stored]:
     """What is kept of each model, in the order of their names."""
     models = []
     for folder in (cache_dir() / _FOLDER).glob("*"):
-        sizes = []
-        for path in folder.glob("*"):
-            with contextlib.suppress(FileNotFoundError):  # a temporary file, renamed meanwhile
-                sizes.append(path.stat().st_size)
-        if not sizes:
-            continue
-        try:
-            with (folder / _LOG).open("rb") as file:
-                header = _parsed(file.readline())
-        except OSError:
-            header = None
+        header = None
+        with contextlib.suppress(OSError), (folder / _LOG).open("rb") as file:
+            header = _parsed(file.readline())
         name = header.get("model") if isinstance(header, dict) else None
-        models.append(Kept(name if isinstance(name, str) else "", folder, sum(sizes)))
-    return sorted(models, key=lambda kept: kept.model)
-
-
-def forget(kept: Kept) -> None:
-    """Remove what is kept of a model. Raises OSError."""
-    shutil.rmtree(kept.folder)
+        stored = Stored(name if isinstance(name, str) else "", (folder,))
+        if stored.bytes:
+            models.append(stored)
+    return sorted(models, key=lambda stored: stored.model)
 
 
 def kept_answers(files: ModelFiles, vocab_size: int, progress: Progress) -> KeptAnswers:

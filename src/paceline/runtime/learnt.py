@@ -52,8 +52,8 @@ def _installed(files: ModelFiles) -> dict[str, Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
-    """What was learnt of one model."""
+class Stored:
+    """What was learnt of one model, or kept of its answers."""
 
     model: str
     """Its name; empty if the files do not say."""
@@ -74,7 +74,7 @@ class Learnt:
                 path.unlink(missing_ok=True)
 
 
-def all_learnt() -> list[Learnt]:
+def all_learnt() -> list[Stored]:
     """What was learnt of each model, in the order of their names."""
     paths: dict[str, list[Path]] = {}
     for path, header in _parts():
@@ -82,7 +82,7 @@ def all_learnt() -> list[Learnt]:
         with contextlib.suppress(ModelError):
             model = str(read_json(header).get("model", ""))
         paths.setdefault(model, []).append(path)
-    return [Learnt(model, tuple(paths[model])) for model in sorted(paths)]
+    return [Stored(model, tuple(paths[model])) for model in sorted(paths)]
 
 
 def learnt_of(model: str) -> list[Path]:

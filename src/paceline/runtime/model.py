@@ -25,7 +25,7 @@ from paceline.engines.base import Closes, Engine, KVSequence
 from paceline.engines.costs import StoredCosts, measure
 from paceline.engines.invariance import Compared
 from paceline.errors import InvalidRequest
-from paceline.models import TOKENIZER, ModelFiles, Pooling, TokenBytes, cache_dir
+from paceline.models import TOKENIZER, ModelFiles, TokenBytes, cache_dir
 from paceline.options import Options
 from paceline.runtime.chat import Message
 from paceline.runtime.conversation import Conversation
@@ -321,11 +321,10 @@ class Model:
                 raise InvalidRequest(f"text {number} is {kind}; expected a string with characters")
         if not texts:
             raise InvalidRequest("there is no text; expected a string, or several")
-        with self.lock:
-            self._check_pooling()
-            self._ensure_taps({FINAL_NORM}, "embed")
         encode = self.files.tokenizer().encode
         requests = [self.embedding_request(encode(one, special=True)) for one in texts]
+        with self.lock:
+            self._ensure_taps({FINAL_NORM}, "embed")
         pairs = self._running_batches.as_they_end(iter(requests), "text")
         results = sorted(pairs, key=itemgetter(0))
         vectors = np.stack([cast("Embedding", result).vector for _, result in results])
@@ -335,21 +334,16 @@ class Model:
         """Return the request for a text's vector. Raises InvalidRequest if there can be none."""
         from paceline.runtime.batching.request import BatchRequest
 
-        end = self.files.facts.pooled_end
+        end, pooling = self.files.facts.pooled_end, self.files.facts.pooling
+        if pooling is None:
+            raise InvalidRequest(f"{self.files.name} {NO_EMBEDDINGS}")
         ended = [] if end is None or (tokens and tokens[-1] == end) else [end]
         return BatchRequest(
             [*tokens, *ended],
             self.request({"max_tokens": 1, "drafter": "none"}),
             cached=False,
-            pooling=self._check_pooling(),
+            pooling=pooling,
         )
-
-    def _check_pooling(self) -> Pooling:
-        """Return how a text's hidden states are pooled. Raises InvalidRequest if in no way."""
-        pooling = self.files.facts.pooling
-        if pooling is None:
-            raise InvalidRequest(f"{self.files.name} {NO_EMBEDDINGS}")
-        return pooling
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
@@ -458,7 +452,8 @@ class Model:
             InvalidRequest: the prompt or an option cannot be served.
             ModelError: a drafter cannot be read or does not fit the model.
         """
-        drafters = self.drafting.of_request(request, len(tokens), memory, fault)
+        cost = self.costs.table
+        drafters = self.drafting.of_request(request, len(tokens), cost, memory, fault)
         compare = partial(
             self.exactness, request.drafter, cached=sequence.length > 0, shared=shared
         )

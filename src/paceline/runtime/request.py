@@ -89,15 +89,15 @@ class Request:
     """Checked options."""
 
     sampling: Sampling
-    max_tokens: int | None
-    stop: tuple[str, ...]
-    ignore_eos: bool
     drafter: DrafterSpec
     """Without `auto` in a request of `Model.request`."""
     policy: str
     max_block: int
-    probe: DrafterSpec | None
-    raw: bool
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    probe: DrafterSpec | None = None
+    raw: bool = False
     system: str | None = None
     parse_special: bool = False
     min_tokens: int = 0
@@ -173,6 +173,11 @@ class RequestDrafters(NamedTuple):
 
 
 _SAMPLING = tuple(field.name for field in fields(Sampling) if field.name != "seed")
+_AS_THEY_ARE = (
+    *("max_tokens", "ignore_eos", "raw", "system", "parse_special", "min_tokens", "logprobs"),
+    *("prompt_logprobs", "constraint", "think", "template_kwargs"),
+)
+"""Options that a request has as they are given."""
 
 
 def check(options: Options, defaults: Defaults | None = None) -> Request:
@@ -204,26 +209,16 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
                 f"drafter {spec} needs a prediction; say what the answer may be, or leave it out"
             )
     return Request(
-        sampling=sampling,
-        max_tokens=values["max_tokens"],
+        sampling,
+        drafter,
+        policy,
+        block,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        ignore_eos=values.get("ignore_eos", False),
-        drafter=drafter,
-        policy=policy,
-        max_block=block,
         probe=probe,
-        raw=values.get("raw", False),
-        system=values.get("system"),
-        parse_special=values.get("parse_special", False),
-        min_tokens=values.get("min_tokens", 0),
-        logprobs=values.get("logprobs"),
-        prompt_logprobs=values.get("prompt_logprobs", False),
-        constraint=values.get("constraint"),
         prediction=values.get("prediction") or (),
-        think=values.get("think"),
-        template_kwargs=values.get("template_kwargs", {}),
         repetition=_repetition(values.get("repetition_detection")),
         settings=settings,
+        **{name: values[name] for name in _AS_THEY_ARE if name in values},
     )
 
 
@@ -239,9 +234,8 @@ def structure(options: Options, grammars: "Callable[[], Grammars]") -> Constrain
         return grammars().json_schema(schema)
     if (regex := options.get("regex")) is not None:
         return grammars().regex(regex)
-    if (grammar := options.get("grammar")) is not None:
-        return grammars().lark(grammar)
-    return None
+    grammar = options.get("grammar")
+    return None if grammar is None else grammars().lark(grammar)
 
 
 def defaults_of(files: ModelFiles) -> Defaults:

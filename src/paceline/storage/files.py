@@ -90,9 +90,12 @@ def digest_of(value: Any) -> str:
 
 def size_of(path: Path, *, links: bool = False) -> int:
     """Bytes of a file, or of the files in a folder; `links`: also of those that links lead to."""
-    files = [path] if not path.is_dir() else path.rglob("*")
-    counted = (file for file in files if file.is_file() and (links or not file.is_symlink()))
-    return sum(file.stat().st_size for file in counted)
+    total = 0
+    for file in path.rglob("*") if path.is_dir() else (path,):
+        if links or not file.is_symlink():
+            with contextlib.suppress(FileNotFoundError):  # a temporary file, renamed meanwhile
+                total += file.stat().st_size if file.is_file() else 0
+    return total
 
 
 def megabytes(count: int) -> str:
