@@ -33,7 +33,7 @@ ABOVE: dict[str, int] = {
     "src": 59_500,
     "src/paceline": 36_050,
     "src/paceline/engines": 4_370,
-    "src/paceline/constraints": 2_750,
+    "src/paceline/constraints": 2_645,
     "src/paceline/models": 4_973,
     "src/paceline/runtime": 5_032,
     "src/paceline/server": 6_770,

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.constraints.grammar import MAX_FUNCTIONS, Grammars
-from paceline.constraints.limits import MAX_CHARACTERS
+from paceline.constraints.grammar import MAX_CHARACTERS, MAX_FUNCTIONS, Grammars
 from paceline.decoding.types import Constraint
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.models import ModelFiles

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from paceline.constraints.call_form import ToolForm
 from paceline.constraints.tool_calls import (
     CallPiece,
     CallStream,
@@ -16,7 +15,7 @@ from paceline.constraints.tool_calls import (
     parse_tool_calls,
     written_calls,
 )
-from paceline.constraints.tool_forms import tool_form
+from paceline.constraints.tool_forms import ToolForm, tool_form
 from paceline.models import ChatTemplate
 from paceline.runtime.chat import fit_calls
 from support.published import llama_cpp_models

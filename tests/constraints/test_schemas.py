@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.constraints.call_form import ToolForm
 from paceline.constraints.grammar import Grammars, _log
 from paceline.constraints.tool_calls import ToolCall, written_calls
-from paceline.constraints.tool_forms import FORMS, HERMES
+from paceline.constraints.tool_forms import FORMS, HERMES, ToolForm
 from paceline.errors import InvalidRequest
 from support.errors import raises
 from support.grammars import Takes

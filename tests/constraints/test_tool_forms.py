@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.constraints.call_form import Syntax, ToolForm
 from paceline.constraints.grammar import Grammars
 from paceline.constraints.tool_calls import (
     CallPiece,
@@ -19,7 +18,7 @@ from paceline.constraints.tool_calls import (
     parse_tool_calls,
     written_calls,
 )
-from paceline.constraints.tool_forms import FORMS, HERMES
+from paceline.constraints.tool_forms import FORMS, HERMES, Syntax, ToolForm
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.sampling import Sampling
 from paceline.engines.base import Engine

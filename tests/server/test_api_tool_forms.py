@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from openai import BadRequestError
 
-from paceline.constraints.call_form import ToolForm
 from paceline.constraints.tool_calls import ToolCall, written_calls
-from paceline.constraints.tool_forms import FORMS, HERMES, tool_form
+from paceline.constraints.tool_forms import FORMS, HERMES, ToolForm, tool_form
 from paceline.decoding.types import Constraint
 from paceline.models import resolve
 from paceline.runtime.chat import describe_tools, fit_calls, template_messages

@@ -11,8 +11,7 @@ from typing import Any
 
 from gguf import TokenType
 
-from paceline.constraints.call_form import ToolForm
-from paceline.constraints.tool_forms import FORMS
+from paceline.constraints.tool_forms import FORMS, ToolForm
 from support.tiny import vocabulary, write_tiny
 
 _QWEN = (

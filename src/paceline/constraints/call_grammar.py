@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paceline.constraints.call_form import NAME, Syntax, ToolForm
 from paceline.constraints.schemas import has_inexact_constants
 from paceline.constraints.tags import TagGrammar, cut_at_token
+from paceline.constraints.tool_forms import NAME, Syntax, ToolForm
 from paceline.constraints.value_grammar import ValueGrammar, escaped_text
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.errors import InvalidRequest
@@ -32,16 +32,10 @@ class CallGrammar:
         token: Callable[[str], str],
         settings: Mapping[str, Any],
     ) -> None:
-        """Prepare.
+        """Prepare for functions: name -> JSON schema of the arguments.
 
-        Args:
-            form: how calls are written.
-            parameters: a function's name -> the JSON schema of its arguments.
-            written: text -> Lark, with the model's own tokens for marks in it.
-            token: mark -> Lark: the model's token for it, or its text.
-            settings: llguidance's, for JSON.
-
-        Raises InvalidRequest if a name cannot be written.
+        `written` makes Lark of a text, `token` of a mark, with the model's own tokens; `settings`
+        are llguidance's, for JSON. Raises InvalidRequest if a name cannot be written.
         """
         self._form = form
         self._parameters = parameters

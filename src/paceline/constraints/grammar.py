@@ -10,17 +10,15 @@ llguidance's key "x-guidance".
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import cached_property, lru_cache
 from itertools import filterfalse, pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline.constraints.call_form import Syntax, ToolForm
 from paceline.constraints.call_grammar import CallGrammar, literal
-from paceline.constraints.limits import MAX_CHARACTERS, check_lark, check_text
 from paceline.constraints.matcher import GrammarConstraint, library, reason
 from paceline.constraints.matcher_process import Caller, MatcherProcesses
 from paceline.constraints.schemas import (
@@ -31,15 +29,18 @@ from paceline.constraints.schemas import (
     left_out,
     never_followed,
 )
-from paceline.constraints.tool_forms import HERMES
+from paceline.constraints.tool_forms import HERMES, Syntax, ToolForm
 from paceline.constraints.value_grammar import ValueGrammar
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import Constraint
 from paceline.errors import Busy, InvalidRequest, ModelError
-from paceline.models import Tokenizer
+from paceline.models import Tokenizer, check_unicode
 
 MAX_FUNCTIONS = 128
 """OpenAI's limit."""
+
+MAX_CHARACTERS = 64 * 1024
+"""Limit of a schema, expression or grammar."""
 
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """With free white space nothing would be forced, and small models never end it."""
@@ -103,32 +104,26 @@ class Grammars:
             InvalidRequest: the schema is invalid, unsatisfiable, or not supported by llguidance.
         """
         what = "the JSON schema"
-        try:
-            return self._json_schema(what, schema)
-        except RecursionError:
-            raise InvalidRequest(f"{what} is nested too deeply") from None
-
-    def _json_schema(self, what: str, schema: Mapping[str, Any]) -> Constraint:
-        _schema(what, schema)
-        kept, parts = left_out(schema, never_followed)
-        if parts:
-            raise InvalidRequest(f"{what} cannot be followed; leave out {parts[0]}")
-        if not kept.keys() & KEYWORDS:
-            kept |= _ANY
-        try:
-            if not has_inexact_constants(kept):
-                return self._constraint(what, _document("json_schema", _schema(what, kept)))
-            settings = kept.pop("x-guidance", _ONE_LINE)
-            values = ValueGrammar(
-                HERMES, "start", kept, written=literal, settings=settings, strict=True
-            )
-            lark = "\n".join(values.lines())
-            return self._constraint(what, _document("lark_grammar", json.dumps(lark)))
-        except InvalidRequest as error:
-            _, parts = left_out(kept, self._is_no_pattern)
-            if not parts:
-                raise
-            raise InvalidRequest(f"{error}; leave out {parts[0]}") from None
+        with _shallow(what):
+            _schema(what, schema)
+            followed, parts = left_out(schema, never_followed)
+            if parts:
+                raise InvalidRequest(f"{what} cannot be followed; leave out {parts[0]}")
+            if not followed.keys() & KEYWORDS:
+                followed |= _ANY
+            try:
+                if not has_inexact_constants(followed):
+                    return self._constraint(what, _document("json_schema", _schema(what, followed)))
+                settings = followed.pop("x-guidance", _ONE_LINE)
+                values = ValueGrammar(
+                    HERMES, "start", followed, written=literal, settings=settings, strict=True
+                )
+                return self._constraint(what, _lark_document(values.lines()))
+            except InvalidRequest as error:
+                _, parts = left_out(followed, self._is_no_pattern)
+                if not parts:
+                    raise
+                raise InvalidRequest(f"{error}; leave out {parts[0]}") from None
 
     def regex(self, text: str) -> Constraint:
         """Constrain answers to full matches of a regular expression (Rust's, no look-around).
@@ -136,7 +131,7 @@ class Grammars:
         Raises InvalidRequest if the expression is invalid or too complex.
         """
         what = "the regular expression"
-        check_text(what, text)
+        _check_text(what, text)
         return self._constraint(what, library().LLMatcher.grammar_from_regex(text))
 
     def lark(self, text: str) -> Constraint:
@@ -145,8 +140,8 @@ class Grammars:
         Raises InvalidRequest if the grammar is invalid, matches nothing or is too complex.
         """
         what = "the grammar"
-        check_lark(what, text)
-        return self._constraint(what, _document("lark_grammar", json.dumps(text)))
+        _check_text(what, text)
+        return self._constraint(what, _lark_document([text]))
 
     def tools(
         self,
@@ -171,25 +166,6 @@ class Grammars:
         Raises:
             InvalidRequest: a function is invalid, a name occurs twice, or `choice` is unknown.
         """
-        try:
-            return self._tools(_parameters(functions), choice, parallel, form, thoughts)
-        except RecursionError:
-            raise InvalidRequest("the functions' parameters are nested too deeply") from None
-
-    def _tools(
-        self,
-        parameters: Mapping[str, Mapping[str, Any]],
-        choice: str,
-        parallel: bool,
-        form: ToolForm,
-        thoughts: ReasoningMarks | None,
-    ) -> Constraint:
-        if choice not in ("auto", "required"):
-            if choice not in parameters:
-                known = ", ".join(parameters)
-                raise InvalidRequest(f"there is no function {choice!r} to call; expected {known}")
-            parameters = {choice: parameters[choice]}
-        parameters = _followed(parameters, never_followed)
 
         def compiled(parameters: Mapping[str, Mapping[str, Any]]) -> Constraint:
             calls = CallGrammar(
@@ -206,20 +182,23 @@ class Grammars:
             if form.syntax is not Syntax.JSON:  # its own grammar ignores what it does not know
                 texts = map(json.dumps, filterfalse(has_inexact_constants, parameters.values()))
                 union = "start: " + (" | ".join(f"%json {text}" for text in texts) or '"{}"')
-                self._constraint("the functions", _document("lark_grammar", json.dumps(union)))
-            return self._constraint("the functions", _document("lark_grammar", json.dumps(lark)))
+                self._constraint("the functions", _lark_document([union]))
+            return self._constraint("the functions", _lark_document([lark]))
 
-        try:
-            return compiled(parameters)
-        except InvalidRequest:
-            kept = _followed(parameters, self._is_no_pattern)
-            if kept != parameters:
-                parameters = kept
-                with suppress(InvalidRequest):
-                    return compiled(kept)
-            with suppress(Busy):
-                self._check_schemas(parameters)
-            raise
+        with _shallow("a function's parameters"):
+            parameters = _chosen(_parameters(functions), choice)
+            parameters = _followed(parameters, never_followed)
+            try:
+                return compiled(parameters)
+            except InvalidRequest:
+                without = _followed(parameters, self._is_no_pattern)
+                if without != parameters:
+                    parameters = without
+                    with suppress(InvalidRequest):
+                        return compiled(parameters)
+                with suppress(Busy):
+                    self._check_schemas(parameters)
+                raise
 
     def token_of(self, mark: str) -> int | None:
         """Return the model's own token for a mark; None: the model writes it in letters."""
@@ -294,6 +273,30 @@ def _document(kind: str, value: str) -> str:
     return f'{{"grammars": [{{"{kind}": {value}}}]}}'
 
 
+def _lark_document(lines: Iterable[str]) -> str:
+    return _document("lark_grammar", json.dumps("\n".join(lines)))
+
+
+@contextmanager
+def _shallow(what: str) -> Iterator[None]:
+    """Raise InvalidRequest where the nesting of `what` exceeds Python's limit."""
+    try:
+        yield
+    except RecursionError:
+        raise InvalidRequest(f"{what} is nested too deeply") from None
+
+
+def _chosen(
+    parameters: Mapping[str, dict[str, Any]], choice: str
+) -> Mapping[str, Mapping[str, Any]]:
+    if choice in ("auto", "required"):
+        return parameters
+    if choice not in parameters:
+        known = ", ".join(parameters)
+        raise InvalidRequest(f"there is no function {choice!r} to call; expected {known}")
+    return {choice: parameters[choice]}
+
+
 def _parameters(functions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return name -> JSON schema of the arguments."""
     if not 1 <= len(functions) <= MAX_FUNCTIONS:
@@ -349,8 +352,16 @@ def _schema(what: str, schema: Mapping[str, Any], also: Mapping[str, Any] | None
         text = json.dumps({"x-guidance": _ONE_LINE, **(also or {}), **schema}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{what} is not JSON: {reason(str(error))}") from error
-    check_text(what, text)
+    _check_text(what, text)
     return text
+
+
+def _check_text(what: str, text: str) -> None:
+    check_unicode(what, text)
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidRequest(
+            f"{what} has {len(text)} characters; expected at most {MAX_CHARACTERS}"
+        )
 
 
 def _ranges(ids: Iterable[int]) -> str:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.constraints.call_form import Syntax, ToolForm
 from paceline.constraints.call_text import CallText, Emit, NotACall, Reader, decoded, quoted
+from paceline.constraints.tool_forms import Syntax, ToolForm
 from paceline.decoding.text import overlap
 
 CONSTANTS: Mapping[str, Any] = {
@@ -60,10 +60,10 @@ def written_literals(form: ToolForm, arguments: Mapping[str, Any]) -> str:
 def read_literals(form: ToolForm, source: CallText, emit: Emit) -> Reader[None]:
     """Read arguments up to their end. Raises NotACall if they break off or are invalid."""
     if form.syntax is Syntax.PYTHON:
-        yield from _members(_Literals(source, emit, form.quote), ")", "=")
+        yield from _Literals(source, emit, form.quote).members(")", "=")
     else:
         yield from source.expect("{")
-        yield from _members(_Literals(source, emit, form.quote), "}", ":")
+        yield from _Literals(source, emit, form.quote).members("}", ":")
         source.at += 1
 
 
@@ -76,8 +76,30 @@ class _Literals:
         self.quote = quote
         self.depth = 0
 
-    def value(self) -> Reader[None]:
-        """Read a value."""
+    def members(self, end: str, colon: str) -> Reader[None]:
+        """Read keys and values up to `end`, which is not skipped."""
+        self.emit("{")
+        begun = False
+        while (yield from self.source.next()) != end:
+            key = yield from self._key()
+            if not key:
+                raise NotACall
+            yield from self.source.expect(colon)
+            self.emit(f"{', ' if begun else ''}{json.dumps(key, ensure_ascii=False)}: ")
+            yield from self._value()
+            begun = True
+            yield from self._separator(end)
+        self.emit("}")
+
+    def _separator(self, end: str) -> Reader[None]:
+        """Skip a comma, if the end does not come next."""
+        character = yield from self.source.next()
+        if character == ",":
+            self.source.at += 1
+        elif character != end:
+            raise NotACall
+
+    def _value(self) -> Reader[None]:
         source = self.source
         first = yield from source.next()
         if first in ("[", "{"):
@@ -88,7 +110,7 @@ class _Literals:
             if first == "[":
                 yield from self._list()
             else:
-                yield from _members(self, "}", ":")
+                yield from self.members("}", ":")
             source.at += 1
             self.depth -= 1
         elif first in ("'", '"') or (yield from self._quotes()):
@@ -104,9 +126,9 @@ class _Literals:
         while (yield from self.source.next()) != "]":
             if begun:
                 self.emit(", ")
-            yield from self.value()
+            yield from self._value()
             begun = True
-            yield from _separator(self.source, "]")
+            yield from self._separator("]")
         self.emit("]")
 
     def _scalar(self) -> Reader[str]:
@@ -126,8 +148,7 @@ class _Literals:
             raise NotACall
         return json.dumps(text, ensure_ascii=False)  # a word without its marks
 
-    def key(self) -> Reader[str]:
-        """Read the key of an object."""
+    def _key(self) -> Reader[str]:
         first = yield from self.source.next()
         if first not in ("'", '"') and not (yield from self._quotes()):
             return (yield from self.source.run(_BARE_KEY))
@@ -187,29 +208,3 @@ class _Literals:
         if "\ud800" <= character < "\udc00" and (yield from source.begins("\\u")):
             return character + (yield from self._escape())
         return character
-
-
-def _members(values: _Literals, end: str, colon: str) -> Reader[None]:
-    """Read keys and values up to `end`, which is not skipped."""
-    source, emit = values.source, values.emit
-    emit("{")
-    begun = False
-    while (yield from source.next()) != end:
-        key = yield from values.key()
-        if not key:
-            raise NotACall
-        yield from source.expect(colon)
-        emit(f"{', ' if begun else ''}{json.dumps(key, ensure_ascii=False)}: ")
-        yield from values.value()
-        begun = True
-        yield from _separator(source, end)
-    emit("}")
-
-
-def _separator(source: CallText, end: str) -> Reader[None]:
-    """Skip a comma, if the end does not come next."""
-    character = yield from source.next()
-    if character == ",":
-        source.at += 1
-    elif character != end:
-        raise NotACall

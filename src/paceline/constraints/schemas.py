@@ -110,6 +110,17 @@ def has_inexact_constants(schema: Any) -> bool:
     )
 
 
+def mapping(value: Any) -> Mapping[str, Any]:
+    """An object, or an empty one for what is none."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def constants(schema: Mapping[str, Any]) -> list[Any]:
+    """The values that a schema lists; none if it lists none."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return values if isinstance(values, list) else []
+
+
 def resolved(root: Mapping[str, Any], reference: str) -> Any:
     """The schema at a reference such as "#/$defs/city"; None if it is not there."""
     target: Any = root

@@ -11,17 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.constraints.call_form import ToolForm
 from paceline.constraints.call_text import CallText, Emit, NotACall, Reader, decoded, quoted
 from paceline.constraints.literals import CONSTANTS, written_value
-from paceline.constraints.schemas import resolved
-from paceline.constraints.value_grammar import (
-    EMPTY,
-    ValueGrammar,
-    escaped_text,
-    length_bounds,
-    mapping,
-)
+from paceline.constraints.schemas import constants, mapping, resolved
+from paceline.constraints.tool_forms import Tags, ToolForm
+from paceline.constraints.value_grammar import EMPTY, ValueGrammar, escaped_text, length_bounds
 from paceline.decoding.text import overlap
 
 Schema = Mapping[str, Any]
@@ -38,8 +32,7 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 def written_tags(form: ToolForm, arguments: Mapping[str, Any]) -> str:
     """Arguments as a model writes them."""
-    tags = form.tags
-    assert tags is not None
+    tags = _tags(form)
     return "".join(
         f"{tags.open}{key}{tags.head(is_text=isinstance(value, str))}"
         f"{_written(form, value)}{tags.close}{tags.after}"
@@ -47,37 +40,35 @@ def written_tags(form: ToolForm, arguments: Mapping[str, Any]) -> str:
     )
 
 
+def _tags(form: ToolForm) -> Tags:
+    assert form.tags is not None, "the syntax TAGS has tags"
+    return form.tags
+
+
 def _written(form: ToolForm, value: Any) -> str:
     if not isinstance(value, str):
         return written_value(form, value)
-    assert form.tags is not None
-    return f"{_CDATA}{value}]]>" if form.tags.cdata and _MARKUP.search(value) else value
+    return f"{_CDATA}{value}]]>" if _tags(form).cdata and _MARKUP.search(value) else value
 
 
 class TagGrammar(ValueGrammar):
     """Makes the rules for one function's arguments."""
 
     def _is_writable(self, key: str) -> bool:
-        assert self._form.tags is not None
-        return key != "" and self._form.tags.name.fullmatch(key) is not None
+        return key != "" and _tags(self._form).name.fullmatch(key) is not None
 
     def _arguments(self) -> str:
+        self._tags = _tags(self._form)
+        self._close = self._written(self._tags.close + self._tags.after)
         return self._ordered(self._root, self._tagged, self._free_tagged(), EMPTY)
-
-    @property
-    def _close(self) -> str:
-        assert self._form.tags is not None
-        return self._written(self._form.tags.close + self._form.tags.after)
 
     def _tagged(self, key: str, schema: Any) -> str:
         schema = mapping(schema)
         reference = schema.get("$ref")
         known = isinstance(reference, str)
         target = mapping(resolved(self._root, str(reference))) if known else schema
-        if target.get("type") == "string" and not {"enum", "const"} & target.keys():
-            return self._tagged_text(self._head(key, is_text=True), target)
-        values = target.get("enum", [target["const"]] if "const" in target else None)
-        if isinstance(values, list) and values:
+        values = constants(target)
+        if values:
             heads = (self._head(key, is_text=isinstance(value, str)) for value in values)
             texts = (
                 f"{head} {self._written(_written(self._form, value)) or EMPTY}"
@@ -85,39 +76,36 @@ class TagGrammar(ValueGrammar):
             )
             return f"({' | '.join(texts)}) {self._close}"
         kinds = target.get("type")
-        if isinstance(kinds, list) and "string" in kinds:
-            return self._tagged_text(self._head(key, is_text=True), {})
+        if kinds == "string" or (isinstance(kinds, list) and "string" in kinds):
+            bounds = target if kinds == "string" else {}
+            return self._tagged_text(self._head(key, is_text=True), bounds)
         return f"{self._head(key, is_text=False)} {self._value(schema)} {self._close}"
 
     def _free_tagged(self) -> str:
         """Any argument, as a text; only needed if no properties are named."""
-        if self._form.tags is None or self._root.get("properties"):
+        if self._root.get("properties"):
             return ""
-        names = f"/[^{escaped_text(self._form.tags.middle[0])}\\n]+/"
-        middle = self._written(self._form.tags.head(is_text=True))
-        return self._tagged_text(f"{self._written(self._form.tags.open)} {names} {middle}", {})
+        names = f"/[^{escaped_text(self._tags.middle[0])}\\n]+/"
+        middle = self._written(self._tags.head(is_text=True))
+        return self._tagged_text(f"{self._written(self._tags.open)} {names} {middle}", {})
 
     def _head(self, key: str, *, is_text: bool) -> str:
-        assert self._form.tags is not None
-        return self._written(f"{self._form.tags.open}{key}{self._form.tags.head(is_text=is_text)}")
+        return self._written(f"{self._tags.open}{key}{self._tags.head(is_text=is_text)}")
 
     def _tagged_text(self, head: str, schema: Mapping[str, Any]) -> str:
         """What comes before a text, the text, and its tag; texts like the tag are left out."""
-        tags = self._form.tags
-        assert tags is not None
         bounds = length_bounds(schema)
         text = rf"(.|\n){bounds}"
-        if not tags.cdata:
-            return f"{head} {self._text_before(tags.close, text)}"
-        marked = self._text_before(f"]]>{tags.close}", text)
+        if not self._tags.cdata:
+            return f"{head} {self._text_before(self._tags.close, text)}"
+        marked = self._text_before(f"]]>{self._tags.close}", text)
         plain = f"/[^<&\\n]{bounds}/ {self._close}"
         return f"{head} ({plain} | {json.dumps(_CDATA)} {marked})"
 
     def _text_before(self, close: str, text: str) -> str:
         """A rule for what the regular expression `text` matches, and the tag after it."""
-        assert self._form.tags is not None
         letters = escaped_text(close.strip())
-        prefix, rest = cut_at_token(self._written(close + self._form.tags.after))
+        prefix, rest = cut_at_token(self._written(close + self._tags.after))
         if rest:  # a token, which no text has
             name = f"{self._name}T{len(self._rules)}".upper()
             self._rules.append(
@@ -125,11 +113,9 @@ class TagGrammar(ValueGrammar):
             )
             return f"{name} {rest}"
         end = escaped_text((self._form.end or self._form.close).strip())
-        follows = f"({escaped_text(self._form.tags.open)}|{end})"
+        follows = f"({escaped_text(self._tags.open)}|{end})"
         bad = rf"/(.|\n)*{letters}\s*{follows}(.|\n)*/"
-        return self._rule(
-            rf"/{text}{escaped_text(close + self._form.tags.after)}/ & ~{bad}", "[lazy]"
-        )
+        return self._rule(rf"/{text}{escaped_text(close + self._tags.after)}/ & ~{bad}", "[lazy]")
 
 
 def cut_at_token(lark: str) -> tuple[str, str]:
@@ -146,8 +132,7 @@ def cut_at_token(lark: str) -> tuple[str, str]:
 
 def read_tags(form: ToolForm, schema: Schema, source: CallText, emit: Emit) -> Reader[None]:
     """Read arguments, again and again, up to what is none. Raises NotACall if one breaks off."""
-    tags = form.tags
-    assert tags is not None
+    tags = _tags(form)
     emit("{")
     begun = False
     while True:
@@ -155,7 +140,7 @@ def read_tags(form: ToolForm, schema: Schema, source: CallText, emit: Emit) -> R
         if not (yield from source.skip(tags.open)):
             break
         key = yield from source.run(tags.name)
-        types = parameter_types(schema, key)
+        types = _types(mapping(schema.get("properties")).get(key), schema, 0)
         if tags.flagged:
             yield from source.expect('" string="')
             types = {"string"} if (yield from source.run(_FLAG)) == "true" else types - {"string"}
@@ -183,7 +168,6 @@ def _value(form: ToolForm, close: str, source: CallText, emit: Emit) -> Reader[N
 
     The tag is text where neither another argument nor the end of the call follows it.
     """
-    assert form.tags is not None
     tag, line = close.lstrip(), close.startswith("\n")
     while True:
         place = source.text.find(tag, source.at)
@@ -201,28 +185,21 @@ def _value(form: ToolForm, close: str, source: CallText, emit: Emit) -> Reader[N
         source.at = place + len(tag)
         after = source.at
         yield from source.next()
-        for end in (form.tags.open, (form.end or form.close).strip()):
+        for end in (_tags(form).open, (form.end or form.close).strip()):
             if (yield from source.begins(end)):
                 return
         source.at = after
         emit(text)
 
 
-def parameter_types(schema: Schema, key: str) -> set[str]:
-    """JSON types of a parameter; none if its schema does not say."""
-    properties = schema.get("properties")
-    parameter = properties.get(key) if isinstance(properties, Mapping) else None
-    return _types(parameter, schema, 0)
-
-
 def _types(schema: Any, root: Schema, depth: int) -> set[str]:
+    """JSON types of a parameter; none if its schema does not say."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return set()
     if "type" in schema:
         named = schema["type"]
         return {str(kind) for kind in (named if isinstance(named, list) else [named])}
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list):
+    if values := constants(schema):
         return {_type_of(value) for value in values}
     if isinstance(reference := schema.get("$ref"), str):
         return _types(resolved(root, reference), root, depth + 1)

@@ -12,11 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from paceline.constraints.call_form import NAME, Syntax, ToolForm
 from paceline.constraints.call_text import CallText, Emit, NotACall, Reader, decoded
 from paceline.constraints.literals import read_literals, written_literals
 from paceline.constraints.tags import read_tags, written_tags
-from paceline.constraints.tool_forms import FORMS, HERMES
+from paceline.constraints.tool_forms import FORMS, HERMES, NAME, Syntax, ToolForm
 from paceline.decoding.text import overlap, unsigned
 
 

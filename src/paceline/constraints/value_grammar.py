@@ -12,9 +12,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline.constraints.call_form import Syntax, ToolForm
 from paceline.constraints.literals import literal_key, written_value
-from paceline.constraints.schemas import KEYWORDS, has_inexact_constants, resolved
+from paceline.constraints.schemas import (
+    KEYWORDS,
+    constants,
+    has_inexact_constants,
+    mapping,
+    resolved,
+)
+from paceline.constraints.tool_forms import Syntax, ToolForm
 from paceline.errors import InvalidRequest
 
 EMPTY = '""'
@@ -43,15 +49,10 @@ class ValueGrammar:
         settings: Mapping[str, Any],
         strict: bool = False,
     ) -> None:
-        """Prepare.
+        """Prepare for `schema`; the names of all rules begin with `name`.
 
-        Args:
-            form: how arguments are written.
-            name: beginning of the names of all rules.
-            schema: of the arguments.
-            written: text -> Lark, with the model's own tokens for marks in it.
-            settings: llguidance's, for the JSON in arguments.
-            strict: reject keywords that would be ignored.
+        `written` makes Lark of a text, with the model's own tokens for marks in it; `settings` are
+        llguidance's, for JSON. `strict` rejects keywords that would be ignored.
         """
         self._form = form
         self._name = name
@@ -82,27 +83,22 @@ class ValueGrammar:
         return [f"{self._name}: {self._arguments()}", *self._rules]
 
     def _is_writable(self, key: str) -> bool:
-        """Whether a parameter's name can be written."""
         return not self._python or _PYTHON_KEY.fullmatch(key) is not None
 
     def _arguments(self) -> str:
         if not self._python:
             return self._value(self._root) if self._json else self._object(self._root)
+
+        def member(key: str, value: Any) -> str:
+            return f"{json.dumps(f'{key}=')} {self._value(value)}"
+
         free = f'/[A-Za-z_][A-Za-z0-9_]*/ "=" {self._anything()}'
-        return self._members(self._root, lambda key: json.dumps(f"{key}="), free)
+        return self._ordered(self._root, member, free, self._comma)
 
     def _rule(self, body: str, option: str = "") -> str:
         name = f"{self._name}x{len(self._rules)}"
         self._rules.append(f"{name}{option}: {body}")
         return name
-
-    def _members(self, schema: Mapping[str, Any], head: Callable[[str], str], free: str) -> str:
-        """Members with a `head` before the value of each."""
-
-        def member(key: str, value: Any) -> str:
-            return f"{head(key)} {self._value(value)}"
-
-        return self._ordered(schema, member, free, self._comma)
 
     def _ordered(
         self,
@@ -136,10 +132,12 @@ class ValueGrammar:
         else:
             free = f'%json {{"type": "string"}} ": " {self._anything()}'
         colon = ":" if self._braces else ": "
-        inside = self._members(
-            schema, lambda key: self._written(f"{literal_key(self._form, key)}{colon}"), free
-        )
-        return f'"{{" {inside} "}}"'
+
+        def member(key: str, value: Any) -> str:
+            head = self._written(f"{literal_key(self._form, key)}{colon}")
+            return f"{head} {self._value(value)}"
+
+        return f'"{{" {self._ordered(schema, member, free, self._comma)} "}}"'
 
     def _value(self, schema: Any) -> str:
         """A rule for a value."""
@@ -152,8 +150,7 @@ class ValueGrammar:
             self._check(schema)
         if isinstance(reference := schema.get("$ref"), str):
             return self._reference(reference)
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if isinstance(values, list) and values:
+        if values := constants(schema):
             return self._choice(values)
         for name in ("anyOf", "oneOf"):
             if isinstance(alternatives := schema.get(name), list) and alternatives:
@@ -266,8 +263,3 @@ def length_bounds(schema: Mapping[str, Any]) -> str:
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and value >= 0 else None
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """An object, or an empty one for what is none."""
-    return value if isinstance(value, Mapping) else {}

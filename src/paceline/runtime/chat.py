@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from paceline.constraints.call_form import ToolForm
 from paceline.constraints.tool_calls import ToolCall, written_calls
-from paceline.constraints.tool_forms import HERMES, tool_form
+from paceline.constraints.tool_forms import HERMES, ToolForm, tool_form
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles, Thinking

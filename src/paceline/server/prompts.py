@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from paceline.constraints.call_form import ToolForm
-from paceline.constraints.tool_forms import tool_form
+from paceline.constraints.tool_forms import ToolForm, tool_form
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.text import showing
 from paceline.errors import InvalidRequest, ModelError

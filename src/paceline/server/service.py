@@ -11,9 +11,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
-from paceline.constraints.call_form import ToolForm
 from paceline.constraints.call_grammar import literal
 from paceline.constraints.grammar import Grammars
+from paceline.constraints.tool_forms import ToolForm
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.text import SIGN
 from paceline.decoding.types import FINAL_NORM, Constraint

@@ -4,7 +4,6 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.constraints.call_form import ToolForm
 from paceline.constraints.tool_calls import (
     CallPiece,
     CallStream,
@@ -12,6 +11,7 @@ from paceline.constraints.tool_calls import (
     ToolCall,
     parse_tool_calls,
 )
+from paceline.constraints.tool_forms import ToolForm
 from paceline.decoding.types import FinishReason
 from paceline.server.api.endpoint import ApiRequest
 from paceline.server.api.logprobs import chat_logprobs
