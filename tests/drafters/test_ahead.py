@@ -62,7 +62,7 @@ def test_every_draft_but_the_first_is_made_ahead_if_all_is_accepted(
     assert drafter.used == request.counters.drafted_at[0] - 1 > 5
 
 
-@pytest.mark.parametrize("place", range(2, 6))
+@pytest.mark.parametrize("place", [2, 5])
 def test_a_rejected_token_drops_the_draft_that_was_made_ahead(
     place: int, truth: list[int], worker: ThreadPoolExecutor
 ):
@@ -173,9 +173,7 @@ def test_ahead_opens_a_draft_model_of_its_own():
     assert engine.free_slots > free
 
 
-@pytest.mark.parametrize(
-    "spec", ["ahead", "ahead:", "ahead:suffix", "ahead:dflash:x", "ahead:model"]
-)
+@pytest.mark.parametrize("spec", ["ahead", "ahead:suffix", "ahead:model"])
 def test_drafters_that_are_free_or_need_the_target_cannot_draft_ahead(spec: str):
     with raises(InvalidRequest):
         DrafterSpec.parse(spec)

@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -71,12 +70,3 @@ def test_a_long_run_of_one_token_stays_correct():
         cursor = automaton.advance(cursor, 5)
         assert cursor.length == length
         assert length <= automaton.at(cursor).next_at <= 1000
-
-
-@pytest.mark.parametrize("text", [[], [1], [1, 2, 3]])
-def test_a_text_without_repeats_has_none(text: list[int]):
-    assert automaton_of(text).longest_repeat() is None
-
-
-def test_a_cursor_at_the_start_has_no_match():
-    assert automaton_of([1, 2]).at(START) is None

@@ -78,20 +78,9 @@ def test_suffix_searches_earlier_answers_only_on_request():
         list(create("suffix", DrafterResources(history=history))[0].propose([1, 2], 1).tokens) == []
     )
     assert list(create("suffix:earlier")[0].propose([1, 2], 1).tokens) == []
-
-
-@pytest.mark.parametrize("spec", ["suffix:earlier", "ngram+suffix:earlier", "suffix:earlier+ngram"])
-def test_answers_are_kept_for_a_spec_that_looks_in_them(spec: str):
-    assert DrafterSpec.parse(spec).uses_earlier_answers
-
-
-@pytest.mark.parametrize("spec", ["none", "auto", "suffix", "ngram:min=2+suffix"])
-def test_answers_are_not_kept_for_a_spec_that_does_not(spec: str):
-    assert not DrafterSpec.parse(spec).uses_earlier_answers
-
-
-def test_every_request_gets_its_own_drafters():
-    assert create("ngram")[0] is not create("ngram")[0]
+    parse = DrafterSpec.parse
+    assert parse("ngram+suffix:earlier").uses_earlier_answers
+    assert not any(parse(spec).uses_earlier_answers for spec in ("none", "auto", "suffix"))
 
 
 @pytest.mark.parametrize(
@@ -99,17 +88,13 @@ def test_every_request_gets_its_own_drafters():
     [
         ("eagle", "'eagle'"),
         ("", "''"),
-        ("ngram+", "''"),
         ("ngram+none", "'none'"),
         ("ngram:size=3", "'size'; expected length, max, min"),
         ("kept:min=1", "kept has no option 'min=1'"),
         ("suffix:later", "'later'; expected earlier"),
         ("ngram:min=two", "min is 'two'"),
-        ("ngram:min", "min is ''"),
         ("ngram:min=0", "min=0, max=4"),
-        ("ngram:min=5", "min=5, max=4"),
         ("ngram:length=0", "length=0; expected 1 to 64"),
-        ("ngram:max=17", "max=17"),
         ("suffix+ngram+suffix", "3 parts"),
         ("+".join(f"ngram:length={n}" for n in range(1, 10)), "9 parts"),
     ],

@@ -119,7 +119,7 @@ def test_a_head_of_another_engine_is_refused_by_the_name_of_its_own(kind: EchoKi
     assert not kind.opened
 
 
-@pytest.mark.parametrize("spec", ["echo", "echo:", "echo:window=64", "suffix+echo"])
+@pytest.mark.parametrize("spec", ["echo", "echo:window=64"])
 def test_without_a_head_inside_a_folder_is_required(kind: EchoKind, spec: str):
     shared = DrafterResources(target="tiny", engine="toy")
     for refuse in (create, taps):
@@ -131,12 +131,9 @@ def test_without_a_head_inside_a_folder_is_required(kind: EchoKind, spec: str):
     ("spec", "reason"),
     [
         ("dflash:x,window=0", "dflash has window=0; expected 1 or more"),
-        ("dflash:x,window=all", "option window is 'all'; expected a number"),
         ("dflash:x,window", "option window is ''; expected a number"),
         ("dflash:x,block=4", "drafter dflash has no option 'block'; expected bits, window"),
         ("dflash:x,bits=3", "dflash has bits=3; expected 4 or 8"),
-        ("dflash:x,y", "drafter dflash has no option 'y'"),
-        ("mtp:x,length=0", "mtp has length=0; expected 1 or more"),
         ("mtp:window=9", "drafter mtp has no option 'window'; expected bits, length, vocab"),
     ],
 )

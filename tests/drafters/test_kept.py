@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from paceline.drafters import KeptDrafter, KeptText
 from paceline.drafters.kept import MATCH, KeptFacts, due
-from paceline.drafters.table import keys_at, keys_of
 from paceline.errors import ModelError
 from paceline.storage.columns import write_columns
 from support.errors import raises
@@ -59,13 +58,6 @@ def test_little_text_is_no_error(texts: list[list[int]]):
     assert not drafter.propose([], 4).tokens
     assert not drafter.propose([8] * 12, 4).tokens
     assert not KeptDrafter(None).propose([1, 2], 4).tokens
-
-
-def test_keys_of_a_match_are_those_of_a_whole_text():
-    text = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
-    assert keys_at(np.array(text), MATCH - 1).tolist() == [
-        keys_of(text[: end + 1], MATCH)[-1] for end in range(MATCH - 1, len(text))
-    ]
 
 
 @settings(max_examples=40)

@@ -29,14 +29,7 @@ def greedy(engine: ToyEngine, count: int) -> list[int]:
     return run(engine, [plain])[0].tokens
 
 
-def test_the_draft_is_the_models_greedy_answer(engine: ToyEngine):
-    proposal = drafter(engine).propose(PROMPT, 5)
-    assert proposal.tokens == greedy(engine, 5)
-    assert len(proposal.probabilities) == 5
-    assert all(0 < probability < 1 for probability in proposal.probabilities)
-
-
-@pytest.mark.parametrize("kept", range(6))
+@pytest.mark.parametrize("kept", [0, 2, 5])
 def test_kv_of_rejected_tokens_is_rolled_back(engine: ToyEngine, kept: int):
     truth = greedy(engine, 12)
     one = drafter(engine)
@@ -72,12 +65,6 @@ def test_cost_follows_the_length_of_its_drafts(engine: ToyEngine):
     assert one.cost(2) == pytest.approx(0.02, rel=0.01)
 
 
-def test_cost_follows_the_context(engine: ToyEngine):
-    one = drafter(engine)
-    one.propose(PROMPT, 1)
-    assert one.cost(1) == pytest.approx(0.01 + 1e-6 * len(PROMPT))
-
-
 def test_drafts_end_at_the_draft_models_context_length():
     small = ToyEngine(context_length=10)
     one = drafter(small)
@@ -85,10 +72,6 @@ def test_drafts_end_at_the_draft_models_context_length():
     assert len(one.propose([*PROMPT, 1], 8).tokens) == 1
     assert not one.propose([*PROMPT, 1, 2], 8).tokens
     assert not one.propose([*PROMPT, 1, 2, 3, 4], 8).tokens
-
-
-def test_an_empty_context_has_no_draft(engine: ToyEngine):
-    assert not drafter(engine).propose([], 4).tokens
 
 
 def test_close_frees_the_draft_models_slots(engine: ToyEngine):

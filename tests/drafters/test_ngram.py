@@ -36,25 +36,11 @@ def test_ngram_lookup_equals_a_plain_search(
         assert (list(proposal.tokens), proposal.match) == expected
 
 
-def test_the_longest_match_wins_over_a_later_shorter_one():
-    #       1 2 3 -> 7            3 -> 8
-    text = [1, 2, 3, 7, 7, 7, 0, 3, 8, 1, 2, 3]
-    assert list(NgramDrafter().propose(text, 1).tokens) == [7]
-    assert list(NgramDrafter(max_match=1).propose(text, 1).tokens) == [8]
-
-
-def test_of_equal_matches_the_latest_wins():
-    text = [1, 2, 7, 1, 2, 8, 1, 2]
-    assert list(NgramDrafter().propose(text, 2).tokens) == [8, 1]
-
-
 @pytest.mark.parametrize(
     ("options", "value"),
     [
         ({"min_match": 0}, "min=0, max=4"),
-        ({"min_match": 3, "max_match": 2}, "min=3, max=2"),
         ({"length": 0}, "length=0"),
-        ({"length": 65}, "length=65"),
         ({"max_match": 20_000_000}, "max=20000000"),
     ],
 )

@@ -24,14 +24,6 @@ def test_drafts_follow_the_prediction(done: int):
     assert drafted(TEXT, TEXT[:done]) == TEXT[done : done + 4]
 
 
-def test_drafts_follow_the_prediction_token_by_token():
-    drafter, context = PredictionDrafter(TEXT, len(PROMPT)), list(PROMPT)
-    for token in TEXT:
-        assert drafter.propose(context, 1).tokens == [token]
-        context.append(token)
-    assert not drafter.propose(context, 1).tokens
-
-
 @pytest.mark.parametrize(
     ("answer", "next_token"),
     [
@@ -75,13 +67,3 @@ def test_no_prediction_changes_a_token(prediction: list[int], block: int):
         drafters = [PredictionDrafter(text, len(PROMPT))]
         one = generation(engine, PROMPT, drafters=drafters, policy=Fixed(block), **common)
         assert run(engine, [one]) == [plain]
-
-
-def test_an_exact_prediction_takes_the_fewest_calls():
-    engine = ToyEngine()
-    common = {"stopping": Stopping(max_tokens=25)}
-    (plain,) = run(engine, [generation(engine, PROMPT, **common)])
-    drafters = [PredictionDrafter(plain.tokens, len(PROMPT))]
-    one = generation(engine, PROMPT, drafters=drafters, policy=Fixed(8), **common)
-    assert run(engine, [one]) == [plain]
-    assert one.counters.steps == 3

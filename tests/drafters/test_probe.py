@@ -33,52 +33,12 @@ def counts(probe: Probe) -> tuple[int, int, int]:
     return probe.steps, probe.drafted, probe.accepted
 
 
-def test_probe_proposes_nothing_and_asks_for_its_own_length():
-    scripted = Scripted([5, 6])
-    probe = Probe(scripted, length=4)
-    assert (probe.name, probe.watched) == ("probe(scripted)", "scripted")
-    assert not probe.propose([1], 15).tokens
-    assert scripted.limits == [4]
-
-
-def test_a_draft_is_counted_once_a_token_of_it_is_rejected():
-    probe = Probe(Scripted([5, 6, 7]), length=3)
-    probe.propose([1], 1)
-    probe.propose([1, 5], 1)
-    assert counts(probe) == (0, 0, 0)
-    probe.propose([1, 5, 9], 1)
-    assert counts(probe) == (1, 3, 1)
-
-
-def test_a_fully_accepted_draft_is_counted_with_the_bonus_token():
-    probe = Probe(Scripted([5, 6]), length=2)
-    probe.propose([1], 1)
-    probe.propose([1, 5, 6], 1)
-    assert counts(probe) == (0, 0, 0)
-    probe.propose([1, 5, 6, 7], 1)
-    assert counts(probe) == (1, 2, 2)
-
-
 def test_an_open_draft_is_counted_when_the_text_ends():
     probe = Probe(Scripted([5, 6]), length=2)
     probe.propose([1], 1)
     counted = {"steps": 1, "drafted": 2, "accepted": 1}
     assert probe.count([1, 5]) == counted
     assert probe.count([1, 5]) == counted
-
-
-def test_every_token_is_a_step_if_the_drafter_abstains():
-    probe = Probe(Scripted(), length=4)
-    for end in range(1, 6):
-        probe.propose(list(range(end)), 1)
-    assert counts(probe) == (4, 0, 0)
-
-
-def test_probe_passes_computed_blocks_on():
-    scripted = Scripted()
-    computed = ComputedBlock([1], 0, 1)
-    Probe(scripted, length=4).observe(computed)
-    assert scripted.observed == [computed]
 
 
 @given(text=st.lists(st.integers(0, 2), min_size=2, max_size=60), length=st.integers(1, 6))

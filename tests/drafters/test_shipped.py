@@ -36,8 +36,3 @@ def test_the_table_of_the_default_model_opens_and_is_its_own():
     assert sum(table.after([token]) is not None for token in range(1000)) > 500
     assert read_json(folder / "manifest.json")["target"] == "smollm2-135m"
     assert str(DrafterSpec.parse("auto").resolve(shipped("smollm2-135m"))) == "suffix+table"
-
-
-def test_a_path_is_no_name_that_drafters_are_shipped_for(tmp_path: Path):
-    (tmp_path / "table").mkdir()
-    assert shipped(str(tmp_path)) == {}
