@@ -51,16 +51,14 @@ Variant = Callable[[Sequence[SuitePrompt], int], Answered]
 
 def ours(server: Server, drafter: str, clients: int, *, known: bool = False) -> Variant:
     """Clients of paceline's server; with `known`, prompts are prefix cache hits."""
-    extra = json.dumps(
-        {
-            "cache_prompt": known,
-            "speculation": {"drafter": drafter},
-            "repetition_penalty": 1.0,  # not the model's default
-        }
-    )
+    fields = {
+        "cache_prompt": known,
+        "speculation": {"drafter": drafter},
+        "repetition_penalty": 1.0,  # not the model's default
+    }
 
     def answer(prompts: Sequence[SuitePrompt], max_tokens: int) -> Answered:
-        endpoint = Endpoint(server.url, DEFAULT_MODEL, max_tokens, extra=extra)
+        endpoint = Endpoint(server.url, DEFAULT_MODEL, max_tokens, fields=fields)
         before = {name: server.metric(f"paceline_{name}_total") for name in COUNTED}
         run = closed_loop(endpoint, prompts, clients=clients, requests=len(prompts))
         if faults := {sample.error for sample in run.samples if sample.error}:

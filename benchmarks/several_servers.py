@@ -97,7 +97,7 @@ def asked(url: str, prompts: Sequence[SuitePrompt]) -> list[Sample]:
 
     def client(number: int) -> Sequence[Sample]:
         own = prompts[number::CLIENTS]
-        endpoint = Endpoint(url, model, MAX_TOKENS, f"client-{number}", json.dumps(extra))
+        endpoint = Endpoint(url, model, MAX_TOKENS, f"client-{number}", extra)
         return closed_loop(endpoint, own, clients=1, requests=len(own)).samples
 
     with ThreadPoolExecutor(CLIENTS) as pool:

@@ -132,7 +132,6 @@ LIGHT_ROOMS = {
     MLX: {*ALLOWED[MLX]},
     OPENVINO: {*ALLOWED[OPENVINO]},
 }
-LIGHT_MODULES = {"paceline.verify.arguments"}
 
 # These may import third-party packages at the top of a file.
 WITH_PACKAGES = {
@@ -203,8 +202,7 @@ def part(name: str) -> str:
 
 def heavy(name: str) -> bool:
     """Whether a name is slow to import."""
-    module = any(f"{name}.".startswith(f"{light}.") for light in LIGHT_MODULES)
-    return not module and room(name) not in LIGHT_ROOMS[house(name)]
+    return room(name) not in LIGHT_ROOMS[house(name)]
 
 
 def parts(module: str) -> Container[str]:
@@ -349,7 +347,6 @@ RIGHT = [
     ("paceline.models.hub.wheel", "from paceline.models.names import WheelModel"),
     ("paceline.models.templates.worker", "from jinja2 import Template"),
     ("paceline.cli.app", "def f():\n    from paceline.verify import checks"),
-    ("paceline.cli.verify", "from paceline.verify.arguments import Verification"),
     ("paceline.cli.x", "from typer.core import TyperGroup"),
     ("paceline_lab.simulate.x", "from paceline_lab.bench.record import Record"),
     ("paceline_coreml.probe.x", "import torch"),

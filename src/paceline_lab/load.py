@@ -5,22 +5,20 @@ requests at random times, at a fixed mean rate, however many wait (Poisson, seed
 """
 
 import asyncio
-import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count, cycle, islice
+from itertools import cycle, islice
 from statistics import quantiles
 from typing import Any
 
-from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.storage.report import Report
 from paceline.verify.client import (
     Endpoint,
     LoadRun,
-    Sample,
     closed_loop,
+    json_object,
     key_for,
     model_of,
     run_load,
@@ -40,14 +38,9 @@ def bench_serve(load: ServerLoad, progress: Progress) -> Report:
     """
     prompts = load_suite(load.suite).only(load.kinds, None)
     url = load.url.rstrip("/")
-    try:
-        fields = json.loads(load.extra)
-    except ValueError:
-        fields = None
-    if not isinstance(fields, dict):
-        raise InvalidRequest(f"--extra is {load.extra!r}; expected a JSON object")
+    fields = json_object("--extra", load.extra)
     key = key_for(url, load.api_key)
-    endpoint = Endpoint(url, load.model or model_of(url, key), load.max_tokens, key, load.extra)
+    endpoint = Endpoint(url, load.model or model_of(url, key), load.max_tokens, key, fields)
     clients = load.clients or (() if load.rates else _CLIENTS)
     requests = load.requests
     loads: list[tuple[str, Callable[..., LoadRun]]] = [
@@ -59,9 +52,7 @@ def bench_serve(load: ServerLoad, progress: Progress) -> Report:
         with progress.task(
             f"requests to {endpoint.model}: {name}", requests, unit="requests"
         ) as reach:
-            done = count(1)
-            watch = lambda _, done=done, reach=reach: reach(next(done))  # noqa: E731
-            runs.append(run(endpoint, prompts.prompts, requests=requests, watch=watch))
+            runs.append(run(endpoint, prompts.prompts, requests=requests, watch=reach))
     settings = {"url": url, "extra": fields, "max_tokens": load.max_tokens, "kinds": [*load.kinds]}
     record = Record(
         "serve",
@@ -114,7 +105,7 @@ def open_loop(
     rate: float,
     requests: int,
     seed: int = 0,
-    watch: Callable[[Sample], None] = lambda _: None,
+    watch: Callable[[int], None] = lambda _: None,
 ) -> LoadRun:
     """Send `requests` at `rate` per second on average, without waiting for answers."""
     gaps = random.Random(seed)
@@ -122,7 +113,7 @@ def open_loop(
     async def run(send: Callable[[SuitePrompt], Any]) -> None:
         async def send_later(prompt: SuitePrompt, after: float) -> None:
             await asyncio.sleep(after)
-            watch(await send(prompt))
+            await send(prompt)
 
         at, pending = 0.0, []
         for prompt in islice(cycle(prompts), requests):
@@ -130,7 +121,7 @@ def open_loop(
             at += gaps.expovariate(rate)
         await asyncio.gather(*pending)
 
-    return asyncio.run(run_load(f"{rate:g} requests/s", endpoint, run))
+    return asyncio.run(run_load(f"{rate:g} requests/s", endpoint, run, watch))
 
 
 def load_facts(run: LoadRun) -> dict[str, Any]:

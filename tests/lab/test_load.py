@@ -12,7 +12,7 @@ from paceline.models import QUIET
 from paceline.options import GREEDY
 from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults
-from paceline.verify.client import Endpoint, Sample, closed_loop, model_of
+from paceline.verify.client import Endpoint, closed_loop, model_of
 from paceline.verify.suite import SuitePrompt
 from paceline_lab.arguments import ServerLoad
 from paceline_lab.bench.record import parse_record
@@ -34,7 +34,7 @@ def server(tiny_model: Model) -> Iterator[Running]:
 @pytest.fixture
 def endpoint(server: Running) -> Endpoint:
     url = f"{server.url}/v1"
-    return Endpoint(url, model_of(url), max_tokens=6, extra='{"ignore_eos": true}')
+    return Endpoint(url, model_of(url), max_tokens=6, fields={"ignore_eos": True})
 
 
 def test_load_is_greedy_whatever_the_servers_model_says(tiny_model: Model, server: Running):
@@ -49,10 +49,10 @@ def test_load_is_greedy_whatever_the_servers_model_says(tiny_model: Model, serve
 
 @pytest.mark.parametrize("clients", [1, 3])
 def test_clients_ask_until_enough_was_asked(endpoint: Endpoint, clients: int):
-    heard: list[Sample] = []
+    heard: list[int] = []
     run = closed_loop(endpoint, PROMPTS, clients=clients, requests=7, watch=heard.append)
-    assert [sample.prompt for sample in sorted(run.samples, key=lambda s: s.started)] != []
-    assert len(run.samples) == len(heard) == 7
+    assert len(run.samples) == 7
+    assert heard == [*range(1, 8)]
     assert sorted(s.prompt for s in run.samples) == ["p0", "p0", "p0", "p1", "p1", "p2", "p2"]
     found = load_facts(run)
     assert (found["failed"], found["completion_tokens"]) == (0, 42)
@@ -71,13 +71,6 @@ def test_clients_ask_until_enough_was_asked(endpoint: Endpoint, clients: int):
     assert most == clients
 
 
-def test_the_same_prompt_has_the_same_text(endpoint: Endpoint):
-    run = closed_loop(endpoint, PROMPTS, clients=3, requests=9)
-    texts = {(sample.prompt, sample.text) for sample in run.samples}
-    assert len(texts) == len(PROMPTS)
-    assert any(sample.cached_tokens for sample in run.samples)
-
-
 def test_requests_come_at_a_rate(endpoint: Endpoint):
     run = open_loop(endpoint, PROMPTS, rate=40.0, requests=8, seed=1)
     starts = [sample.started for sample in sorted(run.samples, key=lambda s: s.started)]
@@ -92,11 +85,6 @@ def test_errors_are_counted_and_said(endpoint: Endpoint):
     assert found["failed"] == 3
     assert "404" in found["errors"][0]
     assert found["first_token"] is None
-
-
-def test_a_server_that_is_none_is_named():
-    with pytest.raises(InvalidRequest, match=r"http://127.0.0.1:9/v1/models cannot be read"):
-        model_of("http://127.0.0.1:9/v1")
 
 
 def test_a_base_url_that_is_none_is_named(server: Running):

@@ -49,12 +49,9 @@ def test_an_unknown_kind_is_rejected_with_the_known_ones(suite_file: Path):
     "line",
     [
         "not json",
-        "5",
         "[]",
-        "null",
         json.dumps({"id": "a", "kind": "b"}),
         json.dumps({"kind": "b", "messages": []}),
-        json.dumps({"messages": ["hello"]}),
         json.dumps({"messages": [{"role": "user"}]}),
         json.dumps({"prompt": 5}),
         "[" * 100_000,

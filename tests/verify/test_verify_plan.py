@@ -1,7 +1,6 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,9 @@ from paceline.errors import InvalidRequest
 from paceline.models import QUIET, Progress, list_models
 from paceline.plan import plan
 from paceline.runtime.model import Model
+from paceline.storage.json_lines import journal_path
 from paceline.storage.report import Report
 from paceline.verify import checks, command
-from paceline.verify.arguments import Verification
-from paceline.verify.suite import load_suite
-from paceline_lab.bench.journal import journal_path
 from support.faulty import (
     FaultyEngine,
     by_block_length,
@@ -38,7 +35,7 @@ def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few_cases")
 def test_verify_passes_where_the_promise_is_kept(model: Model, suite_file: Path):
-    report = command.verify(lambda: model, Verification(suite=suite_file, max_tokens=20), QUIET)
+    report = command.verify(lambda: model, QUIET, suite=suite_file, max_tokens=20)
     assert report.passed
     assert report.value["exact"] is True
     assert report.value["answers_compared"] == 1 + 2 + 1 + 3 + 1 + 5 + 1 + 8
@@ -53,9 +50,7 @@ def test_a_quick_verification_compares_a_part_and_estimates_the_whole(
 ):
     monkeypatch.setattr(command, "_QUICK_ROWS_SECONDS", 0)
     monkeypatch.setattr(command, "_QUICK_SECONDS", 0)
-    report = command.verify(
-        lambda: model, Verification(suite=suite_file, max_tokens=5, quick=True), QUIET
-    )
+    report = command.verify(lambda: model, QUIET, suite=suite_file, max_tokens=5, quick=True)
     assert report.passed
     assert report.value["parts"]["contexts"]["done"] == 1
     assert report.value["parts"]["combinations"]["of"] == 8
@@ -64,18 +59,10 @@ def test_a_quick_verification_compares_a_part_and_estimates_the_whole(
 
 
 @pytest.mark.usefixtures("few_cases")
-def test_a_base_model_is_verified_with_prompts_as_they_are(model: Model, suite_file: Path):
-    base = Model(replace(model.files, chat_template=None), model.engine)
-    report = command.verify(lambda: base, Verification(suite=suite_file, max_tokens=5), QUIET)
-    assert report.passed
-    assert report.value["answers_compared"] == 1 + 2 + 1 + 3 + 1 + 5 + 1 + 8
-
-
-@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize("change", [by_block_length, other_picks_when_drafting])
 def test_verify_fails_where_the_promise_is_broken(change: Any, model: Model, suite_file: Path):
     broken = Model(model.files, FaultyEngine(model.engine, change))
-    report = command.verify(lambda: broken, Verification(suite=suite_file, max_tokens=60), QUIET)
+    report = command.verify(lambda: broken, QUIET, suite=suite_file, max_tokens=60)
     assert not report.passed
     assert report.value["exact"] is False
     assert "is NOT exact here" in report.text
@@ -126,94 +113,40 @@ def nothing(*_: object) -> None:
 
 
 @pytest.mark.usefixtures("few_cases")
-def test_a_stopped_verification_resumes_and_checks_nothing_twice(
-    model: Model, suite_file: Path, tmp_path: Path
-):
-    output = tmp_path / "verify.json"
-    reached: list[int] = []
-
-    class Watched(Progress):
-        def __init__(self, after: int) -> None:
-            super().__init__(quiet=True)
-            self._after = after
-
-        @contextmanager
-        def task(self, *_: object, **__: object) -> Iterator[Any]:
-            def reach(done: int) -> None:
-                reached.append(done)
-                if done == self._after:
-                    raise KeyboardInterrupt
-
-            yield reach
-
-    def verified(after: int = -1, **changes: Any) -> Report:
-        settings: dict[str, Any] = {"suite": suite_file, "output": output, "max_tokens": 20}
-        return command.verify(
-            lambda: model, Verification(**{**settings, **changes}), Watched(after)
-        )
-
-    with pytest.raises(KeyboardInterrupt):
-        verified(after=4)  # more than the contexts whose rows are compared
-    with pytest.raises(InvalidRequest, match="another max_tokens"):
-        verified(max_tokens=21)
-    journal = journal_path(output)
-    assert journal is not None
-    before = len(journal.read_text().splitlines())
-
-    def once(*_: object) -> None:
-        pytest.fail("rows were compared again")
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(command, "check_rows", once)
-        report = verified()
-    assert len(journal.read_text().splitlines()) > before
-    assert report.journal == journal
-    assert report.passed
-    assert report.value["answers_compared"] == 1 + 2 + 1 + 3 + 1 + 5 + 1 + 8
-    assert report.value["conditions"]["block_length"]["rows"] > 100
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert sorted(each["case"] for each in lines if "case" in each) == list(range(8))
-    journal.write_text(journal.read_text() + '{"case": "one"}\n')
-    with pytest.raises(InvalidRequest, match="no part of a verification"):
-        verified()
-
-
-@pytest.mark.usefixtures("few_cases")
-def test_a_difference_found_before_a_stop_still_fails_the_verification(
+def test_a_stopped_verification_resumes_checks_nothing_twice_and_keeps_what_differed(
     model: Model, suite_file: Path, tmp_path: Path
 ):
     output = tmp_path / "verify.json"
     broken = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
 
-    def verified(now: Model) -> Report:
+    class Stopping(Progress):
+        @contextmanager
+        def task(self, *_: object, **__: object) -> Iterator[Any]:
+            def reach(done: int) -> None:
+                if done == 4:  # more than the contexts whose rows are compared
+                    raise KeyboardInterrupt
+
+            yield reach
+
+    def verified(progress: Progress = QUIET, max_tokens: int = 60) -> Report:
         return command.verify(
-            lambda: now, Verification(suite=suite_file, max_tokens=60, output=output), QUIET
+            lambda: broken, progress, suite=suite_file, output=output, max_tokens=max_tokens
         )
 
-    first = verified(broken)
-    assert not first.passed
+    with pytest.raises(KeyboardInterrupt):
+        verified(Stopping(quiet=True))
+    with pytest.raises(InvalidRequest, match="another max_tokens"):
+        verified(max_tokens=21)
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(command, "check_rows", lambda *_, **__: pytest.fail("compared again"))
+        report = verified()
+        assert report.journal == journal_path(output)
         patched.setattr(FaultyEngine, "step", lambda *_: pytest.fail("all is known"))
-        again = verified(broken)
+        again = verified()
     assert not again.passed
-    assert again.value["answers_differing"] == first.value["answers_differing"]
-
-
-def test_verify_sets_greedy_decoding_explicitly(model: Model, suite_file: Path):
-    asked: list[dict[str, Any]] = []
-
-    class Watched(Model):
-        def stream(self, prompt: Any, **options: Any) -> Any:
-            asked.append(options)
-            return super().stream(prompt, **options)
-
-    case = checks.VerifyCase("suffix", "fixed", 4, {"temperature": 0.0})
-    watched = Watched(model.files, model.engine)
-    verdict = checks.Verdict()
-    checks.check_tokens(watched, load_suite(suite_file), [case], verdict, max_tokens=3)
-    assert len(asked) == 2
-    for options in asked:
-        assert (options["temperature"], options["generation_config"]) == (0.0, "none")
+    assert again.value["answers_compared"] == 1 + 2 + 1 + 3 + 1 + 5 + 1 + 8
+    assert again.value["conditions"]["block_length"]["rows"] > 100
+    assert again.value["answers_differing"] == report.value["answers_differing"] != []
 
 
 def test_a_plan_has_the_costs_of_this_machine(model: Model):

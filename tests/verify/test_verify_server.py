@@ -292,25 +292,6 @@ def test_our_server_reports_what_it_drafted_and_is_not_compared_with_itself(
     assert found["warnings"] == []
 
 
-def test_one_text_in_many_is_found_and_its_prompt_named(
-    verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
-):
-    def answer(server: FakeServer, body: dict[str, Any]) -> str:
-        last = server.asked > 18 and "say 4" in json.dumps(body)
-        return "another" if last else TEXT
-
-    with serving(answer) as server:
-        code, found = verify(server.url)
-    assert code == 1
-    assert {each["prompt"] for each in found["changed"]} == {"p4"}
-    assert {each["at"] for each in found["changed"]} == {0}
-    with serving(answer) as server:
-        assert main(["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]) == 1
-    printed = capsys.readouterr().out
-    assert "p4 (as served, alone): character 0" in printed
-    assert "did NOT give the same text every time" in printed
-
-
 def test_a_request_that_fails_is_no_changed_text(verify: Found):
     def answer(server: FakeServer, _: dict[str, Any]) -> str:
         return "" if server.asked == 9 else TEXT
@@ -348,12 +329,9 @@ def test_our_server_keeps_every_text_under_load(tiny_model: Model, verify: Found
             'data: {"choices": [{"delta": {"content": "a"}}]}\n\n',
             "without a finish_reason or [DONE]",
         ),
-        ("data: 7\n\n", "no chunk of a chat completion"),
         ('data: {"choices": [3]}\n\n', "no chunk of a chat completion"),
-        ('data: {"choices": {"a": 1}}\n\n', "no chunk of a chat completion"),
         ("data: {\n\n", "no chunk of a chat completion"),
         ('data: {"error": {"message": "no memory"}}\n\n', "no memory"),
-        ('data: {"usage": 3}\n\n', "no chunk of a chat completion"),
     ],
 )
 def test_a_stream_that_is_no_answer_is_a_failed_request(
@@ -373,22 +351,12 @@ def test_a_stream_that_is_no_answer_is_a_failed_request(
     assert (said.count("\n"), reason in said) == (1, True)
 
 
-def test_an_error_that_is_null_is_none(verify: Found):
-    def answer(server: FakeServer, _: dict[str, Any]) -> str:
-        delta = {"error": None, "choices": [{"delta": {"content": "a"}}]}
-        server.stream = f"data: {json.dumps(delta)}\n\n{END}"
-        return TEXT
-
-    with serving(answer) as server:
-        code, found = verify(server.url, "--rounds", "1")
-    assert (code, found["failed"]) == (0, [])
-
-
 def test_thoughts_are_part_of_the_text(verify: Found):
     def answer(server: FakeServer, _: dict[str, Any]) -> str:
         thought = "two" if server.asked == 9 else "one"
-        delta = {"choices": [{"delta": {"reasoning_content": thought, "content": "a"}}]}
-        server.stream = f"data: {json.dumps(delta)}\n\n{END}"
+        delta = {"reasoning_content": thought, "content": "a"}
+        event = {"error": None, "choices": [{"delta": delta}]}
+        server.stream = f"data: {json.dumps(event)}\n\n{END}"
         return TEXT
 
     with serving(answer) as server:

@@ -1,6 +1,6 @@
 """`paceline verify`."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from typer import Option
@@ -18,14 +18,13 @@ from paceline.cli.options import (
     group,
 )
 from paceline.errors import InvalidRequest
-from paceline.verify.arguments import Verification
 
 app = group()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerificationArguments(Verification):
-    """What is checked, on the command line."""
+class VerificationArguments:
+    """What is checked."""
 
     whole: Annotated[
         bool, Option("--whole", help="every combination, not only a part that covers every pair")
@@ -117,8 +116,9 @@ def verify(
                 server.speculation,
                 server.plain_url,
             ),
-            verification,
             progress_of(output),
+            suite=verification.suite,
+            max_tokens=verification.max_tokens,
             clients=server.clients,
             rounds=server.rounds,
         )
@@ -129,7 +129,7 @@ def verify(
 
     report = run(
         lambda: load_model(model, output, drafters=verification.drafters),
-        verification,
         progress_of(output),
+        **asdict(verification),
     )
     return print_report(report, output, verification.output)

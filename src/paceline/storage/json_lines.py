@@ -7,7 +7,8 @@ of another run is rejected. The CLI deletes the journal once it has written the 
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,12 @@ from paceline.storage.validation import validated
 Append = Callable[[dict[str, Any]], None]
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    key: str
+    value: Any
 
 
 def read_entries(path: Path, kind: type[_T]) -> list[_T]:
@@ -82,19 +89,44 @@ def journal_path(output: Path | None) -> Path | None:
     return None if output is None else output.with_name(f"{output.name}.journal")
 
 
-@contextlib.contextmanager
-def resuming(
-    output: Path | None, about: Mapping[str, Any]
-) -> Iterator[tuple[list[tuple[int, dict[str, Any]]], Append]]:
-    """Yield (line number, entry) of an interrupted run, and a function that appends an entry.
+class Journal:
+    """Finished work of a run, by key."""
 
-    `about`, the first entry, describes the run. Without an `output` there are no entries, and none
-    are appended. Raises InvalidRequest if the journal cannot be read or written, or it is another
-    run's.
+    def __init__(
+        self,
+        path: Path | None = None,
+        entries: Sequence[_Entry] = (),
+        append: Append = lambda _: None,
+    ) -> None:
+        self._path = path
+        self._done = {entry.key: entry.value for entry in entries}
+        self._append = append
+
+    def get(self, key: str, kind: type[_T]) -> _T | None:
+        """What was finished under a key, as a `kind`; None if nothing was.
+
+        Raises InvalidRequest if the journal has something else there.
+        """
+        if key not in self._done:
+            return None
+        return validated(kind, self._done[key], f"{key!r} in {self._path}")
+
+    def add(self, key: str, value: Any) -> None:
+        """Add what is finished, as JSON; it is on disk when the call returns."""
+        self._append({"key": key, "value": value})
+        self._done[key] = value
+
+
+@contextlib.contextmanager
+def resuming(output: Path | None, about: Mapping[str, Any]) -> Iterator[Journal]:
+    """Open the journal of `output`, with the work of an interrupted run if there was one.
+
+    `about`, the first entry, describes the run. Without an `output` nothing is on disk. Raises
+    InvalidRequest if the journal cannot be read or written, or it is another run's.
     """
     path = journal_path(output)
     if path is None:
-        yield [], lambda _: None
+        yield Journal()
         return
     entries = read_journal(path)
     with appending(path) as append:
@@ -102,7 +134,11 @@ def resuming(
             _check_same_run(path, entries[0].get("about"), about)
         else:
             append({"about": dict(about)})
-        yield [*enumerate(entries[1:], start=2)], append
+        done = [
+            validated(_Entry, entry, f"line {number} of {path}")
+            for number, entry in enumerate(entries[1:], start=2)
+        ]
+        yield Journal(path, done, append)
 
 
 def _check_same_run(path: Path, recorded: Any, about: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ Prompts are answered with drafters, policies, blocks and samplings, alone and se
 the tokens must equal plain decoding's. `rows.py` has row invariance.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from math import inf
@@ -16,14 +16,13 @@ import numpy as np
 from paceline import drafters
 from paceline.decoding.types import Logits
 from paceline.engines.base import Engine
-from paceline.engines.invariance import CONDITIONS, Compared, compare
+from paceline.engines.invariance import Compared, compare
 from paceline.errors import InvalidRequest
 from paceline.options import GREEDY as NEUTRAL
 from paceline.options import POLICIES, Options
 from paceline.runtime.model import Model
 from paceline.runtime.stream import run_together
-from paceline.storage.validation import validated
-from paceline.verify.journal import CaseResult, VerifyJournal
+from paceline.storage.json_lines import Journal
 from paceline.verify.suite import Suite, prompt_for
 
 DRAFTERS = (
@@ -103,13 +102,6 @@ class Verdict:
             "conditions": {name: compared.as_dict() for name, compared in self.conditions.items()},
         }
 
-    def load_rows(self, rows: Mapping[str, Any]) -> None:
-        """Set `conditions` from a journal's JSON. Raises InvalidRequest if it is invalid."""
-        conditions = validated(dict[str, Compared], rows, "rows of the journal")
-        if unknown := conditions.keys() - {*CONDITIONS}:
-            raise InvalidRequest(f"the journal has other conditions ({', '.join(sorted(unknown))})")
-        self.conditions = conditions
-
     def add(self, condition: str, computed: Logits, expected: Logits) -> None:
         """Compare logits computed under a condition with those of a sequence alone.
 
@@ -142,6 +134,14 @@ class VerifyCase:
     def __str__(self) -> str:
         how = " ".join(f"{key}={value}" for key, value in self.sampling.items())
         return f"{self.drafter}, {self.policy}, block {self.block}, {how}"
+
+
+class CaseResult(NamedTuple):
+    """Answers and tokens compared in one case, and a line per answer that differed."""
+
+    answers: int
+    tokens: int
+    differing: list[str]
 
 
 def default_drafters(model: Model) -> list[str]:
@@ -185,10 +185,10 @@ def check_tokens(
     verdict: Verdict,
     *,
     max_tokens: int,
+    journal: Journal | None = None,
     long: int = 0,
-    together: Sequence[int] = (),
+    together: Sequence[int] = (1,),
     watch: Callable[[int], None] = lambda _: None,
-    journal: VerifyJournal | None = None,
     seconds: float = inf,
 ) -> Part:
     """Answer the suite's prompts with the cases in turn, and compare with plain decoding.
@@ -199,27 +199,26 @@ def check_tokens(
     after `seconds` no further case is. Raises InvalidRequest if no prompt fits.
     """
     started = perf_counter()
-    journal = journal or VerifyJournal(lambda _: None)
-    engine = model.engine
+    engine, journal = model.engine, journal or Journal()
     prompts = [model.tokens(prompt_for(model.files, prompt.messages)) for prompt in suite.prompts]
     context = min(engine.context_length, engine.free_slots)
     fitting = [at for at, prompt in enumerate(prompts) if len(prompt) + engine.min_rows <= context]
-    left_out = [prompt.id for at, prompt in enumerate(suite.prompts) if at not in {*fitting}]
-    verdict.prompts_left_out += left_out
+    verdict.prompts_left_out += [
+        prompt.id for at, prompt in enumerate(suite.prompts) if at not in {*fitting}
+    ]
     if not fitting:
         raise InvalidRequest(
             f"no prompt of the suite fits into {context} tokens; use another with --suite, or more "
             "--cache-tokens"
         )
 
-    def expected(at: int, sampling: Options, length: int) -> list[int]:
-        name = f"{length} tokens, {sampling}"
-        known = journal.plain(at, name)
-        if known is not None:
-            return known
-        alone: Options = {**NEUTRAL, **sampling, "drafter": "none", "max_tokens": length}
-        token_ids = model.generate(prompts[at], **alone).token_ids
-        return journal.add_plain(at, name, token_ids)
+    def plain(at: int, sampling: Options, length: int) -> list[int]:
+        key = f"prompt {at}, {length} tokens, {sampling}"
+        if (token_ids := journal.get(key, list[int])) is None:
+            alone: Options = {**NEUTRAL, **sampling, "drafter": "none", "max_tokens": length}
+            token_ids = model.generate(prompts[at], **alone).token_ids
+            journal.add(key, token_ids)
+        return token_ids
 
     def check(case: VerifyCase, group: Sequence[int], length: int) -> CaseResult:
         options: Options = {**case.options, "max_tokens": length}
@@ -227,14 +226,11 @@ def check_tokens(
         run_together(streams)
         tokens, differing = 0, []
         for at, stream in zip(group, streams, strict=True):
-            token_ids, plain_ids = stream.result.token_ids, expected(at, case.sampling, length)
+            token_ids, plain_ids = stream.result.token_ids, plain(at, case.sampling, length)
             tokens += len(plain_ids)
             if token_ids != plain_ids:
-                pairs = zip([*token_ids, -1], [*plain_ids, -1], strict=False)
-                first = next(i for i, (a, b) in enumerate(pairs) if a != b)
-                differing.append(
-                    f"{suite.prompts[at].id} ({case}, {len(group)} together): token {first} differs"
-                )
+                how = f"{suite.prompts[at].id} ({case}, {len(group)} together)"
+                differing.append(f"{how}: token {_difference(token_ids, plain_ids)} differs")
         return CaseResult(len(group), tokens, differing)
 
     def group_of(first: int, count: int) -> list[int]:
@@ -250,19 +246,27 @@ def check_tokens(
         return group
 
     place = done = 0
-    for number, case in enumerate(cases):
-        length = max(max_tokens, long) if number % _EVERY == _LONG_CASE else max_tokens
-        group = group_of(place, together[number % len(together)] if together else 1)
+    for done, case in enumerate(cases, start=1):
+        length = max(max_tokens, long) if (done - 1) % _EVERY == _LONG_CASE else max_tokens
+        group = group_of(place, together[(done - 1) % len(together)])
         place = (place + len(group)) % len(fitting)
-        result = journal.case(number) or journal.add_case(number, check(case, group, length))
+        key = f"case {done}"
+        if (result := journal.get(key, CaseResult)) is None:
+            result = check(case, group, length)
+            journal.add(key, result)
         verdict.answers_compared += result.answers
         verdict.tokens_compared += result.tokens
         verdict.answers_differing += result.differing
-        done = number + 1
         watch(done)
         if perf_counter() - started > seconds:
             break
     return Part(done, len(cases), perf_counter() - started)
+
+
+def _difference(tokens: Sequence[int], plain: Sequence[int]) -> int:
+    """Place of the first token that differs, or that only one of the two has."""
+    pairs = zip([*tokens, -1], [*plain, -1], strict=False)
+    return next(place for place, (a, b) in enumerate(pairs) if a != b)
 
 
 def _pairs(case: VerifyCase) -> set[tuple[str, str]]:

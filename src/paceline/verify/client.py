@@ -3,18 +3,19 @@
 Tokens are counted by the server (`usage`), times by the client. Time per output token is the time
 after the first delta over the tokens after the first: a delta may have several tokens.
 
-A `Server` decodes in one or two modes. Plain decoding and speculation are compared if fields of a
-request can select them. The fields of a paceline server are built in; those of another server are
-options. Otherwise a server decodes as it was started: it may draft, and prompts may be prefix
-cache hits.
+A server decodes in one or two modes: see `connect`. Plain decoding and speculation are compared if
+fields of a request can select them. The fields of a paceline server are built in; those of another
+server are options. Otherwise a server decodes as it was started: it may draft, and prompts may be
+prefix cache hits.
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
@@ -26,6 +27,14 @@ from paceline.verify.suite import SuitePrompt
 _TIMEOUT_SECONDS = 600.0
 
 
+PLAIN, SPECULATION, AS_SERVED = "plain", "speculation", "as served"
+
+_PACELINE: Mapping[str, Mapping[str, Any]] = {
+    PLAIN: {"cache_prompt": False, "speculation": {"drafter": "none"}},
+    SPECULATION: {"cache_prompt": False},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A server's URL and model, and the fields of every request."""
@@ -33,10 +42,84 @@ class Endpoint:
     url: str
     """For example `http://127.0.0.1:8000/v1`."""
     model: str
-    max_tokens: int
+    max_tokens: int = 0
     key: str | None = None
-    extra: str = "{}"
-    """JSON object with further fields."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields."""
+
+    @property
+    def name(self) -> str:
+        """Host and path, without a user and password."""
+        parts = urlsplit(self.url)
+        return parts.netloc.rpartition("@")[2] + parts.path
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Options of requests to servers."""
+
+    model: str | None = None
+    """None: the first model of a server."""
+    key: str | None = None
+    plain: str | None = None
+    """JSON: further fields of a request for plain decoding."""
+    speculation: str | None = None
+    """JSON: further fields of a request for speculation."""
+    plain_url: str | None = None
+    """Base URL of a second server, which was started without speculation and decodes plainly."""
+
+    def fields(self) -> Mapping[str, Mapping[str, Any]]:
+        """Mode -> further fields; empty if no mode can be selected.
+
+        Raises InvalidRequest unless both options are JSON objects, or both are missing. With a
+        second server, one may be missing.
+        """
+        if self.plain_url is None and (self.plain is None) != (self.speculation is None):
+            raise InvalidRequest(
+                "--plain and --speculation go together: a server's plain answers are compared with "
+                "its speculative ones; use {} for no further fields"
+            )
+        if self.plain_url is None and self.plain is None:
+            return {}
+        return {
+            PLAIN: json_object("--plain", self.plain or "{}"),
+            SPECULATION: json_object("--speculation", self.speculation or "{}"),
+        }
+
+
+def json_object(option: str, text: str) -> Mapping[str, Any]:
+    """The object in an option. Raises InvalidRequest if it is none."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{option} is {text!r}; expected a JSON object")
+    return value
+
+
+def connect(url: str, access: Access) -> Mapping[str, Endpoint]:
+    """Mode -> endpoint of the server at a base URL.
+
+    Raises InvalidRequest if there is no OpenAI-compatible server at a URL.
+    """
+    fields = access.fields()
+    url = url.rstrip("/")
+    key = key_for(url, access.key)
+    model = access.model or model_of(url, key)
+    if not fields:
+        models = []
+        with contextlib.suppress(InvalidRequest):  # a server need not list a model that is named
+            models = _served(url, key)
+        ours = any(owner == "paceline" for _, owner in models)
+        fields = _PACELINE if ours else {AS_SERVED: {}}
+    endpoints = {mode: Endpoint(url, model, 0, key, extra) for mode, extra in fields.items()}
+    if access.plain_url is not None:
+        plain_url = access.plain_url.rstrip("/")
+        key = key_for(plain_url, access.key)
+        model = access.model or model_of(plain_url, key)
+        endpoints[PLAIN] = Endpoint(plain_url, model, 0, key, fields[PLAIN])
+    return endpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +195,28 @@ def closed_loop(
     *,
     clients: int,
     requests: int,
-    watch: Callable[[Sample], None] = lambda _: None,
+    watch: Callable[[int], None] = lambda _: None,
 ) -> LoadRun:
-    """Send `requests` in all from `clients`; a client sends one when its last answer has ended."""
+    """Send `requests` in all from `clients`; a client sends one when its last answer has ended.
+
+    `watch` is called with the number of requests that have ended.
+    """
     remaining = islice(cycle(prompts), requests)
 
     async def run(send: Callable[[SuitePrompt], Any]) -> None:
         async def client() -> None:
             for prompt in remaining:
-                watch(await send(prompt))
+                await send(prompt)
 
         await asyncio.gather(*(client() for _ in range(clients)))
 
-    return asyncio.run(run_load(f"{clients} client{'s' * (clients > 1)}", endpoint, run))
+    load = f"{clients} client{'s' * (clients > 1)}"
+    return asyncio.run(run_load(load, endpoint, run, watch))
 
 
-async def run_load(load: str, endpoint: Endpoint, run: Callable[[Any], Any]) -> LoadRun:
+async def run_load(
+    load: str, endpoint: Endpoint, run: Callable[[Any], Any], watch: Callable[[int], None]
+) -> LoadRun:
     """Call `run` with a function that sends a prompt and returns its `Sample`; all samples."""
     import httpx
 
@@ -139,6 +228,7 @@ async def run_load(load: str, endpoint: Endpoint, run: Callable[[Any], Any]) -> 
         async def send(prompt: SuitePrompt) -> Sample:
             sample = await _send(client, endpoint, prompt, began)
             samples.append(sample)
+            watch(len(samples))
             return sample
 
         await run(send)
@@ -162,9 +252,9 @@ async def _send(client: Any, endpoint: Endpoint, prompt: SuitePrompt, began: flo
         "frequency_penalty": 0.0,
         "stream": True,
         "stream_options": {"include_usage": True},
-        **json.loads(endpoint.extra),
+        **endpoint.fields,
     }
-    fields: dict[str, Any] = {}
+    read: dict[str, Any] = {}
     pieces: list[str] = []
     ended = False
     try:
@@ -173,18 +263,16 @@ async def _send(client: Any, endpoint: Endpoint, prompt: SuitePrompt, began: flo
         ) as answer:
             await _check(answer)
             async for line in answer.aiter_lines():
-                ended |= _read_line(line, started, fields, pieces)
+                ended |= _read_line(line, started, read, pieces)
         if not ended:
-            fields["error"] = "the stream ended without a finish_reason or [DONE]"
+            read["error"] = "the stream ended without a finish_reason or [DONE]"
     except httpx.HTTPError as error:
-        fields["error"] = f"{type(error).__name__}: {error}"
+        read["error"] = f"{type(error).__name__}: {error}"
     except _NotAnsweredError as error:
-        fields["error"] = str(error)
+        read["error"] = str(error)
     except (ValueError, LookupError, TypeError, AttributeError):
-        fields["error"] = "an event is no chunk of a chat completion"
-    return Sample(
-        prompt.id, started - began, perf_counter() - began, text="".join(pieces), **fields
-    )
+        read["error"] = "an event is no chunk of a chat completion"
+    return Sample(prompt.id, started - began, perf_counter() - began, text="".join(pieces), **read)
 
 
 async def _check(answer: Any) -> None:
@@ -260,97 +348,3 @@ def key_for(url: str, key: str | None) -> str | None:
 def key_headers(key: str | None) -> dict[str, str]:
     """The headers of a request with this API key."""
     return {"Authorization": f"Bearer {key}"} if key else {}
-
-
-PLAIN, SPECULATION, AS_SERVED = "plain", "speculation", "as served"
-
-_PACELINE = {
-    PLAIN: {"cache_prompt": False, "speculation": {"drafter": "none"}},
-    SPECULATION: {"cache_prompt": False},
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Options of requests to servers."""
-
-    model: str | None = None
-    """None: the first model of a server."""
-    key: str | None = None
-    plain: str | None = None
-    """JSON: further fields of a request for plain decoding."""
-    speculation: str | None = None
-    """JSON: further fields of a request for speculation."""
-    plain_url: str | None = None
-    """Base URL of a second server, which was started without speculation and decodes plainly."""
-
-    def check(self) -> None:
-        """Raise InvalidRequest unless both fields are JSON objects, or both are missing.
-
-        With a second server, one may be missing.
-        """
-        for name, text in (("--plain", self.plain), ("--speculation", self.speculation)):
-            if text is not None and not isinstance(_parsed(text), dict):
-                raise InvalidRequest(f"{name} is {text!r}; expected a JSON object")
-        if self.plain_url is None and (self.plain is None) != (self.speculation is None):
-            raise InvalidRequest(
-                "--plain and --speculation go together: a server's plain answers are compared with "
-                "its speculative ones; use {} for no further fields"
-            )
-
-
-class Server:
-    """A server, its models and keys, and the fields of requests in each of its modes."""
-
-    def __init__(self, url: str, access: Access) -> None:
-        """Connect to the server at a base URL.
-
-        Raises InvalidRequest if there is no OpenAI-compatible server at the URL.
-        """
-        url = url.rstrip("/")
-        plain_url = (access.plain_url or url).rstrip("/")
-        self._urls = {AS_SERVED: url, SPECULATION: url, PLAIN: plain_url}
-        self._keys = {mode: key_for(address, access.key) for mode, address in self._urls.items()}
-        model = access.model or model_of(url, self._keys[AS_SERVED])
-        self._models = dict.fromkeys(self._urls, model)
-        if access.plain_url is not None:
-            self._models[PLAIN] = access.model or model_of(plain_url, self._keys[PLAIN])
-        self.name = _shown(url)
-        fields: Mapping[str, Any] = {AS_SERVED: {}}
-        texts = {PLAIN: access.plain, SPECULATION: access.speculation}
-        if access.plain_url is not None or access.plain is not None:
-            fields = {mode: _parsed(text or "{}") for mode, text in texts.items()}
-        elif _is_paceline(url, self._keys[AS_SERVED]):
-            fields = _PACELINE
-        self.modes = tuple(fields)
-        self._fields = {mode: json.dumps(extra) for mode, extra in fields.items()}
-        self.settings: Mapping[str, Any] = {"model": model, "fields": fields}
-        if access.plain_url is not None:
-            self.settings = {**self.settings, "plain_server": _shown(plain_url)}
-
-    def endpoint(self, mode: str, max_tokens: int) -> Endpoint:
-        """URL, model and fields of requests in one of `modes`."""
-        return Endpoint(
-            self._urls[mode], self._models[mode], max_tokens, self._keys[mode], self._fields[mode]
-        )
-
-
-def _shown(url: str) -> str:
-    """Host and path of a URL, without a user and password."""
-    parts = urlsplit(url)
-    return parts.netloc.rpartition("@")[2] + parts.path
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-def _is_paceline(url: str, key: str | None) -> bool:
-    """True if the server's models are owned by `paceline`."""
-    try:
-        return any(owner == "paceline" for _, owner in _served(url, key))
-    except InvalidRequest:
-        return False

@@ -4,8 +4,8 @@ import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from math import inf
+from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import paceline
 from paceline.drafters import DrafterSpec
@@ -13,9 +13,8 @@ from paceline.engines.invariance import Compared
 from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.runtime.request import check
-from paceline.storage.json_lines import journal_path
+from paceline.storage.json_lines import journal_path, resuming
 from paceline.storage.report import Report
-from paceline.verify.arguments import Verification
 from paceline.verify.checks import (
     LONG,
     Part,
@@ -24,9 +23,8 @@ from paceline.verify.checks import (
     default_drafters,
     verify_cases,
 )
-from paceline.verify.journal import open_verify_journal
 from paceline.verify.rows import check_rows, row_checks
-from paceline.verify.suite import Suite, load_suite
+from paceline.verify.suite import load_suite
 
 _TOGETHER = (1, 2, 1, 3, 1, 5, 1, 8)
 """Sequences per call, in turn."""
@@ -37,43 +35,67 @@ _QUICK_SECONDS = 45.0
 of rows, and of answers. The last one that was begun comes on top: a minute in all."""
 
 
-def verify(load: Callable[[], Model], checked: Verification, progress: Progress) -> Report:
+def verify(
+    load: Callable[[], Model],
+    progress: Progress,
+    *,
+    max_tokens: int,
+    whole: bool = False,
+    quick: bool = False,
+    drafters: Sequence[str] = (),
+    suite: Path | None = None,
+    output: Path | None = None,
+) -> Report:
     """Check row invariance and token parity; the report passes if the model is exact here.
+
+    Args:
+        load: opens the model.
+        progress: shows what is compared.
+        max_tokens: of an answer.
+        whole: every combination, not only enough to cover every pair of their parameters.
+        quick: what fits into a minute, and an estimate of how long all of it takes.
+        drafters: to check; none: all that the model has.
+        suite: file of prompts; None: paceline's own.
+        output: file of the result; results are journaled beside it until it is written.
 
     Raises InvalidRequest if the suite or a drafter is invalid, or the journal is another run's.
     """
     started = perf_counter()
 
     def left(until: float) -> float:
-        return until + started - perf_counter() if checked.quick else inf
+        return until + started - perf_counter() if quick else inf
 
-    prompts = load_suite(checked.suite)
-    for name in checked.drafters:
+    prompts = load_suite(suite)
+    for name in drafters:
         check({"drafter": name})
     model = load()
-    named = checked.drafters or default_drafters(model)
-    cases = verify_cases(whole=checked.whole, drafters=named)
+    named = drafters or default_drafters(model)
+    cases = verify_cases(whole=whole, drafters=named)
     about = {
-        **_about(model, prompts),
-        "max_tokens": checked.max_tokens,
-        "whole": checked.whole,
-        "quick": checked.quick,
+        "paceline": paceline.__version__,
+        "model": model.files.name,
+        "fingerprint": model.files.fingerprint,
+        "engine": model.engine.describe(),
+        "suite_sha256": prompts.sha256,
+        "prompts": len(prompts.prompts),
+        "max_tokens": max_tokens,
+        "whole": whole,
+        "quick": quick,
+        "drafters": [DrafterSpec.parse(name).without_folders for name in named],
     }
-    without_folders = [DrafterSpec.parse(name).without_folders for name in named]
-    settings = {"drafters": without_folders, "cases": len(cases)}
     verdict = Verdict()
-    fixed = {name: fact for name, fact in {**about, **settings}.items() if name != "date"}
-    with open_verify_journal(checked.output, fixed) as journal:
+    with resuming(output, {**about, "cases": len(cases)}) as journal:
         checks = len(row_checks(model.engine))
         with progress.task("comparing rows", checks, unit="contexts") as reach:
-            if journal.rows is None:
+            rows, compared = journal.get("rows", Part), journal.get("conditions", _Conditions)
+            if rows is None or compared is None:
                 seconds = left(_QUICK_ROWS_SECONDS)
                 rows = check_rows(model.engine, verdict, seconds=seconds, watch=reach)
                 measured = {name: asdict(compared) for name, compared in verdict.conditions.items()}
-                journal.add_rows({"part": rows, "conditions": measured})
+                journal.add("rows", rows)
+                journal.add("conditions", measured)
             else:
-                rows = Part(*journal.rows["part"])
-                verdict.load_rows(journal.rows["conditions"])
+                verdict.conditions = compared
         label = f"comparing answers ({len(cases)} combinations)"
         with progress.task(label, len(cases), unit="combinations") as reach:
             answers = check_tokens(
@@ -81,32 +103,27 @@ def verify(load: Callable[[], Model], checked: Verification, progress: Progress)
                 prompts,
                 cases,
                 verdict,
-                max_tokens=checked.max_tokens,
+                max_tokens=max_tokens,
+                journal=journal,
                 long=LONG,
                 together=_TOGETHER,
                 watch=reach,
-                journal=journal,
                 seconds=left(_QUICK_SECONDS),
             )
-    parts = {"contexts": rows, "combinations": answers}
-    value = {
-        **about,
-        "drafters": settings["drafters"],
-        **verdict.as_dict(),
-        **(
-            {"parts": {name: part._asdict() for name, part in parts.items()}}
-            if checked.quick
-            else {}
-        ),
-    }
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    value = {**about, "date": date, **verdict.as_dict()}
     text = _text(model, verdict)
-    if checked.quick:
+    if quick:
+        value["parts"] = {"contexts": rows._asdict(), "combinations": answers._asdict()}
         text = f"{text}\n{_quick_line(rows, answers)}"
-    return Report(value, verdict.exact, text, journal=journal_path(checked.output))
+    return Report(value, verdict.exact, text, journal=journal_path(output))
+
+
+_Conditions = dict[str, Compared]
 
 
 def _text(model: Model, verdict: Verdict) -> str:
-    rows = verdict.rows
+    rows, left_out = verdict.rows, verdict.prompts_left_out
     invariant = "are" if not rows.differing else "are NOT"
     lines = [
         f"rows: {rows.rows} compared, {rows.differing} differ"
@@ -115,7 +132,11 @@ def _text(model: Model, verdict: Verdict) -> str:
         f"answers: {verdict.answers_compared} compared ({verdict.tokens_compared} tokens), "
         f"{len(verdict.answers_differing)} differ",
         *verdict.answers_differing[:10],
-        *_left_out(verdict.prompts_left_out),
+        *(
+            [f"prompts that do not fit into the context: {len(left_out)} ({', '.join(left_out)})"]
+            if left_out
+            else []
+        ),
         f"verdict: {model.files.name} on the {model.engine.name} engine "
         f"{'is' if verdict.exact else 'is NOT'} exact here: rows {invariant} independent of how "
         "they are computed",
@@ -131,25 +152,7 @@ def _quick_line(rows: Part, answers: Part) -> str:
     )
 
 
-def _left_out(prompts: Sequence[str]) -> list[str]:
-    if not prompts:
-        return []
-    return [f"prompts that do not fit into the context: {len(prompts)} ({', '.join(prompts)})"]
-
-
 def _condition_line(name: str, compared: Compared) -> str:
     rates = f"{compared.differing} of {compared.rows} differ"
     picks = f", {compared.other_picks} pick another token" if compared.differing else ""
     return f"  {name.replace('_', ' ')}: {rates}{picks}"
-
-
-def _about(model: Model, suite: Suite) -> dict[str, Any]:
-    return {
-        "paceline": paceline.__version__,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "model": model.files.name,
-        "fingerprint": model.files.fingerprint,
-        "engine": model.engine.describe(),
-        "suite_sha256": suite.sha256,
-        "prompts": len(suite.prompts),
-    }

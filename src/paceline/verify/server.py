@@ -7,17 +7,25 @@ that read the same are the same.
 """
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import count
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import paceline
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
-from paceline.storage.report import Report, Table
-from paceline.verify.arguments import Verification
-from paceline.verify.client import PLAIN, SPECULATION, Access, Endpoint, Sample, Server, closed_loop
+from paceline.storage.report import Report
+from paceline.verify.client import (
+    PLAIN,
+    SPECULATION,
+    Access,
+    Endpoint,
+    Sample,
+    closed_loop,
+    connect,
+)
 from paceline.verify.suite import SuitePrompt, load_suite
 
 _SHOWN = 10
@@ -51,23 +59,13 @@ class Changed:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One pass over the prompts."""
-
-    condition: str
-    clients: int
-    mode: str
-    turn: int
-    """Number of prompts that the order is rotated by: another company in every round."""
-
-
 def verify_server(
     url: str,
     access: Access,
-    checked: Verification,
     progress: Progress,
     *,
+    suite: Path | None = None,
+    max_tokens: int,
     clients: int,
     rounds: int,
 ) -> Report:
@@ -80,76 +78,64 @@ def verify_server(
     Raises InvalidRequest if there is no OpenAI-compatible server at a URL, it requires another
     key, does not answer the first request, or drafts for it although that should be plain.
     """
-    prompts = load_suite(checked.suite)
-    access.check()
-    server = Server(url, access)
-    endpoints = {mode: server.endpoint(mode, checked.max_tokens) for mode in server.modes}
-    first, *others = _passes(server.modes, clients, rounds)
-    with progress.task(first.condition, len(prompts.prompts), unit="requests") as reach:
-        expected = _texts(endpoints[first.mode], first.mode, prompts.prompts, reach)
-    conditions: dict[str, dict[str, int]] = {}
-    changed: list[Changed] = []
-    drafted = dict.fromkeys(server.modes, 0)
+    prompts = load_suite(suite)
+    connected = connect(url, access)
+    endpoints = {
+        mode: replace(endpoint, max_tokens=max_tokens) for mode, endpoint in connected.items()
+    }
+    expected = _first_answers(endpoints, prompts.prompts, progress)
     failed = [
         f"{sample.prompt} (first): {sample.error}" for sample in expected.values() if sample.error
     ]
-    for pass_ in others:
-        order = [*prompts.prompts[pass_.turn :], *prompts.prompts[: pass_.turn]]
-        endpoint = endpoints[pass_.mode]
-        requests = max(len(order), pass_.clients)  # few prompts are repeated
-        with progress.task(pass_.condition, requests, unit="requests") as reach:
+    conditions: dict[str, dict[str, int]] = {}
+    changed: list[Changed] = []
+    drafted = dict.fromkeys(endpoints, 0)
+    passes = product(range(rounds), endpoints, (("alone", 1), (f"{clients} at once", clients)))
+    for turn, mode, (company, at_once) in passes:
+        condition = f"{mode}, {company}"
+        # Another order, and so another company, in every round.
+        order = [*prompts.prompts[turn:], *prompts.prompts[:turn]]
+        requests = max(len(order), at_once)  # few prompts are repeated
+        with progress.task(condition, requests, unit="requests") as reach:
             run = closed_loop(
-                endpoint,
-                order,
-                clients=pass_.clients,
-                requests=requests,
-                watch=_counting(reach),
+                endpoints[mode], order, clients=at_once, requests=requests, watch=reach
             )
-        samples = [_checked(sample, pass_.mode) for sample in run.samples]
+        samples = [_checked(sample, mode) for sample in run.samples]
+        drafted[mode] += sum(sample.drafted for sample in samples)
         compared = [sample for sample in samples if not expected[sample.prompt].error]
-        drafted[pass_.mode] += sum(sample.drafted for sample in samples)
         failures = [sample for sample in compared if sample.error]
-        differing = [*_differing(pass_.condition, compared, expected)]
-        counted = conditions.setdefault(pass_.condition, {"texts": 0, "changed": 0, "failed": 0})
-        counted["texts"] += len(compared) - len(failures)
-        counted["changed"] += len(differing)
-        counted["failed"] += len(failures)
-        failed += [f"{sample.prompt} ({pass_.condition}): {sample.error}" for sample in failures]
+        differing = [*_differing(condition, compared, expected)]
+        counts = conditions.setdefault(condition, {"texts": 0, "changed": 0, "failed": 0})
+        counts["texts"] += len(compared) - len(failures)
+        counts["changed"] += len(differing)
+        counts["failed"] += len(failures)
+        failed += [f"{sample.prompt} ({condition}): {sample.error}" for sample in failures]
         changed += differing
     exact = not (changed or failed)
-    warnings = [_SILENT] if drafted.get(SPECULATION) == 0 else []
+    server = [*endpoints.values()][-1]
+    plain = endpoints.get(PLAIN, server)
     value = {
         "paceline": paceline.__version__,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "server": server.name,
-        **server.settings,
+        "model": server.model,
+        "fields": {mode: endpoint.fields for mode, endpoint in endpoints.items()},
+        **({} if plain.url == server.url else {"plain_server": plain.name}),
         "suite_sha256": prompts.sha256,
         "prompts": len(prompts.prompts),
-        "max_tokens": checked.max_tokens,
+        "max_tokens": max_tokens,
         "clients": clients,
         "rounds": rounds,
         "conditions": conditions,
         "changed": [asdict(change) for change in changed],
         "failed": failed,
         "drafted": drafted,
-        "warnings": warnings,
+        "warnings": [_SILENT] if drafted.get(SPECULATION) == 0 else [],
         "exact": exact,
     }
-    return Report(value, exact, _text(value, changed), [_table(server.name, conditions)])
-
-
-def _passes(modes: Sequence[str], clients: int, rounds: int) -> Iterator[Pass]:
-    """The reference pass, then those that are compared with it."""
-    yield Pass(f"{modes[0]}, alone", 1, modes[0], 0)
-    for number in range(rounds):
-        for mode in modes:
-            yield Pass(f"{mode}, alone", 1, mode, number)
-            yield Pass(f"{mode}, {clients} at once", clients, mode, number)
-
-
-def _counting(reach: Callable[[int], None]) -> Callable[[Sample], None]:
-    done = count(1)
-    return lambda _: reach(next(done))
+    head = ("requests", "texts", "changed", "failed")
+    rows = [[condition, *map(str, counts.values())] for condition, counts in conditions.items()]
+    return Report(value, exact, _text(value, changed), [(f"texts of {server.name}", head, rows)])
 
 
 def _checked(sample: Sample, mode: str) -> Sample:
@@ -159,27 +145,30 @@ def _checked(sample: Sample, mode: str) -> Sample:
     return sample
 
 
-def _texts(
-    endpoint: Endpoint, mode: str, prompts: Sequence[SuitePrompt], reach: Callable[[int], None]
+def _first_answers(
+    endpoints: Mapping[str, Endpoint], prompts: Sequence[SuitePrompt], progress: Progress
 ) -> Mapping[str, Sample]:
-    """Prompt -> its first answer. Raises InvalidRequest if the first of all fails."""
+    """Prompt -> its answer in the first mode, alone. Raises InvalidRequest if the first fails."""
+    mode, endpoint = next(iter(endpoints.items()))
     answers: dict[str, Sample] = {}
-    for number, prompt in enumerate(prompts, start=1):
-        (sample,) = closed_loop(endpoint, [prompt], clients=1, requests=1).samples
-        if not (sample.text or sample.error):
-            sample = replace(sample, error="the answer has no text to compare")
-        sample = _checked(sample, mode)
-        if mode == PLAIN and sample.drafted and not answers:
-            raise InvalidRequest(
-                f"{endpoint.url}: {sample.error}, so speculation would be compared with itself; "
-                "start a second server without speculation, and give it with --plain-url"
-            )
-        if sample.error and not answers:
-            raise InvalidRequest(
-                f"{endpoint.url} does not answer for the model {endpoint.model}: {sample.error}"
-            )
-        answers[prompt.id] = sample
-        reach(number)
+    with progress.task(f"{mode}, alone", len(prompts), unit="requests") as reach:
+        for number, prompt in enumerate(prompts, start=1):
+            (sample,) = closed_loop(endpoint, [prompt], clients=1, requests=1).samples
+            if not (sample.text or sample.error):
+                sample = replace(sample, error="the answer has no text to compare")
+            sample = _checked(sample, mode)
+            if mode == PLAIN and sample.drafted and not answers:
+                raise InvalidRequest(
+                    f"{endpoint.url}: {sample.error}, so speculation would be compared with "
+                    "itself; start a second server without speculation, and give it with "
+                    "--plain-url"
+                )
+            if sample.error and not answers:
+                raise InvalidRequest(
+                    f"{endpoint.url} does not answer for the model {endpoint.model}: {sample.error}"
+                )
+            answers[prompt.id] = sample
+            reach(number)
     return answers
 
 
@@ -195,11 +184,6 @@ def _differing(
         at = min(len(first), len(sample.text)) if same is None else same
         end = at + _EXCERPT
         yield Changed(sample.prompt, condition, at, first[at:end], sample.text[at:end])
-
-
-def _table(name: str, conditions: Mapping[str, Mapping[str, int]]) -> Table:
-    rows = [[condition, *map(str, counts.values())] for condition, counts in conditions.items()]
-    return (f"texts of {name}", ("requests", "texts", "changed", "failed"), rows)
 
 
 def _text(value: Mapping[str, Any], changed: Sequence[Changed]) -> str:

@@ -18,7 +18,8 @@ from paceline.options import GREEDY, Options
 from paceline.runtime.model import Model
 from paceline.runtime.prompt import Prompt
 from paceline.runtime.result import Result
-from paceline_lab.bench.journal import Journal
+from paceline.storage.json_lines import Journal
+from paceline_lab.bench.journal import measured_rows
 from paceline_lab.bench.record import Row
 
 _T = TypeVar("_T")
@@ -93,7 +94,7 @@ def measure_all(
     rows: list[Row] = []
     for number, case in enumerate(cases, start=1):
         call = partial(measure, case, contenders, rounds=rounds, start=number)
-        rows += journal.get_or_measure(case.id, call, progress, f"{number}/{len(cases)}")
+        rows += measured_rows(journal, case.id, call, progress, f"{number}/{len(cases)}")
     return rows
 
 

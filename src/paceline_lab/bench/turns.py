@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.runtime.model import Model
+from paceline.storage.json_lines import Journal
 from paceline.verify.suite import SuitePrompt, prompt_for
-from paceline_lab.bench.journal import Journal
+from paceline_lab.bench.journal import measured_rows
 from paceline_lab.bench.record import Row
 
 
@@ -109,7 +110,7 @@ def measure_turns(
                 break
             place += 1
             call = partial(measure, turn, place)
-            rows = journal.get_or_measure(turn.name, call, progress, f"{place}/{total}")
+            rows = measured_rows(journal, turn.name, call, progress, f"{place}/{total}")
             measured.rows.extend(rows)
             if turn.number > len(prompt.turns):
                 break

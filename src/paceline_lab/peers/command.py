@@ -66,7 +66,7 @@ def bench_peers(
         peers = [*peers, PROGRAM]
     check_names(peers)
     binary = server_binary(llama_server) if PROGRAM in peers else None
-    access.check()
+    access.fields()  # refused before a model is loaded
     model = load(None)
     model.measured_costs()
     context = min(max_context(model), _needed_context(prompts.prompts, model, max_tokens))

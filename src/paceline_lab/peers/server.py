@@ -1,21 +1,32 @@
 """Any OpenAI-compatible server as a peer: times are the client's, tokens the server's count."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from paceline.errors import ModelError
-from paceline.verify.client import Server, closed_loop
+from paceline.verify.client import Access, closed_loop, connect
 from paceline.verify.suite import SuitePrompt
 from paceline_lab.peers.base import Answer, Question
 
 
-class ServerPeer(Server):
+class ServerPeer:
     """A server that answers questions; see `Peer`."""
 
     packages: Sequence[str] = ()
 
+    def __init__(self, url: str, access: Access) -> None:
+        """Connect. Raises InvalidRequest if there is no OpenAI-compatible server at the URL."""
+        self._endpoints = connect(url, access)
+        self.modes = tuple(self._endpoints)
+        fields = {mode: endpoint.fields for mode, endpoint in self._endpoints.items()}
+        endpoint = self._endpoints[self.modes[-1]]
+        self.name = endpoint.name
+        self.settings: Mapping[str, Any] = {"model": endpoint.model, "fields": fields}
+
     def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
         """See `Peer`. Raises ModelError if the server fails, or reports no token count."""
-        endpoint = self.endpoint(mode, max_tokens)
+        endpoint = replace(self._endpoints[mode], max_tokens=max_tokens)
         prompt = SuitePrompt(question.id, question.kind, question.messages)
         sample = closed_loop(endpoint, [prompt], clients=1, requests=1).samples[0]
         if sample.error is not None:

@@ -92,11 +92,11 @@ def bench_sweep(
         **here(),
     )
     with open_journal(measurement.output, head) as journal:
-        cold = journal.get(COLD)
+        cold = journal.get(COLD, list[Row])
         if cold is None:
             del model
-            first, model = _measure_cold(load, options, cases[0], progress)
-            cold = journal.add(COLD, first)
+            cold, model = _measure_cold(load, options, cases[0], progress)
+            journal.add(COLD, [row.as_dict() for row in cold])
         contenders = [Contender(name, model, settings) for name, settings in options.items()]
         warm_up(contenders, cases[0])
         warm = measure_all(
