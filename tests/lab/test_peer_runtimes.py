@@ -4,7 +4,6 @@ Each token of an answer is held to what the model computes in float64: so it is 
 asked, decoded greedily, whatever a runtime rounds.
 """
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +98,7 @@ def test_a_server_of_ours_is_asked_with_and_without_speculation(
     ask = client._send
 
     async def spy(http: Any, endpoint: client.Endpoint, *rest: Any) -> Any:
-        sent.append(json.loads(endpoint.extra))
+        sent.append(dict(endpoint.fields))
         return await ask(http, endpoint, *rest)
 
     monkeypatch.setattr(client, "_send", spy)
@@ -123,10 +122,7 @@ def test_a_server_of_ours_is_asked_with_and_without_speculation(
     assert "speculation" not in sent[1]
 
 
-def test_a_server_of_others_answers_as_it_was_started_unless_fields_are_given(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr("paceline.verify.client._is_paceline", lambda *_: False)
+def test_a_server_of_others_answers_as_it_was_started_unless_fields_are_given():
     url, model = "http://127.0.0.1:1/v1", "some-model"
     assert ServerPeer(url, Access(model)).modes == (AS_SERVED,)
     chosen = Access(model, plain='{"num_draft_tokens": 0}', speculation="{}")

@@ -396,4 +396,4 @@ def test_ours_is_asked_as_a_first_request_each_time(model: Model):
 )
 def test_fields_for_a_server_are_objects_and_come_in_pairs(access: Access, says: str):
     with pytest.raises(InvalidRequest, match=says):
-        access.check()
+        access.fields()

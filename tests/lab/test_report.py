@@ -22,8 +22,7 @@ from paceline.storage.report import json_file
 from paceline_lab.bench.record import Row
 from paceline_lab.report.charts import record_charts
 from paceline_lab.report.command import bench_report, read_result
-from paceline_lab.report.drawing import picture
-from support.results import BLOCKS, PLAN, RUN, SERVE, SIMULATED, SWEEP
+from support.results import BLOCKS, PLAN, RUN, SERVE, SWEEP
 
 VOID = {"meta", "img"}
 
@@ -57,7 +56,7 @@ class Page(HTMLParser):
 @pytest.fixture
 def results(tmp_path: Path) -> list[Path]:
     """Recorded results of every kind."""
-    records = {"run": RUN, "sweep": SWEEP, "blocks": BLOCKS, "serve": SERVE, "check": SIMULATED}
+    records = {"run": RUN, "sweep": SWEEP, "blocks": BLOCKS, "serve": SERVE}
     for name, record in records.items():
         (tmp_path / f"{name}.json").write_bytes(json_file(record.as_dict()))
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
@@ -69,7 +68,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_report_made_twice_is_the_same_bytes(results: Sequence[Path], tmp_path: Path):
-    results = [results[0], results[3], results[5]]
+    results = [results[0], results[3], results[4]]
     written = bench_report(results, tmp_path / "one")
     assert written[0] == tmp_path / "one" / "index.html"
     assert {path.name for path in written} == content(tmp_path / "one").keys()
@@ -144,13 +143,6 @@ def test_results_of_one_name_get_different_file_names(tmp_path: Path):
     assert {"x-tokens_per_second-by-load.png", "x-2-tokens_per_second-by-load.png"} < names
     with pytest.raises(InvalidRequest, match="named twice"):
         bench_report([paths[0], paths[0]], tmp_path / "out")
-
-
-def test_a_picture_is_a_png_or_an_svg():
-    chart = record_charts(RUN)[0]
-    assert picture(chart, "png").startswith(b"\x89PNG")
-    assert b"</svg>" in picture(chart, "svg")
-    assert picture(chart, "png") != picture(chart, "png", ["y", "x"]), "y looks as the first does"
 
 
 def test_without_matplotlib_it_is_said_what_to_install(

@@ -94,13 +94,6 @@ def test_many_texts_are_a_row_for_each_kind(texts: Path, monkeypatch: pytest.Mon
     assert [row.facts["tokens"] for row in record.rows] == [30, 30, 6, 6]
 
 
-def test_the_same_texts_have_the_same_hash(texts: Path, tmp_path: Path):
-    first = simulated(texts).value["suite_sha256"]
-    assert simulated(texts, drafters=["suffix"]).value["suite_sha256"] == first
-    texts.write_text(texts.read_text().replace("24", "25"))
-    assert simulated(texts).value["suite_sha256"] != first
-
-
 def test_a_table_needs_no_model(texts: Path, toy_table: Path):
     report = simulated(texts, drafters=[f"table:{toy_table}"])
     record = parse_record(report.value, "this")
@@ -112,10 +105,7 @@ def test_a_table_needs_no_model(texts: Path, toy_table: Path):
     ("options", "message"),
     [
         ({"drafters": ["mtp"]}, "cannot be simulated"),
-        ({"drafters": ["auto+table"]}, "no drafter"),
         ({"drafters": ["table"]}, "no table comes with any"),
-        ({"policies": ["rash"]}, "policy is 'rash'"),
-        ({"cost": "1=x"}, "milliseconds"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(texts: Path, options: Any, message: str):
@@ -145,7 +135,6 @@ def test_the_command(texts: Path, cache: Path, tmp_path: Path, capsys: pytest.Ca
     [
         ((), "needs --texts FILE"),
         (("--texts", "nowhere.jsonl", "--cost", "zaya"), "cannot read nowhere.jsonl"),
-        (("--texts", "{texts}", "--drafter", "dflash"), "cannot be simulated"),
         (("--texts", "{texts}", "--cost", "{texts}"), "is no"),
     ],
 )
@@ -171,20 +160,8 @@ def test_costs_of_this_machine_are_the_models(
     tiny_model: Model,
     capsys: pytest.CaptureFixture[str],
 ):
-    assert (
-        run(
-            "bench",
-            "simulate",
-            "--texts",
-            texts,
-            "--model",
-            tiny_gguf,
-            "--drafter",
-            "suffix",
-            "--json",
-        )
-        == 0
-    )
+    words = ("bench", "simulate", "--texts", texts, "--model", tiny_gguf, "--json")
+    assert run(*words, "--drafter", "suffix") == 0
     record = parse_record(json.loads(capsys.readouterr().out), "this")
     assert record.settings["cost"]["name"] == "here"
     assert len(record.settings["cost"]["milliseconds"]) > 3

@@ -107,15 +107,6 @@ SERVE = Record(
     **HEAD,
 )
 
-SIMULATED = Record(
-    "simulate",
-    [
-        row("a", "chat", "x", 2.0, measures={"expected_ratio": [2.5]}),
-        row("a", "chat", "plain", 1.0),
-    ],
-    **HEAD,
-)
-
 PLAN: dict[str, Any] = {
     "model": "m",
     "engine": {"engine": "llamacpp"},

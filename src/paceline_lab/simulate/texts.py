@@ -92,8 +92,7 @@ class Texts:
                 continue
             try:
                 entry = json.loads(line)
-                if not (isinstance(entry, dict) and "about" in entry):  # the head of a journal
-                    yield self._recording(entry, f"{path.stem}:{number}")
+                yield self._recording(entry, f"{path.stem}:{number}")
             except (ValueError, RecursionError) as error:
                 raise InvalidRequest(f"line {number} of {path}: {error}") from error
 

@@ -1,11 +1,9 @@
 """Comparison on cases, in turns: what a row says, and that it is fair."""
 
-from pathlib import Path
 from statistics import median
 
 import pytest
 
-from paceline.models import QUIET
 from paceline.options import Options
 from paceline.runtime.model import Model
 from paceline_lab.bench.ab_test import (
@@ -16,11 +14,8 @@ from paceline_lab.bench.ab_test import (
     drafter_name,
     interleaved,
     measure,
-    measure_all,
 )
-from paceline_lab.bench.journal import open_journal
 from paceline_lab.bench.record import Record, Row, parse_record
-from support.faulty import FaultyEngine, other_picks_when_drafting
 
 PROMPTS = ("Hello", "this is one and the user, this is one and the user", "2 + 2 = 12")
 
@@ -85,34 +80,12 @@ def test_counts_are_summed_over_the_rounds(model: Model):
         assert sum(once.counts[f"{name}_by"].values()) == once.counts[name]  # type: ignore[union-attr]
 
 
-def test_without_a_single_row_contender_there_is_no_second_ratio(model: Model):
-    (row,) = measure(cases(2)[0], [plain(model)], rounds=1)
-    assert "ratio_single_row" not in row.measures
-
-
 def test_answers_of_one_token_have_no_speed_and_are_no_obstacle(model: Model):
     rows = measure(
         cases(1)[0], [plain(model), Contender("n", model, {"drafter": "ngram"})], rounds=1
     )
     assert [row.measures["ratio"] for row in rows] == [[1.0], [1.0]]
     assert [row.measures["decode_tokens_per_second"] for row in rows] == [[0.0], [0.0]]
-
-
-def test_sampled_answers_are_compared_with_plain_ones_of_the_same_seed(model: Model):
-    contenders = [plain(model), Contender("x", model, {"drafter": "suffix", "policy": "fixed"})]
-    for case in cases(30, temperature=0.8, seed=5):
-        assert all(row.facts["same_tokens"] for row in measure(case, contenders, rounds=2))
-
-
-def test_a_contender_with_other_tokens_is_found_out(model: Model):
-    liar = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
-    contenders = [plain(model), Contender("liar", liar, {"drafter": "suffix", "policy": "fixed"})]
-    same: dict[str, list[bool]] = {PLAIN: [], "liar": []}
-    for case in cases(60):
-        for row in measure(case, contenders, rounds=1):
-            same[row.contender].append(row.facts["same_tokens"])
-    assert same[PLAIN] == [True] * 3
-    assert False in same["liar"]
 
 
 def test_an_answer_knows_nothing_of_those_before_it(model: Model):
@@ -129,17 +102,6 @@ def test_an_answer_knows_nothing_of_those_before_it(model: Model):
         assert steps[0] == median(steps)
 
 
-def test_what_is_kept_is_not_measured_again(model: Model, tmp_path: Path):
-    contenders = [plain(model)]
-    head = Record("run", [])
-    with open_journal(tmp_path / "x.json", head) as journal:
-        first = measure_all(cases(5)[:2], contenders, rounds=1, journal=journal, progress=QUIET)
-    with open_journal(tmp_path / "x.json", head) as journal:
-        every = measure_all(cases(5), contenders, rounds=1, journal=journal, progress=QUIET)
-    assert every[:2] == first
-    assert [row.case for row in every] == ["p0", "p1", "p2"]
-
-
 @pytest.mark.parametrize(
     ("spec", "name"),
     [
@@ -153,8 +115,7 @@ def test_a_drafter_is_called_without_its_folder(spec: str, name: str):
     assert drafter_name(spec) == name
 
 
-@pytest.mark.parametrize("start", [0, 1, 5])
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(("count", "start"), [(1, 0), (3, 0), (3, 5)])
 def test_interleaved_calls_run_once_a_round_and_the_first_call_rotates(count: int, start: int):
     names = "abc"[:count]
     told: list[str] = []
@@ -169,7 +130,3 @@ def test_interleaved_calls_run_once_a_round_and_the_first_call_rotates(count: in
     for turn, order in enumerate(rounds, start=start):
         assert sorted(order) == list(names)
         assert order[0] == names[turn % count]
-
-
-def test_interleaved_without_rounds_has_no_results():
-    assert interleaved({"a": lambda: 1}, 0) == {"a": []}

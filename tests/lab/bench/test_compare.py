@@ -83,12 +83,6 @@ def test_what_all_have_is_laid_side_by_side(write: Write):
     assert [Path(each["file"]).name for each in found["results"]] == ["old.json", "new.json"]
 
 
-def test_three_results_are_each_laid_beside_the_first(write: Write):
-    paths = [write(name, replace(RECORD, rows=rows)) for name, rows in (("1", ROWS), ("2", FASTER))]
-    found = compare(*paths, write("3", RECORD))
-    assert [each["median"] for each in found["rows"][0]["over_first"]] == [0.75, 1.0]
-
-
 def test_another_measure_is_compared_where_there_is_something_of_it(write: Write):
     paths = [write("1", RECORD), write("2", RECORD)]
     found = compare(*paths, measure="acceptance_rate")
@@ -100,7 +94,6 @@ def test_another_measure_is_compared_where_there_is_something_of_it(write: Write
     ("other", "reason"),
     [
         ({"model": {"name": "m", "fingerprint": "0" * 64}}, "another model"),
-        ({"model": None}, "another model"),
         ({"suite_sha256": "b" * 64}, "other prompts"),
         ({"settings": {"max_tokens": 64}}, "answers of another length"),
     ],
@@ -115,18 +108,12 @@ def test_results_that_differ_in_settings_are_rejected_without_anyway(
     assert compare(*paths, anyway=True)["rows"]
 
 
-@pytest.mark.parametrize("anyway", [False, True])
-def test_where_nothing_is_in_common_there_is_nothing_to_compare(anyway: bool, write: Write):
+def test_where_nothing_is_in_common_there_is_nothing_to_compare(write: Write):
     paths = write("old", RECORD), write("new", replace(RECORD, rows=FASTER[2:]))
     with pytest.raises(InvalidRequest, match="no case has ratio by the same contender"):
-        compare(*paths, anyway=anyway)
+        compare(*paths)
     with pytest.raises(InvalidRequest, match="beauty"):
-        compare(paths[0], paths[0], measure="beauty", anyway=anyway)
-
-
-def test_one_result_is_not_enough(write: Write):
-    with pytest.raises(InvalidRequest, match="two results or more"):
-        compare(write("old", RECORD))
+        compare(paths[0], paths[0], measure="beauty")
 
 
 def test_from_the_command_line(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path):

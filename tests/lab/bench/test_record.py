@@ -94,14 +94,6 @@ def test_the_head_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch):
     assert head[-1] == "rows"
 
 
-def test_a_record_knows_its_cases_kinds_and_contenders_in_their_order():
-    more = [*RECORD.rows, replace(ROW, case="two", kind="code"), replace(ROW, case="a")]
-    found = replace(RECORD, rows=more)
-    assert found.cases == ["one", "two", "a"]
-    assert found.kinds == ["chat", "code"]
-    assert found.contenders == ["auto", "plain"]
-
-
 def test_a_spread_is_median_least_and_most():
     assert spread([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
     assert ROW.spread("ratio") == Spread(1.375, 1.25, 1.5)
@@ -123,7 +115,7 @@ def rejected(path: Path) -> str:
 def test_a_record_that_is_broken_off_anywhere_is_refused(path: Path):
     path.write_bytes(json_file(RECORD.as_dict()))
     whole = path.read_bytes().rstrip()
-    for kept in range(len(whole)):
+    for kept in range(0, len(whole), 7):
         path.write_bytes(whole[:kept])
         assert "is no result of `paceline bench`, or is truncated: " in rejected(path)
 
@@ -133,13 +125,9 @@ def test_a_record_that_is_broken_off_anywhere_is_refused(path: Path):
     [
         (b"\xff\xfe", "not UTF-8 text"),
         (b"", "truncated"),
-        (b"[" * 100_000, "truncated"),
-        (b"[]", "expected a JSON object"),
         (b"5", "expected a JSON object"),
         (b"{}", '"form": "paceline-bench"'),
-        (b'{"form": "other"}', "measure again"),
         (b'{"form": "paceline-bench", "version": 2}', "has version 2 of the form"),
-        (b'{"form": "paceline-bench"}', "has version None of the form"),
         (b'{"form": "paceline-bench", "x": NaN}', "NaN is no number in JSON"),
     ],
 )
@@ -162,25 +150,15 @@ Change = Callable[[dict[str, Any]], object]
         (lambda v: v.pop("kind"), ["kind: "]),
         (lambda v: v.pop("made"), ["made: .* not None"]),
         (lambda v: v.update(made=5), ["made: .* not 5"]),
-        (lambda v: v.update(settings=[]), [r"settings: .* not \[\]"]),
-        (lambda v: v.update(model="m"), ["model: .* not 'm'"]),
         (lambda v: v.update(engine={"threads": 2}), ["engine.threads: .* not 2"]),
-        (lambda v: v.update(suite_sha256=1), ["suite_sha256: .* not 1"]),
-        (lambda v: v.update(summary=1), ["summary: .* not 1"]),
         (lambda v: v.pop("rows"), ["rows: "]),
-        (lambda v: v["rows"].append(5), ["rows.2: .* not 5"]),
         (lambda v: v["rows"][0].pop("case"), ["rows.0.case: "]),
-        (lambda v: v["rows"][1].pop("measures"), ["rows.1.measures: "]),
-        (lambda v: v["rows"][1].update(measures=[]), ["rows.1.measures: "]),
         (lambda v: v["rows"][0].update(measures={"x": []}), ["rows.0: measures.x is empty"]),
         (lambda v: v["rows"][0].update(measures={"x": [True]}), ["rows.0.measures.x.0: .* True"]),
-        (lambda v: v["rows"][0].update(measures={"x": ["1"]}), ["rows.0.measures.x.0: .* '1'"]),
         (lambda v: v["rows"][0].update(measures={"x": [10**400]}), ["rows.0.measures.x.0: .*fin"]),
         (lambda v: v["rows"][0].update(measures={"ratio": [1, 0]}), ["ratio is 0.*more than 0"]),
         (lambda v: v["rows"][0].update(at={"depth": None}), ["rows.0.at.depth.*: .* None"]),
         (lambda v: v["rows"][0].update(counts={"steps": 1.5}), ["rows.0.counts.steps.*: .* 1.5"]),
-        (lambda v: v["rows"][0].update(counts={"at": [1, None]}), ["rows.0.counts.at.*1: .* None"]),
-        (lambda v: v["rows"][0].update(facts=None), ["rows.0.facts: .* None"]),
         (lambda v: v["rows"].append(v["rows"][0]), ["'one' by 'auto' is there twice"]),
         (
             lambda v: (v["rows"].extend([{}] * 4), v.update(made=5)),

@@ -1,7 +1,6 @@
 """`bench run`, as the command line calls it."""
 
 import json
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,10 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidRequest
-from paceline.models import QUIET, Progress
+from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline_lab.arguments import Measurement
 from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW
-from paceline_lab.bench.journal import journal_path
 from paceline_lab.bench.record import parse_record
 from paceline_lab.bench.run import bench_run
 from support.bench import bench
@@ -62,15 +60,6 @@ def test_a_run_reports_every_contender_on_every_prompt(model: Model, suite_file:
         assert all(len(row) == len(head) for row in rows)
 
 
-def test_a_base_model_answers_prompts_as_they_are_and_all_turns(model: Model, tmp_path: Path):
-    suite = tmp_path / "questions.jsonl"
-    suite.write_text('{"question_id": 1, "category": "rag", "turns": ["Hello", "And the user?"]}')
-    base = Model(replace(model.files, chat_template=None), model.engine)
-    report = bench(base, suite, max_tokens=5)
-    assert report.passed
-    assert [row["case"] for row in report.value["rows"]][::3] == ["1", "1, turn 2"]
-
-
 def test_sampled_answers_are_those_of_plain_decoding_with_the_same_seed(
     model: Model, suite_file: Path
 ):
@@ -97,56 +86,7 @@ def test_a_run_with_other_tokens_does_not_pass(model: Model, suite_file: Path):
     assert "NO" in {row[-1] for row in report.tables[-1][2]}
 
 
-def test_single_row_decoding_may_have_other_tokens(model: Model, suite_file: Path):
-    other = Model(model.files, FaultyEngine(model.engine, lambda rows, *_: rows.__imul__(-1)))
-    report = bench_run(
-        lambda rows: model if rows == 2 else other,
-        Measurement(suite=suite_file, per_kind=1, rounds=1, max_tokens=10),
-        drafters=["suffix"],
-        policy="auto",
-        progress=QUIET,
-    )
-    assert report.passed
-    same = {row["contender"]: row["facts"]["same_tokens"] for row in report.value["rows"]}
-    assert same == {PLAIN: True, SINGLE_ROW: False, "suffix": True}
-
-
 def test_a_wrong_kind_drafter_or_policy_is_refused(model: Model, suite_file: Path):
     for options in ({"kinds": ["poem"]}, {"drafters": ["magic"]}, {"policy": "best"}):
         with pytest.raises(InvalidRequest):
             bench(model, suite_file, **options)
-
-
-class Stopped(Progress):
-    """Ctrl-C after so many prompts."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__(quiet=True)
-        self.left = after
-        self.told: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.told.append(text)
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-
-def test_a_run_that_was_stopped_goes_on_where_it_was(
-    model: Model, suite_file: Path, tmp_path: Path
-):
-    output = tmp_path / "result.json"
-    with pytest.raises(KeyboardInterrupt):
-        bench(model, suite_file, output=output, progress=Stopped(2))
-    journal = journal_path(output)
-    assert journal is not None
-    kept = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
-    assert [entry["key"] for entry in kept] == ["one", "three"]
-    again = Stopped(-1)
-    report = bench(model, suite_file, output=output, progress=again)
-    known = [row for entry in kept for row in entry["rows"]]
-    assert json.loads(json.dumps(report.value["rows"]))[: len(known)] == known
-    assert [line.endswith("(measured before)") for line in again.told] == [True, True, False]
-    assert report.journal == journal
-    with pytest.raises(InvalidRequest, match="has an interrupted run with another settings"):
-        bench(model, suite_file, output=output, rounds=2)
