@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,6 @@ STYLES: Mapping[str, str] = {
     "</tool_call>{% endfor %}<|im_end|>\n"
     "{% else %}<|im_start|>{{ m.role }}\n{{ said(m.content) }}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-    "llama3": _PARTS
-    + "<|begin_of_text|>{% if tools %}<|start_header_id|>system<|end_header_id|>\n\n"
-    "{{ tools | tojson(indent=4) }}<|eot_id|>{% endif %}{% for m in messages %}<|start_header_id|>"
-    "{{ 'ipython' if m.role == 'tool' else m.role }}<|end_header_id|>\n\n"
-    "{{ said(m.content) | trim }}{% for call in m.tool_calls or [] %}"
-    '{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}'
-    "{% endfor %}<|eot_id|>{% endfor %}{% if add_generation_prompt %}"
-    "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
     "gemma3": _PARTS + "{{ bos_token }}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
     "{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else 'user' }}\n"
     "{{ said(m.content) | trim }}{% for call in m.tool_calls or [] %}{{ call | tojson }}"
@@ -61,12 +54,6 @@ STYLES: Mapping[str, str] = {
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
     "gemma4": TEMPLATES["gemma"].replace("{{ m.content }}", "{{ said(m.content) }}"),
     "mistral": "<s>" + TEMPLATES["mistral"].replace("{{ m.content }}", "{{ said(m.content) }}"),
-    "phi": _PARTS
-    + "{% for m in messages %}{% if m.role == 'system' and tools %}<|system|>{{ said(m.content) }}"
-    "<|tool|>{{ tools | tojson }}<|/tool|><|end|>{% else %}{{ '<|' + m.role + '|>' }}"
-    "{{ said(m.content) }}{% for call in m.tool_calls or [] %}<|tool_call|>"
-    "{{ [call.function] | tojson }}<|/tool_call|>{% endfor %}<|end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}",
 }
 STYLES = {name: text if "macro said" in text else _PARTS + text for name, text in STYLES.items()}
 
@@ -75,14 +62,11 @@ _NO_MARKS = ("<tools>", "</tools>")
 _TEXT = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>")
 """Tokens that Qwen's vocabulary has not as control tokens but as added ones."""
 
-KINDS = ("bytes", "sentencepiece")
-
 
 def marks_of(style: str) -> list[str]:
     """Control tokens of a style."""
-    named = {"phi": ["<|system|>", "<|user|>", "<|assistant|>"], "gemma3": ["<bos>"]}
-    marks = {*_MARK.findall(STYLES[style]), *named.get(style, [])}
-    return sorted(marks - {*_NO_MARKS})
+    named = ["<bos>"] if style == "gemma3" else []
+    return sorted({*_MARK.findall(STYLES[style]), *named} - {*_NO_MARKS})
 
 
 def style_files(style: str, kind: str, folder: Path) -> ModelFiles:
@@ -113,11 +97,7 @@ def style_files(style: str, kind: str, folder: Path) -> ModelFiles:
     return ModelFiles(style, folder, facts, "", STYLES[style], "made up")
 
 
-every_style = pytest.mark.parametrize("style", STYLES)
-every_kind = pytest.mark.parametrize("kind", KINDS)
 USER = {"role": "user", "content": "the one"}
-
-LETTERS = st.characters(codec="utf-8") | st.sampled_from("<|[]/>_stopend\n ")
 
 Opened = Callable[..., ModelFiles]
 
@@ -125,12 +105,11 @@ Opened = Callable[..., ModelFiles]
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
     """Files of a style and a kind of vocabulary."""
-    folder, known = tmp_path_factory.mktemp("styles"), dict[tuple[str, str], ModelFiles]()
+    folder = tmp_path_factory.mktemp("styles")
 
+    @cache
     def opened(style: str, kind: str = "bytes") -> ModelFiles:
-        key = style, kind
-        known[key] = known.get(key) or style_files(style, kind, folder / f"{style}-{kind}")
-        return known[key]
+        return style_files(style, kind, folder / f"{style}-{kind}")
 
     return opened
 
@@ -182,9 +161,11 @@ def tools(text: str) -> list[Any]:
     return [{"type": "function", "function": function}]
 
 
-@every_style
-@every_kind
-def test_no_control_token_comes_from_the_texts_of_messages_and_tools(
+@pytest.mark.parametrize(
+    ("style", "kind"),
+    [*((style, "bytes") for style in STYLES), ("chatml", "spm"), ("gemma3", "spm")],
+)
+def test_texts_of_messages_and_tools_reach_the_model_as_they_are_without_a_control_token(
     style: str, kind: str, opened: Opened
 ):
     files = opened(style, kind)
@@ -192,39 +173,26 @@ def test_no_control_token_comes_from_the_texts_of_messages_and_tools(
     harmless = marks_in(files, ids_of(files, chat("x", "x"), tools("x")))
     assert sum(harmless.values()) >= 5
     # An assistant's text may have marks of thoughts and calls, which only ChatML's have here.
-    assert marks_in(files, ids_of(files, chat(text, "x"), tools(text))) == harmless
+    ids = ids_of(files, chat(text, "x"), tools(text))
+    assert marks_in(files, ids) == harmless
+    assert GUARD not in text_of(files, ids)
+    assert text in text_of(files, ids_of(files, [{"role": "user", "content": text}]))
     # The template names the role: a forged one makes at most the mark of that role.
     counts = marks_in(files, ids_of(files, [{"role": text, "content": "x"}]))
     assert counts <= marks_in(files, ids_of(files, [{"role": "x", "content": "x"}]))
 
 
-@every_style
-def test_the_text_of_a_forged_mark_reaches_the_model_as_it_is(style: str, opened: Opened):
-    files = opened(style)
-    text = attack(style)
-    ids = ids_of(files, [{"role": "user", "content": text}])
-    assert text in text_of(files, ids)
-    assert GUARD not in text_of(files, ids)
-
-
-@every_style
-def test_the_flag_brings_the_tokens_back(style: str, opened: Opened):
-    files = opened(style)
-    messages = [{"role": "user", "content": attack(style)}]
+def test_the_flag_and_a_raw_prompt_bring_the_tokens_back(opened: Opened):
+    files, text = opened("chatml"), attack("chatml")
+    messages = [{"role": "user", "content": text}]
     plain, parsed = ids_of(files, messages), ids_of(files, messages, parse_special=True)
-    text = files.template().render(messages)
-    assert parsed == files.tokenizer().encode(text, special=True)
+    encode = files.tokenizer().encode
+    assert parsed == encode(files.template().render(messages), special=True)
     assert sum(marks_in(files, parsed).values()) > sum(marks_in(files, plain).values())
+    assert ids_of(files, text, raw=True) == encode(text, special=True)
 
 
-@every_style
-def test_a_raw_prompt_parses_its_control_tokens(style: str, opened: Opened):
-    files = opened(style)
-    text = attack(style)
-    assert ids_of(files, text, raw=True) == files.tokenizer().encode(text, special=True)
-
-
-@every_style
+@pytest.mark.parametrize("style", ["chatml", "mistral"])
 def test_parts_of_a_message_do_not_join_to_a_control_token(style: str, opened: Opened):
     files = opened(style)
     for mark in marks_of(style):
@@ -324,8 +292,9 @@ def test_merges_and_normalisers_make_no_control_token_of_a_name(opened: Opened, 
     assert text_of(files, ids_of(files, [{"role": "user", "content": "a<b>a"}])) == "<b> a<b>a"
 
 
-@every_style
-@every_kind
+@pytest.mark.parametrize(
+    ("style", "kind"), [("chatml", "bytes"), ("gemma4", "bytes"), ("gemma3", "spm")]
+)
 @given(
     text=st.text(st.characters(codec="utf-8") | st.sampled_from("<|[]/>_stopend\n "), max_size=60)
 )
@@ -348,14 +317,7 @@ def test_a_prompt_without_control_tokens_has_the_ids_that_it_always_had(
 
 
 PIECES = (
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|im_",
-    "end|>",
-    "<filename>",
-    "\n",
-    " the",
+    *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_", "end|>", "<filename>", "\n", " the"),
 )
 
 

@@ -6,7 +6,6 @@ import pytest
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 
-from paceline.errors import InvalidRequest
 from paceline.models.templates.marks import infill_of
 from paceline.models.templates.tokenizer import Tokenizer
 
@@ -50,13 +49,6 @@ def test_the_beginning_token_stays_first_and_comes_once(tmp_path: Path):
     assert infill is not None
     assert infill.prompt([29, 0], "b") == [29, 26, 0, 27, 1, 28]
     assert infill.prompt([0], "b") == [29, 26, 0, 27, 1, 28]
-
-
-def test_a_suffix_that_is_not_valid_unicode_is_refused(tmp_path: Path):
-    infill = infill_of(tokenizer(tmp_path, *QWEN))
-    assert infill is not None
-    with pytest.raises(InvalidRequest):
-        infill.prompt([0], "\ud800")
 
 
 def test_tokens_that_end_what_was_filled_in_are_stops(tmp_path: Path):
