@@ -13,12 +13,9 @@ from types import ModuleType
 import pytest
 
 from paceline.errors import ModelError
-from paceline.models import cache, cache_dir, gguf, prepare, resolve
+from paceline.models import cache_dir, gguf, prepare, resolve
 from paceline.models.cache import PARTIAL, disk_full, publish, workspace
 from paceline.models.prepare import models_dir
-from paceline.storage import system
-from paceline.storage.files import megabytes
-from paceline.storage.system import Release
 from support.errors import raises
 from support.tiny import write_tiny
 
@@ -36,14 +33,6 @@ def test_the_cache_is_where_the_environment_says_or_the_users_own(monkeypatch: p
     assert cache_dir().name == "paceline"
 
 
-def test_a_workspace_is_an_empty_folder_beside_its_goal_and_is_gone_afterwards(tmp_path: Path):
-    with workspace(tmp_path / "models", "m", needed=1) as work:
-        assert work.parent == tmp_path / "models"
-        assert not [*work.iterdir()]
-        (work / "half").mkdir()
-    assert not [*(tmp_path / "models").iterdir()]
-
-
 @pytest.mark.parametrize(
     "error", [ModelError("no"), KeyboardInterrupt(), OSError(errno.EIO, "Input/output error")]
 )
@@ -55,22 +44,15 @@ def test_whatever_goes_wrong_nothing_stays_of_a_workspace(error: BaseException, 
     assert not [*tmp_path.iterdir()]
 
 
-def test_what_is_published_appears_whole_under_its_name(tmp_path: Path):
-    with workspace(tmp_path, "m", needed=1) as work:
-        (work / "file").write_text("whole")
-        publish(work, tmp_path / "m")
-    assert [path.name for path in tmp_path.iterdir()] == ["m"]
-    assert (tmp_path / "m" / "file").read_text() == "whole"
-
-
-def test_what_another_process_published_first_is_kept(tmp_path: Path):
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "file").write_text("first")
-    with workspace(tmp_path, "m", needed=1) as work:
-        (work / "file").write_text("second")
-        publish(work, tmp_path / "m")
-    assert (tmp_path / "m" / "file").read_text() == "first"
-    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+def test_what_is_published_first_appears_whole_under_its_name_and_stays(tmp_path: Path):
+    for text in ("first", "second"):
+        with workspace(tmp_path, "m", needed=1) as work:
+            assert work.parent == tmp_path
+            assert not [*work.iterdir()]
+            (work / "file").write_text(text)
+            publish(work, tmp_path / "m")
+        assert [path.name for path in tmp_path.iterdir()] == ["m"]
+        assert (tmp_path / "m" / "file").read_text() == "first"
 
 
 def test_a_disk_without_room_is_found_out_before_the_work(
@@ -157,23 +139,6 @@ def test_where_folders_cannot_be_locked_nothing_is_taken_for_abandoned(
     assert {path.name for path in tmp_path.iterdir()} == {"m", f"{PARTIAL}m-1"}
 
 
-def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    folders: list[Path] = []
-
-    def lock_path(path: Path, *, wait: bool) -> Release | None:
-        folders.append(path)
-        if len(folders) == 1:
-            path.rmdir()
-        return system.lock_path(path, wait=wait)
-
-    monkeypatch.setattr(cache, "lock_path", lock_path)
-    with workspace(tmp_path, "m", needed=1) as work:
-        assert work.is_dir()
-        assert [work] == folders[1:]
-
-
 PULL = """
 import sys
 from pathlib import Path
@@ -224,11 +189,3 @@ def test_an_interrupted_preparation_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         resolve(str(path), tmp_path)
     assert not [*models_dir(tmp_path).iterdir()]
-
-
-def test_sizes_are_written_as_people_read_them():
-    assert [megabytes(count) for count in (0, 98_362_432, 1_500_000_000)] == [
-        "0.0 MB",
-        "98.4 MB",
-        "1.5 GB",
-    ]

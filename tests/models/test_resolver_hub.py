@@ -82,21 +82,6 @@ def test_an_openvino_form_is_taken_before_a_gguf_file_unless_a_tag_asks_for_it(
     assert resolve(f"{NAME}:F16", tmp_path / "cache").folder.is_relative_to(tmp_path / "cache")
 
 
-def test_too_little_disk_for_an_openvino_form_is_said_before_the_first_byte(
-    fake: FakeHub, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    import shutil
-    from collections import namedtuple
-
-    usage = namedtuple("usage", "total used free")
-    files = {path.name: path.read_bytes() for path in exported.iterdir() if path.is_file()}
-    fake.repositories[NAME] = FakeRepository(files)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 1000))
-    with raises(ModelError, "owner/tiny"):
-        resolve(NAME, tmp_path / "cache")
-    assert not fake.downloads()
-
-
 @pytest.mark.usefixtures("tiny", "no_network")
 def test_offline_a_model_that_is_not_here_is_one_line(fake: FakeHub, tmp_path: Path):
     for name in (NAME, f"{NAME}:F16", f"https://huggingface.co/{NAME}"):
@@ -133,6 +118,8 @@ def test_a_revision_selects_another_file_and_is_only_for_the_hub(
         resolve(f"{NAME}:F16", tmp_path / "cache", revision="v1")
     with raises(ModelNotFound, NAME):
         resolve(NAME, tmp_path / "cache", revision="v9")
+    with raises(ModelNotFound, "some/where/m.gguf"):
+        resolve("some/where/m.gguf", tmp_path)
     for name in (str(tiny_gguf), "smollm2-135m", "ollama/qwen3"):
         with raises(InvalidRequest, "--revision"):
             resolve(name, tmp_path / "cache", revision="v1")
@@ -177,11 +164,6 @@ def test_every_listed_file_has_a_name_that_can_be_used_and_is_listed_once(
         assert model.file.is_relative_to(tmp_path / "hub")
         assert resolve(model.name, cache).context_length == 512
     assert fake.asked == []
-
-
-def test_a_path_that_looks_like_a_file_of_the_hub_is_told_both(fake: FakeHub, tmp_path: Path):
-    with raises(ModelNotFound, "some/where/m.gguf"):
-        resolve("some/where/m.gguf", tmp_path)
 
 
 @pytest.mark.usefixtures("tiny")

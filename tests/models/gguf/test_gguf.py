@@ -18,9 +18,12 @@ from support.tiny import SIZES, WIDE, Type, reference_logits, write_tiny
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 WEIGHTS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")
-PUBLISHED = ((4, 1, 256), (14, 2, 64), (16, 2, 128), (8, 2, 80), (2, 2, 96))
-"""Heads of queries, those of keys and values, and the size of one, in the ratios of Gemma 3 270M,
-Qwen2 0.5B, Qwen3 30B-A3B, Danube 1.8B and Phi-3 mini."""
+PUBLISHED = (
+    *(("llama", (4, 2, 16)), ("qwen3", (4, 1, 256)), ("qwen2", (14, 2, 64))),
+    *(("qwen3", (16, 2, 128)), ("llama", (8, 2, 80)), ("llama", (2, 2, 96))),
+)
+"""Heads of queries, those of keys and values, and the size of one: small, and in the ratios of
+Gemma 3 270M, Qwen2 0.5B, Qwen3 30B-A3B, Danube 1.8B and Phi-3 mini."""
 EIGHT_BITS = 0.05  # what they cost in so small a model; a wrong rotation or bias costs 0.3 and more
 # Of weights as they are, the products round the inputs to 8 bits, 32 at a time.
 TOKENS = [1, 260, 270, 40, 2, 81, 1, 300, 77, 77, 290, 15]
@@ -31,8 +34,7 @@ def engine_logits(files: ModelFiles) -> np.ndarray:
     return engine.step([(engine.open(), Block(TOKENS, len(TOKENS)))]).logits[0].copy()
 
 
-@pytest.mark.parametrize("heads", [(4, 2, 16), *PUBLISHED], ids=str)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "heads"), PUBLISHED, ids=str)
 def test_a_model_computes_what_the_file_says(
     architecture: str, heads: tuple[int, int, int], tmp_path: Path
 ):
@@ -85,16 +87,6 @@ def test_facts_template_and_tokenizer_come_from_the_file(tiny_files: ModelFiles)
     assert tiny_files.tokenizer().decode(ids) == "user\nHi\nassistant\n"
 
 
-def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path):
-    path = write_tiny(tmp_path / "m.gguf")
-    first = resolve(str(path), tmp_path)
-    stamp = (first.folder / "manifest.json").stat().st_mtime_ns
-    assert resolve(str(path), tmp_path) == first
-    assert (first.folder / "manifest.json").stat().st_mtime_ns == stamp
-    write_tiny(path, seed=1)
-    assert resolve(str(path), tmp_path).fingerprint != first.fingerprint
-
-
 def test_the_reading_of_end_tokens_takes_in_the_ends_of_turns_and_messages(tmp_path: Path):
     more = {"tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 6}
     path = write_tiny(tmp_path / "m.gguf", fields={**more, "tokenizer.ggml.add_bos_token": True})
@@ -127,11 +119,9 @@ def refused(tmp_path: Path) -> Callable[[Path], str]:
     ("content", "reason"),
     [
         (b"", "not a GGUF file"),
-        (b"GG", "not a GGUF file"),
         (b"PK\x03\x04 a zip", "not a GGUF file"),
         (b"GGUF", "version 0"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1; expected version 2 or 3"),
-        (b"GGUF" + struct.pack("<IQQ", 99, 0, 0), "version 99"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version 50331648"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "has no tokenizer"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**40, 2**40), "truncated"),
@@ -147,49 +137,21 @@ def test_what_is_no_gguf_file_is_refused(content: bytes, reason: str, refused: A
     ("fields", "reason"),
     [
         ({"tokenizer.ggml.tokens": None}, "no tokenizer: tokenizer.ggml.tokens"),
-        ({"tokenizer.ggml.model": None, "tokenizer.ggml.token_type": None}, "no tokenizer: "),
         ({"tokenizer.ggml.model": "t5"}, "tokenizer of kind t5/smollm"),
-        ({"tokenizer.ggml.model": "llama"}, "SentencePiece tokenizer without scores"),
         ({"tokenizer.ggml.pre": "kimi-k2"}, "tokenizer of kind gpt2/kimi-k2"),
         ({"split.count": 2}, "one part of a split model"),
         ({"llama.attention.layer_norm_rms_epsilon": 0.0}, "epsilon of 0.0; expected more than 0"),
-        ({"llama.context_length": None}, "has no context length"),
+        ({"llama.rope.scaling.type": "magic"}, "scaling.type of 'magic'"),
         ({"llama.context_length": 0}, "has no context length"),
         ({"tokenizer.ggml.tokens": ["a", "b"]}, "320 token types for 2 tokens"),
         ({"tokenizer.ggml.tokens": "abc"}, "tokens is not a list of str"),
-        ({"tokenizer.ggml.token_type": 7}, "token_type is not a list of int"),
         ({"tokenizer.ggml.merges": ["t h", "nonsense q"]}, "the merge 'nonsense q'"),
-        ({"tokenizer.ggml.merges": ["nospace"]}, "the merge 'nospace'"),
     ],
 )
 def test_a_file_without_what_is_needed_is_refused(
     fields: dict[str, Any], reason: str, refused: Any, tmp_path: Path
 ):
     assert reason in refused(write_tiny(tmp_path / "bad.gguf", fields=fields))
-
-
-def test_a_number_of_values_past_the_end_of_the_file_is_found_out_at_once(
-    refused: Any, tmp_path: Path
-):
-    path = write_tiny(tmp_path / "bad.gguf")
-    data = bytearray(path.read_bytes())
-    # An array of numbers: key, the type array, the type of its items, their number.
-    at = data.index(b"tokenizer.ggml.token_type") + len("tokenizer.ggml.token_type") + 8
-    assert data[at : at + 8] == struct.pack("<Q", 320)
-    data[at : at + 8] = struct.pack("<Q", 2**50)
-    path.write_bytes(data)
-    assert "truncated" in refused(path)
-
-
-def test_metadata_that_is_an_empty_list_is_no_obstacle(tmp_path: Path):
-    path = write_tiny(tmp_path / "m.gguf", fields={"general.tags": ["x" * 24]})
-    # The writer refuses to write one, but other tools do. Without its 32 bytes, the weights are
-    # still where they are looked for: at a multiple of 32.
-    one = b"general.tags" + struct.pack("<IIQQ", 9, 8, 1, 24) + b"x" * 24
-    content = path.read_bytes()
-    assert one in content
-    path.write_bytes(content.replace(one, b"general.tags" + struct.pack("<IIQ", 9, 8, 0)))
-    assert resolve(str(path), tmp_path).context_length == SIZES["context"]
 
 
 @pytest.mark.parametrize(
@@ -205,23 +167,12 @@ def test_a_file_whose_tensors_do_not_fit_its_metadata_is_refused_when_it_is_open
         open_engine("llamacpp", files.path, files.context_length, EngineSettings())
 
 
-def test_a_folder_that_cannot_be_read_is_no_crash(refused: Any, tmp_path: Path):
-    path = write_tiny(tmp_path / "bad.gguf")
-    path.chmod(0)
-    try:
-        path.open().close()
-    except PermissionError:
-        assert "cannot read" in refused(path)
-    else:
-        pytest.skip("this user may read every file")
-
-
 def metadata_bytes(content: bytes) -> int:
     """Where the table of tensors ends, about: its last name, and the weights after it."""
     return content.index(b"output_norm.weight") + 100
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_file_cut_off_anywhere_is_refused_as_truncated(
     data: st.DataObject, tiny_gguf: Path, refused: Any, tmp_path: Path

@@ -19,8 +19,6 @@ from support.errors import raises
 from support.tiny import write_tiny
 
 STRING, ARRAY, UINT32 = 8, 9, 4
-NUMBERS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Type -> bytes."""
 
 MEMORY = 16
 """Bytes of Python objects for each byte of a file, at most."""
@@ -71,17 +69,17 @@ def bounded(path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("bounded")
-@pytest.mark.parametrize("kind", NUMBERS)
-def test_an_array_of_numbers_takes_no_memory_of_its_own(kind: int, path: Path):
-    count = 2_000_000 // NUMBERS[kind]
-    write(path, [array("a", kind, count, b"\x81" * (count * NUMBERS[kind]))])
+@pytest.mark.parametrize(("kind", "size"), [(0, 1), (UINT32, 4), (7, 1), (12, 8)])
+def test_an_array_of_numbers_takes_no_memory_of_its_own(kind: int, size: int, path: Path):
+    count = 2_000_000 // size
+    write(path, [array("a", kind, count, b"\x81" * (count * size))])
     result = read_gguf(path).fields["a"]
     assert isinstance(result, NumberArray)
     assert len(result.values) == count
 
 
 @pytest.mark.usefixtures("bounded")
-@pytest.mark.parametrize("letters", [b"", b"a", b"ab", "日".encode()])
+@pytest.mark.parametrize("letters", [b"", "日".encode()])
 def test_an_array_of_short_strings_takes_memory_in_proportion(letters: bytes, path: Path):
     items = text(letters) * 100_000
     write(path, [array("a", STRING, 100_000, items)])
@@ -89,7 +87,7 @@ def test_an_array_of_short_strings_takes_memory_in_proportion(letters: bytes, pa
 
 
 @pytest.mark.usefixtures("bounded")
-@pytest.mark.parametrize("depth", [1, 2, 1000, 100_000])
+@pytest.mark.parametrize("depth", [1, 100_000])
 def test_nested_arrays_are_refused_at_any_depth(depth: int, path: Path):
     nested = struct.pack("<IQ", ARRAY, 1) * depth + struct.pack("<IQI", UINT32, 1, 7)
     write(path, [field("a", ARRAY, nested)])
@@ -97,12 +95,12 @@ def test_nested_arrays_are_refused_at_any_depth(depth: int, path: Path):
         read_gguf(path)
 
 
-LARGE = [2**20, 2**31, 2**32, 2**48, 2**61, 2**63, 2**64 - 1]
+LARGE = [2**20, 2**31, 2**61, 2**64 - 1]
 
 
 @pytest.mark.usefixtures("bounded")
 @pytest.mark.parametrize("count", LARGE)
-@pytest.mark.parametrize("kind", [0, 4, 7, STRING, ARRAY, 12])
+@pytest.mark.parametrize("kind", [0, STRING, ARRAY, 12])
 def test_an_array_that_is_longer_than_the_file_is_refused(kind: int, count: int, path: Path):
     write(path, [array("a", kind, count, b"\0" * 64)])
     with raises(ModelError, "GGUF"):
@@ -134,16 +132,13 @@ def test_a_count_that_is_larger_than_the_file_is_refused(place: str, count: int,
     "tensors",
     [
         [tensor("a", (2**32, 2**32), 0, 0)],
-        [tensor("a", (2**63, 2), 0, 0)],
         [tensor("a", (2, 2**64 - 1), 1, 0)],
         [tensor("a", (64,), 0, 2**64 - 1)],
-        [tensor("a", (64,), 0, 2**63)],
         [tensor("a", (0, 5), 0, 0)],
         [tensor("a", (31,), 8, 0)],
         [tensor("a", (64,), 99, 0)],
         [tensor("a", (64,), 4, 0)],
         [tensor("a", (), 0, 0)],
-        [tensor("a", (1,) * 5, 0, 0)],
         [tensor("a", (1,) * 1000, 0, 0)],
         [tensor("a", (1,), 0, 0)] * 2,
         [tensor(f"t{n}", (64,), 0, 0) for n in range(50)],  # all of them the same bytes
@@ -161,13 +156,10 @@ def test_a_tensor_that_cannot_be_in_the_file_is_refused(tensors: list[bytes], pa
         [field("a", UINT32, bytes(4))] * 2,
         [field("a", 13, bytes(64))],
         [field("a", STRING, text(b"\xff\xfe"))],
-        [array("a", 13, 1, bytes(64))],
         [array("a", STRING, 1, text(b"\x80"))],
         [text(b"\xc3") + struct.pack("<I", 0) + b"\0"],
-        [field("general.alignment", UINT32, struct.pack("<I", 0))],
         [field("general.alignment", UINT32, struct.pack("<I", 48))],
         [field("general.alignment", STRING, text(b"32"))],
-        [array("general.alignment", UINT32, 1, struct.pack("<I", 32))],
     ],
 )
 def test_metadata_that_says_nothing_is_refused(wrong: list[bytes], path: Path):
@@ -180,10 +172,8 @@ def test_values_are_read_as_they_were_written(path: Path):
     write(
         path,
         [
-            field("u8", 0, b"\xff"),
             field("i8", 1, b"\xff"),
             field("i16", 3, b"\xfe\xff"),
-            field("i64", 11, struct.pack("<q", -5)),
             field("u64", 10, struct.pack("<Q", 2**64 - 1)),
             field("f32", 6, struct.pack("<f", 0.5)),
             field("f64", 12, struct.pack("<d", 0.1)),
@@ -204,7 +194,7 @@ def test_values_are_read_as_they_were_written(path: Path):
     arrays = {n: f.values.tolist() for n, f in file.fields.items() if isinstance(f, NumberArray)}
     assert arrays == {"shorts": [1, -2, 3], "bools": [False, True, True]}
     assert {name: value for name, value in file.fields.items() if name not in arrays} == {
-        **{"u8": 255, "i8": -1, "i16": -2, "i64": -5, "u64": 2**64 - 1, "f32": 0.5, "f64": 0.1},
+        **{"i8": -1, "i16": -2, "u64": 2**64 - 1, "f32": 0.5, "f64": 0.1},
         **{"yes": True, "no": False, "text": "größe", "texts": ["", "b"], "none": []},
         "general.alignment": 64,
     }
@@ -213,32 +203,16 @@ def test_values_are_read_as_they_were_written(path: Path):
     assert only.data.view("<f4").tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-STRANGE: list[Any] = [
-    [1, 2],
-    [0.5],
-    [True],
-    ["a", "b"],
-    "text",
-    3,
-    0.5,
-    True,
-    2**32 - 1,
-    "",
-    "x" * 10_000,
-]
+STRANGE: list[Any] = [[1, 2], [True], ["a", "b"], "text", 0.5, True, 2**32 - 1, "x" * 10_000]
 
 
 @pytest.mark.parametrize("strange", STRANGE, ids=lambda value: repr(value)[:20])
 @pytest.mark.parametrize(
     "name",
     [
-        "general.license",
-        "llama.context_length",
-        "split.count",
+        *("general.license", "llama.context_length", "split.count", "tokenizer.chat_template"),
         *(f"tokenizer.ggml.{name}" for name in ("model", "pre", "tokens", "token_type", "merges")),
-        *(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot")),
-        "tokenizer.ggml.add_bos_token",
-        "tokenizer.chat_template",
+        *("tokenizer.ggml.eos_token_id", "tokenizer.ggml.add_bos_token"),
     ],
 )
 def test_a_field_of_another_type_is_used_or_refused(
@@ -261,7 +235,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_file_with_bytes_replaced_inserted_or_removed_is_read_or_refused(
     data: st.DataObject, tiny_gguf: Path, path: Path

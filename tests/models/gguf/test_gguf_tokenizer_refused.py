@@ -31,7 +31,6 @@ def test_a_kind_that_is_not_read_is_named_with_what_works():
 @pytest.mark.parametrize(
     ("scores", "reason"),
     [
-        ([], "without scores"),
         ([-1000.0], "all equal"),
         ([-1.5, -2.25, -3.125], "Unigram"),
         ([float("nan"), -1.0], "without scores"),
@@ -40,17 +39,14 @@ def test_a_kind_that_is_not_read_is_named_with_what_works():
 def test_scores_that_rank_no_merges_are_refused(scores: list[float], reason: str):
     fields = sentence_piece(words="ab")
     count = len(fields["tokenizer.ggml.tokens"])
-    fields["tokenizer.ggml.scores"] = (scores * count)[: count if scores else 0]
+    fields["tokenizer.ggml.scores"] = (scores * count)[:count]
     assert reason in refusal(fields)
 
 
-@pytest.mark.parametrize("option", ["remove_extra_whitespaces", "add_eos_token"])
-def test_options_that_would_change_the_ids_are_refused(option: str):
-    assert option in refusal(sentence_piece(**{option: True}))
-    build_tokenizer(Path("a.gguf"), sentence_piece(**{option: False}))
-
-
-def test_a_space_before_byte_level_text_is_refused():
+def test_options_that_would_change_the_ids_are_refused():
+    for option in ("remove_extra_whitespaces", "add_eos_token"):
+        assert option in refusal(sentence_piece(**{option: True}))
+        build_tokenizer(Path("a.gguf"), sentence_piece(**{option: False}))
     fields = {**byte_pairs(9), "tokenizer.ggml.pre": "gpt-2"}
     build_tokenizer(Path("a.gguf"), {**fields, "tokenizer.ggml.add_space_prefix": False})
     assert "add_space_prefix" in refusal({**fields, "tokenizer.ggml.add_space_prefix": True})
@@ -77,7 +73,7 @@ def test_a_file_without_the_name_of_a_pre_tokenizer_takes_one_beside_it(tmp_path
     assert build_tokenizer(tmp_path / "a.gguf", fields) == text
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[1]"])
+@pytest.mark.parametrize("content", [b"{}", b"\xff"])
 def test_a_broken_file_beside_it_is_no_help(content: bytes, tmp_path: Path):
     (tmp_path / "tokenizer.json").write_bytes(content)
     fields = {**byte_pairs(9), "tokenizer.ggml.pre": "of-tomorrow"}
@@ -115,7 +111,6 @@ def test_a_tokenizer_json_in_the_metadata_is_used():
         ({"merges": ["a b"] * (2**22 + 1)}, "merges"),
         ({"tokens": ["a", "b", "a"], "token_type": [1] * 3, "scores": []}, "'a' occurs 2 times"),
         ({"scores": [1.0]}, "1 scores"),
-        ({"scores": "x"}, "scores is not a list"),
         ({"token_type": [1]}, "1 token types"),
         ({"merges": ["a bb"]}, "does not join"),
     ],
