@@ -34,11 +34,8 @@ def said(folder: Path, **config: Any) -> Any:
     return read_generation_config(folder)
 
 
-def test_a_folder_without_a_generation_config_says_nothing(tmp_path: Path):
-    assert read_generation_config(tmp_path) == {}
-
-
 def test_every_sampling_key_of_a_generation_config_has_our_name(tmp_path: Path):
+    assert read_generation_config(tmp_path) == {}
     config = {**SAID, "do_sample": True, "max_new_tokens": 512}
     assert said(tmp_path, **config, eos_token_id=[1, 2], transformers_version="5.0") == {
         **SAID,
@@ -53,7 +50,6 @@ def test_every_sampling_key_of_a_generation_config_has_our_name(tmp_path: Path):
         ({"temperature": 0.7}, 0.7),  # as vLLM and llama.cpp read it
         ({"do_sample": True}, 1.0),
         ({"do_sample": True, "temperature": 0.7}, 0.7),
-        ({"do_sample": False}, 0.0),
         ({"do_sample": False, "temperature": 0.7}, 0.0),
         ({"do_sample": None, "temperature": None}, None),
     ],
@@ -77,10 +73,7 @@ def test_null_and_the_other_ways_to_say_off_are_understood(tmp_path: Path):
     [
         {"temperature": "hot"},
         {"temperature": True},
-        {"temperature": [0.5]},
         {"top_k": 2.5},
-        {"max_new_tokens": "many"},
-        {"top_p": {}},
         {"temperature": 1e300},
         {"temperature": float("nan")},
     ],
@@ -105,9 +98,7 @@ def test_every_wrong_value_of_a_generation_config_is_named_at_once(tmp_path: Pat
     ("config", "name"),
     [
         ({"temperature": -1}, "temperature"),
-        ({"top_p": 1.5}, "top_p"),
         ({"max_new_tokens": 0}, "max_tokens"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
     ],
 )
 def test_a_sampling_setting_out_of_range_is_an_error_of_the_model(
@@ -121,25 +112,15 @@ def test_a_sampling_setting_out_of_range_is_an_error_of_the_model(
         defaults_of(files)
 
 
-def test_a_generation_config_that_is_no_json_is_an_error_of_the_model(tmp_path: Path):
-    (tmp_path / GENERATION).write_text("{", encoding="utf-8")
-    with raises(ModelError, "JSON"):
-        read_generation_config(tmp_path)
-
-
 # -- GGUF ------------------------------------------------------------------------------------------
 
 
-def test_the_sampling_keys_of_a_gguf_file_survive_conversion(tmp_path: Path):
+def test_the_sampling_keys_of_a_gguf_file_are_kept(tmp_path: Path, tiny_files: ModelFiles):
     path = write_tiny(tmp_path / "m.gguf", fields=SAMPLING)
     assert resolve(str(path), tmp_path).settings == SAID
     assert resolve(str(path), tmp_path).settings == SAID  # from the cache
     assert check_models(tmp_path) == 1
-
-
-def test_a_gguf_file_that_says_nothing_of_sampling_has_no_settings(tiny_files: ModelFiles):
-    assert tiny_files.settings == {}
-    assert (tiny_files.folder / GENERATION).exists()
+    assert tiny_files.settings == {}, "a file that says nothing has none"
 
 
 def test_a_repetition_penalty_over_no_tokens_and_odd_values_are_left_out():

@@ -65,8 +65,9 @@ def test_nonsense_where_ids_should_be_counts_as_nothing(write: Write):
     assert facts.bos_token_id is None
 
 
-@pytest.mark.parametrize("asked", [True, False, None])
-@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize(
+    ("begins", "asked"), [(True, None), (False, None), (True, False), (False, True)]
+)
 def test_the_beginning_token_is_put_first_if_the_config_says_so_or_else_the_tokenizer(
     begins: bool, asked: bool | None, write: Write
 ):
@@ -76,11 +77,6 @@ def test_the_beginning_token_is_put_first_if_the_config_says_so_or_else_the_toke
     facts = read_facts(write(begins=begins, tokenizer_config=words))
     assert facts.bos_token_id == 2
     assert facts.add_bos == (begins if asked is None else asked)
-
-
-def test_without_a_beginning_token_none_is_put_first(write: Write):
-    facts = read_facts(write(tokenizer_config={"add_bos_token": True}))
-    assert not facts.add_bos
 
 
 def test_a_config_without_a_context_length_is_refused(write: Write):
@@ -111,12 +107,9 @@ def test_the_chat_template_is_found_in_each_of_its_places(files: Any, write: Wri
     assert read_template(folder) == "first"
 
 
-def test_no_template_is_no_fault_until_it_is_needed(write: Write):
-    assert read_template(write(tokenizer_config={"chat_template": 3})) is None
-
-
-def test_a_template_that_is_no_text_is_named(write: Write):
-    folder = write()
+def test_no_template_is_no_fault_and_one_that_is_no_text_is_named(write: Write):
+    folder = write(tokenizer_config={"chat_template": 3})
+    assert read_template(folder) is None
     (folder / "chat_template.jinja").write_bytes(b"\xff\xfe\xff")
     with raises(ModelError, "chat_template.jinja"):
         read_template(folder)

@@ -39,22 +39,14 @@ MANY = [
     [
         ("Qwen3-0.6B-Q8_0.gguf", "Q8_0"),
         ("qwen2.5-0.5b-instruct-q4_k_m.gguf", "Q4_K_M"),
-        ("gemma-3-1b-it-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
         ("tinyllama-1.1b-chat-v1.0.Q4_K_M.gguf", "Q4_K_M"),
         ("Q4_K_M/Model-00001-of-00003.gguf", "Q4_K_M"),
-        ("BF16/Model-BF16-00001-of-00002.gguf", "BF16"),
-        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
         ("gpt-oss-20b-MXFP4_MOE.gguf", "MXFP4_MOE"),
-        ("ggml-model-f16.gguf", "F16"),
         ("Phi-3-mini-4k-instruct-fp16.gguf", "FP16"),
         ("Phi-3-mini-4k-instruct-q4.gguf", "Q4"),
         ("Llama-3.2-1B-Instruct-Q4_0_4_8.gguf", "Q4_0_4_8"),
-        ("model-TQ1_0.gguf", "TQ1_0"),
-        ("Model-IQ2_XXS.gguf", "IQ2_XXS"),
         ("Llama-3-8B-Q4_K_M-imatrix.gguf", "Q4_K_M"),
-        ("Q8_0.gguf", "Q8_0"),
         ("model.gguf", ""),
-        ("Qwen3-4B.gguf", ""),
     ],
 )
 def test_the_quantization_is_read_from_a_files_name(path: str, label: str):
@@ -70,7 +62,6 @@ def test_the_quantization_is_read_from_a_files_name(path: str, label: str):
         ("Llama-3-8B-Q4_K_M-imatrix.gguf", True),
         ("sub/mmproj-x-Q8_0.gguf", False),
         ("model.GGUF", True),
-        ("model.safetensors", False),
     ],
 )
 def test_projectors_matrices_and_drafting_heads_are_no_models(path: str, is_one: bool):
@@ -82,12 +73,8 @@ def test_projectors_matrices_and_drafting_heads_are_no_models(path: str, is_one:
     [
         ("Q4_K_M", "model-Q4_K_M.gguf"),
         ("q4_k_m", "model-Q4_K_M.gguf"),
-        ("Q4_0", "model-Q4_0.gguf"),
-        ("q8_0", "model-Q8_0.gguf"),
-        ("iq4_xs", "model-IQ4_XS.gguf"),
         ("bf16", "model-BF16-00001-of-00002.gguf"),
         ("Q5_K_XL", "model-UD-Q5_K_XL.gguf"),
-        ("UD-Q5_K_XL", "model-UD-Q5_K_XL.gguf"),
         ("model-Q8_0.gguf", "model-Q8_0.gguf"),
         ("model-q8_0", "model-Q8_0.gguf"),
         ("", "model-Q4_K_M.gguf"),
@@ -102,10 +89,8 @@ def test_a_tag_in_any_case_selects_a_file(tag: str, path: str):
     [
         (["m-Q2_K.gguf", "m-Q4_0.gguf", "m-Q8_0.gguf"], "m-Q4_0.gguf"),
         (["m-Q4_0.gguf", "m-Q4_K_S.gguf"], "m-Q4_K_S.gguf"),
-        (["m-Q4_0_4_4.gguf", "m-Q8_0.gguf"], "m-Q4_0_4_4.gguf"),
         (["m-UD-Q4_K_XL.gguf", "m-Q8_0.gguf"], "m-UD-Q4_K_XL.gguf"),
         (["m-BF16.gguf", "m-Q8_0.gguf"], "m-Q8_0.gguf"),
-        (["m-IQ4_XS.gguf", "m-Q8_0.gguf"], "m-Q8_0.gguf"),
         (["m-F16.gguf"], "m-F16.gguf"),
         (["model.gguf", "mmproj-F16.gguf"], "model.gguf"),
     ],
@@ -115,17 +100,15 @@ def test_without_a_tag_it_is_4_bits_then_8_then_the_only_one(paths: list[str], p
 
 
 def test_a_wrong_tag_lists_those_that_are_there():
-    with pytest.raises(ModelNotFound) as caught:
+    tags = ("BF16", "IQ4_XS", "Q4_0", "Q4_K_M", "Q8_0", "UD-Q5_K_XL")
+    with raises(ModelNotFound, "owner/name has no Q3_K_M", *tags) as caught:
         choose(MANY, "Q3_K_M", REPOSITORY)
-    message = str(caught.value)
-    assert message.startswith("owner/name has no Q3_K_M")
-    for tag in ("BF16", "IQ4_XS", "Q4_0", "Q4_K_M", "Q8_0", "UD-Q5_K_XL"):
-        assert tag in message
-    assert "mmproj" not in message
-    assert "\n" not in message
+    assert "mmproj" not in str(caught.value)
 
 
 def test_without_a_tag_and_without_a_usual_one_there_is_a_choice_to_make():
+    with raises(ModelNotFound, "GGUF"):
+        choose(MANY[:6], "", REPOSITORY)
     with raises(ModelNotFound, "F16", "Q2_K"):
         choose(["m-Q2_K.gguf", "m-F16.gguf"], "", REPOSITORY)
 
@@ -136,11 +119,6 @@ def test_two_files_of_one_tag_are_both_named():
         with raises(ModelNotFound, "1b-Q4_K_M.gguf", "3b-Q4_K_M.gguf"):
             choose(paths, tag, REPOSITORY)
     assert choose(paths, "3b-q4_k_m.gguf", REPOSITORY) == "3b-Q4_K_M.gguf"
-
-
-def test_a_repository_without_a_model_says_so():
-    with raises(ModelNotFound, "GGUF"):
-        choose(MANY[:6], "", REPOSITORY)
 
 
 def test_all_shards_of_a_model_are_found_and_a_missing_one_is_named():
