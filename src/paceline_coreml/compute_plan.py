@@ -56,7 +56,7 @@ class PlannedOp:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ComputePlan:
     """Core ML's plan of a package, or the reason why there is none."""
 
     package: str
@@ -71,7 +71,9 @@ class Plan:
     """Why there is no plan."""
 
 
-def record(folder: Path, package: str, rows: int, *, function: str | None, units: str) -> Plan:
+def record(
+    folder: Path, package: str, rows: int, *, function: str | None, units: str
+) -> ComputePlan:
     """Get Core ML's plan of a package, in a child process.
 
     Args:
@@ -89,9 +91,9 @@ def record(folder: Path, package: str, rows: int, *, function: str | None, units
         arguments = [str(folder / package), str(rows), function or "", UNITS[units], str(out)]
         ended = run_child(python("-m", __name__, *arguments))
         if ended.code or not out.is_file():
-            return Plan(package, rows, function, fault=ended.reason)
+            return ComputePlan(package, rows, function, fault=ended.reason)
         ops = validated(tuple[PlannedOp, ...], read_json(out)["ops"], str(out), error=ModelError)
-        return Plan(package, rows, function, ops)
+        return ComputePlan(package, rows, function, ops)
 
 
 def copy_with_default(package: Path, copy: Path, rows: int, function: str | None) -> Path:

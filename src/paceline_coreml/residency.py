@@ -22,7 +22,7 @@ from paceline.storage.files import read_json, write_json, writing
 from paceline.storage.report import Report, Table
 from paceline.storage.validation import validated
 from paceline_coreml import compute_plan
-from paceline_coreml.compute_plan import NEURAL_ENGINE, Plan, PlannedOp
+from paceline_coreml.compute_plan import NEURAL_ENGINE, ComputePlan, PlannedOp
 from paceline_coreml.engine.artifact import Artifact, read_artifact
 from paceline_coreml.engine.packages import UNITS, on_a_mac
 
@@ -55,7 +55,7 @@ class OffEngine(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PlanVerdict:
     """The evaluation of a plan."""
 
     convs: Counts
@@ -68,7 +68,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordedPlans:
     """Plans of an artifact and their provenance: the file that `--record` writes."""
 
     fingerprint: str
@@ -76,7 +76,7 @@ class Recording:
     units: str
     system: str
     made_by: str
-    plans: tuple[Plan, ...]
+    plans: tuple[ComputePlan, ...]
 
 
 def report(
@@ -121,7 +121,7 @@ def report(
     return _report(artifact, recording)
 
 
-def evaluate(plan: Plan) -> Verdict:
+def evaluate(plan: ComputePlan) -> PlanVerdict:
     """Count and check a plan's operations."""
     ops = [op for op in plan.ops if not _is_constant(op)]
     convs = _count(op for op in ops if _is_conv(op))
@@ -137,7 +137,7 @@ def evaluate(plan: Plan) -> Verdict:
         fault = f"{others.off} of {sum(others)} other operations leave the Neural Engine"
     elif not convs.on:
         fault = "the plan has no convolutions"
-    return Verdict(convs, others, tuple(_off_engine(ops)), fault)
+    return PlanVerdict(convs, others, tuple(_off_engine(ops)), fault)
 
 
 def planned_rows(artifact: Artifact) -> tuple[int, ...]:
@@ -181,10 +181,10 @@ def _off_engine(ops: Sequence[PlannedOp]) -> list[OffEngine]:
     )
 
 
-def _record(artifact: Artifact, units: str, progress: Progress) -> Recording:
+def _record(artifact: Artifact, units: str, progress: Progress) -> RecordedPlans:
     """Get Core ML's plans of all packages."""
     calls = list(_planned_calls(artifact))
-    plans: list[Plan] = []
+    plans: list[ComputePlan] = []
     with progress.task("Core ML's plans", len(calls), unit="plans") as reach:
         for package, rows in calls:
             function = artifact.function(rows)
@@ -193,7 +193,7 @@ def _record(artifact: Artifact, units: str, progress: Progress) -> Recording:
             )
             reach(len(plans))
     made_by = f"paceline {paceline.__version__}"
-    return Recording(artifact.fingerprint, units, platform.platform(), made_by, tuple(plans))
+    return RecordedPlans(artifact.fingerprint, units, platform.platform(), made_by, tuple(plans))
 
 
 def _planned_calls(artifact: Artifact) -> Iterator[tuple[str, int]]:
@@ -202,14 +202,14 @@ def _planned_calls(artifact: Artifact) -> Iterator[tuple[str, int]]:
             yield shard.path, rows
 
 
-def _read(path: Path, artifact: Artifact) -> Recording:
+def _read(path: Path, artifact: Artifact) -> RecordedPlans:
     value = read_json(path)
     if value.get("kind") != KIND or value.get("version") != VERSION:
         raise ModelError(
             f"{path} is a {value.get('kind')} of version {value.get('version')}; expected {KIND} "
             f"of version {VERSION}, as --record writes them"
         )
-    recording = validated(Recording, value, str(path), error=ModelError)
+    recording = validated(RecordedPlans, value, str(path), error=ModelError)
     if recording.fingerprint != artifact.fingerprint:
         raise ModelError(
             f"{path} has the plans of another artifact than {artifact.folder}; record them again"
@@ -217,13 +217,13 @@ def _read(path: Path, artifact: Artifact) -> Recording:
     return recording
 
 
-def _report(artifact: Artifact, recording: Recording) -> Report:
+def _report(artifact: Artifact, recording: RecordedPlans) -> Report:
     plans = {(plan.package, plan.rows): plan for plan in recording.plans}
     evaluated = []
     for package, rows in _planned_calls(artifact):
         plan = plans.get((package, rows))
         if plan is None:
-            plan = Plan(package, rows, None, fault="it is not in the recording")
+            plan = ComputePlan(package, rows, None, fault="it is not in the recording")
         evaluated.append((plan, evaluate(plan)))
     failed = [(plan, verdict.fault) for plan, verdict in evaluated if verdict.fault is not None]
     value = {
@@ -275,7 +275,7 @@ def _planned_shapes(artifact: Artifact) -> str:
     )
 
 
-def _plan_table(evaluated: Sequence[tuple[Plan, Verdict]]) -> Table:
+def _plan_table(evaluated: Sequence[tuple[ComputePlan, PlanVerdict]]) -> Table:
     rows = [
         [
             plan.package,
@@ -289,7 +289,7 @@ def _plan_table(evaluated: Sequence[tuple[Plan, Verdict]]) -> Table:
     return "on and off the Neural Engine", head, rows
 
 
-def _off_table(evaluated: Sequence[tuple[Plan, Verdict]]) -> Table:
+def _off_table(evaluated: Sequence[tuple[ComputePlan, PlanVerdict]]) -> Table:
     rows = [
         [
             plan.package,

@@ -14,7 +14,7 @@ from paceline.storage.files import sha256_of
 from paceline.storage.processes import Finished
 from paceline_coreml import compute_plan
 from paceline_coreml.compute_plan import (
-    Plan,
+    ComputePlan,
     PlannedOp,
     copy_with_default,
     ops_of,
@@ -39,7 +39,7 @@ def test_a_crash_of_the_child_is_a_fault_of_the_plan(
     python = compute_plan.python
     monkeypatch.setattr(compute_plan, "python", lambda *_: python("-c", program))
     found = record(tmp_path, LAYERS, 4, function="t4", units="cpu-and-ne")
-    assert found == Plan(LAYERS, 4, "t4", fault=fault)
+    assert found == ComputePlan(LAYERS, 4, "t4", fault=fault)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +49,14 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("transformers")
     pytest.importorskip("coremltools")
     from paceline_coreml.conversion.families import open_family
-    from paceline_coreml.conversion.shards import Sizes, convert_layers
+    from paceline_coreml.conversion.shards import ShardSizes, convert_layers
     from support.coreml import tiny_llama
 
     folder = tmp_path_factory.mktemp("package")
     family = open_family(
         tiny_llama(folder / "checkpoint", num_hidden_layers=1), slots=64, conv_slots=64
     )
-    convert_layers(family, 0, 1, sizes=Sizes(4, 64, 64)).save(str(folder / LAYERS))
+    convert_layers(family, 0, 1, sizes=ShardSizes(4, 64, 64)).save(str(folder / LAYERS))
     return folder / LAYERS
 
 
@@ -132,7 +132,7 @@ def test_the_parent_reads_the_plan_of_the_copy(package: Path, monkeypatch: pytes
     monkeypatch.setattr(compute_plan, "run_child", run)
     found = record(package.parent, LAYERS, 3, function=None, units="all")
     assert seen == {"shape": (1, 64, 3, 1), "asked": (".mlmodelc", ct.ComputeUnit.ALL)}
-    assert found == Plan(LAYERS, 3, None, tuple(ops_of(planned("main"), "main")))
+    assert found == ComputePlan(LAYERS, 3, None, tuple(ops_of(planned("main"), "main")))
 
 
 @pytest.mark.coreml

@@ -311,10 +311,10 @@ STATES = {"read_state", "coreml_update_state"}
 )
 def test_layers_are_converted(form: str, first: int, end: int, expected: set[str], tmp_path: Path):
     pytest.importorskip("coremltools")
-    from paceline_coreml.conversion.shards import Sizes, convert_layers
+    from paceline_coreml.conversion.shards import ShardSizes, convert_layers
 
     made = TinyModel(form, tmp_path)
-    sizes = Sizes(rows=ROWS, slots=SLOTS, conv_slots=ROWS + made.lags)
+    sizes = ShardSizes(rows=ROWS, slots=SLOTS, conv_slots=ROWS + made.lags)
     program = convert_layers(made.family(), first, end, sizes=sizes)._mil_program
     assert faults(program) == []
     assert {"conv", *expected} <= kinds(program)

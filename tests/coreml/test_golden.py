@@ -30,7 +30,7 @@ from paceline_coreml.conversion.checkpoint import read_checkpoint  # noqa: E402
 from paceline_coreml.conversion.compress import compress  # noqa: E402
 from paceline_coreml.conversion.convert import CONV_SLOTS  # noqa: E402
 from paceline_coreml.conversion.families import open_family  # noqa: E402
-from paceline_coreml.conversion.shards import Sizes, convert_layers  # noqa: E402
+from paceline_coreml.conversion.shards import ShardSizes, convert_layers  # noqa: E402
 from paceline_coreml.engine.artifact import (  # noqa: E402
     ROTARY,
     TOKEN_CLASSIFICATION,
@@ -78,7 +78,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     family = open_family(
         tiny_checkpoint(folder / "checkpoint", seed=1), slots=64, conv_slots=CONV_SLOTS
     )
-    program = convert_layers(family, 2, 3, sizes=Sizes(3, 64, CONV_SLOTS), taps=(2,))
+    program = convert_layers(family, 2, 3, sizes=ShardSizes(3, 64, CONV_SLOTS), taps=(2,))
     compress(program, "int8").save(str(folder / LAYERS[1]))
     return folder / LAYERS[1]
 

@@ -13,7 +13,7 @@ torch.set_num_threads(1)
 
 from paceline_coreml.conversion.compress import compress  # noqa: E402
 from paceline_coreml.conversion.shards import (  # noqa: E402
-    Sizes,
+    ShardSizes,
     convert_head,
     convert_layers,
     shapes_of,
@@ -24,7 +24,7 @@ from support.coreml_families import ONE_PER_FAMILY, ROWS, SLOTS, TinyModel  # no
 
 pytestmark = pytest.mark.coreml
 
-SIZES = Sizes(rows=ROWS, slots=SLOTS, conv_slots=ROWS + 2)
+SIZES = ShardSizes(rows=ROWS, slots=SLOTS, conv_slots=ROWS + 2)
 WIDER = {
     "hidden_size": 64,
     "intermediate_size": 96,

@@ -16,7 +16,7 @@ from paceline_coreml.conversion.families import open_family  # noqa: E402
 from paceline_coreml.conversion.family import Family  # noqa: E402
 from paceline_coreml.conversion.layers import Attention, ConvState, LayerInputs, RMSNorm  # noqa: E402
 from paceline_coreml.conversion.shards import (  # noqa: E402
-    Sizes,
+    ShardSizes,
     convert_head,
     convert_layers,
     shapes_of,
@@ -36,7 +36,7 @@ from support.marks import marked  # noqa: E402
 pytestmark = pytest.mark.coreml
 
 ROWS, SLOTS, CONV_SLOTS = 4, 32, 8
-SIZES = Sizes(ROWS, SLOTS, CONV_SLOTS)
+SIZES = ShardSizes(ROWS, SLOTS, CONV_SLOTS)
 
 
 # --- faults

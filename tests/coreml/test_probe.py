@@ -19,7 +19,7 @@ from paceline.errors import InvalidRequest  # noqa: E402
 from paceline.models import QUIET  # noqa: E402
 from paceline.storage.report import Report  # noqa: E402
 from paceline_coreml import compute_plan, probe  # noqa: E402
-from paceline_coreml.compute_plan import Plan, PlannedOp  # noqa: E402
+from paceline_coreml.compute_plan import ComputePlan, PlannedOp  # noqa: E402
 from paceline_coreml.conversion.conversion_options import ConversionOptions  # noqa: E402
 from paceline_coreml.conversion.convert import open_model  # noqa: E402
 from paceline_coreml.conversion.layers import Attention  # noqa: E402
@@ -55,12 +55,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     return tiny_source(tmp_path_factory.mktemp("source"))
 
 
-def planned(device: str) -> Callable[..., Plan]:
+def planned(device: str) -> Callable[..., ComputePlan]:
     """Core ML's plan of any package: one convolution, on a device."""
 
-    def record(_folder: Path, package: str, rows: int, **_: Any) -> Plan:
+    def record(_folder: Path, package: str, rows: int, **_: Any) -> ComputePlan:
         op = PlannedOp("q", "conv", device, (device,), 1.0)
-        return Plan(package, rows, None, (op,))
+        return ComputePlan(package, rows, None, (op,))
 
     return record
 

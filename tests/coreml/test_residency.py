@@ -16,7 +16,7 @@ import pytest
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.files import sha256_of
 from paceline_coreml import compute_plan, residency
-from paceline_coreml.compute_plan import Plan, PlannedOp
+from paceline_coreml.compute_plan import ComputePlan, PlannedOp
 from paceline_coreml.residency import Counts, OffEngine, evaluate, report
 
 RECORDED = Path(__file__).with_name("residency_plans.json")
@@ -80,8 +80,8 @@ def op(kind: str, preferred: str | None = "neural-engine", cost: float | None = 
     return PlannedOp(f"a-{kind}", kind, preferred, ("neural-engine", "cpu"), cost)
 
 
-def plan(*ops: PlannedOp) -> Plan:
-    return Plan(LAYERS, 1, None, ops)
+def plan(*ops: PlannedOp) -> ComputePlan:
+    return ComputePlan(LAYERS, 1, None, ops)
 
 
 def test_a_recorded_plan_is_evaluated_without_a_mac(folder: Path):
@@ -235,10 +235,12 @@ def test_a_recording_gives_the_same_report_elsewhere(
     folder = artifact(tmp_path / "artifact", functions=functions)
     asked = []
 
-    def planned(folder: Path, package: str, rows: int, *, function: str | None, units: str) -> Plan:
+    def planned(
+        folder: Path, package: str, rows: int, *, function: str | None, units: str
+    ) -> ComputePlan:
         asked.append((package, rows, function, units))
         if (package, rows) == (HEAD, 4):
-            return Plan(package, rows, function, fault="ended by signal 9")
+            return ComputePlan(package, rows, function, fault="ended by signal 9")
         return replace(plan(op("conv"), op("add", "cpu", 0.5)), package=package, rows=rows)
 
     monkeypatch.setattr(residency, "on_a_mac", lambda: True)

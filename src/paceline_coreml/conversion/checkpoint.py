@@ -15,7 +15,7 @@ _INDEX = "model.safetensors.index.json"
 _ONE_FILE = "model.safetensors"
 
 
-class Checkpoint(NamedTuple):
+class CheckpointFolder(NamedTuple):
     """The config and tensors of a folder, as `Family` takes them."""
 
     config: Any
@@ -28,7 +28,7 @@ class MissingTensor(ModelError, KeyError):
     __str__ = Exception.__str__
 
 
-class Weights(Mapping[str, Tensor]):
+class FolderTensors(Mapping[str, Tensor]):
     """The tensors of a folder by name, read on access."""
 
     def __init__(self, folder: Path) -> None:
@@ -61,7 +61,7 @@ class Weights(Mapping[str, Tensor]):
         return len(self._files)
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
+def read_checkpoint(folder: Path) -> CheckpointFolder:
     """Open a folder.
 
     Raises ModelError if it has no config.json that transformers accepts, or no tensors.
@@ -74,7 +74,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ValueError, OSError, KeyError) as error:
         raise ModelError(f"{folder / CONFIG} cannot be used: {error}") from error
-    return Checkpoint(config, Weights(folder))
+    return CheckpointFolder(config, FolderTensors(folder))
 
 
 def with_prefix(weights: Mapping[str, Tensor], prefix: str) -> Mapping[str, Tensor]:

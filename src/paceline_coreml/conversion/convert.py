@@ -29,7 +29,7 @@ from paceline_coreml.conversion.conversion_options import (
 from paceline_coreml.conversion.families import open_family
 from paceline_coreml.conversion.family import Family
 from paceline_coreml.conversion.shards import (
-    Sizes,
+    ShardSizes,
     convert_head,
     convert_layers,
     shapes_of,
@@ -126,7 +126,7 @@ class OpenModel(NamedTuple):
     family: Family
     options: ConversionOptions
     """With the defaults of the model's task."""
-    sizes: Sizes
+    sizes: ShardSizes
 
 
 def open_model(source: Source, options: ConversionOptions) -> OpenModel:
@@ -142,7 +142,7 @@ def open_model(source: Source, options: ConversionOptions) -> OpenModel:
     # A call writes all its rows before it reads, so they and the rows before them need a place.
     needed = -(-(options.rows + shape.lags) // _SLOTS_UNIT) * _SLOTS_UNIT
     conv_slots = max(CONV_SLOTS, needed) if shape.lags else CONV_SLOTS
-    sizes = Sizes(
+    sizes = ShardSizes(
         options.rows,
         options.slots,
         conv_slots,

@@ -93,7 +93,7 @@ class Layer(nn.Module):
         return out
 
 
-class Heads(NamedTuple):
+class AttentionSizes(NamedTuple):
     """Sizes of an attention."""
 
     queries: int
@@ -112,7 +112,7 @@ class SelfAttention(nn.Module):
     def __init__(
         self,
         weights: Mapping[str, Tensor],
-        heads: Heads,
+        heads: AttentionSizes,
         slots: int,
         *,
         bias: bool = False,

@@ -22,7 +22,7 @@ from paceline_coreml.conversion.torch_model import layer_inputs
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ShardSizes:
     """Sizes of a shard's inputs."""
 
     rows: int
@@ -105,7 +105,7 @@ def input_names(family: Family) -> list[str]:
     return [*names, "window_write", "window_read"] if family.shape.lags else names
 
 
-def shapes_of(family: Family, sizes: Sizes, rows: int, *, head: bool) -> dict[str, Any]:
+def shapes_of(family: Family, sizes: ShardSizes, rows: int, *, head: bool) -> dict[str, Any]:
     """Input shapes of a shard of layers, or of the head, for `rows` rows."""
     if head:
         return {"hidden": (1, family.shape.stream_size, rows, 1)}
@@ -140,7 +140,7 @@ def _drop_function(package: Path, name: str, *, default: str) -> None:
     path.write_bytes(spec.SerializeToString())
 
 
-def input_shapes(family: Family, sizes: Sizes, rows: Any) -> dict[str, tuple[Any, ...]]:
+def input_shapes(family: Family, sizes: ShardSizes, rows: Any) -> dict[str, tuple[Any, ...]]:
     """Input shapes of a shard of layers for `rows` rows, a number or a coremltools range."""
     half = family.rope_tables().cos.shape[1]
     lags = family.shape.lags
@@ -159,7 +159,7 @@ def input_shapes(family: Family, sizes: Sizes, rows: Any) -> dict[str, tuple[Any
 
 
 def convert_layers(
-    family: Family, start: int, end: int, *, sizes: Sizes, taps: Sequence[int] = ()
+    family: Family, start: int, end: int, *, sizes: ShardSizes, taps: Sequence[int] = ()
 ) -> Any:
     """Layers [start, end) as a float16 ML program with input `hidden` and output `out_hidden`.
 
@@ -187,7 +187,7 @@ def convert_layers(
     )
 
 
-def convert_head(family: Family, start: int, end: int, *, sizes: Sizes) -> Any:
+def convert_head(family: Family, start: int, end: int, *, sizes: ShardSizes) -> Any:
     """The head for tokens [start, end) as an ML program with input `hidden` and output `logits`.
 
     A classifier's head has all labels, whatever `start` and `end` are.

@@ -32,8 +32,8 @@ from paceline_coreml.engine.artifact import CAUSAL_LM, read_artifact
 from paceline_coreml.engine.packages import DEFAULT_UNITS, REHEARSED, on_a_mac
 from paceline_coreml.golden.checks import (
     Agreement,
+    FaultLimits,
     LayerCheck,
-    Limits,
     LogitsCheck,
     agreement,
     check_layers,
@@ -105,7 +105,7 @@ def report(
         model = Reference(checkpoint, soft=soft)
         reference = model.run_all([text.tokens for text in texts])
         # Rounding flips no choice of an expert where each row gets all of them.
-        limits = Limits(threshold, MARGIN, model.experts and not soft)
+        limits = FaultLimits(threshold, MARGIN, model.experts and not soft)
         del model  # in float32
     options = PackageOptions(DEFAULT_UNITS, rounding)
     by_width = run_shards(opened, texts, options, progress)

@@ -17,7 +17,7 @@ from paceline_coreml.engine.artifact import ROTARY, Artifact
 from paceline_coreml.golden.compare import (
     Nearness,
     Parity,
-    Rows,
+    RowFacts,
     centred,
     cosines,
     difference,
@@ -43,7 +43,7 @@ _CHUNK = 1 << 14
 """Rows of a file that are compared at once."""
 
 
-class Limits(NamedTuple):
+class FaultLimits(NamedTuple):
     """What counts as a fault."""
 
     threshold: float
@@ -126,7 +126,7 @@ class LayerCheck:
     takes_for: int | None
     """The other layer of the reference that the output matches better; -1: the embeddings."""
 
-    def faults(self, limits: Limits) -> list[str]:
+    def faults(self, limits: FaultLimits) -> list[str]:
         """Faults as messages."""
         messages = self.nearness.faults(limits.threshold, experts=limits.experts)
         if self.takes_for is not None:
@@ -137,10 +137,10 @@ class LayerCheck:
 
 def check_layers(
     artifact: Artifact,
-    rows: Rows,
+    rows: RowFacts,
     outputs: ArtifactOutput,
     reference: ReferenceOutput,
-    limits: Limits,
+    limits: FaultLimits,
 ) -> Iterator[LayerCheck]:
     """Compare the embeddings, which are among the outputs, and every layer with transformers."""
     places = [(str(output), output.layer) for output in outputs_of(artifact)]
@@ -156,7 +156,7 @@ def check_layers(
         yield LayerCheck(name, layer, near, place - 1 if swapped else None)
 
 
-def layer_faults(layers: Sequence[LayerCheck], limits: Limits) -> list[str]:
+def layer_faults(layers: Sequence[LayerCheck], limits: FaultLimits) -> list[str]:
     """The first faulty output with the number of others after it; swapped layers one by one."""
     messages: list[str] = []
     bad = [(layer, faults) for layer in layers if (faults := layer.faults(limits))]
@@ -184,7 +184,7 @@ class LogitsCheck:
     misplaced: Sequence[str]
     """Messages about shards of the head that give the logits of other tokens."""
 
-    def faults(self, limits: Limits) -> list[str]:
+    def faults(self, limits: FaultLimits) -> list[str]:
         """Faults as messages."""
         near = self.nearness.faults(limits.threshold, experts=limits.experts)
         messages = [*self.misplaced, *(f"logits: {fault}" for fault in near)]
@@ -207,10 +207,10 @@ class LogitsCheck:
 
 def check_logits(
     artifact: Artifact,
-    rows: Rows,
+    rows: RowFacts,
     outputs: ArtifactOutput,
     reference: ReferenceOutput,
-    limits: Limits,
+    limits: FaultLimits,
 ) -> LogitsCheck:
     """Compare the logits with transformers."""
     actual, expected = centred(outputs[LOGITS]), centred(reference.logits)
@@ -223,7 +223,7 @@ def check_logits(
 
 
 def _misplaced(
-    artifact: Artifact, rows: Rows, actual: Floats, expected: Floats, threshold: float
+    artifact: Artifact, rows: RowFacts, actual: Floats, expected: Floats, threshold: float
 ) -> Iterator[str]:
     """Messages about shards of the head that are in the place of another."""
     for shard in artifact.head_shards:

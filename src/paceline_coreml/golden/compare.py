@@ -37,7 +37,7 @@ _HUGE = 1e9
 """In place of infinite and NaN measures."""
 
 
-class Rows(NamedTuple):
+class RowFacts(NamedTuple):
     """What is known of the n rows of all texts, which stand one text after another."""
 
     names: Sequence[str]
@@ -107,7 +107,7 @@ def allowed_error(threshold: float) -> float:
     return sqrt(max(2 * (1 - threshold), 0.0))
 
 
-def nearness(rows: Rows, actual: Floats, expected: Floats) -> Nearness:
+def nearness(rows: RowFacts, actual: Floats, expected: Floats) -> Nearness:
     """Compare rows, [n, channels] each; a text has at least two."""
     lengths, usual = _lengths(expected), ~(rows.first | rows.low)
     typical = float(np.median(lengths[usual]))
@@ -125,7 +125,7 @@ def nearness(rows: Rows, actual: Floats, expected: Floats) -> Nearness:
     )
 
 
-def nearest(about: Rows, actual: Floats, candidates: Iterable[Floats]) -> int:
+def nearest(about: RowFacts, actual: Floats, candidates: Iterable[Floats]) -> int:
     """Index of the candidate for `actual` with the smallest median relative error of usual rows."""
     usual = ~(about.first | about.low)
     errors = [_ratio(_errors(actual, rows), _lengths(rows))[usual] for rows in candidates]
@@ -178,7 +178,7 @@ class Parity:
     """Mean KL divergence of the actual from the expected distribution, in nats."""
 
 
-def parity(rows: Rows, where: Bools, actual: Floats, expected: Floats, margin: float) -> Parity:
+def parity(rows: RowFacts, where: Bools, actual: Floats, expected: Floats, margin: float) -> Parity:
     """Compare the top tokens of logits, [n, vocab] each, in the rows `where`, [n]."""
     actual, expected = actual[where], expected[where].astype(np.float64)
     top, right = actual.argmax(1), expected.argmax(1)
@@ -213,7 +213,7 @@ def _log_softmax(logits: Floats) -> Floats:
 
 
 def _summary(
-    rows: Rows, chosen: Bools, values: Floats, badness: Floats, *, empty: float
+    rows: RowFacts, chosen: Bools, values: Floats, badness: Floats, *, empty: float
 ) -> Summary:
     """Summarize the chosen rows' values; `empty` if no row is chosen."""
     if not chosen.any():

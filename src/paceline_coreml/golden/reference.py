@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ModelError
-from paceline_coreml.conversion.checkpoint import Weights
+from paceline_coreml.conversion.checkpoint import FolderTensors
 
 Floats = npt.NDArray[np.float32]
 
@@ -68,7 +68,7 @@ class Reference:
                 "expected a complete checkpoint"
             )
         # After it has read them, transformers initializes parts of ZAYA's balancing biases anew.
-        stored = Weights(checkpoint)
+        stored = FolderTensors(checkpoint)
         for name, buffer in self._model.named_buffers():
             if name in stored:
                 buffer.copy_(stored[name])

@@ -21,7 +21,7 @@ from paceline.models import TOKENIZER, Tokenizer, read_facts
 from paceline.storage.files import read_json
 from paceline.storage.manifest import MANIFEST
 from paceline_coreml.engine.artifact import Artifact
-from paceline_coreml.golden.compare import Rows
+from paceline_coreml.golden.compare import RowFacts
 
 Floats = npt.NDArray[np.float32]
 
@@ -60,10 +60,10 @@ class Text(NamedTuple):
     """Position of the first token of low norm; None: there are none."""
 
 
-def rows_of(texts: Sequence[Text]) -> Rows:
+def rows_of(texts: Sequence[Text]) -> RowFacts:
     """The rows of all texts, one text after another."""
     places = [(text, row) for text in texts for row in range(len(text.tokens))]
-    return Rows(
+    return RowFacts(
         [f"row {row} of {text.name}" for text, row in places],
         np.array([row == 0 for _, row in places]),
         np.array([text.low is not None and row >= text.low for text, row in places]),

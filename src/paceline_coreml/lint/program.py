@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from paceline_coreml.rehearsal.program import Function, Op, Operand, Package, Value
+from paceline_coreml.rehearsal.program import MilFunction, MilPackage, Op, Operand, Value
 from paceline_coreml.rehearsal.weights import Constant
 
 STORAGE_PREFIXES: Final = ("const", "constexpr_")
@@ -19,7 +19,7 @@ MOVE_OPS: Final = frozenset({"reshape", "transpose", "expand_dims", "squeeze", "
 class Program:
     """One function of a package."""
 
-    def __init__(self, package: Package, function: Function) -> None:
+    def __init__(self, package: MilPackage, function: MilFunction) -> None:
         self.package, self.function = package, function
         self._all = list(function.block.walk())
         self.ops = [op for op in self._all if not op.type.startswith(STORAGE_PREFIXES)]

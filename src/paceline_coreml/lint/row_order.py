@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from paceline_coreml.lint.program import Program
 from paceline_coreml.lint.row_tracker import RowEvent, RowTracker
 from paceline_coreml.lint.rules import PROGRAM_RULES, Fault, rule
-from paceline_coreml.rehearsal.program import Function
+from paceline_coreml.rehearsal.program import MilFunction
 
 _ROW_AXES: Final[Mapping[str, tuple[int, ...]]] = {
     "hidden": (2,),
@@ -104,7 +104,7 @@ def row_axes_of(program: Program) -> RowAxes:
     return RowAxes(axes, sizes.pop()) if len(sizes) == 1 else RowAxes({}, None)
 
 
-def _ranges(function: Function) -> set[tuple[int | None, ...]]:
+def _ranges(function: MilFunction) -> set[tuple[int | None, ...]]:
     """The distinct ranges of lengths of the flexible axes."""
     return {
         tuple(sorted({shape[axis] for shape in feature.choices}))
@@ -117,7 +117,7 @@ def _ranges(function: Function) -> set[tuple[int | None, ...]]:
     }
 
 
-def _differing(function: Function, other: Function) -> dict[str, list[int]]:
+def _differing(function: MilFunction, other: MilFunction) -> dict[str, list[int]]:
     theirs = {value.name: value.shape for value in other.block.inputs}
     return {
         value.name: [
@@ -130,7 +130,7 @@ def _differing(function: Function, other: Function) -> dict[str, list[int]]:
     }
 
 
-def _ours(function: Function) -> dict[str, list[int]]:
+def _ours(function: MilFunction) -> dict[str, list[int]]:
     inputs = {value.name: value.shape for value in function.block.inputs}
     hidden = inputs.get("hidden", ())
     count = hidden[2] if len(hidden) == 4 else None

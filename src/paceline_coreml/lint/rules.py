@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from paceline_coreml.lint.program import Program
-from paceline_coreml.rehearsal.program import Package
+from paceline_coreml.rehearsal.program import MilPackage
 
 Verdict = Literal["fail", "warn", "info"]
 Confidence = Literal["high", "medium", "low"]
@@ -24,10 +24,10 @@ class Fault(NamedTuple):
     what: str
 
 
-class Loaded(NamedTuple):
+class SizedPackage(NamedTuple):
     """A package and its size on disk."""
 
-    package: Package
+    package: MilPackage
     size: int
     """Bytes."""
 
@@ -51,7 +51,7 @@ _Subject = TypeVar("_Subject")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Generic[_Subject]):
+class LintRule(Generic[_Subject]):
     """One rule; `check` yields a fault per place that breaks it."""
 
     name: str
@@ -77,24 +77,28 @@ class Rule(Generic[_Subject]):
             )
 
 
-PROGRAM_RULES: list[Rule[Program]] = []
+PROGRAM_RULES: list[LintRule[Program]] = []
 """Rules about one function of a package."""
-PACKAGE_RULES: list[Rule[Loaded]] = []
+PACKAGE_RULES: list[LintRule[SizedPackage]] = []
 """Rules about a package."""
-ARTIFACT_RULES: list[Rule[Sequence[Loaded]]] = []
+ARTIFACT_RULES: list[LintRule[Sequence[SizedPackage]]] = []
 """Rules about all packages of an artifact together: they share a process."""
 
 _Check = Callable[[_Subject], Iterable[Fault]]
 
 
 def rule(
-    rules: list[Rule[_Subject]], name: str, verdict: Verdict, confidence: Confidence, source: str
+    rules: list[LintRule[_Subject]],
+    name: str,
+    verdict: Verdict,
+    confidence: Confidence,
+    source: str,
 ) -> Callable[[_Check[_Subject]], _Check[_Subject]]:
     """Register a function as a rule; its docstring is the meaning."""
 
     def register(check: _Check[_Subject]) -> _Check[_Subject]:
         meaning = " ".join((check.__doc__ or "").split())
-        rules.append(Rule(name, verdict, confidence, source, meaning, check))
+        rules.append(LintRule(name, verdict, confidence, source, meaning, check))
         return check
 
     return register

@@ -18,15 +18,15 @@ from paceline_coreml.lint.rules import (
     PACKAGE_RULES,
     PROGRAM_RULES,
     Finding,
-    Loaded,
-    Rule,
+    LintRule,
+    SizedPackage,
     Verdict,
 )
 from paceline_coreml.rehearsal.program import read_package
 
 PACKAGE: Final = ".mlpackage"
 
-RULES: Final[Sequence[Rule[Any]]] = (*PROGRAM_RULES, *PACKAGE_RULES, *ARTIFACT_RULES)
+RULES: Final[Sequence[LintRule[Any]]] = (*PROGRAM_RULES, *PACKAGE_RULES, *ARTIFACT_RULES)
 """Every rule; the imports above register them."""
 
 _MODULES: Final = (operations, precision, row_order, shapes, states, weights)
@@ -44,9 +44,9 @@ def lint(path: Path) -> list[Finding]:
         MissingExtra: coremltools is not installed.
     """
     findings: list[Finding] = []
-    packages: list[Loaded] = []
+    packages: list[SizedPackage] = []
     for package in _packages(path):
-        loaded = Loaded(read_package(package), size_of(package))
+        loaded = SizedPackage(read_package(package), size_of(package))
         packages.append(loaded)
         findings += _of_package(loaded)
     for rule in ARTIFACT_RULES:
@@ -91,7 +91,7 @@ def _packages(path: Path) -> Sequence[Path]:
     return [path / shard.path for shard in (*artifact.layer_shards, *artifact.head_shards)]
 
 
-def _of_package(loaded: Loaded) -> Iterator[Finding]:
+def _of_package(loaded: SizedPackage) -> Iterator[Finding]:
     shard = loaded.package.path.name
     seen: set[Finding] = set()
     for function in loaded.package.functions.values():

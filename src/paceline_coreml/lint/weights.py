@@ -9,7 +9,7 @@ from paceline_coreml.lint.rules import (
     PACKAGE_RULES,
     PROGRAM_RULES,
     Fault,
-    Loaded,
+    SizedPackage,
     rule,
 )
 
@@ -94,7 +94,7 @@ def expert_scale(program: Program) -> Iterator[Fault]:
     "medium",
     "ane-book, experiments 27, 30, 31: under 14 MB to the CPU; contested: 5.3 to 8.1 MB passed",
 )
-def small(loaded: Loaded) -> Iterator[Fault]:
+def small(loaded: SizedPackage) -> Iterator[Fault]:
     """A package this small may run on the CPU. Put more layers into one."""
     if loaded.size < _SMALL:
         yield Fault("", f"{loaded.size / _MEGABYTE:.1f} MB; expected {_SMALL // _MEGABYTE} or more")
@@ -107,7 +107,7 @@ def small(loaded: Loaded) -> Iterator[Fault]:
     "medium",
     "the seed experiments: 2,016 MB passed; ane-book: 2.3 GB went to the CPU",
 )
-def large(loaded: Loaded) -> Iterator[Fault]:
+def large(loaded: SizedPackage) -> Iterator[Fault]:
     """A package this large ran on the CPU. Split it."""
     if loaded.size > _LARGE:
         yield Fault("", f"{loaded.size / _MEGABYTE:.0f} MB; expected {_LARGE // _MEGABYTE} or less")
@@ -120,7 +120,7 @@ def large(loaded: Loaded) -> Iterator[Fault]:
     "medium",
     "ane-book: up to 250 MB is safe; john-rocky/CoreML-LLM: 1.4 GB at most on a phone",
 )
-def over_250_mb(loaded: Loaded) -> Iterator[Fault]:
+def over_250_mb(loaded: SizedPackage) -> Iterator[Fault]:
     """Larger than what runs everywhere, smaller than what failed on a Mac."""
     if _SAFE < loaded.size <= _LARGE:
         yield Fault("", f"{loaded.size / _MEGABYTE:.0f} MB")
@@ -133,7 +133,7 @@ def over_250_mb(loaded: Loaded) -> Iterator[Fault]:
     "low",
     "the seed experiments: error -14 over about 3 GB; contested: their Phi has 3.2 GB",
 )
-def process(packages: Sequence[Loaded]) -> Iterator[Fault]:
+def process(packages: Sequence[SizedPackage]) -> Iterator[Fault]:
     """All packages together are larger than a process has been seen to load."""
     size = sum(package.size for package in packages)
     if size > _PROCESS:

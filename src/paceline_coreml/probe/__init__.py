@@ -29,7 +29,7 @@ from paceline_coreml.conversion.compress import compress
 from paceline_coreml.conversion.conversion_options import ConversionOptions
 from paceline_coreml.conversion.convert import OpenModel, open_model
 from paceline_coreml.conversion.family import Family
-from paceline_coreml.conversion.shards import Sizes, convert_layers
+from paceline_coreml.conversion.shards import ShardSizes, convert_layers
 from paceline_coreml.conversion.source import Source
 from paceline_coreml.conversion.stateless import state_shapes
 from paceline_coreml.conversion.torch_model import run_layers
@@ -144,7 +144,9 @@ def probe_layer(
     others = (layer + 1) * weights + 2 * shape.vocab_size * shape.hidden_size
     config = read_checkpoint(source.checkpoint).config
     check_memory(name, shape_of(config, rows=rows, slots=slots), weights, others=others)
-    sizes = Sizes(rows, slots, model.sizes.conv_slots, flexible=False, stateless=options.stateless)
+    sizes = ShardSizes(
+        rows, slots, model.sizes.conv_slots, flexible=False, stateless=options.stateless
+    )
     about = {
         "paceline": paceline.__version__,
         "model": source.name,
@@ -209,7 +211,7 @@ def _gates(source: Source, model: OpenModel, options: ProbeOptions) -> Iterator[
             yield probe_layer(source, model, index, rows, options)
 
 
-def _rows_of(source: Source, family: Family, layer: int, sizes: Sizes) -> _Rows:
+def _rows_of(source: Source, family: Family, layer: int, sizes: ShardSizes) -> _Rows:
     """Random tokens' rows before a layer, and after it by transformers."""
     embeddings, shape = family.embeddings().numpy(), family.shape
     # Tokens of low norm are noise in float16; see `golden.texts`.
@@ -235,7 +237,7 @@ def _rows_of(source: Source, family: Family, layer: int, sizes: Sizes) -> _Rows:
     return _Rows(tokens, before, reference.run(tokens).streams[layer + 1], reference.experts)
 
 
-def _convert(family: Family, index: int, folder: Path, sizes: Sizes, weights: str) -> Artifact:
+def _convert(family: Family, index: int, folder: Path, sizes: ShardSizes, weights: str) -> Artifact:
     """Convert one layer to a package in `folder`; returns an artifact without a head."""
     program = compress(convert_layers(family, index, index + 1, sizes=sizes), weights)
     program.save(str(folder / PACKAGE))

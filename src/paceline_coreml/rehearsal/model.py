@@ -28,7 +28,7 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline_coreml.rehearsal.ops.products import half_sums
 from paceline_coreml.rehearsal.ops.table import Array, Cell
 from paceline_coreml.rehearsal.plan import ENGINE, finisher, make_plan
-from paceline_coreml.rehearsal.program import Feature, Function, Package, read_package
+from paceline_coreml.rehearsal.program import Feature, MilFunction, MilPackage, read_package
 
 _STATE_DTYPES = ("float32", "float64", "int32")
 """Types that coremltools accepts for a state; float16 is not among them."""
@@ -95,7 +95,7 @@ class RehearsalModel:
             InvalidRequest: the rounding is unknown.
             MissingExtra: coremltools is not installed.
         """
-        self.package: Package = read_package(Path(path))
+        self.package: MilPackage = read_package(Path(path))
         self.function = self.package.function(function_name)
         self._plan = make_plan(self.package, self.function, rounding)
         self._rounding = rounding
@@ -158,7 +158,7 @@ class RehearsalModel:
         return {name: np.array(self._finish[name](array)) for name, array in arrays.items()}
 
 
-def _check_names(package: Package, function: Function) -> None:
+def _check_names(package: MilPackage, function: MilFunction) -> None:
     """Raise ModelError if the declared inputs, states or outputs differ from the program's."""
     inputs = {feature.name for feature in (*function.inputs, *function.states)}
     outputs = {feature.name for feature in function.outputs}

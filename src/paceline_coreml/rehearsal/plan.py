@@ -19,7 +19,7 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline_coreml.rehearsal.ops import OPS, Entry
 from paceline_coreml.rehearsal.ops.engine_numerics import RUNS
 from paceline_coreml.rehearsal.ops.table import Array
-from paceline_coreml.rehearsal.program import Block, Function, Op, Package, Shape
+from paceline_coreml.rehearsal.program import MilBlock, MilFunction, MilPackage, Op, Shape
 from paceline_coreml.rehearsal.rounding import to_half, to_half_flushed
 from paceline_coreml.rehearsal.weights import DTYPES, Constant
 
@@ -32,7 +32,7 @@ Finish = Callable[[Any], Any]
 _Moving = tuple[str, tuple[str, ...] | str, Callable[[Any], Any] | None]
 
 
-class Step(NamedTuple):
+class ReadyOperation(NamedTuple):
     """One operation, ready to run."""
 
     op: Op
@@ -81,10 +81,10 @@ class Step(NamedTuple):
             del values[name]
 
 
-class Plan(NamedTuple):
+class ReadyFunction(NamedTuple):
     """A function, ready to run."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ReadyOperation, ...]
     constants: Mapping[str, Array]
     """Values that steps look up, equal in every call."""
 
@@ -99,7 +99,7 @@ def finisher(dtype: str, rounding: str, *, moves: bool = False) -> Finish:
     return lambda numbers: np.asarray(numbers).astype(held, copy=False)
 
 
-def make_plan(package: Package, function: Function, rounding: str) -> Plan:
+def make_plan(package: MilPackage, function: MilFunction, rounding: str) -> ReadyFunction:
     """Prepare a function to run.
 
     Raises:
@@ -120,7 +120,7 @@ def make_plan(package: Package, function: Function, rounding: str) -> Plan:
 class _Faults:
     """All unsupported parts of a function."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: MilFunction) -> None:
         self.messages: list[str] = []
         self._defined = {value.name for value in function.block.inputs}
         self._constants: dict[str, Constant] = {}
@@ -172,7 +172,7 @@ class _Folding:
         self._rounding = rounding
         self._constants: dict[str, Any] = {}
 
-    def plan(self, block: Block) -> Plan:
+    def plan(self, block: MilBlock) -> ReadyFunction:
         steps = []
         for op in block.ops:
             step = self._step(op)
@@ -182,7 +182,7 @@ class _Folding:
                 self._fold(step)
         return _shortened(steps, self._constants, block.outputs)
 
-    def _step(self, op: Op) -> Step:
+    def _step(self, op: Op) -> ReadyOperation:
         entry = OPS[op.type]
         if self._rounding == ENGINE and op.type in RUNS:
             entry = entry._replace(run=RUNS[op.type])
@@ -203,9 +203,9 @@ class _Folding:
             (output.name, output.shape, finisher(output.dtype, self._rounding, moves=entry.moves))
             for output in op.outputs
         )
-        return Step(op, entry, fixed, tuple(moving), finish)
+        return ReadyOperation(op, entry, fixed, tuple(moving), finish)
 
-    def _fold(self, step: Step) -> None:
+    def _fold(self, step: ReadyOperation) -> None:
         outputs: dict[str, Any] = {}
         step.run(outputs)
         for name, value in outputs.items():
@@ -229,8 +229,8 @@ class _Folding:
 
 
 def _shortened(
-    steps: Iterable[Step], constants: Mapping[str, Any], outputs: tuple[str, ...]
-) -> Plan:
+    steps: Iterable[ReadyOperation], constants: Mapping[str, Any], outputs: tuple[str, ...]
+) -> ReadyFunction:
     """Free every value after its last use, and drop constants that no step looks up."""
     later = set(outputs)
     looked_up = set(outputs)
@@ -246,7 +246,7 @@ def _shortened(
         later |= used
         looked_up |= used
     used_constants = {name: value for name, value in constants.items() if name in looked_up}
-    return Plan(tuple(reversed(kept)), used_constants)
+    return ReadyFunction(tuple(reversed(kept)), used_constants)
 
 
 def _floats(numbers: Any) -> Array:

@@ -49,12 +49,12 @@ class Op:
     """Parameter -> operands; most have one, `concat` and similar have several."""
     outputs: tuple[Value, ...]
     attributes: Mapping[str, Constant]
-    blocks: tuple["Block", ...] = ()
+    blocks: tuple["MilBlock", ...] = ()
     """Nested blocks of `cond` and `while_loop`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MilBlock:
     """Operations in execution order."""
 
     inputs: tuple[Value, ...]
@@ -90,7 +90,7 @@ class Feature:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class MilFunction:
     """One of the programs in a package, with its features."""
 
     name: str
@@ -98,20 +98,20 @@ class Function:
     inputs: tuple[Feature, ...]
     outputs: tuple[Feature, ...]
     states: tuple[Feature, ...]
-    block: Block
+    block: MilBlock
     """Its inputs are those of the function, states last."""
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
+class MilPackage:
     """Contents of a `.mlpackage`."""
 
     path: Path
     specification_version: int
-    functions: Mapping[str, Function]
+    functions: Mapping[str, MilFunction]
     default_function: str
 
-    def function(self, name: str | None = None) -> Function:
+    def function(self, name: str | None = None) -> MilFunction:
         """A function by name, the default one for None. Raises ModelError for an unknown one."""
         name = self.default_function if name is None else name
         if name not in self.functions:
@@ -122,7 +122,7 @@ class Package:
         return self.functions[name]
 
 
-def read_package(path: Path) -> Package:
+def read_package(path: Path) -> MilPackage:
     """Read a `.mlpackage` folder.
 
     Raises:
@@ -181,7 +181,7 @@ class _Reader:
             }.items()
         }
 
-    def package(self, spec: Any) -> Package:
+    def package(self, spec: Any) -> MilPackage:
         described = {function.name: function for function in spec.description.functions}
         default = spec.description.defaultFunctionName or "main"
         functions = {
@@ -193,21 +193,21 @@ class _Reader:
                 f"{self._path}: the default function is {default!r}, and there is only "
                 f"{', '.join(sorted(functions)) or 'none'}"
             )
-        return Package(self._path, spec.specificationVersion, functions, default)
+        return MilPackage(self._path, spec.specificationVersion, functions, default)
 
-    def function(self, name: str, function: Any, description: Any) -> Function:
+    def function(self, name: str, function: Any, description: Any) -> MilFunction:
         if function.opset not in function.block_specializations:
             raise ModelError(f"{self._path}: {name} has no operations for {function.opset!r}")
         block = self.block(function.block_specializations[function.opset])
         # A function's own inputs are not repeated by its block.
         inputs = sorted(map(self.value, function.inputs), key=lambda value: value.is_state)
-        return Function(
+        return MilFunction(
             name,
             function.opset,
             tuple(map(self.feature, description.input)),
             tuple(map(self.feature, description.output)),
             tuple(map(self.feature, description.state)),
-            Block(tuple(inputs), block.ops, block.outputs),
+            MilBlock(tuple(inputs), block.ops, block.outputs),
         )
 
     def feature(self, feature: Any) -> Feature:
@@ -231,8 +231,8 @@ class _Reader:
         choices = tuple(tuple(choice.shape) for choice in array.enumeratedShapes.shapes)
         return Feature(feature.name, dtype, shape, lower, upper, choices)
 
-    def block(self, block: Any) -> Block:
-        return Block(
+    def block(self, block: Any) -> MilBlock:
+        return MilBlock(
             tuple(map(self.value, block.inputs)),
             tuple(map(self.op, block.operations)),
             tuple(block.outputs),

@@ -25,7 +25,7 @@ _MARK: Final = 0xDEADBEEF
 _VERSION: Final = 2
 
 
-class Stored(NamedTuple):
+class StoredType(NamedTuple):
     """How numbers of a MIL type are stored, and their numpy type here."""
 
     held: type[np.generic]
@@ -36,25 +36,25 @@ class Stored(NamedTuple):
 
 
 DTYPES: Final = {
-    "bool": Stored(np.bool_, 8),
-    "string": Stored(np.str_, 8),
-    "fp16": Stored(np.float16, 16, 1),
-    "fp32": Stored(np.float32, 32, 2),
-    "fp64": Stored(np.float64, 64),
-    "uint8": Stored(np.uint8, 8, 3),
-    "int8": Stored(np.int8, 8, 4),
-    "int16": Stored(np.int16, 16, 6),
-    "uint16": Stored(np.uint16, 16, 7),
-    "int4": Stored(np.int8, 4, 8),
-    "uint1": Stored(np.uint8, 1, 9),
-    "uint2": Stored(np.uint8, 2, 10),
-    "uint4": Stored(np.uint8, 4, 11),
-    "uint3": Stored(np.uint8, 3, 12),
-    "uint6": Stored(np.uint8, 6, 13),
-    "int32": Stored(np.int32, 32, 14),
-    "uint32": Stored(np.uint32, 32, 15),
-    "int64": Stored(np.int64, 64),
-    "uint64": Stored(np.uint64, 64),
+    "bool": StoredType(np.bool_, 8),
+    "string": StoredType(np.str_, 8),
+    "fp16": StoredType(np.float16, 16, 1),
+    "fp32": StoredType(np.float32, 32, 2),
+    "fp64": StoredType(np.float64, 64),
+    "uint8": StoredType(np.uint8, 8, 3),
+    "int8": StoredType(np.int8, 8, 4),
+    "int16": StoredType(np.int16, 16, 6),
+    "uint16": StoredType(np.uint16, 16, 7),
+    "int4": StoredType(np.int8, 4, 8),
+    "uint1": StoredType(np.uint8, 1, 9),
+    "uint2": StoredType(np.uint8, 2, 10),
+    "uint4": StoredType(np.uint8, 4, 11),
+    "uint3": StoredType(np.uint8, 3, 12),
+    "uint6": StoredType(np.uint8, 6, 13),
+    "int32": StoredType(np.int32, 32, 14),
+    "uint32": StoredType(np.uint32, 32, 15),
+    "int64": StoredType(np.int64, 64),
+    "uint64": StoredType(np.uint64, 64),
 }
 """The supported MIL types, by their names in MIL's text form."""
 

@@ -17,8 +17,8 @@ from paceline_coreml.conversion.config_checks import (
     unsupported,
 )
 from paceline_coreml.conversion.decoder import (
+    AttentionSizes,
     Decoder,
-    Heads,
     Layer,
     SelfAttention,
     channels,
@@ -103,7 +103,7 @@ def _attention(config: Any, weights: Mapping[str, Tensor], slots: int) -> nn.Mod
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     return SelfAttention(
         weights,
-        Heads(heads, kv_heads, size),
+        AttentionSizes(heads, kv_heads, size),
         slots,
         out="out_proj",
         q_norm=RMSNorm(weights["q_layernorm.weight"], config.norm_eps, axis=2),

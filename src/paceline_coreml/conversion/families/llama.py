@@ -18,7 +18,13 @@ from paceline_coreml.conversion.config_checks import (
     check_window_unused,
     unsupported,
 )
-from paceline_coreml.conversion.decoder import Decoder, Heads, Layer, SelfAttention, llama_layer
+from paceline_coreml.conversion.decoder import (
+    AttentionSizes,
+    Decoder,
+    Layer,
+    SelfAttention,
+    llama_layer,
+)
 from paceline_coreml.conversion.family import Family
 from paceline_coreml.conversion.layers import RMSNorm
 
@@ -111,7 +117,7 @@ class HeadNorms(NamedTuple):
     after_rope: bool = False
 
 
-_Split = Callable[[Mapping[str, Tensor], Heads], Mapping[str, Tensor]]
+_Split = Callable[[Mapping[str, Tensor], AttentionSizes], Mapping[str, Tensor]]
 
 
 def _decoder(
@@ -129,7 +135,7 @@ def _decoder(
     queries, keys = config.num_attention_heads, config.num_key_value_heads
     # Not a field of Phi-3's configs, but transformers uses it if it is there.
     size = getattr(config, "head_dim", None) or config.hidden_size // queries
-    heads, eps = Heads(queries, keys, size), config.rms_norm_eps
+    heads, eps = AttentionSizes(queries, keys, size), config.rms_norm_eps
 
     def layer(_index: int, tensors: Mapping[str, Tensor]) -> Layer:
         if split is not None:
@@ -156,7 +162,7 @@ def _decoder(
     )
 
 
-def _split_phi3(tensors: Mapping[str, Tensor], heads: Heads) -> Mapping[str, Tensor]:
+def _split_phi3(tensors: Mapping[str, Tensor], heads: AttentionSizes) -> Mapping[str, Tensor]:
     """Phi-3 stores queries, keys and values in one matrix, and gate and up in another."""
     q, k = heads.queries * heads.size, heads.keys * heads.size
     qkv = tensors["self_attn.qkv_proj.weight"].split([q, k, k])

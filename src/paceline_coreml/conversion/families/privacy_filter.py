@@ -48,7 +48,9 @@ class PrivacyFilter:
 
     def layer(self, index: int) -> nn.Module:
         """See `Family`."""
-        return Layer(self._config, with_prefix(self._weights, f"model.layers.{index}."))
+        return PrivacyFilterLayer(
+            self._config, with_prefix(self._weights, f"model.layers.{index}.")
+        )
 
     def embeddings(self) -> Tensor:
         """See `Family`."""
@@ -71,7 +73,7 @@ class PrivacyFilter:
         return make_rope_tables(m.OpenAIPrivacyFilterRotaryEmbedding(self._config), self._slots)
 
 
-class Layer(nn.Module):
+class PrivacyFilterLayer(nn.Module):
     """Attention, then a mixture of experts, both added to the residual."""
 
     def __init__(self, config: Any, weights: Mapping[str, Tensor]) -> None:

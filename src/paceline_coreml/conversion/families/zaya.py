@@ -17,7 +17,7 @@ from paceline_coreml.conversion.checkpoint import with_prefix
 from paceline_coreml.conversion.config_checks import check_field, check_layer_types, unsupported
 from paceline_coreml.conversion.decoder import channels, linear
 from paceline_coreml.conversion.experts import Experts, Stack
-from paceline_coreml.conversion.families.zaya_router import Router, Routing
+from paceline_coreml.conversion.families.zaya_router import ExpertRouter, Routing
 from paceline_coreml.conversion.family import Shape
 from paceline_coreml.conversion.layers import (
     Attention,
@@ -74,7 +74,7 @@ class Zaya:
     def layer(self, index: int) -> nn.Module:
         """See `Family`."""
         weights = with_prefix(self._weights, f"model.layers.{index}.")
-        return Layer(
+        return ZayaLayer(
             self._config, weights, slots=self._slots, conv_slots=self._ring, routing=self._routing
         )
 
@@ -118,7 +118,7 @@ class Final(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class ZayaLayer(nn.Module):
     """Attention, then experts; both are merged with the residual by scales and biases of both."""
 
     def __init__(
@@ -141,7 +141,7 @@ class Layer(nn.Module):
         )
         self.merge_attention = Merge(with_prefix(weights, "post_attention_residual_scale."))
         self.between = RMSNorm(weights["post_attention_layernorm.weight"], eps)
-        self.router = Router(with_prefix(weights, "mlp.gate."), eps, routing)
+        self.router = ExpertRouter(with_prefix(weights, "mlp.gate."), eps, routing)
         self.experts = Experts(Stack(gate), Stack(up), Stack(experts["down_proj"]))
         self.merge_experts = Merge(with_prefix(weights, "post_mlp_residual_scale."))
 

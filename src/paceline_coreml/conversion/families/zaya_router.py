@@ -18,7 +18,7 @@ Routing = Literal["top-1", "soft"]
 """The most probable expert alone, or all experts; both weighted by probability."""
 
 
-class Router(nn.Module):
+class ExpertRouter(nn.Module):
     """A small network over a state that layers pass on.
 
     The last class is "no expert": a row that picks it skips the experts (0 is added), and soft
