@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.models import ModelFiles
     from paceline.options import Options
     from paceline.runtime.model import Model
+    from paceline.runtime.request import Request
     from paceline.runtime.stream import Stream
 
 app = group()
@@ -69,9 +70,9 @@ def generate(
     expected = None if prediction is None else read_text(prediction)
     check_writable(trace)
     options = answer.options(raw=raw)
-    check(options)  # before the model is looked for
+    request = check(options)  # before the model is looked for
     loaded = load_for_answers(
-        model, answer, output, partial(_check, messages=messages, options=options)
+        model, answer, output, partial(_check, messages=messages, request=request)
     )
     if expected is not None:
         options["prediction"] = loaded.files.tokenizer().encode(expected)
@@ -94,11 +95,11 @@ def generate(
     return 0
 
 
-def _check(files: "ModelFiles", messages: Any, options: "Options") -> None:
+def _check(files: "ModelFiles", messages: Any, request: "Request") -> None:
     """Raise what the prompt and the options would raise once the model is open."""
     from paceline.runtime.prompt import prompt_length
 
-    length, context = prompt_length(files, messages, options), files.context_length
+    length, context = prompt_length(files, messages, request), files.context_length
     if length >= context:
         raise InvalidRequest(
             f"the prompt has {length} tokens and the context holds {context}, the answer included; "

@@ -319,8 +319,8 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
         content += f"{chr(10) if content else ''}<tool_call>\n{text}\n</tool_call>"
     if role == "tool":
         role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
-    kept = {name: value for name, value in message.items() if name not in _TOOL_FIELDS}
-    return {**kept, "role": role, "content": content}
+    others = {name: value for name, value in message.items() if name not in _TOOL_FIELDS}
+    return {**others, "role": role, "content": content}
 
 
 def _arguments(value: Any) -> Any:

@@ -6,9 +6,8 @@ from typing import cast
 
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
-from paceline.options import Options
 from paceline.runtime.chat import Message, render_chat, template_chat
-from paceline.runtime.request import Request, check
+from paceline.runtime.request import Request
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """A user's message, the messages of a chat, or token ids."""
@@ -84,9 +83,9 @@ def encode_prompt(
     return tokens, request
 
 
-def prompt_length(files: ModelFiles, prompt: Prompt, options: Options) -> int:
+def prompt_length(files: ModelFiles, prompt: Prompt, request: Request) -> int:
     """Return the tokens of a prompt, of a model that is not open. Raises as `encode_prompt`."""
-    return len(_encoded(files, prompt, check(options))[0])
+    return len(_encoded(files, prompt, request)[0])
 
 
 def check_ids(what: str, tokens: Sequence[int], vocab_size: int) -> None:

@@ -18,7 +18,7 @@ from paceline.storage.validation import Count, Limit, listed, validated
 
 MANIFEST = "manifest.json"
 
-_MOST_MARKS = 1000
+_MAX_MARKS = 1000
 """Artifacts that are remembered as unchanged."""
 
 _T = TypeVar("_T")
@@ -174,7 +174,7 @@ def _keep(mark: Path) -> None:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
         marks = sorted(mark.parent.iterdir(), key=lambda other: other.stat().st_mtime)
-        for old in marks[:-_MOST_MARKS]:
+        for old in marks[:-_MAX_MARKS]:
             old.unlink()
 
 

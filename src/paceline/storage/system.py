@@ -97,10 +97,10 @@ def allow_open_files() -> None:
     if sys.platform != "win32":  # where sockets do not count
         import resource
 
-        now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        new = _OPEN_FILES if most == resource.RLIM_INFINITY else min(most, _OPEN_FILES)
+        now, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+        new = _OPEN_FILES if maximum == resource.RLIM_INFINITY else min(maximum, _OPEN_FILES)
         if now != resource.RLIM_INFINITY and now < new:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (new, most))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (new, maximum))
 
 
 def free_descriptors() -> int | None:
@@ -109,10 +109,10 @@ def free_descriptors() -> int | None:
         return None
     import resource
 
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if most == resource.RLIM_INFINITY:
+    maximum = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if maximum == resource.RLIM_INFINITY:
         return None
-    return most - sum(1 for _ in Path("/dev/fd").iterdir())
+    return maximum - sum(1 for _ in Path("/dev/fd").iterdir())
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from paceline.runtime.conversation import Conversation
 from paceline.runtime.load import find_files
 from paceline.runtime.model import Model
 from paceline.runtime.prompt import prompt_length
+from paceline.runtime.request import check
 from paceline.runtime.stream import Stream
 
 Messages = list[Mapping[str, Any]]
@@ -231,7 +232,7 @@ class Session:
     def _check(self, files: ModelFiles) -> None:
         """Raise what the template raises for the conversation with one more message."""
         messages = [*self.messages, {"role": "user", "content": "Hello"}]
-        prompt_length(files, messages, self.options)  # type: ignore[arg-type]
+        prompt_length(files, messages, check(self.options))  # type: ignore[arg-type]
 
     def _change(self, messages: Sequence[Mapping[str, Any]], step: str) -> None:
         self._record(self.messages, step)
