@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import cached_property, partial
 from operator import itemgetter
 from time import perf_counter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast, overload
 from weakref import WeakSet
 
@@ -74,7 +73,6 @@ class Model:
             open_with: opens the engine again with other taps, for a drafter that needs them.
         """
         self.files = files
-        self.engine = engine
         self.defaults = defaults_of(files) if defaults is None else defaults
         self.drafting = drafting or Drafting(files)
         self.load_seconds = 0.0
@@ -104,12 +102,7 @@ class Model:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -135,7 +128,6 @@ class Model:
         Raises:
             InvalidRequest: a prompt or an option cannot be served.
             CacheFull: other streams and conversations leave no KV slots for a prompt.
-
         """
         prompts = batch_of(prompt)
         if prompts is not None:
@@ -286,7 +278,6 @@ class Model:
         Raises:
             InvalidRequest: an empty prompt, or messages that the chat template refuses.
             ModelError: the model has no chat template and the prompt needs one.
-
         """
         return self.encode_prompt(prompt, check({"raw": raw}))[0]
 
@@ -454,9 +445,8 @@ class Model:
         """
         cost = self.costs.table
         drafters = self.drafting.of_request(request, len(tokens), cost, memory, fault)
-        compare = partial(
-            self.exactness, request.drafter, cached=sequence.length > 0, shared=shared
-        )
+        cached = sequence.length > 0
+        compare = partial(self.exactness, request.drafter, cached=cached, shared=shared)
         if self.files.weights_bytes <= _SMALL_BYTES:  # now, before the prompt takes slots
             compared = compare()
             compare = partial(lambda: compared)
@@ -468,14 +458,10 @@ class Model:
             drafters,
             started=started,
             exactness=compare,
-            on_end=(end, self._learn),
+            on_end=(end, lambda _: self.costs.store(), self.drafting.learn),
         )
         self._streams.add(stream)
         return stream
-
-    def _learn(self, stream: Stream) -> None:
-        self.costs.store()
-        self.drafting.learn(stream)
 
     # -- costs and exactness -----------------------------------------------------------------------
 
@@ -532,18 +518,15 @@ class Model:
         if self._batches is not None:
             self._batches.close()
         with self.lock:
-            if not self._closed:
-                self._free()
-
-    def _free(self) -> None:
-        """End all streams and free the engine."""
-        for stream in [*self._streams]:
-            stream.close()
-        engine, closed = self.engine, cast("Any", _Closed(self.files.name))
-        self._closed = True
-        self.engine = self.costs = self._exactness = self.drafting = closed
-        if isinstance(engine, Closes):
-            engine.close()
+            if self._closed:
+                return
+            for stream in [*self._streams]:
+                stream.close()
+            engine, closed = self.engine, cast("Any", _Closed(self.files.name))
+            self._closed = True
+            self.engine = self.costs = self._exactness = self.drafting = closed
+            if isinstance(engine, Closes):
+                engine.close()
 
 
 class _Closed:

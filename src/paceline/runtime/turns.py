@@ -12,7 +12,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 
 from paceline.storage.processes import use_native_threads
 
@@ -61,12 +60,7 @@ class Turns:
         if self._soon and self._depth == 1:
             self._run_waiting()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             if self._soon and self._depth == 1:
                 self._run_waiting()
@@ -86,7 +80,7 @@ class Turns:
             if self._owner is not None:
                 return
             self._owner, self._depth = threading.get_ident(), 1
-        self.__exit__(None, None, None)
+        self.__exit__()
 
     def _run_waiting(self) -> None:
         while self._soon:
