@@ -16,6 +16,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from paceline.server.run import serve
+from paceline.server.settings import Settings
 from support.scripted import Rule, ScriptedEngine, always, called, scripted_model, when
 
 FILE, CONTENT = "hello.txt", "Hello, world!\n"
@@ -71,7 +72,7 @@ def main() -> None:
         model = scripted_model(Path(made), Path(made), CONTEXT)
         assert isinstance(model.engine, ScriptedEngine)
         model.engine.rules = rules()
-        serve(model, port=0)
+        serve(model, Settings())
 
 
 if __name__ == "__main__":

@@ -104,12 +104,6 @@ def test_the_trial_model_is_announced_once_with_a_better_one(
     assert trial_notice(DEFAULT_MODEL) is None
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]):
-    assert main([command, "--help"]) == 0
-    assert f"Usage: paceline {command}" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("generate", "--help")])
 def test_help_imports_nothing_heavy(words: tuple[str, ...]):
     heavy = {"numpy", "openvino", "tokenizers", "paceline.runtime", "paceline.engines"}
@@ -187,30 +181,14 @@ def test_an_option_without_its_value_is_named(
         (("generat", "x"), "did you mean generate?"),
         (("bench", "rnu"), "did you mean run?"),
         (("generate", "x", "--max-tokns", "3"), "did you mean --max-tokens?"),
-        (("generate", "--modle", "x"), "--model"),
         (("bench",), "Missing command"),
-        (("bench", "dance"), "dance"),
         (("generate", "a", "b"), "extra argument(s) (b)"),
         (("generate", "--nonsense"), "--nonsense"),
-        (("generate", "x", "--max-tokens", "many"), "'many' is not a whole number"),
-        (("generate", "x", "--temperature", "hot"), "'hot' is not a number"),
-        (("generate", "x", "--seed", "1.5"), "'1.5' is not a whole number"),
         (("generate", "x", "--logit-bias", "5"), "'5' is not TOKEN=BIAS, as in 42=-5"),
-        (("generate", "x", "--logit-bias", "a=b"), "'a' is not a whole number"),
         (("bench", "run", "--rounds", "0"), "'0' is not a whole number of 1 or more"),
-        (("bench", "run", "--per-kind", "-3"), "'-3' is not a whole number of 1 or more"),
-        (("bench", "run", "--rounds", "x"), "'x' is not a whole number"),
-        (("verify", "--max-tokens", "0"), "'0' is not a whole number of 1 or more"),
         (("convert",), "source"),
         (("convert", "x", "--weights", "int8"), "no option is called --weights; a model has its"),
-        (("generate", "x", "--weights", "auto"), "owner/name:Q8_0"),
         (("convert", "x", "--to", "paper"), "--to is 'paper'; expected coreml"),
-        (("convert", "x", "--rows", "4"), "--rows"),
-        (
-            ("convert", "x", "--to", "coreml", "--rows", "0"),
-            "'0' is not a whole number of 1 or more",
-        ),
-        (("convert", "x", "--to", "coreml", "--taps", "a"), "'a' is not a whole number"),
         (("coreml", "lint"), "artifact"),
         (("generate", "x", "--engine", "abacus"), "no engine is called 'abacus'"),
         (("generate", "x", "--engine", "coreml"), f"{DEFAULT_MODEL} has no Core ML form here"),
@@ -223,7 +201,6 @@ def test_an_option_without_its_value_is_named(
         (("generate", "x", "--model", "x" * 300), "File name too long"),
         (("generate", "x", "--file", "y"), "not both"),
         (("generate", "--file", "/no/such/file"), "cannot read /no/such/file"),
-        (("generate", "--file", "/"), "cannot read /"),
         (("generate", "x", "--raw", "--system", "y"), "--system needs the chat template"),
         (("bench", "run", "--suite", "/no/suite"), "cannot read /no/suite"),
         (("bench", "run", "--kind", "poem"), "no prompt is of kind 'poem'"),

@@ -64,15 +64,3 @@ def test_a_mistake_in_a_bench_run_is_found_before_anything_is_measured(
     assert found.returncode == 2
     assert reason in found.stderr
     assert found.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("command", ["verify", "bench run"])
-def test_an_output_that_cannot_be_written_is_found_before_the_work(
-    command: str, run: Run, tiny_gguf: Path, suite: Path, tmp_path: Path
-):
-    out = tmp_path / "missing" / "out.json"
-    found = run(*command.split(), "--model", tiny_gguf, "--suite", suite, "--output", out)
-    assert found.returncode == 2
-    assert (
-        found.stderr == f"paceline: cannot write {out}: {out.parent} is not a folder to write to\n"
-    )

@@ -164,11 +164,6 @@ def test_who_declines_to_drop_turns_loses_nothing_and_can_save_shorten_and_leave
         found.wait_for(QUESTION)
         found.type("s")
         found.wait_for("File:")
-        (tmp_path / "other").touch()
-        found.type(str(tmp_path / "other"))
-        assert "exists" in found.wait_for(QUESTION)
-        found.type("s")
-        found.wait_for("File:")
         found.type(str(tmp_path / "no" / "folder"))
         assert "cannot write" in found.wait_for(QUESTION)
         found.type("n")
@@ -182,32 +177,6 @@ def test_who_declines_to_drop_turns_loses_nothing_and_can_save_shorten_and_leave
         found.type("Hello again, and again")
         assert f"of {len(messages) // 2} turns" in found.wait_for(QUESTION)
         found.type("n")
-        found.press(CTRL_D)
-        assert child.wait(PATIENCE) == 0
-
-
-def test_ctrl_c_at_the_question_keeps_the_chat(environment: dict[str, str], tiny_gguf: Path):
-    with terminal(environment, tiny_gguf, *SMALL) as (found, child):
-        fill(found)
-        found.interrupt(child)
-        found.wait_for("was not sent")
-        found.type("Hello again, and again")
-        found.wait_for(QUESTION)
-        found.type("yes")
-        found.wait_for("tokens/s")
-        found.press(CTRL_D)
-        assert child.wait(PATIENCE) == 0
-
-
-def test_a_message_that_never_fits_is_a_line_and_the_chat_goes_on(
-    environment: dict[str, str], tiny_gguf: Path
-):
-    with terminal(environment, tiny_gguf, *SMALL) as (found, child):
-        found.type("x " * 200)
-        found.wait_for("shorten it")
-        assert "Traceback" not in found.shown
-        assert "Drop" not in found.shown
-        found.answer_to("Hello")
         found.press(CTRL_D)
         assert child.wait(PATIENCE) == 0
 
@@ -226,13 +195,10 @@ def saved(found: Terminal, folder: Path) -> list[str]:
     return [each["content"] for each in json.loads(path.read_text()) if each["role"] == "user"]
 
 
-@pytest.mark.parametrize("early", [False, True], ids=["at the prompt", "while the model is loaded"])
-def test_a_paste_with_blank_lines_is_one_message(
-    early: bool, environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
+def test_a_paste_with_blank_lines_while_the_model_is_loaded_is_one_message(
+    environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
 ):
-    with terminal(
-        environment, tiny_gguf, *FEW, until="2004h" if early else "/help has the rest"
-    ) as (found, child):
+    with terminal(environment, tiny_gguf, *FEW, until="2004h") as (found, child):
         found.paste(PASTE)
         found.press("\r")
         found.wait_for("tokens/s")
@@ -358,10 +324,3 @@ def test_an_answer_that_fills_the_context_says_so_and_ends_with_length(run: Run,
     assert "is full]" in found.stderr
     value = json.loads(run("chat", "--model", tiny_gguf, *room, "--json", input="Hello").stdout)
     assert value["finish_reason"] == "length"
-
-
-def test_an_option_that_no_turn_can_take_is_found_before_the_model_is_loaded(
-    refused: Any, tmp_path: Path
-):
-    path = tmp_path / "none.gguf"
-    assert "drafter" in refused("chat", "--model", path, "--drafter", "no", input="Hello")

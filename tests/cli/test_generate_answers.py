@@ -84,12 +84,6 @@ def test_a_loop_is_stopped_and_one_line_says_so_unless_detection_is_off(answer: 
     assert value["finish_reason"] == "repetition"
 
 
-def test_a_loop_in_a_chat_is_stopped(answer: Answer):
-    options = ("--logit-bias", "40=100", "--max-tokens", 400, "--json")
-    out, _ = answer(*options, command="chat", said="Hello\n")
-    assert json.loads(out)["finish_reason"] == "repetition"
-
-
 def test_the_models_own_settings_are_used_and_named_and_can_be_turned_off(answer: Answer):
     options = ("Hello", "--max-tokens", 8, "--json")
     value = json.loads(answer(*options)[0])

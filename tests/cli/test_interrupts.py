@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from paceline.cli.app import main
 from paceline.models import DEFAULT_MODEL
 from paceline.models.prepare import models_dir
-from support.process import COMMAND, started, stopped_line, wait_for
+from support.process import started, stopped_line, wait_for
 from support.waiting import PATIENCE
 
 
@@ -25,21 +25,6 @@ def test_ctrl_c_ends_an_answer_with_one_line(environment: dict[str, str], endles
         os.killpg(child.pid, signal.SIGINT)
         _, said = child.communicate(timeout=PATIENCE)
     assert child.returncode == 130
-    stopped_line(said)
-
-
-def test_ctrl_c_ends_a_chat_that_is_read_from_a_pipe(
-    environment: dict[str, str], endless_gguf: Path
-):
-    with started(
-        environment, "chat", "--model", endless_gguf, "--ignore-eos", stdin=subprocess.PIPE
-    ) as child:
-        child.stdin.write(b"Hello\n")
-        child.stdin.close()
-        assert child.stdout.read(40)
-        os.killpg(child.pid, signal.SIGINT)
-        said = child.stderr.read()
-        assert child.wait(timeout=PATIENCE) == 130
     stopped_line(said)
 
 
@@ -117,26 +102,15 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(
     assert b"BrokenPipe" not in said
 
 
-def test_output_into_head_works_as_people_expect(environment: dict[str, str], tiny_gguf: Path):
-    line = f"{sys.executable} -m paceline models --json | head -c 1; exit ${{PIPESTATUS[0]}}"
-    found = subprocess.run(
-        ["bash", "-c", line], capture_output=True, env=environment, check=False, timeout=PATIENCE
-    )
-    assert found.stdout == b"["
-    assert found.stderr == b""
-
-
-@pytest.mark.parametrize(
-    "words", [["--version"], ["models"], ["generate", "x"], ["plan"]], ids=" ".join
-)
+@pytest.mark.parametrize("words", [["--version"], ["generate", "x"]], ids=" ".join)
 def test_ctrl_c_while_packages_are_imported_is_one_line(
     environment: dict[str, str], tiny_gguf: Path, words: list[str]
 ):
     """At any time after our first module is read; before it, Python's own start is interrupted."""
-    model = ["--model", str(tiny_gguf)] if words[0] in ("generate", "plan") else []
+    model = ["--model", str(tiny_gguf)] if words[0] == "generate" else []
     line = [sys.executable, "-X", "importtime", "-m", "paceline", *words, *model]
     codes = set()
-    for step in range(12):
+    for step in range(0, 12, 2):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with subprocess.Popen(line, **pipes, env=environment, start_new_session=True) as child:
             wait_for(child.stderr, b"paceline.cli.interrupt")
@@ -153,55 +127,28 @@ def test_ctrl_c_while_packages_are_imported_is_one_line(
     assert 130 in codes
 
 
+@pytest.mark.parametrize("words", ["--help", "models --json", "generate x -n 1 --model"])
 @pytest.mark.parametrize(
-    "words",
-    [
-        *(["--version"], ["--help"], ["models"], ["models", "--json"]),
-        *(["generate", "x", "--max-tokens", "4"], ["generate", "x", "--max-tokens", "4", "--json"]),
-        *(
-            ["plan"],
-            ["plan", "--json"],
-            ["bench", "run", "--limit", "1", "--rounds", "1", "--json"],
-        ),
-    ],
-    ids=" ".join,
+    ("output", "reason"),
+    [("</dev/null >/dev/full", "No space left on device"), ("<&- >&-", "Bad file descriptor")],
+    ids=["full", "closed"],
 )
 def test_an_output_that_takes_no_more_is_one_line(
-    environment: dict[str, str], tiny_gguf: Path, suite: Path, words: list[str]
-):
-    model = ["--model", str(tiny_gguf)] if words[0] in ("generate", "plan", "bench") else []
-    model += ["--suite", str(suite), "--max-tokens", "4"] if words[0] == "bench" else []
-    with Path("/dev/full").open("w") as full:
-        found = subprocess.run(
-            [*COMMAND, *words, *model],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            env=environment,
-            check=False,
-            timeout=PATIENCE,
-        )
-    said = found.stderr.decode()
-    assert "Traceback" not in said
-    assert "Exception ignored" not in said
-    assert said.splitlines()[-1] == "paceline: cannot write the output: No space left on device"
-    assert found.returncode == 2
-
-
-@pytest.mark.parametrize("words", ["models", "--help", "generate x -n 1 --model"])
-def test_an_output_that_the_caller_closed_is_one_line(
-    words: str, environment: dict[str, str], tiny_gguf: Path
+    words: str, output: str, reason: str, environment: dict[str, str], tiny_gguf: Path
 ):
     line = f"{sys.executable} -m paceline {words} {tiny_gguf if 'generate' in words else ''}"
     found = subprocess.run(
-        ["bash", "-c", f"{line} <&- >&-"],
+        ["bash", "-c", f"{line} {output}"],
         capture_output=True,
         env=environment,
         check=False,
         timeout=PATIENCE,
     )
-    said = found.stderr.decode().splitlines()
-    assert said[-1] == "paceline: cannot write the output: Bad file descriptor"
-    assert (found.returncode, "Traceback" in said) == (2, False)
+    said = found.stderr.decode()
+    assert "Traceback" not in said
+    assert "Exception ignored" not in said
+    assert said.splitlines()[-1] == f"paceline: cannot write the output: {reason}"
+    assert found.returncode == 2
 
 
 @pytest.mark.parametrize("kind", [ImportError, RuntimeError])

@@ -146,25 +146,6 @@ def test_a_model_whose_file_is_gone_is_not_here_and_can_be_removed(
     assert [*models_dir(new_cache).iterdir()] == []
 
 
-def test_a_model_of_the_hub_is_removed_with_its_file(
-    run: Run, tiny_gguf: Path, tmp_path: Path, environment: dict[str, str]
-):
-    environment["PACELINE_CACHE"] = str(tmp_path / "cache")
-    environment["HF_HUB_CACHE"] = str(tmp_path / "hub")
-    repository = tmp_path / "hub" / "models--owner--tiny"
-    blob, snapshot = repository / "blobs" / "abc", repository / "snapshots" / "def"
-    for folder in (blob.parent, snapshot, repository / "refs"):
-        folder.mkdir(parents=True)
-    (repository / "refs" / "main").write_text("def")
-    blob.write_bytes(tiny_gguf.read_bytes())
-    (snapshot / "tiny-F16.gguf").symlink_to(blob)
-    listed = json.loads(run("models", "--json").stdout)
-    (size,) = (model["bytes"] for model in listed if model["name"] == "owner/tiny:F16")
-    assert json.loads(run("rm", "owner/tiny:f16", "--json").stdout)["bytes"] == size > 0
-    assert not blob.exists()
-    assert [*snapshot.iterdir()] == []
-
-
 def test_heads_in_the_hubs_cache_are_listed_with_what_they_are_for(
     run: Run, tmp_path: Path, environment: dict[str, str]
 ):

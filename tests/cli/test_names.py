@@ -74,11 +74,6 @@ def test_offline_the_default_model_is_not_fetched_either(fake: FakeHub, refused:
     assert "cannot fetch smollm2-135m" in refused("pull", "--offline")
 
 
-def test_a_revision_of_a_file_is_refused(fake: FakeHub, refused: Any, tiny_gguf: Path):
-    said = refused("generate", "x", "--model", tiny_gguf, "--revision", "v1")
-    assert "--revision is for models on the hub" in said
-
-
 def test_ctrl_c_during_a_download_keeps_what_came_for_the_next_command(
     fake: FakeHub, run: Run, environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
 ):

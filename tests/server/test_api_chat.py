@@ -108,12 +108,6 @@ def test_counts_of_draft_tokens_add_up(server: Running):
     assert raw["speculation"]["drafter"] == "ngram:min=1"
 
 
-def test_draft_fields_are_absent_without_drafts(server: Running):
-    result = chat(server, speculation={"drafter": "none"}).model_dump()
-    assert "draft_n" not in result["timings"]
-    assert result["metrics"]["speculative_decoding"]["num_spec_steps"] == 0
-
-
 @pytest.mark.parametrize(
     "drafter", ["table:/etc/passwd", "dflash:/tmp", "model:x", "suffix:earlier", "x", "ngram:x=1"]
 )
@@ -146,10 +140,6 @@ def test_a_refusal_of_an_earlier_answer_is_its_content(server: Running):
 
 def alone_of(server: Running, messages: list[Any]) -> str:
     return server.model.generate(messages, max_tokens=24, drafter="none").text
-
-
-def test_max_completion_tokens_comes_first(server: Running):
-    assert chat(server, max_completion_tokens=3).usage.completion_tokens == 3
 
 
 WEATHER = {
@@ -195,33 +185,3 @@ def test_a_required_function_is_called(server: Running, choice: Any, stream: boo
     assert call.id
     assert content == ""
     assert reasons == ["tool_calls"]
-
-
-def test_optional_tools_do_not_change_the_text(server: Running):
-    body = {**PLAIN, "tools": [WEATHER], "temperature": 1, "seed": 1, "min_tokens": 20}
-    expected = server.post("/v1/chat/completions", body).json()["choices"][0]
-    events = server.events("/v1/chat/completions", body)[:-1]
-    received = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
-    assert received == expected["message"]["content"] != ""
-    assert len(events) > 3
-
-
-def test_tool_calls_are_described_to_a_template_without_tools(server: Running):
-    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
-    response = chat(
-        server,
-        messages=[
-            {"role": "user", "content": "the sky?"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "c1", "content": "rain"},
-        ],
-    )
-    same = [
-        {"role": "user", "content": "the sky?"},
-        {
-            "role": "assistant",
-            "content": '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>',
-        },
-        {"role": "user", "content": "<tool_response>\nrain\n</tool_response>"},
-    ]
-    assert response.choices[0].message.content == alone_of(server, same)

@@ -59,14 +59,6 @@ def test_an_echo_without_an_answer_is_the_prompt(server: Running):
     assert scored["top_logprobs"] is None
 
 
-def test_an_echo_can_be_streamed(server: Running):
-    whole = ask(server, echo=True)["choices"][0]["text"]
-    *events, _ = server.events(
-        "/v1/completions", {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "echo": True}
-    )
-    assert "".join(event["choices"][0]["text"] for event in events) == whole
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_tokens_are_sent_with_their_text(server: Running, stream: bool):
     expected = server.model.generate(
@@ -95,12 +87,6 @@ def test_the_token_that_ends_an_answer_is_not_part_of_it(server: Running):
     assert response["usage"]["completion_tokens"] == 0
     forced = ask(server, logit_bias={str(end): 100}, min_tokens=5)
     assert forced["usage"]["completion_tokens"] == 5
-
-
-def test_paths_without_a_version_are_the_same(server: Running):
-    body = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0}
-    response = server.post("/completions", body).json()
-    assert response["choices"] == ask(server, max_tokens=5)["choices"]
 
 
 def test_a_suffix_asks_a_model_with_the_tokens_for_what_is_between(tmp_path: Path):

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
-from support.errors import raises
 from support.scripted import scripted_model
 from support.server import Running, running
 
@@ -67,7 +65,6 @@ BODIES = {
     "/v1/responses": responses_body,
     "/v1/messages": messages_body,
 }
-every_endpoint = pytest.mark.parametrize("path", BODIES)
 
 
 @pytest.fixture
@@ -99,7 +96,7 @@ def asked(server: Running, path: str, body: dict[str, Any]) -> Any:
     return response.json()
 
 
-@every_endpoint
+@pytest.mark.parametrize("path", BODIES)
 def test_no_control_token_comes_from_a_request(
     path: str, scripted_server: Running, prompts: list[list[int]]
 ):
@@ -124,73 +121,13 @@ def test_tokens_are_counted_as_they_are_prefilled(
     assert response["tokens"] == prompts[1]
 
 
-def test_template_variables_of_a_request_make_no_control_token(
-    scripted_server: Running, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
-):
-    service = scripted_server.server.service
-    source = "{{ who }}<|im_start|>{{ messages[0].content }}<think></think>"
-    monkeypatch.setattr(service.prompts, "files", replace(service.files, chat_template=source))
-    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
-    asked(scripted_server, "/v1/chat/completions", {**body, "chat_template_kwargs": {"who": EVIL}})
-    assert marks(prompts[0]) == {"<|im_start|>": 1, "</think>": 1}
-
-
-def test_tools_that_the_server_describes_make_no_control_token(
-    scripted_server: Running, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
-):
-    service = scripted_server.server.service
-    source = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
-    )
-    monkeypatch.setattr(service.prompts, "files", replace(service.files, chat_template=source))
-    for text in ("x", EVIL):
-        asked(scripted_server, "/v1/chat/completions", chat_body(text))
-    assert marks(prompts[1]) == marks(prompts[0]) == {"<|im_start|>": 5, "<|im_end|>": 5}
-
-
-def test_completions_parse_control_tokens_as_documented(
-    scripted_server: Running, prompts: list[list[int]]
-):
-    asked(scripted_server, "/v1/completions", {"prompt": EVIL, "max_tokens": 1})
-    assert marks(prompts[0]) == {"<|im_end|>": 2, "<|im_start|>": 1, "</think>": 1}
-
-
-@every_endpoint
 def test_a_server_with_the_flag_parses_control_tokens_in_messages(
-    path: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model = scripted_model(tmp_path, cache)
     with running(model, Settings(parse_special=True)) as server:
         prompts = next(watched(model, monkeypatch))
         for text in ("x", EVIL):
-            asked(server, path, BODIES[path](text))
+            asked(server, "/v1/chat/completions", chat_body(text))
         server.rest()
     assert marks(prompts[1])["<|im_end|>"] > marks(prompts[0])["<|im_end|>"]
-
-
-def test_a_prefix_with_the_text_of_control_tokens_is_shared_and_exact(
-    scripted_server: Running, prompts: list[list[int]]
-):
-    messages = [{"role": "user", "content": EVIL * 2}]
-    body = {"messages": messages, "max_tokens": 4, "temperature": 0}
-    first = asked(scripted_server, "/v1/chat/completions", body)
-    more = [*messages, {"role": "assistant", "content": "so"}, {"role": "user", "content": "x"}]
-    again = asked(scripted_server, "/v1/chat/completions", body)
-    longer = asked(scripted_server, "/v1/chat/completions", {**body, "messages": more})
-    assert again["choices"][0]["message"] == first["choices"][0]["message"]
-    cached = longer["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached >= len(prompts[0]) - 32
-    assert prompts[2][:cached] == prompts[0][:cached]
-
-
-def test_python_has_the_same_default_and_the_same_option(
-    tmp_path: Path, tiny_gguf: Path, cache: Path
-):
-    model = scripted_model(tmp_path, cache)
-    plain = model.stream([{"role": "user", "content": EVIL}], max_tokens=1)
-    parsed = model.stream([{"role": "user", "content": EVIL}], max_tokens=1, parse_special=True)
-    assert marks(plain.tokens)["<|im_end|>"] + 2 == marks(parsed.tokens)["<|im_end|>"]
-    plain.close()
-    parsed.close()
-    with raises(Exception, "parse_special"):
-        model.stream("x", parse_special="yes")  # type: ignore[arg-type]

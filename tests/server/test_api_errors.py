@@ -1,4 +1,4 @@
-"""Wrong requests: a 4xx, OpenAI's error object, and the next request is answered."""
+"""Wrong requests: a 4xx in the form of their API that names the field, and the next is answered."""
 
 import gzip
 from dataclasses import replace
@@ -12,13 +12,30 @@ from paceline.server.settings import Settings
 from support.others import CHAT, TEXT, fault
 from support.server import Running, running
 
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 TURN = {"role": "user", "content": "a"}
-PART = "messages[0].content"
+FIRST = "messages[0].content"
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
+TOOL = {"name": "ls", "input_schema": SCHEMA}
+FUNCTION = {"type": "function", "name": "ls", "parameters": SCHEMA}
+NAMED = {"type": "function", "function": {"name": "f"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+LOOP = {"max_pattern_size": 3, "min_count": 2}
+
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [TURN]},
+    TEXT: {"prompt": "a"},
+    RESPONSES: {"input": "a", "tools": [FUNCTION]},
+    MESSAGES: {"messages": [TURN], "max_tokens": 9, "tools": [TOOL]},
+}
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+def content(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [*parts]}]
+
+
+WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
+    CHAT: [
         ({"temperature": "1"}, "temperature"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": True}, "temperature"),
@@ -29,77 +46,173 @@ PART = "messages[0].content"
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"stop": [1]}, "stop[0]"),
         ({"stop": ["a"] * 17}, "stop"),
-        ({"stop": ""}, None),
+        ({"stop": ""}, "stop"),
         ({"seed": "x"}, "seed"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"99999": 1}}, "logit_bias"),
         ({"logit_bias": [1]}, "logit_bias"),
         ({"stream": "yes"}, "stream"),
+        ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
             "response_format.json_schema.schema",
         ),
         ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tool_choice": "required"}, "tools"),
-        ({"tool_choice": {"type": "function", "function": {}}}, None),
-        (
-            {
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "allowed_tools": {
-                        "mode": "auto",
-                        "tools": [{"type": "function", "function": {"name": "f"}}],
-                    },
-                }
-            },
-            "tool_choice",
-        ),
+        ({"tool_choice": ALLOWED}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
         ({"guided_json": {"type": "object"}}, "guided_json"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"modalities": ["audio"]}, "modalities"),
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, PART),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, PART),
         ({"speculation": {"drafter": "model:/x"}}, "speculation.drafter"),
         ({"speculation": {"policy": "wild"}}, "policy"),
         ({"speculation": {"max_block": 99}}, "max_block"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"reasoning_effort": "enormous"}, "reasoning_effort"),
         ({"prediction": {"type": "content"}}, "prediction.content"),
+        ({"repetition_detection": {**LOOP, "min_count": 1}}, "repetition_detection"),
+        ({"repetition_detection": {**LOOP, "max_pattern_size": 10**9}}, "repetition_detection"),
+        (
+            {"repetition_detection": {**LOOP, "max_pattern_size": "3"}},
+            "repetition_detection.max_pattern_size",
+        ),
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [123]}, "messages[0]"),
+        ({"messages": [{}]}, "messages[0].role"),
+        ({"messages": [TURN, {"role": "nobody", "content": "a"}]}, "messages[1].role"),
+        ({"messages": [{"role": "user", "content": 123}]}, FIRST),
+        ({"messages": [{"role": "user"}]}, "messages[0]"),
+        ({"messages": content({"type": "image_url"})}, FIRST),
+        ({"messages": content({"type": "input_audio"})}, FIRST),
+        ({"messages": content({"type": "text"})}, FIRST),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+            "messages[0].tool_calls[0].function",
+        ),
+        (
+            {"messages": [TURN, {"role": "tool", "tool_call_id": "c", "content": "x"}]},
+            "messages[1].tool_call_id",
+        ),
     ],
-)
-def test_an_invalid_value_is_named_and_affects_no_other_request(
-    server: Running, fields: dict[str, Any], param: str | None
-):
-    error = fault(server.post(CHAT, {"messages": [TURN], **fields}))
-    if param:
-        assert error["param"] == param
-    assert server.post(CHAT, {"messages": [TURN], "max_tokens": 1}).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+    TEXT: [
         ({"prompt": None}, "prompt"),
-        ({"prompt": ""}, None),
+        ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": [[]]}, None),
-        ({"prompt": [[1.5]]}, None),
-        ({"prompt": [True]}, None),
+        ({"prompt": [[]]}, "prompt"),
         ({"prompt": {"a": 1}}, "prompt"),
         ({"prompt": ["a"] * 129}, "prompt"),
         ({"suffix": "b"}, "suffix"),
         ({"best_of": 3}, "best_of"),
+        ({"logprobs": 21}, "logprobs"),
         ({"echo": True, "logprobs": 1, "stream": True}, "echo"),
     ],
-)
-def test_completions_name_the_invalid_field(
-    server: Running, fields: dict[str, Any], param: str | None
-):
-    error = fault(server.post(TEXT, {"prompt": "a", **fields}))
-    if param:
-        assert error["param"] == param
+    RESPONSES: [
+        ({"previous_response_id": "resp_0"}, "previous_response_id"),
+        ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "input[0].id"),
+        ({"input": [{"type": "computer_call"}]}, "input[0]"),
+        ({"input": content({"type": "input_image", "image_url": "data:,"})}, "input[0].content"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": "a"}]},
+            "input[0].call_id",
+        ),
+        ({"model": "gpt-0"}, "model"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tool_choice": {"type": "function", "name": "rm"}}, "tool_choice"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tool_choice": "required", "tools": []}, "tools"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"background": True}, "background"),
+        ({"conversation": "c"}, "conversation"),
+        ({"truncation": "auto"}, "truncation"),
+    ],
+    MESSAGES: [
+        ({"model": "claude-0"}, "claude-0"),
+        ({"messages": content({"type": "image", "source": {}})}, "images"),
+        (
+            {"messages": content({"type": "tool_result", "tool_use_id": "toolu_0"})},
+            "no tool_use 'toolu_0'",
+        ),
+        ({"messages": content({"type": "tool_use", "id": "a", "name": "b"})}, "assistant"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": ""}]}, "role"),
+        ({"messages": [TURN, {"role": "assistant", "content": "So"}]}, "continued"),
+        ({"max_tokens": "9"}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"tools": [{"name": "a"}]}, "tools[0].input_schema"),
+        ({"tools": [{**TOOL, "input_schema": {"type": "nothing"}}]}, "nothing"),
+        ({"tools": [{**TOOL, "input_schema": {"title": "x" * 70_000}}]}, "shorten the prompt"),
+        ({"tool_choice": {"type": "any"}, "tools": []}, "tools"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"system": 5}, "system"),
+    ],
+}
+"""Path -> fields, and OpenAI's `param`, or words of the message where the form has none."""
+
+INSTEAD = [
+    (TEXT, {"max_completion_tokens": 3}, "use max_tokens"),
+    (RESPONSES, {"max_tokens": 3}, "use max_output_tokens"),
+    (MESSAGES, {"max_completion_tokens": 3}, "use max_tokens"),
+    (CHAT, {"system": "S"}, "use messages"),
+    (CHAT, {"stop_sequences": ["a"]}, "use stop"),
+    (CHAT, {"output_format": {"type": "json_schema"}}, "use response_format"),
+    (MESSAGES, {"reasoning_effort": "high"}, "use thinking"),
+    (TEXT, {"tools": [{}]}, "leave it out"),
+]
+"""Fields of other endpoints, which would change the answer if they were left out."""
+
+
+def message_of(response: Any, path: str, status: int) -> str:
+    """The message of an error, which has the form of its API."""
+    if path != MESSAGES:
+        return str(fault(response, status)["message"])
+    assert response.status_code == status, response.text
+    reply = response.json()
+    assert (set(reply), reply["type"]) == ({"type", "error"}, "error")
+    assert set(reply["error"]) == {"type", "message"}
+    kind = {400: "invalid_request_error", 404: "not_found_error"}[status]
+    assert reply["error"]["type"] == kind
+    return str(reply["error"]["message"])
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_wrong_value_is_named_in_the_form_of_its_api(server: Running, path: str):
+    for fields, named in WRONG[path]:
+        status = 404 if "model" in fields else 400
+        for stream in (False, True):
+            response = server.post(path, {**BODIES[path], "stream": stream, **fields})
+            message = message_of(response, path, status)
+            if path == MESSAGES:
+                assert named in message, fields
+            else:
+                error = response.json()["error"]
+                assert error["param"] == named, fields
+                assert error["type"] == "invalid_request_error"
+    assert server.post(path, {**BODIES[path], "max_tokens": None}).status_code == 200
+
+
+def test_a_known_field_at_the_wrong_endpoint_is_named(server: Running):
+    for path, fields, instead in INSTEAD:
+        message = message_of(server.post(path, {**BODIES[path], **fields}), path, 400)
+        assert min(fields) in message
+        assert instead in message
+
+
+def test_known_fields_without_an_effect_are_no_fault(server: Running):
+    harmless = {"store": True, "metadata": {"a": 1}, "truncation": "disabled", "echo": False}
+    body = {**BODIES[CHAT], "max_tokens": 1, "tools": [], "tool_choice": "auto"}
+    assert server.post(CHAT, {**body, **harmless}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -116,14 +229,12 @@ def test_a_body_in_another_coding_is_told_so(server: Running, body: bytes, codin
     assert words in fault(response, 400 if coding == "identity" else 415)["message"]
 
 
-def test_a_model_without_a_chat_template_says_what_to_use(server: Running):
-    service = server.server.service
-    files = service.files
-    service.prompts.files = replace(files, chat_template=None)
-    try:
-        error = fault(server.post(CHAT, {"messages": [TURN]}))
-    finally:
-        service.prompts.files = files
+def test_a_model_without_a_chat_template_says_what_to_use(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+):
+    prompts = server.server.service.prompts
+    monkeypatch.setattr(prompts, "files", replace(prompts.files, chat_template=None))
+    error = fault(server.post(CHAT, {"messages": [TURN]}))
     assert "/v1/completions" in error["message"]
 
 
@@ -134,13 +245,9 @@ def test_more_answers_than_the_queue_holds_are_rejected(module_model: Model):
 
 def test_openapi_lists_the_paths(server: Running):
     about = server.get("/openapi.json").json()
-    assert {CHAT, TEXT, "/v1/responses", "/health"} <= set(about["paths"])
     served = {route.path for route in server.server._app.routes if isinstance(route, Route)}
     # A path with and without /v1 is listed once; pages are for browsers.
     once = {path.removeprefix("/v1").replace(":path}", "}") for path in served}
-    listed = {path.removeprefix("/v1") for path in about["paths"]}
     pages = {path for path in once if "." in path or path == "/"}
-    assert listed <= once
-    assert once - pages == listed
-    named = about["components"]["schemas"]
-    assert {"ChatBody", "CompletionBody", "Message"} <= set(named)
+    assert once - pages == {path.removeprefix("/v1") for path in about["paths"]}
+    assert {"ChatBody", "CompletionBody", "Message"} <= set(about["components"]["schemas"])

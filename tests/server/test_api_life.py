@@ -1,12 +1,10 @@
 """Clients that leave, wait or do not read; engines that break; a server that ends."""
 
-import asyncio
 import json
 import re
 import socket
 import struct
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ from paceline.runtime.batching import batch
 from paceline.runtime.model import Model
 from paceline.server.api import endpoint
 from paceline.server.http_server import request_log
-from paceline.server.readers import Lane
 from paceline.server.run import Server, serve
 from paceline.server.settings import Settings
 from paceline.storage.processes import Interrupt, Interrupted
@@ -71,26 +68,6 @@ def test_compiling_ends_when_the_client_that_waits_for_it_is_gone(
         connection.close()
         until(lambda: not processes._turn.locked() and not service.readers._started)
     assert [interrupt.requested for interrupt in interrupts] == [True]
-
-
-def test_the_reader_thread_runs_one_job_at_a_time(tiny_model: Model):
-    reading, most = 0, 0
-
-    def read() -> None:
-        nonlocal reading, most
-        reading += 1
-        most = max(most, reading)
-        time.sleep(0.01)
-        reading -= 1
-
-    with running(tiny_model) as server:
-        run = server.server.service.readers.run
-
-        async def all_at_once() -> None:
-            await asyncio.gather(*(run(Lane.LONG, read) for _ in range(5)))
-
-        asyncio.run(all_at_once())
-    assert most == 1
 
 
 def test_an_answer_over_its_time_limit_ends(slow_model: Model):
@@ -257,7 +234,7 @@ def test_shutdown_finishes_running_answers_and_accepts_no_new_ones(slow_model: M
 def test_grammars_are_warm_before_the_first_request(model: Model, monkeypatch: pytest.MonkeyPatch):
     results = list[Server]()
     monkeypatch.setattr(Server, "run", lambda server, **_: results.append(server))
-    serve(model, port=0)
+    serve(model, Settings())
     monkeypatch.setattr("llguidance.LLTokenizer", None)  # what takes long is made by now
     (server,) = results
     assert server.service.grammars.json_schema({"const": "a"}).forced(9)

@@ -7,9 +7,9 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from paceline.server.api import response_store
-from paceline.server.api.response_store import ResponseStore
+from paceline.server import response_store
 from paceline.server.body import Message
+from paceline.server.response_store import ResponseStore
 from support.scripted import (
     CALL,
     DONE,
@@ -129,14 +129,6 @@ def test_a_tools_result_goes_on_by_id_and_by_items_alike(server: Running, by_id:
     third = asked(server, BODY, previous_response_id=second["id"], input="Sure?")
     assert prompt_of(server).index(DONE) < prompt_of(server).index("Sure?")
     assert third["status"] == "completed"
-
-
-def test_instructions_are_of_one_response(server: Running):
-    first = asked(server, BODY, instructions="Be brief.")
-    assert "Be brief." in prompt_of(server)
-    asked(server, BODY, previous_response_id=first["id"], input="more", instructions="Be long.")
-    assert "Be brief." not in prompt_of(server)
-    assert "Be long." in prompt_of(server)
 
 
 def test_an_item_reference_is_the_stored_item(server: Running):
@@ -291,47 +283,6 @@ def test_a_stored_response_is_read_and_deleted(server: Running):
     assert server.get(f"{PATH}/{kept['id']}").status_code == 404
 
 
-RESULT = {"type": "function_call_output", "output": "a"}
-IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
-AUDIO = {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"previous_response_id": "resp_0"}, "previous_response_id"),
-        ({"input": [{**RESULT, "call_id": "call_0"}]}, "input[0].call_id"),
-        ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "input[0].id"),
-        ({"input": [{"type": "computer_call"}]}, "input[0]"),
-        ({"input": [IMAGE]}, "input[0].content"),
-        ({"input": [AUDIO]}, "input[0].content"),
-        ({"model": "gpt-0"}, "model"),
-        ({"tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"tools": [{**TOOL, "parameters": {"type": "nothing"}}]}, None),
-        ({"tool_choice": {"type": "function", "name": "rm"}}, "tool_choice"),
-        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
-        ({"tool_choice": "required", "tools": []}, "tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
-    ],
-)
-def test_bad_input_has_openais_error(server: Running, fields: dict[str, Any], param: str | None):
-    response = server.post(PATH, {**BODY, **fields})
-    assert response.status_code == (404 if param == "model" else 400), response.text
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["type"] == "invalid_request_error"
-    codes = {"model": "model_not_found", "previous_response_id": "previous_response_not_found"}
-    assert error["code"] == codes.get(str(param))
-    if param is not None:
-        assert error["param"] == param
-
-
-def test_a_schema_that_does_not_fit_is_an_error_of_the_prompt(server: Running):
-    tool = {**TOOL, "parameters": {"title": "x" * 70_000}}
-    error = server.post(PATH, {**BODY, "tools": [tool]}).json()["error"]
-    assert (error["type"], error["code"]) == ("invalid_request_error", "context_length_exceeded")
-
-
 def test_an_error_in_a_stream_fails_the_response(server: Running, monkeypatch: pytest.MonkeyPatch):
     fails_in_its_stream(server, monkeypatch)
     *_, error, failed = server.events(PATH, {**BODY, "speculation": {"drafter": "none"}})
@@ -353,5 +304,5 @@ def test_the_store_is_bounded_and_forgets_the_least_recently_used(monkeypatch: p
     left = [name for name in "abcdefgh" if (0, name) in store._stored]
     assert left == ["a", "f", "g", "h"]
     for name in left:
-        store.delete(0, name)
+        store.response(0, name, delete=True)
     assert store._size == 0

@@ -7,10 +7,6 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import InvalidRequest
-from paceline.runtime.model import Model
-from support.errors import raises
-from support.others import fault
 from support.server import Running
 
 pytest.importorskip("llguidance")
@@ -78,12 +74,6 @@ def test_a_part_that_cannot_be_followed_is_named_at_each_api(
         assert "properties.p.pattern" in reply.json()["error"]["message"]
 
 
-def test_a_schema_in_python_holds_with_exact_digits_or_its_part_is_named(model: Model):
-    assert model.generate("a", json_schema=SCHEMA, max_tokens=40).text == str(LARGE)
-    with raises(InvalidRequest, "minimum"):
-        model.generate("a", json_schema={"type": "integer", "minimum": LARGE})
-
-
 PARAMETERS = {
     "properties": {"id": SCHEMA, "n": {"minimum": -(2**63)}, "p": {"pattern": r"\b"}},
     "required": ["id"],
@@ -117,50 +107,6 @@ def test_a_part_of_a_functions_schema_that_cannot_be_followed_refuses_no_request
     reply = server.post(path, {**PATHS[path], **CALLING[path], "stream": stream})
     assert reply.status_code == 200, reply.text
     assert stream or str(LARGE) in reply.text
-
-
-WRONG = [
-    ("/v1/completions", {"max_completion_tokens": 3}, "use max_tokens"),
-    ("/v1/responses", {"max_tokens": 3}, "use max_output_tokens"),
-    ("/v1/messages", {"max_completion_tokens": 3}, "use max_tokens"),
-    ("/v1/chat/completions", {"max_output_tokens": 3}, "use max_tokens"),
-    ("/v1/chat/completions", {"system": "S"}, "use messages"),
-    ("/v1/chat/completions", {"stop_sequences": ["a"]}, "use stop"),
-    ("/v1/chat/completions", {"output_format": {"type": "json_schema"}}, "use response_format"),
-    ("/v1/messages", {"reasoning_effort": "high"}, "use thinking"),
-    ("/v1/completions", {"tools": [{}]}, "leave it out"),
-    ("/v1/responses", {"prediction": {"type": "content", "content": "a"}}, "leave it out"),
-    (
-        "/v1/chat/completions",
-        {"response_format": {"type": "text", "schema": {"type": "object"}}},
-        "response_format",
-    ),
-]
-
-
-@pytest.mark.parametrize(("path", "fields", "instead"), WRONG)
-def test_a_known_field_at_the_wrong_endpoint_is_named(
-    path: str, fields: dict[str, Any], instead: str, server: Running
-):
-    for stream in (False, True):
-        reply = server.post(path, {**PATHS[path], **fields, "stream": stream})
-        message = reply.json()["error"]["message"]
-        assert reply.status_code == 400
-        assert min(fields) in message
-        assert instead in message
-
-
-def test_known_fields_without_an_effect_are_no_fault(server: Running):
-    body = {
-        "store": True,
-        "metadata": {"a": 1},
-        "truncation": "disabled",
-        "tools": [],
-        "echo": False,
-    }
-    path, chat = CHAT
-    assert server.post(path, {**chat, **body, "tool_choice": "auto"}).status_code == 200
-    assert fault(server.post(path, {**chat, "echo": True}), 400)["param"] == "echo"
 
 
 def test_stop_holds_at_messages_too(server: Running):

@@ -2,11 +2,9 @@
 second half of the checks in `test_black_box.py`.
 """
 
-import asyncio
 import os
 import signal
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,7 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.decoding.types import Proposal
 from paceline.drafters import PredictionDrafter
@@ -41,20 +38,6 @@ def good(response: httpx.Response) -> Any:
     return response.json()
 
 
-def metrics(server: Running) -> dict[str, float]:
-    """Name -> value, or the sum of its values."""
-    counts = Counter[str]()
-    for family in text_string_to_metric_families(server.get("/metrics").text):
-        for sample in family.samples:
-            counts[sample.name] += sample.value
-    return counts
-
-
-def idle(server: Running) -> bool:
-    now = metrics(server)
-    return now["paceline_requests_running"] == now["paceline_requests_waiting"] == 0
-
-
 # -- 19 to 21: clients that do not wait, and more of them than there is room for -------------------
 
 
@@ -68,24 +51,9 @@ def test_row_19_a_client_that_disconnects(slow_model: Model, stream: bool):
         else:
             with pytest.raises(httpx.ReadTimeout):
                 server.post(TEXT, LONG, timeout=leaves_after(0.1))
-        until(lambda: idle(server))
+        server.rest()
         assert server.scheduler.load.calls < LONG["max_tokens"]
         good(server.post(TEXT, {**LONG, "max_tokens": 2}))
-
-
-def test_row_20_two_hundred_clients_that_disconnect(slow_model: Model):
-    async def asked(url: str) -> Counter[str]:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=leaves_after(0.5), limits=limits) as client:
-            asks = (client.post(url, json=LONG) for _ in range(200))
-            result = await asyncio.gather(*asks, return_exceptions=True)
-        return Counter(type(item).__name__ for item in result)
-
-    with running(slow_model, Settings(max_running=4)) as server:
-        assert asyncio.run(asked(server.url + TEXT))["ReadTimeout"] == 200
-        good(server.post(TEXT, {**LONG, "max_tokens": 20}))
-        until(lambda: idle(server))
-        assert server.scheduler.load.calls < 200 / 4 * LONG["max_tokens"] / 10
 
 
 def test_row_21_a_full_queue(slow_model: Model):
@@ -114,50 +82,6 @@ def server_load(server: Running) -> tuple[int, int]:
 
 # -- 22 and 23: characters and stop strings --------------------------------------------------------
 
-EMOJI = "né 😀 日本 👩‍🚀!"
-
-
-def test_row_22_characters_of_several_tokens(server: Running):
-    values = {"structured_outputs": {"choice": [EMOJI]}, "max_tokens": 80, "logprobs": True}
-    *events, _ = server.events(CHAT, {"messages": [{"role": "user", "content": "a"}], **values})
-    choices = [event["choices"][0] for event in events]
-    deltas = [choice["delta"].get("content", "") for choice in choices]
-    assert "".join(deltas) == EMOJI
-    assert not any("\ufffd" in delta for delta in deltas)
-    entries = [entry for c in choices if c["logprobs"] for entry in c["logprobs"]["content"]]
-    assert "".join(entry["token"] for entry in entries) == EMOJI
-    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == EMOJI
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("drafted", [False, True], ids=["chunks", "block"])
-@pytest.mark.parametrize("length", [1, 3, 6])
-def test_row_23_a_stop_string(server: Running, stream: bool, drafted: bool, length: int):
-    """Without drafts each token is a chunk of its own; with them many are in one block."""
-    whole = server.model.generate(PROMPT, raw=True, max_tokens=40, ignore_eos=True, drafter="none")
-    at = next(at for at in range(12, 40) if whole.text.find(whole.text[at : at + length]) == at)
-    stop = whole.text[at : at + length]
-    decode = server.model.files.tokenizer().decode
-    needed = next(n for n in range(41) if stop in decode(whole.token_ids[:n]))
-    block = {"policy": "fixed", "max_block": 16} if drafted else {"drafter": "none"}
-    if drafted:
-        block = {"prediction": {"type": "content", "content": whole.text}, "speculation": block}
-    else:
-        block = {"speculation": block}
-    for most in (40, needed):  # the token that ends the stop string may be the last there can be
-        body = {**BARE, **block, "stop": stop, "max_tokens": most, "return_token_ids": True}
-        if stream:
-            *events, _ = server.events(TEXT, {**body, "stream_options": {"include_usage": True}})
-        else:
-            events = [good(server.post(TEXT, body))]
-        choices = [choice for event in events for choice in event["choices"]]
-        assert "".join(choice["text"] for choice in choices) == whole.text[:at]
-        assert choices[-1]["finish_reason"] == "stop"
-        ids = [token for choice in choices for token in choice["token_ids"]]
-        assert ids == whole.token_ids[: len(ids)]
-        assert len(ids) == events[-1]["usage"]["completion_tokens"] <= needed
-        assert decode(ids[:-1]) == whole.text[:at][: len(decode(ids[:-1]))]
-
 
 # -- 24 to 27: speculation, and what is counted of it ----------------------------------------------
 
@@ -177,29 +101,6 @@ def guesses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         return int(request.param)
 
     return guess
-
-
-@pytest.mark.parametrize(
-    "sampling", [{"temperature": 0}, {"temperature": 1.2, "seed": 9, "top_p": 0.9}]
-)
-def test_row_24_the_same_tokens(server: Running, guesses: Any, sampling: Any):
-    plain = server.model.generate(
-        PROMPT, raw=True, max_tokens=40, ignore_eos=True, drafter="none", **sampling
-    )
-    stand = guesses([*server.model.tokens(PROMPT, raw=True), *plain.token_ids])
-    for draft in range(1, 17):
-        body = {
-            **{**BARE, **sampling, "return_token_ids": True},
-            "prediction": {"type": "content", "content": "any"},
-            "speculation": {"drafter": "prediction", "policy": "fixed", "max_block": draft + 1},
-        }
-        response = good(server.post(TEXT, body))
-        assert response["choices"][0]["token_ids"] == plain.token_ids
-        assert response["choices"][0]["text"] == plain.text
-        about = response["metrics"]["speculative_decoding"]
-        assert about["num_spec_tokens"] == min(draft, 39)
-        assert about["num_accepted_draft_tokens"] == stand * about["num_draft_tokens"]
-        assert response["timings"]["draft_n"] == about["num_draft_tokens"] > 0
 
 
 def test_row_25_at_the_edge_of_the_context(server: Running, guesses: Any):
@@ -226,40 +127,6 @@ def test_row_25_at_the_edge_of_the_context(server: Running, guesses: Any):
             assert choice["token_ids"] == plain[there:][:count]
             assert usage["total_tokens"] == 440 + there + count <= 512
             assert choice["finish_reason"] == "length"
-
-
-def test_row_26_metrics_add_up(module_model: Model):
-    drafted = {"drafter": "ngram:min=1", "policy": "fixed", "max_block": 5}
-    body = {**BARE, "prompt": PROMPT * 4}
-    with running(module_model) as server:
-        bodies = [body, {**body, "speculation": drafted}, {**body, "max_tokens": 7}]
-        received = [good(server.post(TEXT, result)) for result in bodies]
-        counters = metrics(server)
-    usage = [item["usage"] for item in received]
-    about = [item["metrics"]["speculative_decoding"] for item in received]
-    histograms = [line["acceptance_histogram"] for line in about]
-    cached = sum(part["prompt_tokens_details"]["cached_tokens"] for part in usage)
-    stood = sum(n * steps for histogram in histograms for n, steps in enumerate(histogram))
-    expected = {
-        "paceline_prompt_tokens_total": sum(part["prompt_tokens"] for part in usage),
-        "paceline_cached_prompt_tokens_total": cached,
-        "paceline_generation_tokens_total": sum(part["completion_tokens"] for part in usage),
-        "vllm:spec_decode_num_drafts_total": sum(map(sum, histograms)),
-        "vllm:spec_decode_num_draft_tokens_total": sum(a["num_draft_tokens"] for a in about),
-        "vllm:spec_decode_num_accepted_tokens_total": stood,
-        "vllm:spec_decode_num_accepted_tokens_per_pos_total": stood,
-    }
-    assert all(expected.values())
-    assert {name: counters[name] for name in expected} == expected
-    assert stood == sum(line["num_accepted_draft_tokens"] for line in about)
-
-
-@pytest.mark.parametrize("path", ["/slots", "/props", "/v1/slots"])
-def test_row_27_paths_that_are_not_there(server: Running, path: str):
-    response = server.get(path)
-    assert response.status_code == 404
-    assert response.json()["error"]["code"] == "unknown_url"
-    assert server.get("/metrics").status_code == 200  # always there
 
 
 # -- 28 to 32: pages of others, the end, and the rest ----------------------------------------------
@@ -377,16 +244,9 @@ def test_row_31_fields_of_others_and_nulls(server: Running):
     assert len(choice["token_ids"]) == 9
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{{{ lipsum.__globals__['os'].system('touch {file}') }}}}",
-        "{{{{ cycler.__init__.__globals__.os.system('touch {file}') }}}}",
-        "{{{{ raise_exception.__globals__['__builtins__'].open('{file}', 'w') }}}}",
-    ],
-)
-def test_row_32_a_malicious_template(server: Running, tmp_path: Path, source: str):
+def test_row_32_a_malicious_template(server: Running, tmp_path: Path):
     service, file = server.server.service, tmp_path / "owned"
+    source = "{{{{ cycler.__init__.__globals__.os.system('touch {file}') }}}}"
     files = service.files
     service.prompts.files = replace(files, chat_template=source.format(file=file))
     try:

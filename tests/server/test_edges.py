@@ -98,19 +98,6 @@ def test_of_a_length_cap_and_a_stop_string_in_one_block_the_first_ends_it(
     assert ends == {("length", False), ("length", True), ("stop", False)}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("stop", "last"), [("yY", None), ("ey[", "r"), ("n)", "e"), ("nzz", None)])
-def test_logprobs_end_before_a_stop_string(
-    server: Running, whole: Result, stream: bool, stop: str, last: str | None
-):
-    received = ask(server, stream=stream, stop=[stop], **predicted(whole))
-    assert "".join(received.tokens) == received.text == whole.text.partition(stop)[0]
-    assert received.logprobs == [logprob.logprob for logprob in whole.logprobs[: len(received.ids)]]
-    if last is not None:  # the stop string begins in the middle of a token
-        assert received.tokens[-1] == last
-        assert text_of(server, received.ids[-1:]) != last
-
-
 @pytest.mark.parametrize("drafter", ["none", "suffix", "ngram:min=1"])
 def test_characters_of_several_tokens_are_sent_whole(server: Running, drafter: str):
     """Each begins with a byte that is picked: what follows it comes with another call."""
@@ -180,10 +167,3 @@ def test_an_end_token_inside_a_draft_is_the_end(server: Running, stream: bool, f
     assert received.about["accepted_by"]["suffix"] == len(text) - (received.about["steps"] - 1)
     # Behind it nothing is tried where a form says that it is the end.
     assert (received.about["drafted_by"] == received.about["accepted_by"]) == form
-
-
-def test_a_structured_answer_is_cut_at_max_tokens(server: Running):
-    form = {"structured_outputs": {"regex": "(ab|ac){5,}"}, "ignore_eos": False}
-    received = ask(server, stream=True, max_tokens=7, **form)
-    assert received.reason == "length"
-    assert len(received.ids) == received.usage["completion_tokens"] == 7

@@ -26,12 +26,8 @@ TURN = {"role": "user", "content": "this is the one"}
 SPLIT = r"((.|\n){0,99}e){99}/ & /((.|\n){0,99}t){99}(.|\n)*/ & /((.|\n){0,99}a){99}(.|\n)*"
 MEETING = f"start: T\nT: /{SPLIT}/"
 """One derivative of it is larger than any memory."""
-MANY = "start: T\nT: " + " & ".join(rf"/(.|\n)*[a-z]{{{n}}}(.|\n)*/" for n in range(300))
 MULTIPLES = {"allOf": [{"type": "integer", "multipleOf": n} for n in (9973, 9967, 9949, 9941)]}
 CALLS = {"type": "object", "properties": {"n": MULTIPLES}, "required": ["n"]}
-DEEP: dict[str, Any] = {"type": "string"}
-for _ in range(150):
-    DEEP = {"type": "array", "items": DEEP}
 CHAIN = "".join(f"a{n}: (a{n + 1} a{n + 1})?\n" for n in range(60))
 
 
@@ -50,9 +46,7 @@ def tool(parameters: Any) -> dict[str, Any]:
 
 REJECTED: dict[str, tuple[str, dict[str, Any]]] = {
     "intersection": (CHAT, outputs(grammar=MEETING)),
-    "300 intersections": (CHAT, outputs(grammar=MANY)),
     "multiples": (CHAT, schema(MULTIPLES)),
-    "multiples of a tool": (CHAT, tool(CALLS)),
     "multiples of a completion": (TEXT, schema(MULTIPLES)),
     "multiples of a response": (
         "/v1/responses",
@@ -62,55 +56,15 @@ REJECTED: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/messages",
         {"tools": [{"name": "f", "input_schema": CALLS}], "tool_choice": {"type": "any"}},
     ),
-    "alternatives multiplied": (
-        CHAT,
-        schema(
-            {
-                "allOf": [
-                    {"anyOf": [{"properties": {f"p{i}_{j}": {"const": j}}} for j in range(8)]}
-                    for i in range(30)
-                ]
-            }
-        ),
-    ),
-    "patterns of names": (
-        CHAT,
-        schema({"type": "object", "patternProperties": {f"^.*a.{{{n}}}": {} for n in range(40)}}),
-    ),
-    "patterns": (
-        CHAT,
-        schema({"type": "string", "pattern": "((.|\n){0,500}e){500}", "minLength": 10**6}),
-    ),
     "endless reference": (CHAT, schema({"$ref": "#"})),
-    "a hundred thousand values": (CHAT, schema({"enum": [*range(10**5)]})),
-    "guided_regex": (CHAT, {"guided_regex": "(a{1000}){1000}"}),
     "stop strings": (CHAT, {"stop": [f"{n}" for n in range(5000)]}),
     "logit_bias": (CHAT, {"logit_bias": {f"{n}": 1 for n in range(50_000)}}),
 }
 BOUNDED: dict[str, tuple[str, dict[str, Any]]] = {
     "unicode classes": (CHAT, outputs(regex=r"((\p{L}|\w){0,1000}\p{N}){1000}" * 200)),
-    "nested repeats": (CHAT, outputs(regex="((((a{0,30}b?){0,30}c?){0,30}d?){0,30}e?){0,30}")),
     "a long text": (CHAT, schema({"type": "string", "minLength": 10**9})),
-    "a long array": (CHAT, schema({"type": "array", "minItems": 10**9})),
-    "deep arrays": (CHAT, schema(DEEP)),
-    "references": (
-        CHAT,
-        schema(
-            {
-                "$ref": "#/$defs/a",
-                "$defs": {"a": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/a"}}]}},
-            }
-        ),
-    ),
     "ambiguous rules": (CHAT, outputs(grammar="start: s\ns: s s | s s s | /./ | /../ | /.../")),
-    "rules in a chain": (
-        CHAT,
-        outputs(
-            grammar="start: a0\n"
-            + "".join(f"a{n}: (a{n + 1} a{n + 1})?\n" for n in range(60))
-            + 'a60: "x"'
-        ),
-    ),
+    "rules in a chain": (CHAT, outputs(grammar=f'start: a0\n{CHAIN}a60: "x"')),
 }
 
 
@@ -293,8 +247,9 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("where", ["reader", "event loop"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("where", "number"), [("reader", signal.SIGTERM), ("event loop", signal.SIGINT)]
+)
 def test_a_server_that_hangs_ends_after_its_grace_period(
     where: str, number: signal.Signals, tiny_gguf: Path, cache: Path
 ):

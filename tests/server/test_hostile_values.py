@@ -1,9 +1,11 @@
-"""Values that no client should send: 200 or a client's error for each, and the server goes on."""
+"""What no client should send: 200 or a client's error for each, and the server goes on."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from support.others import CHAT, TEXT, fault
 from support.server import HTTP, Running
 
 VALUES = [
@@ -113,14 +115,27 @@ def test_no_name_in_a_path_causes_a_server_error(name: str, server: Running):
     assert HTTP.delete(f"{server.url}/v1/responses/{name}").status_code == 404
 
 
-@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "presence_penalty"])
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e400"])
-def test_a_non_finite_number_is_a_client_error(server: Running, name: str, value: str):
-    body = f'{{"prompt": "a", "max_tokens": 1, "{name}": {value}}}'
-    assert server.post("/v1/completions", body.encode()).status_code == 400
+@pytest.mark.parametrize("prompt", [[10**20], [-1], [2**31, 5], [[5, 6], [320]]], ids=str)
+def test_prompt_token_ids_outside_the_vocabulary_are_refused(server: Running, prompt: Any):
+    error = fault(server.post(TEXT, {"prompt": prompt}), 400)
+    assert error["param"] == "prompt"
+    assert "0 to 319" in error["message"]
+    assert server.post(TEXT, {"prompt": [5], "max_tokens": 2}).status_code == 200
 
 
-@pytest.mark.parametrize("key", ["-1", "9" * 30, "9" * 5000, "1e3", "", "NaN"])
-def test_a_logit_bias_of_an_unknown_token_is_a_client_error(server: Running, key: str):
-    body = {"prompt": "a", "max_tokens": 1, "logit_bias": {key: 1.0}}
-    assert server.post("/v1/completions", body).status_code == 400
+@pytest.mark.parametrize("drafter", ["ngram:max=20000000", "ngram:length=20000000", "suffix+" * 9])
+def test_options_of_drafters_are_bounded(server: Running, drafter: str):
+    body = {"prompt": "a", "max_tokens": 2, "speculation": {"drafter": drafter}}
+    error = fault(server.post(TEXT, body), 400)
+    assert "expected" in error["message"]
+    assert len(error["message"]) < 1000
+
+
+@pytest.mark.parametrize("text", ["a b " * 1_000_000, " " * 3_000_000])
+def test_a_prediction_of_millions_of_tokens_is_refused_or_cut(server: Running, text: str):
+    prediction = {"type": "content", "content": text}
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+    response = server.post(CHAT, {**body, "prediction": prediction})
+    assert response.status_code in (200, 400), response.text
+    if response.status_code == 400:
+        assert fault(response, 400)["param"] == "prediction.content"

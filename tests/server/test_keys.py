@@ -10,52 +10,44 @@ from paceline.cli.app import main
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
 from paceline.server.api_keys import VARIABLE, api_keys
-from paceline.server.settings import MAX_SECONDS, Settings
+from paceline.server.settings import Settings
 from support.errors import raises
 from support.server import HTTP, running
 
-EMPTY = ["", " ", "\t", " \n"]
+
+@pytest.fixture(autouse=True)
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that loads a model by a command fails; the environment has no key."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(
+        "paceline.cli.serve.load_model", lambda *_, **__: pytest.fail("a model was loaded")
+    )
 
 
-def keys_file(folder: Path, content: bytes) -> Path:
-    path = folder / "keys.txt"
-    path.write_bytes(content)
-    return path
-
-
-@pytest.mark.parametrize("empty", EMPTY)
-@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
 @pytest.mark.parametrize("source", ["--api-key", VARIABLE, "--api-key-file"])
 def test_an_empty_api_key_from_any_source_is_refused(
     source: str,
-    host: str,
-    empty: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    arguments = ["serve", "--host", host, "--port", "0"]
-    monkeypatch.delenv(VARIABLE, raising=False)
-    if source == VARIABLE:
-        monkeypatch.setenv(VARIABLE, empty)
-    elif source == "--api-key-file":
-        arguments += [source, str(keys_file(tmp_path, empty.encode()))]
-    else:
-        arguments += [source, empty]
-    monkeypatch.setattr(
-        "paceline.cli.serve.load_model", lambda *_, **__: pytest.fail("a model was loaded")
-    )
-    assert main(arguments) == 2
-    assert source in capsys.readouterr().err
+    for empty in ("", " ", "\t"):
+        words = ["serve", "--port", "0", source, empty]
+        if source == VARIABLE:
+            monkeypatch.setenv(VARIABLE, empty)
+            words = words[:3]
+        elif source == "--api-key-file":
+            words[-1] = str(tmp_path / "keys.txt")
+            (tmp_path / "keys.txt").write_text(empty)
+        for more in ([], ["--host", "0.0.0.0", "--anyone"]):
+            assert main([*words, *more]) == 2
+            assert source in capsys.readouterr().err
+    assert main(["serve", "--api-key", "", "--api-key", "good"]) == 2
 
 
 def test_an_address_that_cannot_be_served_is_refused_before_a_model_is_fetched(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ):
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(
-        "paceline.cli.serve.load_model", lambda *_, **__: pytest.fail("a model was loaded")
-    )
     assert main(["serve", "--host", "0.0.0.0", "--port", "0"]) == 2
     assert "set an API key" in capsys.readouterr().err
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -63,29 +55,24 @@ def test_an_address_that_cannot_be_served_is_refused_before_a_model_is_fetched(
     assert "choose another with --port" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("also", [["--anyone"], ["--api-key", "good"]])
-def test_an_empty_api_key_is_rejected_beside_a_valid_one(also: list[str]):
-    assert main(["serve", "--api-key", "", *also]) == 2
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\n", b"# none\n", b"one\n\ntwo\n", b"one\n  \n", b" one\n", b"one\x00\n", b"\r\n"],
-)
-def test_a_key_file_with_an_empty_line_or_without_a_key_is_refused(content: bytes, tmp_path: Path):
-    path = keys_file(tmp_path, content)
-    with raises(InvalidRequest, "keys.txt"):
-        api_keys([], path, {})
-
-
-def test_a_key_file_that_cannot_be_read_is_refused(tmp_path: Path):
-    for path in (tmp_path, tmp_path / "none", keys_file(tmp_path, b"k" * (2**20 + 1))):
-        with raises(InvalidRequest, "api-key-file"):
+def test_a_key_file_without_a_valid_key_on_every_line_is_refused(tmp_path: Path):
+    path = tmp_path / "keys.txt"
+    contents = (b"", b"# none\n", b"one\n\ntwo\n", b" one\n", b"one\x00\n", b"k" * (2**20 + 1))
+    for content in contents:
+        path.write_bytes(content)
+        with raises(InvalidRequest, "keys.txt"):
             api_keys([], path, {})
+    for unreadable in (tmp_path, tmp_path / "none"):
+        with raises(InvalidRequest, "api-key-file"):
+            api_keys([], unreadable, {})
+    with pytest.raises(InvalidRequest) as caught:
+        api_keys(["secret "], None, {})
+    assert "secret" not in str(caught.value)
 
 
 def test_keys_of_flags_and_a_file_are_joined_and_the_environment_is_for_neither(tmp_path: Path):
-    path = keys_file(tmp_path, b"# mine\ntwo\r\nthree")
+    path = tmp_path / "keys.txt"
+    path.write_bytes(b"# mine\ntwo\r\nthree")
     environment = {VARIABLE: "four"}
     assert api_keys(["one"], path, environment) == ("one", "two", "three")
     assert api_keys([], None, environment) == ("four",)
@@ -93,19 +80,7 @@ def test_keys_of_flags_and_a_file_are_joined_and_the_environment_is_for_neither(
     assert api_keys(["one"], None, {VARIABLE: ""}) == ("one",)
 
 
-@pytest.mark.parametrize("key", [*EMPTY, " key", "key\n", "a\nb", "a\x7f"])
-def test_settings_reject_keys_that_no_client_can_send(key: str):
-    with raises(InvalidRequest, "key"):
-        Settings(api_keys=("good", key))
-
-
-def test_an_error_does_not_contain_the_key():
-    with pytest.raises(InvalidRequest) as caught:
-        api_keys(["secret "], None, {})
-    assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize("key", ["voilà", "ключ", "🔑", "a b", "xy\udcff"])
+@pytest.mark.parametrize("key", ["voilà", "a b", "xy\udcff"])
 def test_a_non_ascii_key_is_compared_as_bytes(model: Model, key: str):
     sent = key.encode("utf-8", "surrogateescape")
     with running(model, Settings(api_keys=(key,))) as server:
@@ -131,30 +106,6 @@ def test_every_key_is_compared_in_constant_time(model: Model, monkeypatch: pytes
             compared.clear()
             server.get("/v1/models", headers={"x-api-key": key})
             assert set(compared) == {b"first", b"second", b"third"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["header_seconds", "body_seconds", "reading_seconds", "request_seconds", "keepalive_seconds"],
-)
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), MAX_SECONDS + 1, "1"])
-def test_an_invalid_time_limit_is_rejected(name: str, value: Any):
-    with raises(InvalidRequest, name):
-        Settings(**{name: value})
-
-
-@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), None])
-def test_an_invalid_grace_period_is_rejected(value: Any):
-    with raises(InvalidRequest, "grace_seconds"):
-        Settings(grace_seconds=value)
-    assert Settings(grace_seconds=0).grace_seconds == 0
-
-
-@pytest.mark.parametrize("name", ["max_waiting", "max_running", "body_bytes"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, float("nan"), None, True])
-def test_an_invalid_limit_is_rejected(name: str, value: Any):
-    with raises(InvalidRequest, name):
-        Settings(**{name: value})
 
 
 def test_a_stored_response_is_there_for_the_key_that_made_it_alone(model: Model):

@@ -158,30 +158,6 @@ def test_draft_counters_equal_the_acceptance_histograms(observed: Observed):
     assert sum(result.values()) == accepted
 
 
-def test_latencies_are_observed_once_per_answer_and_none_was_cut(observed: Observed):
-    assert "paceline_requests_cut_total" not in observed.counters
-    answers = len(observed.responses)
-    short = sum(r["usage"]["completion_tokens"] < 2 for r in observed.responses)
-    assert short >= 2, "of one token, and of none"
-    assert observed.counted("time_to_first_token_seconds_count") == answers
-    assert observed.counted("e2e_request_latency_seconds_count") == answers
-    assert observed.counted("queue_seconds_count") == answers
-    assert observed.counted("time_per_output_token_seconds_count") == answers - short
-    results = [t["predicted_per_token_ms"] for t in (r["timings"] for r in observed.responses)]
-    seconds = observed.counted("time_per_output_token_seconds_sum")
-    assert seconds == pytest.approx(sum(results) / 1e3)
-    first, whole = (
-        observed.counted(f"{name}_seconds_sum") for name in ("time_to_first_token", E2E)
-    )
-    assert 0 < observed.counted("queue_seconds_sum") < first < whole
-
-
-def test_the_engine_counts_its_calls(observed: Observed):
-    rows, calls = observed.counted("engine_rows_total"), observed.counted("engine_calls_total")
-    assert observed.counted("steps_total") < calls < rows
-    assert observed.counted("engine_seconds_total") > 0
-
-
 def test_several_answers_have_one_prompt(module_model: Model):
     with running(module_model) as server:
         body = {"prompt": ["a b", REPEATED], "max_tokens": 5, "n": 3, "ignore_eos": True}

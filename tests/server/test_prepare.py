@@ -5,12 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
-from paceline.server.body import ChatBody, CompletionBody, EmbeddingsBody
-from paceline.server.errors import ApiError
+from paceline.server.body import ChatBody, CompletionBody
 from paceline.server.service import Service
-from support.errors import raises
 from support.server import running
 
 CHAT = {"messages": [{"role": "user", "content": "the quick brown fox"}]}
@@ -54,31 +51,3 @@ def test_a_limit_of_0_computes_the_prompt_alone_and_a_salt_keeps_the_answer_priv
     assert prompt_alone.request.private
     (salted,) = service.prepare(ChatBody.model_validate({**CHAT, "cache_salt": "a"}))
     assert (salted.salt, salted.request.private) == ("a", True)
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        (ChatBody.model_validate({**CHAT, "model": "other"}), "model"),
-        (CompletionBody.model_validate({"prompt": [[1, 10**6]]}), "prompt"),
-        (CompletionBody.model_validate({"prompt": "a", "suffix": "b"}), "suffix"),
-        (EmbeddingsBody.model_validate({"input": "a"}), None),
-        (
-            ChatBody.model_validate({**CHAT, "chat_template_kwargs": {"tools": 1}}),
-            "chat_template_kwargs",
-        ),
-    ],
-    ids=lambda part: type(part).__name__,
-)
-def test_a_body_that_cannot_be_served_is_an_error_of_its_field(
-    body: ChatBody | CompletionBody | EmbeddingsBody, param: str | None, service: Service
-):
-    with pytest.raises(ApiError) as caught:
-        service.prepare(body)
-    assert caught.value.fields["param"] == param
-
-
-def test_a_value_out_of_its_range_is_named(service: Service):
-    body = ChatBody.model_validate({**CHAT, "temperature": 101})
-    with raises(InvalidRequest, "temperature", "101"):
-        service.prepare(body)

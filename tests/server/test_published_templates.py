@@ -1,11 +1,10 @@
 """Published chat templates, rendered as the server does: nothing is lost, and the order is kept."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +12,7 @@ import pytest
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline.runtime.chat import template_chat
-from paceline.runtime.model import Model
-from paceline.server.body import ChatBody
-from paceline.server.service import Service
 from support.published import llama_cpp_models
-from support.server import running
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
@@ -43,9 +38,6 @@ TOOL: dict[str, Any] = {
     },
 }
 USER = {"role": "user", "content": "FIRST_1"}
-SYSTEM = {"role": "system", "content": "SYSTEM_1"}
-ANSWER = {"role": "assistant", "content": "ANSWER_1"}
-SECOND = {"role": "user", "content": "SECOND_1"}
 CALL = {"name": "get_weather", "arguments": '{"city": "LINZ_1", "days": 3}'}
 CALLED = {
     "role": "assistant",
@@ -55,81 +47,30 @@ CALLED = {
 }
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "RESULT_1"}
 
-CHATS: dict[str, tuple[list[Mapping[str, Any]], str]] = {
-    "plain": ([USER], "FIRST_1"),
-    "system": ([SYSTEM, USER], "SYSTEM_1 FIRST_1"),
-    "turns": ([SYSTEM, USER, ANSWER, SECOND], "SYSTEM_1 FIRST_1 ANSWER_1 SECOND_1"),
-    "a last answer": ([USER, ANSWER], "FIRST_1 ANSWER_1"),
-    "tools": ([SYSTEM, USER], "SYSTEM_1 FIRST_1"),
-    "results": ([USER, CALLED, RESULT], "FIRST_1 LINZ_1 RESULT_1"),
-    "results and turns": (
-        [SYSTEM, USER, CALLED, RESULT, ANSWER, SECOND],
-        "SYSTEM_1 FIRST_1 LINZ_1 RESULT_1 ANSWER_1 SECOND_1",
-    ),
-}
-WITH_TOOLS = ("tools", "results", "results and turns")
-
 
 @pytest.fixture(scope="module")
-def service(tiny_model: Model, tiny_cache: Path) -> Iterator[Service]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PACELINE_CACHE", str(tiny_cache))
-        with running(Model(tiny_model.files, tiny_model.engine)) as server:
-            yield server.server.service
-
-
-@pytest.fixture(scope="module")
-def published(service: Service) -> dict[str, ModelFiles]:
+def published(tiny_files: ModelFiles) -> dict[str, ModelFiles]:
     """The tiny model with each of the templates."""
     paths = sorted((llama_cpp_models() / "templates").glob("*.jinja"))
-    return {
-        path.stem: replace(service.files, chat_template=path.read_text("utf-8")) for path in paths
-    }
+    assert len(paths) == TEMPLATES
+    return {path.stem: replace(tiny_files, chat_template=path.read_text("utf-8")) for path in paths}
 
 
-@pytest.fixture(scope="module")
-def prompts(service: Service, published: dict[str, ModelFiles]) -> dict[str, dict[str, str]]:
-    """The name of a chat -> of a model -> the prompt; template by template, as each is compiled."""
-    by_name: dict[str, dict[str, str]] = {name: {} for name in CHATS}
+def test_every_published_template_renders_tools_thoughts_calls_and_results(
+    published: dict[str, ModelFiles],
+):
+    faults = []
     for model, files in published.items():
-        for name in CHATS:
-            by_name[name][model] = prompt(service, files, name)
-    return by_name
-
-
-def prompt(service: Service, files: ModelFiles, name: str) -> str:
-    """The prompt of one of the chats."""
-    messages, _ = CHATS[name]
-    tools = [TOOL] if name in WITH_TOOLS else []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(service.prompts, "files", files)
-        service.prompts.__dict__.pop("tool_form", None)
         variables: Mapping[str, Any] = {}
         with suppress(InvalidRequest):
             variables = files.thinking().switch(True)
-        body = {"messages": messages, "tools": tools, "chat_template_kwargs": variables}
-        try:
-            return service.prompts.chat(ChatBody.model_validate(body)).text
-        finally:
-            service.prompts.__dict__.pop("tool_form", None)
-
-
-@pytest.mark.parametrize("name", CHATS)
-def test_every_published_template_renders_all_of_a_chat_in_its_order(
-    name: str, prompts: dict[str, dict[str, str]], published: dict[str, ModelFiles]
-):
-    assert len(published) == TEMPLATES
-    faults = []
-    for model, text in prompts[name].items():
-        words = CHATS[name][1].split()
-        places = [text.find(word) for word in words]
-        if places != sorted(places) or -1 in places:
-            faults.append((model, dict(zip(words, places, strict=True))))
-        if name in WITH_TOOLS and text.count("get_weather") < (1 if name == "tools" else 2):
-            faults.append((model, "get_weather"))
-        reads = any(field in (published[model].chat_template or "") for field in THOUGHTS)
-        reads = reads and model not in WITHOUT_THOUGHTS
-        if name == "results" and reads and "THOUGHT_1" not in text:
+        messages, tools = template_chat(files, [USER, CALLED, RESULT], [TOOL])
+        text = files.template().render(messages, tools=tools, **variables)
+        places = [text.find(word) for word in ("FIRST_1", "LINZ_1", "RESULT_1")]
+        if places != sorted(places) or -1 in places or text.count("get_weather") < 2:
+            faults.append((model, text))
+        reads = any(field in (files.chat_template or "") for field in THOUGHTS)
+        if reads and model not in WITHOUT_THOUGHTS and "THOUGHT_1" not in text:
             faults.append((model, "THOUGHT_1"))
     assert faults == []
 

@@ -108,26 +108,3 @@ def test_repetition_detection_is_off_unless_a_request_asks_for_it(server: Runnin
     for asked in ({}, {"repetition_detection": {"max_pattern_size": 0}}):
         response = server.post("/v1/chat/completions", {**body, **asked}).json()
         assert response["choices"][0]["finish_reason"] == FinishReason.LENGTH
-
-
-@pytest.mark.parametrize(
-    ("rule", "param"),
-    [
-        ({"max_pattern_size": 3}, "repetition_detection"),
-        ({"max_pattern_size": 3, "min_count": 1}, "repetition_detection"),
-        ({"max_pattern_size": 10**9, "min_count": 2}, "repetition_detection"),
-        ({"max_pattern_size": 3, "min_count": 10**12}, "repetition_detection"),
-        ({"max_pattern_size": -3, "min_count": 2}, "repetition_detection"),
-        ({"min_pattern_size": 2, "min_count": 2}, "repetition_detection"),
-        ({"max_pattern_size": "3", "min_count": 2}, "repetition_detection.max_pattern_size"),
-        (True, "repetition_detection"),
-        ([3], "repetition_detection"),
-    ],
-    ids=str,
-)
-def test_an_invalid_repetition_rule_is_rejected_by_name(rule: Any, param: str, server: Running):
-    response = server.post(
-        "/v1/chat/completions", {"messages": CHAT, "max_tokens": 3, "repetition_detection": rule}
-    )
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == param

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -65,8 +66,8 @@ class Running:
 
 @contextmanager
 def running(model: Model, settings: Settings | None = None, **more: Any) -> Iterator[Running]:
-    """A server on a free port; a test that leaves requests behind in it fails."""
-    server = Server(model, settings=settings, **more)
+    """A server with `more` settings; a test that leaves requests behind in it fails."""
+    server = Server(model, replace(settings or Settings(), **more))
     ready = threading.Event()
     thread = threading.Thread(target=server.run, kwargs={"say": lambda _: ready.set()})
     thread.start()

@@ -98,43 +98,41 @@ class AnswerArguments:
         _sampling(
             "-t",
             "--temperature",
-            parser=numbers.real("temperature"),
+            parser=numbers.of("temperature"),
             help="0 takes the likeliest token each time; 0.7 varies",
         ),
     ] = None
     top_k: Annotated[
-        int | None, _sampling(parser=numbers.whole("top_k"), help="keep the k most likely tokens")
+        int | None, _sampling(parser=numbers.of("top_k"), help="keep the k most likely tokens")
     ] = None
     top_p: Annotated[
         float | None,
         _sampling(
-            parser=numbers.real("top_p"),
+            parser=numbers.of("top_p"),
             help="keep the fewest tokens with this much probability",
         ),
     ] = None
     min_p: Annotated[
         float | None,
-        _sampling(
-            parser=numbers.real("min_p"), help="keep tokens this likely relative to the best"
-        ),
+        _sampling(parser=numbers.of("min_p"), help="keep tokens this likely relative to the best"),
     ] = None
     repetition_penalty: Annotated[
         float | None,
         _sampling(
-            parser=numbers.real("repetition_penalty"),
+            parser=numbers.of("repetition_penalty"),
             help="divide the logits of tokens in the context",
         ),
     ] = None
     presence_penalty: Annotated[
         float | None,
         _sampling(
-            parser=numbers.real("presence_penalty"),
+            parser=numbers.of("presence_penalty"),
             help="subtract from the logits of tokens in the answer",
         ),
     ] = None
     frequency_penalty: Annotated[
         float | None,
-        _sampling(parser=numbers.real("frequency_penalty"), help="the same, for each occurrence"),
+        _sampling(parser=numbers.of("frequency_penalty"), help="the same, for each occurrence"),
     ] = None
     seed: Annotated[
         int | None, _sampling(parser=numbers.SEED, help="the same seed gives the same tokens")

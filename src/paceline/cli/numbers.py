@@ -8,6 +8,7 @@ raises BadParameter.
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +31,7 @@ class Whole(options.Whole):
 
     def __call__(self, text: str) -> int:
         """Parse a value."""
-        try:
-            value = int(text)
-        except ValueError:  # also for more digits than Python reads
-            value = None
-        if value is None or not self.fits(value):
-            raise BadParameter(f"{_short(text)} is not {self}")
-        return value
+        return int(_parsed(self, int, text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +40,24 @@ class Real(options.Real):
 
     def __call__(self, text: str) -> float:
         """Parse a value."""
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not self.fits(value):
-            raise BadParameter(f"{_short(text)} is not {self}")
-        return value
+        return float(_parsed(self, float, text))
 
 
-def whole(name: str) -> Whole:
-    """The parser of an option of answers that is a whole number."""
+def _parsed(limits: Whole | Real, kind: Callable[[str], float], text: str) -> float:
+    try:
+        value = kind(text)
+    except ValueError:  # also for more digits than Python reads
+        value = math.nan
+    if not limits.fits(value):
+        raise BadParameter(f"{_short(text)} is not {limits}")
+    return value
+
+
+def of(name: str) -> Whole | Real:
+    """The parser of an option of answers."""
     limits = RANGES[name]
-    assert isinstance(limits, options.Whole)
-    return Whole(limits.least, limits.most)
-
-
-def real(name: str) -> Real:
-    """The parser of an option of answers that may have decimals."""
-    limits = RANGES[name]
-    assert isinstance(limits, options.Real)
+    if isinstance(limits, options.Whole):
+        return Whole(limits.least, limits.most)
     return Real(limits.least, limits.most, limits.open)
 
 
@@ -127,18 +120,18 @@ def _short(text: str) -> str:
 _BIAS_TOKEN = Whole(options.BIAS_TOKEN.least)
 _BIAS = Real(options.BIAS.least, options.BIAS.most)
 
-BLOCK = whole("max_block")
+BLOCK = of("max_block")
 """Rows of a block."""
 COUNT = Whole(1)
 GIGABYTES = Real(0, 1e6, open=True)
-LIMIT = WholeOr(whole("max_tokens").least, "-1", "-1 for no limit", -1)
+LIMIT = WholeOr(1, "-1", "-1 for no limit", -1)
 PROBABILITY = Real(0, 1)
 PARALLEL = Whole(1, 32)
 PORT = Whole(0, 2**16 - 1)
 RATE = Real(1e-3, 1e5)
 """Requests per second."""
 SECONDS = Real(0, 365 * 24 * 3600)
-SEED = whole("seed")
-TEMPERATURE = real("temperature")
+SEED = of("seed")
+TEMPERATURE = of("temperature")
 THREADS = Whole(1, 4096)
 TIMEOUT = Real(0, SECONDS.most, open=True)

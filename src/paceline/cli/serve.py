@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from typer import Option
 from paceline.cli import numbers
 from paceline.cli.console import check_kept, load_model, obey_offline, say
 from paceline.cli.options import GenerationConfig, ModelOptions, Output, command, group
+from paceline.errors import InvalidRequest, PacelineError
 
 if TYPE_CHECKING:
     from paceline.models import ModelFiles
@@ -25,6 +27,137 @@ _default = partial(Option, rich_help_panel="Defaults of requests")
 _all = partial(Option, rich_help_panel="Several models")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerArguments:
+    """What `Settings` has, on the command line."""
+
+    host: Annotated[str, _access(help="address; one that others can reach needs --api-key")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, _access(parser=numbers.PORT, help="0 takes a free one")] = 8000
+    api_key: Annotated[
+        list[str] | None,
+        _access(help="a key that requests must send; may be repeated; default: $PACELINE_API_KEY"),
+    ] = None
+    api_key_file: Annotated[
+        Path | None,
+        _access(parser=Path, metavar="FILE", help="keys, one a line; # begins a comment"),
+    ] = None
+    anyone: Annotated[
+        bool, _access("--anyone", help="require no key, although others can reach the server")
+    ] = False
+    allow_host: Annotated[
+        list[str] | None,
+        _access(metavar="HOST", help="a value that the Host header may have; may be repeated"),
+    ] = None
+    origin: Annotated[
+        list[str] | None,
+        _access(help="scheme://host:port of a web page that may send requests; may be repeated"),
+    ] = None
+    name: Annotated[
+        str | None, Option(help="the model's name in the API; default: its own name")
+    ] = None
+    alias: Annotated[
+        list[str] | None, Option(help="another name of the model; may be repeated")
+    ] = None
+    queue: Annotated[int, _load(parser=numbers.COUNT, help="requests that may wait")] = 256
+    at_once: Annotated[int, _load(parser=numbers.COUNT, help="requests that run at once")] = 64
+    connections: Annotated[
+        int | None,
+        _load(
+            parser=numbers.COUNT,
+            help="connections at a time, as far as the limit on open files allows; "
+            "default: 1024 more than may run and wait",
+        ),
+    ] = None
+    timeout: Annotated[
+        float | None,
+        _load(parser=numbers.TIMEOUT, help="maximum seconds of a request, waiting included"),
+    ] = None
+    grace: Annotated[
+        float, _load(parser=numbers.SECONDS, help="seconds that requests may still run at shutdown")
+    ] = 30.0
+    prompt_cache: Annotated[
+        float | None,
+        _load(
+            parser=numbers.GIGABYTES,
+            metavar="GB",
+            help="keep the KV of prompts on disk, at most so much; default: in memory alone",
+        ),
+    ] = None
+    drafter: Annotated[str, _default(help="auto, none, or parts joined by +")] = "auto"
+    policy: Annotated[str, _default(help="auto, fixed, adaptive or kelly")] = "auto"
+    max_block: Annotated[
+        int | None, _default(parser=numbers.BLOCK, help="maximum rows of a block, 2 to 32")
+    ] = None
+    think: Annotated[
+        bool | None,
+        _default(
+            "--think/--no-think",
+            help="turn thinking on or off; default: as the chat template has it",
+        ),
+    ] = None
+    parse_special: Annotated[
+        bool,
+        Option(
+            "--parse-special",
+            help="names of control tokens in messages become the tokens: only for clients that "
+            "you trust",
+        ),
+    ] = False
+
+    def settings(self, *, behind_router: bool) -> "Settings":
+        """The settings. Raises InvalidRequest if a key, a host or an origin is not valid."""
+        from paceline.server.api_keys import api_keys
+        from paceline.server.settings import Settings
+
+        return Settings(
+            host=self.host,
+            port=self.port,
+            name=self.name,
+            aliases=tuple(self.alias or ()),
+            api_keys=api_keys(self.api_key or (), self.api_key_file, os.environ),
+            hosts=None if self.allow_host is None else tuple(self.allow_host),
+            anyone=self.anyone,
+            behind_router=behind_router,
+            think=self.think,
+            parse_special=self.parse_special,
+            origins=tuple(self.origin or ()),
+            max_waiting=self.queue,
+            max_running=self.at_once,
+            max_connections=self.connections,
+            request_seconds=self.timeout,
+            prompt_cache_bytes=None if self.prompt_cache is None else int(self.prompt_cache * 1e9),
+            grace_seconds=self.grace,
+            drafter=self.drafter,
+            policy=self.policy,
+            max_block=self.max_block,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeveralModels:
+    """Whether every model is served, and how many are loaded."""
+
+    every: Annotated[
+        bool,
+        _all("--all", help="every model that is here, loaded when a request names it"),
+    ] = False
+    loaded: Annotated[int, _all(parser=numbers.COUNT, help="models that are loaded at once")] = 1
+    memory: Annotated[
+        float | None,
+        _all(
+            parser=numbers.GIGABYTES,
+            metavar="GB",
+            help="maximum memory of the loaded models, as estimated; default: the machine's",
+        ),
+    ] = None
+    idle: Annotated[
+        float | None,
+        _all(parser=numbers.TIMEOUT, metavar="SECONDS", help="unload a model after this time"),
+    ] = None
+
+
 @command(
     app,
     first=("model", "every", "host", "port", "api_key", "name", "quiet"),
@@ -35,37 +168,7 @@ _all = partial(Option, rich_help_panel="Several models")
 )
 def serve(
     *,
-    host: Annotated[
-        str, _access(help="address; one that others can reach needs --api-key")
-    ] = "127.0.0.1",
-    port: Annotated[int, _access(parser=numbers.PORT, help="0 takes a free one")] = 8000,
-    api_key: Annotated[
-        list[str] | None,
-        _access(help="a key that requests must send; may be repeated; default: $PACELINE_API_KEY"),
-    ] = None,
-    api_key_file: Annotated[
-        Path | None,
-        _access(parser=Path, metavar="FILE", help="keys, one a line; # begins a comment"),
-    ] = None,
-    anyone: Annotated[
-        bool, _access("--anyone", help="require no key, although others can reach the server")
-    ] = False,
-    allow_host: Annotated[
-        list[str] | None,
-        _access(metavar="HOST", help="a value that the Host header may have; may be repeated"),
-    ] = None,
-    origin: Annotated[
-        list[str] | None,
-        _access(help="scheme://host:port of a web page that may send requests; may be repeated"),
-    ] = None,
-    name: Annotated[
-        str | None, Option(help="the model's name in the API; default: its own name")
-    ] = None,
-    alias: Annotated[
-        list[str] | None, Option(help="another name of the model; may be repeated")
-    ] = None,
-    queue: Annotated[int, _load(parser=numbers.COUNT, help="requests that may wait")] = 256,
-    at_once: Annotated[int, _load(parser=numbers.COUNT, help="requests that run at once")] = 64,
+    server: ServerArguments,
     parallel: Annotated[
         int,
         _load(
@@ -74,34 +177,6 @@ def serve(
             "more for many clients",
         ),
     ] = 1,
-    connections: Annotated[
-        int | None,
-        _load(
-            parser=numbers.COUNT,
-            help="connections at a time, as far as the limit on open files allows; "
-            "default: 1024 more than may run and wait",
-        ),
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        _load(parser=numbers.TIMEOUT, help="maximum seconds of a request, waiting included"),
-    ] = None,
-    grace: Annotated[
-        float, _load(parser=numbers.SECONDS, help="seconds that requests may still run at shutdown")
-    ] = 30.0,
-    prompt_cache: Annotated[
-        float | None,
-        _load(
-            parser=numbers.GIGABYTES,
-            metavar="GB",
-            help="keep the KV of prompts on disk, at most so much; default: in memory alone",
-        ),
-    ] = None,
-    drafter: Annotated[str, _default(help="auto, none, or parts joined by +")] = "auto",
-    policy: Annotated[str, _default(help="auto, fixed, adaptive or kelly")] = "auto",
-    max_block: Annotated[
-        int | None, _default(parser=numbers.BLOCK, help="maximum rows of a block, 2 to 32")
-    ] = None,
     keep: Annotated[
         bool,
         Option(
@@ -110,38 +185,7 @@ def serve(
             "not those of requests with a cache_salt",
         ),
     ] = False,
-    think: Annotated[
-        bool | None,
-        _default(
-            "--think/--no-think",
-            help="turn thinking on or off; default: as the chat template has it",
-        ),
-    ] = None,
-    parse_special: Annotated[
-        bool,
-        Option(
-            "--parse-special",
-            help="names of control tokens in messages become the tokens: only for clients that "
-            "you trust",
-        ),
-    ] = False,
-    every: Annotated[
-        bool,
-        _all("--all", help="every model that is here, loaded when a request names it"),
-    ] = False,
-    loaded: Annotated[int, _all(parser=numbers.COUNT, help="models that are loaded at once")] = 1,
-    memory: Annotated[
-        float | None,
-        _all(
-            parser=numbers.GIGABYTES,
-            metavar="GB",
-            help="maximum memory of the loaded models, as estimated; default: the machine's",
-        ),
-    ] = None,
-    idle: Annotated[
-        float | None,
-        _all(parser=numbers.TIMEOUT, metavar="SECONDS", help="unload a model after this time"),
-    ] = None,
+    several: SeveralModels,
     until_input_ends: Annotated[bool, Option("--until-input-ends", hidden=True)] = False,
     generation_config: GenerationConfig = "auto",
     model: ModelOptions,
@@ -149,79 +193,47 @@ def serve(
 ) -> int:
     """Serve a model over HTTP, with OpenAI's API."""
     from paceline.runtime.request import check
-    from paceline.server.api_keys import api_keys
-    from paceline.server.settings import Settings
 
-    speculation: Any = {"drafter": drafter, "policy": policy}
-    if max_block is not None:
-        speculation["max_block"] = max_block
-    check(speculation)  # before the model is loaded
-    check_kept([drafter], keep=keep)
-    settings = Settings(
-        name=name,
-        aliases=tuple(alias or ()),
-        api_keys=api_keys(api_key or (), api_key_file, os.environ),
-        hosts=None if allow_host is None else tuple(allow_host),
-        anyone=anyone,
-        behind_router=until_input_ends,
-        think=think,
-        parse_special=parse_special,
-        origins=tuple(origin or ()),
-        max_waiting=queue,
-        max_running=at_once,
-        max_connections=connections,
-        request_seconds=timeout,
-        prompt_cache_bytes=None if prompt_cache is None else int(prompt_cache * 1e9),
-        grace_seconds=grace,
-        **speculation,
-    )
-    if every:
+    check({"drafter": server.drafter, "policy": server.policy, "max_block": server.max_block})
+    check_kept([server.drafter], keep=keep)
+    settings = server.settings(behind_router=until_input_ends)
+    if several.every:
         from paceline.server.router.pool import Limits
         from paceline.server.router.run import serve_all
         from paceline.storage.system import memory_bytes
 
         obey_offline(model.offline)
-        limits = Limits(
-            loaded, memory_bytes() if memory is None else int(memory * 1e9), idle, queue
-        )
-        options = _child_options(settings, model, generation_config, parallel=parallel, keep=keep)
+        memory = memory_bytes() if several.memory is None else int(several.memory * 1e9)
+        limits = Limits(several.loaded, memory, several.idle, settings.max_waiting)
+        words = _child_words(server, model, generation_config, parallel=parallel, keep=keep)
         with _registered() as say:
             serve_all(
-                model.model,
-                options,
-                host,
-                port,
-                settings=settings,
-                limits=limits,
-                say=say,
-                quiet=output.quiet,
+                model.model, words, settings=settings, limits=limits, say=say, quiet=output.quiet
             )
         return 0
     from paceline.cli.crash import say_crashes
-    from paceline.server.http_server import check_address
+    from paceline.server.http_server import bound
     from paceline.server.run import CONTEXTS
     from paceline.server.run import serve as run
 
-    check_address(host, port, settings)
+    bound(settings).close()  # an address that cannot be used is told before a model is loaded
     say_crashes()
     answering = load_model(
         model,
         output,
-        drafters=[drafter or "auto"],
+        drafters=[settings.drafter],
         contexts=CONTEXTS,
         parallel=parallel,
         generation_config=generation_config,
         keep=keep,
         embeddings=True,
-        check=partial(_check, think=think, quiet=output.quiet),
+        check=partial(_check, think=settings.think, quiet=output.quiet),
     )
-    # A server of several models writes the lines of its models' requests itself.
-    quiet = output.quiet or until_input_ends
-    if until_input_ends:
-        run(answering, host, port, settings, until_input_ends=True, quiet=quiet)
+    if until_input_ends:  # the router writes the lines of requests itself
+        run(answering, settings, until_input_ends=True)
     else:
         with _registered() as say:
-            run(answering, host, port, settings, say=say, quiet=quiet)
+            run(answering, settings, say=say, quiet=output.quiet)
     answering.settle()
     return 0
 
@@ -231,8 +243,6 @@ def _check(files: "ModelFiles", *, think: bool | None, quiet: bool) -> None:
 
     Raises InvalidRequest if the template cannot do what `think` says.
     """
-    from paceline.errors import PacelineError
-
     if think is not None:
         files.thinking().switch(think)
     try:
@@ -258,40 +268,38 @@ def _registered() -> Iterator[Callable[[str], None]]:
         yield say
 
 
-def _child_options(
-    settings: "Settings", model: ModelOptions, generation_config: str, *, parallel: int, keep: bool
+def _child_words(
+    server: ServerArguments,
+    model: ModelOptions,
+    generation_config: str,
+    *,
+    parallel: int,
+    keep: bool,
 ) -> list[str]:
     """The options of one model's process among several; raises InvalidRequest for others."""
-    from paceline.errors import InvalidRequest
-
-    for name in ("revision", "engine"):
-        if getattr(model, name) not in (None, "auto"):
+    for name, value in (("revision", model.revision), ("engine", model.engine)):
+        if value not in (None, "auto"):
             raise InvalidRequest(f"--{name} is of one model; leave out --all")
-    if settings.name or settings.aliases:
+    if server.name or server.alias:
         raise InvalidRequest("--name and --alias are of one model; leave out --all")
-    bytes_ = settings.prompt_cache_bytes
-    values = {
-        "--queue": settings.max_waiting,
-        "--at-once": settings.max_running,
-        "--parallel": parallel,
-        "--timeout": settings.request_seconds,
-        "--prompt-cache": bytes_ and bytes_ / 1e9,
-        "--grace": settings.grace_seconds,
-        "--drafter": settings.drafter,
-        "--policy": settings.policy,
-        "--max-block": settings.max_block,
-        "--generation-config": generation_config,
-        "--rows": model.rows,
-        "--cache-tokens": model.cache_tokens,
-        "--threads": model.threads,
-        "--compute-units": model.compute_units,
+    values: dict[str, Any] = {
+        name: getattr(options, name)
+        for options, names in (
+            (server, ("queue", "at_once", "timeout", "prompt_cache", "grace", "drafter")),
+            (server, ("policy", "max_block")),
+            (model, ("rows", "cache_tokens", "threads", "compute_units")),
+        )
+        for name in names
     }
-    options = [f"{name}={value}" for name, value in values.items() if value is not None]
-    if settings.think is not None:
-        options.append("--think" if settings.think else "--no-think")
+    values |= {"parallel": parallel, "generation_config": generation_config}
+    words = [
+        f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None
+    ]
     flags = {
+        "--think": server.think is True,
+        "--no-think": server.think is False,
         "--offline": model.offline,
         "--keep": keep,
-        "--parse-special": settings.parse_special,
+        "--parse-special": server.parse_special,
     }
-    return [*options, *(name for name, is_set in flags.items() if is_set)]
+    return [*words, *(name for name, is_set in flags.items() if is_set)]

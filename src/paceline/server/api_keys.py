@@ -32,7 +32,7 @@ def api_keys(
     return tuple(keys)
 
 
-def key_fault(key: str) -> str | None:
+def _fault(key: str) -> str | None:
     """Why a key is not valid; None: it is valid."""
     if not key.strip():
         return "is empty"
@@ -49,7 +49,7 @@ def encode_keys(keys: Iterable[str]) -> list[bytes]:
 
 
 def _checked(key: str, source: str) -> str:
-    if fault := key_fault(key):
+    if fault := _fault(key):
         raise InvalidRequest(f"{source}: the API key {fault}; set it, or remove the option")
     return key
 

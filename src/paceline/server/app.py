@@ -15,15 +15,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import HTTPExceptionHandler
 
+from paceline.server import page
 from paceline.server.api.chat import Chat
 from paceline.server.api.completions import Completions
 from paceline.server.api.embeddings import embeddings
-from paceline.server.api.endpoint import Host, generation, observed
+from paceline.server.api.endpoint import Host, generation, observed, reading
 from paceline.server.api.info import InfoHandlers
 from paceline.server.api.messages import Messages, count_tokens
 from paceline.server.api.openapi import openapi_route
-from paceline.server.api.response_store import ResponseStore
-from paceline.server.api.responses import ResponseHandlers, responses
+from paceline.server.api.responses import Responses, StoredResponses
 from paceline.server.errors import ApiError
 from paceline.server.http import ApiKeyMiddleware, HostMiddleware
 from paceline.server.service import Service
@@ -32,27 +32,20 @@ _PUBLIC = ("/health", "/v1/health")
 """Paths without a key: health checks have none."""
 
 
-def make_app(
-    service: Service, routes: Sequence[BaseRoute] = (), page: Sequence[BaseRoute] = ()
-) -> Starlette:
-    """The application of `service`: every path with the prefix /v1 and without it.
-
-    `routes` are further routes. The routes in `page` need no key: a browser that opens the page has
-    none yet.
-    """
+def make_app(service: Service) -> Starlette:
+    """The application of `service`: every path with the prefix /v1 and without it."""
     info = InfoHandlers(service)
-    store = ResponseStore()
     posts: dict[str, Any] = {
         "/chat/completions": generation(service, Chat),
         "/completions": generation(service, Completions),
-        "/responses": responses(service, store),
+        "/responses": generation(service, Responses),
         "/embeddings": embeddings(service),
         "/messages": generation(service, Messages),
         "/messages/count_tokens": count_tokens(service),
-        "/tokenize": info.tokenize(),
-        "/detokenize": info.detokenize(),
+        "/tokenize": reading(service, info.tokenize),
+        "/detokenize": reading(service, info.detokenize),
     }
-    stored = ResponseHandlers(store)
+    stored = StoredResponses(service.stored)
     gets: dict[str, Any] = {
         "/models": info.models,
         "/models/{name:path}": info.model,
@@ -60,32 +53,34 @@ def make_app(
         "/health": info.health,
         "/tokenizer_info": info.tokenizer_info,
     }
-    all_routes: list[BaseRoute] = [*routes, *page, openapi_route()]
+    all_routes = [*service.metrics.routes(), openapi_route()]
     for prefix in ("/v1", ""):
         all_routes += [Route(prefix + path, work, methods=["POST"]) for path, work in posts.items()]
         all_routes += [Route(prefix + path, work, methods=["GET"]) for path, work in gets.items()]
         all_routes.append(
             Route(prefix + "/responses/{response_id}", stored.delete, methods=["DELETE"])
         )
-    return application(service, all_routes, page)
+    return application(service, all_routes)
 
 
-def application(host: Host, routes: Sequence[BaseRoute], page: Sequence[BaseRoute]) -> Starlette:
-    """An application of `routes`, with the middleware and the error replies of every server."""
-    public = [route.path for route in page if isinstance(route, Route)]
+def application(host: Host, routes: Sequence[BaseRoute]) -> Starlette:
+    """An application of `routes` and the page, with the middleware and errors of every server.
+
+    The page needs no key: a browser that opens it has none yet.
+    """
+    pages = page.routes()
     return Starlette(
-        routes=routes,
-        middleware=_middleware(host, public),
+        routes=[*pages, *routes],
+        middleware=_middleware(host, [route.path for route in pages]),
         exception_handlers=dict.fromkeys(
             (HTTPException, ApiError, Exception), _error_handler(host)
         ),
     )
 
 
-def _middleware(host: Host, page: Sequence[str]) -> list[Middleware]:
+def _middleware(host: Host, pages: Sequence[str]) -> list[Middleware]:
     settings = host.settings
-    on_error = host.observer.on_error
-    layers = [Middleware(HostMiddleware, settings, on_error)]
+    layers = [Middleware(HostMiddleware, settings, host.on_error)]
     if settings.origins:
         # Before the key check: a browser's preflight request has no key.
         layers.append(
@@ -100,7 +95,8 @@ def _middleware(host: Host, page: Sequence[str]) -> list[Middleware]:
                 expose_headers=["X-Request-Id"],
             )
         )
-    return [*layers, Middleware(ApiKeyMiddleware, settings, {*_PUBLIC, *page}, on_error)]
+    public = {*_PUBLIC, *pages}
+    return [*layers, Middleware(ApiKeyMiddleware, settings, public, host.on_error)]
 
 
 def _error_handler(host: Host) -> HTTPExceptionHandler:

@@ -82,7 +82,7 @@ class Prediction(Body):
 
 
 class StreamOptions(Body):
-    """Fields of a stream besides the answer."""
+    """Whether the last chunk of a stream has the usage, or every chunk the usage so far."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -203,7 +203,7 @@ class GenerationBody(Body):
     min_tokens: int = 0
     ignore_eos: bool = False
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
     cache_prompt: bool = True
     """Whether the prompt may use the prefix cache, and be added to it."""
@@ -242,24 +242,9 @@ class GenerationBody(Body):
 
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> "GenerationBody":
-        if self.stream_options is not None and not self.stream:
+        if "stream_options" in self.model_fields_set and not self.stream:
             raise ApiError("stream_options requires stream: true", param="stream_options")
         return self
-
-    @property
-    def usage_at_end(self) -> bool:
-        """Whether the last chunk of a stream has the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def usage_in_chunks(self) -> bool:
-        """Whether every chunk of a stream has the usage so far."""
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-    @property
-    def max_answer_tokens(self) -> int | None:
-        """Limit of the answer's tokens; None: the rest of the context."""
-        return None
 
     @property
     def ignored_tools(self) -> list[str]:

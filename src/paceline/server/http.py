@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import unquote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -187,7 +186,6 @@ class HostMiddleware:
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, on_error: OnError) -> None:
-        """Wrap `app`."""
         self._app = app
         self._on_error = on_error
         hosts = {host.lower() for host in settings.hosts or "*"}
@@ -198,7 +196,6 @@ class HostMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        _take_origin_form(scope)
         headers = Headers(scope=scope)
         sent = headers.get("x-request-id", "")
         request_id = sent if _ID.fullmatch(sent) else f"req-{secrets.token_hex(8)}"
@@ -230,33 +227,21 @@ class HostMiddleware:
             await send(message)
 
         try:
-            await self._pass(headers, scope, receive_part, send_with_id)
+            if self._hosts is None or host_of(headers.get("host", "")) in self._hosts:
+                await self._app(scope, receive_part, send_with_id)
+            else:
+                self._on_error(_WRONG_HOST)
+                await Reply(send_with_id, scope).error(_WRONG_HOST)
         finally:
             _log_request(scope, status, time.perf_counter() - started)
 
-    async def _pass(self, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._hosts is not None and host_of(headers.get("host", "")) not in self._hosts:
-            error = ApiError(
-                "the Host header is not allowed; see --allow-host",
-                status=HTTPStatus.FORBIDDEN,
-                kind="permission_error",
-                code="wrong_host",
-            )
-            self._on_error(error)
-            await Reply(send, scope).error(error)
-            return
-        await self._app(scope, receive, send)
 
-
-def _take_origin_form(scope: Scope) -> None:
-    """Replace a target in absolute form by its path, and Host by its host: RFC 9112, 3.2.2."""
-    scheme, marked, rest = scope["raw_path"].partition(b"://")
-    if marked and scheme.lower() in (b"http", b"https"):
-        host, _, path = rest.partition(b"/")
-        scope["raw_path"] = b"/" + path
-        scope["path"] = unquote(scope["raw_path"].decode("ascii"))
-        others = [(name, value) for name, value in scope["headers"] if name != b"host"]
-        scope["headers"] = [*others, (b"host", host)]
+_WRONG_HOST = ApiError(
+    "the Host header is not allowed; see --allow-host",
+    status=HTTPStatus.FORBIDDEN,
+    kind="permission_error",
+    code="wrong_host",
+)
 
 
 def _log_request(scope: Scope, status: int, seconds: float) -> None:
@@ -284,7 +269,6 @@ class ApiKeyMiddleware:
     def __init__(
         self, app: ASGIApp, settings: Settings, public: Collection[str], on_error: OnError
     ) -> None:
-        """Wrap `app`; the paths in `public` need no key."""
         self._app = app
         self._on_error = on_error
         self._public = frozenset(public)

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.server.connections import Connections, most_connections
 from paceline.server.settings import Settings
-from paceline.storage.system import stop_signals
+from paceline.storage.system import allow_open_files, stop_signals
 
 _BACKLOG = 1024
 """Connections that wait to be accepted, which take no descriptor. Beyond it the system drops a
@@ -48,18 +48,18 @@ class Served(Protocol):
 class HttpServer:
     """A server, bound to its address and not yet running."""
 
-    def __init__(self, host: str, port: int, settings: Settings) -> None:
-        """Bind the address; port 0 chooses a free one.
+    def __init__(self, settings: Settings) -> None:
+        """Bind the address.
 
         Raises:
             InvalidRequest: other machines can reach it, and it requires no API key.
             PacelineError: it cannot listen at the address.
         """
-        _check_access(host, settings)
+        host = settings.host
         if _is_local(host) and settings.hosts is None:
             settings = replace(settings, hosts=(*_LOCAL_NAMES, host))
         self.settings = settings
-        self._socket = _bound(host, port)
+        self._socket = bound(settings)
         self.port: int = self._socket.getsockname()[1]
         name = f"[{host}]" if ":" in host else host
         self.url = f"http://{name}:{self.port}"
@@ -76,6 +76,7 @@ class HttpServer:
         ready: Callable[[], Any],
         *,
         signals: bool = False,
+        quiet: bool = True,
         descriptors: int = 1,
     ) -> None:
         """Serve until `stop` is called, or with `signals` until a signal.
@@ -86,14 +87,17 @@ class HttpServer:
             ready: called once the server listens.
             signals: whether SIGTERM and SIGINT stop it; the process then ends soon after the grace
                 period, whatever hangs.
+            quiet: False: write a line for each request to standard error.
             descriptors: file descriptors that a request takes.
         """
+        if signals:
+            allow_open_files()
         self._served = served
         self._end_timers = [] if signals else None
-        connections = Connections(self.settings, most_connections(self.settings, descriptors))
+        most = most_connections(self.settings, descriptors)
         try:
-            with stop_signals(self.stop) if signals else nullcontext():
-                asyncio.run(self._run(app, served, ready, connections))
+            with request_log(quiet=quiet), stop_signals(self.stop) if signals else nullcontext():
+                asyncio.run(self._run(app, served, ready, most))
         finally:
             served.close()
             self._socket.close()
@@ -117,15 +121,14 @@ class HttpServer:
         if self._stop_requests > 1 and self._served is not None:
             threading.Thread(target=self._served.close, daemon=True).start()
 
-    async def _run(
-        self, app: ASGIApp, served: Served, ready: Callable[[], Any], connections: Connections
-    ) -> None:
+    async def _run(self, app: ASGIApp, served: Served, ready: Callable[[], Any], most: int) -> None:
         self._loop = asyncio.get_running_loop()
         server = _Uvicorn(self._config(app))
         serving = asyncio.ensure_future(server.serve(sockets=[]))
         while not (server.started or serving.done()):
             await asyncio.sleep(0.005)
-        accepting = asyncio.ensure_future(connections.accept(self._socket, server))
+        connections = Connections(server, self.settings, most)
+        accepting = asyncio.ensure_future(connections.accept(self._socket))
         ready()
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -166,10 +169,16 @@ def _is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound(settings: Settings) -> socket.socket:
+    """A socket that listens at the address of the settings; raises what `HttpServer` does."""
+    host, port = settings.host, settings.port
+    if not (_is_local(host) or settings.api_keys or settings.anyone):
+        raise InvalidRequest(
+            f"other machines can reach a server at {host}: set an API key, or allow --anyone"
+        )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        bound = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise PacelineError(
@@ -177,22 +186,8 @@ def _bound(host: str, port: int) -> socket.socket:
         ) from error
     # Connections inherit it. asyncio sets it only for a socket that names its protocol, and without
     # it a reply's body waits up to 40 ms until the client acknowledges its head.
-    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return bound
-
-
-def check_address(host: str, port: int, settings: Settings) -> None:
-    """Raise what `HttpServer` would, before a model is fetched or loaded for it."""
-    _check_access(host, settings)
-    _bound(host, port).close()
-
-
-def _check_access(host: str, settings: Settings) -> None:
-    """Raise InvalidRequest if other machines can reach `host` and no API key is required."""
-    if not (_is_local(host) or settings.api_keys or settings.anyone):
-        raise InvalidRequest(
-            f"other machines can reach a server at {host}: set an API key, or allow --anyone"
-        )
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def _end_process() -> None:

@@ -4,8 +4,8 @@ Invariants: an unknown field is ignored, `null` means absent, and the error for 
 its field.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
@@ -28,20 +28,14 @@ class Body(BaseModel):
         return data
 
 
-def tag_by_type(tags: Mapping[str, str], missing: str = "") -> Callable[[Any], str | None]:
-    """For a Discriminator: an object's field `type` -> the tag of its class.
+def type_tag(value: Any, missing: str = "") -> str | None:
+    """For a Discriminator: the field `type`, or `missing`, in capitals.
 
-    `missing` is the type of an object without one. Objects that were parsed already have the name
-    of their class.
+    Errors name the tag as a step on the way to a field, and `_path` leaves out those in capitals.
     """
-
-    def tag(value: Any) -> str | None:
-        if not isinstance(value, dict):
-            return type(value).__name__ if isinstance(value, Body) else None
-        kind = value.get("type") or missing
-        return tags.get(kind) if isinstance(kind, str) else None
-
-    return tag
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    kind = kind or missing
+    return kind.upper() if isinstance(kind, str) else None
 
 
 def invalid(message: str) -> PydanticCustomError:
@@ -69,23 +63,7 @@ Prompts = Annotated[
 """One or several prompts, each a text or token ids."""
 
 
-class TextPart(Body):
-    """A part of a message's content."""
-
-    type: Literal["text", "input_text", "output_text"]
-    text: str
-
-
-class RefusalPart(Body):
-    """What an assistant said in place of an answer."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
-Text = Annotated[
-    str, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart | RefusalPart])
-]
+Text = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[Any])]
 """A string, or a list of text parts."""
 
 _MARKS = {

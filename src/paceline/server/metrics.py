@@ -9,13 +9,11 @@ An answer that is cut counts in `requests_cut` and `cut_tokens` alone; the engin
 it. Its request counts as failed, too: `client_gone`, `request_timeout` or `draining`.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from time import perf_counter
-from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
@@ -26,53 +24,93 @@ from starlette.routing import BaseRoute, Route
 
 from paceline import __version__
 from paceline.runtime.batching.request import BatchRequest
+from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.pooled import Embedding
 from paceline.server.errors import ApiError
-from paceline.server.service import Service
 from paceline.server.stream_text import Answer
 
 _SECONDS = [step * 10.0**power for power in range(-3, 3) for step in (1, 2.5, 5)] + [1000.0]
 """Bounds of the histograms' buckets: a millisecond to a quarter of an hour."""
 
+_COUNTERS = {
+    "answers": "Answers that ended, by finish reason",
+    "requests_refused": "Rejected requests, by reason",
+    "requests_failed": "Failed requests, by reason",
+    "prompt_tokens": "Prompt tokens of answers that ended: usage.prompt_tokens",
+    "cached_prompt_tokens": "Prompt tokens from the cache: "
+    "usage.prompt_tokens_details.cached_tokens",
+    "generation_tokens": "Tokens of answers that ended: usage.completion_tokens",
+    "embeddings": "Texts that were embedded",
+    "embedded_tokens": "Tokens of embedded texts: usage.prompt_tokens of /v1/embeddings",
+    # Sums of the responses' `speculation` and `metrics.speculative_decoding`.
+    "steps": "Decode steps",
+    "step_tokens": "Tokens of decode steps; divided by the steps: tokens per step",
+    "drafts": "Decode steps with a draft",
+    "draft_tokens": "Draft tokens",
+    "accepted_tokens": "Accepted draft tokens",
+    "forced_tokens": "Tokens forced by a grammar, without a draft",
+    "accepted_tokens_per_position": "Steps that accepted the draft token at this position, "
+    "counted from 0",
+    "drafter_draft_tokens": "Draft tokens, by drafter",
+    "drafter_accepted_tokens": "Accepted draft tokens, by drafter",
+}
+_LABELS = {
+    "answers": "finished_reason",
+    **dict.fromkeys(("requests_refused", "requests_failed"), "reason"),
+    "accepted_tokens_per_position": "position",
+    **dict.fromkeys(("drafter_draft_tokens", "drafter_accepted_tokens"), "drafter"),
+}
+"""Counters of several values -> the label that distinguishes them."""
 
-class Series(NamedTuple):
-    """One metric, perhaps with several values."""
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": "Time to first token (TTFT), in seconds",
+    "queue_seconds": "Time to first token without the prefill, in seconds",
+    "time_per_output_token_seconds": "Time per output token (TPOT) after the first, mean of an "
+    "answer, in seconds",
+    "e2e_request_latency_seconds": "End-to-end latency, in seconds",
+}
 
-    name: str
-    """Our name, without `paceline_`."""
-    vllm: str
-    """vLLM's name, without `vllm:`; empty: vLLM has none."""
-    help: str
-    value: float | Mapping[str, int] | Histogram
-    label: str = ""
-    """The label that distinguishes several values."""
-    gauge: bool = False
-    """Whether it can decrease."""
+_VLLM = {
+    "requests_running": "num_requests_running",
+    "requests_waiting": "num_requests_waiting",
+    "cache_usage": "kv_cache_usage_perc",
+    "preemptions": "num_preemptions",
+    "prompt_cache_queries": "prefix_cache_queries",
+    "prompt_cache_hits": "prefix_cache_hits",
+    "answers": "request_success",
+    "prompt_tokens": "prompt_tokens",
+    "generation_tokens": "generation_tokens",
+    "time_to_first_token_seconds": "time_to_first_token_seconds",
+    "time_per_output_token_seconds": "request_time_per_output_token_seconds",
+    "e2e_request_latency_seconds": "e2e_request_latency_seconds",
+    "drafts": "spec_decode_num_drafts",
+    "draft_tokens": "spec_decode_num_draft_tokens",
+    "accepted_tokens": "spec_decode_num_accepted_tokens",
+    "accepted_tokens_per_position": "spec_decode_num_accepted_tokens_per_pos",
+}
+"""Our name, without `paceline_` -> vLLM's, without `vllm:`."""
 
 
 class Metrics(Collector):
-    """The metrics of one service.
+    """The metrics of one served model.
 
     For the event loop's thread alone. Counters of the engine's thread may be one call ahead of
     those of the answers.
     """
 
-    def __init__(self, service: Service) -> None:
-        """Start with zero counters."""
-        self._service = service
-        self._tokens = Counter[str]()
-        self._steps = Counter[str]()
-        self._embedded = Counter[str]()
-        self._drafted = Counter[str]()
-        self._accepted = Counter[str]()
-        self._positions = Counter[int]()
-        self._ended = Counter[str]()
-        self._rejected = Counter[str]()
-        self._failed = Counter[str]()
+    def __init__(self, scheduler: Scheduler, name: str, fingerprint: str) -> None:
+        """Start with zero counters; `name` is the model's in the API."""
+        self._scheduler = scheduler
+        self._info = {"version": __version__, "model": name, "fingerprint": fingerprint}
         # They are exported under two names each, so none is registered.
-        self._first_token, self._end_to_end, self._per_token, self._queue_time = (
-            Histogram("seconds", "", buckets=_SECONDS, registry=None) for _ in range(4)
-        )
+        self._counters = {
+            name: Counter(name, text, [_LABELS[name]] if name in _LABELS else [], registry=None)
+            for name, text in _COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(name, text, buckets=_SECONDS, registry=None)
+            for name, text in _HISTOGRAMS.items()
+        }
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -81,37 +119,39 @@ class Metrics(Collector):
         result = answer.done
         stats = result.stats
         if request.index == 0:  # count a prompt once for all answers to it
-            self._tokens["prompt"] += result.prompt_tokens
-            self._tokens["cached"] += stats.cached_tokens
-        self._tokens["answer"] += answer.tokens
-        self._steps["all"] += stats.steps
-        self._steps["tokens"] += stats.decoded
-        self._steps["drafted"] += stats.drafted_at[0] if stats.drafted_at else 0
-        self._tokens["drafted"] += stats.drafted
-        self._tokens["accepted"] += stats.accepted
-        self._tokens["forced"] += stats.forced
-        self._positions.update(dict(enumerate(stats.accepted_at)))
-        self._drafted.update(stats.drafted_by)
-        self._accepted.update(stats.accepted_by)
-        self._ended[str(answer.finish_reason)] += 1
-        self._end_to_end.observe(perf_counter() - answer.submitted)
-        self._first_token.observe(stats.first_token_seconds)
-        self._queue_time.observe(max(stats.first_token_seconds - stats.prefill_seconds, 0.0))
+            self._add("prompt_tokens", result.prompt_tokens)
+            self._add("cached_prompt_tokens", stats.cached_tokens)
+        self._add("generation_tokens", answer.tokens)
+        self._add("steps", stats.steps)
+        self._add("step_tokens", stats.decoded)
+        self._add("drafts", stats.drafted_at[0] if stats.drafted_at else 0)
+        self._add("draft_tokens", stats.drafted)
+        self._add("accepted_tokens", stats.accepted)
+        self._add("forced_tokens", stats.forced)
+        self._add_each("accepted_tokens_per_position", dict(enumerate(stats.accepted_at)))
+        self._add_each("drafter_draft_tokens", stats.drafted_by)
+        self._add_each("drafter_accepted_tokens", stats.accepted_by)
+        self._add_each("answers", {str(answer.finish_reason): 1})
+        waited = max(stats.first_token_seconds - stats.prefill_seconds, 0.0)
+        self._observe("e2e_request_latency_seconds", perf_counter() - answer.submitted)
+        self._observe("time_to_first_token_seconds", stats.first_token_seconds)
+        self._observe("queue_seconds", waited)
         if stats.decoded:
-            self._per_token.observe(stats.decode_seconds / stats.decoded)
+            per_token = stats.decode_seconds / stats.decoded
+            self._observe("time_per_output_token_seconds", per_token)
 
     def on_embedding(self, embedding: Embedding) -> None:
         """A text was embedded."""
-        self._embedded["texts"] += 1
-        self._embedded["tokens"] += embedding.tokens
+        self._add("embeddings", 1)
+        self._add("embedded_tokens", embedding.tokens)
 
     def on_error(self, error: ApiError) -> None:
-        """A request ended with an error, perhaps in its stream."""
+        """A request ended with an error, perhaps in its stream, or because its client is gone."""
         code, kind = error.fields["code"], error.fields["type"]
         unavailable = error.status == HTTPStatus.SERVICE_UNAVAILABLE
         failed = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR or code == "client_gone"
-        counter = self._failed if failed and not unavailable else self._rejected
-        counter[code or kind] += 1
+        name = "requests_failed" if failed and not unavailable else "requests_refused"
+        self._add_each(name, {code or kind: 1})
 
     def routes(self) -> list[BaseRoute]:
         """The routes of the metrics."""
@@ -124,131 +164,75 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metrics; called by the Prometheus client."""
-        service = self._service
-        info = GaugeMetricFamily(
-            "paceline_info", "The served model", labels=["version", "model", "fingerprint"]
-        )
-        info.add_metric([__version__, service.name, service.fingerprint], 1)
+        info = GaugeMetricFamily("paceline_info", "The served model", labels=[*self._info])
+        info.add_metric([*self._info.values()], 1)
         yield info
-        model = {"engine": "0", "model_name": service.name}
-        for series in [*self._load(), *self._engine(), *self._answers(), *self._speculation()]:
-            yield _family(f"paceline_{series.name}", series, {})
-            if series.vllm:
-                yield _family(f"vllm:{series.vllm}", series, model)
+        model = {"engine": "0", "model_name": self._info["model"]}
+        collected = [*self._counters.values(), *self._histograms.values()]
+        counted = (family for metric in collected for family in metric.collect())
+        for family in (*self._load(), *counted):
+            yield _renamed(family, f"paceline_{family.name}", {})
+            if family.name in _VLLM:
+                yield _renamed(family, f"vllm:{_VLLM[family.name]}", model)
 
-    def _load(self) -> Iterator[Series]:
-        scheduler, cache = self._service.scheduler, self._service.scheduler.prefix_cache
-        running, waiting = scheduler.load.running, scheduler.load.waiting
-        yield _gauge(
-            "requests_running", "num_requests_running", "Requests that are running", running
-        )
-        yield _gauge("requests_waiting", "num_requests_waiting", "Requests in the queue", waiting)
+    def _load(self) -> Iterator[Metric]:
+        """What is going on, and the engine's work, also for clients that left."""
+        scheduler, cache = self._scheduler, self._scheduler.prefix_cache
+        load = scheduler.load
+        yield GaugeMetricFamily("requests_running", "Requests that are running", load.running)
+        yield GaugeMetricFamily("requests_waiting", "Requests in the queue", load.waiting)
         text = "Fraction of the KV cache slots that running requests hold, 0 to 1"
-        yield _gauge("cache_usage", "kv_cache_usage_perc", text, scheduler.usage)
-        text = "Free slots of the KV cache"
-        yield _gauge("cache_free_slots", "", text, scheduler.model.engine.free_slots)
+        yield GaugeMetricFamily("cache_usage", text, scheduler.usage)
+        free = scheduler.model.engine.free_slots
+        yield GaugeMetricFamily("cache_free_slots", "Free slots of the KV cache", free)
         text = "Tokens in the prefix cache; tokens that entries share count for each"
-        yield _gauge("prompt_cache_tokens", "", text, cache.tokens)
-        yield _gauge("prompt_cache_entries", "", "Entries of the prefix cache", len(cache))
-
-    def _engine(self) -> Iterator[Series]:
-        """Work of the engine, also for clients that left."""
-        load, cache = self._service.scheduler.load, self._service.scheduler.prefix_cache
-        yield Series("engine_calls", "", "Calls of the engine", load.calls)
+        yield GaugeMetricFamily("prompt_cache_tokens", text, cache.tokens)
+        yield GaugeMetricFamily("prompt_cache_entries", "Entries of the prefix cache", len(cache))
+        yield CounterMetricFamily("engine_calls", "Calls of the engine", load.calls)
         text = "Rows of engine calls: prompt tokens, and blocks of the last token and its draft"
-        yield Series("engine_rows", "", text, load.rows)
-        yield Series("engine_seconds", "", "Seconds in engine calls", load.call_seconds)
+        yield CounterMetricFamily("engine_rows", text, load.rows)
+        yield CounterMetricFamily("engine_seconds", "Seconds in engine calls", load.call_seconds)
         text = "Preemptions: KV of a request was freed for older ones, and recomputed later"
-        yield Series("preemptions", "num_preemptions", text, load.preempted)
+        yield CounterMetricFamily("preemptions", text, load.preempted)
         text = "Drafters that failed or were too slow, and were silenced for their request"
-        yield Series("drafters_silenced", "", text, dict(load.failed_drafters), "drafter")
-        yield Series(
-            "scheduler_faults", "", "Errors of the scheduler that belong to no request", load.faults
-        )
+        yield _labelled("drafters_silenced", text, "drafter", dict(load.failed_drafters))
+        text = "Errors of the scheduler that belong to no request"
+        yield CounterMetricFamily("scheduler_faults", text, load.faults)
         text = "Requests that ended before their answer: clients gone, time limits, shutdown"
-        yield Series("requests_cut", "", text, dict(load.cut), "reason")
+        yield _labelled("requests_cut", text, "reason", dict(load.cut))
         text = "Tokens of answers that were cut, in no other counter of tokens"
-        yield Series("cut_tokens", "", text, dict(load.cut_tokens), "reason")
+        yield _labelled("cut_tokens", text, "reason", dict(load.cut_tokens))
         text = "Prompt tokens looked up in the prefix cache"
-        yield Series("prompt_cache_queries", "prefix_cache_queries", text, cache.queried_tokens)
+        yield CounterMetricFamily("prompt_cache_queries", text, cache.queried_tokens)
         text = "Prompt tokens found in the prefix cache"
-        yield Series("prompt_cache_hits", "prefix_cache_hits", text, cache.hit_tokens)
+        yield CounterMetricFamily("prompt_cache_hits", text, cache.hit_tokens)
 
-    def _answers(self) -> Iterator[Series]:
-        tokens = self._tokens
-        text = "Answers that ended, by finish reason"
-        yield Series("answers", "request_success", text, self._ended, "finished_reason")
-        text = "Rejected requests, by reason"
-        yield Series("requests_refused", "", text, self._rejected, "reason")
-        text = "Failed requests, by reason"
-        yield Series("requests_failed", "", text, self._failed, "reason")
-        text = "Prompt tokens of answers that ended: usage.prompt_tokens"
-        yield Series("prompt_tokens", "prompt_tokens", text, tokens["prompt"])
-        text = "Prompt tokens from the cache: usage.prompt_tokens_details.cached_tokens"
-        yield Series("cached_prompt_tokens", "", text, tokens["cached"])
-        text = "Tokens of answers that ended: usage.completion_tokens"
-        yield Series("generation_tokens", "generation_tokens", text, tokens["answer"])
-        yield Series("embeddings", "", "Texts that were embedded", self._embedded["texts"])
-        text = "Tokens of embedded texts: usage.prompt_tokens of /v1/embeddings"
-        yield Series("embedded_tokens", "", text, self._embedded["tokens"])
-        text = "Time to first token (TTFT), in seconds"
-        name = "time_to_first_token_seconds"
-        yield Series(name, name, text, self._first_token)
-        text = "Time to first token without the prefill, in seconds"
-        yield Series("queue_seconds", "", text, self._queue_time)
-        text = "Time per output token (TPOT) after the first, mean of an answer, in seconds"
-        name = "request_time_per_output_token_seconds"
-        yield Series("time_per_output_token_seconds", name, text, self._per_token)
-        text = "End-to-end latency, in seconds"
-        name = "e2e_request_latency_seconds"
-        yield Series(name, name, text, self._end_to_end)
+    def _add(self, name: str, count: float) -> None:
+        self._counters[name].inc(count)
 
-    def _speculation(self) -> Iterator[Series]:
-        """Sums of the responses' `speculation` and `metrics.speculative_decoding`."""
-        tokens, steps, name = self._tokens, self._steps, "spec_decode_num_"
-        text = "Decode steps"
-        yield Series("steps", "", text, steps["all"])
-        text = "Tokens of decode steps; divided by the steps: tokens per step"
-        yield Series("step_tokens", "", text, steps["tokens"])
-        text = "Decode steps with a draft"
-        yield Series("drafts", f"{name}drafts", text, steps["drafted"])
-        text = "Draft tokens"
-        yield Series("draft_tokens", f"{name}draft_tokens", text, tokens["drafted"])
-        text = "Accepted draft tokens"
-        yield Series("accepted_tokens", f"{name}accepted_tokens", text, tokens["accepted"])
-        text = "Tokens forced by a grammar, without a draft"
-        yield Series("forced_tokens", "", text, tokens["forced"])
-        text = "Steps that accepted the draft token at this position, counted from 0"
-        positions = {str(place): count for place, count in sorted(self._positions.items())}
-        vllm = f"{name}accepted_tokens_per_pos"
-        yield Series("accepted_tokens_per_position", vllm, text, positions, "position")
-        text = "Draft tokens, by drafter"
-        yield Series("drafter_draft_tokens", "", text, self._drafted, "drafter")
-        text = "Accepted draft tokens, by drafter"
-        yield Series("drafter_accepted_tokens", "", text, self._accepted, "drafter")
+    def _add_each(self, name: str, counts: Mapping[str, int] | Mapping[int, int]) -> None:
+        for which, count in counts.items():
+            self._counters[name].labels(str(which)).inc(count)
+
+    def _observe(self, name: str, seconds: float) -> None:
+        self._histograms[name].observe(seconds)
 
 
-def _gauge(name: str, vllm: str, text: str, value: float) -> Series:
-    return Series(name, vllm, text, value, gauge=True)
-
-
-def _family(name: str, series: Series, more: Mapping[str, str]) -> Metric:
-    """A series under one of its names, with `more` labels."""
-    values, labels = list(more.values()), [*more, *filter(None, [series.label])]
-    value = series.value
-    if isinstance(value, Histogram):
-        histogram = Metric(name, series.help, "histogram")
-        (metric,) = value.collect()
-        for sample in metric.samples:
-            if not sample.name.endswith("_created"):
-                suffix = sample.name.removeprefix("seconds")
-                histogram.add_sample(name + suffix, {**more, **sample.labels}, sample.value)
-        return histogram
-    kind = GaugeMetricFamily if series.gauge else CounterMetricFamily
-    family = kind(name, series.help, labels=labels)
-    if isinstance(value, Mapping):
-        for which, one in value.items():
-            family.add_metric([*values, which], one)
-    else:
-        family.add_metric(values, value)
+def _labelled(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for which, value in values.items():
+        family.add_metric([which], value)
     return family
+
+
+def _renamed(family: Metric, name: str, labels: Mapping[str, str]) -> Metric:
+    """A family under one of its names, with more labels and without the times of creation."""
+    renamed = Metric(name, family.documentation, family.type)
+    renamed.samples = [
+        sample._replace(
+            name=name + sample.name.removeprefix(family.name), labels={**labels, **sample.labels}
+        )
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    ]
+    return renamed

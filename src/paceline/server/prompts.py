@@ -65,9 +65,10 @@ class Prompts:
 
         Raises ApiError: it is empty or too long, or has an unknown token id.
         """
-        least = self.min_tokens(prompt) if isinstance(prompt, str) else len(prompt)
-        if least > self._max_length:  # not worth tokenizing
-            raise prompt_too_long(least, self._max_length, at_least=isinstance(prompt, str))
+        if isinstance(prompt, str):
+            self.check_length(prompt)
+        elif len(prompt) > self._max_length:  # not worth checking
+            raise prompt_too_long(len(prompt), self._max_length)
         try:
             return self._fitting(self._model.tokens(prompt, raw=True))
         except InvalidRequest as error:
@@ -77,10 +78,14 @@ class Prompts:
         """Token ids of a chat that the template rendered. Raises ApiError if it is too long."""
         if not text:
             raise ApiError("the prompt is empty; expected a message with text", param="messages")
-        least = self.min_tokens(text)
-        if least > self._max_length:  # not worth tokenizing
-            raise prompt_too_long(least, self._max_length, at_least=True)
+        self.check_length(text)
         return self._fitting(self.files.control_text().encode(text))
+
+    def check_length(self, text: str) -> None:
+        """Raise ApiError for a text that is certainly too long, and not worth tokenizing."""
+        least = self.min_tokens(text)
+        if least > self._max_length:
+            raise prompt_too_long(least, self._max_length, at_least=True)
 
     def infill_tokens(self, prompt: str | list[int], suffix: str) -> list[int]:
         """Token ids of a prompt that asks for the text between `prompt` and `suffix`.

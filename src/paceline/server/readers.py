@@ -40,7 +40,6 @@ class Readers:
     """The threads of one server. Thread-safe."""
 
     def __init__(self) -> None:
-        """Does not start threads."""
         self._pools = {
             lane: ThreadPoolExecutor(lane.value[1], f"paceline-{lane.value[0]}-reader")
             for lane in Lane

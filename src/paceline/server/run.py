@@ -16,15 +16,10 @@ from paceline.models import cache_dir
 from paceline.runtime.batching.prompt_store import PromptStore
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
-from paceline.server import page
 from paceline.server.app import make_app
-from paceline.server.http_server import HttpServer, request_log, say_line, serving_line
-from paceline.server.metrics import Metrics
+from paceline.server.http_server import HttpServer, say_line, serving_line
 from paceline.server.service import Service
 from paceline.server.settings import Settings
-from paceline.storage.system import allow_open_files
-
-DEFAULT_PORT = 8000
 
 CONTEXTS = 4
 """Full contexts in the KV cache without `--cache-tokens`. Requests and the prefix cache take blocks
@@ -33,11 +28,9 @@ as they grow, and memory is allocated as blocks are used."""
 
 def serve(
     model: Model,
-    host: str = "127.0.0.1",
-    port: int = DEFAULT_PORT,
-    settings: Settings | None = None,
+    settings: Settings,
     *,
-    say: Callable[[str], Any] | None = None,
+    say: Callable[[str], Any] = say_line,
     until_input_ends: bool = False,
     quiet: bool = True,
 ) -> None:
@@ -45,10 +38,8 @@ def serve(
 
     Args:
         model: loaded, with the drafters that requests may ask for.
-        host: the address to listen at; one that other machines can reach requires an API key.
-        port: 0 chooses a free one.
-        settings: None: the defaults.
-        say: gets the line with the URL once the server listens; None: standard error.
+        settings: of the server.
+        say: gets the line with the URL once the server listens.
         until_input_ends: also shut down when standard input ends, as it does with the process that
             started this one.
         quiet: False: write a line for each request to standard error.
@@ -58,27 +49,22 @@ def serve(
             thinking on or off as the settings say.
         PacelineError: the server cannot listen at the address.
     """
-    allow_open_files()
-    server = Server(model, host, port, settings)
+    server = Server(model, settings)
     with suppress(PacelineError):  # a request for structured output gets the error
         server.service.grammars.json_object()  # warm up: the first grammar takes half a second
     if until_input_ends:
         threading.Thread(target=_stop_at_end, args=(server,), daemon=True).start()
-    with request_log(quiet=quiet):
-        server.run(say=say or say_line, signals=True)
+    server.run(say=say, signals=True, quiet=quiet)
 
 
 class Server:
     """A model's server, bound to its address and not yet running."""
 
-    def __init__(
-        self, model: Model, host: str = "127.0.0.1", port: int = 0, settings: Settings | None = None
-    ) -> None:
-        """Bind the address; see `serve`."""
-        settings = settings or Settings()
+    def __init__(self, model: Model, settings: Settings) -> None:
         for drafter in {settings.drafter, "auto"}:  # a request may name either
             model.open_drafters(drafter)
-        self.http = HttpServer(host, port, settings)
+        self.http = HttpServer(settings)
+        self.stop = self.http.stop
         self.settings = self.http.settings
         self.scheduler = Scheduler(
             model,
@@ -87,20 +73,14 @@ class Server:
             store=_store(model, settings),
         )
         self.service = Service(model, self.scheduler, self.settings)
-        metrics = Metrics(self.service)
-        self.service.observer = metrics
-        self._app = make_app(self.service, metrics.routes(), page.routes())
+        self._app = make_app(self.service)
         self.url, self.port = self.http.url, self.http.port
 
-    def run(self, *, say: Callable[[str], Any] = lambda _: None, signals: bool = False) -> None:
+    def run(self, *, say: Callable[[str], Any], signals: bool = False, quiet: bool = True) -> None:
         """Serve until `stop` is called, or with `signals` until a signal."""
         self.scheduler.start()
         line = serving_line(self.service.name, self.url)
-        self.http.run(self._app, self.service, lambda: say(line), signals=signals)
-
-    def stop(self) -> None:
-        """Shut down, from any thread; the second call skips the grace period."""
-        self.http.stop()
+        self.http.run(self._app, self.service, lambda: say(line), signals=signals, quiet=quiet)
 
 
 def _store(model: Model, settings: Settings) -> PromptStore | None:

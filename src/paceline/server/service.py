@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from paceline.constraints.call_grammar import literal
 from paceline.constraints.grammar import Grammars
@@ -23,7 +23,7 @@ from paceline.options import Options
 from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
-from paceline.runtime.pooled import NO_EMBEDDINGS, Embedding
+from paceline.runtime.pooled import NO_EMBEDDINGS
 from paceline.server.body import (
     ChatBody,
     CompletionBody,
@@ -34,10 +34,11 @@ from paceline.server.body import (
     StructuredOutputs,
 )
 from paceline.server.errors import ApiError, unknown_model
+from paceline.server.metrics import Metrics
 from paceline.server.prompts import Prompts
 from paceline.server.readers import Readers
+from paceline.server.response_store import ResponseStore
 from paceline.server.settings import Settings
-from paceline.server.stream_text import Answer, Answers
 from paceline.server.tools import AllowedTools, NamedTool
 
 _SAFE_DRAFTERS = ("suffix", "table", "prediction")
@@ -51,35 +52,6 @@ _TINY_TOP_P = 1e-9
 """In place of a top_p of 0, by which clients of OpenAI mean the most likely token."""
 
 
-class Observer(Protocol):
-    """Observes the outcome of requests, in the event loop: it must be quick, and not raise."""
-
-    def on_answer(self, request: BatchRequest, answer: Answer) -> None:
-        """An answer has ended."""
-        ...
-
-    def on_embedding(self, embedding: Embedding) -> None:
-        """A text was embedded."""
-        ...
-
-    def on_error(self, error: ApiError) -> None:
-        """A request ended with an error, perhaps in its stream, or because its client is gone."""
-        ...
-
-
-class NullObserver:
-    """An observer that does nothing."""
-
-    def on_answer(self, request: BatchRequest, answer: Answer) -> None:
-        """Do nothing."""
-
-    def on_embedding(self, embedding: Embedding) -> None:
-        """Do nothing."""
-
-    def on_error(self, error: ApiError) -> None:
-        """Do nothing."""
-
-
 class Service:
     """One model for many clients. Its methods are thread-safe."""
 
@@ -91,7 +63,6 @@ class Service:
         files = model.files
         self.model, self.scheduler = model, scheduler
         self.settings = settings
-        self.observer: Observer = NullObserver()
         self.readers = Readers()
         self.defaults = replace(model.defaults, fallback=_FALLBACK)
         self.tokenizer = files.tokenizer()
@@ -100,16 +71,15 @@ class Service:
         self.token_bytes = self.prompts.token_bytes
         self.created = self.now()
         self.fingerprint = f"fp_{files.fingerprint[:12]}"
+        self.metrics = Metrics(scheduler, self.name, self.fingerprint)
+        self.on_error = self.metrics.on_error
         self.grammars = model.grammars
+        self.stored = ResponseStore()
 
     def close(self, grace: float = 0.0) -> None:
         """Accept nothing new; end what still runs after `grace` seconds. Blocks."""
         self.scheduler.close(grace)
         self.readers.close()
-
-    def answers(self, requests: Sequence[BatchRequest]) -> Answers:
-        """The answers to the requests of one client; entering them submits the requests."""
-        return Answers(self.scheduler, requests, self.observer.on_answer)
 
     @staticmethod
     def now() -> int:

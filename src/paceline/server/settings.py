@@ -2,13 +2,9 @@
 
 import ipaddress
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from paceline.errors import InvalidRequest
-from paceline.server.api_keys import key_fault
-
-MAX_SECONDS = 365 * 24 * 3600
-"""The longest duration of a setting; longer ones overflow clocks."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 """A host name."""
@@ -21,9 +17,14 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]{
 class Settings:
     """Settings of the HTTP server. The defaults are for one person on one machine.
 
-    Raises InvalidRequest if a number is out of range, or a key, host or origin is not valid.
+    Numbers are in the ranges of the command line's options. Raises InvalidRequest if a host or an
+    origin is not valid.
     """
 
+    host: str = "127.0.0.1"
+    """The address to listen at; one that other machines can reach requires an API key."""
+    port: int = 0
+    """0 takes a free one."""
     name: str | None = None
     """The API's name of the model; None: as it was loaded, of a path the last part."""
     aliases: tuple[str, ...] = ()
@@ -72,19 +73,6 @@ class Settings:
     """How long running answers may continue after the server was asked to stop."""
 
     def __post_init__(self) -> None:
-        counts = ("max_waiting", "max_running", "body_bytes")
-        for name in (*counts, "max_connections", "prompt_cache_bytes"):
-            value = getattr(self, name)
-            if value is None and name not in counts:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidRequest(f"{name} is {value!r}; expected a whole number of 1 or more")
-        for field_ in fields(self):
-            if field_.name.endswith("_seconds"):
-                _check_seconds(field_.name, getattr(self, field_.name))
-        for key in self.api_keys:
-            if fault := key_fault(key):
-                raise InvalidRequest(f"an API key {fault}")
         for host in self.hosts or ():
             if not _is_host(host):
                 raise InvalidRequest(
@@ -108,12 +96,3 @@ def _is_host(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _check_seconds(name: str, value: float | None) -> None:
-    if value is None and name == "request_seconds":
-        return
-    least = "0" if name == "grace_seconds" else "above 0"
-    fits = isinstance(value, int | float) and 0 <= value <= MAX_SECONDS
-    if not fits or (value == 0 and least != "0"):
-        raise InvalidRequest(f"{name} is {value!r}; expected {least} to {MAX_SECONDS} seconds")

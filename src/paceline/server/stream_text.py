@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 from time import perf_counter
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from paceline.decoding.text import Decode, TextStream, unsigned
@@ -233,12 +232,7 @@ class Answers:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._cancel()
 
     @property
@@ -264,11 +258,10 @@ class Answers:
             events.append(self._events.get_nowait())
         return [self._delta(index, event) for index, event in events]
 
-    async def finish(self) -> list[Answer]:
-        """All answers once they have ended. Raises what `deltas` raises."""
+    async def finish(self) -> None:
+        """Return once all answers have ended. Raises what `deltas` raises."""
         while self.unfinished:
             await self.deltas()
-        return self.all
 
     def _delta(self, index: int, event: Event) -> Delta:
         match event:

@@ -24,42 +24,33 @@ sys.argv = ["paceline", "serve", "--port", "0", *sys.argv[1:]]
 sys.exit(main())
 """
 
-ASSERT = """
+PATCH = """
 from paceline.engines.llamacpp import native
 decode = native.NativeContext.decode
 def fails(context, work):
     if any(tokens[:4] == [3, 250, 4, 250] for _, tokens, _ in work):
-        ggml = ctypes.CDLL(context.binding.library._name)
-        ggml.ggml_abort(b"ggml.c", 1234, b"GGML_ASSERT(%s) failed", b"planted")
+        {call}
     return decode(context, work)
 native.NativeContext.decode = fails
 """
-
-ADDRESS = """
-from paceline.engines.llamacpp import native
-decode = native.NativeContext.decode
-def fails(context, work):
-    if any(tokens[:4] == [3, 250, 4, 250] for _, tokens, _ in work):
-        ctypes.string_at(8)
-    return decode(context, work)
-native.NativeContext.decode = fails
-"""
+CALLS = {
+    "an assert failed": "ctypes.CDLL(context.binding.library._name)"
+    '.ggml_abort(b"ggml.c", 1234, b"GGML_ASSERT(%s) failed", b"planted")',
+    "a bad address": "ctypes.string_at(8)",
+}
+"""Cause -> how a library crashes."""
 
 
-@pytest.mark.parametrize(
-    ("patch", "cause"),
-    [(ASSERT, "an assert failed"), (ADDRESS, "a bad address")],
-    ids=["an assert", "a bad address"],
-)
+@pytest.mark.parametrize("cause", CALLS)
 def test_a_crash_of_a_library_ends_the_server_with_one_line_and_a_code(
-    tmp_path: Path, tiny_gguf: Path, patch: str, cause: str
+    tmp_path: Path, tiny_gguf: Path, cause: str
 ):
     options = ["--model", str(tiny_gguf)]
 
     def command_line(patch: str) -> list[str]:
         return [sys.executable, "-c", SERVER.format(patch=patch), *options]
 
-    with started(command_line(patch), tmp_path) as server:
+    with started(command_line(PATCH.format(call=CALLS[cause])), tmp_path) as server:
         url = f"{server.url}/v1/completions"
         answer = httpx.post(url, json=BODY, timeout=PATIENCE).json()["choices"]
         with pytest.raises(httpx.HTTPError):

@@ -1,19 +1,16 @@
-"""Faulty clients of a server under load: they disconnect, do not read, arrive in hundreds, or send
-bodies that are too large, too long, or invalid.
+"""Faults of a server under load: clients that disconnect, do not read, or send what is too large,
+too long or invalid; a full cache, and an engine that fails.
 
 Meanwhile two other clients send requests: each of their answers is the one that it gets alone.
 Afterwards the server is idle, and every KV slot is free or in the prefix cache.
 """
 
-import asyncio
 import json
 import random
-import resource
 import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -22,8 +19,7 @@ import httpx
 import pytest
 
 from paceline.server.settings import Settings
-from paceline.storage.system import allow_open_files
-from support.others import ASKED, CHAT, LONG, TEXT, Others, fault
+from support.others import ASKED, CHAT, LONG, TEXT, fault
 from support.server import Running
 from support.waiting import PATIENCE, until
 
@@ -127,62 +123,7 @@ def test_a_client_that_reads_slowly_gets_all_of_it(server: Running):
     assert b"data: [DONE]" in read
 
 
-@pytest.fixture
-def open_files() -> Iterator[None]:
-    """The command's limit in a shell that allows 512; this process has both ends."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
-    allow_open_files()
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 512
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.usefixtures("open_files")
-def test_five_hundred_connections(server: Running, others: Others):
-    """Half of them ask for nothing, then all of them ask at once."""
-    asked = request({**ASKED[0], "return_token_ids": True}, "Connection: close")
-
-    async def ask(at: int) -> tuple[bytes, Any]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.server.port)
-        await all_are_there.wait()
-        writer.write(asked)
-        received, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        writer.close()
-        return received, json.loads(body)
-
-    async def run() -> list[tuple[bytes, Any]]:
-        asks = [asyncio.ensure_future(ask(at)) for at in range(500)]
-        await asyncio.sleep(0.2)
-        all_are_there.set()
-        return await asyncio.gather(*asks)
-
-    all_are_there = asyncio.Event()
-    result = asyncio.run(run())
-    statuses = Counter(received.split()[1] for received, _ in result)
-    # They may all come during one call of the engine, with the two others in the queue.
-    assert statuses[b"200"] >= SETTINGS.max_waiting - len(ASKED)
-    assert statuses[b"200"] + statuses[b"429"] == 500
-    for received, body in result:
-        if b" 429 " in received:
-            assert b"retry-after: " in received
-            assert body["error"]["code"] == "queue_full"
-        else:
-            assert body["choices"][0]["text"] == others.expected[0]
-
-
 # -- bodies ----------------------------------------------------------------------------------------
-
-BIG = b'{"prompt": "' + b"word " * 2_000_000 + b'"}'
-"""Ten megabytes."""
-
-
-@pytest.mark.parametrize("chunked", [False, True])
-def test_ten_megabytes(server: Running, chunked: bool):
-    body = (BIG[at : at + 2**20] for at in range(0, len(BIG), 2**20)) if chunked else BIG
-    headers = {"content-type": "application/json"}
-    response = httpx.post(server.url + TEXT, content=body, headers=headers)
-    assert fault(response, 413)["code"] == "body_too_large"
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/v1/responses", "/tokenize"])
@@ -226,35 +167,6 @@ def test_other_large_bodies(server: Running, kind: str):
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        b'{"prompt": "\xff\xfe"}',
-        b'{"prompt": "\xc3"}',
-        b'{"prompt": "\xed\xa0\x80"}',  # half of a pair, in what is nearly UTF-8
-        b'{"prompt": "\\ud800"}',
-        '{"prompt": "a"}'.encode("utf-16"),
-        b'\xef\xbb\xbf{"prompt": "a"}',
-        b'{"prompt": "a"',
-        b'{"prompt": "a\n"}',
-        b'{"prompt": "a",}',
-        b"{'prompt': 'a'}",
-        b'{"prompt": "a", "temperature": NaN}',
-        b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}",
-        b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        b'{"a": ' * 5000 + b"1" + b"}" * 5000,
-        b"\x00" * 100,
-        b"",
-    ],
-    ids=range(16),
-)
-def test_bodies_that_are_not_valid_json(server: Running, body: bytes):
-    for path in (CHAT, TEXT):
-        error = fault(server.post(path, body))
-        assert error["code"] in ("invalid_json", None)
-        assert len(error["message"]) < 300
-
-
-@pytest.mark.parametrize(
     ("sent", "status"),
     [
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200), b"400"),  # TLS
@@ -273,3 +185,59 @@ def test_requests_that_are_not_valid_http(server: Running, sent: bytes, status: 
     with connected(server) as connection:
         connection.sendall(sent)
         assert connection.recv(4096).split()[1].startswith(status)
+
+
+# -- the cache and the engine ----------------------------------------------------------------------
+
+
+def error_of(response: httpx.Response, *, stream: bool, status: int) -> dict[str, Any]:
+    """The error of a response, or the one that ends its stream."""
+    if not stream or response.status_code != 200:
+        return fault(response, status)
+    assert response.text.endswith("data: [DONE]\n\n")
+    error: dict[str, Any] = json.loads(response.text.split("data: ")[-2])["error"]
+    return error
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_cache_that_admission_did_not_expect(server: Running, stream: bool):
+    """Sequences outside of the scheduler hold slots."""
+    engine = server.model.engine
+    size = engine.block_size
+    with ExitStack() as stack:
+        while engine.free_slots > 6 * size:
+            taken: Any = engine.open()
+            stack.callback(taken.close)
+            taken.reserve(min(engine.free_slots - 6 * size, engine.context_length))
+        response = server.post(TEXT, {**LONG, "stream": stream})
+        error = error_of(response, stream=stream, status=503)
+    assert error["code"] == "cache_full"
+    assert "shorten" in error["message"]
+    assert response.status_code == 200 or response.headers["retry-after"]
+
+
+@pytest.mark.parametrize(("error", "after"), [(RuntimeError("secret"), 1), (MemoryError(), 9)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_error_for_one_request(
+    server: Running, monkeypatch: pytest.MonkeyPatch, error: Exception, after: int, stream: bool
+):
+    """Its calls with one prompt fail, from number `after` on."""
+    engine, marked, calls = server.model.engine, set[int](), 0
+    step, prompt = engine.step, [70, 71, 72, 73, 74, 75, 76] * 2
+
+    def fails(work: Any) -> Any:
+        nonlocal calls
+        marked.update(id(slots) for slots, block in work if [*block.tokens[:7]] == prompt[:7])
+        if any(id(slots) in marked for slots, _ in work):
+            calls += 1
+            if calls >= after:
+                raise error
+        return step(work)
+
+    monkeypatch.setattr(engine, "step", fails)
+    body = {**LONG, "prompt": prompt, "cache_prompt": False, "stream": stream}
+    response = server.post(TEXT, body)
+    assert calls >= after
+    assert "secret" not in response.text
+    assert (response.status_code == 200) is (stream and after > 1)  # something was told before
+    assert error_of(response, stream=stream, status=500)["type"] == "server_error"

@@ -118,11 +118,6 @@ def titled(page: "Page", title: str) -> "Locator":
 
 def test_a_chat_is_renamed_and_keeps_its_title(talking: "Page"):
     page = talking
-    titled(page, "Name a river.").dblclick()
-    page.keyboard.type("Nothing")
-    page.keyboard.press("Escape")
-    titles(page, ["Name a river."])
-    assert page.get_by_label("Message", exact=True).input_value() == ""
     page.get_by_role("button", name="Rename Name a river.").focus()
     page.keyboard.press("Enter")
     page.keyboard.type("  Rivers ")
@@ -136,11 +131,6 @@ def test_a_chat_is_renamed_and_keeps_its_title(talking: "Page"):
     ended(page)
     page.reload()
     titles(page, ["Rivers", "Rivers"])
-    titled(page, "Rivers").first.focus()
-    page.keyboard.press("F2")
-    page.keyboard.type("Seas")
-    page.locator("#search").click()
-    titles(page, ["Seas", "Rivers"])
 
 
 def test_exported_chats_are_imported_once(talking: "Page", tmp_path: Path):
@@ -169,10 +159,7 @@ def test_a_damaged_or_foreign_file_is_not_imported(talking: "Page"):
     page = talking
     chat = '{"title": "a", "changed": "2026-01-01", "messages": [{"role": "user", "content": %s}]}'
     texts = {
-        "none": "no JSON",
         "cut": '[{"title": "cut off", "mess',
-        "empty": "[]",
-        "null": "null",
         "foreign": '{"openai": []}',
         "number": chat % "1",
         "second": json.dumps([json.loads(chat % '"b"'), json.loads(chat % "null")]),
@@ -194,19 +181,10 @@ def test_drafted_tokens_are_tinted_after_a_reload(page: "Page", server: Running)
     spans = "[...document.querySelectorAll('.model .words span')].map((s) => s.outerHTML)"
     before = page.evaluate(spans)
     assert any("drafted by" in span for span in before)
-    page.evaluate(
-        """async () => {
-            const { add } = await import("./storage.js");
-            const messages = [{ role: "assistant", content: "Old." }];
-            await add([{ title: "Old", changed: 1, system: "", messages }]);
-        }"""
-    )
     page.reload()
     titled(page, f"{REPEATED[:59]}…").click()
     until(page, "document.querySelectorAll('.model .words .drafted').length > 0")
     assert page.evaluate(spans) == before
-    titled(page, "Old").click()
-    until(page, "document.querySelector('.model .words').textContent === 'Old.'")
 
 
 def test_a_full_storage_loses_no_message(talking: "Page"):
@@ -220,26 +198,6 @@ def test_a_full_storage_loses_no_message(talking: "Page"):
     ended(page, 2)
     alert(page, "storage is full")
     assert page.locator(".user .words").all_text_contents() == ["Name a river.", "And another."]
-
-
-def test_of_two_windows_with_one_chat_neither_loses_a_message(talking: "Page"):
-    page = talking
-    other = page.context.new_page()
-    other.goto(page.url)
-    other.get_by_role("button", name="Name a river.", exact=True).click()
-    send(other, "In the other window.")
-    ended(other, 2)
-    send(page, "In this window.")
-    ended(page, 2)
-    titles(page, ["Name a river.", "Name a river."])
-    found = page.evaluate(
-        """async () => {
-            const { chats } = await import("./storage.js");
-            return (await chats()).map(({ messages }) => messages[2].content).sort();
-        }"""
-    )
-    assert found == ["In the other window.", "In this window."]
-    other.close()
 
 
 def test_a_text_file_goes_with_a_message_and_another_is_refused(
@@ -271,40 +229,3 @@ def test_a_text_file_goes_with_a_message_and_another_is_refused(
     assert page.locator("#files li").count() == 0
     assert page.locator(".user .file summary").all_inner_texts() == ["notes.md", "dropped.txt"]
     scripted_server.rest()
-
-
-def test_of_a_chat_of_500_messages_only_those_near_are_drawn(talking: "Page"):
-    page = talking
-    page.evaluate(
-        """async () => {
-            const { save } = await import("./storage.js");
-            const text = "Some **bold** words.\\n\\n```python\\nprint(1)\\n```\\n\\n".repeat(5);
-            const messages = Array.from({ length: 500 }, (_, place) =>
-                ({ role: place % 2 ? "assistant" : "user", content: `${place} ${text}` }));
-            await save({ id: "long", title: "Long", system: "", messages });
-        }"""
-    )
-    page.reload()
-    page.get_by_role("button", name="Long", exact=True).click()
-    until(page, "document.querySelectorAll('article').length === 500")
-    until(page, "document.querySelectorAll('article:last-child strong').length === 5")
-    assert page.evaluate("document.querySelectorAll('article:has(.words strong)').length") < 30
-    at_end = "() => { const log = document.getElementById('log');"
-    at_end += " return log.scrollHeight - log.scrollTop - log.clientHeight < 3; }"
-    until(page, at_end)
-    slowest = page.evaluate(
-        """async () => {
-            const log = document.getElementById("log");
-            let slowest = 0;
-            for (let frame = 0; frame < 60; frame++) {
-                log.scrollTop -= 400;
-                const start = performance.now();
-                await new Promise(requestAnimationFrame);
-                await new Promise((resolve) => setTimeout(resolve));
-                slowest = Math.max(slowest, performance.now() - start);
-            }
-            return slowest;
-        }"""
-    )
-    assert slowest < 1000  # milliseconds; without drawing on demand it is several seconds at once
-    assert page.get_by_role("button", name="Latest").is_visible()

@@ -1,9 +1,8 @@
 """Answers that end early: cut, continued, and servers that go away or change their model."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -71,27 +70,6 @@ def test_an_answer_cut_in_its_thoughts_continues_as_if_it_were_not(page: "Page",
     assert whole.text == ""
     assert thoughts(page) == whole.reasoning
     assert page.get_by_role("button", name="Continue").is_visible()
-
-
-def test_an_answer_that_is_stopped_in_its_thoughts_stays(
-    page: "Page", thinking: Running, monkeypatch: pytest.MonkeyPatch
-):
-    step = thinking.model.engine.step
-
-    def later(work: Any) -> Any:
-        time.sleep(0.02)
-        return step(work)
-
-    monkeypatch.setattr(thinking.model.engine, "step", later)
-    opened(page, thinking.url)
-    ask(page, tokens=300)
-    until(page, "document.querySelector('.thought p')?.textContent.length > 5")
-    page.get_by_role("button", name="Stop").click()
-    ended(page)
-    assert len(thoughts(page)) > 5
-    assert page.get_by_role("button", name="Continue").is_visible()
-    assert page.get_by_label("Message", exact=True).input_value() == ""
-    thinking.rest()
 
 
 def test_a_message_to_a_server_that_is_gone_is_kept_and_sent_again(

@@ -1,6 +1,5 @@
 """Several models after one port: real processes of `paceline serve` with tiny models."""
 
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.cli.app import main
 from paceline.models import Listed
-from paceline.server.router.app import POSTS
 from paceline.server.router.pool import Limits
 from paceline.server.router.run import RouterServer
 from paceline.server.settings import Settings
@@ -123,15 +121,6 @@ def test_models_are_listed_and_loaded_by_name_or_by_default(router: RunningRoute
     assert router.complete(router.name("one")).json()["choices"] == first.json()["choices"]
 
 
-def test_the_openapi_document_has_the_routers_paths(router: RunningRouter):
-    listed = {*router.get("/openapi.json").json()["paths"]}
-    served = {str(getattr(route, "path", "")) for route in router.server._app.routes}
-    assert listed <= {path.replace(":path}", "}") for path in served}
-    assert {"/v1" + path for path in POSTS} - listed <= {
-        *("/v1/embeddings", "/v1/tokenize", "/v1/detokenize")
-    }
-
-
 def test_a_stream_comes_through_event_by_event(router: RunningRouter):
     body = {"model": router.name("one"), "prompt": "a", "max_tokens": 8, "stream": True}
     with HTTP.stream("POST", router.server.url + "/v1/completions", json=body) as response:
@@ -200,42 +189,6 @@ def test_nothing_is_lost_while_two_models_take_turns(router: RunningRouter):
     assert len(texts) == 2, "an answer is of the other model"
 
 
-def test_a_loaded_model_answers_while_another_is_loaded(
-    router: RunningRouter, monkeypatch: pytest.MonkeyPatch
-):
-    one, two = router.name("one"), router.name("two")
-    alone = router.complete(one).json()["choices"]
-    assert router.states() == {one: "loaded"}
-    pool = router.server.router._pool
-    monkeypatch.setattr(pool, "_limits", Limits(models=2))
-    loads, answers, during, others = pool.loads, list[Any](), list[bool](), list[int]()
-
-    def wait_for_the_other() -> None:
-        others.append(router.complete(two).status_code)
-
-    def ask_the_loaded() -> None:
-        while pool.states[two] == "loading":
-            response = router.complete(one)
-            answers.append((response.status_code, response.json().get("choices")))
-            during.append(pool.states[two] == "loading")
-
-    waiting = [threading.Thread(target=wait_for_the_other) for _ in range(3)]
-    for thread in waiting:
-        thread.start()
-    until(lambda: pool.states.get(two) == "loading")
-    asking = [threading.Thread(target=ask_the_loaded) for _ in range(3)]
-    for thread in asking:
-        thread.start()
-    for thread in asking + waiting:
-        thread.join(PATIENCE)
-    assert any(during), "no answer came while the other was loaded"
-    assert answers == [(200, alone)] * len(answers)
-    assert others == [200] * 3
-    assert pool.loads == loads + 1
-    pool.loaded[two]._process.kill()  # one place is left to the other tests
-    until(lambda: router.states() == {one: "loaded"})
-
-
 def test_metrics_have_the_models_name_and_parse(router: RunningRouter):
     router.complete(router.name("one"))
     text = router.get("/metrics").text
@@ -272,37 +225,6 @@ def test_the_command_serves_what_is_here_and_its_models_end_with_it(
     while any(b"--until-input-ends" in line for line in _command_lines(listed[0])):
         assert time.monotonic() < end, "a model's process is left"
         time.sleep(0.05)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the memory of processes is read from /proc")
-def test_the_memory_of_an_unloaded_model_is_free(repository: Path, cache: Path):
-    names = [f"lmstudio/owner/repo/{stem}.gguf" for stem in ("one", "two")]
-    for seed, name in enumerate(names):
-        write_tiny(repository / Path(name).name, seed=seed)
-    options = ("--all", "--idle", "0.1", "--port", str(free_port()), *OPTIONS)
-    loaded, unloaded = [], []
-    with served(Path(names[0]), cache, *options) as command:
-        url = command.url
-        for name in names:
-            body = {"model": name, "prompt": "a", "max_tokens": -1, "stream": True}
-            with HTTP.stream("POST", f"{url}/v1/completions", json=body) as response:
-                assert response.status_code == 200
-                next(response.iter_lines())
-                loaded.append(_memory_of_all(command.process.pid))
-            until(lambda: HTTP.get(f"{url}/health").json()["models"] == {})
-            unloaded.append(_memory_of_all(command.process.pid))
-    assert min(loaded) > 1.5 * unloaded[0], "the model's process was not measured"
-    assert unloaded[1] == pytest.approx(unloaded[0], rel=0.05)
-
-
-def _memory_of_all(process: int) -> int:
-    """Resident pages of a process and of all that it started."""
-    items, pages = [process], 0
-    for item in items:
-        for path in Path(f"/proc/{item}/task").glob("*/children"):
-            items += map(int, path.read_text().split())
-        pages += int(Path(f"/proc/{item}/statm").read_text().split()[1])
-    return pages
 
 
 def _command_lines(model: str) -> list[bytes]:

@@ -9,7 +9,7 @@ import gc
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from paceline.cli.answers import (
     AnswerArguments,
@@ -19,6 +19,7 @@ from paceline.cli.answers import (
     step_printer,
 )
 from paceline.cli.chat.saved import path_of, read_chat, write_chat
+from paceline.cli.chat.terminal import Terminal
 from paceline.cli.console import as_unicode, progress_of, say
 from paceline.cli.options import ModelOptions, Output
 from paceline.errors import ContextFull, InvalidRequest, PacelineError
@@ -34,14 +35,6 @@ Messages = list[Mapping[str, Any]]
 
 _MAX_UNDONE = 1000
 """Steps that can be undone."""
-
-
-class Questions(Protocol):
-    """Asks the user."""
-
-    def ask(self, question: str) -> str:
-        """The answer, without spaces around it; empty: there is none."""
-        ...
 
 
 class _Before(NamedTuple):
@@ -64,10 +57,11 @@ class Session:
     ) -> None:
         self._model, self._answer, self._output = model, answer, output
         self._drop_oldest = drop_oldest
-        self._questions: Questions | None = None
+        self._terminal: Terminal | None = None
         self._loaded: Model | None = None
         self._conversation: Conversation | None = None
-        self._saved_as = ""  # a file that this chat may write again
+        self.saved_as = ""
+        """The file that this chat was written to or read from, and may write again; empty: none."""
         self._before: list[_Before] = []
         self._messages: Messages = []  # where no model is loaded
         if answer.system is not None:
@@ -76,9 +70,9 @@ class Session:
         self.options: dict[str, Any] = {**answer.options()}
         """Options of the next answers."""
 
-    def open(self, questions: Questions | None = None) -> None:
-        """Load the model; `questions` asks what to do when the context is full, None: no one."""
-        self._questions = questions
+    def open(self, terminal: Terminal | None = None) -> None:
+        """Load the model; `terminal` asks the user when the context is full, None: no one."""
+        self._terminal = terminal
         self._load(self._model)
 
     def close(self) -> None:
@@ -142,7 +136,7 @@ class Session:
                 for part in stream:
                     show(part)
             except KeyboardInterrupt:
-                if self._questions is None:
+                if self._terminal is None:
                     raise
 
     def answer_again(self) -> None:
@@ -173,7 +167,7 @@ class Session:
 
     def clear(self) -> None:
         """Begin anew, with the system message, and without a file to save it in."""
-        self._saved_as = ""
+        self.saved_as = ""
         self._change([m for m in self.messages if m["role"] == "system"], "/clear")
 
     def undo(self) -> str:
@@ -189,26 +183,21 @@ class Session:
 
         Raises InvalidRequest if it cannot be written, or exists and is not of this chat.
         """
-        path = path_of(name or self._saved_as)
+        path = path_of(name or self.saved_as)
         exists = False
         with contextlib.suppress(OSError, ValueError):  # writing says it better
             exists = path.exists()
-        if exists and str(path) != self._saved_as:
+        if exists and str(path) != self.saved_as:
             raise InvalidRequest(f"{path} exists already; choose another name")
         write_chat(path, self.messages)
-        self._saved_as = str(path)
-        return self._saved_as
-
-    @property
-    def saved_as(self) -> str:
-        """The file that this chat was written to or read from; empty: none."""
-        return self._saved_as
+        self.saved_as = str(path)
+        return self.saved_as
 
     def restore(self, name: str) -> None:
         """Go on with a conversation that was saved. Raises InvalidRequest if it cannot be read."""
         path = path_of(name)
         self._change(read_chat(path), "/load")
-        self._saved_as = str(path)
+        self.saved_as = str(path)
 
     def change_model(self, name: str) -> None:
         """Go on with another model; after a failure, with the same. Raises PacelineError."""
@@ -263,11 +252,11 @@ class Session:
             if not self._output.quiet:
                 say(f"[{counts}; dropped {turns}]")
             return True
-        if self._questions is None:
+        if self._terminal is None:
             return False
         say(f"{counts[0].upper()}{counts[1:]}, with the new message.")
         while True:
-            answer = self._questions.ask(f"Drop {turns} and go on? [y]es, [n]o, [s]ave first: ")
+            answer = self._terminal.ask(f"Drop {turns} and go on? [y]es, [n]o, [s]ave first: ")
             match answer.lower():
                 case "y" | "yes":
                     return True
@@ -279,8 +268,8 @@ class Session:
 
     def ask_and_save(self) -> None:
         """Save the conversation to a file that the user names, and say what was done."""
-        assert self._questions is not None
-        name = self._questions.ask("File: ")
+        assert self._terminal is not None
+        name = self._terminal.ask("File: ")
         if name:
             try:
                 path = self.save(name)

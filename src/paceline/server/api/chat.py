@@ -28,9 +28,8 @@ class Chat(ApiRequest[ChatBody]):
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     id_prefix = "chatcmpl-"
 
-    def __init__(self, service: Service, body: ChatBody) -> None:
-        """Prepare. Raises ApiError or PacelineError if it cannot be served."""
-        super().__init__(service, body)
+    def __init__(self, service: Service, body: ChatBody, client: int = 0) -> None:
+        super().__init__(service, body, client)
         self.requests = service.prepare(body)
         self._predicted = body.prediction is not None
         self._tokens = self.requests[0].tokens
@@ -44,10 +43,10 @@ class Chat(ApiRequest[ChatBody]):
         ]
         self._called: set[int] = set()
 
-    def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
+    def response(self) -> dict[str, Any]:
         """The complete response."""
         choices = []
-        for index, answer in enumerate(answers):
+        for index, answer in enumerate(self.answers):
             content: str | None = answer.text
             calls: tuple[ToolCall, ...] = ()
             if self.tool_form:
@@ -56,28 +55,26 @@ class Chat(ApiRequest[ChatBody]):
                 )
             message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
             if calls:
-                message |= {
-                    "content": content or None,
-                    "tool_calls": openai_calls(calls, self.tool_form),
-                }
+                listed = [_called(call.name, call.arguments, self.tool_form) for call in calls]
+                message |= {"content": content or None, "tool_calls": listed}
             message |= self._reasoning(answer.reasoning)
             reason = _finish_reason(answer, called=bool(calls))
             choices.append(self._choice(index, {"message": message}, answer.pieces, reason))
         more = {"prompt_token_ids": self._tokens} if self._body.return_token_ids else {}
-        return self._whole(choices, answers, **more)
+        return self._whole(choices, **more)
 
-    def delta_events(self, delta: Delta, answers: Sequence[Answer]) -> bytes:
+    def delta_events(self, delta: Delta) -> bytes:
         """Chunks for a delta."""
         index, pieces, events = delta.index, delta.pieces, b""
         if reasoning := self._reasoning(delta.reasoning):
             # If a step has both thoughts and text, its tokens are sent with the thoughts.
-            events = self._delta_chunk(index, reasoning, pieces, answers)
+            events = self._delta_chunk(index, reasoning, pieces)
             pieces = []
-        parts = [
-            part
-            for part in self.parts(delta)
-            if isinstance(part, str) or part.name or part.arguments
-        ]
+        parts: list[Part] = [delta.text] if delta.text else []
+        if self.tool_form:
+            stream = self.call_streams[index]
+            split = [*stream.push(delta.signed), *(stream.finish() if delta.finished else ())]
+            parts = [part for part in split if isinstance(part, str) or part.name or part.arguments]
         if not parts and self._lists_tokens(pieces, logprobs=self._body.logprobs):
             parts = [""]
         for part in parts:
@@ -85,23 +82,21 @@ class Chat(ApiRequest[ChatBody]):
                 fields: dict[str, Any] = {"content": part}
             else:
                 self._called.add(index)
-                fields = {"tool_calls": [openai_delta(part, self.tool_form)]}
-            events += self._delta_chunk(index, fields, pieces, answers)
+                fields = {"tool_calls": [self._call_delta(part)]}
+            events += self._delta_chunk(index, fields, pieces)
             pieces = []
         if delta.finished:
             if index not in self._sent:
-                events += self._delta_chunk(index, {"content": ""}, (), answers)
-            reason = _finish_reason(answers[index], called=index in self._called)
-            events += self._delta_chunk(index, {}, (), answers, reason)
+                events += self._delta_chunk(index, {"content": ""}, ())
+            reason = _finish_reason(self.answers[index], called=index in self._called)
+            events += self._delta_chunk(index, {}, (), reason)
         return events
 
-    def parts(self, delta: Delta) -> list[Part]:
-        """Content and parts of calls that new text of an answer completes."""
-        if not self.tool_form:
-            return [delta.text] if delta.text else []
-        splitter = self.call_streams[delta.index]
-        parts = splitter.push(delta.signed)
-        return parts + splitter.finish() if delta.finished else parts
+    def _call_delta(self, piece: CallPiece) -> dict[str, Any]:
+        """A part of a call; only the first has the name and an id."""
+        if not piece.name:
+            return {"index": piece.call, "function": {"arguments": piece.arguments}}
+        return {"index": piece.call, **_called(piece.name, piece.arguments, self.tool_form)}
 
     def _reasoning(self, text: str) -> dict[str, str]:
         """The fields of a message or delta for thoughts."""
@@ -114,7 +109,6 @@ class Chat(ApiRequest[ChatBody]):
         index: int,
         delta: dict[str, Any],
         pieces: Sequence[Piece],
-        answers: Sequence[Answer],
         reason: str | None = None,
     ) -> bytes:
         more = {}
@@ -122,7 +116,7 @@ class Chat(ApiRequest[ChatBody]):
             delta = {"role": "assistant", **delta}
             more = {"prompt_token_ids": self._tokens} if self._body.return_token_ids else {}
         choice = self._choice(index, {"delta": delta}, pieces, reason)
-        return self._chunk(choice, answers, last=reason is not None, **more)
+        return self._chunk(choice, last=reason is not None, **more)
 
     def _choice(
         self, index: int, content: dict[str, Any], pieces: Sequence[Piece], reason: str | None
@@ -146,25 +140,10 @@ def call_id(form: ToolForm | None) -> str:
     return secrets.token_hex(length)[:length] if length else f"call_{secrets.token_hex(12)}"
 
 
-def openai_calls(calls: Sequence[ToolCall], form: ToolForm | None) -> list[dict[str, Any]]:
-    """Calls in OpenAI's form."""
-    return [
-        {
-            "id": call_id(form),
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        for call in calls
-    ]
-
-
-def openai_delta(piece: CallPiece, form: ToolForm | None) -> dict[str, Any]:
-    """A part of a call in the form of OpenAI's stream; only the first has the name and an id."""
-    function = {"arguments": piece.arguments}
-    if not piece.name:
-        return {"index": piece.call, "function": function}
-    function = {"name": piece.name, **function}
-    return {"index": piece.call, "id": call_id(form), "type": "function", "function": function}
+def _called(name: str, arguments: str, form: ToolForm | None) -> dict[str, Any]:
+    """A call in OpenAI's form."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id(form), "type": "function", "function": function}
 
 
 def _finish_reason(answer: Answer, *, called: bool) -> str:

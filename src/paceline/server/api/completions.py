@@ -8,7 +8,7 @@ from paceline.server.api.logprobs import completion_logprobs
 from paceline.server.body import CompletionBody
 from paceline.server.http import event
 from paceline.server.service import Service
-from paceline.server.stream_text import Answer, Delta, Piece, prompt_pieces
+from paceline.server.stream_text import Delta, Piece, prompt_pieces
 
 
 class Completions(ApiRequest[CompletionBody]):
@@ -19,18 +19,17 @@ class Completions(ApiRequest[CompletionBody]):
     kind = chunk_kind = "text_completion"
     id_prefix = "cmpl-"
 
-    def __init__(self, service: Service, body: CompletionBody) -> None:
-        """Prepare. Raises ApiError or PacelineError if it cannot be served."""
-        super().__init__(service, body)
+    def __init__(self, service: Service, body: CompletionBody, client: int) -> None:
+        super().__init__(service, body, client)
         self.requests = service.prepare(body)
         self._predicted = body.prediction is not None
         decode = service.tokenizer.decode
         self._echoes = [prompt_pieces(decode, t) if body.echo else [] for t in self.prompts]
 
-    def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
+    def response(self) -> dict[str, Any]:
         """The complete response."""
         choices = []
-        for index, answer in enumerate(answers):
+        for index, answer in enumerate(self.answers):
             prompt, echo = self._prompt(index)
             if self._body.echo and self._body.logprobs is not None:
                 pairs = zip(echo, answer.done.prompt_logprobs, strict=True)
@@ -43,7 +42,7 @@ class Completions(ApiRequest[CompletionBody]):
             if answer.reasoning:
                 choice["reasoning_content"] = answer.reasoning
             choices.append({**choice, "finish_reason": str(answer.finish_reason)})
-        return self._whole(choices, answers)
+        return self._whole(choices)
 
     def stream_start(self) -> bytes:
         """The prompts, if they are echoed."""
@@ -55,7 +54,7 @@ class Completions(ApiRequest[CompletionBody]):
             events += event({**self._base, "choices": [choice]})
         return events
 
-    def delta_events(self, delta: Delta, answers: Sequence[Answer]) -> bytes:
+    def delta_events(self, delta: Delta) -> bytes:
         """A chunk for a delta."""
         index, pieces = delta.index, delta.pieces
         listed = self._lists_tokens(pieces, logprobs=self._body.logprobs is not None)
@@ -67,8 +66,8 @@ class Completions(ApiRequest[CompletionBody]):
         if self._body.return_token_ids and index not in self._sent:
             choice["prompt_token_ids"] = self._prompt(index)[0]
         if delta.finished:
-            choice["finish_reason"] = str(answers[index].finish_reason)
-        return self._chunk(choice, answers, last=delta.finished)
+            choice["finish_reason"] = str(self.answers[index].finish_reason)
+        return self._chunk(choice, last=delta.finished)
 
     def _prompt(self, index: int) -> tuple[list[int], list[Piece]]:
         """The prompt of an answer, and its pieces to echo."""

@@ -29,8 +29,12 @@ _AT_ONCE = 8
 def embeddings(service: Service) -> Endpoint:
     """The endpoint."""
 
+    def read(text: bytes) -> tuple[EmbeddingsBody, list[BatchRequest]]:
+        body = parse(EmbeddingsBody, text)
+        return body, service.prepare(body)
+
     async def work(text: bytes, reply: Reply) -> None:
-        body, requests = await service.readers.run(Lane.of(text), _prepared, service, text)
+        body, requests = await service.readers.run(Lane.of(text), read)
         embedded = await _embedded(service, requests)
         vectors = [_shortened(embedding.vector, body.dimensions) for embedding in embedded]
         tokens = sum(embedding.tokens for embedding in embedded)
@@ -42,11 +46,6 @@ def embeddings(service: Service) -> Endpoint:
         await reply.json({"object": "list", "data": data, "model": service.name, "usage": used})
 
     return Endpoint(service, work)
-
-
-def _prepared(service: Service, text: bytes) -> tuple[EmbeddingsBody, list[BatchRequest]]:
-    body = parse(EmbeddingsBody, text)
-    return body, service.prepare(body)
 
 
 async def _embedded(service: Service, requests: Sequence[BatchRequest]) -> list[Embedding]:
@@ -81,7 +80,7 @@ async def _submitted(service: Service, request: BatchRequest) -> Embedding:
     if isinstance(event, Exception):
         raise event
     assert isinstance(event, Embedding)
-    service.observer.on_embedding(event)
+    service.metrics.on_embedding(event)
     return event
 
 

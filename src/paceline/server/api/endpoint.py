@@ -27,13 +27,14 @@ from paceline.server.http import (
     KEEPALIVE,
     ClientGone,
     Reply,
+    client_of,
     disconnected,
     event,
     read_body,
 )
 from paceline.server.json_body import parse
 from paceline.server.readers import Lane
-from paceline.server.service import Observer, Service
+from paceline.server.service import Service
 from paceline.server.settings import Settings
 from paceline.server.stream_text import Answer, Answers, Delta, Piece
 
@@ -46,7 +47,7 @@ _PROGRESS_SECONDS = 1.0
 """Time after which a client that waits for a long prefill is told how far it is."""
 
 _GONE = ApiError("the client is gone", status=499, code="client_gone")
-"""For the observer alone; nginx uses this status."""
+"""For the metrics alone; nginx uses this status."""
 
 
 _B = TypeVar("_B", bound=GenerationBody)
@@ -70,9 +71,12 @@ class ApiRequest(ABC, Generic[_B]):
     _predicted = False
     """Whether the request has a prediction."""
 
-    def __init__(self, service: Service, body: _B) -> None:
-        """Prepare. Raises ApiError or PacelineError if the body is wrong."""
-        self._service, self._body = service, body
+    def __init__(self, service: Service, body: _B, client: int) -> None:
+        """Prepare; `client` is the number of the request's key.
+
+        Raises ApiError or PacelineError if the body is wrong, or cannot be served.
+        """
+        self._service, self._body, self._client = service, body, client
         self.streamed = body.stream
         self._base: dict[str, Any] = {
             "id": f"{self.id_prefix}{secrets.token_hex(12)}",
@@ -82,6 +86,8 @@ class ApiRequest(ABC, Generic[_B]):
             "system_fingerprint": service.fingerprint,
         }
         self._sent = set[int]()  # answers with a chunk
+        self.answers: Sequence[Answer] = ()
+        """Those that grow, once they are submitted."""
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -103,7 +109,7 @@ class ApiRequest(ABC, Generic[_B]):
         self.requests = [request.compiled(grammars) for request in self.requests]
 
     @abstractmethod
-    def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
+    def response(self) -> dict[str, Any]:
         """The complete response."""
 
     def stream_start(self) -> bytes:
@@ -111,42 +117,37 @@ class ApiRequest(ABC, Generic[_B]):
         return b""
 
     @abstractmethod
-    def delta_events(self, delta: Delta, answers: Sequence[Answer]) -> bytes:
+    def delta_events(self, delta: Delta) -> bytes:
         """Events for a delta, perhaps none."""
 
-    def stream_end(self, answers: Sequence[Answer]) -> bytes:
+    def stream_end(self) -> bytes:
         """Events after the last delta."""
-        if not self._body.usage_at_end:
+        if not self._body.stream_options.include_usage:
             return DONE
-        last = {**self._base, "choices": [], "usage": self._usage(answers)}
-        return event({**last, **self._telemetry(answers)}) + DONE
+        return event(self._whole([])) + DONE
 
     def error_events(self, error: ApiError) -> bytes:
         """Events that end a stream with an error."""
         return event(error.body) + DONE
 
-    def _whole(
-        self, choices: list[dict[str, Any]], answers: Sequence[Answer], **more: Any
-    ) -> dict[str, Any]:
+    def _whole(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         """The complete response with these choices."""
-        response = {**self._base, "choices": choices, "usage": self._usage(answers), **more}
-        return {**response, **self._telemetry(answers)}
+        response = {**self._base, "choices": choices, "usage": self._usage(), **more}
+        return {**response, **self._telemetry()}
 
-    def _chunk(
-        self, choice: dict[str, Any], answers: Sequence[Answer], *, last: bool, **more: Any
-    ) -> bytes:
+    def _chunk(self, choice: dict[str, Any], *, last: bool, **more: Any) -> bytes:
         """An event with one choice; `last`: it ends that choice."""
         body = self._body
         self._sent.add(choice["index"])
         if body.speculation.pieces:
-            choice["speculation"] = answers[choice["index"]].speculation
+            choice["speculation"] = self.answers[choice["index"]].speculation
         chunk: dict[str, Any] = {**self._base, "choices": [choice], **more}
-        if body.usage_in_chunks:
-            chunk["usage"] = self._usage(answers)
-        elif body.usage_at_end:
+        if body.stream_options.continuous_usage_stats:
+            chunk["usage"] = self._usage()
+        elif body.stream_options.include_usage:
             chunk["usage"] = None
-        elif last and all(answer.result is not None for answer in answers):
-            chunk |= self._telemetry(answers)
+        elif last and all(answer.result is not None for answer in self.answers):
+            chunk |= self._telemetry()
         return event(chunk)
 
     def _token_fields(self, pieces: Sequence[Piece]) -> dict[str, Any]:
@@ -163,13 +164,14 @@ class ApiRequest(ABC, Generic[_B]):
         body = self._body
         return bool(pieces) and (body.return_token_ids or logprobs or body.speculation.pieces)
 
-    def _usage(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        return usage([len(tokens) for tokens in self.prompts], answers, predicted=self._predicted)
+    def _usage(self) -> dict[str, Any]:
+        counts = [len(tokens) for tokens in self.prompts]
+        return usage(counts, self.answers, predicted=self._predicted)
 
-    def _telemetry(self, answers: Sequence[Answer]) -> dict[str, Any]:
+    def _telemetry(self) -> dict[str, Any]:
         ignored = self._body.ignored_tools
         more = {"ignored_tools": ignored} if ignored else {}
-        return {**telemetry(answers, steps=self._body.speculation.pieces), **more}
+        return {**telemetry(self.answers, steps=self._body.speculation.pieces), **more}
 
 
 Work = Callable[[bytes, Reply], Awaitable[None]]
@@ -180,14 +182,16 @@ class Host(Protocol):
     """What endpoints need of what they serve."""
 
     settings: Settings
-    observer: Observer
+
+    def on_error(self, error: ApiError) -> None:
+        """A request ended with an error, perhaps in its stream, or because its client is gone."""
+        ...
 
 
 class Endpoint:
     """An ASGI application for one path: reads a body, and replies while the client waits."""
 
     def __init__(self, host: Host, work: Work) -> None:
-        """Reply with `work`."""
         self._host = host
         self._work = work
 
@@ -202,14 +206,14 @@ class Endpoint:
             try:
                 await asyncio.wait({watcher, work}, return_when=asyncio.FIRST_COMPLETED)
                 if not work.done():
-                    self._host.observer.on_error(_GONE)
+                    self._host.on_error(_GONE)
             finally:
                 for task in (watcher, work):
                     task.cancel()
                     with suppress(asyncio.CancelledError):
                         await task
         except ApiError as error:
-            self._host.observer.on_error(error)
+            self._host.on_error(error)
             await reply.error(error)
         except ClientGone:
             pass
@@ -225,15 +229,10 @@ class Endpoint:
 
 def generation(service: Service, kind: type[ApiRequest[Any]]) -> Endpoint:
     """The endpoint for one kind of `ApiRequest`."""
-    return Endpoint(service, answering(service, kind))
-
-
-def answering(service: Service, kind: type[ApiRequest[Any]]) -> Work:
-    """The work for one kind of `ApiRequest`."""
 
     async def work(body: bytes, reply: Reply) -> None:
         def read() -> ApiRequest[Any]:
-            return kind(service, parse(kind.body_kind, body))
+            return kind(service, parse(kind.body_kind, body), client_of(reply.scope))
 
         lane = Lane.of(body)
         is_quick = lane is Lane.SHORT and not kind.templated
@@ -241,13 +240,25 @@ def answering(service: Service, kind: type[ApiRequest[Any]]) -> Work:
         if request.constrained:
             with Caller(_GRAMMAR_SECONDS) as caller:  # it leaves with its client
                 await service.readers.run(Lane.GRAMMAR, request.compile, caller)
-        with service.answers(request.requests) as answers:
+        on_answer = service.metrics.on_answer
+        with Answers(service.scheduler, request.requests, on_answer) as answers:
+            request.answers = answers.all
             if request.streamed:
                 await _stream(request, answers, reply, service)
             else:
-                await reply.json(request.response(await answers.finish()))
+                await answers.finish()
+                await reply.json(request.response())
 
-    return work
+    return Endpoint(service, work)
+
+
+def reading(service: Service, read: Callable[[bytes], Any]) -> Endpoint:
+    """An endpoint without generation: replies with what `read` makes of a body, in a thread."""
+
+    async def work(body: bytes, reply: Reply) -> None:
+        await reply.json(await service.readers.run(Lane.of(body), read, body))
+
+    return Endpoint(service, work)
 
 
 async def _stream(
@@ -259,7 +270,7 @@ async def _stream(
     try:
         while answers.unfinished:
             deltas = await answers.deltas(min(_PROGRESS_SECONDS, keepalive))
-            events = b"".join(request.delta_events(delta, answers.all) for delta in deltas)
+            events = b"".join(map(request.delta_events, deltas))
             if not deltas and answers.prefilled > prefilled:
                 prefilled = answers.prefilled
                 events = b": prefill %d/%d\n\n" % (prefilled, sum(map(len, request.prompts)))
@@ -269,7 +280,7 @@ async def _stream(
                 await reply.open_stream()
                 await reply.write(start + events)
                 start, written = b"", monotonic()
-        end = request.stream_end(answers.all)
+        end = request.stream_end()
     except Exception as error:
         if reply.status is None:
             raise
@@ -278,12 +289,12 @@ async def _stream(
 
 
 def observed(host: Host, error: Exception, request_id: str) -> ApiError:
-    """The reply for an error, after telling the observer; a fault of the server is logged.
+    """The reply for an error, which is counted; a fault of the server is logged.
 
     The log has the error's type and place, but not its message, which may contain a prompt.
     """
     reply = api_error(error)
-    host.observer.on_error(reply)
+    host.on_error(reply)
     if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         frames = traceback.extract_tb(error.__traceback__)[-4:]
         where = " < ".join(f"{frame.name} ({frame.lineno})" for frame in reversed(frames))

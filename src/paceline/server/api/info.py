@@ -1,19 +1,16 @@
 """Endpoints without generation: models, health, tokens to text and back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import AliasChoices, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from paceline.server.api.endpoint import Endpoint
-from paceline.server.api.models import model_entry, model_list
 from paceline.server.body import MAX_MESSAGES, Message
-from paceline.server.errors import ApiError, prompt_too_long
-from paceline.server.http import Reply
+from paceline.server.errors import ApiError
 from paceline.server.json_body import Body, parse
-from paceline.server.readers import Lane
 from paceline.server.service import Service
 
 _STUCK_SECONDS = 120.0
@@ -55,7 +52,6 @@ class InfoHandlers:
     """Handlers over one service."""
 
     def __init__(self, service: Service) -> None:
-        """Describe `service`."""
         self._service = service
 
     async def health(self, _request: Request) -> Response:
@@ -96,28 +92,12 @@ class InfoHandlers:
             }
         )
 
-    def tokenize(self) -> Endpoint:
-        """POST /tokenize."""
-
-        async def work(body: bytes, reply: Reply) -> None:
-            await reply.json(await self._service.readers.run(Lane.of(body), self._tokens, body))
-
-        return Endpoint(self._service, work)
-
-    def detokenize(self) -> Endpoint:
-        """POST /detokenize."""
-
-        async def work(body: bytes, reply: Reply) -> None:
-            text = await self._service.readers.run(Lane.of(body), self._text, body)
-            await reply.json({"prompt": text, "content": text})
-
-        return Endpoint(self._service, work)
-
     def _model(self) -> dict[str, Any]:
         service = self._service
         return model_entry(service.name, service.created, max_model_len=service.max_length)
 
-    def _tokens(self, text: bytes) -> dict[str, Any]:
+    def tokenize(self, text: bytes) -> dict[str, Any]:
+        """POST /tokenize."""
         body = parse(TokenizeBody, text)
         service = self._service
         service.check_model(body.model)
@@ -129,9 +109,7 @@ class InfoHandlers:
             content = body.prompt if body.content is None else body.content
             if content is None:
                 raise ApiError("prompt: is missing", param="prompt")
-            least = service.token_bytes.min_tokens(content)
-            if least > service.max_length:
-                raise prompt_too_long(least, service.max_length, at_least=True)
+            service.prompts.check_length(content)
             tokens = service.tokenizer.encode(content, special=body.parse_special)
             if not body.add_special_tokens:
                 tokens = self._without_bos(content, tokens)
@@ -146,13 +124,37 @@ class InfoHandlers:
             "token_strs": names if body.return_token_strs else None,
         }
 
-    def _text(self, text: bytes) -> str:
+    def detokenize(self, text: bytes) -> dict[str, str]:
+        """POST /detokenize."""
         body = parse(DetokenizeBody, text)
         self._service.check_model(body.model)
-        return self._service.token_bytes.text(body.tokens)
+        decoded = self._service.token_bytes.text(body.tokens)
+        return {"prompt": decoded, "content": decoded}
 
     def _without_bos(self, text: str, tokens: list[int]) -> list[int]:
         """Tokens without the beginning-of-sequence token, unless the text itself begins with it."""
         facts = self._service.files.facts
         added = facts.add_bos and tokens[:1] == [facts.bos_token_id]
         return tokens[1:] if added and not text.startswith(facts.bos_token or "\0") else tokens
+
+
+def model_entry(name: str, created: int = 0, **more: Any) -> dict[str, Any]:
+    """The entry of a model in the forms of OpenAI and of Anthropic, which agree where they meet.
+
+    `created` is in seconds since 1970, 0 if it is unknown.
+    """
+    at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    anthropic = {"type": "model", "display_name": name, "created_at": at}
+    openai = {"object": "model", "created": created, "owned_by": "paceline", "root": name}
+    return {"id": name, **openai, **anthropic, **more}
+
+
+def model_list(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The list of all entries, which is Anthropic's first and last page."""
+    ids = [entry["id"] for entry in entries]
+    page = {
+        "has_more": False,
+        "first_id": ids[0] if ids else None,
+        "last_id": ids[-1] if ids else None,
+    }
+    return {"object": "list", "data": [*entries], **page}

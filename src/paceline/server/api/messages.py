@@ -1,20 +1,18 @@
 """/v1/messages and /v1/messages/count_tokens: Anthropic's API."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from paceline.decoding.types import FinishReason
 from paceline.server.api.chat import Chat
-from paceline.server.api.endpoint import ApiRequest, Endpoint
+from paceline.server.api.endpoint import ApiRequest, Endpoint, reading
 from paceline.server.api.messages_body import MessagesBody
 from paceline.server.api.parts import Change, Part, PartEvent, PartKind, PartStream
-from paceline.server.errors import ApiError, prompt_too_long
-from paceline.server.http import Reply, event
+from paceline.server.errors import ApiError
+from paceline.server.http import event
 from paceline.server.json_body import parse
-from paceline.server.readers import Lane
 from paceline.server.service import Service
-from paceline.server.stream_text import Answer, Delta
+from paceline.server.stream_text import Delta
 
 _SIGNATURE = "unsigned"
 """The signature of thoughts, which clients send back; it is not verified."""
@@ -35,18 +33,17 @@ class Messages(ApiRequest[MessagesBody]):
     id_prefix = "msg_"
     keepalive = event({"type": "ping"}, "ping")
 
-    def __init__(self, service: Service, body: MessagesBody) -> None:
-        """Prepare. Raises ApiError or PacelineError if it cannot be served."""
-        super().__init__(service, body)
+    def __init__(self, service: Service, body: MessagesBody, client: int) -> None:
+        super().__init__(service, body, client)
         chat = Chat(service, body.chat(service.files.thinking()))
         self.requests = chat.requests
         self._parts = PartStream(chat, reasoning=self._body.returns_thoughts)
 
-    def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
+    def response(self) -> dict[str, Any]:
         """The complete message."""
-        content = [_block(part) for part in self._parts.whole(answers[0])]
-        ended = {**self._ended(answers[0]), "usage": self._cost(answers)}
-        return {**self._message(), "content": content, **ended, **self._telemetry(answers)}
+        content = [_block(part) for part in self._parts.whole(self.answers[0])]
+        ended = {**self._ended(), "usage": self._cost()}
+        return {**self._message(), "content": content, **ended, **self._telemetry()}
 
     def stream_start(self) -> bytes:
         """Events for a message without content."""
@@ -54,16 +51,14 @@ class Messages(ApiRequest[MessagesBody]):
         message = {**self._message(), "usage": {**_NOTHING_CACHED, **usage}}
         return _event("message_start", message=message) + self.keepalive
 
-    def delta_events(self, delta: Delta, answers: Sequence[Answer]) -> bytes:
+    def delta_events(self, delta: Delta) -> bytes:
         """Events for a delta: content blocks begin, grow, and end."""
         return b"".join(_part_events(change) for change in self._parts.push(delta))
 
-    def stream_end(self, answers: Sequence[Answer]) -> bytes:
+    def stream_end(self) -> bytes:
         """Events for the end of the message."""
-        usage = self._cost(answers)
-        more = self._telemetry(answers)
-        ended = _event("message_delta", delta=self._ended(answers[0]), usage=usage, **more)
-        return ended + _event("message_stop")
+        ended = {"delta": self._ended(), "usage": self._cost(), **self._telemetry()}
+        return _event("message_delta", **ended) + _event("message_stop")
 
     def error_events(self, error: ApiError) -> bytes:
         """An event for an error that ends the stream."""
@@ -80,8 +75,9 @@ class Messages(ApiRequest[MessagesBody]):
             "stop_sequence": None,
         }
 
-    def _ended(self, answer: Answer) -> dict[str, Any]:
-        """Why a message has ended."""
+    def _ended(self) -> dict[str, Any]:
+        """Why the message has ended."""
+        answer = self.answers[0]
         stopped = answer.done.stopped_by
         if answer.finish_reason == FinishReason.LENGTH:
             most = self._body.max_tokens
@@ -94,16 +90,16 @@ class Messages(ApiRequest[MessagesBody]):
             reason = "tool_use" if called else "end_turn"
         return {"stop_reason": reason, "stop_sequence": stopped}
 
-    def _cost(self, answers: Sequence[Answer]) -> dict[str, Any]:
+    def _cost(self) -> dict[str, Any]:
         """Anthropic's usage: input tokens are those that are not from the cache."""
-        cost = self._usage(answers)
+        cost = self._usage()
         cached = cost["prompt_tokens_details"]["cached_tokens"]
         return {
             **_NOTHING_CACHED,
             "input_tokens": cost["prompt_tokens"] - cached,
             "cache_read_input_tokens": cached,
             "output_tokens": cost["completion_tokens"],
-            "output_tokens_details": {"thinking_tokens": answers[0].reasoning_tokens},
+            "output_tokens_details": {"thinking_tokens": self.answers[0].reasoning_tokens},
         }
 
 
@@ -113,19 +109,14 @@ _NOTHING_CACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 
 def count_tokens(service: Service) -> Endpoint:
     """POST /v1/messages/count_tokens."""
 
-    def count(text: bytes) -> int:
+    def count(text: bytes) -> dict[str, int]:
         body = parse(MessagesBody, text)
         service.check_model(body.model)
         prompt = service.prompts.chat(body.chat(service.files.thinking())).text
-        least = service.token_bytes.min_tokens(prompt)
-        if least > service.max_length:  # not worth tokenizing
-            raise prompt_too_long(least, service.max_length, at_least=True)
-        return len(service.files.control_text().encode(prompt))
+        service.prompts.check_length(prompt)
+        return {"input_tokens": len(service.files.control_text().encode(prompt))}
 
-    async def work(body: bytes, reply: Reply) -> None:
-        await reply.json({"input_tokens": await service.readers.run(Lane.of(body), count, body)})
-
-    return Endpoint(service, work)
+    return reading(service, count)
 
 
 def _event(kind: str, **fields: Any) -> bytes:

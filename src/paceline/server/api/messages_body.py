@@ -21,7 +21,7 @@ from paceline.server.body import (
     ResponseFormat,
 )
 from paceline.server.errors import ApiError
-from paceline.server.json_body import Body, Text, TextPart, tag_by_type
+from paceline.server.json_body import Body, Text, type_tag
 from paceline.server.tools import Called, CalledFunction, Function, NamedTool, OtherTool, Tool
 
 _BILLING = "x-anthropic-billing-header:"
@@ -70,23 +70,14 @@ class ToolResultBlock(Body):
     is_error: bool = False
 
 
-_TAGS = {
-    "text": "TextBlock",
-    "thinking": "ThinkingBlock",
-    "redacted_thinking": "RedactedThinkingBlock",
-    "tool_use": "ToolUseBlock",
-    "tool_result": "ToolResultBlock",
-}
-
-
 Block = Annotated[
-    Annotated[TextBlock, Tag("TextBlock")]
-    | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
-    | Annotated[RedactedThinkingBlock, Tag("RedactedThinkingBlock")]
-    | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
-    | Annotated[ToolResultBlock, Tag("ToolResultBlock")],
+    Annotated[TextBlock, Tag("TEXT")]
+    | Annotated[ThinkingBlock, Tag("THINKING")]
+    | Annotated[RedactedThinkingBlock, Tag("REDACTED_THINKING")]
+    | Annotated[ToolUseBlock, Tag("TOOL_USE")]
+    | Annotated[ToolResultBlock, Tag("TOOL_RESULT")],
     Discriminator(
-        tag_by_type(_TAGS),
+        type_tag,
         custom_error_type="invalid",
         custom_error_message="is not of type text, thinking, tool_use or tool_result; images, "
         "audio and documents are not supported",
@@ -164,7 +155,7 @@ class MessagesBody(GenerationBody):
 
     messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: Annotated[
-        Text, BeforeValidator(_without_billing, json_schema_input_type=str | list[TextPart])
+        Text, BeforeValidator(_without_billing, json_schema_input_type=str | list[Any])
     ] = ""
     max_tokens: int | None = Field(default=None, ge=0)
     stop_sequences: list[str] = Field(default=[], max_length=16)
@@ -200,11 +191,6 @@ class MessagesBody(GenerationBody):
             schema = NamedSchema(schema=form.schema_)
             self.response_format = ResponseFormat(type="json_schema", json_schema=schema)
         return self
-
-    @property
-    def max_answer_tokens(self) -> int | None:
-        """Limit of the answer's tokens; None: the rest of the context."""
-        return self.max_tokens
 
     @property
     def ignored_tools(self) -> list[str]:

@@ -16,7 +16,7 @@ from paceline.server.api.response_body import ResponsesBody
 from paceline.server.body import ChatBody, CompletionBody, EmbeddingsBody
 from paceline.server.json_body import Body
 
-_BODIES: dict[str, type[Body]] = {
+BODIES: dict[str, type[Body]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
     "/v1/responses": ResponsesBody,
@@ -26,29 +26,24 @@ _BODIES: dict[str, type[Body]] = {
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
-_READ = ("/v1/models", "/v1/models/{name}", "/health", "/tokenizer_info", "/metrics")
 _STORED = "/v1/responses/{response_id}"
-_ERROR = {"application/json": {"schema": {"type": "object", "required": ["error"]}}}
-"""OpenAI's error and Anthropic's."""
-_RESPONSES = {
-    "200": {"description": "The answer"},
-    "default": {"description": "An error", "content": _ERROR},
-}
+_READ = ("/v1/models", "/v1/models/{name}", _STORED, "/health", "/tokenizer_info", "/metrics")
+_RESPONSES = {"200": {"description": "The answer"}, "default": {"description": "An error"}}
 
 
 def openapi_route(without: Collection[str] = ()) -> Route:
     """GET /openapi.json: an OpenAPI 3.1 document, without the paths that a server does not have."""
     schemas, objects = models_json_schema(
-        [(kind, "validation") for kind in _BODIES.values()],
+        [(kind, "validation") for kind in BODIES.values()],
         ref_template="#/components/schemas/{model}",
     )
-    paths: dict[str, Any] = {
-        path: {"get": {"responses": _RESPONSES}, "parameters": _parameters(path)}
-        for path in (*_READ, _STORED)
-        if path not in without
-    }
+    paths: dict[str, dict[str, Any]] = {}
+    for path in (path for path in _READ if path not in without):
+        named = {"in": "path", "required": True, "schema": {"type": "string"}}
+        parameters = [{"name": name, **named} for name in re.findall(r"{(\w+)}", path)]
+        paths[path] = {"get": {"responses": _RESPONSES}, "parameters": parameters}
     paths[_STORED]["delete"] = {"responses": _RESPONSES}
-    for path, kind in _BODIES.items():
+    for path, kind in BODIES.items():
         content = {"application/json": {"schema": schemas[kind, "validation"]}}
         body = {"required": True, "content": content}
         paths[path] = {"post": {"requestBody": body, "responses": _RESPONSES}}
@@ -63,10 +58,3 @@ def openapi_route(without: Collection[str] = ()) -> Route:
         return JSONResponse(document)
 
     return Route("/openapi.json", describe, methods=["GET"])
-
-
-def _parameters(path: str) -> list[dict[str, Any]]:
-    names = re.findall(r"{(\w+)}", path)
-    return [
-        {"name": n, "in": "path", "required": True, "schema": {"type": "string"}} for n in names
-    ]

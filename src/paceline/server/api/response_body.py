@@ -95,11 +95,6 @@ class ResponsesBody(GenerationBody):
             raise ApiError("tool_choice requires a call, but there is no function", param="tools")
         return self
 
-    @property
-    def max_answer_tokens(self) -> int | None:
-        """Limit of the answer's tokens; None: the rest of the context."""
-        return None if self.max_output_tokens == -1 else self.max_output_tokens
-
     @cached_property
     def offered(self) -> OfferedTools:
         """The tools as the model gets them."""

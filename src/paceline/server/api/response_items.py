@@ -15,7 +15,7 @@ from paceline.server.api.parts import Part, PartKind
 from paceline.server.api.response_tools import Place
 from paceline.server.body import MAX_MESSAGES, Message
 from paceline.server.errors import ApiError
-from paceline.server.json_body import Body, Text, tag_by_type
+from paceline.server.json_body import Body, Text, type_tag
 from paceline.server.tools import Called, CalledFunction
 
 _PREFIX = {PartKind.REASONING: "rs_", PartKind.TEXT: "msg_", PartKind.CALL: "fc_"}
@@ -77,25 +77,17 @@ class ItemReference(Body):
     id: str
 
 
-_TAGS = {
-    "message": "Message",
-    "function_call": "FunctionCallItem",
-    "function_call_output": "FunctionOutputItem",
-    "reasoning": "ReasoningItem",
-    "item_reference": "ItemReference",
-}
-
-
 Item = Annotated[
-    Annotated[Message, Tag("Message")]
-    | Annotated[FunctionCallItem, Tag("FunctionCallItem")]
-    | Annotated[FunctionOutputItem, Tag("FunctionOutputItem")]
-    | Annotated[ReasoningItem, Tag("ReasoningItem")]
-    | Annotated[ItemReference, Tag("ItemReference")],
+    Annotated[Message, Tag("MESSAGE")]
+    | Annotated[FunctionCallItem, Tag("FUNCTION_CALL")]
+    | Annotated[FunctionOutputItem, Tag("FUNCTION_CALL_OUTPUT")]
+    | Annotated[ReasoningItem, Tag("REASONING")]
+    | Annotated[ItemReference, Tag("ITEM_REFERENCE")],
     Discriminator(
-        tag_by_type(_TAGS, missing="message"),
+        lambda value: type_tag(value, "message"),
         custom_error_type="invalid",
-        custom_error_message=f"is not an item of a supported type: {', '.join(_TAGS)}",
+        custom_error_message="is not an item of a supported type: message, function_call, "
+        "function_call_output, reasoning, item_reference",
     ),
 ]
 _ITEM: TypeAdapter[Any] = TypeAdapter(Item)

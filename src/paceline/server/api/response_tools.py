@@ -71,7 +71,6 @@ class OfferedTools:
     """The tools of a request as the model gets them."""
 
     def __init__(self, tools: Sequence[FunctionTool | NamespaceTool | OtherTool]) -> None:
-        """Give every function a name."""
         self.functions: dict[str, FunctionTool] = {}
         """The functions by these names."""
         self._places: dict[str, Place] = {}

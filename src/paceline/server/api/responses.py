@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from paceline.decoding.types import FinishReason
 from paceline.server.api.chat import Chat
-from paceline.server.api.endpoint import ApiRequest, Endpoint, Work, answering
+from paceline.server.api.endpoint import ApiRequest
 from paceline.server.api.logprobs import chat_logprobs
 from paceline.server.api.parts import Change, Part, PartEvent, PartKind, PartStream, as_message
 from paceline.server.api.response_body import LOGPROBS, ResponsesBody
@@ -19,13 +19,13 @@ from paceline.server.api.response_items import (
     item_id,
     item_of,
 )
-from paceline.server.api.response_store import ResponseStore
 from paceline.server.api.response_tools import Place
 from paceline.server.body import Message
 from paceline.server.errors import ApiError
-from paceline.server.http import Reply, client_of, event
+from paceline.server.http import client_of, event
+from paceline.server.response_store import ResponseStore
 from paceline.server.service import Service
-from paceline.server.stream_text import Answer, Delta, Piece
+from paceline.server.stream_text import Delta, Piece
 from paceline.server.tools import OtherTool
 
 _ENCRYPTED = "reasoning.encrypted_content"
@@ -51,17 +51,13 @@ class Responses(ApiRequest[ResponsesBody]):
     body_kind = ResponsesBody
     kind = chunk_kind = "response"
     id_prefix = "resp_"
-    store: ClassVar[ResponseStore]
-    client: ClassVar[int] = 0
-    """Of `client_of`: it sees only the responses that are stored for it."""
 
-    def __init__(self, service: Service, body: ResponsesBody) -> None:
-        """Prepare. Raises ApiError or PacelineError if it cannot be served."""
-        super().__init__(service, body)
+    def __init__(self, service: Service, body: ResponsesBody, client: int) -> None:
+        super().__init__(service, body, client)
         earlier = tuple[Message, ...]()
         if body.previous_response_id is not None:
-            earlier = self.store.messages(self.client, body.previous_response_id)
-        stored_item = partial(self.store.item, self.client)
+            earlier = service.stored.messages(client, body.previous_response_id)
+        stored_item = partial(service.stored.item, client)
         self._messages = conversation(earlier, body.input, stored_item, body.offered.name_of)
         try:
             chat = Chat(service, body.chat(self._messages))
@@ -73,10 +69,10 @@ class Responses(ApiRequest[ResponsesBody]):
         self._parts = PartStream(chat)
         self._events = 0
 
-    def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
+    def response(self) -> dict[str, Any]:
         """The complete response."""
-        self._parts.whole(answers[0])
-        return self._finished(answers)
+        self._parts.whole(self.answers[0])
+        return self._finished()
 
     def stream_start(self) -> bytes:
         """Events for a response without items."""
@@ -85,13 +81,13 @@ class Responses(ApiRequest[ResponsesBody]):
             "response.in_progress", response=response
         )
 
-    def delta_events(self, delta: Delta, answers: Sequence[Answer]) -> bytes:
+    def delta_events(self, delta: Delta) -> bytes:
         """Events for a delta: items and their contents begin, grow, and end."""
-        return b"".join(self._part_events(change, answers[0]) for change in self._parts.push(delta))
+        return b"".join(map(self._part_events, self._parts.push(delta)))
 
-    def stream_end(self, answers: Sequence[Answer]) -> bytes:
+    def stream_end(self) -> bytes:
         """The event for the complete response."""
-        response = self._finished(answers)
+        response = self._finished()
         return self._event(f"response.{response['status']}", response=response)
 
     def error_events(self, error: ApiError) -> bytes:
@@ -104,7 +100,7 @@ class Responses(ApiRequest[ResponsesBody]):
             "response.failed", response=failed
         )
 
-    def _part_events(self, change: PartEvent, answer: Answer) -> bytes:
+    def _part_events(self, change: PartEvent) -> bytes:
         part, name = change.part, _EVENTS[change.part.kind]
         output = {"output_index": part.index}
         place = {"item_id": item_id(part), **output}
@@ -131,25 +127,25 @@ class Responses(ApiRequest[ResponsesBody]):
             content = content_of(part, logprobs)
             events = self._event(f"{name}.done", **place, text=part.text, **more)
             events += self._event("response.content_part.done", **place, part=content)
-        item = self._item(part, self._status(part, answer))
+        item = self._item(part, self._status(part))
         return events + self._event("response.output_item.done", **output, item=item)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._events += 1
         return event({"type": kind, "sequence_number": self._events - 1, **fields}, kind)
 
-    def _finished(self, answers: Sequence[Answer]) -> dict[str, Any]:
+    def _finished(self) -> dict[str, Any]:
         """The response with all parts; it is stored, if the request allows it."""
-        (answer,) = answers
+        (answer,) = self.answers
         completed = answer.finish_reason != FinishReason.LENGTH
         parts = self._parts.parts
-        cost = self._usage(answers)
+        cost = self._usage()
         cached = cost["prompt_tokens_details"]["cached_tokens"]
         response = {
             **self._response("completed" if completed else "incomplete"),
             "incomplete_details": None if completed else {"reason": "max_output_tokens"},
             "completed_at": self._service.now() if completed else None,
-            "output": [self._item(part, self._status(part, answer)) for part in parts],
+            "output": [self._item(part, self._status(part)) for part in parts],
             "usage": {
                 "input_tokens": cost["prompt_tokens"],
                 "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
@@ -157,15 +153,16 @@ class Responses(ApiRequest[ResponsesBody]):
                 "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
                 "total_tokens": cost["total_tokens"],
             },
-            **self._telemetry(answers),
+            **self._telemetry(),
         }
         if self._body.store:
             message = as_message(parts)
-            self.store.add(self.client, response, [*self._messages, message])
+            self._service.stored.add(self._client, response, [*self._messages, message])
         return response
 
-    def _status(self, part: Part, answer: Answer) -> str:
+    def _status(self, part: Part) -> str:
         """The status of a part that has ended; only the last one can be incomplete."""
+        answer = self.answers[0]
         last = answer.result is not None and part is self._parts.parts[-1]
         return "incomplete" if last and answer.finish_reason == FinishReason.LENGTH else "completed"
 
@@ -222,37 +219,19 @@ def _echo(tool: dict[str, Any]) -> dict[str, Any]:
     return {"parameters": {}, "strict": True, **tool}
 
 
-def responses(service: Service, store: ResponseStore) -> Endpoint:
-    """The endpoint. Each client has work of its own, with what `store` has for it."""
-    works: dict[int, Work] = {}
-
-    async def work(body: bytes, reply: Reply) -> None:
-        client = client_of(reply.scope)
-        if client not in works:
-            kind: type[Responses] = type(
-                "Responses", (Responses,), {"client": client, "store": store}
-            )
-            works[client] = answering(service, kind)
-        await works[client](body, reply)
-
-    return Endpoint(service, work)
-
-
-class ResponseHandlers:
-    """Handlers of stored responses."""
+class StoredResponses:
+    """Handlers of the stored responses, of which each client has its own."""
 
     def __init__(self, store: ResponseStore) -> None:
-        """Read `store`."""
         self._store = store
 
     async def get(self, request: Request) -> Response:
         """A stored response. Raises ApiError if there is none."""
-        return JSONResponse(
-            self._store.response(client_of(request.scope), request.path_params["response_id"])
-        )
+        name = request.path_params["response_id"]
+        return JSONResponse(self._store.response(client_of(request.scope), name))
 
     async def delete(self, request: Request) -> Response:
         """Forget a stored response. Raises ApiError if there is none."""
         name = request.path_params["response_id"]
-        self._store.delete(client_of(request.scope), name)
+        self._store.response(client_of(request.scope), name, delete=True)
         return JSONResponse({"id": name, "object": "response", "deleted": True})

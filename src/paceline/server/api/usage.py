@@ -16,10 +16,8 @@ def usage(
 ) -> dict[str, Any]:
     """OpenAI's usage of answers, which may be unfinished.
 
-    Args:
-        prompts: tokens of each prompt; counted once for all answers to it.
-        answers: in the order of the prompts, the same number for each.
-        predicted: whether the request has a prediction.
+    `prompts` are counts of tokens, each counted once for all answers to it; the answers are in the
+    order of the prompts, the same number for each.
     """
     per_prompt = len(answers) // len(prompts)
     results = [answer.result for answer in answers]

@@ -6,21 +6,19 @@ nothing from other origins and runs no script but its own and those in `vendor/`
 
 import gzip
 import hashlib
-from collections.abc import Iterator
 from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 _TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-    "txt": "text/plain; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
 }
 """Ending of a file of the page -> content type."""
 
@@ -50,19 +48,18 @@ _HEADERS = {
 
 
 @cache
-def routes() -> tuple[BaseRoute, ...]:
+def routes() -> tuple[Route, ...]:
     """The routes of the page: a path for each of its files, and / for index.html."""
-    return tuple(
-        _route("/" if path == "/index.html" else path, file.read_bytes(), path.rpartition(".")[2])
-        for path, file in _files(files(__name__))
-    )
+    folder = Path(__file__).parent
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in _TYPES)
+    return tuple(_route(path.relative_to(folder).as_posix(), path) for path in paths)
 
 
-def _route(path: str, content: bytes, ending: str) -> Route:
-    """A route of one file of a page; its ending decides its type."""
+def _route(name: str, path: Path) -> Route:
+    content = path.read_bytes()
     headers = {
         **_HEADERS,
-        "content-type": _TYPES[ending],
+        "content-type": _TYPES[path.suffix],
         "etag": f'"{hashlib.sha256(content).hexdigest()[:16]}"',
     }
     compressed = gzip.compress(content, mtime=0)
@@ -74,14 +71,4 @@ def _route(path: str, content: bytes, ending: str) -> Route:
             return Response(compressed, headers={**headers, "content-encoding": "gzip"})
         return Response(content, headers=headers)
 
-    return Route(path, file, methods=["GET"])
-
-
-def _files(folder: Traversable, prefix: str = "/") -> Iterator[tuple[str, Traversable]]:
-    """The files of the page with their paths."""
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        path = prefix + entry.name
-        if entry.is_dir():
-            yield from _files(entry, f"{path}/")
-        elif path.rpartition(".")[2] in _TYPES:
-            yield path, entry
+    return Route("/" if name == "index.html" else f"/{name}", file, methods=["GET"])

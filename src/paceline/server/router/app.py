@@ -20,11 +20,10 @@ from starlette.routing import BaseRoute, Route
 
 from paceline.errors import ModelError
 from paceline.models import Listed, memory_needed
-from paceline.runtime.batching.request import BatchRequest, TimedOut
-from paceline.runtime.pooled import Embedding
+from paceline.runtime.batching.request import TimedOut
 from paceline.server.api.endpoint import Endpoint
-from paceline.server.api.models import model_entry, model_list
-from paceline.server.api.openapi import openapi_route
+from paceline.server.api.info import model_entry, model_list
+from paceline.server.api.openapi import BODIES, openapi_route
 from paceline.server.errors import ApiError, unknown_model
 from paceline.server.http import CLIENT_HEADER, Reply, client_of
 from paceline.server.json_body import Body, parse
@@ -32,16 +31,11 @@ from paceline.server.readers import Lane
 from paceline.server.router.child import Child
 from paceline.server.router.metrics import CONTENT_TYPE, labelled
 from paceline.server.router.pool import Pool
-from paceline.server.service import Observer
 from paceline.server.settings import Settings
-from paceline.server.stream_text import Answer
 
 log = logging.getLogger("paceline.server")
 
-POSTS = (
-    *("/chat/completions", "/completions", "/responses", "/messages", "/messages/count_tokens"),
-    *("/embeddings", "/tokenize", "/detokenize"),
-)
+POSTS = [path.removeprefix("/v1") for path in BODIES]
 """Paths whose bodies name the model."""
 
 _NOT_HERE = ("/tokenizer_info",)
@@ -61,7 +55,7 @@ class Router:
     def __init__(
         self,
         listed: Callable[[], Sequence[Listed]],
-        pool: Pool[Child],
+        pool: Pool,
         settings: Settings,
         default: str,
     ) -> None:
@@ -70,7 +64,6 @@ class Router:
         `default` is the model of a request that names none.
         """
         self.settings = settings
-        self.observer: Observer = self
         self.errors = 0
         """Requests that ended with an error here, not in a model's process."""
         self._listed, self._pool, self._default = listed, pool, default
@@ -84,12 +77,6 @@ class Router:
             timeout=httpx.Timeout(None, connect=10.0),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
         )
-
-    def on_answer(self, request: BatchRequest, answer: Answer) -> None:
-        """Never called: answers are counted where they are made."""
-
-    def on_embedding(self, embedding: Embedding) -> None:
-        """Never called, either."""
 
     def on_error(self, error: ApiError) -> None:
         """A request ended with an error here."""

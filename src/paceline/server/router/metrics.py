@@ -1,13 +1,12 @@
 """Joins the metrics of several models: each value gets its model's name as a label."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 
 __all__ = ["CONTENT_TYPE", "labelled"]
 
@@ -17,15 +16,16 @@ _OWN = {
 }
 
 
-class _Families(Collector):
+class _Families(CollectorRegistry):
     """Metrics that were read."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
+        super().__init__()
         self._families = families
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterator[Metric]:
         """All metrics; called by the Prometheus client."""
-        return self._families
+        yield from self._families
 
 
 def labelled(texts: Mapping[str, str], counters: Mapping[str, int]) -> bytes:
@@ -46,6 +46,4 @@ def labelled(texts: Mapping[str, str], counters: Mapping[str, int]) -> bytes:
                 joined.samples.append(sample._replace(labels={**sample.labels, **named}))
     for name, value in counters.items():
         families[name] = CounterMetricFamily(f"paceline_router_{name}", _OWN[name], value)
-    registry = CollectorRegistry()
-    registry.register(_Families(families.values()))
-    return generate_latest(registry)
+    return generate_latest(_Families(families.values()))

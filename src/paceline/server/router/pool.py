@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Generic, Protocol, TypeVar
 
 from paceline.errors import InvalidRequest
 from paceline.runtime.batching.request import Draining, QueueFull
+from paceline.server.router.child import Child
 from paceline.storage.files import megabytes
 
 _OVERTAKING_SECONDS = 20.0
@@ -23,24 +23,9 @@ _OVERTAKING_SECONDS = 20.0
 models that are asked in turn would be loaded for every request; with no end to it, never both."""
 
 
-class Loaded(Protocol):
-    """A loaded model."""
-
-    async def wait(self) -> None:
-        """Return when it has ended, by `stop` or by itself."""
-        ...
-
-    async def stop(self, grace: float) -> None:
-        """Unload it: let it finish its requests for `grace` seconds at most."""
-        ...
-
-
-_L = TypeVar("_L", bound=Loaded)
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be loaded. Raises InvalidRequest if a number is out of range."""
+    """What may be loaded."""
 
     models: int = 1
     """Models loaded at once."""
@@ -51,36 +36,24 @@ class Limits:
     waiting: int = 256
     """Requests that may wait for a model."""
 
-    def __post_init__(self) -> None:
-        for name in ("models", "waiting", "memory"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidRequest(f"{name} is {value}; expected 1 or more")
-        if self.idle_seconds is not None and not self.idle_seconds > 0:
-            raise InvalidRequest(f"idle_seconds is {self.idle_seconds}; expected above 0")
-
 
 @dataclass(slots=True)
-class _Place(Generic[_L]):
+class _Place:
     """A model that is loaded, being loaded, or being unloaded."""
 
-    task: "asyncio.Task[_L]"
+    task: asyncio.Task[Child]
     memory: int
     users: int = 0
     used: float = field(default_factory=monotonic)
     leaving: bool = False
 
 
-class Pool(Generic[_L]):
-    """The models that are loaded. For one event loop alone.
+class Pool:
+    """The models that are loaded. For one event loop alone."""
 
-    `_L` is what a loaded model is.
-    """
-
-    def __init__(self, load: Callable[[str], Awaitable[_L]], limits: Limits | None = None) -> None:
-        """Nothing is loaded yet; `load` loads a model by its name."""
-        self._load, self._limits = load, limits or Limits()
-        self._places: dict[str, _Place[_L]] = {}
+    def __init__(self, load: Callable[[str], Awaitable[Child]], limits: Limits) -> None:
+        self._load, self._limits = load, limits
+        self._places: dict[str, _Place] = {}
         self._changed = asyncio.Condition()
         self._waiting: list[float] = []
         """When each request began to wait for a place, in order."""
@@ -95,7 +68,7 @@ class Pool(Generic[_L]):
         return {name: _state(place) for name, place in self._places.items()}
 
     @property
-    def loaded(self) -> dict[str, _L]:
+    def loaded(self) -> dict[str, Child]:
         """Name -> model, of those that can answer now."""
         return {
             name: place.task.result()
@@ -104,7 +77,7 @@ class Pool(Generic[_L]):
         }
 
     @asynccontextmanager
-    async def use(self, name: str, memory: int) -> AsyncIterator[_L]:
+    async def use(self, name: str, memory: int) -> AsyncIterator[Child]:
         """A model, loaded first if necessary; it stays loaded in the meantime.
 
         Args:
@@ -146,7 +119,7 @@ class Pool(Generic[_L]):
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _result(self, place: _Place[_L]) -> _L:
+    async def _result(self, place: _Place) -> Child:
         try:
             return await asyncio.shield(place.task)
         except asyncio.CancelledError:
@@ -154,7 +127,7 @@ class Pool(Generic[_L]):
                 raise _draining() from None
             raise
 
-    async def _place(self, name: str, memory: int) -> _Place[_L]:
+    async def _place(self, name: str, memory: int) -> _Place:
         """The place of a model, with one more user."""
         since = monotonic()
         waits = False
@@ -204,8 +177,8 @@ class Pool(Generic[_L]):
                 self._unload(self._places[name])
         return False
 
-    def _begin(self, name: str, memory: int) -> _Place[_L]:
-        async def load() -> _L:
+    def _begin(self, name: str, memory: int) -> _Place:
+        async def load() -> Child:
             return await self._load(name)
 
         place = _Place(asyncio.ensure_future(load()), memory)
@@ -214,7 +187,7 @@ class Pool(Generic[_L]):
         self._spawn(self._watch(name, place))
         return place
 
-    async def _watch(self, name: str, place: _Place[_L]) -> None:
+    async def _watch(self, name: str, place: _Place) -> None:
         """Free the place of a model that could not be loaded, or has ended."""
         await asyncio.wait({place.task})
         if not place.task.cancelled() and place.task.exception() is None:
@@ -222,7 +195,7 @@ class Pool(Generic[_L]):
         self._places.pop(name, None)
         await self._notify()
 
-    def _unload_when_idle(self, place: _Place[_L]) -> None:
+    def _unload_when_idle(self, place: _Place) -> None:
         seconds = self._limits.idle_seconds
         if seconds is None or place.users:
             return
@@ -237,7 +210,7 @@ class Pool(Generic[_L]):
 
         asyncio.get_running_loop().call_later(seconds, check, place.used)
 
-    def _unload(self, place: _Place[_L], grace: float = math.inf) -> None:
+    def _unload(self, place: _Place, grace: float = math.inf) -> None:
         place.leaving = True
 
         async def unload() -> None:
@@ -257,7 +230,7 @@ class Pool(Generic[_L]):
             self._changed.notify_all()
 
 
-def _state(place: _Place[_L]) -> str:
+def _state(place: _Place) -> str:
     if place.leaving:
         return "unloading"
     return "loaded" if place.task.done() else "loading"

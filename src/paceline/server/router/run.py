@@ -5,14 +5,12 @@ from typing import Any
 
 from paceline.errors import InvalidRequest
 from paceline.models import DEFAULT_MODEL, Listed, list_models
-from paceline.server import page
 from paceline.server.app import application
-from paceline.server.http_server import HttpServer, request_log, say_line, serving_line
+from paceline.server.http_server import HttpServer, say_line, serving_line
 from paceline.server.router.app import Router
 from paceline.server.router.child import Child
 from paceline.server.router.pool import Limits, Pool
 from paceline.server.settings import Settings
-from paceline.storage.system import allow_open_files
 
 
 class RouterServer:
@@ -22,8 +20,6 @@ class RouterServer:
         self,
         default: str,
         options: Sequence[str],
-        host: str = "127.0.0.1",
-        port: int = 0,
         *,
         settings: Settings,
         limits: Limits,
@@ -31,7 +27,8 @@ class RouterServer:
         say: Callable[[str], Any],
     ) -> None:
         """Bind the address; see `serve_all`. `listed` lists the models that are here."""
-        self.http = HttpServer(host, port, settings)
+        self.http = HttpServer(settings)
+        self.stop = self.http.stop
         self.url = self.http.url
         self._say = say
 
@@ -40,26 +37,18 @@ class RouterServer:
             return await Child.start(name, options, lambda line: say(f"{name}: {line}"))
 
         self.router = Router(listed, Pool(load, limits), self.http.settings, default)
-        pages = page.routes()
-        self._app = application(self.router, [*pages, *self.router.routes()], pages)
+        self._app = application(self.router, self.router.routes())
 
-    def run(self, *, signals: bool = False) -> None:
+    def run(self, *, signals: bool = False, quiet: bool = True) -> None:
         """Serve until `stop` is called, or with `signals` until a signal."""
         line = serving_line("all models", self.url)
-        self.http.run(
-            self._app, self.router, lambda: self._say(line), signals=signals, descriptors=2
-        )
-
-    def stop(self) -> None:
-        """Shut down, from any thread; the second call skips the grace period."""
-        self.http.stop()
+        options: Any = {"signals": signals, "quiet": quiet, "descriptors": 2}
+        self.http.run(self._app, self.router, lambda: self._say(line), **options)
 
 
 def serve_all(
     default: str,
     options: Sequence[str],
-    host: str,
-    port: int,
     *,
     settings: Settings,
     limits: Limits,
@@ -71,8 +60,6 @@ def serve_all(
     Args:
         default: the model of a request that names none.
         options: options of `paceline serve` for each model's own process.
-        host: the address to listen at; one that other machines can reach requires an API key.
-        port: 0 chooses a free one.
         settings: of the server; what concerns answers is among the `options`.
         limits: how many models are loaded, and for how long.
         say: gets the line with the URL once the server listens, then what the models' servers say.
@@ -90,7 +77,5 @@ def serve_all(
             f"--model {default} is not among the models that are here ({known}): name one of them, "
             "or fetch it first with paceline pull"
         )
-    allow_open_files()
-    server = RouterServer(default, options, host, port, settings=settings, limits=limits, say=say)
-    with request_log(quiet=quiet):
-        server.run(signals=True)
+    server = RouterServer(default, options, settings=settings, limits=limits, say=say)
+    server.run(signals=True, quiet=quiet)

@@ -37,7 +37,6 @@ class ResponseStore:
     """The stored responses of one server. Thread-safe. `client` is the number of an API key."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._stored: OrderedDict[tuple[int, str], StoredResponse] = OrderedDict()
         self._size = 0
         self._lock = Lock()
@@ -56,7 +55,8 @@ class ResponseStore:
     def messages(self, client: int, name: str) -> tuple[Message, ...]:
         """The conversation of a response. Raises ApiError if it is not stored."""
         with self._lock:
-            if (client, name) not in self._stored:
+            stored = self._stored.get((client, name))
+            if stored is None:
                 raise ApiError(
                     f"there is no response {name[:80]!r} here: it was not stored, or is forgotten; "
                     "send the whole conversation as input",
@@ -64,39 +64,33 @@ class ResponseStore:
                     code="previous_response_not_found",
                 )
             self._stored.move_to_end((client, name))
-            return self._stored[client, name].messages
+            return stored.messages
 
     def item(self, client: int, name: str) -> dict[str, Any] | None:
         """An item of a stored response's output."""
         with self._lock:
-            for (owner, _), stored in reversed(self._stored.items()):
-                for item in stored.response["output"]:
-                    if owner == client and item["id"] == name:
-                        output: dict[str, Any] = item
-                        return output
-        return None
+            items = [
+                item
+                for (owner, _), stored in reversed(self._stored.items())
+                for item in stored.response["output"]
+                if owner == client and item["id"] == name
+            ]
+        return items[0] if items else None
 
-    def response(self, client: int, name: str) -> dict[str, Any]:
-        """A response. Raises ApiError if it is not stored."""
+    def response(self, client: int, name: str, *, delete: bool = False) -> dict[str, Any]:
+        """A response, which is forgotten with `delete`. Raises ApiError if it is not stored."""
         with self._lock:
-            if (client, name) not in self._stored:
-                raise _unknown(name)
-            return self._stored[client, name].response
-
-    def delete(self, client: int, name: str) -> None:
-        """Forget a response. Raises ApiError if it is not stored."""
-        with self._lock:
-            if (client, name) not in self._stored:
-                raise _unknown(name)
-            self._size -= self._stored.pop((client, name)).size
-
-
-def _unknown(name: str) -> ApiError:
-    return ApiError(
-        f"there is no response {name[:80]!r} here",
-        status=HTTPStatus.NOT_FOUND,
-        param="response_id",
-    )
+            stored = self._stored.get((client, name))
+            if stored is None:
+                raise ApiError(
+                    f"there is no response {name[:80]!r} here",
+                    status=HTTPStatus.NOT_FOUND,
+                    param="response_id",
+                )
+            if delete:
+                del self._stored[client, name]
+                self._size -= stored.size
+            return stored.response
 
 
 def _size(message: Message) -> int:
