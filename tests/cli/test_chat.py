@@ -27,14 +27,8 @@ SMALL = ["--cache-tokens", "160", "--max-tokens", "30", "--ignore-eos", "--draft
 
 
 @pytest.fixture
-def environment(cache: Path, tiny_model: Any) -> dict[str, str]:
-    return {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "PIP_NO_INDEX": "1",
-        "TERM": "xterm",
-        "PROMPT_TOOLKIT_NO_CPR": "1",
-    }
+def environment(environment: dict[str, str]) -> dict[str, str]:
+    return {**environment, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
 
 
 class Terminal:
@@ -137,26 +131,13 @@ def fill(found: Terminal) -> str:
     raise AssertionError("the context never gets full")
 
 
-def test_a_full_context_at_a_terminal_asks_and_goes_on_with_turns_dropped(
-    environment: dict[str, str], tiny_gguf: Path
-):
-    with terminal(environment, tiny_gguf, *SMALL, "--system", "one") as (found, child):
-        shown = fill(found)
-        assert "of 160 tokens" in shown
-        found.type("maybe")
-        found.wait_for(QUESTION)
-        found.type("y")
-        shown = found.wait_for("tokens/s")
-        assert "[30 tokens" in shown, "the message that asked is answered"
-        found.press(CTRL_D)
-        assert child.wait(PATIENCE) == 0
-
-
-def test_who_declines_to_drop_turns_loses_nothing_and_can_save_shorten_and_leave(
+def test_at_a_full_context_the_user_saves_declines_or_drops_turns_and_loses_nothing(
     environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
 ):
     with terminal(environment, tiny_gguf, *SMALL, "--system", "one") as (found, child):
-        fill(found)
+        assert "of 160 tokens" in fill(found)
+        found.type("maybe")
+        found.wait_for(QUESTION)
         found.type("s")
         found.wait_for("File:")
         path = tmp_path / "chat.json"
@@ -176,7 +157,13 @@ def test_who_declines_to_drop_turns_loses_nothing_and_can_save_shorten_and_leave
         # Nothing was lost: the same message is refused for the same turns.
         found.type("Hello again, and again")
         assert f"of {len(messages) // 2} turns" in found.wait_for(QUESTION)
-        found.type("n")
+        found.interrupt(child)
+        found.wait_for("was not sent")
+        found.type("Hello again, and again")
+        found.wait_for(QUESTION)
+        found.type("y")
+        shown = found.wait_for("tokens/s")
+        assert "[30 tokens" in shown, "the message that asked is answered"
         found.press(CTRL_D)
         assert child.wait(PATIENCE) == 0
 

@@ -248,7 +248,6 @@ def broken(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         (["generate", "Hello"], "the chat template of"),
         (["chat"], "the chat template of"),
         (["serve", "--no-think"], "the chat template of"),
-        (["generate", "Hello", "--raw", "-s", "Be"], "--raw"),
         (["generate", "Hello", "--raw", "--drafter", "no"], "drafter"),
         (["generate", "the " * 600, "--raw"], "tokens and the context holds 512"),
         (["generate", "Hello", "--raw", "--drafter", "model:nowhere.gguf"], "nowhere.gguf"),

@@ -3,10 +3,13 @@ from pathlib import Path
 
 import pytest
 
+from paceline.models import resolve
 from paceline.runtime.model import Model
 from support.others import slowed
 from support.scripted import scripted_model
 from support.server import Running, running
+from support.thinking import Scripted
+from support.toy import ToyEngine
 
 
 @pytest.fixture(scope="module")
@@ -53,4 +56,13 @@ def scripted_server(
 ) -> Iterator[Running]:
     """A server whose model's answers are given by the rules of a test."""
     with running(scripted_model(tmp_path_factory.mktemp("scripted"), tiny_cache)) as instance:
+        yield instance
+
+
+@pytest.fixture(scope="module")
+def thinking_server(thinking_gguf: Path, tiny_cache: Path) -> Iterator[Running]:
+    """A server of a model with Qwen3's marks, whose answer is `engine.script`."""
+    files = resolve(str(thinking_gguf), tiny_cache)
+    engine = ToyEngine(vocab_size=320, context_length=512, cache_blocks=512)
+    with running(Model(files, Scripted(engine, []))) as instance:
         yield instance

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError
 
+from paceline.server.body import ChatBody
 from support.server import Running
 
 CHAT: list[Any] = [
@@ -185,3 +186,14 @@ def test_a_required_function_is_called(server: Running, choice: Any, stream: boo
     assert call.id
     assert content == ""
     assert reasons == ["tool_calls"]
+
+
+def test_a_salt_or_a_prompt_alone_keeps_an_answer_private(server: Running):
+    """It is neither kept, nor drafted from."""
+    prepared = [
+        server.server.service.prepare(ChatBody.model_validate({"messages": CHAT, **more}))[0]
+        for more in ({}, {"cache_salt": "a"}, {"max_tokens": 0})
+    ]
+    assert [request.request.private for request in prepared] == [False, True, True]
+    assert [request.salt for request in prepared] == ["", "a", ""]
+    assert [request.prefill_only for request in prepared] == [False, False, True]

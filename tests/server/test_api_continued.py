@@ -1,6 +1,5 @@
 """Answers that were cut, in their thoughts or after them, and are continued from their tokens."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +8,10 @@ import pytest
 from paceline.models import resolve
 from paceline.runtime.model import Model
 from support.server import Running, running
-from support.thinking import CLOSE, OPEN, TEMPLATES, Scripted, write_thinking
-from support.toy import ToyEngine
+from support.thinking import CLOSE, OPEN, TEMPLATES, write_thinking
 
 CHAT = {"messages": [{"role": "user", "content": "2 + 2?"}], "return_token_ids": True}
 THOUGHT, ANSWER = "let me sée\n\nit is", "It is\n4."
-
-
-@pytest.fixture(scope="module")
-def scripted(thinking_gguf: Path, tiny_cache: Path) -> Iterator[Running]:
-    files = resolve(str(thinking_gguf), tiny_cache)
-    engine = ToyEngine(vocab_size=320, context_length=512, cache_blocks=512)
-    with running(Model(files, Scripted(engine, []))) as instance:
-        yield instance
 
 
 def parts(server: Running, path: str, body: dict[str, Any]) -> tuple[str, str, list[int]]:
@@ -38,21 +28,21 @@ def parts(server: Running, path: str, body: dict[str, Any]) -> tuple[str, str, l
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_cut_anywhere_is_continued_with_its_thoughts_apart(
-    scripted: Running, stream: bool
+    thinking_server: Running, stream: bool
 ):
-    tokenizer = scripted.model.files.tokenizer()
+    tokenizer = thinking_server.model.files.tokenizer()
     answer = [OPEN, *tokenizer.encode(f"\n{THOUGHT}\n"), CLOSE, *tokenizer.encode(f"\n\n{ANSWER}")]
-    scripted.model.engine.script = answer  # type: ignore[attr-defined]
-    whole = scripted.post("/v1/chat/completions", CHAT).json()
+    thinking_server.model.engine.script = answer  # type: ignore[attr-defined]
+    whole = thinking_server.post("/v1/chat/completions", CHAT).json()
     prompt = whole["prompt_token_ids"]
     for cut in range(1, len(answer)):
-        scripted.model.engine.script = answer[cut:]  # type: ignore[attr-defined]
+        thinking_server.model.engine.script = answer[cut:]  # type: ignore[attr-defined]
         stopped = len(tokenizer.decode(answer[:cut]).rstrip("\ufffd"))
         body = {"prompt": [*prompt, *answer[:cut]], "continued_tokens": cut, "max_tokens": 99}
         if stream:
-            thought, text, tokens = parts(scripted, "/v1/completions", body)
+            thought, text, tokens = parts(thinking_server, "/v1/completions", body)
         else:
-            (choice,) = scripted.post("/v1/completions", body).json()["choices"]
+            (choice,) = thinking_server.post("/v1/completions", body).json()["choices"]
             thought, text = choice.get("reasoning_content", ""), choice["text"]
             tokens = answer[cut:]
         assert THOUGHT.endswith(thought)
@@ -92,8 +82,10 @@ def test_a_sampled_thought_in_two_parts_has_the_tokens_of_one(
         {"continued_tokens": -1},
     ],
 )
-def test_what_cannot_be_continued_is_refused_by_name(scripted: Running, fields: dict[str, Any]):
+def test_what_cannot_be_continued_is_refused_by_name(
+    thinking_server: Running, fields: dict[str, Any]
+):
     body = {"prompt": [1, 2, 3], "continued_tokens": 2, **fields}
-    response = scripted.post("/v1/completions", body)
+    response = thinking_server.post("/v1/completions", body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "continued_tokens"

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,17 @@ def test_tokens_are_counted_as_they_are_prefilled(
     asked(scripted_server, "/v1/chat/completions", {"messages": messages, "max_tokens": 1})
     response = asked(scripted_server, "/tokenize", {"messages": messages})
     assert response["tokens"] == prompts[1]
+
+
+def test_template_variables_of_a_request_make_no_control_token(
+    scripted_server: Running, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+):
+    service = scripted_server.server.service
+    source = "{{ who }}<|im_start|>{{ messages[0].content }}<think></think>"
+    monkeypatch.setattr(service.prompts, "files", replace(service.files, chat_template=source))
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    asked(scripted_server, "/v1/chat/completions", {**body, "chat_template_kwargs": {"who": EVIL}})
+    assert marks(prompts[0]) == {"<|im_start|>": 1, "</think>": 1}
 
 
 def test_a_server_with_the_flag_parses_control_tokens_in_messages(

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
+from paceline.decoding.types import Step
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
+from paceline.server.stream_text import Answer, Delta
 from support.others import CHAT, TEXT, fault
 from support.server import Running, running
 
@@ -207,6 +209,33 @@ def test_a_known_field_at_the_wrong_endpoint_is_named(server: Running):
         message = message_of(server.post(path, {**BODIES[path], **fields}), path, 400)
         assert min(fields) in message
         assert instead in message
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_fault_while_an_answer_is_written_ends_its_own_request(
+    server: Running, path: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Before its stream has begun it has a status, later it is the last event; in either form."""
+    progress = Answer.progress
+    for stream, last in ((False, 0), (True, 0), (True, 1)):
+        calls: list[Step] = []
+
+        def fails(answer: Answer, step: Step, calls: list[Step] = calls, last: int = last) -> Delta:
+            calls.append(step)
+            if len(calls) > last:
+                raise RuntimeError("secret")
+            return progress(answer, step)
+
+        body = {**BODIES[path], "stream": stream, "speculation": {"drafter": "none"}}
+        with monkeypatch.context() as patch:
+            patch.setattr(Answer, "progress", fails)
+            response = server.post(path, {**body, "temperature": 0})
+        assert response.status_code == (200 if last else 500)
+        assert "secret" not in response.text
+        kind = "api_error" if path == MESSAGES else "server_error"
+        assert kind in response.text
+        server.rest()
+    assert server.post(path, BODIES[path]).status_code == 200
 
 
 def test_known_fields_without_an_effect_are_no_fault(server: Running):

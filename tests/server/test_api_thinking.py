@@ -1,42 +1,27 @@
 """Thoughts over HTTP: a scripted model with Qwen3's marks, asked with the real openai client."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.errors import InvalidRequest
-from paceline.models import resolve
 from paceline.runtime.model import Model
 from paceline.server.run import Server
 from paceline.server.settings import Settings
 from support.errors import raises
 from support.server import Running, running
-from support.thinking import CLOSE, OPEN, Scripted
-from support.toy import ToyEngine
+from support.thinking import CLOSE, OPEN
 
 THOUGHT, ANSWER = "let me see\nit is", "It is 4."
 EMPTY = "<think>\n\n</think>\n\n"
 CHAT: list[Any] = [{"role": "user", "content": "2 + 2?"}]
 
 
-@pytest.fixture(scope="module")
-def served(thinking_gguf: Path, tiny_cache: Path) -> Iterator[Running]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PACELINE_CACHE", str(tiny_cache))
-        files = resolve(str(thinking_gguf), tiny_cache)
-        engine = ToyEngine(vocab_size=320, context_length=512, cache_blocks=512)
-        with running(Model(files, Scripted(engine, []))) as instance:
-            yield instance
-
-
 @pytest.fixture
-def server(served: Running) -> Iterator[Running]:
+def server(thinking_server: Running) -> Running:
     """A server whose model thinks, and then answers."""
-    script(served, THOUGHT, ANSWER)
-    yield served
-    served.rest()
+    script(thinking_server, THOUGHT, ANSWER)
+    return thinking_server
 
 
 def script(server: Running, thought: str | None, answer: str) -> list[int]:

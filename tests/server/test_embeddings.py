@@ -3,6 +3,7 @@
 import base64
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -78,28 +79,18 @@ def test_vectors_are_those_of_a_plain_computation(embedder: Running):
 def test_a_vector_has_the_same_bits_alone_and_in_a_crowd(embedder: Running):
     alone = [vectors(embedder, text)[0] for text in TEXTS]
     many = TEXTS * 8
-    results: list[np.ndarray] = []
-    chats: list[str] = []
 
-    def chat() -> None:
-        body = {
-            "messages": [{"role": "user", "content": TEXTS[0]}],
-            "max_tokens": 30,
-            "temperature": 0,
-        }
-        reply = embedder.post("/v1/chat/completions", body).json()
-        chats.append(reply["choices"][0]["message"]["content"])
+    def answer() -> str:
+        body = {"prompt": TEXTS[0], "max_tokens": 30, "temperature": 0}
+        text: str = embedder.post("/v1/completions", body).json()["choices"][0]["text"]
+        return text
 
-    tasks = [threading.Thread(target=lambda: results.append(vectors(embedder, many)))]
-    tasks += [threading.Thread(target=chat) for _ in range(2)]
-    for task in tasks:
-        task.start()
-    for task in tasks:
-        task.join()
-    for place, vector in enumerate(results[0]):
-        assert vector.tobytes() == alone[place % len(TEXTS)].tobytes(), f"text {place}"
-    chat()
-    assert set(chats) == {chats[-1]}, "answers beside embeddings"
+    with ThreadPoolExecutor(3) as pool:
+        crowd = pool.submit(vectors, embedder, many)
+        answers = [pool.submit(answer) for _ in range(2)]
+        for place, vector in enumerate(crowd.result()):
+            assert vector.tobytes() == alone[place % len(TEXTS)].tobytes(), f"text {place}"
+    assert {result.result() for result in answers} == {answer()}, "answers beside embeddings"
 
 
 def test_the_client_of_openai_reads_base64(last: Running):

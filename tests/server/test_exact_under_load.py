@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
 @pytest.mark.parametrize(
     "load",
-    [Load(60, 12), pytest.param(Load(1000, 48), marks=pytest.mark.soak)],
+    [Load(60, 12, samplings=2), pytest.param(Load(1000, 48), marks=pytest.mark.soak)],
     ids=["short", "long"],
 )
 def test_every_answer_is_the_one_that_its_request_gets_alone(load: Load, real_model: Model):

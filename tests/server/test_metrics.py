@@ -158,6 +158,18 @@ def test_draft_counters_equal_the_acceptance_histograms(observed: Observed):
     assert sum(result.values()) == accepted
 
 
+def test_latencies_are_observed_once_per_answer(observed: Observed):
+    answers = len(observed.responses)
+    short = sum(r["usage"]["completion_tokens"] < 2 for r in observed.responses)
+    names = ("queue", "time_to_first_token", "e2e_request_latency", "time_per_output_token")
+    counts = [observed.counted(f"{name}_seconds_count") for name in names]
+    assert counts == [answers, answers, answers, answers - short]
+    queue, first, whole, each = (observed.counted(f"{name}_seconds_sum") for name in names)
+    assert 0 < queue < first < whole
+    per_token = sum(r["timings"]["predicted_per_token_ms"] for r in observed.responses)
+    assert each == pytest.approx(per_token / 1e3)
+
+
 def test_several_answers_have_one_prompt(module_model: Model):
     with running(module_model) as server:
         body = {"prompt": ["a b", REPEATED], "max_tokens": 5, "n": 3, "ignore_eos": True}

@@ -46,15 +46,14 @@ def chat(
         with contextlib.closing(session):
             session.turn(_piped())
         return 0
-    from paceline.cli.chat.commands import COMMANDS
-    from paceline.cli.chat.loop import run
+    from paceline.cli.chat.commands import COMMANDS, run_chat
     from paceline.cli.chat.terminal import Terminal
 
     terminal = Terminal([*COMMANDS], keep=answer.keep)
     with terminal.holding_keys():
         session.open(terminal)
         with contextlib.closing(session):
-            run(session, terminal, output)
+            run_chat(session, terminal, output)
     return 0
 
 

@@ -1,14 +1,21 @@
-"""The commands of a chat: a word that begins with a slash, at the beginning of a message."""
+"""A chat at a terminal: messages, and commands, which begin with a slash."""
 
 import difflib
+import json
 import re
+import sys
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from paceline.cli.chat import clipboard, settings
+from paceline import options
+from paceline.cli.answers import SAME_NAME
+from paceline.cli.chat import clipboard
 from paceline.cli.chat.session import Session
-from paceline.cli.console import say
-from paceline.errors import InvalidRequest
+from paceline.cli.chat.terminal import HINT, Terminal
+from paceline.cli.console import as_unicode, say
+from paceline.cli.options import Output
+from paceline.errors import InvalidRequest, PacelineError
+from paceline.runtime.request import check
 
 _WORD = re.compile(r"/[a-z?]+(?=\s|$)", re.IGNORECASE)
 
@@ -17,6 +24,16 @@ _KEYS = """\
 up, Ctrl-R             an earlier message
 Ctrl-X Ctrl-E          write the message in your editor ($EDITOR)
 Ctrl-C                 stop an answer, or clear the line; twice ends the chat, as Ctrl-D does"""
+
+
+_OPTIONS = (*SAME_NAME, "think", "stop", "ignore_eos", "repetition_detection")
+"""Options that can be set."""
+
+_DEFAULT = "default"
+"""The value with which an option is left out again."""
+
+_SWITCHES = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
+_FLAGS = ("think", "ignore_eos", "repetition_detection")
 
 
 class EndOfChat(Exception):
@@ -29,6 +46,35 @@ class Command(NamedTuple):
     argument: str
     about: str
     run: Callable[[Session, str], None]
+
+
+def run_chat(session: Session, terminal: Terminal, output: Output) -> None:
+    """Answer messages until the user ends the chat.
+
+    No message and no command ends it, however it fails; that is one line.
+    """
+    if not output.quiet:
+        say(HINT)
+    while (message := terminal.message()) is not None:
+        try:
+            text = as_unicode(message, "the message")
+            if not run_command(session, text):
+                session.turn(text)
+        except EndOfChat:
+            return
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            reason = str(error) if isinstance(error, PacelineError) else _fault(error)
+            say(f"paceline: {reason}")
+            if output.json:
+                print(json.dumps({"error": reason}, ensure_ascii=False), flush=True)
+
+
+def _fault(error: Exception) -> str:
+    return f"this turn failed: {' '.join(f'{type(error).__name__}: {error}'.split())}"
 
 
 def run_command(session: Session, message: str) -> bool:
@@ -75,17 +121,47 @@ def _system(session: Session, argument: str) -> None:
 def _set(session: Session, argument: str) -> None:
     name, _, value = argument.partition(" ")
     if value.strip():
-        session.options = settings.changed(session.options, name, value.strip())
+        session.options = _changed(session.options, name, value.strip())
         say(f"{name} is {value.strip()} from the next answer on.")
         return
-    names = [name.replace("-", "_")] if name else settings.NAMES
+    names = [name.replace("-", "_")] if name else _OPTIONS
     for known in names:
-        if known not in settings.NAMES:
-            settings.changed({}, known, settings.DEFAULT)  # names what is wrong
+        if known not in _OPTIONS:
+            _changed({}, known, _DEFAULT)  # names what is wrong
         if name or session.options.get(known) is not None:
-            say(f"{known}: {session.options.get(known, settings.DEFAULT)}")
+            say(f"{known}: {session.options.get(known, _DEFAULT)}")
     if not name:
-        say(f"To set: {', '.join(settings.NAMES)}; `{settings.DEFAULT}` leaves one out again.")
+        say(f"To set: {', '.join(_OPTIONS)}; `{_DEFAULT}` leaves one out again.")
+
+
+def _changed(values: dict[str, Any], name: str, text: str) -> dict[str, Any]:
+    """A copy of options with one set. Raises InvalidRequest if it cannot be."""
+    name = name.replace("-", "_")
+    if name not in _OPTIONS:
+        raise InvalidRequest(f"there is no option {name!r} to set; expected {', '.join(_OPTIONS)}")
+    others = {other: value for other, value in values.items() if other != name}
+    if text == _DEFAULT:
+        return others
+    result = {**others, name: _parsed(name, text)}
+    check(result)  # type: ignore[arg-type]
+    return result
+
+
+def _parsed(name: str, text: str) -> Any:
+    """The value of a text; a text that is no number or switch is left for `check` to refuse."""
+    if name == "max_tokens" and text == "-1":
+        return None
+    if name == "stop":
+        return [text]
+    if name in _FLAGS:
+        return _SWITCHES.get(text.lower(), text)
+    limits = options.RANGES.get(name)
+    if limits is None:
+        return text
+    try:
+        return int(text) if isinstance(limits, options.Whole) else float(text)
+    except ValueError:
+        return text
 
 
 def _model(session: Session, argument: str) -> None:
