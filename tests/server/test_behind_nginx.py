@@ -28,8 +28,8 @@ class Proxied:
         """Answers of each server so far."""
         return [counted(server.url) for server in self.servers]
 
-    def ask(self, session: str, *, tokens: int = 12) -> Any:
-        body = {"messages": [turn(session)], "max_tokens": tokens, "temperature": 0}
+    def ask(self, session: str) -> Any:
+        body = {"messages": [turn(session)], "max_tokens": 12, "temperature": 0}
         response = HTTP.post(self.url + CHAT, json=body, headers={"x-session-id": session})
         assert response.status_code == 200, response.text
         return response.json()
@@ -72,6 +72,7 @@ def test_sessions_stay_and_those_of_a_killed_server_go_to_the_other_one(two: Pro
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64, session
 
     two.servers[0].process.send_signal(signal.SIGKILL)
+    two.servers[0].end()
     for session in SESSIONS:  # those of the killed server go to the other one
         assert text_of(two.ask(session)) == texts[session]
 

@@ -200,16 +200,16 @@ def error_of(response: httpx.Response, *, stream: bool, status: int) -> dict[str
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_full_cache_that_admission_did_not_expect(server: Running, stream: bool):
-    """Sequences outside of the scheduler hold slots."""
-    engine = server.model.engine
+def test_a_full_cache_that_admission_did_not_expect(own_server: Running, stream: bool):
+    """Sequences outside of the scheduler hold slots, and its own cache has none to give up."""
+    engine = own_server.model.engine
     size = engine.block_size
     with ExitStack() as stack:
         while engine.free_slots > 6 * size:
             taken: Any = engine.open()
             stack.callback(taken.close)
             taken.reserve(min(engine.free_slots - 6 * size, engine.context_length))
-        response = server.post(TEXT, {**LONG, "stream": stream})
+        response = own_server.post(TEXT, {**LONG, "stream": stream})
         error = error_of(response, stream=stream, status=503)
     assert error["code"] == "cache_full"
     assert "shorten" in error["message"]
