@@ -33,15 +33,15 @@ def edges(limits: Whole | Real) -> Iterator[tuple[Any, bool]]:
     """Values at the ends of a range and outside of them, and whether the range has them."""
     step = 1 if isinstance(limits, Whole) else STEP
     is_open = isinstance(limits, Real) and limits.open
-    yield limits.least, not is_open
-    yield (limits.least + step, True) if is_open else (limits.least - step, False)
-    if limits.most is not None:
-        yield from ((limits.most, True), (limits.most + step, False))
+    yield limits.min_value, not is_open
+    yield (limits.min_value + step, True) if is_open else (limits.min_value - step, False)
+    if limits.max_value is not None:
+        yield from ((limits.max_value, True), (limits.max_value + step, False))
 
 
 EDGES = [
-    *((name, value, fits) for name in RANGES for value, fits in edges(RANGES[name])),
-    *(("logit_bias", {7: bias}, fits) for bias, fits in edges(BIAS)),
+    *((name, value, allowed) for name in RANGES for value, allowed in edges(RANGES[name])),
+    *(("logit_bias", {7: bias}, allowed) for bias, allowed in edges(BIAS)),
     *(("logit_bias", {token: 1.0}, token == 0) for token in (0, -1)),
 ]
 
@@ -130,14 +130,14 @@ WRONG: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("door", ["library", "command line", "server"])
 def test_a_range_is_the_same_at_every_door(door: str, doors: dict[str, Ask]):
     faults = []
-    for name, value, fits in EDGES:
+    for name, value, allowed in EDGES:
         if door == "command line" and name in NO_OPTIONS:
             continue
         error = doors[door](name, value)
         limits = RANGES.get(name, BIAS)
         expected = str(limits).removeprefix("a ").removeprefix("whole ").removeprefix("number ")
         bound = "greater than or equal to", "less than or equal to"  # pydantic's words
-        if fits or (door == "server" and [name, value] in SERVERS_OWN):
+        if allowed or (door == "server" and [name, value] in SERVERS_OWN):
             right = error == ""
         else:
             says = any(words in error for words in (expected, *bound)) or name == "logit_bias"

@@ -104,44 +104,46 @@ GREEDY: Options = {"generation_config": "none", "temperature": 0.0}
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A whole number from `least` to `most`; None: without an upper limit."""
+    """A whole number from `min_value` to `max_value`; None: without an upper limit."""
 
-    least: int
-    most: int | None = None
+    min_value: int
+    max_value: int | None = None
 
-    def fits(self, value: object) -> bool:
+    def allows(self, value: object) -> bool:
         """Whether a value is in the range."""
         if not isinstance(value, int) or isinstance(value, bool):
             return False
-        return self.least <= value and (self.most is None or value <= self.most)
+        return self.min_value <= value and (self.max_value is None or value <= self.max_value)
 
     def __str__(self) -> str:
-        if self.most is None:
-            return f"a whole number of {self.least} or more"
-        most = "2**64 - 1" if self.most == _MAX_SEED else self.most
-        return f"a whole number from {self.least} to {most}"
+        if self.max_value is None:
+            return f"a whole number of {self.min_value} or more"
+        max_value = "2**64 - 1" if self.max_value == _MAX_SEED else self.max_value
+        return f"a whole number from {self.min_value} to {max_value}"
 
 
 @dataclass(frozen=True, slots=True)
 class Real:
-    """A finite number from `least` to `most`, or above `least`."""
+    """A finite number from `min_value` to `max_value`, or above `min_value`."""
 
-    least: float
-    most: float
+    min_value: float
+    max_value: float
     open: bool = False
-    """Whether `least` itself is excluded."""
+    """Whether `min_value` itself is excluded."""
 
-    def fits(self, value: object) -> bool:
+    def allows(self, value: object) -> bool:
         """Whether a value is in the range."""
         if not isinstance(value, RealNumber) or isinstance(value, bool):
             return False
         number: Any = value  # not made a float, which a whole number of 400 digits cannot be
-        return bool(self.least <= number <= self.most) and not (self.open and number == self.least)
+        return bool(self.min_value <= number <= self.max_value) and not (
+            self.open and number == self.min_value
+        )
 
     def __str__(self) -> str:
         if self.open:
-            return f"a number above {self.least:g}, up to {self.most:g}"
-        return f"a number from {self.least:g} to {self.most:g}"
+            return f"a number above {self.min_value:g}, up to {self.max_value:g}"
+        return f"a number from {self.min_value:g} to {self.max_value:g}"
 
 
 RANGES: Mapping[str, Whole | Real] = {
@@ -175,7 +177,7 @@ _OR_NONE = (
 
 class _Kind(NamedTuple):
     expected: str
-    fits: Callable[[Any], bool]
+    allows: Callable[[Any], bool]
 
 
 _FLAG = _Kind("True or False", lambda value: isinstance(value, bool))
@@ -188,7 +190,7 @@ def _strings(value: object) -> bool:
 
 
 _KINDS: Mapping[str, _Kind] = {
-    **{name: _Kind(str(limits), limits.fits) for name, limits in RANGES.items()},
+    **{name: _Kind(str(limits), limits.allows) for name, limits in RANGES.items()},
     **dict.fromkeys(("ignore_eos", "raw", "parse_special", "prompt_logprobs", "think"), _FLAG),
     **dict.fromkeys(("drafter", "probe"), _TEXT),
     **dict.fromkeys(
@@ -242,10 +244,10 @@ def _unknown(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _wrong(values: Mapping[str, Any]) -> Iterator[str]:
-    for name, (expected, fits) in _KINDS.items():
+    for name, (expected, allows) in _KINDS.items():
         if name not in values or (values[name] is None and name in _OR_NONE):
             continue
-        if not fits(values[name]):
+        if not allows(values[name]):
             none = ", or None" if name in _OR_NONE else ""
             yield f"{name} is {_shown(values[name])}; expected {expected}{none}"
         elif name == "template_kwargs" and (reserved := TEMPLATE_NAMES & values[name].keys()):
@@ -255,7 +257,7 @@ def _wrong(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"logit_bias is {_shown(biases)}; expected token id -> number"
         return
     for token, bias in biases.items():
-        if not (BIAS_TOKEN.fits(token) and BIAS.fits(bias)):
+        if not (BIAS_TOKEN.allows(token) and BIAS.allows(bias)):
             yield f"logit_bias is {_shown({token: bias})}; expected token id -> {BIAS}"
             break
 

@@ -113,10 +113,10 @@ def test_the_least_a_numeric_option_may_be_is_taken():
 
 
 def test_limits_of_arguments_are_those_of_the_library():
-    assert BLOCK.most == MAX_ROWS
-    EngineSettings(threads=THREADS.most)
+    assert BLOCK.max_value == MAX_ROWS
+    EngineSettings(threads=THREADS.max_value)
     with pytest.raises(InvalidRequest):
-        EngineSettings(threads=THREADS.most + 1)
+        EngineSettings(threads=THREADS.max_value + 1)
 
 
 @pytest.fixture

@@ -421,5 +421,5 @@ def test_a_prompt_that_is_partly_cached_gives_the_same_answer(engine: Engine, kn
             while not one.finished:
                 result = engine.step([(sequence, one.next_block())])
                 best = result.best[0] if result.best else None
-                sequence.commit(one.accept(result.logits[0], best=best).kept)
+                sequence.commit(one.accept(result.logits[0], best=best).accepted_rows)
             assert one.answer == expected.tokens

@@ -40,7 +40,11 @@ def test_prefill_in_chunks_needs_only_the_last_row():
         block = generation.next_block()
         seen.append((generation.length, list(block.tokens), block.rows))
         brought = step(generation)
-        assert (brought.kept, brought.drafted, brought.accepted) == (len(block.tokens), 0, 0)
+        assert (brought.accepted_rows, brought.drafted, brought.accepted) == (
+            len(block.tokens),
+            0,
+            0,
+        )
     assert seen == [(0, [1, 2], 0), (2, [3, 4], 0), (4, [5], 1)]
     assert brought.tokens == [ord("T")]
     assert brought.text == "T"
@@ -106,7 +110,11 @@ def test_draft_tokens_are_accepted_up_to_the_first_mismatch(accepted: int):
     brought = step(generation)
     # And the bonus token.
     tokens = ANSWER[1 : accepted + 2]
-    assert (brought.kept, brought.tokens, brought.text) == (accepted + 1, tokens, decode(tokens))
+    assert (brought.accepted_rows, brought.tokens, brought.text) == (
+        accepted + 1,
+        tokens,
+        decode(tokens),
+    )
     assert (brought.drafted, brought.accepted, brought.source) == (7, accepted, "oracle")
     assert generation.length == before + accepted + 1
     # The next block begins with the last token, whose slot is not filled yet.
@@ -120,7 +128,7 @@ def test_a_draft_token_after_a_rejected_one_is_never_accepted():
     text = [*TEXT[:7], ELSE - 1, ELSE, ELSE]
     generation = past_the_prompt(drafters=[Oracle(text)], policy=Fixed(4))
     brought = step(generation)
-    assert (brought.kept, brought.tokens, brought.text) == (2, ANSWER[1:3], "he")
+    assert (brought.accepted_rows, brought.tokens, brought.text) == (2, ANSWER[1:3], "he")
     assert (brought.drafted, brought.accepted) == (3, 1)
 
 
@@ -143,7 +151,7 @@ def test_tokens_and_text_are_the_same_with_every_draft(
     assert generation.answer == ANSWER[:most]
     assert [token for one in steps for token in one.tokens] == ANSWER[:most]
     assert "".join(one.text for one in steps) == decode(ANSWER[:most])
-    assert sum(one.kept for one in steps) == generation.length == len(PROMPT) + most - 1
+    assert sum(one.accepted_rows for one in steps) == generation.length == len(PROMPT) + most - 1
     assert sum(one.drafted for one in steps) == generation.counters.drafted
     assert sum(one.accepted for one in steps) == generation.counters.accepted
 
@@ -195,7 +203,7 @@ def test_every_drafter_observes_every_step():
     taps = {"layer": np.ones((3, 2), np.float32)}
     step(generation, taps=taps)
     finished(generation)
-    seen = [(list(v.tokens), v.start, v.kept) for v in first.seen]
+    seen = [(list(v.tokens), v.start, v.accepted_rows) for v in first.seen]
     assert seen == [
         ([1, 2, 3], 0, 3),
         ([4, 5], 3, 2),

@@ -93,7 +93,7 @@ def test_preempted_decode_continues_with_the_same_tokens(
         result = engine.step([(sequence, block)])
         step = one.accept(result.logits[0], seconds=result.seconds)
         assert not (again and step.tokens)
-        sequence.commit(step.kept)
+        sequence.commit(step.accepted_rows)
         assert sequence.length == one.length
         steps += bool(step.tokens)
     sequence.close()
@@ -106,14 +106,14 @@ def test_rows_are_recomputed_in_their_phase_many_per_call():
     with closing(engine.open()) as sequence:
         for _ in range(31):
             step = one.accept(engine.step([(sequence, one.next_block())]).logits[0])
-            sequence.commit(step.kept)
+            sequence.commit(step.accepted_rows)
     assert len(one.answer) == 31
     with closing(engine.open()) as sequence:
         one.restart(0)
         engine.blocks.clear()
         while one.recomputing:
             step = one.accept(engine.step([(sequence, one.next_block())]).logits[0])
-            sequence.commit(step.kept)
+            sequence.commit(step.accepted_rows)
     prefill, decode = engine.blocks
     assert (list(prefill.tokens), prefill.rows, prefill.prefill) == (PROMPT, 0, True)
     assert (list(decode.tokens), decode.rows, decode.prefill) == (one.answer[:-1], 0, False)
@@ -126,7 +126,7 @@ def test_restart_needs_an_answer_that_has_begun_and_not_ended():
         one.restart(0)
     with closing(engine.open()) as sequence:
         step = one.accept(engine.step([(sequence, one.next_block())]).logits[0])
-        sequence.commit(step.kept)
+        sequence.commit(step.accepted_rows)
     with raises(ValueError, "12"):
         one.restart(13)
     one.cancel()

@@ -146,7 +146,7 @@ def test_a_draft_that_is_ready_has_no_cost(truth: list[int]):
             block: Block = request.next_block()
             pool.submit(lambda: None).result()  # the draft ahead is ready
             result = engine.step([(slots, block)])
-            slots.commit(request.accept(result.logits[0]).kept)
+            slots.commit(request.accept(result.logits[0]).accepted_rows)
             costs.append(drafter.cost(3))
         slots.close()
     assert costs == [0.5, 0.0, 0.0, 0.0]

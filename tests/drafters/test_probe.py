@@ -46,7 +46,7 @@ def test_probe_counts_equal_those_of_speculative_decoding(text: list[int], lengt
     probe = Probe(NgramDrafter(), length)
     for end in range(1, len(text)):
         probe.propose(text[:end], 1)
-    probe.settle(text, ended=True)
+    probe.count_open(text, ended=True)
 
     drafter = NgramDrafter()
     steps = drafted = accepted = 0
@@ -69,7 +69,7 @@ def test_probe_during_plain_decoding_counts_the_drafters_steps(spec: str):
     probe = Probe(*create(spec), length=7)
     plain = generation(engine, prompt, stopping=stopping, drafters=[probe], policy=Fixed(8))
     (answer,) = run(engine, [plain])
-    probe.settle(prompt + answer.tokens, ended=True)
+    probe.count_open(prompt + answer.tokens, ended=True)
 
     assert plain.counters.drafted == 0
     assert 0 < probe.accepted < probe.drafted

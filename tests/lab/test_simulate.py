@@ -57,7 +57,7 @@ def real(engine: ToyEngine, prompt: list[int], **settings: object) -> Iterator[S
             block, context = machine.next_block(), machine.length
             result = engine.step([(sequence, block)])
             step = machine.accept(result.logits[0], taps={}, seconds=CHEAP(len(block.tokens)))
-            sequence.commit(step.kept)
+            sequence.commit(step.accepted_rows)
             if not prefilling:
                 silent = step._replace(pieces=[TextPiece()] * len(step.tokens))
                 yield SimulatedStep(len(block.tokens), context, silent)

@@ -329,7 +329,7 @@ def test_a_block_may_have_pending_tokens(one: Target, waits: list[str]):
     with closing(one.engine.open()) as sequence:
         result = one.engine.step([(sequence, going.next_block())])
         step = going.accept(result.logits[0], best=result.best[0], taps=result.taps[0])
-        sequence.commit(step.kept)
+        sequence.commit(step.accepted_rows)
         waits.clear()
         block = going.next_block()
         assert isinstance(block.tokens, DeferredRows)

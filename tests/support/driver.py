@@ -92,7 +92,7 @@ def run(
             bests = result.best or [None] * len(due)
             for i, logits, best, taps in zip(due, result.logits, bests, result.taps, strict=True):
                 step = generations[i].accept(logits, best=best, taps=taps, seconds=result.seconds)
-                sequences[i].commit(step.kept)
+                sequences[i].commit(step.accepted_rows)
                 assert sequences[i].length == generations[i].length
                 texts[i] += step.text
                 if generations[i].finished:

@@ -24,10 +24,12 @@ _MAX = 2**31 - 1
 class Whole(options.Whole):
     """Parses a whole number in the range."""
 
-    most: int | None = _MAX
+    max_value: int | None = _MAX
 
     def __str__(self) -> str:
-        return str(options.Whole(self.least, None if self.most == _MAX else self.most))
+        return str(
+            options.Whole(self.min_value, None if self.max_value == _MAX else self.max_value)
+        )
 
     def __call__(self, text: str) -> int:
         """Parse a value."""
@@ -48,7 +50,7 @@ def _parsed(limits: Whole | Real, kind: Callable[[str], float], text: str) -> fl
         value = kind(text)
     except ValueError:  # also for more digits than Python reads
         value = math.nan
-    if not limits.fits(value):
+    if not limits.allows(value):
         raise BadParameter(f"{_short(text)} is not {limits}")
     return value
 
@@ -57,8 +59,8 @@ def of(name: str) -> Whole | Real:
     """The parser of an option of answers."""
     limits = RANGES[name]
     if isinstance(limits, options.Whole):
-        return Whole(limits.least, limits.most)
-    return Real(limits.least, limits.most, limits.open)
+        return Whole(limits.min_value, limits.max_value)
+    return Real(limits.min_value, limits.max_value, limits.open)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,9 @@ class Wholes:
 
 @dataclass(frozen=True, slots=True)
 class WholeOr:
-    """A whole number of `least` or more, or a word for a number."""
+    """A whole number of `min_value` or more, or a word for a number."""
 
-    least: int
+    min_value: int
     word: str
     meaning: str
     value: int | str
@@ -89,7 +91,7 @@ class WholeOr:
         if text == self.word:
             return self.value
         try:
-            return Whole(self.least)(text)
+            return Whole(self.min_value)(text)
         except BadParameter as error:
             raise BadParameter(f"{error}, nor {self.meaning}") from None
 
@@ -117,8 +119,8 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:40]}...")
 
 
-_BIAS_TOKEN = Whole(options.BIAS_TOKEN.least)
-_BIAS = Real(options.BIAS.least, options.BIAS.most)
+_BIAS_TOKEN = Whole(options.BIAS_TOKEN.min_value)
+_BIAS = Real(options.BIAS.min_value, options.BIAS.max_value)
 
 BLOCK = of("max_block")
 """Rows of a block."""
@@ -134,4 +136,4 @@ SECONDS = Real(0, 365 * 24 * 3600)
 SEED = of("seed")
 TEMPERATURE = of("temperature")
 THREADS = Whole(1, 4096)
-TIMEOUT = Real(0, SECONDS.most, open=True)
+TIMEOUT = Real(0, SECONDS.max_value, open=True)

@@ -228,8 +228,8 @@ def _typed(text: str, types: set[str]) -> str:
     except NotACall:
         value = text if "string" in types else _literal(text)
     kind = _type_of(value)
-    fits = not types or kind in types or (kind == "integer" and "number" in types)
-    return json.dumps(value if fits or "string" not in types else text, ensure_ascii=False)
+    is_of_type = not types or kind in types or (kind == "integer" and "number" in types)
+    return json.dumps(value if is_of_type or "string" not in types else text, ensure_ascii=False)
 
 
 def _literal(text: str) -> Any:

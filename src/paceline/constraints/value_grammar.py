@@ -203,13 +203,13 @@ class ValueGrammar:
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         element = self._value(schema.get("items"))
-        least, most = _whole(schema.get("minItems")) or 0, _whole(schema.get("maxItems"))
-        if most == 0:
+        min_items, max_items = _whole(schema.get("minItems")) or 0, _whole(schema.get("maxItems"))
+        if max_items == 0:
             return '"[]"'
-        more = max(least - 1, 0)
-        end = "" if most is None else str(max(most - 1, more))
+        more = max(min_items - 1, 0)
+        end = "" if max_items is None else str(max(max_items - 1, more))
         elements = f"{element} ({self._comma} {element}){{{more},{end}}}"
-        return f'"[" ({elements}){"" if least else "?"} "]"'
+        return f'"[" ({elements}){"" if min_items else "?"} "]"'
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         if not self._braces:
@@ -255,10 +255,10 @@ def escaped_text(text: str) -> str:
 
 def length_bounds(schema: Mapping[str, Any]) -> str:
     """The repetition that a string's schema allows."""
-    least, most = _whole(schema.get("minLength")) or 0, _whole(schema.get("maxLength"))
-    if least > _MAX_REPEAT or (most is not None and most > _MAX_REPEAT):
+    min_length, max_length = _whole(schema.get("minLength")) or 0, _whole(schema.get("maxLength"))
+    if max(min_length, max_length or 0) > _MAX_REPEAT or (min_length, max_length) == (0, None):
         return "*"
-    return "*" if not least and most is None else f"{{{least},{'' if most is None else most}}}"
+    return f"{{{min_length},{'' if max_length is None else max_length}}}"
 
 
 def _whole(value: Any) -> int | None:

@@ -5,7 +5,7 @@
         block = generation.next_block()      # the policy asks drafters and cuts the draft
         logits = ...                         # run it: no engine and no clock in this file
         step = generation.accept(logits)     # keeps the prefix that the target itself picks
-        ...                                  # step.kept slots are now part of the sequence
+        ...                                  # step.accepted_rows slots are now part of the sequence
 
 It starts in prefill (blocks are chunks of the prompt), continues in decode (blocks are the last
 token and a draft), and ends finished. A preempted answer continues after `restart`, once its rows
@@ -247,12 +247,12 @@ class Generation:
                 break
         tokens = self._tokens[first:]
         # In decode a row is kept if a token was picked from it.
-        kept = len(block.tokens) if prefilling else len(tokens)
-        self._length += kept
+        accepted_rows = len(block.tokens) if prefilling else len(tokens)
+        self._length += accepted_rows
         self._block = None
         matched = common_prefix_length(tokens, self._proposal.tokens)
         step = Step(
-            kept,
+            accepted_rows,
             tokens,
             pieces,
             self._proposal,
@@ -260,7 +260,7 @@ class Generation:
             self._text.reasoning_tokens,
             self.logprobs[first - self.prompt_length :],
         )
-        computed = ComputedBlock(block.tokens, start, kept, taps or {})
+        computed = ComputedBlock(block.tokens, start, accepted_rows, taps or {})
         for drafter in self._drafters:
             drafter.observe(computed)
         if not prefilling:

@@ -30,7 +30,7 @@ def _top(row: np.ndarray, count: int, total: float) -> tuple[tuple[int, float], 
     if count == 0:
         return ()
     count = min(count, len(row))
-    least = np.partition(row, len(row) - count)[len(row) - count]
-    tokens = np.flatnonzero(row >= least)
+    min_logit = np.partition(row, len(row) - count)[len(row) - count]
+    tokens = np.flatnonzero(row >= min_logit)
     best = tokens[np.argsort(-row[tokens], kind="stable")][:count]
     return tuple((int(token), float(row[token]) - total) for token in best)

@@ -342,7 +342,7 @@ def _nucleus_floor(
     last = int(mass.searchsorted(need, side="left"))
     if left_out:
         # Sums of other lengths are rounded otherwise.
-        least, most = need * (1 - 1e-12), top_p * (total + left_out) * (1 + 1e-12)
-        if mass.searchsorted(least) != mass.searchsorted(most) or last == ordered.size:
+        lower, upper = need * (1 - 1e-12), top_p * (total + left_out) * (1 + 1e-12)
+        if mass.searchsorted(lower) != mass.searchsorted(upper) or last == ordered.size:
             return None
     return float(ordered[min(last, ordered.size - 1)])

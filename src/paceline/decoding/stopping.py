@@ -17,10 +17,10 @@ MAX_COUNT = 1_000_000
 """Upper bound of `min_count` and `min_tokens`."""
 
 
-def _require(name: str, value: object, least: int, most: int) -> None:
+def _require(name: str, value: object, min_value: int, max_value: int) -> None:
     is_int = isinstance(value, int) and not isinstance(value, bool)
-    if not is_int or not least <= value <= most:  # type: ignore[operator]
-        raise ValueError(f"{name} is {value!r}; expected {least} to {most}")
+    if not is_int or not min_value <= value <= max_value:  # type: ignore[operator]
+        raise ValueError(f"{name} is {value!r}; expected {min_value} to {max_value}")
 
 
 @dataclass(frozen=True, slots=True)

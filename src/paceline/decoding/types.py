@@ -140,7 +140,7 @@ class ComputedBlock:
     """The T token ids that were run."""
     start: int
     """Position of tokens[0] in the sequence."""
-    kept: int
+    accepted_rows: int
     """Leading tokens that are now part of the sequence."""
     taps: Taps = field(default_factory=dict)
 
@@ -265,7 +265,7 @@ class TokenLogprob(NamedTuple):
 class Step(NamedTuple):
     """Result of one engine call for a request."""
 
-    kept: int
+    accepted_rows: int
     """Rows of the block that are now part of the sequence: its length grows by this."""
     tokens: Sequence[int]
     """New tokens of the answer; empty inside the prompt."""

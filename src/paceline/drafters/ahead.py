@@ -76,7 +76,7 @@ class AheadDrafter(Drafter):
 
     def observe(self, computed: ComputedBlock) -> None:
         """Pass the block on, in the worker thread."""
-        self._accepted = computed.kept == len(computed.tokens)
+        self._accepted = computed.accepted_rows == len(computed.tokens)
         self._worker.submit(self._inner.observe, computed)
 
     def cost(self, limit: int) -> float:

@@ -137,7 +137,7 @@ class KeptText:
             "text": np.dtype(token_type(vocab_size + 1)).name,
         }
         text, entries = columns["text"], len(columns["keys"])
-        fits = (
+        is_whole = (
             all(str(columns[name].dtype) == type_ for name, type_ in types.items())
             and entries == len(columns["successors"]) == len(columns["probabilities"])
             and len(columns["match_keys"]) == len(columns["matches"])
@@ -145,7 +145,7 @@ class KeptText:
             and text.max(initial=0) <= vocab_size
             and columns["matches"].max(initial=0) < max(len(text), 1)
         )
-        if not fits:
+        if not is_whole:
             raise ModelError(f"{path} is damaged: its columns do not fit together")
         return cls(columns, vocab_size), facts
 

@@ -26,7 +26,7 @@ class Probe(Drafter):
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         """Nothing; the draft is kept for counting."""
-        self.settle(context)
+        self.count_open(context)
         if self._start < 0:
             self._draft = self._drafter.propose(context, self._length).tokens
             self._start = len(context)
@@ -40,7 +40,7 @@ class Probe(Drafter):
         """See `Drafter.close`."""
         self._drafter.close()
 
-    def settle(self, context: Sequence[int], *, ended: bool = False) -> None:
+    def count_open(self, context: Sequence[int], *, ended: bool = False) -> None:
         """Count the open draft if the text shows how much of it is accepted (or has ended)."""
         if self._start < 0:
             return
@@ -54,5 +54,5 @@ class Probe(Drafter):
 
     def count(self, context: Sequence[int]) -> dict[str, int]:
         """Steps, drafted and accepted of the whole text, which has ended."""
-        self.settle(context, ended=True)
+        self.count_open(context, ended=True)
         return {"steps": self.steps, "drafted": self.drafted, "accepted": self.accepted}

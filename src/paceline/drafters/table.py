@@ -142,11 +142,11 @@ class TableDrafter(Drafter):
         return Proposal(tokens, self.name, 0, probabilities)
 
 
-def keys_of(context: Sequence[int], most: int = MAX_ORDER) -> list[int]:
-    """Keys of the last token of `context`, of the last two, and so on up to `most` (at most 8)."""
+def keys_of(context: Sequence[int], max_order: int = MAX_ORDER) -> list[int]:
+    """Keys of the last token of `context`, of the last two, and so on up to `max_order` (<= 8)."""
     keys = []
     mixed = 0
-    for order, token in enumerate(islice(reversed(context), most)):
+    for order, token in enumerate(islice(reversed(context), max_order)):
         mixed = (mixed + (token + 1) * _FACTORS[order]) & _WIDTH
         keys.append(_finish(mixed, order))
     return keys

@@ -255,12 +255,12 @@ class Stream:
             seconds=taken,
         )
         context = self.sequence.length
-        self.sequence.commit(step.kept)
+        self.sequence.commit(step.accepted_rows)
         ended = perf_counter()
         for part, seconds in rows.parts.items():
             stats.parts[part] = stats.parts.get(part, 0.0) + seconds
         if recomputing:
-            stats.recomputed += step.kept
+            stats.recomputed += step.accepted_rows
             stats.recompute_seconds += ended - self._began
         elif prefilling:
             stats.prefill_seconds += ended - self._began

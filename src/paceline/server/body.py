@@ -44,7 +44,7 @@ def _biases(value: Any) -> Any:
 
 
 _LOGPROBS = RANGES["logprobs"]
-Logprobs = Annotated[int, Field(ge=_LOGPROBS.least, le=_LOGPROBS.most)]
+Logprobs = Annotated[int, Field(ge=_LOGPROBS.min_value, le=_LOGPROBS.max_value)]
 """How many of the likeliest tokens are listed."""
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]

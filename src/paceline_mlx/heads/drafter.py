@@ -40,7 +40,7 @@ class HeadDrafter(Drafter):
 
     def observe(self, computed: ComputedBlock) -> None:
         """Keep the hidden states of the rows that are now part of the sequence."""
-        if not computed.taps or not computed.kept:
+        if not computed.taps or not computed.accepted_rows:
             return
         cache, count = self._cache, self._cache.pending_count
         # Pending rows are contiguous, and few: a long prompt is prefilled as it comes.
@@ -50,4 +50,4 @@ class HeadDrafter(Drafter):
                 self._network.prefill(cache, rows)
         if not cache.pending:
             cache.pending_start = computed.start
-        cache.pending.append(self._network.tapped(computed.taps, computed.kept))
+        cache.pending.append(self._network.tapped(computed.taps, computed.accepted_rows))

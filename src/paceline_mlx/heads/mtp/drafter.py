@@ -63,12 +63,12 @@ class MtpDrafter(HeadDrafter):
 
     def observe(self, computed: ComputedBlock) -> None:
         """Keep hidden states, and the tokens after them."""
-        if not (computed.taps and computed.kept):
+        if not (computed.taps and computed.accepted_rows):
             return
         if self._ends_at(computed.start):
             self._cache.complete(computed.tokens[0])
         super().observe(computed)
-        self._cache.following += computed.tokens[1 : computed.kept]
+        self._cache.following += computed.tokens[1 : computed.accepted_rows]
 
     def cost(self, limit: int) -> float:
         """Seconds of a chain of up to `limit` tokens, of the mean length so far, at this context.
