@@ -1,6 +1,6 @@
 """Lines of text of many scripts and kinds, and small vocabularies, for tests of tokenizers.
 
-All of it comes from a seed, so what another program makes of it can be recorded.
+All of it comes from a seed, so that a run is like another.
 """
 
 import random
