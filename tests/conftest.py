@@ -21,6 +21,7 @@ from support.packages import MARKED, may_be_marked
 from support.pairs import outside_pairs
 from support.thinking import TEMPLATES, write_thinking
 from support.tiny import write_tiny
+from support.waiting import until
 
 # Two cores shared with others: how long an example takes says nothing about the code.
 settings.register_profile("paceline", deadline=None)
@@ -160,7 +161,7 @@ def model(tiny_model: Model, cache: Path) -> Iterator[Model]:
     """The tiny model with nothing learnt; a test that leaves slots behind fails."""
     free = tiny_model.engine.free_slots
     yield Model(tiny_model.files, tiny_model.engine)
-    assert tiny_model.engine.free_slots == free
+    until(lambda: tiny_model.engine.free_slots == free)  # cancelled ones end in another thread
 
 
 @pytest.fixture(scope="session")

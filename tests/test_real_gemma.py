@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import cycle
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,6 @@ from paceline.options import GREEDY, Options
 from paceline.runtime import kept
 from paceline.runtime.drafting import Drafting
 from paceline.runtime.model import Model
-from paceline.runtime.stream import run_together
 from support.gemma import PROMPTS, gemma_file
 from support.llamacpp import model_of
 from support.packages import params
@@ -120,15 +120,16 @@ def test_answers_past_the_window_equal_plain_decoding(plain: Any, gemma: Model):
 
 def check(cases: Sequence[Case], plain: Any, model: Model) -> None:
     """Answer the prompts in calls of all together; their tokens must be those of plain decoding."""
-    streams = [
-        model.stream(case.prompt, **drafted_by(case.drafter, case.sampling)) for case in cases
+    pairs = model.as_they_end(
+        model.batch_request(case.prompt, drafted_by(case.drafter, case.sampling)) for case in cases
+    )
+    results = [result for _, result in sorted(pairs, key=itemgetter(0))]
+    assert [result.token_ids for result in results] == [
+        plain(case.prompt, case.sampling) for case in cases
     ]
-    run_together(streams)
-    answers = [stream.result.token_ids for stream in streams]
-    assert answers == [plain(case.prompt, case.sampling) for case in cases]
     accepted = Counter[str]()
-    for case, stream in zip(cases, streams, strict=True):
-        accepted[case.drafter] += stream.result.stats.accepted
+    for case, result in zip(cases, results, strict=True):
+        accepted[case.drafter] += result.stats.accepted
     assert not [name for name, count in accepted.items() if name != "auto" and not count]
 
 
@@ -165,9 +166,8 @@ def test_kept_answers_change_nothing(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     keeping = Model(gemma.files, gemma.engine, drafting=Drafting(gemma.files, keep=True))
     keeping.costs, keeping._exactness = gemma.costs, gemma._exactness
-    run_together(
-        [keeping.stream(prompt, **drafted_by("none", SAMPLINGS[prompt])) for prompt in prompts]
-    )
+    for prompt in prompts:
+        keeping.generate(prompt, **drafted_by("none", SAMPLINGS[prompt]))
     keeping.settle()
     check([Case(prompt, "kept", SAMPLINGS[prompt]) for prompt in prompts], plain, keeping)
 

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from paceline.models.names import DEFAULT_MODEL, REGISTRY
 from paceline.options import GREEDY, Options
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
-from paceline.runtime.stream import run_together
 from paceline.verify import rows
 from paceline.verify.checks import Verdict
 from paceline.verify.rows import check_rows
@@ -94,12 +94,11 @@ def test_rows_do_not_depend_on_how_they_are_computed(
 
 def test_four_together_in_one_call_have_the_tokens_of_each_alone(plain: Any, real_model: Model):
     ways = [(PROMPTS[0], GREEDY), (PROMPTS[1], SAMPLED), (PROMPTS[2], OWN), (PROMPTS[0], OWN)]
-    streams = [
-        real_model.stream(prompt, max_tokens=TOKENS, drafter="suffix", policy="fixed", **sampling)
-        for prompt, sampling in ways
-    ]
-    run_together(streams)
-    results = [stream.result.token_ids for stream in streams]
+    options: Options = {"max_tokens": TOKENS, "drafter": "suffix", "policy": "fixed"}
+    pairs = real_model.as_they_end(
+        real_model.batch_request(prompt, {**options, **sampling}) for prompt, sampling in ways
+    )
+    results = [result.token_ids for _, result in sorted(pairs, key=itemgetter(0))]
     assert results == [plain(prompt, sampling) for prompt, sampling in ways]
 
 

@@ -109,14 +109,11 @@ def test_a_chat_reuses_its_kv_cache(converted: str, cache: Path):
 
 
 def test_several_streams_in_one_call(converted: str, cache: Path):
-    from paceline.runtime.stream import run_together
-
     model = paceline.load(converted)
     prompts = ["one", "two and two", "the three of the three"]
     alone = [model.generate(prompt, max_tokens=10, drafter="none") for prompt in prompts]
-    streams = [model.stream(prompt, max_tokens=10, drafter="suffix") for prompt in prompts]
-    run_together(streams)
-    assert [each.result.token_ids for each in streams] == [each.token_ids for each in alone]
+    together = model.generate(prompts, max_tokens=10, drafter="suffix")
+    assert [each.token_ids for each in together] == [each.token_ids for each in alone]
 
 
 def test_plan_says_that_it_is_a_rehearsal(

@@ -16,7 +16,6 @@ from paceline.engines import EngineSettings
 from paceline.errors import ModelError
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
-from paceline.runtime.stream import run_together
 from paceline.storage.files import read_json, write_json
 from paceline_mlx.heads.weights import stored_tensors
 from support import mlx
@@ -220,9 +219,8 @@ def test_a_model_answers_with_its_own_head(model: Model):
                 assert result.token_ids == expected
                 assert result.exact
                 drafted += result.stats.drafted_by.get("mtp", 0)
-        together = [model.stream(text, drafter=spec, policy="fixed", **OPTIONS) for text in TEXTS]
-        run_together(together)
-        assert [stream.result.token_ids for stream in together] == plain
+        together = model.generate(TEXTS, drafter=spec, policy="fixed", **OPTIONS)
+        assert [result.token_ids for result in together] == plain
     assert drafted > 0
     with closing(Scheduler(model)) as scheduler:
         scheduler.start()

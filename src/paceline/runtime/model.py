@@ -6,7 +6,8 @@ use `request`, `open_sequence` and `open_stream`. Invariant: neither way, nor wh
 changes a token of an answer.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import cached_property, partial
 from operator import itemgetter
@@ -132,15 +133,15 @@ class Model:
         prompts = batch_of(prompt)
         if prompts is not None:
             requests = [*self._requests(prompts, options)]  # a wrong one is refused before any runs
-            results = sorted(self._as_they_end(iter(requests)), key=itemgetter(0))
+            results = sorted(self.as_they_end(iter(requests)), key=itemgetter(0))
             return [result for _, result in results]
         with self.lock:
             if not self._batching:
                 for _ in (stream := self.stream(cast("Prompt", prompt), **options)):
                     pass
                 return stream.result
-        request = self._batch_request(cast("Prompt", prompt), options)
-        ((_, result),) = self._as_they_end(iter([request]), noun=None)
+        request = self.batch_request(cast("Prompt", prompt), options)
+        ((_, result),) = self.as_they_end(iter([request]), noun=None)
         return result
 
     def map(
@@ -154,7 +155,7 @@ class Model:
         if isinstance(prompts, str | Mapping):
             raise InvalidRequest("map answers several prompts, and this is one; use generate")
         self.request(options)  # refused now, and not when the first answer is asked for
-        return self._as_they_end(self._requests(prompts, options))
+        return self.as_they_end(self._requests(prompts, options))
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Return a stream: iterate for steps, then read `.result`. Raises as `generate` does."""
@@ -206,7 +207,7 @@ class Model:
         from paceline.runtime.batching.batches import AsyncStream
 
         def submit(listener: "Listener") -> "QueuedRequest":
-            request = self._batch_request(prompt, options)
+            request = self.batch_request(prompt, options)
             return self._running_batches.submit(request, listener)
 
         return AsyncStream(submit)
@@ -250,11 +251,12 @@ class Model:
         self.request(options)  # a wrong option is no fault of the first prompt
         for number, prompt in enumerate(prompts):
             try:
-                yield self._batch_request(prompt, options)
+                yield self.batch_request(prompt, options)
             except InvalidRequest as error:
                 raise InvalidRequest(f"prompt {number}: {error}") from error
 
-    def _batch_request(self, prompt: Prompt, options: Options) -> "BatchRequest":
+    def batch_request(self, prompt: Prompt, options: Options) -> "BatchRequest":
+        """Return the request for an answer among others; see `as_they_end`."""
         from paceline.runtime.batching.request import BatchRequest
 
         tokens, request = self.encode_prompt(prompt, self.request(options))
@@ -262,13 +264,17 @@ class Model:
             self.ensure_taps(request)
         return BatchRequest(tokens, request)
 
-    def _as_they_end(
-        self, requests: Iterator["BatchRequest"], noun: str | None = "prompt"
-    ) -> Iterator[tuple[int, Result]]:
+    def as_they_end(
+        self,
+        requests: Iterator["BatchRequest"],
+        noun: str | None = "prompt",
+        at_once: int | None = None,
+    ) -> Generator[tuple[int, Result], None, None]:
         """Run requests together; see `Batches.as_they_end`."""
-        for number, result in self._running_batches.as_they_end(requests, noun):
-            assert isinstance(result, Result)
-            yield number, result
+        with closing(self._running_batches.as_they_end(requests, noun, at_once)) as pairs:
+            for number, result in pairs:
+                assert isinstance(result, Result)
+                yield number, result
 
     # -- texts, tokens and vectors -----------------------------------------------------------------
 

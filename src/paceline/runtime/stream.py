@@ -1,15 +1,14 @@
 """The one loop, and an answer as it is made: its blocks, its rows, and where its time goes.
 
-A single stream, several streams and the server's requests all go through `run_step`: blocks of
-streams into a call of the engine, rows of the result to each stream. Only `bench simulate` has no
+A single stream and the scheduler's requests all go through `run_step`: blocks of streams into a
+call of the engine, rows of the result to each stream. Only `bench simulate` has no
 engine, and drives `decoding.Generation` itself.
 
 The clock is here; `decoding` has none. Each second of a step is counted as drafting, as the
 engine's call, or as sampling.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Generator, Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -221,11 +220,13 @@ class Stream:
 
     def _step(self) -> Step:
         """Run one block; without a free slot the answer ends."""
-        work = blocks_that_fit(self.engine, [self])
-        if not work:
+        room = self.sequence.unused + self.engine.free_slots
+        if room < 1:
             return self.end(FinishReason.LENGTH)
-        (step,) = run_step(self.engine, work)
-        return raised(step)
+        (step,) = run_step(self.engine, [(self, self.next_block(room))])
+        if isinstance(step, Exception):
+            raise step
+        return step
 
     def end(self, reason: FinishReason) -> Step:
         """End here, for a reason of the caller's; the step has the text that was held back."""
@@ -330,8 +331,8 @@ def run_step(
 ) -> list[Step | Exception]:
     """Run a block of each stream in one call of the engine, and accept the rows of each.
 
-    Every answer is made by this function: a single stream, several, and the server's. Invariant:
-    the engine does not run again before all rows are accepted, as they are views of its memory.
+    Every answer is made by this function. Invariant: the engine does not run again before all rows
+    are accepted, as they are views of its memory.
 
     Args:
         engine: that of all the streams.
@@ -360,69 +361,3 @@ def run_step(
             except Exception as error:
                 steps[place] = error
     return steps
-
-
-def raised(step: Step | Exception) -> Step:
-    """Return a step of `run_step`, or raise its error."""
-    if isinstance(step, Exception):
-        raise step
-    return step
-
-
-def blocks_that_fit(engine: Engine, streams: Sequence[Stream]) -> list[tuple[Stream, Block]]:
-    """The next block of every stream that has slots for one row or more, cut to what fits.
-
-    All of them fit together, so their call does not raise CacheFull.
-    """
-    free, size = engine.free_slots, engine.block_size
-    work = []
-    for stream in streams:
-        unused = stream.sequence.unused
-        if unused + free < 1:
-            continue
-        block = stream.next_block(unused + free)
-        free -= max(-(-(len(block.tokens) - unused) // size) * size, 0)
-        work.append((stream, block))
-    return work
-
-
-def run_together(streams: Sequence[Stream]) -> None:
-    """Run streams of one model to their ends, all unfinished ones in each call.
-
-    The whole time of a call counts for each of its streams.
-    """
-    going = [stream for stream in streams if not stream.finished]
-    for _ in as_they_end(iter(going), at_once=len(going)):
-        pass
-
-
-def as_they_end(
-    streams: Iterator[Stream], at_once: int, watch: Callable[[Stream], None] = lambda _: None
-) -> Generator[Stream, None, None]:
-    """Run streams of one model, `at_once` in each call; yield each when it has ended.
-
-    A stream without a free slot waits until others have ended. If all wait, the newest one ends
-    with `length`. The next of `streams` is taken only when a place is free, so that lazy streams
-    open no sooner. `watch` is called with a stream after each of its steps, and may close it.
-    """
-    going: list[Stream] = []
-    try:
-        while True:
-            going += islice(streams, at_once - len(going))
-            if not going:
-                return
-            with going[0].lock:
-                fitting = blocks_that_fit(going[0].engine, going)
-                if fitting:
-                    for step in run_step(going[0].engine, fitting):
-                        raised(step)
-                else:
-                    going[-1].end(FinishReason.LENGTH)
-            for stream, _ in fitting:
-                watch(stream)
-            ended = [stream for stream in going if stream.finished]
-            going = [stream for stream in going if not stream.finished]
-            yield from ended
-    finally:
-        for stream in going:
-            stream.close()

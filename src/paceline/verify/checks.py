@@ -21,7 +21,6 @@ from paceline.errors import InvalidRequest
 from paceline.options import GREEDY as NEUTRAL
 from paceline.options import POLICIES, Options
 from paceline.runtime.model import Model
-from paceline.runtime.stream import run_together
 from paceline.storage.json_lines import Journal
 from paceline.verify.suite import Suite, prompt_for
 
@@ -222,11 +221,14 @@ def check_tokens(
 
     def check(case: VerifyCase, group: Sequence[int], length: int) -> CaseResult:
         options: Options = {**case.options, "max_tokens": length}
-        streams = [model.stream(prompts[at], **options) for at in group]
-        run_together(streams)
+        asked = [prompts[at] for at in group]
+        if len(asked) == 1:
+            results = [model.generate(asked[0], **options)]
+        else:
+            results = model.generate(asked, **options)
         tokens, differing = 0, []
-        for at, stream in zip(group, streams, strict=True):
-            token_ids, plain_ids = stream.result.token_ids, plain(at, case.sampling, length)
+        for at, result in zip(group, results, strict=True):
+            token_ids, plain_ids = result.token_ids, plain(at, case.sampling, length)
             tokens += len(plain_ids)
             if token_ids != plain_ids:
                 how = f"{suite.prompts[at].id} ({case}, {len(group)} together)"

@@ -14,9 +14,9 @@ from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import Progress
 from paceline.options import GREEDY, Options
+from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.model import Model
 from paceline.runtime.prompt import Prompt
-from paceline.runtime.stream import Stream, as_they_end
 from paceline.storage.json_lines import Append
 from paceline.verify.suite import Suite, prompt_for
 from paceline_lab.learn.folder import Answer, LearntFolder
@@ -147,7 +147,7 @@ class DataMaker:
         halfway = (monotonic() + self._end) / 2  # the rest is to answer them
         opened: dict[int, Opening] = {}
 
-        def streams() -> Iterator[Stream]:
+        def requests() -> Iterator[BatchRequest]:
             while True:
                 self._seed += 1
                 opening = opened[self._seed] = openings[self._seed % len(openings)]
@@ -160,17 +160,17 @@ class DataMaker:
                     "top_p": 0.95,
                     "seed": self._seed,
                 }
-                yield self._model.stream(opening.text, **options)
+                yield self._model.batch_request(opening.text, options)
 
         prompts: list[WrittenPrompt] = []
         unused = 0
         name = self._model.files.name
         with (
             self._progress.task(f"prompts by {name}", count, unit="prompts") as update,
-            closing(as_they_end(streams(), AT_ONCE)) as ended,
+            closing(self._model.as_they_end(requests(), at_once=AT_ONCE)) as ended,
         ):
             while len(prompts) < count and monotonic() < halfway and unused < _MAX_UNUSED:
-                result = next(ended).result
+                _, result = next(ended)
                 opening = opened.pop(result.seed)
                 prompt = self._prompt(opening, result.text, result.seed)
                 unused += 1
@@ -207,7 +207,7 @@ class DataMaker:
         temperatures = _TEMPERATURES[model.files.chat_template is not None]
         asked: dict[int, tuple[WrittenPrompt, list[int]]] = {}
 
-        def streams() -> Iterator[Stream]:
+        def requests() -> Iterator[BatchRequest]:
             for prompt in prompts:
                 tokens = model.tokens(prompt.prompt)
                 if len(tokens) > longest or tuple(tokens) in self._known:
@@ -223,16 +223,15 @@ class DataMaker:
                     "repetition_detection": _LOOP,
                 }
                 asked[number] = prompt, tokens
-                yield model.stream(tokens, **options)
+                yield model.batch_request(tokens, options)
 
         answers: list[Answer] = []
         label = f"answers of {model.files.name}"
         with (
             self._progress.task(label, len(prompts), unit="answers") as update,
-            closing(as_they_end(streams(), AT_ONCE)) as ended,
+            closing(model.as_they_end(requests(), at_once=AT_ONCE)) as ended,
         ):
-            for stream in ended:
-                result = stream.result
+            for _, result in ended:
                 prompt, tokens = asked.pop(result.seed)
                 finish = str(result.finish_reason)
                 answer = Answer(

@@ -77,12 +77,12 @@ class Batches:
             return queued
 
     def as_they_end(
-        self, requests: Iterator[BatchRequest], noun: str | None
+        self, requests: Iterator[BatchRequest], noun: str | None, at_once: int | None = None
     ) -> Generator[tuple[int, Result | Embedding], None, None]:
         """Run requests together; yield each one's number, from 0, and its result when it has ended.
 
-        Requests are taken as places become free. An error of one, or closing the generator, ends
-        all of them. The error of one that is too long has its number, after `noun`.
+        At most `at_once` requests are taken before one has ended. An error of one, or closing the
+        generator, ends all of them. The error of one that is too long has its number, after `noun`.
         """
         events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
         queued: dict[int, QueuedRequest] = {}
@@ -94,7 +94,7 @@ class Batches:
         numbered = enumerate(requests)
         try:
             while True:
-                for number, request in islice(numbered, _AHEAD - len(queued)):
+                for number, request in islice(numbered, (at_once or _AHEAD) - len(queued)):
                     try:
                         queued[number] = self.submit(request, partial(listen, number))
                     except InvalidRequest as error:
