@@ -1,8 +1,8 @@
 """The one loop, and an answer as it is made: its blocks, its rows, and where its time goes.
 
 A single stream and the scheduler's requests all go through `run_step`: blocks of streams into a
-call of the engine, rows of the result to each stream. Only `bench simulate` has no
-engine, and drives `decoding.Generation` itself.
+call of the engine, rows of the result to each stream. Only `bench simulate` has no engine, and
+drives `decoding.Generation` itself.
 
 The clock is here; `decoding` has none. Each second of a step is counted as drafting, as the
 engine's call, or as sampling.

@@ -222,10 +222,11 @@ def check_tokens(
     def check(case: VerifyCase, group: Sequence[int], length: int) -> CaseResult:
         options: Options = {**case.options, "max_tokens": length}
         asked = [prompts[at] for at in group]
-        if len(asked) == 1:
-            results = [model.generate(asked[0], **options)]
-        else:
-            results = model.generate(asked, **options)
+        results = (
+            model.generate(asked, **options)
+            if len(asked) > 1
+            else [model.generate(asked[0], **options)]
+        )
         tokens, differing = 0, []
         for at, result in zip(group, results, strict=True):
             token_ids, plain_ids = result.token_ids, plain(at, case.sampling, length)

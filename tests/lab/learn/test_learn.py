@@ -14,10 +14,10 @@ from typer.main import get_command
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET, ModelFiles
+from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.learnt import HEADER, installed_drafters, learnt_dir
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
-from paceline.runtime.stream import Stream
 from paceline_lab.cli.learn import app
 from paceline_lab.learn import command, data
 from paceline_lab.learn.folder import Answer, LearntFolder
@@ -34,16 +34,16 @@ TOPICS = ["Bake a cake with the number", "Which doctor treats the number", "Say 
 def learning(
     cache: Path, monkeypatch: pytest.MonkeyPatch, tiny_files: ModelFiles
 ) -> Iterator[list[Any]]:
-    """Nothing learnt before, nothing left behind, and the list of prompts that were streamed."""
+    """Nothing learnt before, nothing left behind, and the list of prompts that were asked."""
     prompts: list[Any] = []
-    stream = Model.stream
+    batch_request = Model.batch_request
 
-    def ending(self: Model, prompt: Any, **options: Any) -> Stream:
+    def ending(self: Model, prompt: Any, options: Any) -> BatchRequest:
         prompts.append(prompt)
         bias = BIAS["prompts" if options.get("raw") else "answers"]
-        return stream(self, prompt, **options, logit_bias={END: bias})
+        return batch_request(self, prompt, {**options, "logit_bias": {END: bias}})
 
-    monkeypatch.setattr(Model, "stream", ending)
+    monkeypatch.setattr(Model, "batch_request", ending)
     monkeypatch.setattr(command, "lower_priority", lambda: None)
     # Small, as each text takes the same tokens of a large model.
     for name, value in {"MAX_TOKENS": 24, "LONGEST_PROMPT": 48, "_ROUND": 8, "AT_ONCE": 8}.items():
@@ -125,14 +125,14 @@ def test_an_interrupted_call_keeps_the_answers_that_had_ended(
     tiny_files: ModelFiles, given: Path, monkeypatch: pytest.MonkeyPatch, learning: list[Any]
 ):
     with monkeypatch.context() as patched:
-        stream = Model.stream
+        batch_request = Model.batch_request
 
-        def interrupted(self: Model, prompt: Any, **options: Any) -> Stream:
+        def interrupted(self: Model, prompt: Any, options: Any) -> BatchRequest:
             if len(learning) == 44:
                 raise KeyboardInterrupt
-            return stream(self, prompt, **options)
+            return batch_request(self, prompt, options)
 
-        patched.setattr(Model, "stream", interrupted)
+        patched.setattr(Model, "batch_request", interrupted)
         with pytest.raises(KeyboardInterrupt):
             learn(tiny_files.name, 100, prompts=[given])
     (path,) = learnt_dir().glob("*/answers.jsonl")
