@@ -15,8 +15,8 @@ from typing import Any
 from paceline.models import Progress
 from paceline.storage.report import Report
 from paceline.verify.client import (
-    Endpoint,
     LoadRun,
+    ServedModel,
     closed_loop,
     json_object,
     key_for,
@@ -40,7 +40,7 @@ def bench_serve(load: ServerLoad, progress: Progress) -> Report:
     url = load.url.rstrip("/")
     fields = json_object("--extra", load.extra)
     key = key_for(url, load.api_key)
-    endpoint = Endpoint(url, load.model or model_of(url, key), load.max_tokens, key, fields)
+    endpoint = ServedModel(url, load.model or model_of(url, key), load.max_tokens, key, fields)
     clients = load.clients or (() if load.rates else _CLIENTS)
     requests = load.requests
     loads: list[tuple[str, Callable[..., LoadRun]]] = [
@@ -67,7 +67,7 @@ def bench_serve(load: ServerLoad, progress: Progress) -> Report:
     return Report(record.as_dict(), passed, tables=[(f"{endpoint.model} at {url}", head, rows)])
 
 
-def _row(endpoint: Endpoint, run: LoadRun) -> Row:
+def _row(endpoint: ServedModel, run: LoadRun) -> Row:
     """Row of one load; measures of single requests have a value per request, not per round."""
     facts = load_facts(run)
     good = [sample for sample in run.samples if sample.error is None]
@@ -99,7 +99,7 @@ def _line(run: dict[str, Any]) -> list[str]:
 
 
 def open_loop(
-    endpoint: Endpoint,
+    endpoint: ServedModel,
     prompts: Sequence[SuitePrompt],
     *,
     rate: float,

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from paceline_mlx.hooks import Array
-from paceline_mlx.model import Called
+from paceline_mlx.model import LazyOutputs
 from paceline_mlx.rows import RowRange
 from paceline_mlx.states import States
 from paceline_mlx.step import on_device
@@ -23,7 +23,7 @@ class Decode:
         self._rows = on_device(tokens)
         self.parts = deque(rows.split(len(tokens), states.held))
         """Parts that no call was made of."""
-        self.calls: list[Called] = []
+        self.calls: list[LazyOutputs] = []
 
     @property
     def rows(self) -> int:

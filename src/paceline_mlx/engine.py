@@ -28,7 +28,7 @@ from paceline_mlx.caches import SLOTS, slot_bytes
 from paceline_mlx.decode import Decode, grouped
 from paceline_mlx.hooks import Array
 from paceline_mlx.kv_sequence import MlxSequence
-from paceline_mlx.model import Called, LoadedModel, device, load, one_line
+from paceline_mlx.model import LazyOutputs, LoadedModel, device, load, one_line
 from paceline_mlx.probe import choose_rows, choose_together
 from paceline_mlx.rows import ANY, RowRange
 from paceline_mlx.step import BlockOutputs, PendingStep, TapArrays
@@ -186,7 +186,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
         return count - block.rows if block.prefill and not short else 0
 
     def _outputs(
-        self, block: Block, prefilled: list[dict[int, Array]], calls: list[Called]
+        self, block: Block, prefilled: list[dict[int, Array]], calls: list[LazyOutputs]
     ) -> BlockOutputs:
         """The outputs of a block, from the taps of its prefill and from its decode calls."""
         taps = [*prefilled, *(called.taps for called in calls)]

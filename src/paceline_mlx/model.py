@@ -33,7 +33,7 @@ _LONGEST_REASON = 300
 Tokens = Sequence[int] | Array
 
 
-class Called(NamedTuple):
+class LazyOutputs(NamedTuple):
     """Lazy outputs of a call."""
 
     logits: Array
@@ -79,7 +79,7 @@ class LoadedModel:
 
     def call(
         self, states: States, tokens: Tokens, *, least: int = 1, drafted: bool = False
-    ) -> Called:
+    ) -> LazyOutputs:
         """Run tokens after the context that `states` hold.
 
         Args:
@@ -95,7 +95,7 @@ class LoadedModel:
 
     def call_together(
         self, parts: Sequence[tuple[States, Tokens]], *, least: int = 1
-    ) -> list[Called]:
+    ) -> list[LazyOutputs]:
         """Run tokens of several sequences, each after its own context; see `together.py`.
 
         Args:
@@ -166,8 +166,8 @@ def _padded(tokens: Tokens, least: int) -> Array:
     return mx.pad(mx.array(tokens), (0, missing), constant_values=_PADDING)
 
 
-def _called(logits: Array, taps: dict[int, Array], rows: slice) -> Called:
-    return Called(logits[rows], {tap: hidden[rows] for tap, hidden in taps.items()})
+def _called(logits: Array, taps: dict[int, Array], rows: slice) -> LazyOutputs:
+    return LazyOutputs(logits[rows], {tap: hidden[rows] for tap, hidden in taps.items()})
 
 
 def _linear(head: Any) -> Callable[[Array], Array]:

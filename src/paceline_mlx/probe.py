@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline_mlx.caches import SlidingCache, is_recurrent, kernel_by_position, leaves
 from paceline_mlx.hooks import Array
-from paceline_mlx.model import Called, LoadedModel
+from paceline_mlx.model import LazyOutputs, LoadedModel
 from paceline_mlx.rows import (
     CONTEXTS,
     MODEL_CONTEXTS,
@@ -46,7 +46,7 @@ _QUERIES = 64
 """Positions after which queries repeat."""
 
 
-class Attention(NamedTuple):
+class AttentionShapes(NamedTuple):
     """Shapes of one kind of the model's attention, as it calls `scaled_dot_product_attention`."""
 
     heads: int
@@ -144,7 +144,7 @@ class _Alone:
         """Its caches, for another call."""
         return self._states.fork(self._states.held)
 
-    def agrees(self, called: Called) -> bool:
+    def agrees(self, called: LazyOutputs) -> bool:
         """True if the rows of a call have the same bits."""
         bits = _bits(called.logits)
         return bits == self._bits[: len(bits)]
@@ -177,7 +177,7 @@ def _model_bits(model: LoadedModel, context: int, context_length: int, least: in
     return bits
 
 
-def _attention_bits(kind: Attention, window: int | None, context_length: int) -> RowBits:
+def _attention_bits(kind: AttentionShapes, window: int | None, context_length: int) -> RowBits:
     """Bits of attention with random queries, keys and values, the same for all calls."""
     import mlx.core as mx
 
@@ -224,7 +224,7 @@ def _mask(window: int | None, held: int, count: int) -> Any:
     return cache.make_mask(count)
 
 
-def _fused(kind: Attention, rows: int) -> bool:
+def _fused(kind: AttentionShapes, rows: int) -> bool:
     """True if one kernel computes attention of `rows` rows; on a CPU, where none does, True too."""
     import mlx.core as mx
 
@@ -241,22 +241,22 @@ def _fused(kind: Attention, rows: int) -> bool:
     return True
 
 
-def _kinds(calls: Sequence[Attention]) -> list[Attention]:
+def _kinds(calls: Sequence[AttentionShapes]) -> list[AttentionShapes]:
     """One call of every kind: sinks have other values in every layer."""
     return list({str(call._replace(sinks=None)): call for call in calls}.values())
 
 
 @contextmanager
-def _recorded() -> Iterator[list[Attention]]:
+def _recorded() -> Iterator[list[AttentionShapes]]:
     """Append the calls of MLX's attention, as they come, to the list that it yields."""
     import mlx.core as mx
 
     original = mx.fast.scaled_dot_product_attention
-    calls: list[Attention] = []
+    calls: list[AttentionShapes] = []
 
     def recorded(q: Array, k: Array, v: Array, **options: Any) -> Array:
         shapes = (q.shape[1], k.shape[1], k.shape[3], v.shape[3])
-        calls.append(Attention(*shapes, q.dtype, options["scale"], options.get("sinks")))
+        calls.append(AttentionShapes(*shapes, q.dtype, options["scale"], options.get("sinks")))
         return original(q, k, v, **options)
 
     mx.fast.scaled_dot_product_attention = recorded

@@ -135,7 +135,7 @@ class _Sequences:
         }
 
 
-class Batch:
+class CallInputs:
     """The inputs of one call, built block by block."""
 
     def __init__(self, min_rows: int, *, threads: int, spare: int) -> None:

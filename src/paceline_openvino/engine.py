@@ -25,7 +25,7 @@ from paceline.engines.kv_blocks import BlockPool, PooledEngine, PrefillTable
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.system import memory_bytes
 from paceline_openvino.batch import (
-    Batch,
+    CallInputs,
     CompiledGraph,
     Placed,
     graph_of_batch,
@@ -201,7 +201,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
     def _run(self, call: Sequence[Placed]) -> tuple[CompiledGraph, float]:
         """Run blocks; returns the graph with the outputs, and seconds."""
         graph, min_rows = self._choose_graph([block for _, block, _ in call])
-        batch = Batch(min_rows, threads=self._threads, spare=self._pool.spare)
+        batch = CallInputs(min_rows, threads=self._threads, spare=self._pool.spare)
         for table, block, past in call:
             batch.add(table, block, past)
         return graph, graph.run(batch.inputs())

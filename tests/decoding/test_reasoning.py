@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.reasoning import ReasoningMarks, ReasoningText
+from paceline.decoding.reasoning import ReasoningMarks, ReasoningStream
 
 TAGS = ReasoningMarks(("<think>",), ("</think>",), {})
 OPENED = ReasoningMarks(("<think>",), ("</think>",), {}, inside=True)
@@ -42,7 +42,7 @@ def read(pieces: Sequence[str | int], thoughts: ReasoningMarks, stops: Sequence[
     place = iter(words)
     tokens = [piece if isinstance(piece, int) else next(place) for piece in pieces]
     shown = {1000: "<think>"}  # a mark that decoding keeps
-    stream = ReasoningText(
+    stream = ReasoningStream(
         lambda ids: "".join(words.get(i, shown.get(i, "")) for i in ids), stops, thoughts
     )
     results = []

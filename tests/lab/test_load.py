@@ -12,7 +12,7 @@ from paceline.models import QUIET
 from paceline.options import GREEDY
 from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults
-from paceline.verify.client import Endpoint, closed_loop, model_of
+from paceline.verify.client import ServedModel, closed_loop, model_of
 from paceline.verify.suite import SuitePrompt
 from paceline_lab.arguments import ServerLoad
 from paceline_lab.bench.record import parse_record
@@ -32,23 +32,23 @@ def server(tiny_model: Model) -> Iterator[Running]:
 
 
 @pytest.fixture
-def endpoint(server: Running) -> Endpoint:
+def endpoint(server: Running) -> ServedModel:
     url = f"{server.url}/v1"
-    return Endpoint(url, model_of(url), max_tokens=6, fields={"ignore_eos": True})
+    return ServedModel(url, model_of(url), max_tokens=6, fields={"ignore_eos": True})
 
 
 def test_load_is_greedy_whatever_the_servers_model_says(tiny_model: Model, server: Running):
     penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
     hot = Defaults(registry={"temperature": 0.9, **dict.fromkeys(penalties, 1.7)})
     with running(Model(tiny_model.files, tiny_model.engine, defaults=hot)) as other:
-        endpoint = Endpoint(f"{other.url}/v1", "tiny", max_tokens=20)
+        endpoint = ServedModel(f"{other.url}/v1", "tiny", max_tokens=20)
         (sample,) = closed_loop(endpoint, PROMPTS[:1], clients=1, requests=1).samples
     expected = tiny_model.generate(PROMPTS[0].messages, max_tokens=20, drafter="none", **GREEDY)
     assert (sample.error, sample.text) == (None, expected.text)
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-def test_clients_ask_until_enough_was_asked(endpoint: Endpoint, clients: int):
+def test_clients_ask_until_enough_was_asked(endpoint: ServedModel, clients: int):
     heard: list[int] = []
     run = closed_loop(endpoint, PROMPTS, clients=clients, requests=7, watch=heard.append)
     assert len(run.samples) == 7
@@ -71,7 +71,7 @@ def test_clients_ask_until_enough_was_asked(endpoint: Endpoint, clients: int):
     assert most == clients
 
 
-def test_requests_come_at_a_rate(endpoint: Endpoint):
+def test_requests_come_at_a_rate(endpoint: ServedModel):
     run = open_loop(endpoint, PROMPTS, rate=40.0, requests=8, seed=1)
     starts = [sample.started for sample in sorted(run.samples, key=lambda s: s.started)]
     assert len(starts) == 8
@@ -79,8 +79,8 @@ def test_requests_come_at_a_rate(endpoint: Endpoint):
     assert load_facts(run)["failed"] == 0
 
 
-def test_errors_are_counted_and_said(endpoint: Endpoint):
-    wrong = Endpoint(endpoint.url, "nobody", 4)
+def test_errors_are_counted_and_said(endpoint: ServedModel):
+    wrong = ServedModel(endpoint.url, "nobody", 4)
     found = load_facts(closed_loop(wrong, PROMPTS, clients=2, requests=3))
     assert found["failed"] == 3
     assert "404" in found["errors"][0]

@@ -97,7 +97,7 @@ def test_a_server_of_ours_is_asked_with_and_without_speculation(
     sent: list[dict[str, Any]] = []
     ask = client._send
 
-    async def spy(http: Any, endpoint: client.Endpoint, *rest: Any) -> Any:
+    async def spy(http: Any, endpoint: client.ServedModel, *rest: Any) -> Any:
         sent.append(dict(endpoint.fields))
         return await ask(http, endpoint, *rest)
 

@@ -17,7 +17,7 @@ from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Block, DeferredRows
 from paceline.drafters import DrafterResources, create
 from paceline.engines.base import Engine
-from paceline_mlx.heads.cache import HeadCache, Rows
+from paceline_mlx.heads.cache import HeadCache, NewRows
 from paceline_mlx.heads.dflash.drafter import DFlashDrafter
 from support import mlx
 from support.dflash import config_for, random_weights, write_checkpoint
@@ -187,7 +187,7 @@ class Rehearsed:
 
         return mx.array(np.concatenate([taps["tap.0"][:rows], taps["tap.1"][:rows]], axis=1))
 
-    def prefill(self, cache: HeadCache, rows: Rows) -> None:
+    def prefill(self, cache: HeadCache, rows: NewRows) -> None:
         end = rows.start + len(rows.tapped)
         states = np.array(rows.tapped)
         np.testing.assert_allclose(states, self._states[rows.start : end], rtol=1e-3, atol=1e-4)
@@ -195,7 +195,7 @@ class Rehearsed:
         assert cache.positions == [*range(end)]
 
     def draft(
-        self, cache: HeadCache, token: int, position: int, rows: Rows, **_: Any
+        self, cache: HeadCache, token: int, position: int, rows: NewRows, **_: Any
     ) -> tuple[list[int], list[float]]:
         self.prefill(cache, rows)
         assert (len(cache), token) == (position, self._text[position])

@@ -11,7 +11,7 @@ from paceline.decoding.costs import CostTable
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock, DecodeOutcome
 from paceline.drafters.draft_sampling import DraftSampler
-from paceline_mlx.heads.cache import ChainCache, Rows
+from paceline_mlx.heads.cache import ChainCache, NewRows
 from paceline_mlx.heads.mtp.drafter import MtpDrafter
 from paceline_mlx.heads.mtp.network import ChainCost
 from paceline_mlx.heads.network import DraftCost
@@ -40,14 +40,14 @@ class WrongHead:
 
         return mx.array(taps["tap.0"][:rows])
 
-    def prefill(self, cache: ChainCache, rows: Rows) -> None:
+    def prefill(self, cache: ChainCache, rows: NewRows) -> None:
         self._append(cache, rows)
         self.seconds += self.cost.row * len(rows.following)
 
     def draft(
         self,
         cache: ChainCache,
-        rows: Rows,
+        rows: NewRows,
         limit: int,
         least: float,
         *,
@@ -61,7 +61,7 @@ class WrongHead:
         self.seconds += self.cost(len(cache), count, len(rows.following))
         return [7] * count, [self._claims] * count
 
-    def _append(self, cache: ChainCache, rows: Rows) -> None:
+    def _append(self, cache: ChainCache, rows: NewRows) -> None:
         added = range(rows.start, rows.start + len(rows.following))
         cache.positions += added
         self.read += added

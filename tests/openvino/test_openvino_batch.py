@@ -6,7 +6,7 @@ import pytest
 
 from paceline.decoding.types import Block
 from paceline.engines.kv_blocks import BlockPool, PrefillTable
-from paceline_openvino.batch import Batch, is_deterministic
+from paceline_openvino.batch import CallInputs, is_deterministic
 from paceline_openvino.graph import OUTPUT_ROWS
 
 SIZE = 4
@@ -29,7 +29,7 @@ def holding(pool: BlockPool, tokens: int, more: int) -> PrefillTable:
 
 def test_each_row_of_an_answer_is_a_sequence_and_a_prompt_is_one(pool: BlockPool):
     answer, prompt = holding(pool, 6, 3), holding(pool, 0, 5)
-    call = Batch(2, threads=2, spare=SPARE)
+    call = CallInputs(2, threads=2, spare=SPARE)
     call.add(answer, Block([7, 8, 9], 3), 6)
     call.add(prompt, Block([1, 2, 3, 4, 5], 1, prefill=True), 0)
     assert call.inputs() == {
@@ -45,7 +45,7 @@ def test_each_row_of_an_answer_is_a_sequence_and_a_prompt_is_one(pool: BlockPool
 
 
 def test_a_row_of_a_prompt_is_never_alone(pool: BlockPool):
-    call = Batch(2, threads=2, spare=SPARE)
+    call = CallInputs(2, threads=2, spare=SPARE)
     call.add(holding(pool, 4, 1), Block([7], 1, prefill=True), 4)
     inputs = call.inputs()
     assert inputs["subsequence_begins"] == [0, 2]
@@ -73,7 +73,7 @@ def test_a_row_of_a_prompt_is_never_alone(pool: BlockPool):
 def test_rows_that_fill_up_are_a_sequence_in_the_spare_block(
     pool: BlockPool, rows: int, least: int, threads: int, sequences: list[int]
 ):
-    call = Batch(least, threads=threads, spare=SPARE)
+    call = CallInputs(least, threads=threads, spare=SPARE)
     call.add(holding(pool, 3, rows), Block([7] * rows, rows), 3)
     inputs = call.inputs()
     begins = inputs["subsequence_begins"]

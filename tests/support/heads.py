@@ -157,11 +157,11 @@ class Text(NamedTuple):
         """Rows from `start` to `end`, whose positions are `shift` later."""
         import mlx.core as mx
 
-        from paceline_mlx.heads.cache import Rows
+        from paceline_mlx.heads.cache import NewRows
 
         hidden = mx.array(self.hidden[start:end])
         following = self.tokens[start + 1 : start + 1 + len(hidden)]
-        return Rows(hidden, start + shift, following)
+        return NewRows(hidden, start + shift, following)
 
     def seen(self, start: int, end: int, wrong: int = 0, shift: int = 0) -> ComputedBlock:
         """The block of tokens from `start` to `end`; `wrong` tokens after it were rejected."""

@@ -21,7 +21,7 @@ _MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Whole(options.Whole):
+class WholeParser(options.Whole):
     """Parses a whole number in the range."""
 
     max_value: int | None = _MAX
@@ -37,7 +37,7 @@ class Whole(options.Whole):
 
 
 @dataclass(frozen=True, slots=True)
-class Real(options.Real):
+class RealParser(options.Real):
     """Parses a finite number in the range."""
 
     def __call__(self, text: str) -> float:
@@ -45,7 +45,7 @@ class Real(options.Real):
         return float(_parsed(self, float, text))
 
 
-def _parsed(limits: Whole | Real, kind: Callable[[str], float], text: str) -> float:
+def _parsed(limits: WholeParser | RealParser, kind: Callable[[str], float], text: str) -> float:
     try:
         value = kind(text)
     except ValueError:  # also for more digits than Python reads
@@ -55,19 +55,19 @@ def _parsed(limits: Whole | Real, kind: Callable[[str], float], text: str) -> fl
     return value
 
 
-def of(name: str) -> Whole | Real:
+def of(name: str) -> WholeParser | RealParser:
     """The parser of an option of answers."""
     limits = RANGES[name]
     if isinstance(limits, options.Whole):
-        return Whole(limits.min_value, limits.max_value)
-    return Real(limits.min_value, limits.max_value, limits.open)
+        return WholeParser(limits.min_value, limits.max_value)
+    return RealParser(limits.min_value, limits.max_value, limits.open)
 
 
 @dataclass(frozen=True, slots=True)
 class Wholes:
     """Whole numbers with commas between them, each in a range; or one word instead."""
 
-    number: Whole
+    number: WholeParser
     word: str | None = None
 
     def __call__(self, text: str) -> tuple[int, ...] | str:
@@ -91,7 +91,7 @@ class WholeOr:
         if text == self.word:
             return self.value
         try:
-            return Whole(self.min_value)(text)
+            return WholeParser(self.min_value)(text)
         except BadParameter as error:
             raise BadParameter(f"{error}, nor {self.meaning}") from None
 
@@ -119,21 +119,21 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:40]}...")
 
 
-_BIAS_TOKEN = Whole(options.BIAS_TOKEN.min_value)
-_BIAS = Real(options.BIAS.min_value, options.BIAS.max_value)
+_BIAS_TOKEN = WholeParser(options.BIAS_TOKEN.min_value)
+_BIAS = RealParser(options.BIAS.min_value, options.BIAS.max_value)
 
 BLOCK = of("max_block")
 """Rows of a block."""
-COUNT = Whole(1)
-GIGABYTES = Real(0, 1e6, open=True)
+COUNT = WholeParser(1)
+GIGABYTES = RealParser(0, 1e6, open=True)
 LIMIT = WholeOr(1, "-1", "-1 for no limit", -1)
-PROBABILITY = Real(0, 1)
-PARALLEL = Whole(1, 32)
-PORT = Whole(0, 2**16 - 1)
-RATE = Real(1e-3, 1e5)
+PROBABILITY = RealParser(0, 1)
+PARALLEL = WholeParser(1, 32)
+PORT = WholeParser(0, 2**16 - 1)
+RATE = RealParser(1e-3, 1e5)
 """Requests per second."""
-SECONDS = Real(0, 365 * 24 * 3600)
+SECONDS = RealParser(0, 365 * 24 * 3600)
 SEED = of("seed")
 TEMPERATURE = of("temperature")
-THREADS = Whole(1, 4096)
-TIMEOUT = Real(0, SECONDS.max_value, open=True)
+THREADS = WholeParser(1, 4096)
+TIMEOUT = RealParser(0, SECONDS.max_value, open=True)

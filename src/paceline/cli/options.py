@@ -273,7 +273,7 @@ class ModelOptions:
     rows: Annotated[
         int,
         _model(
-            parser=numbers.Whole(1, 2),
+            parser=numbers.WholeParser(1, 2),
             help="fewest tokens that a call computes, with a copy of one if needed: 2 is exact, 1 "
             "is not",
         ),

@@ -29,7 +29,7 @@ _NESTED = ("items", "additionalProperties", "anyOf", "oneOf", "allOf", "prefixIt
 _DRAFT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/20(19-09|20-12))/schema#?")
 
 
-class Part(NamedTuple):
+class SchemaPart(NamedTuple):
     """A keyword and its value."""
 
     path: str
@@ -56,12 +56,12 @@ def never_followed(keyword: str, value: Any) -> bool:
     return False
 
 
-def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any], list[Part]]:
+def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any], list[SchemaPart]]:
     """The schema without its parts, and the parts.
 
     Defaults, examples and names of known drafts, which allow nothing and forbid nothing, go too.
     """
-    parts: list[Part] = []
+    parts: list[SchemaPart] = []
 
     def kept(value: Any, path: str) -> Any:
         if isinstance(value, list):
@@ -73,7 +73,7 @@ def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any]
             where = f"{path}.{keyword}" if path else keyword
             if keyword == "patternProperties" and isinstance(inner, Mapping):
                 names = [name for name in inner if is_part("pattern", name)]
-                parts.extend(Part(where, name) for name in names)
+                parts.extend(SchemaPart(where, name) for name in names)
                 if names:
                     continue
             if keyword in _MAPS and isinstance(inner, Mapping):
@@ -81,7 +81,7 @@ def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any]
             elif keyword in _NESTED and isinstance(inner, Mapping | list):
                 result[keyword] = kept(inner, where)
             elif is_part(keyword, inner):
-                parts.append(Part(where, inner))
+                parts.append(SchemaPart(where, inner))
             elif keyword not in ("default", "examples", "$schema"):
                 result[keyword] = inner
         if "patternProperties" in value.keys() - result.keys():

@@ -53,7 +53,7 @@ def answer_text(
     """
     if marks is None:
         return TextStream(decode, stops)
-    text = ReasoningText(decode, stops, marks)
+    text = ReasoningStream(decode, stops, marks)
     for token in marks.continued:
         text.push(token)
     text.reasoning_tokens = 0
@@ -69,7 +69,7 @@ class _State(Enum):
     """In the head of a message, which names its channel."""
 
 
-class ReasoningText(TextStream):
+class ReasoningStream(TextStream):
     """A `TextStream` that separates reasoning from the answer."""
 
     def __init__(self, decode: Decode, stops: Sequence[str], marks: ReasoningMarks) -> None:

@@ -50,7 +50,7 @@ _LONG_CASE = 6
 """Index of the case, in every `_EVERY`, whose answer may be long; it is alone in its calls."""
 
 
-class Part(NamedTuple):
+class DoneChecks(NamedTuple):
     """Checks done, of how many, and the seconds that they took."""
 
     done: int
@@ -189,7 +189,7 @@ def check_tokens(
     together: Sequence[int] = (1,),
     watch: Callable[[int], None] = lambda _: None,
     seconds: float = inf,
-) -> Part:
+) -> DoneChecks:
     """Answer the suite's prompts with the cases in turn, and compare with plain decoding.
 
     `together` has sequences per call, by case in turn (1: alone); if they do not fit into the
@@ -263,7 +263,7 @@ def check_tokens(
         watch(done)
         if perf_counter() - started > seconds:
             break
-    return Part(done, len(cases), perf_counter() - started)
+    return DoneChecks(done, len(cases), perf_counter() - started)
 
 
 def _difference(tokens: Sequence[int], plain: Sequence[int]) -> int:

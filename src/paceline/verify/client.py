@@ -36,7 +36,7 @@ _PACELINE: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ServedModel:
     """A server's URL and model, and the fields of every request."""
 
     url: str
@@ -98,7 +98,7 @@ def json_object(option: str, text: str) -> Mapping[str, Any]:
     return value
 
 
-def connect(url: str, access: Access) -> Mapping[str, Endpoint]:
+def connect(url: str, access: Access) -> Mapping[str, ServedModel]:
     """Mode -> endpoint of the server at a base URL.
 
     Raises InvalidRequest if there is no OpenAI-compatible server at a URL.
@@ -113,12 +113,12 @@ def connect(url: str, access: Access) -> Mapping[str, Endpoint]:
             models = _served(url, key)
         ours = any(owner == "paceline" for _, owner in models)
         fields = _PACELINE if ours else {AS_SERVED: {}}
-    endpoints = {mode: Endpoint(url, model, 0, key, extra) for mode, extra in fields.items()}
+    endpoints = {mode: ServedModel(url, model, 0, key, extra) for mode, extra in fields.items()}
     if access.plain_url is not None:
         plain_url = access.plain_url.rstrip("/")
         key = key_for(plain_url, access.key)
         model = access.model or model_of(plain_url, key)
-        endpoints[PLAIN] = Endpoint(plain_url, model, 0, key, fields[PLAIN])
+        endpoints[PLAIN] = ServedModel(plain_url, model, 0, key, fields[PLAIN])
     return endpoints
 
 
@@ -190,7 +190,7 @@ def _served(url: str, key: str | None) -> list[tuple[str, Any]]:
 
 
 def closed_loop(
-    endpoint: Endpoint,
+    endpoint: ServedModel,
     prompts: Sequence[SuitePrompt],
     *,
     clients: int,
@@ -215,7 +215,7 @@ def closed_loop(
 
 
 async def run_load(
-    load: str, endpoint: Endpoint, run: Callable[[Any], Any], watch: Callable[[int], None]
+    load: str, endpoint: ServedModel, run: Callable[[Any], Any], watch: Callable[[int], None]
 ) -> LoadRun:
     """Call `run` with a function that sends a prompt and returns its `Sample`; all samples."""
     import httpx
@@ -235,7 +235,7 @@ async def run_load(
         return LoadRun(load, perf_counter() - began, samples)
 
 
-async def _send(client: Any, endpoint: Endpoint, prompt: SuitePrompt, began: float) -> Sample:
+async def _send(client: Any, endpoint: ServedModel, prompt: SuitePrompt, began: float) -> Sample:
     """Send one streaming request and read its answer."""
     import httpx
 

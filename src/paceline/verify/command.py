@@ -17,7 +17,7 @@ from paceline.storage.json_lines import journal_path, resuming
 from paceline.storage.report import Report
 from paceline.verify.checks import (
     LONG,
-    Part,
+    DoneChecks,
     Verdict,
     check_tokens,
     default_drafters,
@@ -87,7 +87,7 @@ def verify(
     with resuming(output, {**about, "cases": len(cases)}) as journal:
         checks = len(row_checks(model.engine))
         with progress.task("comparing rows", checks, unit="contexts") as reach:
-            rows, compared = journal.get("rows", Part), journal.get("conditions", _Conditions)
+            rows, compared = journal.get("rows", DoneChecks), journal.get("conditions", _Conditions)
             if rows is None or compared is None:
                 seconds = left(_QUICK_ROWS_SECONDS)
                 rows = check_rows(model.engine, verdict, seconds=seconds, watch=reach)
@@ -144,7 +144,7 @@ def _text(model: Model, verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
-def _quick_line(rows: Part, answers: Part) -> str:
+def _quick_line(rows: DoneChecks, answers: DoneChecks) -> str:
     minutes = (rows.whole_seconds + answers.whole_seconds) / 60
     return (
         f"quick: {rows} contexts and {answers} combinations were compared; all of them take about "

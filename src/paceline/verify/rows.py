@@ -17,7 +17,7 @@ import numpy as np
 from paceline.decoding.types import Block
 from paceline.engines.base import Engine, KeepsKV
 from paceline.engines.invariance import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PREFIX_CACHE
-from paceline.verify.checks import BLOCKS, Part, Verdict, slots_of
+from paceline.verify.checks import BLOCKS, DoneChecks, Verdict, slots_of
 
 _CONTEXTS = (16, 64, 300, 1000)
 _CHUNKS = (2, 3, 16, 31, 64, 100)
@@ -44,7 +44,7 @@ def check_rows(
     *,
     seconds: float = inf,
     watch: Callable[[int], None] = lambda _: None,
-) -> Part:
+) -> DoneChecks:
     """Compare rows of the same positions, computed under every condition, bit for bit.
 
     Contexts of which two sequences do not fit into the free slots are left out. After `seconds` no
@@ -58,7 +58,7 @@ def check_rows(
         watch(done)
         if perf_counter() - started > seconds:
             break
-    return Part(done, len(checks), perf_counter() - started)
+    return DoneChecks(done, len(checks), perf_counter() - started)
 
 
 def row_checks(engine: Engine) -> list[Callable[[Verdict], None]]:

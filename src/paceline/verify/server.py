@@ -21,8 +21,8 @@ from paceline.verify.client import (
     PLAIN,
     SPECULATION,
     Access,
-    Endpoint,
     Sample,
+    ServedModel,
     closed_loop,
     connect,
 )
@@ -146,7 +146,7 @@ def _checked(sample: Sample, mode: str) -> Sample:
 
 
 def _first_answers(
-    endpoints: Mapping[str, Endpoint], prompts: Sequence[SuitePrompt], progress: Progress
+    endpoints: Mapping[str, ServedModel], prompts: Sequence[SuitePrompt], progress: Progress
 ) -> Mapping[str, Sample]:
     """Prompt -> its answer in the first mode, alone. Raises InvalidRequest if the first fails."""
     mode, endpoint = next(iter(endpoints.items()))

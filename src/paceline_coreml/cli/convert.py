@@ -49,7 +49,7 @@ class ConversionArguments:
     taps: Annotated[
         Any | None,
         Option(
-            parser=numbers.Wholes(numbers.Whole(0), "all"),
+            parser=numbers.Wholes(numbers.WholeParser(0), "all"),
             metavar="N,N",
             help="layers to tap, or all",
         ),

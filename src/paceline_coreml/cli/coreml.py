@@ -80,7 +80,7 @@ def probe(
         str | None,
         Option(metavar="KEY=N,...", help="a layer with random weights: d,heads,kv,dh,ff,T,S"),
     ] = None,
-    layer: Annotated[int, Option(parser=numbers.Whole(0), help="the model's layer")] = 0,
+    layer: Annotated[int, Option(parser=numbers.WholeParser(0), help="the model's layer")] = 0,
     rows: Annotated[int | None, declare.count(help="rows of a call; default: 8")] = None,
     slots: Annotated[
         int | None, declare.count(help="context length; default: 2048, or the model's own")

@@ -31,7 +31,7 @@ def learn(
         ),
     ],
     hours: Annotated[
-        float, Option(parser=numbers.Real(0, 10_000, open=True), help="at most")
+        float, Option(parser=numbers.RealParser(0, 10_000, open=True), help="at most")
     ] = 8.0,
     tokens: Annotated[
         int | None, declare.count(help="tokens of answers to learn from, in place of a time")

@@ -15,7 +15,7 @@ PREFILL_CHUNK = 512
 """Tokens of a prompt in one prefill call."""
 
 
-class Rows(NamedTuple):
+class NewRows(NamedTuple):
     """Rows to append to a cache."""
 
     tapped: Array
@@ -72,11 +72,11 @@ class HeadCache:
                 self.pending.append(evaluate(part[:kept]))
                 kept -= len(part)
 
-    def take_pending(self) -> Rows | None:
+    def take_pending(self) -> NewRows | None:
         """The pending rows, of which none are left then."""
         if not self.pending:
             return None
-        rows = Rows(mx.concatenate(self.pending), self.pending_start)
+        rows = NewRows(mx.concatenate(self.pending), self.pending_start)
         self.pending = []
         return rows
 
@@ -120,13 +120,13 @@ class ChainCache(HeadCache):
         if len(self.following) < self.pending_count:
             self.following.append(token)
 
-    def take_pending(self) -> Rows | None:
+    def take_pending(self) -> NewRows | None:
         """The pending rows whose next token is known; none are left then."""
         rows = super().take_pending()
         following, self.following = self.following, []
         if rows is None or not following:
             return None
-        return Rows(rows.tapped[: len(following)], rows.start, following)
+        return NewRows(rows.tapped[: len(following)], rows.start, following)
 
 
 def evaluate(arrays: Any) -> Any:

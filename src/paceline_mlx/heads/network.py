@@ -15,7 +15,7 @@ from paceline.decoding.types import tap_name
 from paceline.errors import ModelError
 from paceline_mlx.heads.cache import evaluate
 from paceline_mlx.heads.config import HeadConfig
-from paceline_mlx.heads.weights import Layer, Matrix
+from paceline_mlx.heads.weights import LayerWeights, Matrix
 from paceline_mlx.hooks import Array
 from paceline_mlx.model import LoadedModel
 
@@ -76,11 +76,11 @@ class HeadNetwork:
     def _norm(self, rows: Array, weight: Array) -> Array:
         return mx.fast.rms_norm(rows, weight, self._shape.rms_norm_eps)
 
-    def _queries(self, layer: Layer, rows: Array, position: int) -> Array:
+    def _queries(self, layer: LayerWeights, rows: Array, position: int) -> Array:
         """[R, d] -> [1, heads, R, head_dim], rotated to positions from `position` on."""
         return self._rotated(self._heads(layer.query(rows)), layer.query_norm, position)
 
-    def _keys_values(self, layer: Layer, rows: Array, position: int) -> tuple[Array, Array]:
+    def _keys_values(self, layer: LayerWeights, rows: Array, position: int) -> tuple[Array, Array]:
         """[R, d] -> keys, rotated to positions from `position` on, and values.
 
         Both are [1, kv_heads, R, head_dim].

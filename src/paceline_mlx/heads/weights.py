@@ -97,7 +97,7 @@ class Matrix:
         return mx.quantized_matmul(rows, *self._parts, group_size=self._group, bits=self._bits)
 
 
-class Layer(NamedTuple):
+class LayerWeights(NamedTuple):
     """A decoder layer's weights; keys and values, and gate and up, share a matrix."""
 
     input_norm: Array
@@ -129,7 +129,7 @@ class Weights:
 
         return self._put(mx.concatenate([self.vector(name) for name in names]))
 
-    def layer(self, name: str, *, gated_heads: int | None = None) -> Layer:
+    def layer(self, name: str, *, gated_heads: int | None = None) -> LayerWeights:
         """A decoder layer whose tensors are called `name` and Hugging Face's names.
 
         `gated_heads`: attention heads, if each one's query rows are followed by those of its gate.
@@ -142,7 +142,7 @@ class Weights:
         query_norm = key_norm = None
         if f"{name}self_attn.q_norm.weight" in self._tensors:
             query_norm, key_norm = (self.vector(f"{name}self_attn.{part}_norm") for part in "qk")
-        return Layer(
+        return LayerWeights(
             input_norm=self.vector(f"{name}input_layernorm"),
             query=self._put(query),
             gate=None if gate is None else self._put(gate),

@@ -40,7 +40,7 @@ class EndOfChat(Exception):
     """The user ends the chat."""
 
 
-class Command(NamedTuple):
+class ChatCommand(NamedTuple):
     """A command, and what /help says of it."""
 
     argument: str
@@ -208,18 +208,18 @@ def _bye(session: Session, argument: str) -> None:
     raise EndOfChat
 
 
-COMMANDS: Mapping[str, Command] = {
-    "/help": Command("", "this list", _help),
-    "/system": Command("[TEXT]", 'show or set the system message; "" removes it', _system),
-    "/set": Command("[OPTION VALUE]", "show or set options of answers", _set),
-    "/model": Command("[NAME]", "show or change the model; the conversation goes on", _model),
-    "/save": Command("[FILE]", "write the conversation", _save),
-    "/load": Command("FILE", "go on with a saved conversation", _load),
-    "/clear": Command("", "begin a new conversation, with the same system message", _clear),
-    "/regen": Command("", "answer the last message again", _regen),
-    "/undo": Command("", "undo the last message or command", _undo),
-    "/copy": Command("", "copy the last answer", _copy),
-    "/bye": Command("", "end the chat", _bye),
+COMMANDS: Mapping[str, ChatCommand] = {
+    "/help": ChatCommand("", "this list", _help),
+    "/system": ChatCommand("[TEXT]", 'show or set the system message; "" removes it', _system),
+    "/set": ChatCommand("[OPTION VALUE]", "show or set options of answers", _set),
+    "/model": ChatCommand("[NAME]", "show or change the model; the conversation goes on", _model),
+    "/save": ChatCommand("[FILE]", "write the conversation", _save),
+    "/load": ChatCommand("FILE", "go on with a saved conversation", _load),
+    "/clear": ChatCommand("", "begin a new conversation, with the same system message", _clear),
+    "/regen": ChatCommand("", "answer the last message again", _regen),
+    "/undo": ChatCommand("", "undo the last message or command", _undo),
+    "/copy": ChatCommand("", "copy the last answer", _copy),
+    "/bye": ChatCommand("", "end the chat", _bye),
 }
 
 _OTHER_NAMES = {"/?": "/help", "/exit": "/bye", "/quit": "/bye"}

@@ -177,7 +177,7 @@ def _endpoint_host() -> str | None:
         return None
 
 
-class Shard(NamedTuple):
+class SplitFile(NamedTuple):
     """A file of a split model, from its name."""
 
     stem: str
@@ -192,13 +192,13 @@ class Shard(NamedTuple):
         return [f"{self.stem}-{number:05}-of-{self.total:05}{SUFFIX}" for number in numbers]
 
 
-def shard_of(path: str) -> Shard | None:
+def shard_of(path: str) -> SplitFile | None:
     """What the name of a shard says; None for a file that is whole."""
     match = SHARD.fullmatch(path)
     if match is None:
         return None
     stem, number, total = match[1], int(match[2]), int(match[3])
-    return Shard(stem, number, total) if 1 <= number <= total else None
+    return SplitFile(stem, number, total) if 1 <= number <= total else None
 
 
 def shards_beside(path: Path) -> list[Path]:

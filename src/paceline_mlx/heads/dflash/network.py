@@ -18,7 +18,7 @@ import numpy as np
 
 from paceline.decoding.types import DeferredRows
 from paceline.drafters.draft_sampling import DraftSampler
-from paceline_mlx.heads.cache import HeadCache, Rows
+from paceline_mlx.heads.cache import HeadCache, NewRows
 from paceline_mlx.heads.dflash.chain import Candidates, ChainHead
 from paceline_mlx.heads.dflash.checkpoint import read_tensors
 from paceline_mlx.heads.dflash.config_file import read_config
@@ -90,7 +90,7 @@ class Network(HeadNetwork):
         """An empty cache for a sequence."""
         return HeadCache(self.config.num_hidden_layers)
 
-    def prefill(self, cache: HeadCache, rows: Rows) -> None:
+    def prefill(self, cache: HeadCache, rows: NewRows) -> None:
         """Append keys and values of rows to the cache, which has those before them."""
         context = self._context(rows.tapped)
         cache.drop_drafted()
@@ -104,7 +104,7 @@ class Network(HeadNetwork):
         cache: HeadCache,
         token: int,
         position: int,
-        rows: Rows | None = None,
+        rows: NewRows | None = None,
         *,
         sampler: DraftSampler | None = None,
     ) -> tuple[Sequence[int], Sequence[float]]:
@@ -229,8 +229,8 @@ class Network(HeadNetwork):
     def _measure_cost(self) -> DraftCost:
         """Seconds of a block at one token of context and at a long context."""
 
-        def rows(count: int, start: int) -> Rows:
-            return Rows(mx.zeros((count, self.config.tapped_size), self.dtype), start)
+        def rows(count: int, start: int) -> NewRows:
+            return NewRows(mx.zeros((count, self.config.tapped_size), self.dtype), start)
 
         def seconds(cache: HeadCache) -> float:
             def block() -> None:  # the context grows by a token

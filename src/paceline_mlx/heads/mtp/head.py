@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_mlx.heads.config import HeadConfig
-from paceline_mlx.heads.weights import Layer, Matrix
+from paceline_mlx.heads.weights import LayerWeights, Matrix
 from paceline_mlx.hooks import Array
 
 
@@ -49,7 +49,7 @@ class HeadWeights(NamedTuple):
     """[d, taps * d], or [d]"""
     embedding_norm: Array
     hidden_norm: Array
-    layer: Layer
+    layer: LayerWeights
     norm: Array
     join: Matrix | None = None
     """[d, 2 * d]"""

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.drafters.draft_sampling import DraftSampler
 from paceline.errors import ModelError
-from paceline_mlx.heads.cache import PREFILL_CHUNK, ChainCache, Rows
+from paceline_mlx.heads.cache import PREFILL_CHUNK, ChainCache, NewRows
 from paceline_mlx.heads.mtp import eagle3, qwen3_5, read_config
 from paceline_mlx.heads.network import (
     LONG_CONTEXT,
@@ -98,7 +98,7 @@ class ChainNetwork(HeadNetwork):
         """An empty cache for a sequence."""
         return ChainCache()
 
-    def prefill(self, cache: ChainCache, rows: Rows) -> None:
+    def prefill(self, cache: ChainCache, rows: NewRows) -> None:
         """Append rows to the cache, which has those before them, without drafting."""
         for at in range(0, len(rows.following), PREFILL_CHUNK):
             self._append(cache, _part(rows, at, at + PREFILL_CHUNK))
@@ -107,7 +107,7 @@ class ChainNetwork(HeadNetwork):
     def draft(
         self,
         cache: ChainCache,
-        rows: Rows,
+        rows: NewRows,
         limit: int,
         least: float,
         *,
@@ -169,7 +169,7 @@ class ChainNetwork(HeadNetwork):
             stream = self._layer(cache, mx.array([token]), carried, position)
             position += 1
 
-    def _append(self, cache: ChainCache, rows: Rows) -> Array:
+    def _append(self, cache: ChainCache, rows: NewRows) -> Array:
         """Append rows; the residual stream after the last one, [1, d]."""
         fuse, tapped = self._weights.fuse, rows.tapped
         hidden = fuse(tapped) if isinstance(fuse, Matrix) else self._norm(tapped, fuse)
@@ -214,9 +214,9 @@ class ChainNetwork(HeadNetwork):
     def _measure_cost(self) -> ChainCost:
         """Of a draft after next to nothing and at a long context, a further step and a row."""
 
-        def rows(count: int, start: int) -> Rows:
+        def rows(count: int, start: int) -> NewRows:
             tapped = mx.zeros((count, self.config.tapped_size), self.dtype)
-            return Rows(tapped, start, [0] * count)
+            return NewRows(tapped, start, [0] * count)
 
         def seconds(cache: ChainCache, count: int, drafts: int) -> float:
             return median_seconds(lambda: self.draft(cache, rows(count, len(cache)), drafts, 0.0))
@@ -232,5 +232,5 @@ class ChainNetwork(HeadNetwork):
         return ChainCost(first, max(step, 0.0), max(row, 0.0))
 
 
-def _part(rows: Rows, start: int, end: int) -> Rows:
-    return Rows(rows.tapped[start:end], rows.start + start, rows.following[start:end])
+def _part(rows: NewRows, start: int, end: int) -> NewRows:
+    return NewRows(rows.tapped[start:end], rows.start + start, rows.following[start:end])
