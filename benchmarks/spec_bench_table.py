@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline_lab.bench.groups import group_summary, group_tables, notes
 from paceline_lab.bench.record import Record, read_record
+from paceline_lab.bench.summary import group_tables, notes, summary
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def short_table(record: Record, drafter: str) -> str:
     """Table with a column per kind. Raises SystemExit if the record lacks the drafter."""
     if drafter not in record.contenders:
         raise SystemExit(f"the record has no {drafter}; it has {', '.join(record.contenders)}")
-    groups = group_summary(record.rows)["groups"]
+    groups = summary(record.rows)["groups"]
     rows = [
         [what, *(_cell(group[which].get(drafter, {}), name) for group in groups.values())]
         for what, which, name in (

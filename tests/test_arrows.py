@@ -60,17 +60,16 @@ ALLOWED = {
         "": set[str](),
     },
     LAB: {
-        "arguments": set[str](),
-        "bench": {"arguments"},
-        "load": {"arguments", "bench"},
-        "peers": {"arguments", "bench"},
+        "bench": set[str](),
+        "load": {"bench"},
+        "peers": {"bench"},
         "report": {"bench"},
         "trace": {"report"},
-        "simulate": {"arguments", "bench", "trace"},
+        "simulate": {"bench", "trace"},
         "learn": {"simulate"},
-        "sweep": {"arguments", "bench"},
+        "sweep": {"bench"},
         "cli": {
-            *("arguments", "bench", "learn", "load", "peers", "report", "simulate", "sweep"),
+            *("bench", "learn", "load", "peers", "report", "simulate", "sweep"),
             "trace",
         },
         "": set[str](),
@@ -128,7 +127,7 @@ PARTS["__init__"] = {*PARTS}
 LIGHT_ROOMS = {
     CORE: ALLOWED[CORE].keys() - {"server", "verify", "plan"},
     CORE_ML: {"cli", "engine", "rehearsal", ""},
-    LAB: {"arguments", "cli", ""},
+    LAB: {"cli", ""},
     MLX: {*ALLOWED[MLX]},
     OPENVINO: {*ALLOWED[OPENVINO]},
 }

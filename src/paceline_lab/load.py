@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle, islice
+from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
@@ -24,28 +25,39 @@ from paceline.verify.client import (
     run_load,
 )
 from paceline.verify.suite import SuitePrompt, load_suite
-from paceline_lab.arguments import ServerLoad
 from paceline_lab.bench.record import Record, Row, here
 
 _CLIENTS = (1, 8)
 """Numbers of clients of a load that names neither clients nor rates."""
 
 
-def bench_serve(load: ServerLoad, progress: Progress) -> Report:
+def bench_serve(
+    progress: Progress,
+    *,
+    url: str,
+    model: str | None = None,
+    api_key: str | None = None,
+    clients: Sequence[int] = (),
+    rates: Sequence[float] = (),
+    requests: int,
+    kinds: Sequence[str] = (),
+    extra: str = "{}",
+    suite: Path | None = None,
+    max_tokens: int,
+) -> Report:
     """Measure a server with every number of clients, and at every rate of requests per second.
 
     Raises InvalidRequest if there is no server at the URL, or a value is out of range.
     """
-    prompts = load_suite(load.suite).only(load.kinds, None)
-    url = load.url.rstrip("/")
-    fields = json_object("--extra", load.extra)
-    key = key_for(url, load.api_key)
-    endpoint = ServedModel(url, load.model or model_of(url, key), load.max_tokens, key, fields)
-    clients = load.clients or (() if load.rates else _CLIENTS)
-    requests = load.requests
+    prompts = load_suite(suite).only(kinds, None)
+    url = url.rstrip("/")
+    fields = json_object("--extra", extra)
+    key = key_for(url, api_key)
+    endpoint = ServedModel(url, model or model_of(url, key), max_tokens, key, fields)
+    clients = clients or (() if rates else _CLIENTS)
     loads: list[tuple[str, Callable[..., LoadRun]]] = [
         *((f"{n} clients", partial(closed_loop, clients=n)) for n in clients),
-        *((f"{rate:g} requests/s", partial(open_loop, rate=rate)) for rate in load.rates),
+        *((f"{rate:g} requests/s", partial(open_loop, rate=rate)) for rate in rates),
     ]
     runs = []
     for name, run in loads:
@@ -53,7 +65,7 @@ def bench_serve(load: ServerLoad, progress: Progress) -> Report:
             f"requests to {endpoint.model}: {name}", requests, unit="requests"
         ) as reach:
             runs.append(run(endpoint, prompts.prompts, requests=requests, watch=reach))
-    settings = {"url": url, "extra": fields, "max_tokens": load.max_tokens, "kinds": [*load.kinds]}
+    settings = {"url": url, "extra": fields, "max_tokens": max_tokens, "kinds": [*kinds]}
     record = Record(
         "serve",
         [_row(endpoint, run) for run in runs],

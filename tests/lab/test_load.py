@@ -14,7 +14,6 @@ from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults
 from paceline.verify.client import ServedModel, closed_loop, model_of
 from paceline.verify.suite import SuitePrompt
-from paceline_lab.arguments import ServerLoad
 from paceline_lab.bench.record import parse_record
 from paceline_lab.load import bench_serve, load_facts, open_loop, percentiles
 from support.server import Running, running
@@ -129,4 +128,4 @@ def test_from_the_command_line(server: Running, capsys: pytest.CaptureFixture[st
 
 def test_extra_fields_are_a_json_object(server: Running):
     with pytest.raises(InvalidRequest, match=r"--extra is 'x'; expected a JSON object"):
-        bench_serve(ServerLoad(url=server.url, requests=1, max_tokens=1, extra="x"), QUIET)
+        bench_serve(QUIET, url=server.url, requests=1, max_tokens=1, extra="x")

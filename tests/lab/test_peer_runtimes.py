@@ -18,11 +18,10 @@ from paceline.runtime.model import Model
 from paceline.verify import client
 from paceline.verify.client import AS_SERVED, Access
 from paceline_lab.peers import mlx
-from paceline_lab.peers.base import Answer, NotComparable, Question
+from paceline_lab.peers.base import Answer, NotComparable, Question, TargetModel
 from paceline_lab.peers.llama_server import peer as llama_server
 from paceline_lab.peers.llama_server.binary import PROGRAM
 from paceline_lab.peers.server import ServerPeer
-from paceline_lab.peers.target import TargetModel
 from support.mlx import checkpoint, needs
 from support.server import running
 from support.tiny import reference_logits
@@ -43,7 +42,7 @@ def test_llama_server_says_what_the_model_says_in_every_mode(
     tiny_files: ModelFiles, question: Question, tiny_gguf: Path, model: Model
 ):
     target = TargetModel(files=tiny_files, context=200, threads=1, say=print)
-    (peer,) = llama_server.open_peers(target)
+    peer = llama_server.LlamaServer(target)
     other = replace(question, tokens=model.tokens("2 + 2 = 12"))
     for mode in peer.modes:
         first = peer.answer(question, 24, mode)
@@ -60,7 +59,7 @@ def test_mlx_lm_gives_the_same_answer_plain_and_with_a_draft_model(
     needs()
     files = resolve(str(checkpoint(tmp_path / "checkpoint", "llama")), engine="mlx")
     target = TargetModel(files=files, context=200, say=print, draft=files)
-    (peer,) = mlx.open_peers(target)
+    peer = mlx.MlxLm(target)
     plain, drafted = (peer.answer(question, 24, mode) for mode in peer.modes)
     _check(plain)
     assert plain.same(drafted)
@@ -87,7 +86,7 @@ def test_a_model_of_another_format_is_not_for_a_peer(tiny_files: ModelFiles):
     with pytest.raises(NotComparable, match="is no GGUF file"):
         _ = TargetModel(files=checkpoint, context=9, say=print).gguf
     with pytest.raises(NotComparable, match="mlx-lm runs what the engine mlx does"):
-        mlx.open_peers(TargetModel(files=tiny_files, context=9, say=print))
+        mlx.MlxLm(TargetModel(files=tiny_files, context=9, say=print))
 
 
 def test_a_server_of_ours_is_asked_with_and_without_speculation(

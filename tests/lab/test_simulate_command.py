@@ -13,7 +13,6 @@ from paceline_lab.bench.ab_test import PLAIN
 from paceline_lab.bench.record import parse_record
 from paceline_lab.simulate import report as simulate_report
 from paceline_lab.simulate.command import bench_simulate
-from support.bench import comparison_of
 
 AROUND = [1, 2, 3, 4, 5, 6]
 
@@ -47,7 +46,7 @@ def simulated(texts: Path, **options: Any) -> Report:
         "progress": QUIET,
         **options,
     }
-    return bench_simulate(never, never, comparison_of(settings), texts=[texts], **settings)
+    return bench_simulate(never, never, texts=[texts], **settings)
 
 
 def test_texts_that_take_longer_than_plain_decoding_are_counted(texts: Path):

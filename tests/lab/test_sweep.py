@@ -14,7 +14,6 @@ from paceline.storage.report import Report
 from paceline_lab.bench.ab_test import PLAIN, contender_options
 from paceline_lab.bench.record import Record, parse_record, read_record
 from paceline_lab.sweep.command import bench_sweep
-from support.bench import comparison_of, measurement_of
 
 
 class Loading:
@@ -43,8 +42,7 @@ def sweep(model: Model, **options: Any) -> Report:
         **options,
     }
     load = settings.pop("load", Loading(model))
-    comparison, measurement = comparison_of(settings), measurement_of(settings)
-    return bench_sweep(load, comparison, measurement, **settings)
+    return bench_sweep(load, **settings)
 
 
 def record_of(report: Report) -> Record:

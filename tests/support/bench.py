@@ -1,14 +1,12 @@
 """`bench run` with settings that end in seconds."""
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline_lab.arguments import Comparison, Measurement
 from paceline_lab.bench.run import bench_run
 
 _SUITE = [
@@ -17,16 +15,6 @@ _SUITE = [
     ("three", "chat", "2 + 2 = 12"),
 ]
 """Id, kind and content of prompts."""
-
-
-def measurement_of(settings: dict[str, Any]) -> Measurement:
-    """The measurement that settings have, which are left with the rest."""
-    names = {field.name for field in fields(Measurement)} & settings.keys()
-    return Measurement(**{name: settings.pop(name) for name in names})
-
-
-def comparison_of(settings: dict[str, Any]) -> Comparison:
-    return Comparison(**{field.name: settings.pop(field.name) for field in fields(Comparison)})
 
 
 def bench(model: Model, suite: Path, **options: Any) -> Report:
@@ -40,7 +28,7 @@ def bench(model: Model, suite: Path, **options: Any) -> Report:
         "progress": QUIET,
         **options,
     }
-    return bench_run(lambda _: model, measurement_of(settings), **settings)
+    return bench_run(lambda _: model, **settings)
 
 
 def write_suite(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from paceline.models import Progress
 from paceline.options import Options
@@ -10,7 +11,6 @@ from paceline.runtime.request import check
 from paceline.storage.json_lines import journal_path
 from paceline.storage.report import Report
 from paceline.verify.suite import load_suite
-from paceline_lab.arguments import Measurement
 from paceline_lab.bench.ab_test import (
     PLAIN,
     SINGLE_ROW,
@@ -22,10 +22,9 @@ from paceline_lab.bench.ab_test import (
     measure,
     warm_up,
 )
-from paceline_lab.bench.groups import group_summary, group_tables, notes
 from paceline_lab.bench.journal import open_journal
 from paceline_lab.bench.record import Record, here
-from paceline_lab.bench.summary import all_same_tokens, case_table, kind_table, summary
+from paceline_lab.bench.summary import all_same_tokens, case_table, group_tables, notes, summary
 from paceline_lab.bench.turns import Turn, check_names, measure_turns
 
 _MAX_PRINTED = 64
@@ -34,10 +33,15 @@ _MAX_PRINTED = 64
 
 def bench_run(
     load: Callable[[int], Model],
-    measurement: Measurement,
     *,
     drafters: Sequence[str],
     policy: str,
+    rounds: int,
+    max_tokens: int,
+    kinds: Sequence[str] = (),
+    per_kind: int | None = None,
+    suite: Path | None = None,
+    output: Path | None = None,
     limit: int | None = None,
     temperature: float = 0.0,
     seed: int = 0,
@@ -46,14 +50,13 @@ def bench_run(
     """Plain decoding, single-row plain decoding and the drafters on a suite, interleaved.
 
     All answers are greedy, or sampled with the same seed. `load` opens the model with at least that
-    number of rows per call. Raises InvalidRequest if an option or the suite is invalid, or no
-    prompt fits the context.
+    number of rows per call; rows are journaled beside `output` until it is written. Raises
+    InvalidRequest if an option or the suite is invalid, or no prompt fits the context.
     """
-    kinds, output = measurement.kinds, measurement.output
-    prompts = load_suite(measurement.suite).only(kinds, measurement.per_kind, limit)
+    prompts = load_suite(suite).only(kinds, per_kind, limit)
     check_names(prompts.prompts)
     sampling: Options = {"temperature": temperature, "seed": seed} if temperature else {}
-    options: Options = {"max_tokens": measurement.max_tokens, **sampling}
+    options: Options = {"max_tokens": max_tokens, **sampling}
     for name in drafters:
         check({**options, "drafter": name, "policy": policy})
     model = load(2)
@@ -69,8 +72,8 @@ def bench_run(
         settings={
             "drafters": [contender.name for contender in contenders[2:]],
             "policy": policy,
-            "rounds": measurement.rounds,
-            "max_tokens": measurement.max_tokens,
+            "rounds": rounds,
+            "max_tokens": max_tokens,
             "prompts": len(prompts.prompts),
             "kinds": [*kinds],
             **({} if limit is None else {"limit": limit}),
@@ -85,17 +88,17 @@ def bench_run(
             prompts.prompts,
             model,
             room=min(max_context(contender.model) for contender in contenders),
-            max_tokens=measurement.max_tokens,
+            max_tokens=max_tokens,
             warm_up=lambda turn: warm_up(contenders, _case(turn, options)),
             measure=lambda turn, place: measure(
-                _case(turn, options), contenders, rounds=measurement.rounds, start=place
+                _case(turn, options), contenders, rounds=rounds, start=place
             ),
             journal=journal,
             progress=progress,
         )
     skips = {"skipped": [turn._asdict() for turn in skipped]}
-    record = replace(head, rows=rows, summary={**summary(rows), **group_summary(rows), **skips})
-    tables = [kind_table(rows), *group_tables(rows)]
+    record = replace(head, rows=rows, summary={**summary(rows), **skips})
+    tables = group_tables(rows)
     if len(record.cases) <= _MAX_PRINTED:
         tables.append(case_table(rows))
     text = "\n".join([*map(str, skipped), *notes(rows)])

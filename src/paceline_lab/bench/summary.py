@@ -1,6 +1,16 @@
-"""Aggregates of rows: geometric means of the medians over the rounds, and tables to print."""
+"""Aggregates of rows and tables of them: speed by kind of prompt, with loops and without.
 
-from collections.abc import Mapping, Sequence
+A loop is an answer that repeats itself: drafters are fast on it, and it is of no use. An answer of
+n tokens has n - 7 8-grams, one per position where eight tokens begin. Its repeated share is the
+share of these that equal an earlier 8-gram of the same answer; over 0.3 it is a loop. An answer of
+fewer than eight tokens has a share of 0. The prompt does not count: quoting it is no loop.
+
+A case is a loop if plain decoding's answer is one; the drafters' answers have the same tokens.
+Speeds are geometric means of the cases' medians. Tokens per step are all decoded tokens over all
+steps, as Spec-Bench counts its mean accepted tokens.
+"""
+
+from collections.abc import Iterator, Sequence
 from statistics import geometric_mean, median
 from typing import Any
 
@@ -8,60 +18,83 @@ from paceline.storage.report import Table
 from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW
 from paceline_lab.bench.record import Row
 
+ALL = "all"
 
-def means(
-    rows: Sequence[Row], measure: str = "ratio", kind: str | None = None
-) -> Mapping[str, float]:
-    """Contender -> geometric mean of a measure's medians, over all rows or those of a kind.
-
-    Rows without the measure do not count; a contender without other rows is left out.
-    """
-    medians: dict[str, list[float]] = {}
-    for row in rows:
-        if measure in row.measures and kind in (None, row.kind):
-            medians.setdefault(row.contender, []).append(median(row.measures[measure]))
-    return {name: geometric_mean(values) for name, values in medians.items()}
+_RATIOS = ("ratio", "ratio_single_row", "ratio_with_prefill")
+_COLUMNS = (
+    ("tokens_per_step", "tokens per step"),
+    ("ratio", "/ plain"),
+    ("least_ratio", "least"),
+    ("ratio_with_prefill", "with prefill"),
+    ("ratio_single_row", "/ 1 row"),
+)
+_GRAM = 8
+_MAX_REPEATED = 0.3
 
 
-def worst(rows: Sequence[Row], contender: str) -> float:
-    """Least median ratio of a contender in any case."""
-    return min(
-        median(row.measures["ratio"])
-        for row in rows
-        if row.contender == contender and "ratio" in row.measures
-    )
+def repeated_share(tokens: Sequence[int]) -> float:
+    """Share of an answer's 8-grams that equal an earlier one, 0 to 1."""
+    grams = [tuple(tokens[at : at + _GRAM]) for at in range(len(tokens) - _GRAM + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def is_loop(tokens: Sequence[int]) -> bool:
+    """True if over 30 % of an answer's 8-grams equal an earlier one."""
+    return repeated_share(tokens) > _MAX_REPEATED
 
 
 def all_same_tokens(rows: Sequence[Row]) -> bool:
     """True if all tokens equal plain decoding's, except those of the single-row baseline."""
-    return all(row.facts["same_tokens"] for row in rows if row.contender != SINGLE_ROW)
+    exact = (row for row in rows if row.contender != SINGLE_ROW)
+    return all(row.facts.get("same_tokens", True) for row in exact)
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Means over all cases and by kind, and the worst case, for a record."""
+    """Aggregates for a record: exactness, speeds over plain decoding, loops, and `groups`.
+
+    A group is a kind of prompt, or `all`. It has the numbers of its `answers` and `loops`, and the
+    figures of `_COLUMNS` by contender, `with_loops` and `without_loops`.
+    """
+    cases = dict.fromkeys(row.case for row in rows)
+    looping = {row.case for row in rows if row.contender == PLAIN and is_loop(_tokens(row))}
     kinds = dict.fromkeys(row.kind for row in rows)
+    groups = {kind: _group([row for row in rows if row.kind == kind], looping) for kind in kinds}
     return {
         "same_tokens": all_same_tokens(rows),
-        "geometric_means": means(rows),
-        "geometric_means_single_row": means(rows, "ratio_single_row"),
-        "by_kind": {kind: means(rows, kind=kind) for kind in kinds},
-        "worst": {name: worst(rows, name) for name in means(rows)},
+        "geometric_means": _means(rows, "ratio"),
+        "loop_cases": [case for case in cases if case in looping],
+        "single_row_texts_differing": sum(
+            row.contender == SINGLE_ROW and row.facts.get("same_tokens") is False for row in rows
+        ),
+        "groups": {**groups, ALL: _group(rows, looping)},
     }
 
 
-def kind_table(rows: Sequence[Row]) -> Table:
-    """Geometric means by kind of prompt."""
-    all_means, single = means(rows), means(rows, "ratio_single_row")
-    names = [name for name in all_means if name != PLAIN]
-    lines = []
-    for kind in dict.fromkeys(row.kind for row in rows):
-        kind_means = means(rows, kind=kind)
-        lines.append([kind, *(f"{kind_means[name]:.2f}" for name in names)])
-    lines.append(["all", *(f"{all_means[name]:.2f}" for name in names)])
-    lines.append(["worst prompt", *(f"{worst(rows, name):.2f}" for name in names)])
-    if single:
-        lines.append(["all, against 1 row", *(f"{single[name]:.2f}" for name in names)])
-    return "speed over plain decoding, geometric means", ["kind", *names], lines
+def group_tables(rows: Sequence[Row]) -> list[Table]:
+    """A table per drafter; values without the loops are in brackets."""
+    groups = summary(rows)["groups"]
+    names = [name for name in dict.fromkeys(row.contender for row in rows) if name != PLAIN]
+    head = ["kind", "answers", *(title for _, title in _COLUMNS)]
+    return [
+        (
+            f"{name}, by kind (in brackets: without the answers that are loops)",
+            head,
+            [_line(kind, group, name) for kind, group in groups.items()],
+        )
+        for name in names
+    ]
+
+
+def notes(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines about loops and exactness, which a table of speeds does not show."""
+    aggregates = summary(rows)
+    answers, loops = aggregates["groups"][ALL]["answers"], aggregates["groups"][ALL]["loops"]
+    yield f"{answers} answers, of which {loops} are loops ({100 * loops / answers:.0f} %)"
+    equal = "equal" if all_same_tokens(rows) else "do NOT all equal"
+    yield f"the drafters' tokens {equal} plain decoding's"
+    if any(row.contender == SINGLE_ROW for row in rows):
+        differing = aggregates["single_row_texts_differing"]
+        yield f"{SINGLE_ROW}: {differing} of {answers} answers differ from plain decoding's"
 
 
 def case_table(rows: Sequence[Row]) -> Table:
@@ -69,7 +102,7 @@ def case_table(rows: Sequence[Row]) -> Table:
     head = ["prompt", "contender", "tokens", "tok/s", "prefill", "tau", "accepted", "host"]
     single = any("ratio_single_row" in row.measures for row in rows)
     head += ["/ plain", "rounds", *(["/ 1 row"] if single else []), "same"]
-    return "prompts", head, [_line(row, single=single) for row in rows]
+    return "prompts", head, [_case_line(row, single=single) for row in rows]
 
 
 def cold_table(rows: Sequence[Row]) -> Table:
@@ -90,7 +123,54 @@ def cold_table(rows: Sequence[Row]) -> Table:
     return "the first request after loading", head, lines
 
 
-def _line(row: Row, *, single: bool) -> list[str]:
+def _means(rows: Sequence[Row], measure: str) -> dict[str, float]:
+    """Contender -> geometric mean of a measure's medians; rows without the measure do not count."""
+    medians: dict[str, list[float]] = {}
+    for row in rows:
+        if measure in row.measures:
+            medians.setdefault(row.contender, []).append(median(row.measures[measure]))
+    return {name: geometric_mean(values) for name, values in medians.items()}
+
+
+def _group(rows: Sequence[Row], looping: set[str]) -> dict[str, Any]:
+    cases = dict.fromkeys(row.case for row in rows)
+    return {
+        "answers": len(cases),
+        "loops": sum(case in looping for case in cases),
+        "with_loops": _by_contender(rows),
+        "without_loops": _by_contender([row for row in rows if row.case not in looping]),
+    }
+
+
+def _by_contender(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    ratios = {name: _means(rows, name) for name in _RATIOS}
+    by_contender: dict[str, dict[str, float]] = {}
+    for contender in dict.fromkeys(row.contender for row in rows):
+        contender_rows = [row for row in rows if row.contender == contender]
+        steps = sum(_steps(row) for row in contender_rows)
+        medians = [
+            median(row.measures["ratio"]) for row in contender_rows if "ratio" in row.measures
+        ]
+        by_contender[contender] = {
+            **({"tokens_per_step": sum(map(_decoded, contender_rows)) / steps} if steps else {}),
+            **{name: values[contender] for name, values in ratios.items() if contender in values},
+            **({"least_ratio": min(medians)} if medians else {}),
+        }
+    return by_contender
+
+
+def _line(kind: str, group: dict[str, Any], contender: str) -> list[str]:
+    with_loops, without_loops = (
+        group[name].get(contender, {}) for name in ("with_loops", "without_loops")
+    )
+    count = group["answers"]
+    cells = [
+        f"{_number(with_loops, name)} ({_number(without_loops, name)})" for name, _ in _COLUMNS
+    ]
+    return [kind, f"{count} ({count - group['loops']})", *cells]
+
+
+def _case_line(row: Row, *, single: bool) -> list[str]:
     middle = {name: median(values) for name, values in row.measures.items()}
     decode = row.measures["decode_seconds"]
     pairs = zip(decode, row.measures["verify_seconds"], strict=True)
@@ -111,3 +191,28 @@ def _line(row: Row, *, single: bool) -> list[str]:
         *([f"{middle['ratio_single_row']:.2f}"] if single else []),
         "yes" if row.facts["same_tokens"] else "NO",
     ]
+
+
+def _number(figures: dict[str, float], name: str) -> str:
+    return f"{figures[name]:.2f}" if name in figures else "-"
+
+
+def _tokens(row: Row) -> list[int]:
+    """Token ids of an answer; none if the record does not have them."""
+    tokens = row.facts.get("token_ids")
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        return []
+    return tokens
+
+
+def _steps(row: Row) -> int:
+    """Steps of all rounds."""
+    steps = row.counts.get("steps", 0)
+    return steps if isinstance(steps, int) else 0
+
+
+def _decoded(row: Row) -> int:
+    """Tokens after the first, in all rounds."""
+    tokens = row.facts.get("tokens")
+    rounds = max(map(len, row.measures.values()), default=0)
+    return max(tokens - 1, 0) * rounds if isinstance(tokens, int) else 0

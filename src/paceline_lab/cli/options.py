@@ -6,7 +6,6 @@ from typing import Annotated
 from paceline.cli import declare, numbers
 from paceline.cli.console import check_writable
 from paceline.cli.options import MaxTokens, ResultFile, Suite
-from paceline_lab.arguments import Comparison, Measurement
 
 Drafters = Annotated[
     list[str], declare.several("--drafter", help="a drafter; may be repeated; default: auto")
@@ -25,7 +24,7 @@ Rounds = Annotated[int, declare.count(help="repetitions of each measurement")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasurementArguments(Measurement):
+class MeasurementArguments:
     """What is measured, on the command line."""
 
     rounds: Rounds = 3
@@ -42,7 +41,7 @@ class MeasurementArguments(Measurement):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonArguments(Comparison):
+class ComparisonArguments:
     """Drafters and policies on the command line."""
 
     drafters: Drafters

@@ -1,6 +1,6 @@
 """`paceline bench peers`."""
 
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Annotated
 
 from typer import Option
@@ -27,8 +27,8 @@ def peers(
         list[str],
         declare.several(
             metavar="NAME",
-            help="llama-server, mlx-lm, the base URL of a server, or an engine: paceline with it; "
-            "may be repeated; default: the first two, where they are installed",
+            help="llama-server, mlx-lm, or the base URL of a server; may be repeated; "
+            "default: the first two, where they are installed",
         ),
     ],
     llama_server: Annotated[
@@ -58,8 +58,8 @@ def peers(
     from paceline_lab.peers.command import bench_peers
 
     result = bench_peers(
-        lambda engine: load_model(replace(model, engine=engine or model.engine), output),
-        measurement,
+        lambda: load_model(model, output),
+        **asdict(measurement),
         limit=limit,
         peers=peer,
         llama_server=llama_server,

@@ -1,5 +1,6 @@
 """`paceline bench run`."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 from typer import Option
@@ -35,7 +36,7 @@ def run(
 
     report = bench_run(
         lambda rows: load_model(model, output, drafters=drafter, rows=rows),
-        measurement,
+        **asdict(measurement),
         limit=limit,
         temperature=temperature,
         seed=seed,

@@ -1,6 +1,6 @@
 """`paceline bench serve`."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from typer import Option
@@ -8,14 +8,13 @@ from typer import Option
 from paceline.cli import declare, numbers
 from paceline.cli.console import check_writable, print_report, progress_of
 from paceline.cli.options import ApiKey, MaxTokens, Output, ResultFile, Suite, command, group
-from paceline_lab.arguments import ServerLoad
 from paceline_lab.cli.options import Kinds
 
 app = group()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadArguments(ServerLoad):
+class LoadArguments:
     """A server and its requests, on the command line."""
 
     url: Annotated[str, Option(help="base URL of the server")] = "http://127.0.0.1:8000/v1"
@@ -50,4 +49,4 @@ def serve(*, load: LoadArguments, result: ResultFile = None, output: Output) -> 
     from paceline_lab.load import bench_serve
 
     check_writable(result)
-    return print_report(bench_serve(load, progress_of(output)), output, result)
+    return print_report(bench_serve(progress_of(output), **asdict(load)), output, result)

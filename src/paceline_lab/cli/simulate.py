@@ -1,5 +1,6 @@
 """`paceline bench simulate`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,7 +76,7 @@ def simulate(
     report = bench_simulate(
         load,
         lambda: resolve(model.model, progress=progress, revision=model.revision),
-        comparison,
+        **asdict(comparison),
         model=model.model,
         texts=texts,
         raw=raw,

@@ -1,6 +1,6 @@
 """`paceline bench sweep`."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,8 +67,8 @@ def sweep(
 
     report = bench_sweep(
         lambda: load_model(model, output, drafters=comparison.drafters),
-        comparison,
-        measurement,
+        **asdict(comparison),
+        **asdict(measurement),
         lengths=length,
         depths=depth,
         temperatures=temperature,

@@ -97,7 +97,7 @@ def variety_of(folder: LearntFolder, suites: Iterable[Suite]) -> Variety:
     variety = Variety([*first, *(turn for prompt in prompts for turn in prompt.turns)])
     for answer in folder.answers():
         if answer.seed is not None:
-            variety.add(answer.texts, answer.kind)
+            variety.add(answer.texts[-1], answer.kind)
     return variety
 
 

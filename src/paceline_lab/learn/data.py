@@ -176,11 +176,8 @@ class DataMaker:
                 unused += 1
                 complete = opening.is_text or result.finish_reason == FinishReason.STOP
                 text = prompt.texts[-1]
-                if (
-                    complete
-                    and len(text) >= _SHORTEST
-                    and self._variety.accepts(prompt.texts, prompt.kind)
-                ):
+                is_prompt = complete and len(text) >= _SHORTEST
+                if is_prompt and self._variety.accepts(text, prompt.kind):
                     unused = 0
                     prompts.append(prompt)
                     update(len(prompts))

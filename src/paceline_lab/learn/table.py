@@ -32,9 +32,6 @@ from paceline_lab.simulate.report import Total, total_of
 
 TABLE_BYTES = 12_000_000
 
-_TOPICS = 6
-"""Topics that are named."""
-
 _MIN_GAIN = 1.01
 """Speed of `auto` with a new table over that without, from which the table is installed."""
 
@@ -195,8 +192,7 @@ def text_of(report: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             f"{answers['answers']} answers with {answers['tokens']:,} tokens, {answers['loops']} "
-            "loops left out",
-            *_prompt_lines(report["prompts"]),
+            f"loops left out; {report['prompts']['prompts']} prompts of the model's own",
             *_table_lines(report["table"]),
         ]
     )
@@ -246,16 +242,6 @@ def _install(path: Path, forms: Sequence[ModelFiles], *, gains: bool) -> None:
 
 def _figures(answers: Sequence[Answer]) -> dict[str, int]:
     return {"answers": len(answers), "tokens": sum(len(answer.answer) for answer in answers)}
-
-
-def _prompt_lines(figures: Mapping[str, Any]) -> Iterator[str]:
-    if figures["prompts"]:
-        topics = [f"{name} {share:.0%}" for name, share in figures["topics"].items()]
-        yield (
-            f"{figures['prompts']} prompts, {figures['distinct_4_grams']:.0%} of four-word runs "
-            f"new: {figures['words']:g} words, {figures['code']:.0%} with code, "
-            f"{figures['second_turns']:.0%} second turns; {', '.join(topics[:_TOPICS])}"
-        )
 
 
 def _table_lines(table: Mapping[str, Any]) -> Iterator[str]:

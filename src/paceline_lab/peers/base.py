@@ -4,11 +4,17 @@ Invariant: all peers get the same question and token limit, reuse nothing of ear
 have times measured by the runtime itself or by its client.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import ModelError
+from paceline.models import ModelFiles
+from paceline.storage.system import cpu_cores
+
+if TYPE_CHECKING:
+    from paceline_lab.peers.llama_server.binary import ServerBinary
 
 
 class NotComparable(ModelError):
@@ -65,28 +71,68 @@ class Answer:
         return list(self.tokens) == list(other.tokens)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetModel:
+    """A model and the settings of every peer."""
+
+    files: ModelFiles
+    context: int
+    """Tokens of the longest question and its answer."""
+    say: Callable[[str], None]
+    """Prints a note for the user."""
+    threads: int | None = None
+    """None: the runtime's default."""
+    draft: ModelFiles | None = None
+    """A smaller model, for runtimes that draft with one."""
+    llama_server: "ServerBinary | None" = None
+    """None: the one on PATH."""
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """Ids of the tokens that end an answer."""
+        return self.files.stop_token_ids
+
+    @property
+    def cores(self) -> int:
+        """CPU threads: `threads`, or one per core that this process may use."""
+        return cpu_cores() if self.threads is None else self.threads
+
+    @property
+    def gguf(self) -> Path:
+        """The GGUF file. Raises NotComparable if there is none."""
+        if self.files.weights is None:
+            raise NotComparable(f"{self.files.name} is no GGUF file; expected one")
+        return self.files.weights
+
+    def answered(
+        self,
+        tokens: Sequence[int],
+        first: float,
+        decode: float,
+        *,
+        at_first: int = 1,
+        seconds: float | None = None,
+        draft: tuple[int, int] | None = None,
+    ) -> Answer:
+        """An answer from a runtime's tokens; `first` and `decode` are seconds, see `Answer`."""
+        answer = list(tokens)
+        while answer and answer[-1] in self.stops:
+            answer.pop()
+        text = self.files.tokenizer().continuation(answer)
+        return Answer(text, answer, len(tokens), first, decode, at_first, seconds, draft)
+
+
 class Peer(Protocol):
     """A runtime with a model loaded."""
 
-    @property
-    def name(self) -> str:
-        """Name in results."""
-        ...
-
-    @property
-    def packages(self) -> Sequence[str]:
-        """Packages whose versions a result has."""
-        ...
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Settings of the runtime, as JSON for the record."""
-        ...
-
-    @property
-    def modes(self) -> Sequence[str]:
-        """Decoding modes; the first is its plain decoding, if requests can choose that."""
-        ...
+    name: str
+    """In results."""
+    packages: Sequence[str]
+    """Packages whose versions a result has."""
+    settings: Mapping[str, Any]
+    """Settings of the runtime, as JSON for the record."""
+    modes: Sequence[str]
+    """Decoding modes; the first is its plain decoding, if requests can choose that."""
 
     def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
         """Answer greedily in one of the modes. Raises any error of the runtime."""

@@ -2,36 +2,39 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from paceline.errors import MissingExtra
 from paceline.models import Progress, resolve
 from paceline.runtime.model import Model
 from paceline.storage.json_lines import journal_path
 from paceline.storage.report import Report
 from paceline.verify.client import Access
 from paceline.verify.suite import SuitePrompt, load_suite, prompt_for
-from paceline_lab.arguments import Measurement
 from paceline_lab.bench.ab_test import about, max_context
 from paceline_lab.bench.journal import open_journal
 from paceline_lab.bench.record import PACKAGES, Record, here
 from paceline_lab.bench.turns import Turn, measure_turns
 from paceline_lab.bench.turns import check_names as check_ids
-from paceline_lab.peers.base import Question
+from paceline_lab.peers.base import Question, TargetModel
 from paceline_lab.peers.llama_server.binary import PROGRAM, server_binary
 from paceline_lab.peers.measure import contenders_of, measure
 from paceline_lab.peers.paceline_peer import PacelinePeer
-from paceline_lab.peers.registry import KNOWN, check_names, open_all
+from paceline_lab.peers.registry import check_names, open_all
 from paceline_lab.peers.summary import is_exact, speeds, tables
-from paceline_lab.peers.target import TargetModel
 
 _SPARE = 64
 """Tokens more than an answer had that its text may be in the next prompt."""
 
 
 def bench_peers(
-    load: Callable[[str | None], Model],
-    measurement: Measurement,
+    load: Callable[[], Model],
     *,
+    rounds: int,
+    max_tokens: int,
+    kinds: Sequence[str] = (),
+    per_kind: int | None = None,
+    suite: Path | None = None,
+    output: Path | None = None,
     limit: int | None = None,
     peers: Sequence[str],
     llama_server: str | None = None,
@@ -43,10 +46,15 @@ def bench_peers(
     """Every peer and paceline, plain and with speculation, on a suite, interleaved.
 
     Args:
-        load: opens the model in an engine; None: in the one that its options name.
-        measurement: the suite, and the rest that measurements have in common.
+        load: opens the model.
+        rounds: of each measurement.
+        max_tokens: of an answer.
+        kinds: of prompts; none: all.
+        per_kind: most prompts of a kind.
+        suite: file of prompts; None: paceline's own.
+        output: file of the result; rows are journaled beside it until it is written.
         limit: number of prompts in all, as for `bench run`.
-        peers: names, engines, or base URLs of servers; none: the `llama_server`, or without one
+        peers: names, or base URLs of servers; none: the `llama_server`, or without one
             all installed peers.
         llama_server: path of that program; None: the one on PATH.
         access: options of requests to servers.
@@ -59,15 +67,14 @@ def bench_peers(
         MissingExtra: a named peer is not installed, or without names none is.
         ModelError: a named peer cannot run this model.
     """
-    rounds, max_tokens, output = measurement.rounds, measurement.max_tokens, measurement.output
-    prompts = load_suite(measurement.suite).only(measurement.kinds, measurement.per_kind, limit)
+    prompts = load_suite(suite).only(kinds, per_kind, limit)
     check_ids(prompts.prompts)
     if llama_server is not None and PROGRAM not in peers:
         peers = [*peers, PROGRAM]
     check_names(peers)
     binary = server_binary(llama_server) if PROGRAM in peers else None
     access.fields()  # refused before a model is loaded
-    model = load(None)
+    model = load()
     model.measured_costs()
     context = min(max_context(model), _needed_context(prompts.prompts, model, max_tokens))
     target = TargetModel(
@@ -78,14 +85,8 @@ def bench_peers(
         draft=None if draft is None else resolve(draft, progress=progress),
         llama_server=binary,
     )
-    opened = open_all(peers, target, access, progress, load)
-    if not opened:
-        raise MissingExtra(
-            f"no peer can be compared with here; expected {', '.join(KNOWN)}, or a server's URL "
-            "with --peer"
-        )
+    opened = open_all(peers, target, access, progress)
     contenders = contenders_of(PacelinePeer(model), opened)
-    engines = [peer.model for peer in opened if isinstance(peer, PacelinePeer)]
     head = Record(
         "peers",
         rows=[],
@@ -95,7 +96,7 @@ def bench_peers(
             "rounds": rounds,
             "max_tokens": max_tokens,
             "prompts": len(prompts.prompts),
-            "kinds": [*measurement.kinds],
+            "kinds": [*kinds],
             **({} if limit is None else {"limit": limit}),
         },
         suite_sha256=prompts.sha256,
@@ -106,7 +107,7 @@ def bench_peers(
         rows, skipped = measure_turns(
             prompts.prompts,
             model,
-            room=min(context, *map(max_context, [model, *engines])),
+            room=context,
             max_tokens=max_tokens,
             warm_up=lambda turn: [
                 contender.answer(_question(turn), max_tokens) for contender in contenders

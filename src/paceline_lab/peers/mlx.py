@@ -4,24 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from paceline_lab.peers.base import Answer, NotComparable, Peer, Question
-from paceline_lab.peers.target import TargetModel
+from paceline.errors import MissingExtra
+from paceline_lab.peers.base import Answer, NotComparable, Question, TargetModel
 
 PLAIN, DRAFT = "plain", "draft model"
 
 _DRAFT_TOKENS = 3
 """Default of its command `mlx_lm.generate`."""
-
-
-def open_peers(target: TargetModel) -> list[Peer]:
-    """mlx-lm. Raises NotComparable unless paceline runs the checkpoint itself, in MLX too."""
-    for files in filter(None, (target.files, target.draft)):
-        if files.engine != "mlx":
-            raise NotComparable(
-                f"{files.name} is for the engine {files.engine}, and mlx-lm runs what the engine "
-                "mlx does: a folder with config.json and safetensors"
-            )
-    return [MlxLm(target)]
 
 
 class MlxLm:
@@ -31,14 +20,28 @@ class MlxLm:
     packages: Sequence[str] = ("mlx-lm", "mlx")
 
     def __init__(self, target: TargetModel) -> None:
-        """Load the model, and the draft model if there is one."""
-        import mlx.core as mx
-        from mlx_lm.utils import load_model
+        """Load the model, and the draft model if there is one.
+
+        Raises:
+            NotComparable: paceline does not run the checkpoint itself, in MLX too.
+            MissingExtra: mlx-lm is not installed.
+        """
+        for files in filter(None, (target.files, target.draft)):
+            if files.engine != "mlx":
+                raise NotComparable(
+                    f"{files.name} is for the engine {files.engine}, and mlx-lm runs what the "
+                    "engine mlx does: a folder with config.json and safetensors"
+                )
+        try:
+            import mlx.core as mx
+            from mlx_lm.utils import load_model
+        except ImportError as error:
+            raise MissingExtra("mlx-lm is not installed here: pip install mlx-lm") from error
 
         self._target = target
         self._model = load_model(target.files.folder)[0]
         self._draft = None if target.draft is None else load_model(target.draft.folder)[0]
-        self.modes = (PLAIN,) if target.draft is None else (PLAIN, DRAFT)
+        self.modes: Sequence[str] = (PLAIN,) if target.draft is None else (PLAIN, DRAFT)
         drafting = (
             {}
             if target.draft is None

@@ -15,16 +15,13 @@ _DRAFTERS = {PLAIN: "none", AUTO: "auto"}
 class PacelinePeer:
     """paceline with the options of `generate`."""
 
+    name = "paceline"
     packages: Sequence[str] = ()
-    modes = tuple(_DRAFTERS)
+    settings: Mapping[str, Any] = {}
+    modes: Sequence[str] = tuple(_DRAFTERS)
 
-    def __init__(self, model: Model, engine: str | None = None) -> None:
-        """Use a model whose costs have been measured.
-
-        `engine` is part of the name of one beside the model that all are compared with.
-        """
-        self.name = "paceline" if engine is None else f"paceline {engine}"
-        self.settings: Mapping[str, Any] = {} if engine is None else model.engine.describe()
+    def __init__(self, model: Model) -> None:
+        """Use a model whose costs have been measured."""
         self.model = model
 
     def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:

@@ -18,7 +18,7 @@ class ServerPeer:
     def __init__(self, url: str, access: Access) -> None:
         """Connect. Raises InvalidRequest if there is no OpenAI-compatible server at the URL."""
         self._endpoints = connect(url, access)
-        self.modes = tuple(self._endpoints)
+        self.modes: Sequence[str] = tuple(self._endpoints)
         fields = {mode: endpoint.fields for mode, endpoint in self._endpoints.items()}
         endpoint = self._endpoints[self.modes[-1]]
         self.name = endpoint.name

@@ -12,8 +12,8 @@ from typing import Any
 
 from paceline.storage.report import Table
 from paceline_lab.bench.ab_test import PLAIN
-from paceline_lab.bench.groups import is_loop
 from paceline_lab.bench.record import Row
+from paceline_lab.bench.summary import is_loop
 from paceline_lab.peers.llama_server.binary import PROGRAM
 from paceline_lab.peers.measure import DECODE, OWN, WHOLE
 from paceline_lab.peers.paceline_peer import AUTO
@@ -68,8 +68,7 @@ def tables(rows: Sequence[Row]) -> Iterator[Table]:
 
 def is_exact(rows: Sequence[Row]) -> bool:
     """True if paceline's own speculation changed no token; peers may change theirs."""
-    ours = (row for row in rows if row.contender == AUTO or row.contender.endswith(f", {AUTO}"))
-    return all(row.facts["same_tokens"] for row in ours)
+    return all(row.facts["same_tokens"] for row in rows if row.contender == AUTO)
 
 
 def _figures(

@@ -10,8 +10,8 @@ from pathlib import Path
 from paceline.errors import InvalidRequest
 from paceline.storage.files import write_bytes, writing
 from paceline.storage.report import Table
-from paceline_lab.bench.groups import group_tables, notes
 from paceline_lab.bench.record import Record, Row, parse_record, read_value
+from paceline_lab.bench.summary import group_tables, notes
 from paceline_lab.report.charts import record_charts
 from paceline_lab.report.drawing import picture
 from paceline_lab.report.page import Section, page

@@ -18,7 +18,6 @@ from paceline.runtime.model import Model
 from paceline.runtime.request import check as check_options
 from paceline.storage.manifest import read_manifest
 from paceline.storage.report import Report
-from paceline_lab.arguments import Comparison
 from paceline_lab.bench.ab_test import PLAIN, contender_options, options_facts
 from paceline_lab.bench.record import Record, here
 from paceline_lab.simulate.costs import Costs, parse_costs
@@ -30,8 +29,10 @@ from paceline_lab.simulate.texts import Texts
 def bench_simulate(
     load: Callable[[], Model],
     files: Callable[[], ModelFiles],
-    comparison: Comparison,
     *,
+    drafters: Sequence[str],
+    policies: Sequence[str],
+    blocks: Sequence[int],
     model: str,
     texts: Sequence[Path],
     raw: bool,
@@ -43,15 +44,15 @@ def bench_simulate(
     """Simulate every drafter with every policy on some texts.
 
     `load` opens the model, only for this machine's costs; `files` opens its files, only to encode
-    text. The model's name decides its shipped drafters. Texts: see `Texts`; comparison: as in
-    `bench sweep`; cost: see `parse_costs`. With `carry` the texts are consecutive requests of one
-    process.
+    text. The model's name decides its shipped drafters. Texts: see `Texts`; drafters, policies and
+    blocks: see `contender_options`; cost: see `parse_costs`. With `carry` the texts are consecutive
+    requests of one process.
 
     Raises:
         InvalidRequest: a value is out of range, or a text or cost table cannot be read.
         ModelError: a drafter cannot be read.
     """
-    options = contender_options(comparison.drafters, comparison.policies, comparison.blocks)
+    options = contender_options(drafters, policies, blocks)
     options.pop(PLAIN, None)
     shared = drafter_resources(model, options, progress)
     recordings = Texts(files, raw=raw, prompt_tokens=prompt_tokens).read(texts)

@@ -18,7 +18,6 @@ from paceline.runtime.request import check
 from paceline.storage.json_lines import journal_path
 from paceline.storage.report import Report
 from paceline.verify.suite import load_suite
-from paceline_lab.arguments import Comparison, Measurement
 from paceline_lab.bench.ab_test import (
     Case,
     Contender,
@@ -39,9 +38,16 @@ COLD = "cold"
 
 def bench_sweep(
     load: Callable[[], Model],
-    comparison: Comparison,
-    measurement: Measurement,
     *,
+    rounds: int,
+    max_tokens: int,
+    kinds: Sequence[str] = (),
+    per_kind: int | None = None,
+    suite: Path | None = None,
+    output: Path | None = None,
+    drafters: Sequence[str] = (),
+    policies: Sequence[str] = (),
+    blocks: Sequence[int] = (),
     lengths: Sequence[TokenCount] = (),
     text: Path | None = None,
     depths: Sequence[TokenCount] = (),
@@ -58,16 +64,15 @@ def bench_sweep(
     """
     if depths and (lengths or text):
         raise InvalidRequest("--depth does not go with --length or --text: sweep one at a time")
-    max_tokens, per_kind = measurement.max_tokens, measurement.per_kind
-    if not depths and (measurement.suite or measurement.kinds or per_kind):
+    if not depths and (suite or kinds or per_kind):
         raise InvalidRequest("--suite, --kind and --per-kind are for --depth")
-    options = contender_options(comparison.drafters, comparison.policies, comparison.blocks)
+    options = contender_options(drafters, policies, blocks)
     sampled: list[Options] = [{"temperature": value, "seed": seed} for value in temperatures]
     for settings in [*options.values(), *sampled]:
         check(settings)
     prompts, content, digest = None, "", ""
     if depths:
-        prompts = load_suite(measurement.suite).only(measurement.kinds, per_kind or 1)
+        prompts = load_suite(suite).only(kinds, per_kind or 1)
     else:
         content, digest = dense_text(text)
     model = load()
@@ -84,14 +89,14 @@ def bench_sweep(
             "cases": [case.id for case in cases],
             "contenders": options_facts(options),
             "seed": seed,
-            "rounds": measurement.rounds,
+            "rounds": rounds,
             "max_tokens": max_tokens,
         },
         suite_sha256=prompts.sha256 if prompts else digest,
         **about(model),
         **here(),
     )
-    with open_journal(measurement.output, head) as journal:
+    with open_journal(output, head) as journal:
         cold = journal.get(COLD, list[Row])
         if cold is None:
             del model
@@ -99,13 +104,11 @@ def bench_sweep(
             journal.add(COLD, [row.as_dict() for row in cold])
         contenders = [Contender(name, model, settings) for name, settings in options.items()]
         warm_up(contenders, cases[0])
-        warm = measure_all(
-            cases, contenders, rounds=measurement.rounds, journal=journal, progress=progress
-        )
+        warm = measure_all(cases, contenders, rounds=rounds, journal=journal, progress=progress)
     record = replace(head, rows=[*cold, *warm], summary=summary(warm))
     tables = [case_table(warm), cold_table(cold)]
     passed = all_same_tokens(warm)
-    return Report(record.as_dict(), passed, tables=tables, journal=journal_path(measurement.output))
+    return Report(record.as_dict(), passed, tables=tables, journal=journal_path(output))
 
 
 def _measure_cold(

@@ -15,12 +15,11 @@ from paceline.models import QUIET, Progress
 from paceline.runtime.model import Model
 from paceline.storage.report import json_file
 from paceline.verify.suite import CONVERSATION, Suite, load_suite
-from paceline_lab.arguments import Measurement
 from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW
 from paceline_lab.bench.compare import bench_compare
-from paceline_lab.bench.groups import ALL, group_summary, is_loop, repeated_share
 from paceline_lab.bench.record import parse_record, read_record
 from paceline_lab.bench.run import bench_run
+from paceline_lab.bench.summary import ALL, is_loop, repeated_share, summary
 from paceline_lab.bench.turns import Skipped
 from paceline_lab.report.command import bench_report
 from support.bench import bench
@@ -217,7 +216,7 @@ def test_a_run_reports_each_group_with_the_loops_and_without(model: Model, quest
     assert [groups[name]["answers"] for name in groups] == [4, 2, 1, 7]
     assert groups[ALL]["loops"] == len(circling)
     straight = [row for row in record.rows if row.case not in circling]
-    assert groups[ALL]["without_loops"] == group_summary(straight)["groups"][ALL]["with_loops"]
+    assert groups[ALL]["without_loops"] == summary(straight)["groups"][ALL]["with_loops"]
     rows = [row for row in record.rows if row.contender == "suffix"]
     found = groups[ALL]["with_loops"]["suffix"]
     decoded = sum(row.facts["tokens"] - 1 for row in rows)
@@ -240,7 +239,10 @@ def test_single_row_texts_that_differ_are_counted(model: Model, questions: Path)
 
     report = bench_run(
         load,
-        Measurement(suite=questions, kinds=["translation"], rounds=1, max_tokens=8),
+        suite=questions,
+        kinds=["translation"],
+        rounds=1,
+        max_tokens=8,
         drafters=["suffix"],
         policy="auto",
         progress=QUIET,

@@ -101,8 +101,8 @@ def test_short_answers_get_a_second_turn(tiny_files: ModelFiles, monkeypatch: py
     monkeypatch.setitem(BIAS, "answers", 3.0)
     second = [line for line in answers_of(learn(tiny_files.name, 50)) if len(line["texts"]) > 1]
     assert second
-    first = learn(tiny_files.name, 1)["prompts"]
-    assert first["second_turns"] > 0, "an earlier run's are known again"
+    again = learn(tiny_files.name, 1)["prompts"]
+    assert again["openings"]["follow-up"] == len(second), "an earlier run's are known again"
 
 
 def test_a_later_call_goes_on_and_repeats_nothing(tiny_files: ModelFiles, learning: list[Any]):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline_lab.learn.variety import HELD_OUT, TRAINING, UNSEEN, Variety, part_of, topic_of
+from paceline_lab.learn.variety import HELD_OUT, TRAINING, UNSEEN, Variety, part_of
 
 
 @pytest.mark.parametrize(
@@ -16,30 +16,28 @@ from paceline_lab.learn.variety import HELD_OUT, TRAINING, UNSEEN, Variety, part
 )
 def test_a_near_duplicate_of_an_earlier_prompt_is_dropped(text: str, accepted: bool):
     variety = Variety()
-    assert variety.accepts(["Write a story about a fox who lives in a wood near the sea"])
-    assert variety.accepts([text]) == accepted
+    assert variety.accepts("Write a story about a fox who lives in a wood near the sea")
+    assert variety.accepts(text) == accepted
     assert variety.dropped == ({} if accepted else {"near duplicate": 1})
     assert len(variety) == 1 + accepted
 
 
 def test_near_duplicates_are_found_in_scripts_without_spaces():
     variety = Variety()
-    assert variety.accepts(["请写一个关于狐狸的短篇故事"])
-    assert not variety.accepts(["请写一个关于狐狸的短篇故事吧"])
-    assert variety.accepts(["如何在家里种番茄和草莓"])
+    assert variety.accepts("请写一个关于狐狸的短篇故事")
+    assert not variety.accepts("请写一个关于狐狸的短篇故事吧")
+    assert variety.accepts("如何在家里种番茄和草莓")
 
 
 def test_prompts_that_share_eight_words_with_an_excluded_one_are_dropped():
     variety = Variety(["One two three four five six seven eight nine", "short question"])
-    assert not variety.accepts(["Say: two three four five six seven eight nine, please"])
-    assert variety.accepts(["Say: two three four five six seven, please"])
-    assert not variety.accepts(["Short question?"])
+    assert not variety.accepts("Say: two three four five six seven eight nine, please")
+    assert variety.accepts("Say: two three four five six seven, please")
+    assert not variety.accepts("Short question?")
     assert variety.dropped == {"excluded": 2}
 
 
 def test_topics_that_nothing_is_learnt_from_are_told_from_all_messages_of_a_user():
-    assert topic_of(["How do I fix this SQL query?"]) == "programming"
-    assert topic_of(["Hm."]) == "other"
     assert part_of(["Name a soup.", "And another?"]) == UNSEEN[0]
     assert part_of(["Name a song.", "Which vitamin is in it?"]) == UNSEEN[1]
 
@@ -52,18 +50,9 @@ def test_a_twentieth_of_other_prompts_is_held_out_and_second_turns_stay_with_the
     assert [part_of([first, "And then?"]) for first in firsts] == parts
 
 
-def test_the_figures_are_shares_of_the_prompts():
+def test_the_figures_are_of_the_prompts():
     variety = Variety()
-    for texts, kind in (
-        (["Write a Python function that adds"], "free"),
-        (["What is the capital of Norway?"], "free"),
-        (["Hi", "Что такое облако"], "follow-up"),
-        (["What is the time"], "free"),
-    ):
-        assert variety.accepts(texts, kind)
-    figures = variety.figures()
-    assert figures["prompts"] == 4
-    assert figures["code"] == figures["second_turns"] == 0.25
-    assert figures["openings"] == {"free": 0.75, "follow-up": 0.25}
-    assert figures["distinct_4_grams"] == 1
-    assert Variety().figures()["prompts"] == 0
+    prompts = {"What is the capital of Norway?": "free", "Что такое облако": "follow-up"}
+    assert all(variety.accepts(text, kind) for text, kind in prompts.items())
+    figures = {"prompts": 2, "distinct_4_grams": 1, "openings": {"free": 1, "follow-up": 1}}
+    assert variety.figures() == {**figures, "dropped": {}}

@@ -10,10 +10,9 @@ from time import perf_counter
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline_lab.peers.base import Answer, Peer, Question
+from paceline_lab.peers.base import Answer, Question, TargetModel
 from paceline_lab.peers.llama_server.binary import PROGRAM, server_binary
 from paceline_lab.peers.llama_server.process import ServerProcess
-from paceline_lab.peers.target import TargetModel
 
 PLAIN = "plain"
 
@@ -31,16 +30,6 @@ _GREEDY = {
 }
 
 
-def open_peers(target: TargetModel) -> list[Peer]:
-    """llama-server.
-
-    Raises:
-        MissingExtra: none was named, and none is on PATH.
-        ModelError: the model was not made from a GGUF file, or the server cannot load it.
-    """
-    return [LlamaServer(target)]
-
-
 class LlamaServer:
     """A server for each answer, on the GGUF file itself."""
 
@@ -48,7 +37,12 @@ class LlamaServer:
     packages: Sequence[str] = ()
 
     def __init__(self, target: TargetModel) -> None:
-        """Start it once, so that an error of the server is one before anything is measured."""
+        """Start it once, so that an error of the server is one before anything is measured.
+
+        Raises:
+            MissingExtra: none was named, and none is on PATH.
+            ModelError: the model was not made from a GGUF file, or the server cannot load it.
+        """
         self._target = target
         self._binary = target.llama_server or server_binary(None)
         if lacking := self._binary.lacking:

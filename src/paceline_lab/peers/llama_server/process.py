@@ -3,8 +3,6 @@
 Invariant: however a `with` block ends, and if this process is killed in it, the server has ended.
 """
 
-import http.client
-import json
 import os
 import secrets
 import socket
@@ -16,10 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from paceline.errors import ModelError
 from paceline.storage.processes import end_session
+
+if TYPE_CHECKING:
+    import httpx
 
 READY_SECONDS = 600.0
 """For a large file on a slow disk."""
@@ -64,15 +65,18 @@ class ServerProcess:
 
     def ask(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The answer to a POST request, as JSON. Raises ModelError if the server has none."""
+        import httpx
+
         try:
-            status, content = self._request("POST", path, body, _ANSWER_SECONDS)
-            answer = json.loads(content)
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            reply = self._request("POST", path, body, _ANSWER_SECONDS)
+            answer = reply.json() if reply.is_success else None
+        except (httpx.HTTPError, ValueError) as error:
             if self._ends_now():
                 raise self._failed("ended in an answer") from error
             raise ModelError(f"{self.program.name} gave no answer to {path}: {error!r}") from error
-        if status != http.HTTPStatus.OK or not isinstance(answer, dict):
-            reason = " ".join(content.decode(errors="replace").split())[:_MOST_REASON]
+        if not isinstance(answer, dict):
+            reason = " ".join(reply.text.split())[:_MOST_REASON]
+            status = reply.status_code
             raise ModelError(f"{self.program.name} answered {path} with status {status}: {reason}")
         return answer
 
@@ -100,31 +104,29 @@ class ServerProcess:
         self.close()
 
     def _wait_until_ready(self) -> None:
+        import httpx
+
         deadline = monotonic() + READY_SECONDS
         while monotonic() < deadline:
             # Before the port is asked: another process may have it.
             if self._ended():
                 raise self._failed("ended before it was ready")
-            with suppress(OSError, http.client.HTTPException):
-                status, _ = self._request("GET", "/health", None, _HEALTH_SECONDS)
-                if status == http.HTTPStatus.OK:
+            with suppress(httpx.HTTPError):
+                if self._request("GET", "/health", None, _HEALTH_SECONDS).is_success:
                     return
             sleep(_POLL_SECONDS)
         raise self._failed(f"was not ready after {READY_SECONDS:.0f} s")
 
     def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float
-    ) -> tuple[int, bytes]:
+    ) -> "httpx.Response":
+        import httpx
+
         # Not by a client that obeys the proxies of the environment.
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=seconds)
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"}
-        try:
-            text = None if body is None else json.dumps(body)
-            connection.request(method, path, text, headers)
-            reply = connection.getresponse()
-            return reply.status, reply.read()
-        finally:
-            connection.close()
+        with httpx.Client(trust_env=False, timeout=seconds) as client:
+            headers = {"Authorization": f"Bearer {self._key}"}
+            url = f"http://127.0.0.1:{self._port}{path}"
+            return client.request(method, url, json=body, headers=headers)
 
     def _ended(self) -> bool:
         return self._keeper.poll() is not None
