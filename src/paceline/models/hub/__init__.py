@@ -48,6 +48,13 @@ class Repository(NamedTuple):
     """By path."""
 
 
+_GATED = (
+    "{} has terms to accept on the hub: accept them there, then log in with `hf auth login` or set "
+    "HF_TOKEN"
+)
+_ABSENT = "the hub has no model {} (or it is private: log in with `hf auth login`)"
+_NO_REVISION = "{} has no such revision on the hub; expected a branch, a tag or a commit"
+
 OPENVINO = FileSet(
     REQUIRED,
     ("openvino_model.*", "*.json", "*.jinja", "tokenizer.model"),
@@ -156,24 +163,16 @@ def errors_of(name: str) -> Iterator[None]:
         yield
     except PacelineError:
         raise
-    except GatedRepoError as error:
-        raise ModelError(
-            f"{name} has terms to accept on the hub: accept them there, then log in with "
-            "`hf auth login` or set HF_TOKEN"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ModelNotFound(
-            f"the hub has no model {name} (or it is private: log in with `hf auth login`)"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ModelNotFound(
-            f"{name} has no such revision on the hub; expected a branch, a tag or a commit"
-        ) from error
-    except HFValidationError as error:
-        raise ModelNotFound(f"{name} is not a hub name: {one_line(error)}") from error
-    except RemoteEntryNotFoundError as error:
-        raise ModelError(f"{name} has not all of its files on the hub") from error
     except Exception as error:  # including any error of the HTTP library
+        for library_kind, kind, message in (
+            (GatedRepoError, ModelError, _GATED),
+            (RepositoryNotFoundError, ModelNotFound, _ABSENT),
+            (RevisionNotFoundError, ModelNotFound, _NO_REVISION),
+            (HFValidationError, ModelNotFound, "{} is not a hub name: {}"),
+            (RemoteEntryNotFoundError, ModelError, "{} has not all of its files on the hub"),
+        ):
+            if isinstance(error, library_kind):
+                raise kind(message.format(name, one_line(error))) from error
         if isinstance(error, OSError) and _is_of_the_disk(error):
             raise ModelError(f"cannot store {name}: {one_line(error)}") from error
         raise unreachable(name) from error

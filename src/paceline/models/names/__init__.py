@@ -122,15 +122,11 @@ class KnownModel:
         return HubName(self.repository, file=self.file, revision=self.revision)
 
 
-@dataclass(frozen=True, slots=True)
-class _Data:
-    models: dict[str, KnownModel]
-
-
 @cache
 def known_models() -> Mapping[str, KnownModel]:
     """All models with a short name, by name."""
-    return validated(_Data, read_json(_DATA), str(_DATA), error=ModelError).models
+    models = read_json(_DATA)["models"]
+    return validated(dict[str, KnownModel], models, str(_DATA), error=ModelError)
 
 
 def known(name: str) -> HubName | None:

@@ -97,35 +97,20 @@ def parse_hub_name(name: str) -> HubName | None:
 
     Raises ModelNotFound for an address (`https://...`, `hf.co/...`) that is not a model's.
     """
-    address = _address(name)
-    if address is not None:
-        return _of_address(name, address)
-    owner, _, rest = name.partition("/")
-    repository, slash, file = rest.partition("/")
-    return None if slash and not file else _hub_name(f"{owner}/{repository}", file)
-
-
-def _address(name: str) -> str | None:
-    """`name` as an address with a scheme; None if it is not one."""
-    if name.lower().startswith(("https://", "http://")):
-        return name
-    return f"https://{name}" if name.lower().partition("/")[0] in _HOSTS else None
-
-
-def _of_address(name: str, address: str) -> HubName:
-    try:
-        split = urlsplit(address)
-        host = split.hostname
-    except ValueError:  # such as an IPv6 address without its end
-        host = None
-    if host is None or host not in (*_HOSTS, _endpoint_host()):
+    host = name.lower().partition("/")[0]
+    if host not in (*_HOSTS, "https:", "http:"):
+        owner, _, rest = name.partition("/")
+        repository, slash, file = rest.partition("/")
+        return None if slash and not file else _hub_name(f"{owner}/{repository}", file)
+    host, path = _split(f"https://{name}" if host in _HOSTS else name)
+    if host not in (*_HOSTS, _split(os.environ.get("HF_ENDPOINT", ""))[0]) or not host:
         raise ModelNotFound(
             f"{name} is not an address of the Hugging Face hub; expected one of "
             "https://huggingface.co, or the path of a downloaded file"
         )
-    parts = [unquote(part) for part in split.path.split("/") if part]
+    parts = [unquote(part) for part in path.split("/") if part]
     model = None
-    if len(parts) >= 2 and parts[0] not in _OTHERS:
+    if parts[:1] and parts[0] not in _OTHERS:
         model = _of_parts("/".join(parts[:2]), parts[2:])
     if model is None:
         raise ModelNotFound(
@@ -133,6 +118,16 @@ def _of_address(name: str, address: str) -> HubName:
             f"one of its {SUFFIX} files"
         )
     return model
+
+
+def _split(address: str) -> tuple[str, str]:
+    """Host and path of an address; no host if it is none."""
+    try:
+        split = urlsplit(address)
+        host = split.hostname
+    except ValueError:  # such as an IPv6 address without its end
+        return "", ""
+    return host or "", split.path
 
 
 def _of_parts(repository: str, rest: Sequence[str]) -> HubName | None:
@@ -167,14 +162,6 @@ def _hub_name(repository: str, file: str) -> HubName | None:
 def _is_plain(part: str) -> bool:
     """Whether a part of a path names a file or folder, without control characters."""
     return part not in ("", ".", "..") and part.isprintable() and "\\" not in part
-
-
-def _endpoint_host() -> str | None:
-    """Host of the hub that $HF_ENDPOINT names."""
-    try:
-        return urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname
-    except ValueError:
-        return None
 
 
 class SplitFile(NamedTuple):
