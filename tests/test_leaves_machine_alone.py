@@ -4,7 +4,6 @@ Each runs as a user starts it: with an empty home, and without the variables by 
 report nothing.
 """
 
-import ast
 import getpass
 import json
 import os
@@ -18,7 +17,6 @@ import pytest
 
 from support import mlx
 from support.command import served
-from support.docs import ROOT
 from support.fake_hub import FakeHub, FakeRepository, serving
 from support.results import RUN
 from support.waiting import PATIENCE
@@ -135,9 +133,6 @@ def _is_in(path: Path, folders: tuple[Path, ...]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
-OURS_AND_REPORTING = ("paceline", "openvino")
-"""Ours, and beginnings of packages that report their use unless ours was imported before."""
-
 NAME = "owner/tiny"
 ANSWER = ("--max-tokens", 4, "--ignore-eos")
 
@@ -159,21 +154,6 @@ def hub(home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 def assert_alone(home: Home, *named: str) -> None:
     assert home.hosts() == set(), "another machine was called"
     assert home.written(*named) == set(), "written outside of the cache folder"
-
-
-def test_scripts_import_paceline_before_openvino():
-    late = []
-    for script in (*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("recipes/**/*.py")):
-        names = [
-            alias.name if isinstance(node, ast.Import) else node.module or ""
-            for node in ast.parse(script.read_text(encoding="utf-8")).body
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            for alias in node.names
-        ]
-        first = [name.partition(".")[0] for name in names if name.startswith(OURS_AND_REPORTING)]
-        if first and first[0] not in ("paceline", "paceline_lab"):  # which imports paceline first
-            late.append(script.name)
-    assert late == []
 
 
 def test_generate_chat_and_models_leave_the_machine_alone(home: Home, tiny_gguf: Path):
@@ -200,29 +180,16 @@ def complete(url: str) -> None:
         assert json.load(reply)["choices"]
 
 
-def test_pull_calls_the_hub_for_the_files_of_the_model_alone(
+def test_pull_and_a_server_of_several_models_call_the_hub_for_the_files_of_the_model_alone(
     home: Home, hub: FakeHub, tiny_gguf: Path
 ):
     hub.repositories[NAME] = FakeRepository({"tiny-F16.gguf": tiny_gguf.read_bytes()})
     home.run("pull", f"{NAME}:f16")
-    assert_files_of_the_model_alone(hub)
-    assert_alone(home)
-
-
-def test_a_server_of_several_models_leaves_the_machine_alone(
-    home: Home, hub: FakeHub, tiny_gguf: Path
-):
-    """Each model is loaded by a process of its own."""
-    hub.repositories[NAME] = FakeRepository({"tiny-F16.gguf": tiny_gguf.read_bytes()})
-    home.run("pull", f"{NAME}:f16")
-    with served(f"{NAME}:F16", home.cache, "--port", "0", "--all") as server:
-        complete(server.url)
-    assert_alone(home)
-
-
-def assert_files_of_the_model_alone(hub: FakeHub) -> None:
     assert hub.downloads()
     assert [asked.path for asked in hub.asked if NAME not in asked.path] == []
+    with served(f"{NAME}:F16", home.cache, "--port", "0", "--all") as server:
+        complete(server.url)  # each model is loaded by a process of its own
+    assert_alone(home)
 
 
 @pytest.fixture

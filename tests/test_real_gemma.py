@@ -21,8 +21,6 @@ from paceline.engines.base import KVSequence
 from paceline.engines.invariance import CONDITIONS, measure_invariance
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.options import GREEDY, Options
-from paceline.runtime import kept
-from paceline.runtime.drafting import Drafting
 from paceline.runtime.model import Model
 from support.gemma import PROMPTS, gemma_file
 from support.llamacpp import model_of
@@ -137,39 +135,6 @@ def drafted_by(drafter: str, sampling: Options) -> Options:
     # A policy that weighs nothing drafts as often as it can.
     policy = "auto" if drafter == "auto" else "fixed"
     return {**{"raw": True, "max_tokens": TOKENS, "drafter": drafter, "policy": policy}, **sampling}
-
-
-def test_a_prediction_with_wrong_tokens_changes_nothing(plain: Any, gemma: Model):
-    accepted = 0
-    for prompt in PROMPTS[::5]:
-        expected = plain(prompt, SAMPLINGS[prompt])
-        prediction = [token + (at % 6 == 5) for at, token in enumerate(expected)]
-        options = drafted_by("prediction", {**SAMPLINGS[prompt], "prediction": prediction})
-        answer = gemma.generate(prompt, **options)
-        assert answer.token_ids == expected
-        accepted += answer.stats.accepted
-    assert accepted > 0
-
-
-def test_a_draft_model_changes_nothing(plain: Any, gemma: Model):
-    drafter = f"model:{gemma.files.path}"
-    check([Case(prompt, drafter, SAMPLINGS[prompt]) for prompt in PROMPTS[:2]], plain, gemma)
-
-
-def test_kept_answers_change_nothing(
-    plain: Any, gemma: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    prompts = PROMPTS[::5]
-    for prompt in prompts:  # before answers are kept elsewhere
-        plain(prompt, SAMPLINGS[prompt])
-    monkeypatch.setattr(kept, "due", lambda tokens, counted: tokens > counted)
-    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    keeping = Model(gemma.files, gemma.engine, drafting=Drafting(gemma.files, keep=True))
-    keeping.costs, keeping._exactness = gemma.costs, gemma._exactness
-    for prompt in prompts:
-        keeping.generate(prompt, **drafted_by("none", SAMPLINGS[prompt]))
-    keeping.settle()
-    check([Case(prompt, "kept", SAMPLINGS[prompt]) for prompt in prompts], plain, keeping)
 
 
 def test_rows_past_the_window_do_not_depend_on_how_they_are_computed(gemma: Model):

@@ -41,28 +41,23 @@ def filled(chat: Any, message: str = "Hello") -> ContextFull:
     raise AssertionError("the context never gets full")
 
 
-def test_a_full_context_is_an_error_that_counts_tokens_and_turns_to_drop(chat: Any):
-    full = filled(chat)
-    assert full.tokens >= full.context == chat.context == CACHE
-    assert full.turns is not None
-    assert 1 <= full.turns < chat.turns
-    assert isinstance(full, InvalidRequest)
-
-
-def test_after_a_full_context_the_chat_goes_on_with_the_oldest_turns_dropped(
+def test_a_full_context_counts_turns_to_drop_without_which_the_chat_goes_on(
     chat: Any, model: Model
 ):
     full = filled(chat)
+    assert full.tokens >= full.context == chat.context == CACHE
+    assert isinstance(full, InvalidRequest)
     before, turns = [*chat.messages], full.turns
     assert turns
+    assert 1 <= turns < chat.turns
     dropped = chat.drop_oldest(turns)
     assert dropped == before[1 : 1 + 2 * turns], "whole turns, a message and its answer each"
     assert chat.messages == [SYSTEM, *before[1 + 2 * turns :]]
     messages = [*chat.messages, {"role": "user", "content": "and now"}]
-    found = said(chat.say("and now", max_tokens=20, drafter="none"))
+    answer = said(chat.say("and now", max_tokens=20, drafter="none"))
     expected = model.generate(messages, max_tokens=20, drafter="none")
-    assert found.token_ids == expected.token_ids
-    assert chat.messages[-2:] == [messages[-1], {"role": "assistant", "content": found.text}]
+    assert answer.token_ids == expected.token_ids
+    assert chat.messages[-2:] == [messages[-1], {"role": "assistant", "content": answer.text}]
 
 
 def test_a_full_context_leaves_the_kv_cache_of_the_chat_as_it_was(chat: Any):
