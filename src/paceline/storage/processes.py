@@ -12,17 +12,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import ModelError, PacelineError
 from paceline.storage.system import ALARM_EXIT, HAS_ALARM
-
-KEPT_LINES = 200
-GRACE_SECONDS = 5.0
 
 _TRIALS = 3
 """How often a request is sent while children end for other reasons."""
@@ -34,20 +30,10 @@ else:
 
 
 class Finished(NamedTuple):
-    """Exit status of a child (negative: the signal) and its last lines of output."""
+    """Exit status of a child (negative: the signal) and the lines of its output."""
 
     code: int
     lines: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        """The lines as one string."""
-        return "\n".join(self.lines)
-
-    @property
-    def disk_full(self) -> bool:
-        """Whether the output reports a full disk."""
-        return "No space left" in self.text or "Disk quota" in self.text
 
     @property
     def reason(self) -> str:
@@ -62,48 +48,22 @@ def python(*arguments: str) -> list[str]:
     return [sys.executable, "-P", *arguments]
 
 
-def run_child(
-    argv: Sequence[str],
-    *,
-    env: Mapping[str, str] | None = None,
-    on_line: Callable[[str], None] | None = None,
-) -> Finished:
-    """Run `argv` to its end; `on_line` gets each line of its output (both streams).
+def run_child(argv: Sequence[str]) -> Finished:
+    """Run `argv` to its end, without input; both of its streams are its output.
 
     Raises OSError when it cannot be started. On any exception, Ctrl-C included, the child is ended.
     """
-    kept: deque[str] = deque(maxlen=KEPT_LINES)
-    child = subprocess.Popen(
+    child = subprocess.run(
         argv,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=None if env is None else dict(env),
         text=True,
         encoding="utf-8",
         errors="replace",
+        check=False,
     )
-    try:
-        assert child.stdout is not None
-        with child.stdout as lines:
-            for line in lines:
-                kept.append(line.rstrip("\n"))
-                if on_line is not None:
-                    on_line(kept[-1])
-        return Finished(child.wait(), tuple(kept))
-    finally:
-        _end(child)
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    if child.poll() is not None:
-        return
-    child.terminate()
-    try:
-        child.wait(GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+    return Finished(child.returncode, tuple(child.stdout.splitlines()))
 
 
 _WITH_THREADS = set[int]()
