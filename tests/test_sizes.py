@@ -35,7 +35,7 @@ ABOVE: dict[str, int] = {
     "src/paceline/engines": 4_370,
     "src/paceline/constraints": 2_645,
     "src/paceline/models": 4_955,
-    "src/paceline/runtime": 5_032,
+    "src/paceline/runtime": 4_910,
     "src/paceline/server": 6_370,
     "src/paceline/cli": 3_450,
     "src/paceline/verify": 1_490,
