@@ -19,9 +19,6 @@ from paceline.storage.processes import python
 _SERVING = re.compile(r"serving .* at (http://\S+)/v1")
 """The line of a server that listens."""
 
-_MAX_LINES = 200
-"""Of a process, for the reason why it ended."""
-
 _LINE_BYTES = 64 * 1024
 
 _LONGEST = 24 * 3600.0
@@ -34,7 +31,7 @@ class Child:
     def __init__(self, process: Process, key: str, say: Callable[[str], None]) -> None:
         """Take a process that was just started; `say` gets the lines that it writes."""
         self._process, self._say = process, say
-        self._lines: deque[str] = deque(maxlen=_MAX_LINES)
+        self._lines: deque[str] = deque(maxlen=200)
         self._listening = asyncio.get_running_loop().create_future()
         self._reading = asyncio.ensure_future(self._read())
         self.url = ""
