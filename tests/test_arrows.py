@@ -95,9 +95,8 @@ ALLOWED = {
     OPENVINO: {
         "": set[str](),
         "batch": {"graph", "library"},
-        "engine": {"batch", "graph", "kv_copies", "library", "rows"},
+        "engine": {"batch", "graph", "library", "rows"},
         "graph": {"library"},
-        "kv_copies": set[str](),
         "library": set[str](),
         "rows": {"library"},
     },

@@ -34,7 +34,6 @@ from paceline_openvino.batch import (
     sizes,
 )
 from paceline_openvino.graph import GRAPH, paged_model
-from paceline_openvino.kv_copies import Caches, extend_kv, kv_of
 from paceline_openvino.library import core, openvino, reason_of
 from paceline_openvino.rows import MOST_ROWS, rows_are_invariant
 
@@ -167,20 +166,6 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         return StepResult(
             [np.concatenate(block_logits) for block_logits in logits], [{} for _ in call], seconds
         )
-
-    keeps_kv = True
-    """See `KeepsKV`."""
-
-    def kv_of(self, sequence: KVSequence, start: int, stop: int) -> Caches:
-        """Copies of the KV of whole blocks of slots; see `KeepsKV`."""
-        return kv_of(self._table(sequence), self.block_size, self._caches(), start, stop)
-
-    def extend_kv(self, sequence: KVSequence, arrays: Caches) -> None:
-        """Append KV of whole blocks; see `KeepsKV`."""
-        extend_kv(self._table(sequence), self.block_size, self._caches(), arrays)
-
-    def _caches(self) -> Caches:
-        return {name: array for name, (array, _) in self._bound.items()}
 
     def describe(self) -> dict[str, str]:
         """Everything that costs and exactness depend on; recorded results hold these strings."""

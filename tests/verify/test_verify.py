@@ -1,7 +1,6 @@
 import json
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -163,29 +162,6 @@ def test_rows_that_depend_on_the_keys_of_a_call_are_found_around_thresholds():
     verdict = Verdict()
     assert check_rows(Crossing(context_length=1100, cache_blocks=400), verdict, seconds=0).done == 1
     assert verdict.exact
-
-
-def test_a_context_is_made_of_copies_of_a_block_where_the_engine_copies_kv():
-    class Copying(ToyEngine):
-        keeps_kv = True
-        copied = 0
-
-        def kv_of(self, sequence: Any, start: int, stop: int) -> dict[str, np.ndarray]:
-            (block,) = sequence.blocks(0)[: stop // self.block_size]
-            return {"keys": self._keys[[block]], "values": self._values[[block]]}
-
-        def extend_kv(self, sequence: Any, arrays: dict[str, np.ndarray]) -> None:
-            rows = len(arrays["keys"]) * self.block_size
-            sequence.reserve(rows)
-            blocks = sequence.blocks(rows)[sequence.length // self.block_size :]
-            self._keys[blocks], self._values[blocks] = arrays["keys"], arrays["values"]
-            sequence.commit(rows)
-            self.copied += rows
-
-    engine, verdict = Copying(context_length=16_500, cache_blocks=2100), Verdict()
-    check_rows(engine, verdict)
-    assert verdict.exact
-    assert engine.copied > sum(512 * 2**exponent for exponent in range(6)) - 6 * 32
 
 
 CHOSEN = [

@@ -82,36 +82,32 @@ class KVSequence(Protocol):
         ...
 
 
+class KVState(NamedTuple):
+    """A copy of a sequence's KV."""
+
+    data: npt.NDArray[np.uint8]
+    """[bytes], in the engine's own form."""
+    length: int
+    """Its slots."""
+
+
 @runtime_checkable
 class KeepsKV(Protocol):
     """An engine whose KV can be copied out of it, and put back into another of the same kind."""
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether it can with this model; hybrids have states besides KV."""
+        """Whether it can with this model; recurrent layers have states besides KV."""
         ...
 
-    def kv_of(
-        self, sequence: KVSequence, start: int, stop: int
-    ) -> Mapping[str, npt.NDArray[np.float16]]:
-        """Copies of the KV of slots [start, stop), which are whole KV blocks.
-
-        Name of a cache -> [blocks, ...]. The slots are within `sequence.shareable_length`.
-        """
+    def state_of(self, sequence: KVSequence) -> KVState:
+        """A copy of a sequence, all of which is shareable."""
         ...
 
-    def extend_kv(
-        self, sequence: KVSequence, arrays: Mapping[str, npt.NDArray[np.float16]]
-    ) -> None:
-        """Append KV to a sequence of whole KV blocks, as if it was prefilled.
+    def restore(self, sequence: KVSequence, state: KVState, length: int) -> None:
+        """Replace a sequence by the first `length` slots of a state, as if they were prefilled.
 
-        Args:
-            sequence: see above; none of its slots is shared after its length.
-            arrays: what `kv_of` returned for the tokens that follow, after the same tokens.
-
-        Raises:
-            CacheFull: the cache has no room for it.
-            ValueError: the arrays are of another model.
+        Raises CacheFull, or ModelError for a state that cannot be read; the sequence is then empty.
         """
         ...
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from paceline.decoding.types import Block
-from paceline.engines.base import Engine, KeepsKV
+from paceline.engines.base import Engine
 from paceline.engines.invariance import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PREFIX_CACHE
 from paceline.verify.checks import BLOCKS, DoneChecks, Verdict, slots_of
 
@@ -72,7 +72,7 @@ def row_checks(engine: Engine) -> list[Callable[[Verdict], None]]:
         *(
             partial(_check_threshold, engine, keys)
             for keys in _THRESHOLDS
-            if _fits(engine, keys + _ROWS, 1) and (_copies_kv(engine) or keys <= _MOST_PREFILL)
+            if _fits(engine, keys + _ROWS, 1) and keys <= _MOST_PREFILL
         ),
     ]
 
@@ -130,14 +130,14 @@ def _check_threshold(engine: Engine, keys: int, verdict: Verdict) -> None:
     context = keys - _BEFORE
     tokens = _random_tokens(engine, context + _ROWS)
     with closing(engine.open()) as sequence:
-        _lengthen(engine, sequence, tokens[:context])
+        _fill(engine, sequence, tokens[sequence.length : context], _PREFILL_ROWS)
         expected = []
         for token in tokens[context:]:
             expected.append(_rows(engine, sequence, [token]))
             sequence.commit(1)
         for size in _SIZES:
             sequence.rewind(context)
-            _lengthen(engine, sequence, tokens[:context])
+            _fill(engine, sequence, tokens[sequence.length : context], _PREFILL_ROWS)
             for part in _chunks(range(_ROWS), size):
                 block = [tokens[context + at] for at in part]
                 rows = np.concatenate([expected[at] for at in part])
@@ -145,27 +145,9 @@ def _check_threshold(engine: Engine, keys: int, verdict: Verdict) -> None:
                 sequence.commit(len(block))
 
 
-def _lengthen(engine: Engine, sequence: Any, tokens: Sequence[int]) -> None:
-    """Make a context of these tokens; by copies of the first block's KV if the engine can."""
-    size = engine.block_size
-    if isinstance(engine, KeepsKV) and engine.keeps_kv and not sequence.length:
-        _fill(engine, sequence, tokens[:size], size)
-        copies = len(tokens) // size - 1
-        if copies > 0:
-            kv = engine.kv_of(sequence, 0, size)
-            engine.extend_kv(
-                sequence, {name: np.repeat(array, copies, axis=0) for name, array in kv.items()}
-            )
-    _fill(engine, sequence, tokens[sequence.length :], _PREFILL_ROWS)
-
-
 def _random_tokens(engine: Engine, count: int) -> list[int]:
     tokens: list[int] = np.random.default_rng(count).integers(0, engine.vocab_size, count).tolist()
     return tokens
-
-
-def _copies_kv(engine: Engine) -> bool:
-    return isinstance(engine, KeepsKV) and engine.keeps_kv
 
 
 def _fits(engine: Engine, length: int, sequences: int) -> bool:

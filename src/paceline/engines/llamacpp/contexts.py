@@ -98,6 +98,10 @@ class Contexts:
         parked = self._parked.get(sequence) or _parked(self.of(sequence, shared))
         self._parked[other] = parked._replace(length=shared, recurrent=recurrent)
 
+    def park(self, sequence: Hashable, parked: Parked) -> None:
+        """Give a sequence that has nothing here a state."""
+        self._parked[sequence] = parked
+
     def forget(self, sequence: Hashable) -> None:
         """Drop a sequence's keys and values."""
         self._parked.pop(sequence, None)

@@ -18,7 +18,7 @@ from time import perf_counter
 import numpy as np
 
 from paceline.decoding.types import FINAL_NORM, Block, Logits, Taps, tap_name
-from paceline.engines.base import EngineSettings, KVSequence, StepResult
+from paceline.engines.base import EngineSettings, KVSequence, KVState, StepResult
 from paceline.engines.kv_blocks import BlockPool, PooledEngine
 from paceline.engines.llamacpp.binding import MOST_OUTPUTS, Binding, ContextSettings
 from paceline.engines.llamacpp.calls import MOST_ROWS, Calls
@@ -186,6 +186,22 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
                 logits[waiting[index]] = rows
         seconds = perf_counter() - started
         return StepResult([logits[at] for at in range(len(work))], taps, seconds)
+
+    @property
+    def keeps_kv(self) -> bool:
+        """See `KeepsKV`."""
+        return not self._model.recurrent
+
+    def state_of(self, sequence: KVSequence) -> KVState:
+        """A copy of a sequence's KV; see `KeepsKV`."""
+        table = self._table(sequence)
+        place = table.place(0)
+        table.prepare(place, lambda _: None)
+        return KVState(place.state(), table.length)
+
+    def restore(self, sequence: KVSequence, state: KVState, length: int) -> None:
+        """Replace a sequence by the first slots of a state; see `KeepsKV`."""
+        self._table(sequence).restore(state, length)
 
     def rest(self) -> None:
         """Park all sequences: a context has far more memory than the keys and values in it."""

@@ -306,7 +306,11 @@ class NativeSequence:
                 `state`.
         """
         self.settle()
-        self._write(self._binding.write_state, state)
+        try:
+            self._write(self._binding.write_state, state)
+        except ModelError:
+            self.drop_from(0)  # a part of it may be there
+            raise
         if recurrent is not None:
             self._write(self._binding.write_recurrent, recurrent)
         self.drop_from(length)

@@ -12,11 +12,12 @@ from typing import Self
 import numpy as np
 
 from paceline.decoding.types import Block, Logits
+from paceline.engines.base import KVState
 from paceline.engines.kv_blocks import BlockPool, PrefillTable
-from paceline.engines.llamacpp.contexts import Contexts
+from paceline.engines.llamacpp.contexts import Contexts, Parked
 from paceline.engines.llamacpp.native import NativeSequence
 from paceline.engines.row_classes import RowRange
-from paceline.errors import CacheFull
+from paceline.errors import CacheFull, ModelError
 
 PADDING = 0
 """Token of padding rows; every vocabulary has it."""
@@ -85,6 +86,19 @@ class LlamaSequence(PrefillTable):
     def _copy(self, fork: Self, shared: int) -> None:
         """Give a fork the first `shared` slots."""
         self._contexts.copy(self, fork, shared)
+
+    def restore(self, state: KVState, length: int) -> None:
+        """Hold the first `length` slots of a state; see `KeepsKV`."""
+        self.close()
+        self.reserve(length)
+        super().commit(length)
+        self._shareable_length = length
+        self._contexts.park(self, Parked(state.data, state.length, length))
+        try:
+            self.place(1)  # the library reads it
+        except ModelError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Free all slots."""

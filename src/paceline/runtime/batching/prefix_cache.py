@@ -92,6 +92,7 @@ class PrefixCache:
         if self._store is None or salt:
             return prefix
         added = self._store.extend(prefix.sequence, prompt)
+        prefix.memory.truncate(prefix.sequence.length)
         self.hit_tokens += added
         return replace(prefix, hit_tokens=prefix.hit_tokens + added)
 

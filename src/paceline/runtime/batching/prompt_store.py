@@ -1,234 +1,199 @@
 """KV of prompts on disk, so that a long prompt is computed once and not at every start.
 
-A file holds the KV of `_TOKENS` consecutive tokens. Its name is a hash of these tokens and of all
-before them, so prompts with the same beginning share files, and a conversation adds only what is
-new. Files are written by a thread of their own, and the least recently used are removed first.
+A file holds the tokens of a prompt and the state of their sequence; any first tokens of it can go
+on, so prompts that begin alike share a file. A thread of its own writes them, and the least
+recently used are removed first.
 
-Invariants: files of another model, engine or format are never read; what is read has the checksum
-it was written with; and no fault of a file or of the disk fails a request. The first fault of the
-disk ends the keeping until the next start, with one line in the log.
+Invariants: a file of another model, engine or format is never used, nor one whose checksum is not
+that of its content (numpy's archives have one); no fault of a file or of the disk fails a request.
+The first fault of the disk ends the keeping until the next start, with one line in the log.
 """
 
-import hashlib
+import io
 import logging
 import os
-import queue
-import threading
-import time
-from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.engines.base import Engine, KeepsKV, KVSequence
-from paceline.errors import CacheFull
+from paceline.decoding.types import common_prefix_length
+from paceline.engines.base import Engine, KeepsKV, KVSequence, KVState
+from paceline.errors import CacheFull, ModelError
 from paceline.storage.files import digest_of, write_bytes
 
 log = logging.getLogger("paceline.server")
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
-Arrays: TypeAlias = Mapping[str, npt.NDArray[np.float16]]
 
-_TOKENS = 128
-"""Tokens of a file, at least: whole KV blocks."""
+_MIN_TOKENS = 128
+"""Fewest tokens that are written, or read."""
 
-_FORM = "paceline-kv 1"
-_MOST_PENDING = 1 << 28
-"""Bytes that may wait to be written: more are left for the next time."""
+_COVERED = 3 / 4
+"""Share of a prompt in one file from which on it is not written again, so that all files of a chat
+that grows have at most four times the bytes of its last one."""
 
-_STALE_SECONDS = 3600.0
-"""Age of a half-written file that no server writes any more."""
-
-_CLOSE_SECONDS = 5.0
-"""How long a shutdown waits for files to be written."""
-
-_PRUNED_SHARE = 0.9
-"""Share of the limit that remains after files were removed."""
-
-
-class _Write(NamedTuple):
-    path: Path
-    arrays: Arrays
-    bytes: int
+_FORM = 2
+"""Version of the files."""
 
 
 class PromptStore:
-    """The files of one model in one engine. For the engine's thread alone, but for the writer."""
+    """The files of one model in one engine. For the engine's thread alone."""
 
-    def __init__(self, folder: Path, engine: Engine, fingerprint: str, most_bytes: int) -> None:
-        """Keep at most `most_bytes` of all models together in `folder`.
+    def __init__(self, folder: Path, engine: Engine, fingerprint: str, max_bytes: int) -> None:
+        """Keep at most `max_bytes` of all models together in `folder`.
 
         `fingerprint` is the model's. Nothing is kept if the engine cannot give its KV away, or the
         folder cannot be written: one warning says so.
         """
         self._engine = engine if isinstance(engine, KeepsKV) and engine.keeps_kv else None
-        self._most = most_bytes
-        self._root = folder
-        self._folder = folder / digest_of([_FORM, fingerprint, sorted(engine.describe().items())])
-        size = engine.block_size
-        self._length = -(-_TOKENS // size) * size
-        self._queue: queue.Queue[_Write | None] = queue.Queue()
-        self._pending = self._used = 0
-        self._lock = threading.Lock()
-        self._writer: threading.Thread | None = None
+        self._max_bytes, self._root = max_bytes, folder
+        self._identity = digest_of([_FORM, fingerprint, sorted(engine.describe().items())])
+        self._folder = folder / self._identity
+        self._prompts: dict[Path, Tokens] = {}
+        self._writer = ThreadPoolExecutor(1, "paceline-prompts")
+        self._writing: Future[None] | None = None
         if self._engine is None:
-            log.warning("prompts are not kept: the engine %s copies no KV", engine.name)
+            log.warning(
+                "prompts are not kept on disk: the engine %s cannot copy the KV of this model; use "
+                "the engine llamacpp, and a model without recurrent layers",
+                engine.name,
+            )
             return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self._folder / ".writable").touch()
-            self._remove_stale()
             self._prune()
+            for path in self._folder.glob("[!.]*.kv"):
+                tokens = self._read(path, "tokens")
+                if tokens is not None:
+                    self._prompts[path] = tokens
         except OSError as error:
             self._give_up(error)
 
     def extend(self, sequence: KVSequence, prompt: Tokens) -> int:
-        """Add what the files have of a prompt after its tokens in memory; returns the tokens added.
+        """Put what a file has of a prompt into its sequence; returns the tokens that this added.
+
+        The number is negative if the sequence lost what it had before.
 
         Args:
             sequence: open, with the KV of the prompt's first tokens.
-            prompt: [n] token ids.
+            prompt: [n] token ids. The last is always computed: its row picks the answer's first
+                token.
         """
-        engine = self._engine  # the writer may give up meanwhile
-        start = sequence.length
-        if engine is None or start % self._length:
+        engine, start = self._engine, sequence.length  # the writer may give up meanwhile
+        length, path = self._longest(prompt[:-1])
+        if engine is None or path is None or length < start + _MIN_TOKENS:
             return 0
-        for at, path in self._files(prompt):
-            if at < start:
-                continue
-            arrays = self._read(path)
-            if arrays is None:
-                break
-            try:
-                engine.extend_kv(sequence, arrays)
-            except (CacheFull, ValueError) as error:
-                log.info("prompts on disk were not used: %s", error)
-                break
+        tokens, data = self._prompts[path], self._read(path, "state")
+        if data is None:
+            return 0
+        _touch(path)
+        try:
+            engine.restore(sequence, KVState(data, len(tokens)), length)
+        except CacheFull as error:
+            log.info("a prompt on disk is not used: %s", error)
+        except ModelError as error:
+            self._ignore(path, error)
         return sequence.length - start
 
     def save(self, sequence: KVSequence, tokens: Tokens) -> None:
-        """Write the KV of a prompt, as far as there is no file of it, in the background."""
+        """Write a sequence that holds `tokens`, unless a file has most of them, in the background.
+
+        While another is written, nothing is: it is left for the next time.
+        """
         engine = self._engine
-        if engine is None:
-            return
-        for at, path in self._files(tokens[: sequence.shareable_length]):
-            with suppress(OSError):
-                os.utime(path)  # used now
-                continue
-            with self._lock:
-                if self._pending > _MOST_PENDING:
-                    return
-            arrays = engine.kv_of(sequence, at, at + self._length)
-            size = sum(array.nbytes for array in arrays.values())
-            with self._lock:
-                self._pending += size
-            self._queue.put(_Write(path, arrays, size))
-            self._start()
+        length, path = self._longest(tokens)
+        if path is not None and length >= _COVERED * len(tokens):
+            _touch(path)
+        elif (
+            engine is not None
+            and len(tokens) >= _MIN_TOKENS
+            and (self._writing is None or self._writing.done())
+        ):
+            path = self._folder / f"{sha256(tokens.tobytes()).hexdigest()[:40]}.kv"
+            self._prompts[path] = tokens
+            state = engine.state_of(sequence)
+            self._writing = self._writer.submit(self._write, path, tokens, state)
 
     def close(self) -> None:
-        """Write what is pending, as far as there is time, and end the thread."""
-        if self._writer is not None:
-            self._queue.put(None)
-            self._writer.join(_CLOSE_SECONDS)
-            self._writer = None
+        """Wait for the file that is being written, and write no more."""
+        self._engine = None
+        self._writer.shutdown()
 
-    def _files(self, tokens: Tokens) -> Iterator[tuple[int, Path]]:
-        """The first token and the path of each whole part of a prompt, whether it is there or not.
+    def _longest(self, prompt: Tokens) -> tuple[int, Path | None]:
+        """The file that has most of a prompt, and how many tokens of it."""
+        lengths = [
+            (common_prefix_length(tokens, prompt), path) for path, tokens in self._prompts.items()
+        ]
+        return max(lengths, default=(0, None))
 
-        A prompt's last token is always computed: its row picks the answer's first token.
-        """
-        hashed = hashlib.sha256()
-        for at in range(0, len(tokens) - self._length, self._length):
-            hashed.update(np.ascontiguousarray(tokens[at : at + self._length], "<i8").tobytes())
-            yield at, self._folder / f"{hashed.copy().hexdigest()[:40]}.kv"
-
-    def _read(self, path: Path) -> Arrays | None:
-        """The KV of a file; None if there is none, or none that can be used."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
-
+    def _read(self, path: Path, name: str) -> npt.NDArray[Any] | None:
+        """An array of a file; None if there is no such file, or none that can be used."""
+        fault: object = "it is of another model"
         try:
-            content = path.read_bytes()
-        except FileNotFoundError:
+            with np.load(path) as arrays:
+                if str(arrays["identity"]) == self._identity:
+                    array: npt.NDArray[Any] = arrays[name]
+                    return array
+        except FileNotFoundError:  # another server's limit was lower
+            self._prompts.pop(path, None)
             return None
         except OSError as error:
             self._give_up(error)
             return None
-        head, _, rest = content.partition(b"\n")
-        fault: object = "it is not what was written"
-        if head == _head(rest).encode():
-            try:
-                with suppress(OSError):
-                    os.utime(path)  # used now
-                return load(rest)
-            except (SafetensorError, ValueError, KeyError) as error:
-                fault = error
-        log.warning("%s is ignored and removed: %s", path, fault)
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            self._give_up(error)
+        except Exception as error:  # numpy names none for damaged files
+            fault = error
+        self._ignore(path, fault)
         return None
 
-    def _start(self) -> None:
-        if self._writer is None:
-            self._writer = threading.Thread(target=self._write_all, name="paceline-prompts")
-            self._writer.daemon = True
-            self._writer.start()
+    def _ignore(self, path: Path, fault: object) -> None:
+        log.warning("%s is ignored and removed: %s", path, fault)
+        self._prompts.pop(path, None)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
-    def _write_all(self) -> None:
-        from safetensors.numpy import save
-
-        while (item := self._queue.get()) is not None:
-            try:
-                if self._engine is not None:
-                    content = save(dict(item.arrays))
-                    write_bytes(item.path, _head(content).encode() + b"\n" + content)
-                    self._used += item.bytes
-                    if self._used > self._most:
-                        self._prune()
-            except Exception as error:
-                self._give_up(error)
-            finally:
-                with self._lock:
-                    self._pending -= item.bytes
+    def _write(self, path: Path, tokens: Tokens, state: KVState) -> None:
+        """Write a file, in the thread for it."""
+        try:
+            content = io.BytesIO()
+            np.savez(content, identity=np.array(self._identity), tokens=tokens, state=state.data)
+            write_bytes(path, content.getvalue())
+            self._prune()
+        except Exception as error:
+            self._give_up(error)
 
     def _prune(self) -> None:
-        """Count the files of all models; if they are too large, remove the least recently used."""
+        """Remove the least recently used files of all models beyond the limit.
+
+        Among them is what servers that were killed left half-written.
+        """
         files = []
-        for path in self._root.glob("*/*.kv"):
+        for path in self._root.glob("*/*.kv*"):
             with suppress(OSError):
                 status = path.stat()
                 files.append((status.st_mtime, status.st_size, path))
-        self._used = sum(size for _, size, _ in files)
-        if self._used <= self._most:
-            return
+        used = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
-            if self._used <= _PRUNED_SHARE * self._most:
+            if used <= self._max_bytes:
                 return
             with suppress(OSError):
                 path.unlink()
-                self._used -= size
-
-    def _remove_stale(self) -> None:
-        """Remove what servers that were killed left half-written."""
-        for path in self._root.glob("*/.*.kv.*"):
-            with suppress(OSError):
-                if path.stat().st_mtime < time.time() - _STALE_SECONDS:
-                    path.unlink()
+                used -= size
 
     def _give_up(self, error: Exception) -> None:
         """Read and write nothing more, in any thread; the first error is logged."""
-        with self._lock:
-            gave_up, self._engine = self._engine is None, None
+        gave_up, self._engine = self._engine is None, None
         if not gave_up:
             reason = getattr(error, "strerror", None) or error
             log.warning("prompts are not kept in %s: %s", self._folder, reason)
 
 
-def _head(content: bytes) -> str:
-    """The first line of a file with this content."""
-    return f"{_FORM} {hashlib.sha256(content).hexdigest()}"
+def _touch(path: Path) -> None:
+    """A file is used now."""
+    with suppress(OSError):
+        os.utime(path)
