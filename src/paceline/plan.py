@@ -5,7 +5,7 @@ those before it were. A block of T rows brings 1 + p + ... + p^(T-1) tokens on a
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from paceline.decoding.costs import CostTable
 from paceline.engines.invariance import Compared
@@ -13,14 +13,6 @@ from paceline.runtime.model import Model
 from paceline.storage.report import Report, Table
 
 _CHANCES = (0.3, 0.5, 0.7, 0.9)
-
-
-@runtime_checkable
-class Remarks(Protocol):
-    """An engine whose times are not those of the hardware that it is for."""
-
-    remark: str
-    """Where they come from; empty: from that hardware."""
 
 
 _LONG = 4096
@@ -44,7 +36,8 @@ def plan(model: Model, *, measure: bool) -> Report:
     value["deep"] = {"context": deep.context, **_cost_facts(deep)}
     tables.append(_cost_table(f"the same at a context of {deep.context} tokens", deep))
     tables.append(_exactness_table(compared))
-    remark = model.engine.remark if isinstance(model.engine, Remarks) else ""
+    # Of an engine whose times are not those of the hardware that it is for: where they come from.
+    remark = getattr(model.engine, "remark", "")
     value |= {"remark": remark} if remark else {}
     return Report(value, text=remark, tables=tables)
 

@@ -67,14 +67,12 @@ class Trace:
         Raises:
             InvalidRequest: the file cannot be written.
         """
-        settings = settings or {}
-        self._path = path
-        self._stream = stream
+        self._path, self._stream = path, stream
         self._decode = model.files.tokenizer().continuation
-        self._before = Seconds(0.0, 0.0, 0.0, 0.0)
-        self._begun = self._closed = False
+        self._closed = False
         with writing(path):
             self._file = path.open("w", encoding="utf-8")
+        asked = {name: value for name, value in (settings or {}).items() if _is_json(value)}
         self._append(
             {
                 "form": FORM,
@@ -84,45 +82,48 @@ class Trace:
                 "model": model.files.name,
                 "fingerprint": model.files.fingerprint,
                 "engine": model.engine.describe(),
-                "settings": {name: value for name, value in settings.items() if _is_json(value)},
+                "settings": asked,
                 "cached": stream.sequence.length,
                 "prompt_token_ids": stream.tokens,
             }
         )
 
-    def write(self, step: Step) -> None:
-        """Write the step that the stream has just returned.
+    def __iter__(self) -> Iterator[Step]:
+        """Yield the stream's steps, each after it was written.
 
         Raises InvalidRequest if the file cannot be written.
         """
-        stats = self._stream.stats
-        pieces = [piece.reasoning + piece.final for piece in step.pieces]
-        if not self._begun:
-            self._begun = True
-            seconds = stats.prefill_seconds
-            self._append({"tokens": [*step.tokens], "pieces": pieces, "prefill_seconds": seconds})
-            return
-        now = Seconds(
-            stats.draft_seconds, stats.verify_seconds, stats.sample_seconds, stats.decode_seconds
-        )
-        took = (after - before for after, before in zip(now, self._before, strict=True))
-        self._before = now
-        proposal = step.proposal
-        self._append(
-            {
-                "context": len(self._stream.tokens) - len(step.tokens) - 1,
-                "rows": len(proposal.tokens) + 1,
-                "source": proposal.source,
-                "match": proposal.match,
-                "chances": [round(chance, 4) for chance in proposal.probabilities],
-                "proposed": [*proposal.tokens],
-                "guess": self._decode(proposal.tokens),
-                "stood": step.matched,
-                "tokens": [*step.tokens],
-                "pieces": pieces,
-                "seconds": Seconds(*took)._asdict(),
-            }
-        )
+        stats, before = self._stream.stats, Seconds(0.0, 0.0, 0.0, 0.0)
+        for number, step in enumerate(self._stream):
+            pieces = [piece.reasoning + piece.final for piece in step.pieces]
+            line: dict[str, Any] = {"tokens": [*step.tokens], "pieces": pieces}
+            if number == 0:
+                self._append({**line, "prefill_seconds": stats.prefill_seconds})
+                yield step
+                continue
+            now = Seconds(
+                stats.draft_seconds,
+                stats.verify_seconds,
+                stats.sample_seconds,
+                stats.decode_seconds,
+            )
+            took = (after - earlier for after, earlier in zip(now, before, strict=True))
+            before, proposal = now, step.proposal
+            self._append(
+                {
+                    "context": len(self._stream.tokens) - len(step.tokens) - 1,
+                    "rows": len(proposal.tokens) + 1,
+                    "source": proposal.source,
+                    "match": proposal.match,
+                    "chances": [round(chance, 4) for chance in proposal.probabilities],
+                    "proposed": [*proposal.tokens],
+                    "guess": self._decode(proposal.tokens),
+                    "stood": step.matched,
+                    **line,
+                    "seconds": Seconds(*took)._asdict(),
+                }
+            )
+            yield step
 
     def close(self) -> None:
         """End the answer and write its result. Further calls do nothing."""
@@ -136,12 +137,6 @@ class Trace:
         finally:
             with writing(self._path):
                 self._file.close()
-
-    def __iter__(self) -> Iterator[Step]:
-        """Yield the stream's steps, each after it was written."""
-        for step in self._stream:
-            self.write(step)
-            yield step
 
     def __enter__(self) -> Self:
         return self
