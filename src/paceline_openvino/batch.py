@@ -32,7 +32,7 @@ from paceline_openvino.library import core, openvino
 KV_CACHES = ("key_cache.", "value_cache.")
 """Prefixes of the KV cache inputs, which are bound once; all others are written in every call."""
 
-_MOST_PADDING = 4
+_MAX_PADDING = 4
 """Most rows of padding in a batch: 0 and 8 take more time, replayed with 2 to 32 requests
 (2026-11-26)."""
 
@@ -193,22 +193,22 @@ Placed = tuple[PrefillTable, Block, int]
 """A block of a sequence, and the slots before it."""
 
 
-def parts_of(call: Sequence[Placed], most: int) -> Iterator[list[tuple[int, Placed]]]:
-    """A call in parts of at most `most` rows, in order: (number of the block in `call`, piece).
+def parts_of(call: Sequence[Placed], max_rows: int) -> Iterator[list[tuple[int, Placed]]]:
+    """A call in parts of at most `max_rows` rows, in order: (number of the block in `call`, piece).
 
     Prompts are cut anywhere; blocks of decode only if they are longer than a part, as where a
     preempted answer is computed again.
     """
     part: list[tuple[int, Placed]] = []
-    room = most
+    room = max_rows
     for number, (table, block, past) in enumerate(call):
         length, at = len(block.tokens), 0
         while at < length:
             left = length - at
-            whole = not block.prefill and left <= most
+            whole = not block.prefill and left <= max_rows
             if part and room < (left if whole else 2):
                 yield part
-                part, room = [], most
+                part, room = [], max_rows
             count = left if whole else min(room, left)
             output_rows = max(0, min(count, at + count - (length - block.rows)))
             piece = block._replace(tokens=block.tokens[at : at + count], rows=output_rows)
@@ -263,7 +263,7 @@ def graph_of_batch(
     if any(block.prefill for block in blocks):
         return graphs[-1], min_rows
     rows = sum(len(block.tokens) for block in blocks)
-    prepared = [graph for graph in graphs if rows <= graph.rows <= rows + _MOST_PADDING]
+    prepared = [graph for graph in graphs if rows <= graph.rows <= rows + _MAX_PADDING]
     if prepared:
         graph = min(prepared, key=lambda graph: graph.rows)
         return graph, max(graph.rows, min_rows)

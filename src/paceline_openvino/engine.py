@@ -38,7 +38,7 @@ from paceline_openvino.library import core, openvino, reason_of
 from paceline_openvino.rows import MOST_ROWS, rows_are_invariant
 
 _COPIES = 3
-_MOST_COPIED_SHARE = 0.1
+_MAX_COPIED_SHARE = 0.1
 _PACKED_AT_ONCE_BYTES = 1 << 28
 """The graph is compiled `_COPIES` times where the weights are at most so large, which takes a few
 tenths of a second to pack, and where all copies of them, all of them packed, take at most that
@@ -126,7 +126,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         # OpenVINO packs weights in the first call. Without AVX-512, some products of eight rows
         # take another form of them than those of two.
         self.warm_rows = () if weights <= _PACKED_AT_ONCE_BYTES else (2, 8)
-        self._most_rows = None if rows_are_invariant() else MOST_ROWS
+        self._max_rows = None if rows_are_invariant() else MOST_ROWS
 
     def open(self) -> PrefillTable:
         """A new, empty sequence."""
@@ -137,8 +137,8 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         tables = self._reserve(work)
         blocks = [block for _, block in work]
         call = [(table, block, table.length) for table, block in zip(tables, blocks, strict=True)]
-        if self._most_rows and sum(len(block.tokens) for block in blocks) > self._most_rows:
-            return self._run_parts(call, self._most_rows)
+        if self._max_rows and sum(len(block.tokens) for block in blocks) > self._max_rows:
+            return self._run_parts(call, self._max_rows)
         for table, block, _ in call:
             table.ran(block)
         graph, seconds = self._run(call)
@@ -150,13 +150,13 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             at += block.rows
         return StepResult(per_block, [{} for _ in call], seconds)
 
-    def _run_parts(self, call: Sequence[Placed], most: int) -> StepResult:
-        """Run a step in calls of at most `most` rows; its arrays are copies."""
+    def _run_parts(self, call: Sequence[Placed], max_rows: int) -> StepResult:
+        """Run a step in calls of at most `max_rows` rows; its arrays are copies."""
         logits: list[list[Any]] = [[] for _ in call]
         seconds = 0.0
         for table, block, _ in call:
             table.ran(block)
-        for part in parts_of(call, most):
+        for part in parts_of(call, max_rows):
             graph, run_seconds = self._run([placed for _, placed in part])
             seconds += run_seconds
             part_logits, at = graph.output("logits"), 0
@@ -180,7 +180,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
                 ",".join(map(str, graph.sizes)) for graph in self._graphs if graph.sizes
             ),
             "attention": _ATTENTION,
-            **({"most_rows": str(self._most_rows)} if self._most_rows else {}),
+            **({"most_rows": str(self._max_rows)} if self._max_rows else {}),
         }
 
     def _run(self, call: Sequence[Placed]) -> tuple[CompiledGraph, float]:
@@ -244,5 +244,5 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
 
 def _copies(weights_bytes: int) -> int:
     """Number of compiled graphs: one for all calls, or `_COPIES` where these take little."""
-    fits = 2 * _COPIES * weights_bytes <= _MOST_COPIED_SHARE * memory_bytes()
+    fits = 2 * _COPIES * weights_bytes <= _MAX_COPIED_SHARE * memory_bytes()
     return _COPIES if fits and weights_bytes <= _PACKED_AT_ONCE_BYTES else 1

@@ -18,7 +18,7 @@ from paceline.runtime.model import Model
 from paceline.verify import client
 from paceline.verify.client import AS_SERVED, Access
 from paceline_lab.peers import mlx
-from paceline_lab.peers.base import Answer, NotComparable, Question, TargetModel
+from paceline_lab.peers.base import NotComparable, PeerAnswer, Question, TargetModel
 from paceline_lab.peers.llama_server import peer as llama_server
 from paceline_lab.peers.llama_server.binary import PROGRAM
 from paceline_lab.peers.server import ServerPeer
@@ -65,14 +65,14 @@ def test_mlx_lm_gives_the_same_answer_plain_and_with_a_draft_model(
     assert plain.same(drafted)
 
 
-def _check(answer: Answer) -> None:
+def _check(answer: PeerAnswer) -> None:
     assert answer.tokens is not None
     assert answer.count == len(answer.tokens) == 24
     assert answer.first_token_seconds > 0
     assert answer.rate is not None
 
 
-def _check_greedy(gguf: Path, question: Question, found: Answer) -> None:
+def _check_greedy(gguf: Path, question: Question, found: PeerAnswer) -> None:
     assert found.tokens is not None
     logits = reference_logits(gguf, [*question.tokens, *found.tokens])[
         len(question.tokens) - 1 : -1

@@ -17,7 +17,7 @@ from paceline.storage.report import Report
 from paceline.verify.client import Access
 from paceline_lab.bench.record import Row, parse_record
 from paceline_lab.peers import command, registry
-from paceline_lab.peers.base import Answer, Peer, Question
+from paceline_lab.peers.base import Peer, PeerAnswer, Question
 from paceline_lab.peers.measure import DECODE, OWN, WHOLE, PeerContender, contenders_of, measure
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.peers.registry import check_names, open_all
@@ -27,15 +27,15 @@ from support.faulty import FaultyEngine, other_picks_when_drafting
 QUESTION = Question("one", "chat", [{"role": "user", "content": "Hello"}], [1, 2, 3])
 
 
-def answered(*tokens: int, seconds: float = 1.0, **more: Any) -> Answer:
-    return Answer(" ".join(map(str, tokens)), tokens, len(tokens), 0.1, seconds, **more)
+def answered(*tokens: int, seconds: float = 1.0, **more: Any) -> PeerAnswer:
+    return PeerAnswer(" ".join(map(str, tokens)), tokens, len(tokens), 0.1, seconds, **more)
 
 
 @dataclass
 class Fake:
     """Gives the answers it has for a mode, one after the other and then again."""
 
-    answers: Mapping[str, Sequence[Answer]]
+    answers: Mapping[str, Sequence[PeerAnswer]]
     name: str = "fake"
     packages: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Fake:
     def modes(self) -> Sequence[str]:
         return tuple(self.answers)
 
-    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+    def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
         given = self.answers[mode]
         turn = self.asked.count((question.id, mode))
         self.asked.append((question.id, mode))
@@ -187,7 +187,7 @@ def lines_of(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
 
 def test_a_peer_that_fails_is_named_with_the_question():
     class Broken(Fake):
-        def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+        def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
             raise RuntimeError("out of\nmemory")
 
     with pytest.raises(ModelError, match="fake, plain fails at one: out of memory"):
@@ -307,7 +307,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(
     model: Model, suite_file: Path, peers: Callable[..., None], tmp_path: Path
 ):
     class Stops(Fake):
-        def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+        def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
             if question.id == "two":
                 raise KeyboardInterrupt
             return super().answer(question, max_tokens, mode)

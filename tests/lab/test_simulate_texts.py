@@ -8,7 +8,7 @@ from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline.storage.files import write_json
 from paceline_lab.bench.record import Record, Row, here
-from paceline_lab.learn.folder import Answer
+from paceline_lab.learn.folder import TrainingAnswer
 from paceline_lab.simulate.replay import Recording
 from paceline_lab.simulate.texts import Texts
 
@@ -85,7 +85,7 @@ def test_where_an_answer_ended_by_itself_is_known(alone: Texts, tmp_path: Path):
 
 
 def test_answers_that_were_learnt_from(alone: Texts, tmp_path: Path):
-    answer = Answer(["Hello"], [1], [2, 3], "stop", "free", 7)
+    answer = TrainingAnswer(["Hello"], [1], [2, 3], "stop", "free", 7)
     (found,) = alone.read([lines(tmp_path / "answers.jsonl", answer.as_dict())])
     assert (found.prompt, found.answer, found.max_tokens) == ([1], [2, 3], 66)
 

@@ -51,7 +51,7 @@ class VerificationArguments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerArguments:
+class RemoteArguments:
     """A server to check instead of a model here."""
 
     url: Annotated[
@@ -94,7 +94,7 @@ class ServerArguments:
 def verify(
     *,
     verification: VerificationArguments,
-    server: ServerArguments,
+    server: RemoteArguments,
     model: ModelOptions,
     output: Output,
 ) -> int:

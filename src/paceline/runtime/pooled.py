@@ -62,10 +62,10 @@ class PooledStream:
         """Whether the next block is part of the text, as always."""
         return not self.finished
 
-    def next_block(self, most: int | None = None) -> Block:
-        """The next tokens, at most `most`; no row of it needs logits."""
+    def next_block(self, max_rows: int | None = None) -> Block:
+        """The next tokens, at most `max_rows`; no row of it needs logits."""
         start = self.sequence.length
-        self._block = self.tokens[start:][:most]
+        self._block = self.tokens[start:][:max_rows]
         return Block(self._block, 0, prefill=True)
 
     def accept(self, rows: StepResult, place: int) -> Step:

@@ -235,10 +235,10 @@ class Stream:
         self._finish()
         return Step(0, (), [piece])
 
-    def next_block(self, most: int | None = None) -> Block:
+    def next_block(self, max_rows: int | None = None) -> Block:
         """Return the next block to run; see `Generation.next_block`."""
         self._began = perf_counter()
-        block = self._generation.next_block(most)
+        block = self._generation.next_block(max_rows)
         self._drafted = perf_counter()
         self._block_length = len(block.tokens)
         return block

@@ -25,7 +25,7 @@ log = logging.getLogger("paceline.server")
 _RESERVED = 24
 """Descriptors for files and processes that are opened while connections are open."""
 
-_LEAST = 8
+_MIN = 8
 """Connections that are tried with, however few descriptors there are."""
 
 _IDLE = 1024
@@ -42,19 +42,19 @@ _SILENT, _ANSWERED, _SENDING, _READING = range(4)
 of a request so far, none since the last answer, no complete body, the last answer not read."""
 
 
-def most_connections(settings: Settings, descriptors: int = 1) -> int:
+def connection_limit(settings: Settings, descriptors: int = 1) -> int:
     """Maximum of connections, each of which takes a number of descriptors."""
-    most = settings.max_connections or _IDLE + settings.max_waiting + settings.max_running
+    limit = settings.max_connections or _IDLE + settings.max_waiting + settings.max_running
     free = free_descriptors()
-    return most if free is None else min(most, max((free - _RESERVED) // descriptors, _LEAST))
+    return limit if free is None else min(limit, max((free - _RESERVED) // descriptors, _MIN))
 
 
 class Connections:
     """The connections of one server, and the loop that accepts them."""
 
-    def __init__(self, server: uvicorn.Server, settings: Settings, most: int) -> None:
-        """Accept at most `most` at a time."""
-        self._server, self._settings, self._most = server, settings, most
+    def __init__(self, server: uvicorn.Server, settings: Settings, limit: int) -> None:
+        """Accept at most `limit` at a time."""
+        self._server, self._settings, self._limit = server, settings, limit
         self._reported = -math.inf
 
     async def accept(self, listening: socket.socket) -> NoReturn:
@@ -74,10 +74,10 @@ class Connections:
                     self._report(f"no connection can be accepted ({error.strerror})")
                     await asyncio.sleep(0 if self._make_room() else _RETRY_SECONDS)
                 continue
-            if len(state.connections) >= self._most:
-                self._report(f"all {self._most} connections are open")
+            if len(state.connections) >= self._limit:
+                self._report(f"all {self._limit} connections are open")
                 if not self._make_room():
-                    _refuse(client, self._most)
+                    _refuse(client, self._limit)
                     await asyncio.sleep(0)
                     continue
             with suppress(OSError):
@@ -197,9 +197,9 @@ class Connection(H11Protocol):
             self._read_timer = None
 
 
-def _refuse(client: socket.socket, most: int) -> None:
+def _refuse(client: socket.socket, limit: int) -> None:
     """Send an error to a client, as far as it goes without waiting, and close the connection."""
-    message = f"all {most} connections of this server are busy; try again later"
+    message = f"all {limit} connections of this server are busy; try again later"
     fields = {"message": message, "type": "server_error", "param": None}
     body = json.dumps({"error": {**fields, "code": "too_many_connections"}})
     head = (

@@ -20,7 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from paceline.errors import InvalidRequest, PacelineError
-from paceline.server.connections import Connections, most_connections
+from paceline.server.connections import Connections, connection_limit
 from paceline.server.settings import Settings
 from paceline.storage.system import allow_open_files, stop_signals
 
@@ -94,10 +94,10 @@ class HttpServer:
             allow_open_files()
         self._served = served
         self._end_timers = [] if signals else None
-        most = most_connections(self.settings, descriptors)
+        limit = connection_limit(self.settings, descriptors)
         try:
             with request_log(quiet=quiet), stop_signals(self.stop) if signals else nullcontext():
-                asyncio.run(self._run(app, served, ready, most))
+                asyncio.run(self._run(app, served, ready, limit))
         finally:
             served.close()
             self._socket.close()
@@ -121,13 +121,13 @@ class HttpServer:
         if self._stop_requests > 1 and self._served is not None:
             threading.Thread(target=self._served.close, daemon=True).start()
 
-    async def _run(self, app: ASGIApp, served: Served, ready: Callable[[], Any], most: int) -> None:
+    async def _run(self, app: ASGIApp, served: Served, ready: Callable[[], Any], cap: int) -> None:
         self._loop = asyncio.get_running_loop()
         server = _Uvicorn(self._config(app))
         serving = asyncio.ensure_future(server.serve(sockets=[]))
         while not (server.started or serving.done()):
             await asyncio.sleep(0.005)
-        connections = Connections(server, self.settings, most)
+        connections = Connections(server, self.settings, cap)
         accepting = asyncio.ensure_future(connections.accept(self._socket))
         ready()
         stopping = asyncio.ensure_future(self._stop.wait())

@@ -58,9 +58,9 @@ def _fits(layers: Sequence[LayerSize], limit: LayerSize) -> bool:
     )
 
 
-def split_evenly(count: int, most: int) -> list[Span]:
-    """The fewest spans of [0, count) of at most `most`, of about equal length."""
-    return _spans(_even(count, -(-count // most)))
+def split_evenly(count: int, max_size: int) -> list[Span]:
+    """The fewest spans of [0, count) of at most `max_size`, of about equal length."""
+    return _spans(_even(count, -(-count // max_size)))
 
 
 def _even(count: int, parts: int) -> list[int]:

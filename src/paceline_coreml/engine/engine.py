@@ -210,10 +210,10 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         """Run one sequence's block in as few calls as possible; returns tap name -> [T, d]."""
         states = self._states_of(table)
         buckets = self._prompt if block.prefill else self._decode
-        count, most = len(block.tokens), buckets[-1].rows
+        count, max_rows = len(block.tokens), buckets[-1].rows
         tapped: dict[str, list[Floats]] = {tap_name(tap): [] for tap in self.taps}
-        for at in range(0, count, most):
-            tokens = block.tokens[at : at + most]
+        for at in range(0, count, max_rows):
+            tokens = block.tokens[at : at + max_rows]
             bucket = next(bucket for bucket in buckets if bucket.rows >= len(tokens))
             embeddings = self._embeddings[list(tokens)]
             call = ArtifactCall(bucket, self._parts, states)
@@ -252,8 +252,8 @@ class _Buckets(NamedTuple):
 
 def _buckets(artifact: Artifact, opener: PackageOpener, *, exact: bool) -> _Buckets:
     """Load an artifact's shards, once per function. If `exact`, a role has one number of rows."""
-    most = artifact.decode_rows
-    decode = [most] if exact else [rows for rows in artifact.widths if rows <= most]
+    max_rows = artifact.decode_rows
+    decode = [max_rows] if exact else [rows for rows in artifact.widths if rows <= max_rows]
     prompt = [artifact.rows] if exact else artifact.widths
     tables = np.load(artifact.folder / ROTARY)
     widths = sorted({*decode, *prompt})

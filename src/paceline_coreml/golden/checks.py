@@ -81,9 +81,9 @@ def agreement(way: str, outputs: ArtifactOutput, blocks: ArtifactOutput) -> Agre
     """Compare the outputs that both have."""
     differences = {name: difference(rows, blocks[name]) for name, rows in outputs.items()}
     differing = [name for name, off in differences.items() if off > 0]
-    least = min((cosines(outputs[name], blocks[name]).min() for name in differing), default=1.0)
+    lowest = min((cosines(outputs[name], blocks[name]).min() for name in differing), default=1.0)
     begins = differing[0] if differing else ""
-    return Agreement(way, max(differences.values()), float(least), begins)
+    return Agreement(way, max(differences.values()), float(lowest), begins)
 
 
 def file_faults(artifact: Artifact, family: Family, embeddings: Floats) -> list[str]:

@@ -302,15 +302,15 @@ def _checks(
         yield Check("runs", False, str(error))
         return
     # Rows must not depend on the other rows of their call, or speculation changes tokens.
-    most = difference(blocks, singles)
+    largest = difference(blocks, singles)
     what = f"those of calls of {rows} equal those of single calls, bit for bit"
-    if most:
+    if largest:
         what = (
-            f"those of calls of {rows} differ from those of single calls by up to {most:.3g} "
+            f"those of calls of {rows} differ from those of single calls by up to {largest:.3g} "
             f"(minimum cosine {cosines(blocks, singles).min():.6f}), so speculation would not be "
             "exact"
         )
-    yield Check("rows", most == 0, what, milliseconds)
+    yield Check("rows", largest == 0, what, milliseconds)
     text = Text("the layer", compared.tokens)
     near = nearness(rows_of([text]), blocks[:, : artifact.hidden_size], compared.expected)
     faults = near.faults(_THRESHOLD, experts=compared.experts)

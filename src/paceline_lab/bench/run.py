@@ -25,7 +25,7 @@ from paceline_lab.bench.ab_test import (
 from paceline_lab.bench.journal import open_journal
 from paceline_lab.bench.record import Record, here
 from paceline_lab.bench.summary import all_same_tokens, case_table, group_tables, notes, summary
-from paceline_lab.bench.turns import Turn, check_names, measure_turns
+from paceline_lab.bench.turns import PromptTurn, check_names, measure_turns
 
 _MAX_PRINTED = 64
 """Cases. Of a longer run only the result file has the rows."""
@@ -105,7 +105,7 @@ def bench_run(
     return Report(record.as_dict(), all_same_tokens(rows), text, tables, journal_path(output))
 
 
-def _case(turn: Turn, options: Options) -> Case:
+def _case(turn: PromptTurn, options: Options) -> Case:
     category = turn.prompt.category
     return Case(
         turn.name,

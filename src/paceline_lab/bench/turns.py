@@ -20,7 +20,7 @@ from paceline_lab.bench.record import Row
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PromptTurn:
     """A question, after the turns before it."""
 
     name: str
@@ -68,8 +68,8 @@ def measure_turns(
     *,
     room: int,
     max_tokens: int,
-    warm_up: Callable[[Turn], object],
-    measure: Callable[[Turn, int], list[Row]],
+    warm_up: Callable[[PromptTurn], object],
+    measure: Callable[[PromptTurn, int], list[Row]],
     journal: Journal,
     progress: Progress,
 ) -> Measured:
@@ -125,9 +125,11 @@ def measure_turns(
 
 def _turn(
     model: Model, prompt: SuitePrompt, number: int, messages: Sequence[dict[str, Any]]
-) -> Turn:
+) -> PromptTurn:
     name = next(_names(prompt, number))
-    return Turn(name, prompt, number, messages, model.tokens(prompt_for(model.files, messages)))
+    return PromptTurn(
+        name, prompt, number, messages, model.tokens(prompt_for(model.files, messages))
+    )
 
 
 def _names(prompt: SuitePrompt, turn: int) -> Iterator[str]:

@@ -19,7 +19,7 @@ from paceline.runtime.model import Model
 from paceline.runtime.prompt import Prompt
 from paceline.storage.json_lines import Append
 from paceline.verify.suite import Suite, prompt_for
-from paceline_lab.learn.folder import Answer, LearntFolder
+from paceline_lab.learn.folder import LearntFolder, TrainingAnswer
 from paceline_lab.learn.openings import WAY_OUT, Opening, follow_ups, mixed, openings
 from paceline_lab.learn.variety import Variety
 
@@ -126,7 +126,7 @@ class DataMaker:
                 if not given:
                     raise
                 return
-            chats: Sequence[Answer] = ()
+            chats: Sequence[TrainingAnswer] = ()
             while not self._enough():
                 prompts = self._write_prompts(mixed(free, self._second_turns(chats), _SHARE))
                 if not prompts:
@@ -197,7 +197,7 @@ class DataMaker:
         tokens = prompt_for(self._model.files, [*map(dict, opening.before), message])
         return WrittenPrompt([*texts, text], tokens, opening.kind, seed)
 
-    def _answer(self, prompts: Sequence[WrittenPrompt], append: Append) -> list[Answer]:
+    def _answer(self, prompts: Sequence[WrittenPrompt], append: Append) -> list[TrainingAnswer]:
         """Answer prompts that are new and short enough, until the time is over."""
         model = self._model
         longest = min(_LONGEST, model.engine.context_length - 1)
@@ -222,7 +222,7 @@ class DataMaker:
                 asked[number] = prompt, tokens
                 yield model.batch_request(tokens, options)
 
-        answers: list[Answer] = []
+        answers: list[TrainingAnswer] = []
         label = f"answers of {model.files.name}"
         with (
             self._progress.task(label, len(prompts), unit="answers") as update,
@@ -231,7 +231,7 @@ class DataMaker:
             for _, result in ended:
                 prompt, tokens = asked.pop(result.seed)
                 finish = str(result.finish_reason)
-                answer = Answer(
+                answer = TrainingAnswer(
                     prompt.texts, tokens, result.token_ids, finish, prompt.kind, prompt.seed
                 )
                 append(answer.as_dict())
@@ -242,7 +242,7 @@ class DataMaker:
                     break
         return answers
 
-    def _second_turns(self, answers: Sequence[Answer]) -> list[Opening]:
+    def _second_turns(self, answers: Sequence[TrainingAnswer]) -> list[Opening]:
         """Openings after the short answers to first questions."""
         if self._model.files.chat_template is None:
             return []

@@ -26,7 +26,7 @@ MOST_TOKENS = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TrainingAnswer:
     """An answer to a prompt."""
 
     texts: list[str]
@@ -83,12 +83,12 @@ class LearntFolder:
             if not (self.path / HEADER).exists():
                 write_json(self.path / HEADER, header)
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[TrainingAnswer]:
         """The answers so far; of more than `MOST_TOKENS` tokens, the last ones.
 
         Raises InvalidRequest for a line that is no answer.
         """
-        answers = read_entries(self.path / ANSWERS, Answer)
+        answers = read_entries(self.path / ANSWERS, TrainingAnswer)
         tokens = sum(len(answer.answer) for answer in answers)
         first = 0
         while tokens > MOST_TOKENS:

@@ -25,7 +25,7 @@ from paceline.runtime.learnt import install
 from paceline.runtime.request import check
 from paceline.storage.files import megabytes, size_of, writing
 from paceline.storage.manifest import begin_artifact, write_manifest
-from paceline_lab.learn.folder import Answer, LearntFolder
+from paceline_lab.learn.folder import LearntFolder, TrainingAnswer
 from paceline_lab.learn.variety import HELD_OUT, UNSEEN, Variety, part_of
 from paceline_lab.simulate.replay import Recording, simulate
 from paceline_lab.simulate.report import Total, total_of
@@ -41,7 +41,7 @@ _MIN_ANSWERS = 8
 _MOST = 100
 """Answers of a set that are replayed."""
 
-Sets = Mapping[str, Sequence[Answer]]
+Sets = Mapping[str, Sequence[TrainingAnswer]]
 """Name -> answers that nothing is learnt from: `held_out`, to questions of the kinds that are
 learnt from, and one set to questions about topics that are not."""
 
@@ -126,9 +126,9 @@ def learn_table(
     }
 
 
-def divided(answers: Sequence[Answer]) -> tuple[list[Answer], Sets]:
+def divided(answers: Sequence[TrainingAnswer]) -> tuple[list[TrainingAnswer], Sets]:
     """Answers to learn from, and those to evaluate on; loops are in neither."""
-    parts: dict[str, list[Answer]] = {}
+    parts: dict[str, list[TrainingAnswer]] = {}
     for answer in answers:
         if len(answer.answer) > 1 and not answer.loops:
             parts.setdefault(part_of(answer.texts), []).append(answer)
@@ -150,7 +150,7 @@ def count(
     *,
     target: str,
     vocab_size: int,
-    training: Sequence[Answer],
+    training: Sequence[TrainingAnswer],
     sets: Sets,
     size: int = TABLE_BYTES,
 ) -> None:
@@ -240,7 +240,7 @@ def _install(path: Path, forms: Sequence[ModelFiles], *, gains: bool) -> None:
                 shutil.rmtree(other)
 
 
-def _figures(answers: Sequence[Answer]) -> dict[str, int]:
+def _figures(answers: Sequence[TrainingAnswer]) -> dict[str, int]:
     return {"answers": len(answers), "tokens": sum(len(answer.answer) for answer in answers)}
 
 

@@ -33,7 +33,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PeerAnswer:
     """An answer and its times."""
 
     text: str
@@ -64,7 +64,7 @@ class Answer:
         after = self.count - self.at_first
         return after / self.decode_seconds if after > 0 and self.decode_seconds > 0 else None
 
-    def same(self, other: "Answer") -> bool:
+    def same(self, other: "PeerAnswer") -> bool:
         """True if both are equal: by tokens if both have them, else by text."""
         if self.tokens is None or other.tokens is None:
             return self.text == other.text
@@ -113,13 +113,13 @@ class TargetModel:
         at_first: int = 1,
         seconds: float | None = None,
         draft: tuple[int, int] | None = None,
-    ) -> Answer:
-        """An answer from a runtime's tokens; `first` and `decode` are seconds, see `Answer`."""
+    ) -> PeerAnswer:
+        """An answer from a runtime's tokens; `first` and `decode` are seconds, see `PeerAnswer`."""
         answer = list(tokens)
         while answer and answer[-1] in self.stops:
             answer.pop()
         text = self.files.tokenizer().continuation(answer)
-        return Answer(text, answer, len(tokens), first, decode, at_first, seconds, draft)
+        return PeerAnswer(text, answer, len(tokens), first, decode, at_first, seconds, draft)
 
 
 class Peer(Protocol):
@@ -134,6 +134,6 @@ class Peer(Protocol):
     modes: Sequence[str]
     """Decoding modes; the first is its plain decoding, if requests can choose that."""
 
-    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+    def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
         """Answer greedily in one of the modes. Raises any error of the runtime."""
         ...

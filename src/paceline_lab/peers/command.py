@@ -13,7 +13,7 @@ from paceline.verify.suite import SuitePrompt, load_suite, prompt_for
 from paceline_lab.bench.ab_test import about, max_context
 from paceline_lab.bench.journal import open_journal
 from paceline_lab.bench.record import PACKAGES, Record, here
-from paceline_lab.bench.turns import Turn, measure_turns
+from paceline_lab.bench.turns import PromptTurn, measure_turns
 from paceline_lab.bench.turns import check_names as check_ids
 from paceline_lab.peers.base import Question, TargetModel
 from paceline_lab.peers.llama_server.binary import PROGRAM, server_binary
@@ -131,7 +131,7 @@ def bench_peers(
     )
 
 
-def _question(turn: Turn) -> Question:
+def _question(turn: PromptTurn) -> Question:
     return Question(turn.name, turn.prompt.kind, turn.messages, turn.tokens)
 
 

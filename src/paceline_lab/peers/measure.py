@@ -11,7 +11,7 @@ from typing import NamedTuple
 from paceline.errors import ModelError
 from paceline_lab.bench.ab_test import PLAIN, interleaved
 from paceline_lab.bench.record import Row
-from paceline_lab.peers.base import Answer, Peer, Question
+from paceline_lab.peers.base import Peer, PeerAnswer, Question
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.peers.registry import one_line
 
@@ -30,7 +30,7 @@ class PeerContender(NamedTuple):
     peer: Peer
     mode: str
 
-    def answer(self, question: Question, max_tokens: int) -> Answer:
+    def answer(self, question: Question, max_tokens: int) -> PeerAnswer:
         """Answer a question. Raises ModelError if the peer fails."""
         try:
             return self.peer.answer(question, max_tokens, self.mode)
@@ -74,7 +74,7 @@ def measure(
 def _row(
     question: Question,
     contender: PeerContender,
-    answers: Mapping[str, Sequence[Answer]],
+    answers: Mapping[str, Sequence[PeerAnswer]],
     plain: str,
 ) -> Row:
     peer_answers = answers[contender.name]
@@ -106,7 +106,7 @@ def _row(
     )
 
 
-def _counts(answers: Sequence[Answer]) -> dict[str, int]:
+def _counts(answers: Sequence[PeerAnswer]) -> dict[str, int]:
     """Draft tokens of all rounds, and those accepted; empty if a peer does not say."""
     drafts = [answer.draft for answer in answers if answer.draft is not None]
     if len(drafts) < len(answers):
@@ -114,7 +114,7 @@ def _counts(answers: Sequence[Answer]) -> dict[str, int]:
     return {"drafted": sum(n for n, _ in drafts), "accepted": sum(n for _, n in drafts)}
 
 
-def _ratios(rates: Sequence[float | None], others: Sequence[Answer]) -> list[float | None]:
+def _ratios(rates: Sequence[float | None], others: Sequence[PeerAnswer]) -> list[float | None]:
     """Ratios over the others' rates by round; None if one of the two is missing."""
     pairs = zip(rates, [answer.rate for answer in others], strict=True)
     return [rate / other_rate if rate and other_rate else None for rate, other_rate in pairs]

@@ -5,7 +5,7 @@ from time import perf_counter
 from typing import Any
 
 from paceline.errors import MissingExtra
-from paceline_lab.peers.base import Answer, NotComparable, Question, TargetModel
+from paceline_lab.peers.base import NotComparable, PeerAnswer, Question, TargetModel
 
 PLAIN, DRAFT = "plain", "draft model"
 
@@ -49,7 +49,7 @@ class MlxLm:
         )
         self.settings: Mapping[str, Any] = {"device": str(mx.default_device()), **drafting}
 
-    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+    def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
         """See `Peer`."""
         answer: list[int] = []
         drafted: list[bool] = []

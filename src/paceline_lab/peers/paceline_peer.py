@@ -6,7 +6,7 @@ from typing import Any
 from paceline.options import GREEDY, Options
 from paceline.runtime.model import Model
 from paceline_lab.bench.ab_test import PLAIN
-from paceline_lab.peers.base import Answer, Question
+from paceline_lab.peers.base import PeerAnswer, Question
 
 AUTO = "auto"
 _DRAFTERS = {PLAIN: "none", AUTO: "auto"}
@@ -24,13 +24,13 @@ class PacelinePeer:
         """Use a model whose costs have been measured."""
         self.model = model
 
-    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+    def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
         """See `Peer`."""
         options: Options = {**GREEDY, "max_tokens": max_tokens, "drafter": _DRAFTERS[mode]}
         result = self.model.fresh().generate(question.tokens, **options)
         stops = self.model.files.stop_token_ids
         ended = result.token_ids[-1] in stops
-        return Answer(
+        return PeerAnswer(
             result.text,
             result.token_ids[: -1 if ended else None],
             result.completion_tokens,

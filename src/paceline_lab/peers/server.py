@@ -7,7 +7,7 @@ from typing import Any
 from paceline.errors import ModelError
 from paceline.verify.client import Access, closed_loop, connect
 from paceline.verify.suite import SuitePrompt
-from paceline_lab.peers.base import Answer, Question
+from paceline_lab.peers.base import PeerAnswer, Question
 
 
 class ServerPeer:
@@ -24,7 +24,7 @@ class ServerPeer:
         self.name = endpoint.name
         self.settings: Mapping[str, Any] = {"model": endpoint.model, "fields": fields}
 
-    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+    def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
         """See `Peer`. Raises ModelError if the server fails, or reports no token count."""
         endpoint = replace(self._endpoints[mode], max_tokens=max_tokens)
         prompt = SuitePrompt(question.id, question.kind, question.messages)
@@ -35,4 +35,4 @@ class ServerPeer:
             raise ModelError("the answer has no token count (usage)")
         whole = sample.ended - sample.started
         first = whole if sample.first is None else sample.first
-        return Answer(sample.text, None, sample.tokens, first, whole - first)
+        return PeerAnswer(sample.text, None, sample.tokens, first, whole - first)

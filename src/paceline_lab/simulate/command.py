@@ -20,7 +20,7 @@ from paceline.storage.manifest import read_manifest
 from paceline.storage.report import Report
 from paceline_lab.bench.ab_test import PLAIN, contender_options, options_facts
 from paceline_lab.bench.record import Record, here
-from paceline_lab.simulate.costs import Costs, parse_costs
+from paceline_lab.simulate.costs import SourcedCosts, parse_costs
 from paceline_lab.simulate.replay import Recording, check, simulate
 from paceline_lab.simulate.report import Total, rows_of, summary, tables
 from paceline_lab.simulate.texts import Texts
@@ -123,7 +123,7 @@ def drafter_resources(
     return shared
 
 
-def as_dict(costs: Costs) -> dict[str, Any]:
+def as_dict(costs: SourcedCosts) -> dict[str, Any]:
     """The cost table as JSON for the record."""
     table = costs.table
     facts = {

@@ -29,7 +29,7 @@ PRESETS = {"zaya": ZAYA, "phi-4-mini": PHI_4_MINI, "m5-max": M5_MAX}
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class SourcedCosts:
     """A cost table and its source."""
 
     name: str
@@ -65,7 +65,7 @@ class _Plan(_Calls):
     deep: _Calls | None = None
 
 
-def parse_costs(spec: str, here: Callable[[], CostTable]) -> Costs:
+def parse_costs(spec: str, here: Callable[[], CostTable]) -> SourcedCosts:
     """Parse the option `--cost`.
 
     `spec` is `here` (the result of `here`), the name of a preset, the file of a recorded `paceline
@@ -73,12 +73,12 @@ def parse_costs(spec: str, here: Callable[[], CostTable]) -> Costs:
     none of these.
     """
     if spec == HERE:
-        return Costs(HERE, here())
+        return SourcedCosts(HERE, here())
     if spec in PRESETS:
-        return Costs(spec, CostTable(PRESETS[spec]))
+        return SourcedCosts(spec, CostTable(PRESETS[spec]))
     if "=" in spec and not Path(spec).exists():
-        return Costs("given", _given(spec))
-    return Costs(Path(spec).name, _recorded(Path(spec)))
+        return SourcedCosts("given", _given(spec))
+    return SourcedCosts(Path(spec).name, _recorded(Path(spec)))
 
 
 def _given(spec: str) -> CostTable:

@@ -20,7 +20,7 @@ from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline_lab.cli.learn import app
 from paceline_lab.learn import command, data
-from paceline_lab.learn.folder import Answer, LearntFolder
+from paceline_lab.learn.folder import LearntFolder, TrainingAnswer
 from paceline_lab.learn.table import Gain, divided, is_gain
 from support.tiny import write_tiny
 
@@ -239,8 +239,8 @@ def test_learning_is_a_command_and_forgotten_by_another(
 # -- what is learnt from, and when it is installed ------------------------------------------------
 
 
-def answer(text: str, tokens: Sequence[int], finish: str = "stop") -> Answer:
-    return Answer([text], [1], list(tokens), finish)
+def answer(text: str, tokens: Sequence[int], finish: str = "stop") -> TrainingAnswer:
+    return TrainingAnswer([text], [1], list(tokens), finish)
 
 
 def test_loops_and_answers_without_a_draft_are_left_out():

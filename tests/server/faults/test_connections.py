@@ -15,7 +15,7 @@ import pytest
 
 from paceline.runtime.model import Model
 from paceline.server import connections, page
-from paceline.server.connections import most_connections
+from paceline.server.connections import connection_limit
 from paceline.server.settings import Settings
 from support.command import Command, served
 from support.server import HTTP, Running, running
@@ -97,7 +97,7 @@ def test_connections_are_as_many_as_there_are_descriptors_for(monkeypatch: pytes
     settings = Settings(max_connections=200)
     for free, one, two in ((None, 200, 200), (1000, 200, 200), (224, 200, 100), (30, 8, 8)):
         monkeypatch.setattr(connections, "free_descriptors", lambda free=free: free)
-        assert (most_connections(settings), most_connections(settings, 2)) == (one, two)
+        assert (connection_limit(settings), connection_limit(settings, 2)) == (one, two)
 
 
 def test_an_accept_without_a_descriptor_is_one_line_and_a_new_attempt(

@@ -110,17 +110,17 @@ class PrefixCache:
 
         Of several entries, that which can share most of it: hybrids share up to a checkpoint.
         """
-        best, most = None, (0, 0)
+        best, best_shared = None, (0, 0)
         for entry in self._entries:
             # The last prompt token is always computed: its row picks the answer's first token.
             match = entry.match(prompt[:-1]) if entry.salt == salt else 0
             shared = entry.sequence.fork_length(match), match
-            if shared > most:
-                best, most = entry, shared
+            if shared > best_shared:
+                best, best_shared = entry, shared
         if best is not None:
             self._entries.remove(best)
             self._entries.append(best)
-        return most[1]
+        return best_shared[1]
 
     def register(self, prompt: Tokens, prefix: CachedPrefix, salt: str = "") -> None:
         """Share the KV of a running request, as its prefill goes on, until `unregister`."""

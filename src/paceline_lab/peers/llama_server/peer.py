@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline_lab.peers.base import Answer, Question, TargetModel
+from paceline_lab.peers.base import PeerAnswer, Question, TargetModel
 from paceline_lab.peers.llama_server.binary import PROGRAM, server_binary
 from paceline_lab.peers.llama_server.process import ServerProcess
 
@@ -58,7 +58,7 @@ class LlamaServer:
         with ServerProcess(self._binary.path, options):
             pass
 
-    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+    def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
         """See `Peer`."""
         body = {"prompt": [*question.tokens], "n_predict": max_tokens, **_GREEDY}
         with ServerProcess(self._binary.path, self._options(mode)) as server:
@@ -90,7 +90,7 @@ class LlamaServer:
         places = (place for place, token in enumerate(tokens[:-1], start=1) if token in stops)
         return next(places, None)
 
-    def _read(self, reply: Mapping[str, Any], seconds: float) -> Answer:
+    def _read(self, reply: Mapping[str, Any], seconds: float) -> PeerAnswer:
         """The answer in a reply of /completion; `seconds` are the client's."""
         try:
             tokens = [int(token) for token in reply["tokens"]]
