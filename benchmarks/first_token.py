@@ -3,6 +3,7 @@
     python benchmarks/first_token.py --output benchmarks/results/first-token.json
 
 Also the start: from the shell command to the first character of `paceline generate`, model cached.
+The model is $PACELINE_MODEL, or the one that paceline has by default.
 """
 
 import argparse
@@ -14,23 +15,24 @@ from statistics import median
 from time import perf_counter
 
 import paceline
+from paceline.cli.options import default_model
 from paceline.decoding.types import Block
 from paceline.verify.suite import load_suite
 
-TOKENS = 1000
-CHUNKS = (256, 512, TOKENS)
+CHUNKS = (256, 512, 1000)
 
 
 def main() -> None:
     """Measure, print, and write the result to --output."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=1000, help="of the prompt")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    model = paceline.load()
-    model.measure_profile()
+    tokens = options.tokens
+    model = paceline.load(default_model())
     text = "\n".join(str(m["content"]) for p in load_suite().prompts for m in p.messages)
-    prompt = model.files.tokenizer().encode(text)[:TOKENS]
+    prompt = model.files.tokenizer().encode(text)[:tokens]
     model.generate(prompt, max_tokens=1, temperature=0.0)
     bare: dict[int, list[float]] = {size: [] for size in CHUNKS}
     first: list[float] = []
@@ -40,13 +42,13 @@ def main() -> None:
         # As text, so that tokenization is measured, too.
         text = model.files.tokenizer().decode(prompt)
         result = model.generate(text, raw=True, max_tokens=1, temperature=0.0)
-        first.append(result.stats.first_token_seconds * TOKENS / result.prompt_tokens)
+        first.append(result.stats.first_token_seconds * tokens / result.prompt_tokens)
     best = min(median(times) for times in bare.values())
     starts = [_start() for _ in range(3)]
     found = {
         "command": "python benchmarks/first_token.py",
         "engine": model.engine.describe(),
-        "prompt_tokens": TOKENS,
+        "prompt_tokens": tokens,
         "bare_prefill_seconds_by_chunk": {size: median(times) for size, times in bare.items()},
         "first_token_seconds": median(first),
         "share_of_bare_rate": best / median(first),

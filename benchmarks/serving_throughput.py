@@ -4,7 +4,8 @@
 
 The same prompts, greedy, without a prefix cache, except for the variants called `known`, in which
 all prompts are hits. In every round each variant answers all prompts, in rotating order, and ratios
-are taken within the round. Clients are in this process, and call over HTTP.
+are taken within the round. Clients are in this process, and call over HTTP. The model is
+$PACELINE_MODEL, or the one that paceline has by default.
 """
 
 import argparse
@@ -18,8 +19,8 @@ from typing import Any
 from clients.server import Server, served
 
 import paceline
-from paceline.models import DEFAULT_MODEL
-from paceline.verify.client import Endpoint, closed_loop
+from paceline.cli.options import default_model
+from paceline.verify.client import ServedModel, closed_loop, model_of
 from paceline.verify.suite import SuitePrompt, load_suite
 
 MANY = 8
@@ -58,7 +59,7 @@ def ours(server: Server, drafter: str, clients: int, *, known: bool = False) -> 
     }
 
     def answer(prompts: Sequence[SuitePrompt], max_tokens: int) -> Answered:
-        endpoint = Endpoint(server.url, DEFAULT_MODEL, max_tokens, fields=fields)
+        endpoint = ServedModel(server.url, model_of(server.url), max_tokens, fields=fields)
         before = {name: server.metric(f"paceline_{name}_total") for name in COUNTED}
         run = closed_loop(endpoint, prompts, clients=clients, requests=len(prompts))
         if faults := {sample.error for sample in run.samples if sample.error}:
@@ -79,9 +80,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--per-kind", type=int, help="prompts of each kind; default: all")
+    parser.add_argument("--suite", type=Path, help="file of prompts; default: our own")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    suite = load_suite().only((), options.per_kind)
+    suite = load_suite(options.suite).only((), options.per_kind)
     with served(["--parallel", str(MANY), "--cache-tokens", str(SLOTS)]) as server:
         variants: dict[str, Variant] = {}
         for clients in (1, MANY):
@@ -97,7 +99,7 @@ def main() -> None:
             print(json.dumps({name: round(each.rate, 1) for name, each in rounds[-1].items()}))
     result = {
         "command": "python benchmarks/serving_throughput.py",
-        "engine": paceline.load(parallel=MANY).engine.describe(),
+        "engine": paceline.load(default_model(), parallel=MANY).engine.describe(),
         "suite_sha256": suite.sha256,
         "prompts": len(suite.prompts),
         "max_tokens": options.max_tokens,

@@ -30,7 +30,7 @@ from typing import Any
 import httpx
 
 import paceline
-from paceline.models import DEFAULT_MODEL
+from paceline.cli.options import default_model
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SYSTEM = "You are a careful assistant. Answer in few words, and never invent anything. " * 6
@@ -258,7 +258,7 @@ def served_engine(arguments: list[str]) -> dict[str, str]:
     def value(option: str, default: str) -> str:
         return arguments[arguments.index(option) + 1] if option in arguments else default
 
-    model, engine = value("--model", DEFAULT_MODEL), value("--engine", "auto")
+    model, engine = value("--model", default_model()), value("--engine", "auto")
     # Of several contexts, or `auto` would choose as for one answer at a time.
     return paceline.load(model, engine=engine, contexts=4).engine.describe()
 

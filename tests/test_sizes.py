@@ -38,9 +38,9 @@ ABOVE: dict[str, int] = {
     "src/paceline/runtime": 4_880,
     "src/paceline/server": 6_370,
     "src/paceline/cli": 3_450,
-    "src/paceline/verify": 1_490,
+    "src/paceline/verify": 1_350,
     "src/paceline_mlx": 4_372,
-    "src/paceline_lab": 7_610,
+    "src/paceline_lab": 6_920,
     "tests": 59_700,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""

@@ -122,37 +122,6 @@ def test_a_server_has_its_loads():
     assert close(first.series["m"][1], 1.6, 0.8, 2.4)
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        ([], []),
-        ([Row("a", "k", "x", {"beauty": [1.0]})], []),
-        (
-            [
-                Row(c, "k", "x", {"ratio": [2.0]}, {"depth": at})
-                for c, at in (("a", 1), ("b", "many"))
-            ],
-            ["ratio-by-prompt"],
-        ),
-        (
-            [Row("a", "k", "x", {"ratio": [2.0]}), Row("b", "l", "y", {"ratio": [2.0]})],
-            ["ratio-by-kind"],
-        ),
-        (
-            [Row("a", "k", "x", {"ratio": [2.0]}, {}, {"drafted_at": {"b": 1}}, {"tokens": "ten"})],
-            ["ratio-by-prompt"],
-        ),
-        ([Row("a", "k", "x", {"tokens_per_step": [0.0]})], ["tokens_per_step-by-prompt"]),
-        (
-            [replace(RUN.rows[1], facts={"tokens": 1})],
-            ["ratio-by-prompt", "tokens_per_step-by-prompt", "acceptance-by-position"],
-        ),
-    ],
-)
-def test_rows_with_less_have_fewer_charts(rows: list[Row], expected: list[str]):
-    assert [*charts(Record("run", rows, **HEAD))] == expected
-
-
 NAMES = st.sampled_from(
     [
         *("ratio", "tokens_per_step", "decode_tokens_per_second", "prefill_tokens_per_second"),

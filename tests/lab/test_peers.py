@@ -12,7 +12,6 @@ import pytest
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.models import QUIET, Progress
 from paceline.runtime.model import Model
-from paceline.storage.json_lines import journal_path
 from paceline.storage.report import Report
 from paceline.verify.client import Access
 from paceline_lab.bench.record import Row, parse_record
@@ -91,7 +90,6 @@ def test_a_ratio_is_taken_within_its_round():
     [
         ([(7, 8, 9)], [(7, 8, 9)], True, True),
         ([(7, 8)], [(7, 8)], True, False),
-        ([(7, 8)], [(7, 8, 9)], False, True),
         ([(7, 8, 9)], [(7, 8, 9), (7, 8)], False, False),  # in one of two rounds
     ],
 )
@@ -101,13 +99,6 @@ def test_texts_are_compared_with_the_peers_own_and_with_ours(
     peer = Fake({"plain": [answered(*t) for t in plain], "lookup": [answered(*t) for t in lookup]})
     facts = rows_of(peer, rounds=2)["fake, lookup"].facts
     assert (facts["same_tokens"], facts["same_as_paceline"]) == (same, ours)
-
-
-def test_answers_are_the_same_by_tokens_where_both_have_them_and_else_by_text():
-    one, other = answered(7, 8), replace(answered(7, 8), tokens=[9])
-    assert not one.same(other)
-    assert one.same(replace(other, tokens=None))
-    assert not replace(one, tokens=None).same(replace(other, text="else"))
 
 
 def test_a_rate_counts_the_tokens_behind_those_that_came_with_the_first():
@@ -301,31 +292,6 @@ def test_a_run_fails_where_our_own_speculation_changes_a_token(
 
     monkeypatch.setattr(Model, "generate", drafting)
     assert not bench(liar, suite_file, max_tokens=60).passed
-
-
-def test_a_run_that_was_stopped_goes_on_where_it_was(
-    model: Model, suite_file: Path, peers: Callable[..., None], tmp_path: Path
-):
-    class Stops(Fake):
-        def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
-            if question.id == "two":
-                raise KeyboardInterrupt
-            return super().answer(question, max_tokens, mode)
-
-    output = tmp_path / "peers.json"
-    peers({"fake": Stops({"plain": [answered(7, 8)]})})
-    with pytest.raises(KeyboardInterrupt):
-        bench(model, suite_file, output=output)
-    again, said = Fake({"plain": [answered(7, 8)]}), StringIO()
-    peers({"fake": again})
-    report = bench(model, suite_file, output=output, progress=Progress(said))
-    assert report.journal == journal_path(output)
-    assert [id for id, _ in again.asked] == ["one", "two"], "one: to warm up"
-    assert said.getvalue().count("(measured before)") == 2
-    assert len(report.value["rows"]) == 9
-    peers({"fake": Fake({"plain": []}, name="other")})
-    with pytest.raises(InvalidRequest, match="interrupted run with another settings"):
-        bench(model, suite_file, output=output)
 
 
 def test_without_any_peer_there_is_nothing_to_compare(

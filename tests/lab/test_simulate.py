@@ -147,16 +147,6 @@ def test_figures_of_a_text_that_repeats():
     assert found.speed_up == pytest.approx(58 / 17.75)
 
 
-def test_acceptance_is_counted_by_length_of_match():
-    # After 1, 2 comes 3 the first time, and 4 then: a match of two that does not stand.
-    recording = text([1, 2, 3, 9, 1, 2], [4, 7])
-    evidence = one(recording, "suffix").evidence
-    assert evidence.by_match == {}, "the first token comes with the prompt"
-    recording = text([1, 2, 3, 4, 9, 1], [2, 3, 5, 8])
-    evidence = one(recording, "suffix").evidence
-    assert evidence.by_match == {("suffix", 2): [1, 1], ("suffix", 3): [1, 0]}
-
-
 def test_acceptance_is_counted_by_the_drafters_own_probability(toy_table: Path):
     recording = text([0, 1], [2, 3, 4, 5, 0, 1, 2, 3, 3, 1, 2, 0, 2])
     request = check_options({"drafter": f"table:{toy_table}", "policy": "fixed"})

@@ -115,9 +115,6 @@ def test_the_terminal_shows_every_step_in_one_line(
         ACCEPTED + BONUS,
     ]
     assert "\x1b" not in out
-
-
-def test_json_has_the_totals(file: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["bench", "trace", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 4
 

@@ -366,24 +366,6 @@ def test_thoughts_are_part_of_the_text(verify: Found):
     assert (changed["prompt"], changed["first"], changed["other"]) == ("p2", "onea", "twoa")
 
 
-def test_few_prompts_are_repeated_for_a_crowd(verify: Found, prompts: Path):
-    most = 0
-
-    def answer(server: FakeServer, body: dict[str, Any]) -> str:
-        nonlocal most
-        assert "seed" not in body  # mlx-lm's server would take the request out of its batch
-        if server.asked > 4:  # of two prompts alone, twice
-            until(lambda: most > 5 or server.open > 5)
-            most = max(most, server.open)
-        return TEXT
-
-    prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[:2]))
-    with serving(answer) as server:
-        code, found = verify(server.url, "--clients", "6", "--rounds", "1")
-    assert (code, most) == (0, 6)
-    assert found["conditions"]["as served, 6 at once"]["texts"] == 6
-
-
 def test_the_key_may_come_from_the_environment(verify: Found, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PACELINE_API_KEY", "secret")
     with serving(lambda *_: TEXT) as server:

@@ -48,16 +48,8 @@ def verify(
 ) -> Report:
     """Check row invariance and token parity; the report passes if the model is exact here.
 
-    Args:
-        load: opens the model.
-        progress: shows what is compared.
-        max_tokens: of an answer.
-        whole: every combination, not only enough to cover every pair of their parameters.
-        quick: what fits into a minute, and an estimate of how long all of it takes.
-        drafters: to check; none: all that the model has.
-        suite: file of prompts; None: paceline's own.
-        output: file of the result; results are journaled beside it until it is written.
-
+    `whole` compares every combination, not only enough to cover every pair of their parameters;
+    `quick` what fits into a minute. Results are journaled beside `output` until it is written.
     Raises InvalidRequest if the suite or a drafter is invalid, or the journal is another run's.
     """
     started = perf_counter()

@@ -17,9 +17,6 @@ from paceline.models import ModelFiles
 from paceline.runtime.prompt import Prompt
 from paceline.storage.validation import Limit, validated
 
-_IN_PACKAGE = "suite.jsonl"
-_IN_CHECKOUT = Path(__file__).parents[3] / "benchmarks" / "suite.jsonl"
-
 CONVERSATION = "multi-turn conversation"
 """Spec-Bench's name of the eight categories of MT-Bench together."""
 
@@ -95,14 +92,13 @@ def load_suite(path: Path | None = None) -> Suite:
     `question_id`, `category` and `turns`, the user's messages; their kinds are Spec-Bench's six
     groups. Other fields are ignored.
 
-    Args:
-        path: the file; None: paceline's own.
-
-    Raises:
-        InvalidRequest: the file cannot be read, or a line is no prompt; the message names the line.
+    None is paceline's own. Raises InvalidRequest if the file cannot be read, or a line is no prompt;
+    the message names the line.
     """
     try:
-        content = path.read_bytes() if path is not None else _own()
+        content = (
+            path.read_bytes() if path is not None else packaged("paceline.verify", "suite.jsonl")
+        )
     except OSError as error:
         raise InvalidRequest(f"cannot read {error.filename}: {error.strerror}") from error
     prompts = []
@@ -165,8 +161,8 @@ def _prompt(entry: Any, number: int, where: str) -> SuitePrompt:
     return SuitePrompt(str(entry.get("id", number)), str(entry.get("kind", "any")), messages)
 
 
-def _own() -> bytes:
-    packaged = files("paceline.verify").joinpath(_IN_PACKAGE)
-    if packaged.is_file():
-        return packaged.read_bytes()
-    return _IN_CHECKOUT.read_bytes()
+def packaged(package: str, name: str) -> bytes:
+    """A data file of a package; in a checkout it is in `benchmarks`. Raises OSError."""
+    path = files(package).joinpath(name)
+    checkout = Path(__file__).parents[3] / "benchmarks" / name
+    return path.read_bytes() if path.is_file() else checkout.read_bytes()

@@ -55,7 +55,10 @@ def bench_compare(paths: Sequence[Path], *, measure: str, anyway: bool) -> Repor
     value = {
         "measure": measure,
         "results": [_about(path, record) for path, record in zip(paths, records, strict=True)],
-        "means": [_mean(*mean) for mean in _means(lines, len(paths))],
+        "means": [
+            {"contender": contender, "kind": kind, "over_first": [s._asdict() for s in over]}
+            for contender, kind, over in _means(lines, len(paths))
+        ],
         "rows": [_row(line) for line in lines],
     }
     tables = [_mean_table(lines, names, measure), _case_table(lines, names, measure)]
@@ -72,8 +75,8 @@ def _check_alike(first: Path, base: Record, path: Path, other: Record) -> None:
     ):
         if base_value != other_value:
             raise InvalidRequest(
-                f"{path} was measured with {difference} than {first} ({_short(other_value)}, not "
-                f"{_short(base_value)}); --anyway compares them nevertheless"
+                f"{path} was measured with {difference} than {first} ({str(other_value)[:12]}, not "
+                f"{str(base_value)[:12]}); --anyway compares them nevertheless"
             )
 
 
@@ -118,11 +121,6 @@ def _about(path: Path, record: Record) -> dict[str, Any]:
     return {"file": str(path), **{name: head[name] for name in names}}
 
 
-def _mean(contender: str, kind: str, over: Sequence[Spread]) -> dict[str, Any]:
-    spreads = [spread._asdict() for spread in over]
-    return {"contender": contender, "kind": kind, "over_first": spreads}
-
-
 def _row(line: Line) -> dict[str, Any]:
     return {
         "case": line.case,
@@ -155,7 +153,3 @@ def _case_table(lines: Sequence[Line], names: Sequence[str], measure: str) -> Ta
         for line in lines
     ]
     return f"{measure}: median (least to most)", head, rows
-
-
-def _short(value: object) -> str:
-    return str(value)[:12]

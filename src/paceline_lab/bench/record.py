@@ -143,11 +143,6 @@ class Record:
         """In the order of their first rows."""
         return list(dict.fromkeys(row.case for row in self.rows))
 
-    @property
-    def kinds(self) -> list[str]:
-        """In the order of their first rows."""
-        return list(dict.fromkeys(row.kind for row in self.rows))
-
     def as_dict(self) -> dict[str, Any]:
         """JSON: the head, then the rows."""
         names = [

@@ -75,18 +75,10 @@ def measure_turns(
 ) -> Measured:
     """Measure every turn; rows in the journal are not measured again.
 
-    Args:
-        prompts: with different ids.
-        model: whose template and tokenizer encode, and whose plain answers later turns have.
-        room: most tokens of prompt and answer together.
-        max_tokens: of an answer.
-        warm_up: called first, with the shortest turn.
-        measure: of a turn and its place in the run, from 1; the first row has plain decoding's
-            `token_ids`.
-        journal: of the run.
-        progress: reports turns.
-
-    Raises InvalidRequest if no prompt fits.
+    `model` encodes, and its plain answers are in later turns. `room` is the most tokens of prompt
+    and answer together. `warm_up` is called first, with the shortest turn; `measure` with a turn
+    and its place in the run, from 1, and its first row has plain decoding's `token_ids`. Raises
+    InvalidRequest if no prompt fits.
     """
     firsts = [_turn(model, prompt, 1, prompt.messages) for prompt in prompts]
     shortest = min(firsts, key=lambda turn: len(turn.tokens))

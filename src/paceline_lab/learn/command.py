@@ -40,14 +40,7 @@ def learn(
 ) -> Report:
     """Learn a table for a model, from where an earlier call was stopped.
 
-    Args:
-        model: name, path or hub name.
-        engine: that the table is for; `auto`: the one that answers of the model run in.
-        hours: of this call, at most.
-        tokens: of answers to learn from; replaces `hours`.
-        prompts: files of prompts to answer first.
-        exclude: files of prompts that must not be learnt from.
-        progress: shows the stages.
+    `engine` is the one that the table is for; `tokens` of answers replace `hours`.
 
     Raises:
         ModelError: the model cannot be loaded, cannot write prompts, or has changed since.

@@ -45,22 +45,8 @@ def bench_peers(
 ) -> Report:
     """Every peer and paceline, plain and with speculation, on a suite, interleaved.
 
-    Args:
-        load: opens the model.
-        rounds: of each measurement.
-        max_tokens: of an answer.
-        kinds: of prompts; none: all.
-        per_kind: most prompts of a kind.
-        suite: file of prompts; None: paceline's own.
-        output: file of the result; rows are journaled beside it until it is written.
-        limit: number of prompts in all, as for `bench run`.
-        peers: names, or base URLs of servers; none: the `llama_server`, or without one
-            all installed peers.
-        llama_server: path of that program; None: the one on PATH.
-        access: options of requests to servers.
-        draft: a smaller model for peers that use one as drafter.
-        threads: CPU threads of every peer.
-        progress: shows what is measured.
+    `load` opens the model, `access` is for requests to servers, and `draft` is a smaller model for
+    peers that use one; the rest is as on the command line.
 
     Raises:
         InvalidRequest: there is no such peer, server or program, or a value is invalid.

@@ -31,9 +31,6 @@ _CURVES = (
 _OWN = ("ratio_own_plain", "Speed over its own plain decoding", 1.0)
 """Speed-up of a peer's own speculation."""
 _PARTS = {"verify": "verify_seconds", "draft": "draft_seconds", "sample and text": "sample_seconds"}
-_EXPECTED = "expected_ratio"
-"""Speed-up that a simulation expected; such rows have a measured `ratio`, too."""
-
 _MIN_DRAFTS = 5
 """Positions with fewer draft tokens are left out: their acceptance rate is noise."""
 
@@ -116,9 +113,6 @@ def _by_group(rows: Sequence[Row]) -> Iterator[Chart]:
             joined += columns
             columns = [contender_rows, *columns] if len(groups) > 1 else columns
             dots[name] = [_joined(column, measure) if column else None for column in columns]
-            if measure == "ratio" and all(_EXPECTED in row.measures for row in contender_rows):
-                expected = [_joined(column, _EXPECTED) if column else None for column in columns]
-                dots[f"{name}, as simulated"] = expected
         what = "kind of prompt" if len(kinds) > 1 else "prompt"
         yield Dots(
             f"{measure}-by-{what.split(maxsplit=1)[0]}",

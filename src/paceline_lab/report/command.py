@@ -43,19 +43,11 @@ _COLUMNS = (
 
 
 def bench_report(paths: Sequence[Path], output: Path) -> list[Path]:
-    """Draw results.
+    """Draw results of `bench ... --output` or `plan --output`; the paths written, the page first.
 
-    Args:
-        paths: files of `bench ... --output` or `plan --output`.
-        output: a folder, created if needed, for the page and every chart as PNG; if the name ends
-            in `.html`, only the page is written.
-
-    Returns:
-        Paths of the written files, the page first.
-
-    Raises:
-        InvalidRequest: a file is no result, or the output cannot be written.
-        MissingExtra: matplotlib is not installed.
+    The output is a folder for the page and every chart as PNG, or the page alone if its name ends
+    in `.html`. Raises InvalidRequest if a file is no result, or the output cannot be written, and
+    MissingExtra if matplotlib is not installed.
     """
     records = dict(zip(_names(paths), map(read_result, paths), strict=True))
     sections, pictures = [], {}

@@ -79,55 +79,48 @@ class Total:
 
     def row(self, case: str, kind: str, contender: str) -> Row:
         """The total as a row of a record."""
-        seconds = self.sum(lambda simulation: simulation.seconds)
         drafted = int(self.sum(lambda simulation: simulation.counters.drafted))
         accepted = int(self.sum(lambda simulation: simulation.counters.accepted))
         measures = {
             "ratio": self.expected,
             "tokens_per_step": self.ideal,
             "acceptance_rate": accepted / max(drafted, 1),
-            "decode_seconds": seconds,
+            "decode_seconds": self.sum(lambda simulation: simulation.seconds),
         }
-        return Row(
-            case,
-            kind,
-            contender,
-            {name: [value] for name, value in measures.items()},
-            counts={
-                "steps": self.steps,
-                "drafted": drafted,
-                "accepted": accepted,
-                "drafted_by": self._sums(lambda simulation: simulation.counters.drafted_by),
-                "accepted_by": self._sums(lambda simulation: simulation.counters.accepted_by),
-                "drafted_at": _in_order(self.drafted_at),
-                "accepted_at": _in_order(self.accepted_at),
-            },
-            facts=self._facts(),
-        )
+        counts = {
+            "steps": self.steps,
+            "drafted": drafted,
+            "accepted": accepted,
+            "drafted_by": self._sums(lambda simulation: simulation.counters.drafted_by),
+            "accepted_by": self._sums(lambda simulation: simulation.counters.accepted_by),
+            "drafted_at": _in_order(self.drafted_at),
+            "accepted_at": _in_order(self.accepted_at),
+        }
+        return self._row(case, kind, contender, measures, counts)
 
     def plain_row(self, case: str, kind: str) -> Row:
         """Plain decoding of the same texts as a row."""
         seconds = self.sum(lambda simulation: simulation.plain_seconds)
         measures = {"ratio": 1.0, "tokens_per_step": 1.0, "decode_seconds": seconds}
-        return Row(
-            case,
-            kind,
-            PLAIN,
-            {name: [value] for name, value in measures.items()},
-            counts={
-                "steps": int(self.sum(lambda simulation: simulation.decoded)),
-                "drafted": 0,
-                "accepted": 0,
-            },
-            facts=self._facts(),
-        )
+        steps = int(self.sum(lambda simulation: simulation.decoded))
+        counts = {"steps": steps, "drafted": 0, "accepted": 0}
+        return self._row(case, kind, PLAIN, measures, counts)
 
-    def _facts(self) -> dict[str, int]:
+    def _row(
+        self,
+        case: str,
+        kind: str,
+        contender: str,
+        measures: Mapping[str, float],
+        counts: Mapping[str, Any],
+    ) -> Row:
         recordings = [simulation.recording for simulation in self.simulations]
-        return {
+        facts = {
             "tokens": sum(len(recording.answer) for recording in recordings),
             "prompt_tokens": sum(len(recording.prompt) for recording in recordings),
         }
+        single = {name: [value] for name, value in measures.items()}
+        return Row(case, kind, contender, single, counts=counts, facts=facts)
 
     def _sums(self, counts_of: Callable[[Simulation], Mapping[str, int]]) -> dict[str, int]:
         sums = Counter[str]()

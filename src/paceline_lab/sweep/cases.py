@@ -7,14 +7,13 @@ prompts before them (the context depths of the DFlash-on-MLX experiment).
 
 from collections.abc import Sequence
 from hashlib import sha256
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 from paceline.errors import InvalidRequest
 from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.verify.suite import Suite, load_suite
+from paceline.verify.suite import Suite, load_suite, packaged
 from paceline_lab.bench.ab_test import Case, max_context
 
 TokenCount = int | Literal["max"]
@@ -22,9 +21,6 @@ TokenCount = int | Literal["max"]
 
 LENGTHS = (100, 200, 372, 800)
 """Tokens of the experiment's prompts."""
-
-_IN_PACKAGE = "dense_code.txt"
-_IN_CHECKOUT = Path(__file__).parents[3] / "benchmarks" / "dense_code.txt"
 
 _SPARE = 64
 """Tokens. A text may have more of them after cutting, decoding and encoding with a question."""
@@ -35,12 +31,8 @@ def dense_text(path: Path | None = None) -> tuple[str, str]:
 
     Raises InvalidRequest if the file cannot be read, or is empty.
     """
-    packaged = files("paceline_lab.sweep").joinpath(_IN_PACKAGE)
     try:
-        if path is not None:
-            content = path.read_bytes()
-        else:
-            content = packaged.read_bytes() if packaged.is_file() else _IN_CHECKOUT.read_bytes()
+        content = path.read_bytes() if path else packaged("paceline_lab.sweep", "dense_code.txt")
         text = content.decode("utf-8")
     except OSError as error:
         raise InvalidRequest(f"cannot read {error.filename}: {error.strerror}") from error

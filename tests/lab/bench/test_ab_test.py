@@ -80,14 +80,6 @@ def test_counts_are_summed_over_the_rounds(model: Model):
         assert sum(once.counts[f"{name}_by"].values()) == once.counts[name]  # type: ignore[union-attr]
 
 
-def test_answers_of_one_token_have_no_speed_and_are_no_obstacle(model: Model):
-    rows = measure(
-        cases(1)[0], [plain(model), Contender("n", model, {"drafter": "ngram"})], rounds=1
-    )
-    assert [row.measures["ratio"] for row in rows] == [[1.0], [1.0]]
-    assert [row.measures["decode_tokens_per_second"] for row in rows] == [[0.0], [0.0]]
-
-
 def test_an_answer_knows_nothing_of_those_before_it(model: Model):
     # With its answers remembered, the second round would need far fewer steps.
     contenders = [

@@ -149,15 +149,11 @@ Change = Callable[[dict[str, Any]], object]
     [
         (lambda v: v.pop("kind"), ["kind: "]),
         (lambda v: v.pop("made"), ["made: .* not None"]),
-        (lambda v: v.update(made=5), ["made: .* not 5"]),
         (lambda v: v.update(engine={"threads": 2}), ["engine.threads: .* not 2"]),
-        (lambda v: v.pop("rows"), ["rows: "]),
         (lambda v: v["rows"][0].pop("case"), ["rows.0.case: "]),
         (lambda v: v["rows"][0].update(measures={"x": []}), ["rows.0: measures.x is empty"]),
-        (lambda v: v["rows"][0].update(measures={"x": [True]}), ["rows.0.measures.x.0: .* True"]),
         (lambda v: v["rows"][0].update(measures={"x": [10**400]}), ["rows.0.measures.x.0: .*fin"]),
         (lambda v: v["rows"][0].update(measures={"ratio": [1, 0]}), ["ratio is 0.*more than 0"]),
-        (lambda v: v["rows"][0].update(at={"depth": None}), ["rows.0.at.depth.*: .* None"]),
         (lambda v: v["rows"][0].update(counts={"steps": 1.5}), ["rows.0.counts.steps.*: .* 1.5"]),
         (lambda v: v["rows"].append(v["rows"][0]), ["'one' by 'auto' is there twice"]),
         (

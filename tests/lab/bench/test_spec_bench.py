@@ -16,12 +16,10 @@ from paceline.runtime.model import Model
 from paceline.storage.report import json_file
 from paceline.verify.suite import CONVERSATION, Suite, load_suite
 from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW
-from paceline_lab.bench.compare import bench_compare
 from paceline_lab.bench.record import parse_record, read_record
 from paceline_lab.bench.run import bench_run
 from paceline_lab.bench.summary import ALL, is_loop, repeated_share, summary
 from paceline_lab.bench.turns import Skipped
-from paceline_lab.report.command import bench_report
 from support.bench import bench
 from support.faulty import FaultyEngine
 
@@ -250,20 +248,6 @@ def test_single_row_texts_that_differ_are_counted(model: Model, questions: Path)
     assert report.passed
     assert report.value["summary"]["single_row_texts_differing"] == 2
     assert "2 of 2 answers differ" in report.text
-
-
-def test_recorded_runs_are_compared_and_drawn_with_their_loops(
-    model: Model, questions: Path, tmp_path: Path
-):
-    paths = [tmp_path / "one.json", tmp_path / "two.json"]
-    for path in paths:
-        path.write_bytes(json_file(bench(model, questions, max_tokens=40).value))
-    compared = bench_compare(paths, measure="ratio", anyway=False)
-    assert {row["kind"] for row in compared.value["rows"]} == {CONVERSATION, "translation", "rag"}
-    (page,) = bench_report(paths[:1], tmp_path / "page.html")
-    text = page.read_text()
-    assert "suffix, by kind (in brackets: without the answers that are loops)" in text
-    assert "are loops" in text
 
 
 @pytest.mark.usefixtures("cache")

@@ -81,19 +81,6 @@ def reference(answers: Sequence[Text]) -> dict[Context, tuple[int, float]]:
 
 
 @given(answers=texts())
-def test_every_entry_is_of_a_context_that_was_there(answers: list[Text]):
-    follows, entries = counted(answers), by_key(count_table(answers))
-    known = {key_of(context): counts for context, counts in follows.items()}
-    assert len(known) == len(follows), "no two contexts of these share a key"
-    assert entries.keys() <= known.keys(), "nothing that was never there"
-    for token, chance in entries.values():
-        assert 0 <= token < VOCAB
-        assert 0 < chance < 1
-    for context in follows:
-        assert len(context) > 1 or key_of(context) in entries
-
-
-@given(answers=texts())
 def test_a_table_is_what_counting_by_hand_gives(answers: list[Text]):
     expected = {key_of(context): entry for context, entry in reference(answers).items()}
     found = by_key(count_table(answers))
@@ -102,13 +89,8 @@ def test_a_table_is_what_counting_by_hand_gives(answers: list[Text]):
     }
     for key, (_, chance) in found.items():
         assert chance == pytest.approx(expected[key][1])
-
-
-@given(answers=texts())
-def test_entries_are_sorted_by_key_and_no_key_is_there_twice(answers: list[Text]):
     entries = count_table(answers)
-    assert np.all(entries.keys[1:] > entries.keys[:-1])
-    assert len({len(column) for column in entries}) == 1
+    assert np.all(entries.keys[1:] > entries.keys[:-1]), "sorted, and no key is there twice"
 
 
 def test_a_prompts_tokens_are_context_and_never_counted():
@@ -120,29 +102,10 @@ def test_a_prompts_tokens_are_context_and_never_counted():
         assert key_of(context) not in entries
 
 
-def test_longer_contexts_begin_in_the_prompt():
-    answers = [Text([first, 2], [then] * 4) for first, then in [(1, 3), (4, 5)] * 3]
-    entries = by_key(count_table(answers))
-    assert entries[key_of((1, 2))][0] == 3
-    assert entries[key_of((4, 2))][0] == 5
-
-
-def test_contexts_do_not_cross_answers():
-    answers = [Text([0], [1, 2, 1, 2, 1, 2]), Text([0], [3, 4, 3, 4, 3, 4])]
-    follows = by_key(count_table(answers))
-    assert follows[key_of((2,))][0] == 1
-    assert follows[key_of((4,))][0] == 3
-    assert key_of((2, 3)) not in follows
-
-
-@pytest.mark.parametrize("length", range(1, MAX_ORDER + 1))
+@pytest.mark.parametrize("length", [0, 1, MAX_ORDER])
 def test_answers_may_be_too_short_for_a_context_of_every_length(length: int):
     entries = by_key(count_table([Text([], [1, 2, 3, 4, 1][:length])]))
     assert entries.keys() >= {key_of((token,)) for token in range(1, min(length, 5))}
-
-
-def test_of_no_answers_there_is_an_empty_table():
-    assert len(count_table([]).keys) == 0
 
 
 # -- choosing --------------------------------------------------------------------------------------
@@ -157,10 +120,6 @@ def test_the_best_entries_are_those_of_highest_gain_sorted_by_key(answers: list[
     assert sorted(best.gain) == sorted(entries.gain)[-count:]
     everything = by_key(entries)
     assert all(everything[key] == value for key, value in by_key(best).items())
-
-
-def test_the_best_of_none_is_empty():
-    assert len(count_table([Text([1], [2, 3, 1] * 5)]).best(0).keys) == 0
 
 
 # -- how it does -----------------------------------------------------------------------------------
@@ -226,12 +185,6 @@ def test_the_folder_has_its_sources(entries: Entries, tmp_path: Path):
     assert (manifest["answers"], manifest["held_out"]) == (2, {"right": 0.5})
     assert manifest["files"].keys() == {KEYS, TOKENS, PROBABILITIES}
     assert {path.name for path in folder.iterdir()} == {KEYS, TOKENS, PROBABILITIES, MANIFEST}
-
-
-def test_probabilities_are_stored_to_the_nearest_of_a_byte(entries: Entries, tmp_path: Path):
-    write_table(entries, tmp_path, target="toy", vocab_size=VOCAB, facts={})
-    kept = np.load(tmp_path / PROBABILITIES) / PROBABILITY_UNITS
-    assert np.abs(kept - entries.probabilities).max() <= 0.5 / PROBABILITY_UNITS
 
 
 def test_a_table_written_anew_leaves_the_files_of_the_open_one_alone(
