@@ -92,8 +92,8 @@ def load_suite(path: Path | None = None) -> Suite:
     `question_id`, `category` and `turns`, the user's messages; their kinds are Spec-Bench's six
     groups. Other fields are ignored.
 
-    None is paceline's own. Raises InvalidRequest if the file cannot be read or a line is no prompt;
-    the message names the line.
+    None is paceline's own. Raises InvalidRequest if the file cannot be read, or a line is no
+    prompt; the message names the line.
     """
     try:
         content = (
