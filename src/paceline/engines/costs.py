@@ -63,6 +63,18 @@ _MAX_RATIO = log(4.0)
 _CHANGE = 1.03
 """Least change of a cost that is stored."""
 
+_SEQUENCE_ROWS = 0.5
+"""Cost of a sequence before any shared call, in rows."""
+
+_MIN_ROW = 1 / 64
+"""Least cost of a further row in calls of one, and least factor of a part of the prior."""
+
+_SHARED_KEPT = 31 / 32
+"""Weight of a shared call after the next one."""
+
+_SHARED_PRIOR = 0.02
+"""Weight of the proportions of the beginning, in calls."""
+
 _FORM = 1
 """Version of what is stored."""
 
@@ -178,6 +190,50 @@ class Costs:
 
 def _prior_ratio(rows: int) -> float:
     return 1 + _ROW * (rows - 1)
+
+
+class SharedCosts:
+    """Seconds of a call of several sequences: fixed + row * rows + sequence * others.
+
+    `others` are the sequences after the first, whose keys and values are read, too. The three
+    numbers begin with those of calls of one sequence, and follow the last calls by least squares
+    of relative errors. What calls leave open keeps the proportions of the beginning: while all
+    have as many rows as sequences, they cannot tell a busy machine from costly sequences.
+    """
+
+    def __init__(self, alone: CostTable, *, shared: bool = True) -> None:
+        """Begin with the costs of one sequence.
+
+        `shared` is `Engine.shares_calls`; without, every sequence has the fixed cost.
+        """
+        row = max(alone.per_row, alone(1) * _MIN_ROW)  # a measured table may be flat
+        fixed = max(alone(1) - row, row)
+        self._prior = np.array([fixed, row, row * _SEQUENCE_ROWS if shared else fixed])
+        self._numbers = self._prior
+        # Of shares of the prior's three parts in each call, over its seconds: see `observe`.
+        self._gram, self._shares, self._calls = np.zeros((3, 3)), np.zeros(3), 0.0
+
+    @property
+    def row(self) -> float:
+        """Seconds of one more row."""
+        return float(self._numbers[1])
+
+    def __call__(self, rows: int, sequences: int) -> float:
+        """Seconds of a call."""
+        return float(self._numbers @ (1, rows, sequences - 1))
+
+    def observe(self, rows: int, sequences: int, seconds: float) -> None:
+        """Learn from a call: factors of the prior's parts, with shares @ factors near 1."""
+        shares = self._prior * (1, rows, sequences - 1) / max(seconds, 1e-9)
+        self._gram = _SHARED_KEPT * self._gram + np.outer(shares, shares)
+        self._shares = _SHARED_KEPT * self._shares + shares
+        self._calls = _SHARED_KEPT * self._calls + 1
+        level = self._calls / self._shares.sum()  # if the prior's proportions were right
+        pull = _SHARED_PRIOR / level**2
+        factors = np.linalg.solve(
+            self._gram + pull * np.eye(3), self._shares + pull * level * np.ones(3)
+        )
+        self._numbers = self._prior * np.maximum(factors, level * _MIN_ROW)
 
 
 class StoredCosts(Costs):

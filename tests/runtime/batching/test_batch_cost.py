@@ -1,65 +1,130 @@
+"""What calls of several sequences cost, and whether drafts pay in them, from made-up times."""
+
 import random
+from itertools import accumulate
+from operator import mul
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
-from paceline.runtime.batching.batch import BatchCost
+from paceline.decoding.types import Block, Proposal
+from paceline.engines.costs import SharedCosts
+from paceline.runtime.batching import batch
+from paceline.runtime.batching.request import Load
+from support.drafters import drafted
+from support.toy import ToyEngine
 
 ALONE = CostTable({1: 1.0, 8: 1.0, 9: 4.1, 32: 4.1})
 """Steps: on the whole a row adds 0.1."""
 
 
-def share_of_a_row(cost: BatchCost, sequences: int) -> float:
+def share_of_a_row(cost: SharedCosts, sequences: int) -> float:
     """Share of a call of one row each that one more row adds: all that decisions depend on."""
     return cost.row / cost(sequences, sequences)
 
 
-def test_costs_start_as_those_of_one_sequence():
-    cost = BatchCost(ALONE)
-    assert cost.row == pytest.approx(0.1)
-    assert cost(1, 1) == pytest.approx(1.0)
-    assert 2.0 <= cost(4, 11) < 2.2
-
-
 def test_costs_are_learnt_from_calls_of_any_rows():
-    cost, drawn = BatchCost(ALONE), random.Random(1)
+    cost, drawn = SharedCosts(ALONE), random.Random(1)
+    assert cost(1, 1) == pytest.approx(1.0)
     for _ in range(400):
         count, rows = drawn.randint(2, 8), drawn.randint(8, 40)
         noise = drawn.choice((0.8, 1.0, 1.2))
-        cost.learn(count, rows, noise * (0.9 + 0.5 * (count - 1) + 0.1 * rows))
-    assert cost(4, 11) == pytest.approx(0.9 + 3 * 0.5 + 1.1, rel=0.1)
-    assert 0.09 < cost.row < 0.16  # what is not certain counts against drafts
+        cost.observe(rows, count, noise * (0.9 + 0.5 * (count - 1) + 0.1 * rows))
+    assert cost(11, 4) == pytest.approx(0.9 + 3 * 0.5 + 1.1, rel=0.1)
+    assert 0.07 < cost.row < 0.16
     for _ in range(400):  # texts have become longer
-        cost.learn(4, 11, 6.0)
-    assert cost(4, 11) == pytest.approx(6.0, rel=0.05)
+        cost.observe(11, 4, 6.0)
+    assert cost(11, 4) == pytest.approx(6.0, rel=0.05)
 
 
 @pytest.mark.parametrize("slow", [1.0, 4.0])
-def test_prefills_and_other_programs_leave_the_share_of_a_row_as_it_is(slow: float):
+@pytest.mark.parametrize(("shared", "row"), [(True, 0.1 / 4.1), (False, 0.1 / 32)])
+def test_prefills_and_other_programs_leave_the_share_of_a_row_as_it_is(
+    slow: float, shared: bool, row: float
+):
     """A row that seems to cost nothing is drafted, and slows down everybody's answer."""
-    cost, noise = BatchCost(ALONE), random.Random(1)
-    cost.learn(32, 512, 3 * slow * (0.9 + 0.1 * 512))  # the first call, which compiles
-    for _ in range(20):
-        cost.learn(32, 32, noise.uniform(0.7, 1.3) * slow * (0.9 + 0.1 * 32))
-    assert share_of_a_row(cost, 32) == pytest.approx(0.1 / 4.1, rel=0.3)
-
-
-@pytest.mark.parametrize("slow", [1.0, 4.0])
-def test_sequences_that_run_one_after_another_leave_the_share_of_a_row_as_it_is(slow: float):
-    cost, noise = BatchCost(ALONE, shared=False), random.Random(1)
-    for _ in range(100):  # as many rows as sequences: the profile alone says what a row costs
-        cost.learn(32, 32, noise.uniform(0.9, 1.1) * slow * 32 * ALONE(1))
-    assert share_of_a_row(cost, 32) == pytest.approx(0.1 / 32, rel=0.2)
+    cost, noise = SharedCosts(ALONE, shared=shared), random.Random(1)
+    seconds = 0.9 + 0.1 * 32 if shared else 32 * ALONE(1)
+    if shared:
+        cost.observe(512, 32, 3 * slow * (seconds + 48))  # the first call, which compiles
+    for _ in range(40):
+        cost.observe(32, 32, noise.uniform(0.7, 1.3) * slow * seconds)
+    assert share_of_a_row(cost, 32) == pytest.approx(row, rel=0.35)
 
 
 @pytest.mark.parametrize("seconds", [{1: 2.0}, {1: 2.0, 32: 2.0}])
-def test_the_cost_of_a_row_is_positive(seconds: dict[int, float]):
-    assert BatchCost(CostTable(seconds)).row > 0
-
-
-def test_learnt_costs_are_never_negative():
-    cost = BatchCost(ALONE)
-    for rows, seconds in ((30, 1e-9), (2, 9.0), (30, 1e-9)):
-        cost.learn(2, rows, seconds)
+def test_learnt_costs_are_positive(seconds: dict[int, float]):
+    cost = SharedCosts(CostTable(seconds))
+    for rows, taken in ((30, 1e-9), (2, 9.0), (30, 1e-9)):
         assert cost.row > 0
         assert cost(2, 2) >= cost(2, 1) > 0
+        cost.observe(rows, 2, taken)
+
+
+@pytest.mark.parametrize("sequences", [2, 8, 32])
+@pytest.mark.parametrize(("row", "sequence"), [(0.02, 0.2), (0.25, 0.1), (0.9, 0.0)])
+def test_drafts_in_a_batch_are_never_slower_than_plain_by_the_learnt_costs(
+    sequences: int, row: float, sequence: float
+):
+    cost, drawn = SharedCosts(CostTable({1: 1.0, 32: 1 + 31 * 0.25})), random.Random(1)
+    for _ in range(100):
+        rows = sequences + drawn.randint(0, sequences)
+        cost.observe(rows, sequences, 0.5 + row * rows + sequence * (sequences - 1))
+    plain = sequences / cost(sequences, sequences)
+    policy = Auto(8, ALONE, Acceptance())
+    policy.set_batch_load(cost(sequences, sequences), cost.row, plain - policy.rate)
+    for match in range(1, 24):
+        draft = drafted(policy, Proposal([1] * 7, "suffix", match))
+        expected = sum(accumulate(policy._acceptance.probabilities(draft), mul))
+        seconds = cost(sequences + len(draft.tokens), sequences)
+        assert (sequences + expected) / seconds >= plain * (1 - 1e-9)
+
+
+def asked(gains: list[float], price: float, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The calls that ask drafters, where asking brings these gains at this price, in tokens."""
+    policies = [Auto(4, CostTable({1: 1.0}), Acceptance()) for _ in range(2)]  # a token a second
+    clock, calls = [0.0], list[int]()
+    monkeypatch.setattr(batch, "perf_counter", lambda: clock[0])
+
+    def next_block(policy: Auto, call: int) -> Block:
+        if policy._asks:
+            policy.gain = gains[call] / 2
+            clock[0] += price / 4
+            calls.append(call)
+        return Block([0], 1)
+
+    batcher = batch.Batcher(ToyEngine(), ALONE, Load())
+    for call in range(len(gains)):
+        running = [
+            SimpleNamespace(
+                stream=SimpleNamespace(
+                    prefilling=False,
+                    recomputing=False,
+                    policy=policy,
+                    next_block=lambda _, policy=policy: next_block(policy, call),  # noqa: B023
+                )
+            )
+            for policy in policies
+        ]
+        assert len([*batcher.next_batch(cast("Any", running), lambda *_: None)]) == 2
+    return sorted({*calls})
+
+
+@pytest.mark.parametrize(("price", "burst"), [(0.03, 8), (0.2, 8), (0.2, 1), (1.0, 1)])
+@pytest.mark.parametrize("worth", [0.0, 0.5, 2.0, 4.0])
+def test_drafters_are_asked_if_they_pay_and_seldom_if_not(
+    price: float, burst: int, worth: float, monkeypatch: pytest.MonkeyPatch
+):
+    """`worth` is the mean gain over the price; one call in `burst` has all of the gain."""
+    drawn = random.Random(int(100 * price))
+    gains = [burst * worth * price * (drawn.random() < 1 / burst) for _ in range(2000)]
+    always = sum(gain - price for gain in gains)
+    gained = sum(gains[call] - price for call in asked(gains, price, monkeypatch))
+    if worth > 1:
+        assert gained > 0.8 * always
+    else:
+        assert always <= gained < 0
+        assert gained > -2 / 32 * len(gains)
