@@ -1,4 +1,3 @@
-import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -21,26 +20,25 @@ def quiet_coremltools() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def block_model(quiet_coremltools: None) -> Any:
-    """A transformer block as coremltools converts it. Treat it as read-only."""
-    from rehearsal_modules import Block, converted
+def layer_family(quiet_coremltools: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from rehearsal_layer import family
 
-    return converted(Block())
+    return family(tmp_path_factory.mktemp("layer") / "checkpoint")
 
 
 @pytest.fixture(scope="session")
-def block_package(block_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("block") / "block.mlpackage"
-    block_model.save(str(path))
+def layer_model(layer_family: Any) -> Any:
+    """A layer as coremltools converts it. Treat it as read-only."""
+    from rehearsal_layer import converted
+
+    return converted(layer_family)
+
+
+@pytest.fixture(scope="session")
+def layer_package(layer_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("layer") / "layer.mlpackage"
+    layer_model.save(str(path))
     return path
-
-
-@pytest.fixture(scope="session")
-def compressed(block_model: Any) -> Callable[[str], Any]:
-    """The block with compressed weights, each way once; see `COMPRESSIONS`."""
-    from rehearsal_modules import COMPRESSIONS
-
-    return functools.cache(lambda name: COMPRESSIONS[name](block_model))
 
 
 @pytest.fixture(scope="session")

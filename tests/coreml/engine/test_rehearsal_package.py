@@ -13,9 +13,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("coremltools")
 
 from coremltools.proto import Model_pb2  # noqa: E402
-from rehearsal_modules import COMPRESSIONS, ROWS, SLOTS, D, saved, text  # noqa: E402
+from rehearsal_layer import ROWS, SLOTS, STATES, D, call  # noqa: E402
 
 from paceline.errors import InvalidRequest, MissingExtra, ModelError  # noqa: E402
+from paceline_coreml.conversion.compress import compress  # noqa: E402
 from paceline_coreml.rehearsal import RehearsalModel, proto  # noqa: E402
 from paceline_coreml.rehearsal.program import Constant, read_package  # noqa: E402
 
@@ -26,9 +27,9 @@ WEIGHTS = Path("Data/com.apple.CoreML/weights/weight.bin")
 
 
 @pytest.fixture
-def copy(block_package: Path, tmp_path: Path) -> Path:
+def copy(layer_package: Path, tmp_path: Path) -> Path:
     """A package that a test may damage."""
-    return shutil.copytree(block_package, tmp_path / "copy.mlpackage")
+    return shutil.copytree(layer_package, tmp_path / "copy.mlpackage")
 
 
 @pytest.fixture
@@ -54,15 +55,15 @@ def operation(spec: Any, kind: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def model(block_package: Path) -> RehearsalModel:
-    return RehearsalModel(block_package)
+def model(layer_package: Path) -> RehearsalModel:
+    return RehearsalModel(layer_package)
 
 
 # --- reading
 
 
-def test_a_package_says_what_it_declares(block_package: Path):
-    package = read_package(block_package)
+def test_a_package_says_what_it_declares(layer_package: Path):
+    package = read_package(layer_package)
     assert list(package.functions) == ["main"] == [package.default_function]
     function = package.function()
     hidden, cos, *_ = function.inputs
@@ -70,35 +71,20 @@ def test_a_package_says_what_it_declares(block_package: Path):
     assert (hidden.lower, hidden.upper) == ((1, D, 1, 1), (1, D, ROWS, 1))
     assert not hidden.is_static
     assert (cos.lower, cos.upper) == ((1, 8), (ROWS, 8))
-    assert [one.name for one in function.outputs] == ["out"]
     assert [(one.name, one.dtype, one.shape) for one in function.states] == [
-        ("k_state", "fp16", (1, 2, SLOTS, 16)),
-        ("v_state", "fp16", (1, 2, SLOTS, 16)),
+        (name, "fp16", (1, 2, SLOTS, 16)) for name in STATES
     ]
-    assert [one.name for one in function.block.inputs if one.is_state] == ["k_state", "v_state"]
-    assert function.block.outputs == ("out",)
+    assert tuple(one.name for one in function.block.inputs if one.is_state) == STATES
+    assert function.block.outputs == ("out_hidden",)
 
 
-def test_a_package_says_what_its_operations_are(block_package: Path):
-    ops = list(read_package(block_package).function().block.walk())
-    convolution = next(op for op in ops if op.type == "conv")
-    (out,) = convolution.outputs
-    assert (out.dtype, out.shape) == ("fp16", (1, D, None, 1))
-    assert set(convolution.inputs) >= {"x", "weight", "pad_type", "strides", "groups"}
-    made = {one.name for op in ops for one in op.outputs}
-    assert all(name in made for name in convolution.inputs["weight"])
-    joined = next(op for op in ops if op.type == "concat")
-    assert len(joined.inputs["values"]) == 2
-
-
-@pytest.mark.parametrize("compression", [None, *COMPRESSIONS])
-def test_constants_are_what_coremltools_reads(
-    compression: str | None, block_model: Any, compressed: Callable[[str], Any], tmp_path: Path
-):
+@pytest.mark.parametrize("form", ["f16", "int8", "int4"])
+def test_constants_are_what_coremltools_reads(form: str, layer_model: Any, tmp_path: Path):
     from coremltools.converters.mil.frontend.milproto import load
 
-    model = compressed(compression) if compression else block_model
-    path = saved(model, tmp_path / "model.mlpackage")
+    model = compress(layer_model, form)
+    path = tmp_path / "model.mlpackage"
+    model.save(str(path))
     program = load.load(
         model.get_spec(),
         specification_version=model.get_spec().specificationVersion,
@@ -197,7 +183,7 @@ def test_what_is_not_known_is_refused_when_a_package_is_opened(edited: Callable[
         del operation(spec, "tile").inputs["reps"]
 
     path = edited(change)
-    refused(path, r"softmax_of_tomorrow 'weights\w*' is an operation that is not known here")
+    refused(path, r"softmax_of_tomorrow '\w+' is an operation that is not known here")
     refused(path, r"rsqrt '\w+' has the parameter accuracy, which is not known")
     refused(path, r"tile '\w+' has no reps")
     refused(path, r"copy\.mlpackage cannot be rehearsed")
@@ -235,20 +221,10 @@ def test_values_that_nothing_makes_are_refused(edited: Callable[..., Path]):
     refused(path, r"silu '\w+' has 0 values for x, expected one")
 
 
-def test_a_loop_is_refused(edited: Callable[..., Path]):
-    def change(spec: Any) -> None:
-        operation(spec, "softmax").blocks.add()
-
-    refused(edited(change), "softmax .* is an operation that is not known here")
-
-
-def test_a_function_that_is_not_there_is_refused(block_package: Path):
-    refused(block_package, "no function 't4'; expected one of main", function_name="t4")
-
-
-def test_a_rounding_that_is_not_known_is_refused(block_package: Path):
+def test_a_function_or_a_rounding_that_is_not_there_is_refused(layer_package: Path):
+    refused(layer_package, "no function 't4'; expected one of main", function_name="t4")
     with pytest.raises(InvalidRequest, match="'f8'"):
-        RehearsalModel(block_package, rounding="f8")
+        RehearsalModel(layer_package, rounding="f8")
 
 
 def test_an_optional_input_is_refused(edited: Callable[..., Path]):
@@ -276,27 +252,27 @@ def test_operands_that_do_not_go_together_are_an_error_that_names_the_operation(
                 one.type.multiArrayType.shapeRange.sizeRanges[1].upperBound = 9
 
     model = RehearsalModel(edited(change))
-    given = text().block([0])
+    given = call([0])
     given["rope_cos"] = np.ones((1, 9), np.float32)
-    with pytest.raises(ModelError, match=r"mul '\w+': operands could not be broadcast"):
+    with pytest.raises(ModelError, match=r"transpose '\w+' makes \[9, 1\]; \[8, '\?'\] is declared"):
         model.predict(given, model.make_state())
 
 
 def test_without_coremltools_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, block_package: Path
+    monkeypatch: pytest.MonkeyPatch, layer_package: Path
 ):
     for name in [name for name in sys.modules if name.partition(".")[0] == "coremltools"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "_paceline_coreml_proto", raising=False)
     monkeypatch.setattr(proto.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(MissingExtra, match=r"install it with: pip install 'paceline\[coreml\]'"):
-        read_package(block_package)
+        read_package(layer_package)
 
 
-def test_opening_a_package_says_nothing_and_imports_nothing_heavy(block_package: Path):
+def test_opening_a_package_says_nothing_and_imports_nothing_heavy(layer_package: Path):
     code = (
         "import sys; from paceline_coreml.rehearsal import RehearsalModel; "
-        f"RehearsalModel({str(block_package)!r}); "
+        f"RehearsalModel({str(layer_package)!r}); "
         "print([name for name in ('coremltools', 'torch', 'scipy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -307,7 +283,7 @@ def test_opening_a_package_says_nothing_and_imports_nothing_heavy(block_package:
 
 
 def test_inputs_that_do_not_fit_are_all_named(model: RehearsalModel):
-    given = text().block([0, 1])
+    given = call([0, 1])
     given["hidden"] = given["hidden"][0]
     given["rope_cos"] = np.ones((5, 8), np.float32)
     given["attn_mask"] = np.full(given["attn_mask"].shape, "no")
@@ -315,7 +291,7 @@ def test_inputs_that_do_not_fit_are_all_named(model: RehearsalModel):
     with pytest.raises(InvalidRequest) as refusal:
         model.predict(given, model.make_state())
     assert str(refusal.value) == (
-        "block.mlpackage: rope_sin is missing; more is no input of this model; hidden has shape "
+        "layer.mlpackage: rope_sin is missing; more is no input of this model; hidden has shape "
         f"[{D}, 2, 1], expected [1, {D}, 1 to {ROWS}, 1]; rope_cos has shape [5, 8], expected "
         f"[1 to {ROWS}, 8]; attn_mask is str64, expected numbers"
     )
@@ -329,8 +305,8 @@ def test_shapes_that_are_listed_are_the_only_ones(edited: Callable[..., Path]):
                     one.type.multiArrayType.enumeratedShapes.shapes.add(shape=[1, D, rows, 1])
 
     model = RehearsalModel(edited(change))
-    model.predict(text().block([0]), model.make_state())
+    model.predict(call([0]), model.make_state())
     with pytest.raises(
         InvalidRequest, match=r"hidden has shape \[1, 64, 2, 1\], expected \[1, 64, 1, 1\] or \[1"
     ):
-        model.predict(text().block([0, 1]), model.make_state())
+        model.predict(call([0, 1]), model.make_state())

@@ -1,0 +1,51 @@
+"""A converted layer, as a package for the rehearsal, and calls of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline_coreml.engine.inputs import CallInputs
+from support.coreml import tiny_llama
+
+D, HEAD, SLOTS, ROWS = 64, 16, 24, 4
+STATES = ("layers_0_mix_attention_k_state", "layers_0_mix_attention_v_state")
+
+
+def family(folder: Path) -> Any:
+    """A Llama of one layer, whose weights are numbers that fp16 holds."""
+    from safetensors.torch import load_file, save_file
+
+    from paceline_coreml.conversion.families import open_family
+
+    weights = tiny_llama(folder, num_hidden_layers=1) / "model.safetensors"
+    save_file({name: tensor.half() for name, tensor in load_file(weights).items()}, weights)
+    return open_family(folder, slots=SLOTS, conv_slots=ROWS)
+
+
+def converted(family: Any) -> Any:
+    """Its layer as coremltools converts it, for 1 to ROWS rows."""
+    from paceline_coreml.conversion.shards import Sizes, convert_layers
+
+    return convert_layers(family, 0, 1, sizes=Sizes(ROWS, SLOTS, ROWS))
+
+
+def hidden(seed: int = 0) -> np.ndarray:
+    """[SLOTS, D]: the rows of a text."""
+    return half(np.random.default_rng(seed).normal(size=(SLOTS, D)))
+
+
+def call(rows: Sequence[int], *, padding: int = 0, seed: int = 0) -> dict[str, np.ndarray]:
+    """The inputs for consecutive rows of a text, and rows after them that mean nothing."""
+    count = len(rows) + padding
+    angles = np.arange(SLOTS)[:, None] * 10_000.0 ** (-np.arange(0, HEAD, 2) / HEAD)
+    tables = (table.astype(np.float32) for table in (np.cos(angles), np.sin(angles)))
+    block = half(np.random.default_rng(count).normal(size=(1, D, count, 1)))
+    block[0, :, : len(rows), 0] = hidden(seed)[list(rows)].T
+    inputs = CallInputs(count, *tables).at(rows[0], len(rows))
+    return {"hidden": block, **{name: array.copy() for name, array in inputs.items()}}
+
+
+def half(numbers: np.ndarray) -> np.ndarray:
+    return numbers.astype(np.float16).astype(np.float32)

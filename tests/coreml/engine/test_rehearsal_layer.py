@@ -1,0 +1,182 @@
+"""A converted layer in the rehearsal: its numbers, its rows, its functions and its states."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("coremltools")
+
+import coremltools as ct  # noqa: E402
+from rehearsal_layer import ROWS, SLOTS, STATES, call, hidden  # noqa: E402
+
+from paceline.errors import InvalidRequest  # noqa: E402
+from paceline_coreml.conversion.compress import compress  # noqa: E402
+from paceline_coreml.conversion.torch_model import run_layers  # noqa: E402
+from paceline_coreml.rehearsal import RehearsalModel, RehearsalState  # noqa: E402
+from paceline_coreml.rehearsal.program import read_package  # noqa: E402
+
+pytestmark = [pytest.mark.coreml, pytest.mark.usefixtures("quiet_coremltools")]
+
+BLOCKS = ([0], [1, 2], [3, 4, 5, 6], [7, 8, 9], [10])
+"""Rows 0 to 10 of a text, in blocks of several sizes."""
+
+
+@pytest.fixture(scope="module")
+def functions(layer_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Functions t1 to t4, each for so many rows, that share their weights."""
+    path = tmp_path_factory.mktemp("functions") / "functions.mlpackage"
+    shapes = {
+        f"t{count}": {name: array.shape for name, array in call(range(count)).items()}
+        for count in range(1, ROWS + 1)
+    }
+    ct.models.utils.materialize_dynamic_shape_mlmodel(layer_model, shapes, str(path))
+    return path
+
+
+def run(
+    model: RehearsalModel | dict[int, RehearsalModel],
+    state: RehearsalState,
+    blocks: Any = BLOCKS,
+    seed: int = 0,
+) -> np.ndarray:
+    """[rows, D] of all blocks, each by the model for its number of rows."""
+    found = []
+    for rows in blocks:
+        one = model[len(rows)] if isinstance(model, dict) else model
+        found.append(one.predict(call(rows, seed=seed), state)["out_hidden"])
+    return np.concatenate(found, 2)[0, :, :, 0].T
+
+
+@pytest.mark.parametrize(("rounding", "tolerance"), [("f32", 1e-5), ("f16", 1e-2)])
+def test_a_layer_computes_what_torch_does(
+    layer_family: Any, layer_package: Path, rounding: str, tolerance: float
+):
+    model = RehearsalModel(layer_package, rounding=rounding)
+    state = model.make_state()
+    found = run(model, state)
+    expected = run_layers(
+        layer_family, range(1), hidden()[:11], slots=SLOTS, conv_slots=ROWS, rows=ROWS
+    )
+    assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
+    if rounding == "f16":
+        for numbers in (found, state.read_state(STATES[0])):
+            np.testing.assert_array_equal(numbers, numbers.astype(np.float16))
+
+
+@pytest.mark.parametrize("form", ["int8", "int8-per-tensor", "int4"])
+def test_compressed_weights_are_what_coremltools_says_they_are(
+    form: str, layer_model: Any, tmp_path: Path
+):
+    model = compress(layer_model, form)
+    model.save(str(tmp_path / "small.mlpackage"))
+    plain = ct.optimize.coreml.decompress_weights(model)
+    plain.save(str(tmp_path / "plain.mlpackage"))
+    small, whole = (RehearsalModel(tmp_path / f"{name}.mlpackage") for name in ("small", "plain"))
+    stored = {op.type for op in read_package(tmp_path / "small.mlpackage").function().block.ops}
+    assert any(name.startswith("constexpr_") for name in stored)
+    np.testing.assert_array_equal(run(small, small.make_state()), run(whole, whole.make_state()))
+
+
+def test_functions_of_a_package_share_a_state(functions: Path, layer_package: Path):
+    models = {
+        count: RehearsalModel(functions, function_name=f"t{count}") for count in range(1, ROWS + 1)
+    }
+    flexible = RehearsalModel(layer_package)
+    state, other = models[1].make_state(), flexible.make_state()
+    np.testing.assert_array_equal(run(models, state), run(flexible, other))
+    for name in STATES:
+        np.testing.assert_array_equal(state.read_state(name), other.read_state(name))
+    with pytest.raises(InvalidRequest, match="another model"):
+        flexible.predict(call([0]), state)
+    with pytest.raises(InvalidRequest, match=r"hidden has shape \[1, 64, 1, 1\], expected \[1, 64"):
+        models[2].predict(call([0]), state)
+
+
+@pytest.mark.parametrize("rounding", ["f16", "engine"])
+def test_a_row_is_bitwise_the_same_in_every_block(layer_package: Path, rounding: str):
+    model = RehearsalModel(layer_package, rounding=rounding)
+
+    def made(blocks: Any) -> list[np.ndarray]:
+        state = model.make_state()
+        return [run(model, state, blocks), *map(state.read_state, STATES)]
+
+    alone = made([[row] for row in range(SLOTS)])
+    for size in range(2, ROWS + 1):
+        for first in range(size):  # so that every row stands everywhere in a block
+            edges = [0, *range(first or size, SLOTS, size), SLOTS]
+            blocks = [range(start, stop) for start, stop in pairwise(edges)]
+            for one, other in zip(made(blocks), alone, strict=True):
+                np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+def test_rows_that_mean_nothing_and_slots_that_are_overwritten_change_nothing(layer_package: Path):
+    model = RehearsalModel(layer_package)
+    plain, padded = model.make_state(), model.make_state()
+    run(model, padded, seed=1)
+    for rows in BLOCKS:
+        expected = model.predict(call(rows), plain)["out_hidden"]
+        given = call(rows, padding=ROWS - len(rows))
+        found = model.predict(given, padded)["out_hidden"][:, :, : len(rows)]
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(padded.read_state(STATES[0]), plain.read_state(STATES[0]))
+
+
+# -- states and outputs ----------------------------------------------------------------------------
+
+
+def test_outputs_are_the_callers_own(save_program: Callable[..., Path]):
+    path = save_program(
+        lambda mb, x, i: [mb.identity(x=x), mb.add(x=i, y=np.int32(1))],
+        {"x": np.zeros((2, 3), np.float32), "i": np.zeros(2, np.int32)},
+    )
+    model = RehearsalModel(path)
+    given = {"x": np.ones((2, 3), np.float64), "i": np.array([1, 2])}
+    first, second = model.predict(given).values()
+    assert (first.dtype, second.dtype) == (np.float32, np.int32)
+    assert second.tolist() == [2, 3]
+    first[:] = 7
+    assert given["x"].max() == 1
+    with pytest.raises(InvalidRequest, match="i is float32"):
+        model.predict({**given, "i": np.ones(2, np.float32)})
+
+
+def test_a_model_that_keeps_something_needs_its_own_state(
+    layer_package: Path, save_program: Callable[..., Path]
+):
+    model = RehearsalModel(layer_package)
+    with pytest.raises(InvalidRequest, match=r"k_state, .*v_state; pass a state from make_st"):
+        model.predict(call([0]))
+    given = {"x": np.ones((2, 3), np.float32)}
+    other = RehearsalModel(save_program(lambda mb, x: mb.exp(x=x), given))
+    assert other.make_state().cells == {}
+    with pytest.raises(InvalidRequest, match="another model"):
+        model.predict(call([0]), other.make_state())
+
+
+def test_a_state_is_read_and_written_as_coremltools_does(layer_package: Path):
+    model, name = RehearsalModel(layer_package), STATES[0]
+    state = model.make_state()
+    numbers = np.random.default_rng(0).normal(size=(1, 2, SLOTS, 16))
+    state.write_state(name, numbers)
+    found = state.read_state(name)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, numbers.astype(np.float16))
+    found[:] = 0
+    assert state.read_state(name).any(), "what is read is a copy"
+    with pytest.raises(InvalidRequest, match="float16"):
+        state.write_state(name, numbers.astype(np.float16))
+    with pytest.raises(InvalidRequest, match=r"has shape \[1, 2, 24, 16\], got \[2, 24, 16\]"):
+        state.write_state(name, numbers[0])
+    with pytest.raises(InvalidRequest, match="'keys'"):
+        state.read_state("keys")
+    model.predict(call([0, 1, 2]), state)
+    other = model.make_state()
+    for part in STATES:
+        other.write_state(part, state.read_state(part))
+    again, expected = (model.predict(call([3]), one)["out_hidden"] for one in (other, state))
+    np.testing.assert_array_equal(again, expected)
