@@ -18,7 +18,6 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET
 from paceline.models.files import open_folder
 from paceline.models.manifest import GENERATION
-from paceline.storage import manifest
 from paceline.storage.files import read_json
 from paceline.storage.manifest import MANIFEST
 from paceline_coreml.conversion import convert as conversion
@@ -148,20 +147,12 @@ def test_weights_to_keep_stay_float16(source: Source, tmp_path: Path):
     assert stored(artifact.folder / artifact.head_shards[0].path)["head"] == {"fp16"}
 
 
-def test_all_layers_can_be_tapped(source: Source, tmp_path: Path):
-    artifact = made(source, tmp_path / "out", topology="2+1", taps="all")
-    assert [shard.taps for shard in artifact.layer_shards] == [(0, 1), (2,)]
-
-
 @pytest.mark.parametrize(
     ("chosen", "rows", "functions"),
     [
         ({}, 8, (8,)),
-        ({"rows": 4}, 4, (4,)),
         ({"rows": 128}, 128, (8, 128)),
         ({"functions": (64, 8)}, 64, (8, 64)),
-        ({"functions": (8, 8)}, 8, (8,)),
-        ({"flexible": True}, 4, ()),
         ({"flexible": True, "rows": 12}, 12, ()),
     ],
 )
@@ -236,34 +227,14 @@ def test_finished_packages_are_kept(
     assert made(source, out, topology="1+1+1") == artifact
 
 
-@pytest.mark.parametrize("is_finished", [True, False])
-def test_another_conversion_in_the_same_folder_is_rejected(
-    source: Source,
-    finished: Artifact,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    is_finished: bool,
-):
-    out = finished.folder if is_finished else tmp_path / "out"
-    if not is_finished:
-        monkeypatch.setattr(
-            conversion, "_make", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
-        with pytest.raises(KeyboardInterrupt):
-            made(source, out, keep=("head",))
+def test_another_conversion_in_the_same_folder_is_rejected(source: Source, finished: Artifact):
+    out = finished.folder
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     with pytest.raises(InvalidRequest, match="another recipe"):
         made(source, out, weights="int8")
     with pytest.raises(InvalidRequest, match="another weights_of"):
         made(source._replace(identity="other"), out, keep=("head",))
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
-
-
-def test_a_conversion_hashes_each_file_once(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(manifest, "sha256_of", lambda *_: pytest.fail("hashed again"))
-    assert made(source, tmp_path / "out").files
 
 
 @pytest.mark.parametrize(
@@ -340,7 +311,6 @@ def without(name: str) -> Callable[[Path], None]:
             without("model.layers.2.mlp.up_proj.weight"),
             r"has no tensor model\.layers\.2\.mlp\.up_proj\.weight",
         ),
-        (without("model.norm.weight"), r"has no tensor model\.norm\.weight"),
         (
             lambda folder: changed_config(folder, num_attention_heads=8, head_dim=16),
             "layer 0 of this llama model cannot be built from its tensors",
@@ -351,7 +321,7 @@ def without(name: str) -> Callable[[Path], None]:
         ),
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     ],
-    ids=["family", "layer", "norm", "shape", "damaged", "config"],
+    ids=["family", "layer", "shape", "damaged", "config"],
 )
 def test_an_incomplete_checkpoint_is_rejected_before_conversion(
     tmp_path: Path, change: Callable[[Path], Any], said: str

@@ -108,14 +108,6 @@ def test_a_chat_reuses_its_kv_cache(converted: str, cache: Path):
     chat.close()
 
 
-def test_several_streams_in_one_call(converted: str, cache: Path):
-    model = paceline.load(converted)
-    prompts = ["one", "two and two", "the three of the three"]
-    alone = [model.generate(prompt, max_tokens=10, drafter="none") for prompt in prompts]
-    together = model.generate(prompts, max_tokens=10, drafter="suffix")
-    assert [each.token_ids for each in together] == [each.token_ids for each in alone]
-
-
 def test_plan_says_that_it_is_a_rehearsal(
     converted: str, cache: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -172,11 +164,8 @@ def test_a_model_for_another_engine_is_rejected(tiny_files: Any, converted: str,
     ("arguments", "said"),
     [
         (("--slots", "4000"), "slots is 4000; "),
-        (("--topology", "3"), "3 is 3 layers; the model has 2"),
         (("--temporary", "/no/such/folder"), "/no/such/folder is not a folder"),
-        (("--functions", "1,2", "--rows", "4"), "expected one for 4, the most of a call"),
         (("--functions", "8,64", "--flexible"), "expected one of the two"),
-        (("--weights", "int4", "--keep", "layers.7.*"), "no weight matches layers.7.*"),
     ],
 )
 def test_an_error_is_one_line(
@@ -196,19 +185,3 @@ def test_an_error_is_one_line(
     assert said in lines[-1]
     assert lines[-1].startswith("paceline: ")
     assert not out.exists()
-
-
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("gpt-9", "gpt-9"),
-        ("{tmp}", "Hugging Face checkpoint: config.json, tokenizer.json"),
-        ("{tmp}/words.gguf", "is not a GGUF file"),
-    ],
-)
-def test_an_unusable_source_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, said: str
-):
-    (tmp_path / "words.gguf").write_text("only words")
-    assert main(["convert", source.format(tmp=tmp_path), "--to", "coreml", "--quiet"]) == 2
-    assert said in capsys.readouterr().err

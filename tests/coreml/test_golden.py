@@ -16,12 +16,11 @@ transformers = pytest.importorskip("transformers", minversion="5.23")
 ct = pytest.importorskip("coremltools")
 torch.set_num_threads(1)
 
-from paceline.errors import InvalidRequest, ModelError, PacelineError  # noqa: E402
+from paceline.errors import InvalidRequest, ModelError  # noqa: E402
 from paceline.models import QUIET  # noqa: E402
 from paceline.models.checkpoints import read_facts  # noqa: E402
 from paceline.models.manifest import TOKENIZER  # noqa: E402
-from paceline.storage.coreml import EMBEDDINGS, fingerprint_of  # noqa: E402
-from paceline.storage.files import sha256_of, write_json  # noqa: E402
+from paceline.storage.coreml import EMBEDDINGS  # noqa: E402
 from paceline.storage.manifest import MANIFEST  # noqa: E402
 from paceline.storage.report import Report  # noqa: E402
 from paceline_coreml import golden  # noqa: E402
@@ -38,6 +37,7 @@ from paceline_coreml.engine.artifact import (  # noqa: E402
 )
 from paceline_coreml.golden.reference import Reference  # noqa: E402
 from paceline_coreml.golden.texts import LOW_NORM  # noqa: E402
+from support.coreml import seal  # noqa: E402
 from support.coreml_checkpoints import (  # noqa: E402
     BOS,
     RARE,
@@ -89,21 +89,6 @@ def artifact(good: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(good, tmp_path / "artifact"))
 
 
-def seal(folder: Path, **changes: Any) -> None:
-    """Update the manifest's checksums, so that they do not show the fault."""
-    value = json.loads((folder / MANIFEST).read_text())
-    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST]
-    files = {
-        path.relative_to(folder).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": sha256_of(path),
-        }
-        for path in paths
-    }
-    fingerprint = fingerprint_of({name: file["sha256"] for name, file in files.items()})
-    write_json(folder / MANIFEST, {**value, **changes, "files": files, "fingerprint": fingerprint})
-
-
 def test_a_converted_artifact_passes(good: Path, checkpoint: Path):
     report = check(good, checkpoint)
     value = json.loads(json.dumps(report.value, allow_nan=False))
@@ -120,21 +105,11 @@ def test_a_converted_artifact_passes(good: Path, checkpoint: Path):
     assert [place["layer"] for place in value["layers"]] == [None, 0, 1, 2]
     assert all(place["nearness"]["cosine"]["worst"] > 0.999 for place in value["layers"])
     assert value["picks"]["ordinary"]["rows"] == 2 * TOKENS + 4  # those before tokens of low norm
+    low = next(text["tokens"] for text in value["texts"] if text["name"] == LOW_NORM)
+    assert set(low[-RARE:]) == set(range(VOCAB - RARE, VOCAB))
     assert "graph-correct" in report.text
     assert "shows nothing about the Neural Engine" in report.text
     assert [len(rows) for _, _, rows in report.tables] == [5, 5]
-
-
-def test_tokens_of_low_norm_are_compared_separately(good: Path, checkpoint: Path):
-    value = check(good, checkpoint).value
-    low = next(text["tokens"] for text in value["texts"] if text["name"] == LOW_NORM)
-    assert set(low[-RARE:]) == set(range(VOCAB - RARE, VOCAB))
-    assert not set(low[:-RARE]) & set(range(VOCAB - RARE, VOCAB))
-    # Their embeddings underflow float16, so that a cosine would fail.
-    before, after = value["layers"][0], value["layers"][-1]
-    assert before["nearness"]["cosine"]["worst"] > 0.9999
-    assert 0 < before["nearness"]["small"]["worst"] < 1e-3
-    assert after["nearness"]["small"]["worst"] < 0.05
 
 
 @pytest.mark.parametrize("model", ["lfm2", "zaya"])
@@ -180,14 +155,6 @@ def test_static_functions_pass(checkpoint: Path, tmp_path: Path):
     assert len(report.value["ways"]) == 5
     # Without taps, outputs are the ends of shards.
     assert [place["layer"] for place in report.value["layers"]] == [None, 1, 2]
-
-
-def test_without_a_tokenizer_texts_are_random(artifact: Path, checkpoint: Path):
-    (artifact / TOKENIZER).unlink()
-    seal(artifact)
-    report = check(artifact, checkpoint)
-    assert report.passed, report.text
-    assert [text["name"] for text in report.value["texts"]] == ["random 1", "random 2", LOW_NORM]
 
 
 def test_texts_begin_with_the_checkpoints_bos(good: Path, checkpoint: Path, tmp_path: Path):
@@ -237,19 +204,9 @@ def bad_rotary(artifact: Path, _other: Path) -> None:
     np.save(artifact / ROTARY, tables)
 
 
-def long_embeddings(artifact: Path, _other: Path) -> None:
-    np.save(artifact / EMBEDDINGS, np.load(artifact / EMBEDDINGS) * np.float16(2))
-
-
 def rare_embeddings(artifact: Path, _other: Path) -> None:
     embeddings = np.load(artifact / EMBEDDINGS)
     embeddings[-RARE:] = embeddings[:RARE]
-    np.save(artifact / EMBEDDINGS, embeddings)
-
-
-def nan_embeddings(artifact: Path, _other: Path) -> None:
-    embeddings = np.load(artifact / EMBEDDINGS)
-    embeddings[:, 3] = np.nan
     np.save(artifact / EMBEDDINGS, embeddings)
 
 
@@ -258,12 +215,6 @@ def another_tokenizer(artifact: Path, _other: Path) -> None:
     words = value["model"]["vocab"]
     words["a"], words["e"] = words["e"], words["a"]
     (artifact / TOKENIZER).write_text(json.dumps(value))
-
-
-def wrong_bos(artifact: Path, _other: Path) -> None:
-    value = json.loads((artifact / MANIFEST).read_text())
-    value["facts"] |= {"add_bos": True, "bos_token_id": 7}
-    write_json(artifact / MANIFEST, value)
 
 
 FAULTS: dict[str, tuple[Callable[[Path, Path], None], Sequence[str]]] = {
@@ -293,13 +244,6 @@ FAULTS: dict[str, tuple[Callable[[Path, Path], None], Sequence[str]]] = {
             r"layer 0, tap_0 .*cosine .* at row",
         ],
     ),
-    "embeddings with a factor": (
-        long_embeddings,
-        [
-            r"embeddings\.npy: differs from the checkpoint's from token 0 on",
-            r"embeddings, embeddings\.npy: rows are 2 times as long",
-        ],
-    ),
     "other embeddings of rare tokens only": (
         rare_embeddings,
         [
@@ -307,20 +251,9 @@ FAULTS: dict[str, tuple[Callable[[Path, Path], None], Sequence[str]]] = {
             r"embeddings, embeddings\.npy: rows of low norm are off",
         ],
     ),
-    "NaN": (
-        nan_embeddings,
-        [
-            r"embeddings\.npy: differs from the checkpoint's from token 0 on",
-            r"embeddings, embeddings\.npy: cosine -1\.0000",
-        ],
-    ),
     "another tokenizer": (
         another_tokenizer,
         ["tokenizer: prose gives other tokens", "tokenizer: code gives other tokens"],
-    ),
-    "another beginning": (
-        wrong_bos,
-        ["BOS: a text begins with token 7; the checkpoint's begins with no BOS"],
     ),
 }
 
@@ -362,17 +295,18 @@ def test_a_wrong_order_of_heads_and_tokens_is_found_although_one_row_is_right(
     assert any(fault.startswith("layer 0, tap_0") for fault in faults)
 
 
-INVALID: dict[str, tuple[dict[str, Any], type[PacelineError], str]] = {
-    "too short": ({"tokens": 4}, InvalidRequest, "texts of 4 tokens .* more than 4"),
-    "too long": ({"tokens": 62}, InvalidRequest, "65 slots, of which the artifact has 64"),
-    "no cosine": ({"threshold": 1.5}, InvalidRequest, "threshold is 1.5; expected a cosine"),
-}
-
-
-@pytest.mark.parametrize("name", INVALID)
-def test_invalid_options_are_rejected(name: str, good: Path, checkpoint: Path):
-    options, error, message = INVALID[name]
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": 4}, "texts of 4 tokens .* more than 4"),
+        ({"tokens": 62}, "65 slots, of which the artifact has 64"),
+        ({"threshold": 1.5}, "threshold is 1.5; expected a cosine"),
+    ],
+)
+def test_invalid_options_are_rejected(
+    options: dict[str, Any], message: str, good: Path, checkpoint: Path
+):
+    with pytest.raises(InvalidRequest, match=message):
         check(good, checkpoint, **options)
 
 

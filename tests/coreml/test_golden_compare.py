@@ -9,7 +9,6 @@ pytest.importorskip("transformers")
 from paceline_coreml.golden import compare
 from paceline_coreml.golden.compare import (
     Nearness,
-    allowed_error,
     centred,
     cosines,
 )
@@ -89,26 +88,13 @@ def test_the_direction_of_a_row_near_zero_does_not_count(
     assert fault.startswith("rows of low norm are off by ")
 
 
-def test_the_error_of_a_low_norm_token_is_relative_to_an_ordinary_row(
-    rows: np.ndarray, rng: np.random.Generator
-):
-    allowed = allowed_error(THRESHOLD)
-    usual = np.median(np.linalg.norm(rows[1:6], axis=1))
-    for share, passed in ((0.9, True), (1.1, False)):
-        error = rng.normal(size=32)
-        found = rows.copy()
-        found[8] += error / np.linalg.norm(error) * usual * allowed * share
-        assert (faults(found, rows, 6) == []) is passed
-
-
 @pytest.mark.parametrize(("factor", "passed"), [(1.1, True), (1.2, False), (0.8, False)])
 def test_a_factor_is_a_fault(rows: np.ndarray, factor: float, *, passed: bool):
     found = faults(rows * factor, rows)
     assert found == ([] if passed else [f"rows are {factor:.3g} times as long as they should be"])
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf])
-@pytest.mark.parametrize("row", [0, 3, 8])
+@pytest.mark.parametrize(("row", "number"), [(0, np.nan), (3, np.inf), (8, np.nan)])
 def test_nan_and_infinity_are_faults(rows: np.ndarray, row: int, number: float):
     found = rows.copy()
     found[row, 5] = number
@@ -123,15 +109,6 @@ def test_with_experts_the_median_row_is_compared(rows: np.ndarray, rng: np.rando
         found = off(found, row, rng, 0.5)
     (fault,) = faults(found, rows, experts=True)
     assert "at the median row" in fault
-
-
-def test_nearest_finds_the_layer_among_similar_ones(rng: np.random.Generator):
-    first = rng.normal(size=(10, 64))
-    streams = [first + rng.normal(size=first.shape) * 0.05 * k for k in range(4)]
-    found = streams[2] + rng.normal(size=first.shape) * 0.01
-    assert cosines(found, streams[1]).min() > THRESHOLD
-    rows = rows_of([Text("text", range(10))])
-    assert compare.nearest(rows, found, streams) == 2
 
 
 def test_a_common_offset_of_logits_is_removed(rng: np.random.Generator):

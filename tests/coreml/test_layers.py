@@ -63,15 +63,6 @@ def test_a_norm_of_a_small_row_in_float16_is_that_of_float64():
     np.testing.assert_allclose(norm(torch.from_numpy(x)).numpy(), expected, rtol=4e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("axis", [1, 2])
-def test_a_norm_runs_over_its_axis(axis: int):
-    rng = np.random.default_rng(2)
-    x = rng.normal(size=(1, 6, 6, 4)).astype(np.float32)
-    weight = rng.normal(1, 0.2, 6).astype(np.float32)
-    found = RMSNorm(torch.from_numpy(weight), 1e-6, axis)(torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(found, normed(x, weight, 1e-6, axis), atol=1e-6)
-
-
 @pytest.mark.parametrize("size", [8, 14])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_rope_rotates_the_first_dimensions_by_halves(rows: int, size: int):

@@ -125,21 +125,6 @@ def test_a_near_miss_is_not_a_fault(what: str, tmp_path: Path):
     assert {one.rule for one in lint(path)} <= COMMON | {"unseen-operation"}
 
 
-def test_a_state_written_whole_through_a_mask_is_not_a_shift(tmp_path: Path):
-    def build(mb: Any, hidden: Any, k: Any) -> Any:
-        old = mb.read_state(input=k)
-        new = mb.add(x=mb.mul(x=old, y=np.float16(0.5)), y=hidden)
-        whole = mb.slice_update(
-            x=old, update=new, begin=[0] * 4, end=[1, 64, 1, 32], begin_mask=[True] * 4,
-            end_mask=[True] * 4,
-        )  # fmt: skip
-        mb.coreml_update_state(state=k, value=whole)
-        return mb.silu(x=hidden)
-
-    path = mil.save_program(tmp_path / "model.mlpackage", build, X, states={"k": (1, 64, 1, 32)})
-    assert {one.rule for one in lint(path)} <= COMMON
-
-
 # --- sizes
 
 

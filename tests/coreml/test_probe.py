@@ -26,7 +26,6 @@ from paceline_coreml.conversion.layers import Attention  # noqa: E402
 from paceline_coreml.conversion.source import Source  # noqa: E402
 from paceline_coreml.probe import (  # noqa: E402
     ProbeOptions,
-    layer_shape,
     parse_shape,
     probe_layer,
     probe_shape,
@@ -101,13 +100,6 @@ def test_a_layer_that_leaves_the_engine_is_not_run(mac: FakeMac, monkeypatch: py
     assert mac.calls == []
 
 
-def test_with_core_ml_all_checks_are_made(mac: FakeMac, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compute_plan, "record", planned("neural-engine"))
-    probed = probe_shape(parse_shape(SHAPE), OPTIONS)
-    assert set(results(probed).values()) == {True}
-    assert probed.value["units"] == "cpu-and-ne"
-
-
 def test_a_failure_of_core_ml_is_a_check_that_fails(mac: FakeMac, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compute_plan, "record", planned("neural-engine"))
     mac.fails = lambda _: mac.calls[-1] == LOAD
@@ -144,11 +136,8 @@ def test_heads_in_the_wrong_order_differ_from_the_reference(
         ("d=32,heads=2,kv=1,dh=32,ff=48,T=64,S=32", "T is 64"),
         ("d=32,heads=5", "d is 32"),
         ("d=32,heads=4,kv=3", "kv is 3"),
-        ("d=30,heads=2,dh=15", "dh is 15"),
         ("d=32,heads=2,ff=0", "ff is 0"),
-        ("d=32,heads=2,d=64", "'d=64'"),
         ("d=32,heads=2,layers=3", "'layers=3'"),
-        ("d=32,heads=two", "'heads=two'"),
         ("heads=2", "without d"),
         ("d=3000000,heads=24,dh=128", "of memory"),
     ],
@@ -174,13 +163,6 @@ def test_a_layer_that_cannot_be_probed_is_one_line(
 ):
     assert main(["coreml", "probe", str(tiny_gguf), "--quiet", *arguments]) == 2
     assert named in capsys.readouterr().err.strip().splitlines()[-1]
-
-
-def test_a_layer_larger_than_memory_is_rejected(source: Source, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(layer_shape, "memory_bytes", lambda: 1 << 16)
-    model = open_model(source, ConversionOptions(slots=64))
-    with pytest.raises(InvalidRequest):
-        probe_layer(source, model, 0, 4, OPTIONS)
 
 
 def test_a_classifier_is_rejected_before_any_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

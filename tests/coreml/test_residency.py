@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from paceline.errors import InvalidRequest, ModelError
-from paceline.storage.files import sha256_of
+from paceline.storage.files import read_json, write_json
 from paceline_coreml import compute_plan, residency
 from paceline_coreml.compute_plan import ComputePlan, PlannedOp
 from paceline_coreml.residency import Counts, OffEngine, evaluate, report
+from support.coreml import written_artifact
 
 RECORDED = Path(__file__).with_name("residency_plans.json")
 LAYERS, HEAD = "layers-000-001.mlpackage", "head-000000-000160.mlpackage"
@@ -32,29 +32,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def artifact(folder: Path, **changes: Any) -> Path:
-    for name in (LAYERS, HEAD):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "Manifest.json").write_text("{}")
-    np.save(folder / "embeddings.npy", np.zeros((160, 8), np.float16))
-    np.save(folder / "rotary.npy", np.zeros((2, 64, 4), np.float32))
-    files = {
-        path.relative_to(folder).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": sha256_of(path),
-        }
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-    value = {
-        **{"kind": "coreml-model", "version": 1, "name": "tiny", "family": "llama"},
-        **{"task": "causal-lm", "labels": [], "reach": 0, "layers": 1, "hidden_size": 8},
-        **{"stream_size": 8, "vocab_size": 160, "slots": 64, "rows": 4, "functions": []},
-        **{"ring": 0, "lags": 0, "fingerprint": "made-by-hand", "files": files},
+    """An artifact of one layer, which has the fingerprint of the recording."""
+    shards = {
         "layer_shards": [{"path": LAYERS, "start": 0, "end": 1}],
         "head_shards": [{"path": HEAD, "start": 0, "end": 160}],
-        **changes,
     }
-    (folder / "manifest.json").write_text(json.dumps(value))
+    written_artifact(folder, layers=1, **shards, **changes)
+    value = read_json(folder / "manifest.json")
+    write_json(folder / "manifest.json", {**value, "fingerprint": "made-by-hand"})
     return folder
 
 
@@ -173,17 +158,6 @@ def test_supported_is_not_enough():
     assert verdict.fault
 
 
-def test_other_operations_are_counted_and_one_without_a_device_does_not_fail():
-    assert evaluate(plan(op("conv"), op("read_state", None))).fault is None
-    verdict = evaluate(plan(op("conv"), op("add", "gpu"), op("softmax", None), op("mul")))
-    assert verdict.fault
-    assert verdict.others == Counts(on=1, off=1, unknown=1)
-    assert [(one.type, one.device) for one in verdict.elsewhere] == [
-        ("add", "gpu"),
-        ("softmax", "unknown"),
-    ]
-
-
 def test_constants_have_no_device():
     constants = [op("const", None), op("constexpr_blockwise_shift_scale", "cpu")]
     verdict = evaluate(plan(op("conv"), *constants))
@@ -219,13 +193,6 @@ def test_without_a_mac_and_a_recording_the_error_names_the_options(
     monkeypatch.setattr(residency, "on_a_mac", lambda: False)
     with pytest.raises(InvalidRequest, match=r"on a Mac.*--record FILE.*--recorded FILE"):
         report(folder)
-
-
-def test_units_and_files_are_checked_first(folder: Path, tmp_path: Path):
-    with pytest.raises(InvalidRequest, match="'npu'"):
-        report(folder, units="npu", recorded=RECORDED)
-    with pytest.raises(InvalidRequest, match="either recorded or evaluated"):
-        report(folder, recorded=RECORDED, record=tmp_path / "plans.json")
 
 
 @pytest.mark.parametrize("functions", [[], [1, 4]])

@@ -5,8 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paceline.models import QUIET
 from paceline.models.manifest import Facts
+from paceline.storage.coreml import CORE_ML, fingerprint_of
+from paceline.storage.files import read_json, sha256_of, write_json
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.system import lock_path
 
@@ -102,3 +106,45 @@ def converted_once(shared: Path, convert: Callable[..., Path], **options: Any) -
         return artifact if (artifact / MANIFEST).exists() else convert(place, **options)
     finally:
         release()
+
+
+def written_artifact(folder: Path, **changes: Any) -> Path:
+    """An artifact whose packages hold a few bytes each: only names and checksums are looked at."""
+    value: dict[str, Any] = {
+        **{"kind": CORE_ML, "version": 1, "name": "tiny", "family": "llama", "task": "causal-lm"},
+        **{"labels": [], "reach": 0, "layers": 3, "hidden_size": 8, "stream_size": 8},
+        **{"vocab_size": 160, "slots": 64, "rows": 4, "functions": [], "ring": 0, "lags": 0},
+        "layer_shards": [
+            {"path": "layers-000-002.mlpackage", "start": 0, "end": 2, "taps": [1]},
+            {"path": "layers-002-003.mlpackage", "start": 2, "end": 3},
+        ],
+        "head_shards": [
+            {"path": "head-000000-000100.mlpackage", "start": 0, "end": 100},
+            {"path": "head-000100-000160.mlpackage", "start": 100, "end": 160},
+        ],
+        **changes,
+    }
+    for shard in (*value["layer_shards"], *value["head_shards"]):
+        package = folder / shard["path"]
+        package.mkdir(parents=True)
+        (package / "Manifest.json").write_text(f'{{"of": "{shard["path"]}"}}')
+    np.save(folder / "embeddings.npy", np.zeros((160, 8), np.float16))
+    np.save(folder / "rotary.npy", np.zeros((2, 64, 4), np.float32))
+    write_json(folder / MANIFEST, value)
+    seal(folder)
+    return folder
+
+
+def seal(folder: Path, **changes: Any) -> None:
+    """Make a manifest's checksums agree with the files, so that they do not show a fault."""
+    value = read_json(folder / MANIFEST)
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST]
+    files = {
+        path.relative_to(folder).as_posix(): {
+            "bytes": path.stat().st_size,
+            "sha256": sha256_of(path),
+        }
+        for path in paths
+    }
+    fingerprint = fingerprint_of({name: file["sha256"] for name, file in files.items()})
+    write_json(folder / MANIFEST, {**value, **changes, "files": files, "fingerprint": fingerprint})

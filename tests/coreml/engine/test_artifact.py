@@ -5,13 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from paceline.errors import ModelError
-from paceline.storage.coreml import CORE_ML, fingerprint_of
-from paceline.storage.files import sha256_of
 from paceline_coreml.engine.artifact import Shard, read_artifact
+from support.coreml import written_artifact
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -21,50 +19,7 @@ HEADS = ["head-000000-000100.mlpackage", "head-000100-000160.mlpackage"]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """An artifact whose packages hold a few bytes each: only names and checksums are looked at."""
-    for name in [*LAYERS, *HEADS]:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "Manifest.json").write_text(f'{{"of": "{name}"}}')
-    np.save(tmp_path / "embeddings.npy", np.zeros((160, 8), np.float16))
-    np.save(tmp_path / "rotary.npy", np.zeros((2, 64, 4), np.float32))
-    files = {
-        path.relative_to(tmp_path).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": sha256_of(path),
-        }
-        for path in sorted(tmp_path.rglob("*"))
-        if path.is_file()
-    }
-    value = {
-        "kind": CORE_ML,
-        "version": 1,
-        "name": "tiny",
-        "family": "llama",
-        "task": "causal-lm",
-        "labels": [],
-        "reach": 0,
-        "layers": 3,
-        "hidden_size": 8,
-        "stream_size": 8,
-        "vocab_size": 160,
-        "slots": 64,
-        "rows": 4,
-        "functions": [],
-        "ring": 0,
-        "lags": 0,
-        "layer_shards": [
-            {"path": LAYERS[0], "start": 0, "end": 2, "taps": [1]},
-            {"path": LAYERS[1], "start": 2, "end": 3},
-        ],
-        "head_shards": [
-            {"path": HEADS[0], "start": 0, "end": 100},
-            {"path": HEADS[1], "start": 100, "end": 160},
-        ],
-        "fingerprint": fingerprint_of({name: file["sha256"] for name, file in files.items()}),
-        "files": files,
-    }
-    (tmp_path / "manifest.json").write_text(json.dumps(value))
-    return tmp_path
+    return written_artifact(tmp_path / "artifact")
 
 
 def changed(folder: Path, change: Change) -> str:
@@ -90,7 +45,6 @@ def test_a_whole_artifact_is_read(folder: Path):
     [
         (4, [], 4, {None}),
         (128, [], 8, {None}),
-        (8, [8], 8, {None}),
         (64, [8, 64], 8, {"t8", "t64"}),
         (64, [1, 4, 64], 4, {"t1", "t4", "t64"}),
         (64, [16, 64], 16, {"t16", "t64"}),
@@ -119,17 +73,10 @@ def put(*keys: Any, value: Any) -> Change:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (put("kind", value="paceline thing"), "expected a coreml-model of version 1"),
         (put("version", value=2), "expected a coreml-model of version 1"),
-        (put("layers", value=None), "layers: Input should be a valid integer, not None"),
         (put("rows", value=0), "rows: Input should be greater than or equal to 1, not 0"),
-        (put("slots", value=True), "slots: Input should be a valid integer, not True"),
-        (put("functions", value="t4"), "functions: "),
-        (put("functions", value=[0, 4]), "functions.0: "),
         (put("functions", value=[2]), "functions is [2], expected one for 4 rows"),
         (put("lags", value=2), "ring is 0, expected at least 6"),
-        (put("task", value="painting"), "task: "),
-        (put("name", value=3), "name: Input should be a valid string, not 3"),
         (
             lambda value: value["layer_shards"].pop(0),
             "layers 0 to 1 are in no shard: layers-002-003.mlpackage begins at 2",
@@ -144,7 +91,6 @@ def put(*keys: Any, value: Any) -> Change:
             put("head_shards", 1, "start", value=110),
             "tokens 100 to 109 are in no shard: head-000100-000160.mlpackage begins at 110",
         ),
-        (put("head_shards", 0, "start", value=1), "tokens 0 to 0 are in no shard"),
         (put("head_shards", 1, "end", value=170), "ends at token 170, expected 160"),
         (
             put("head_shards", 1, "end", value=100),
@@ -165,17 +111,6 @@ def put(*keys: Any, value: Any) -> Change:
 )
 def test_a_fault_is_named(folder: Path, change: Change, said: str):
     assert said in changed(folder, change)
-
-
-def test_every_wrong_value_is_named_at_once(folder: Path):
-    def change(value: dict[str, Any]) -> None:
-        value["rows"] = 0
-        value["head_shards"][1]["start"] = "x"
-        del value["lags"]
-
-    message = changed(folder, change)
-    for part in ("rows: ", "head_shards.1.start: ", "lags: "):
-        assert part in message
 
 
 def test_every_contradiction_is_named_at_once(folder: Path):
@@ -199,17 +134,3 @@ def test_a_flipped_bit_is_named(folder: Path):
     path.write_bytes(path.read_bytes().replace(b"of", b"og"))
     with pytest.raises(ModelError, match=r"head-000000-000100.mlpackage/Manifest.json is not what"):
         read_artifact(folder)
-
-
-def test_a_truncated_file_is_named(folder: Path):
-    path = folder / "embeddings.npy"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ModelError, match=r"embeddings.npy has \d+ bytes, expected \d+"):
-        read_artifact(folder)
-
-
-def test_a_damaged_manifest_is_one_line(folder: Path):
-    (folder / "manifest.json").write_text('{"kind": "core')
-    with pytest.raises(ModelError, match=r"manifest.json is not valid JSON") as raised:
-        read_artifact(folder)
-    assert "\n" not in str(raised.value)

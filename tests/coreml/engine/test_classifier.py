@@ -20,12 +20,11 @@ from paceline.models import QUIET  # noqa: E402
 from paceline.storage.manifest import MANIFEST  # noqa: E402
 from paceline_coreml.conversion.conversion_options import ConversionOptions  # noqa: E402
 from paceline_coreml.conversion.convert import convert  # noqa: E402
-from paceline_coreml.conversion.source import Source  # noqa: E402
 from paceline_coreml.engine.artifact import read_artifact  # noqa: E402
 from paceline_coreml.engine.classifier import TextClassifier  # noqa: E402
 from paceline_coreml.engine.engine import CoreMlEngine  # noqa: E402
-from paceline_coreml.rehearsal.program import Constant, Op, read_package  # noqa: E402
-from support.coreml import FACTS  # noqa: E402
+from support.coreml import tiny_source  # noqa: E402
+from support.coreml_families import TinyModel  # noqa: E402
 from support.errors import raises  # noqa: E402
 from support.fake_mac import FakeMac, mac  # noqa: E402
 
@@ -33,7 +32,7 @@ __all__ = ["mac"]
 
 pytestmark = pytest.mark.coreml
 
-ROWS, REACH, VOCAB, HIDDEN, FF, EXPERTS = 24, 5, 160, 64, 40, 12
+ROWS, REACH, VOCAB, HIDDEN = 24, 5, 160, 64
 TOKENIZER = {
     "version": "1.0",
     "added_tokens": [],
@@ -51,32 +50,12 @@ class Made:
     """A random checkpoint on disk, and transformers' own model of it."""
 
     def __init__(self, folder: Path) -> None:
-        config = transformers.OpenAIPrivacyFilterConfig(
-            hidden_size=HIDDEN,
-            intermediate_size=FF,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            vocab_size=VOCAB,
-            num_local_experts=EXPERTS,
-            num_experts_per_tok=4,
-            sliding_window=REACH,
-            pad_token_id=0,
-            eos_token_id=0,
-            # Large enough that queries, keys and routers tell tokens apart.
-            initializer_range=0.2,
-        )
-        torch.manual_seed(0)
-        model = transformers.OpenAIPrivacyFilterForTokenClassification(config).eval().float()
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                if weight.dim() == 1 or name.endswith("_bias"):
-                    weight.add_(torch.randn_like(weight) * 0.3)
-                # As the packages have them, so that what differs is not the weights.
-                weight.copy_(weight.half())
-        model.save_pretrained(folder)
-        self.folder, self.model = folder, model
+        sizes = {"num_hidden_layers": 2, "hidden_size": HIDDEN, "vocab_size": VOCAB}
+        sizes |= {"num_attention_heads": 4, "head_dim": 16, "swiglu_limit": 7.0}
+        # Weights as the packages have them, so that what differs is not the weights.
+        self.model = TinyModel("privacy filter", folder, **sizes).model.half().float()
+        self.model.save_pretrained(folder)
+        self.folder = folder
 
     def scores(self, tokens: Sequence[int]) -> np.ndarray:
         with torch.no_grad():
@@ -89,10 +68,8 @@ class Made:
 
     def convert(self, out: Path, **recipe: Any) -> Path:
         settings: dict[str, Any] = {"weights": "f16", "rows": ROWS, "topology": "1+1", **recipe}
-        about = {"kind": "checkpoint", "from": "filter"}
-        tokenizer = self.folder / "tokenizer.json"
-        tokenizer.write_text(json.dumps(TOKENIZER))
-        source = Source("filter", about, "filter", self.folder, tokenizer, None, FACTS)
+        source = tiny_source(self.folder, self.folder)
+        source.tokenizer.write_text(json.dumps(TOKENIZER))
         return convert(source, out, ConversionOptions(**settings), progress=QUIET).folder
 
 
@@ -148,15 +125,6 @@ def called(classifier: TextClassifier, monkeypatch: pytest.MonkeyPatch) -> list[
     return rows
 
 
-def test_the_manifest_says_what_it_classifies(made: Made, folder: Path):
-    artifact = read_artifact(folder)
-    assert (artifact.task, artifact.window) == ("token-classification", REACH)
-    assert artifact.labels == tuple(made.model.config.id2label.values())
-    assert (artifact.functions, artifact.slots) == ((1, ROWS), ROWS)
-    assert [(one.start, one.end) for one in artifact.layer_shards] == [(0, 1), (1, 2)]
-    assert [(one.start, one.end) for one in artifact.head_shards] == [(0, len(artifact.labels))]
-
-
 def test_core_ml_gives_the_scores_of_the_rehearsal(
     folder: Path,
     texts: list[list[int]],
@@ -183,16 +151,7 @@ def test_labels_and_scores_are_those_of_transformers(
     (found,) = exact.label([text])
     assert found.labels == made.labels(text)
     assert found.scores.shape == (len(text), len(exact.labels))
-    np.testing.assert_allclose(found.scores, made.scores(text), atol=1e-3, rtol=1e-3)
-
-
-def test_in_half_precision_labels_are_those_of_transformers(
-    made: Made, folder: Path, texts: list[list[int]]
-):
-    for found, text in zip(TextClassifier(folder).label(texts), texts, strict=True):
-        assert found.labels == made.labels(text)
-        # Not row by row: where two experts are as good, rounding may choose the other.
-        assert np.median(cosines(found.scores, made.scores(text))) > 0.9999
+    np.testing.assert_allclose(found.scores, made.scores(text), atol=2e-2, rtol=1e-3)
 
 
 def test_a_text_says_the_same_alone_and_among_others(
@@ -214,17 +173,6 @@ def test_a_call_takes_the_smallest_function_that_holds_it(
     exact.label([[7]])
     exact.label([[7], [8]])
     assert rows == [1, ROWS]
-
-
-def test_a_token_says_the_same_with_one_row_and_with_many(folder: Path, exact: TextClassifier):
-    wide = TextClassifier(folder, functions=[ROWS], rounding="f32")
-    for token in (3, 90):
-        (one,), (many,) = exact.label([[token]]), wide.label([[token]])
-        np.testing.assert_allclose(one.scores, many.scores, atol=1e-5, rtol=1e-5)
-
-
-def test_no_text_has_no_labels(exact: TextClassifier):
-    assert exact.label([]) == []
 
 
 @pytest.mark.parametrize(
@@ -265,18 +213,13 @@ def test_the_classifier_refuses_a_model_that_writes(folder: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": "chat"}, "task: .*'causal-lm' or 'token-classification', not 'chat'"),
-        ({"task": None}, "task: .*, not None"),
         ({"task": "causal-lm"}, "it has 33 labels, expected none"),
         (
             {"labels": []},
             r"(?s)the labels \[\].*the last shard ends at label 33, expected 0",
         ),
         ({"labels": ["O", "O"]}, "expected at least one, and each once"),
-        ({"labels": ["O", 1]}, "labels.1: "),
-        ({"labels": ["O", "B"]}, "the last shard ends at label 33, expected 2"),
         ({"reach": 0}, "reach is 0, expected a number of 1 or more"),
-        ({"functions": [1]}, rf"functions is \[1\], expected one for {ROWS} rows"),
         ({"slots": ROWS - 1}, f"slots is {ROWS - 1}, expected at least the {ROWS} rows"),
         (
             {
@@ -296,32 +239,6 @@ def test_a_manifest_that_does_not_fit_together_is_refused(
     (tmp_path / MANIFEST).write_text(json.dumps({**manifest, **changes}), encoding="utf-8")
     with pytest.raises(ModelError, match=message):
         read_artifact(tmp_path)
-
-
-def scales(path: Path) -> dict[str, tuple[Any, ...]]:
-    """By the name of a weight, the shapes of its numbers and of their scales."""
-
-    def shape(op: Op, name: str) -> tuple[int, ...]:
-        (operand,) = op.inputs[name] if name in op.inputs else (op.attributes[name],)
-        assert isinstance(operand, Constant)
-        return operand.shape
-
-    block = read_package(path).function(f"t{ROWS}").block
-    return {
-        op.outputs[0].name: (shape(op, "data"), shape(op, "scale"))
-        for op in block.walk()
-        if op.type == "constexpr_blockwise_shift_scale"
-    }
-
-
-def test_every_expert_has_scales_of_its_own_channels(int8: Path):
-    found = scales(int8 / "layers-000-002.mlpackage")
-    for kind in ("gates", "ups"):
-        each = [both for name, both in found.items() if f"experts_{kind}" in name]
-        assert each == [((EXPERTS * FF, HIDDEN, 1, 1), (EXPERTS * FF, 1, 1, 1))] * 2
-    # Experts are summed as channels are: there is one scale for a channel of their sum.
-    downs = [both for name, both in found.items() if "experts_downs" in name]
-    assert downs == [((HIDDEN, EXPERTS * FF, 1, 1), (HIDDEN, 1, 1, 1))] * 2
 
 
 def test_eight_bits_say_nearly_what_transformers_says(
@@ -364,10 +281,3 @@ def test_the_command_prints_tokens_and_entities_with_their_characters(
     printed = capsys.readouterr()
     assert "score" in printed.out
     assert "texts/s" in printed.err
-
-
-def test_the_command_names_a_text_that_is_too_long(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert main(["classify", str(folder), "w1 " * (ROWS + 1)]) == 2
-    assert f"{ROWS + 1} tokens" in capsys.readouterr().err

@@ -1,7 +1,6 @@
 """Compiled shards are kept, and what is no whole compilation is not used; see `fake_mac.py`."""
 
 import shutil
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -10,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import InvalidRequest, ModelError
+from paceline.errors import ModelError
 from paceline.storage import manifest
 from paceline.storage.files import read_json
 from paceline.storage.processes import Finished
 from paceline.storage.system import cache_dir, lock_path
 from paceline_coreml.engine import compiled
 from paceline_coreml.engine.artifact import read_artifact
-from paceline_coreml.engine.compiled import CompiledShards
 from paceline_coreml.engine.failures import Mac
 from paceline_coreml.engine.packages import PackageOpener, Packages
 from support.errors import raises
@@ -160,12 +158,6 @@ def test_models_beside_which_nothing_can_be_written_are_kept_in_the_cache(
     assert len([*(cache_dir() / "coreml").rglob("model.mlmodelc")]) == PACKAGES
 
 
-def test_a_place_that_cannot_be_written_is_named(artifact: Path, mac: FakeMac):
-    (artifact / "compiled").write_text("in the way")
-    with raises(InvalidRequest, artifact / "compiled"):
-        opened(artifact)
-
-
 def test_a_compiler_that_is_killed_is_an_error_of_one_line(
     artifact: Path, mac: FakeMac, monkeypatch: pytest.MonkeyPatch
 ):
@@ -173,11 +165,3 @@ def test_a_compiler_that_is_killed_is_an_error_of_one_line(
     with raises(ModelError, "layers-000-002.mlpackage", "signal 9"):
         opened(artifact)
     assert mac.calls == []
-
-
-@pytest.mark.skipif(sys.platform == "darwin", reason="where Core ML is, this compiles")
-@pytest.mark.slow
-def test_a_child_that_cannot_compile_gives_its_reason(artifact: Path):
-    shards = CompiledShards(read_artifact(artifact), Mac("26.1", "25B78"), lambda _: None)
-    with raises(ModelError, "layers-000-002.mlpackage", "macOS 10.13"):
-        shards.models(["layers-000-002.mlpackage"])

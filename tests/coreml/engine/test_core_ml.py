@@ -11,8 +11,6 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
-from paceline.storage.files import read_json, write_json
-from paceline.storage.manifest import MANIFEST
 from paceline.storage.processes import Finished
 from paceline_coreml.engine import failures
 from paceline_coreml.engine.engine import CoreMlEngine
@@ -98,13 +96,6 @@ def test_a_macos_without_states_is_refused_before_compilation(artifact: Path, ma
     with raises(ModelError, "14.7.1", "macOS 15"):
         opened(artifact)
     assert mac.calls == []
-
-
-def test_a_function_that_is_not_there_is_an_error_of_one_line(artifact: Path, mac: FakeMac):
-    manifest = read_json(artifact / MANIFEST)
-    write_json(artifact / MANIFEST, {**manifest, "functions": [2, 4]})
-    with raises(ModelError, "layers-000-002.mlpackage", "'t4'"):
-        opened(artifact)
 
 
 def test_a_failed_request_leaves_the_others_alone(artifact: Path, mac: FakeMac):

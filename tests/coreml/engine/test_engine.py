@@ -3,17 +3,16 @@
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from paceline.decoding.types import Best, Block
-from paceline.engines import EngineSettings, open_engine
+from paceline.engines import EngineSettings
 from paceline.errors import CacheFull, InvalidRequest, ModelError
 from paceline_coreml.engine.call import keep_best
 from paceline_coreml.engine.engine import CoreMlEngine
-from support.coreml import STATIC, tiny_artifact
+from support.coreml import STATIC, seal, tiny_artifact
 
 pytestmark = pytest.mark.coreml
 
@@ -46,7 +45,7 @@ def rows_of(engine: CoreMlEngine, text: Sequence[int], cuts: Sequence[int]) -> n
 
 def test_rows_are_those_of_the_layers_in_torch(engine: CoreMlEngine, tiny_core_ml: Path):
     from paceline_coreml.conversion.families import open_family
-    from paceline_coreml.conversion.torch_model import TorchModel
+    from support.coreml_torch import TorchModel
 
     family = open_family(tiny_core_ml.parent / "checkpoint", slots=192, conv_slots=64)
     network = TorchModel(family, slots=192, rows=4)
@@ -82,15 +81,6 @@ def test_the_best_are_the_highest_of_all_logits(engine: CoreMlEngine):
             assert best.scores.tolist() == expected.max(axis=1).tolist()
 
 
-def test_best_and_whole_rows_in_one_call(engine: CoreMlEngine):
-    with closing(engine.open()) as one, closing(engine.open()) as other:
-        result = engine.step([(one, Block(TEXT, 3)), (other, Block(TEXT, 2, best=True))])
-    best = result.best[1]
-    assert result.best[0] is None
-    assert best is not None
-    assert best.tokens.tolist() == result.logits[0][1:].argmax(axis=1).tolist()
-
-
 def parts(rows: np.ndarray, cuts: Sequence[int]) -> Best:
     best = Best(np.zeros(len(rows), np.int64), np.zeros(len(rows), np.float32))
     for start, end in zip((0, *cuts), (*cuts, rows.shape[1]), strict=True):
@@ -114,23 +104,6 @@ def test_parts_of_a_vocabulary_are_compared_as_argmax_does(cuts: list[int]):
     best = parts(rows, cuts)
     assert best.tokens.tolist() == rows.argmax(axis=1).tolist()
     np.testing.assert_array_equal(best.scores, rows.max(axis=1))
-
-
-def test_calls_always_have_the_artifacts_rows(engine: CoreMlEngine):
-    seen: list[int] = []
-    package = engine._decode[0].packages.layers[0]
-    original = package.predict
-
-    def watched(data: Any, state: Any = None) -> Any:
-        seen.append(data["hidden"].shape[2])
-        return original(data, state)
-
-    package.predict = watched  # type: ignore[method-assign]
-    try:
-        rows_of(engine, TEXT, [9, 1, 4, 3, 6])
-    finally:
-        del package.predict  # type: ignore[attr-defined]
-    assert seen == [4] * (3 + 1 + 1 + 1 + 2)
 
 
 @pytest.mark.parametrize("which", ["flexible", "static"])
@@ -170,11 +143,6 @@ def test_time_is_put_down_to_parts(tiny_core_ml: Path):
         assert result.seconds == pytest.approx(calls)
 
 
-def test_a_block_without_logits_leaves_the_head_alone(engine: CoreMlEngine):
-    with closing(engine.open()) as sequence:
-        assert "head" not in engine.step([(sequence, Block(TEXT, 0))]).parts
-
-
 def test_the_cache_holds_as_many_sequences_as_were_asked_for(tiny_core_ml: Path):
     engine = CoreMlEngine(tiny_core_ml, EngineSettings(cache_tokens=2 * 192), rounding="f32")
     assert engine.free_slots == 2 * 192
@@ -207,21 +175,3 @@ def test_a_shard_with_an_unknown_operation_is_named(tiny_core_ml: Path, tmp_path
     seal(folder)
     with pytest.raises(ModelError, match=r"layers-000-002.mlpackage.*soft_guess"):
         CoreMlEngine(folder)
-
-
-def seal(folder: Path) -> None:
-    """Make the manifest agree with what is there: the fault is not in the copy."""
-    from paceline.storage.files import read_json, sha256_of, write_json
-    from paceline.storage.manifest import MANIFEST
-
-    value = read_json(folder / MANIFEST)
-    for name, record in value["files"].items():
-        path = folder / name
-        record.update(bytes=path.stat().st_size, sha256=sha256_of(path))
-    write_json(folder / MANIFEST, value)
-
-
-def test_it_is_opened_by_its_name(tiny_core_ml: Path):
-    engine = open_engine("coreml", tiny_core_ml, 192, EngineSettings(min_rows=2))
-    assert engine.describe()["engine"] == "coreml"
-    assert engine.describe()["units"] == "rehearsed"
