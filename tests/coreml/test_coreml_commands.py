@@ -96,18 +96,6 @@ def test_speculation_gives_the_tokens_of_plain_decoding(
     assert ngram["token_ids"] == plain["token_ids"]
 
 
-def test_a_chat_reuses_its_kv_cache(converted: str, cache: Path):
-    model = paceline.load(converted)
-    chat = model.conversation()
-    for said in ("the first", "and the second"):
-        with chat.say(said, max_tokens=8, drafter="suffix") as stream:
-            list(stream)
-    assert stream.result.stats.cached_tokens > 8
-    alone = model.generate([*chat.messages[:2], {"role": "user", "content": "and the second"}])
-    assert alone.token_ids[:8] == stream.result.token_ids
-    chat.close()
-
-
 def test_plan_says_that_it_is_a_rehearsal(
     converted: str, cache: Path, capsys: pytest.CaptureFixture[str]
 ):

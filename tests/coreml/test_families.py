@@ -38,7 +38,6 @@ from support.coreml_families import (  # noqa: E402
     whole,
 )
 from support.coreml_torch import TorchClassifier, TorchModel  # noqa: E402
-from support.programs import faults, kinds  # noqa: E402
 
 pytestmark = pytest.mark.coreml
 
@@ -260,32 +259,3 @@ def test_an_unsupported_config_is_rejected(form: str, tmp_path: Path):
     safetensors_torch.save_file({}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=message):
         open_family(tmp_path, slots=SLOTS, conv_slots=ROWS + 2)
-
-
-STATES = {"read_state", "coreml_update_state"}
-
-
-@pytest.mark.parametrize(
-    ("form", "first", "end", "expected"),
-    [
-        ("llama", 0, 1, STATES),
-        ("qwen3", 1, 2, STATES),
-        ("phi-4-mini", 0, 1, STATES),
-        ("hunyuan with alpha, tied", 2, 3, STATES),
-        ("lfm2", 1, 3, STATES),
-        ("lfm2 with experts", 1, 2, STATES),
-        ("lfm2 with experts, three of them, not to a sum of one, scaled", 2, 3, STATES),
-        ("zaya", 0, 2, STATES | {"gelu"}),
-        ("privacy filter", 0, 1, {"exp", "sigmoid"}),
-    ],
-)
-def test_layers_are_converted(form: str, first: int, end: int, expected: set[str], tmp_path: Path):
-    pytest.importorskip("coremltools")
-    from paceline_coreml.conversion.shards import ShardSizes, convert_layers
-
-    made = TinyModel(form, tmp_path)
-    sizes = ShardSizes(rows=ROWS, slots=SLOTS, conv_slots=ROWS + made.lags)
-    program = convert_layers(made.family(), first, end, sizes=sizes)._mil_program
-    assert faults(program) == []
-    assert {"conv", *expected} <= kinds(program)
-    assert ("read_state" in kinds(program)) == (form not in CLASSIFIERS)

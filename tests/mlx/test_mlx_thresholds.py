@@ -68,7 +68,13 @@ def near_the_threshold(engine: MlxEngine, start: int, cuts: Sequence[int]) -> np
     return np.stack([values[at] for at in range(START, STOP)])
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("llama", "gemma3"),
+        *(pytest.param(family, marks=pytest.mark.soak) for family in ("lfm2", "qwen3_5")),
+    ],
+)
 def test_rows_across_a_threshold_are_those_of_plain_decoding(
     family: str, checkpoint_of: mlx.Checkpoints
 ):
@@ -81,11 +87,10 @@ def test_rows_across_a_threshold_are_those_of_plain_decoding(
         assert drafted.tobytes() == plain.tobytes(), first
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_rows_across_a_threshold_differ_where_calls_cross_it(
-    family: str, checkpoint_of: mlx.Checkpoints, monkeypatch: pytest.MonkeyPatch
+    checkpoint_of: mlx.Checkpoints, monkeypatch: pytest.MonkeyPatch
 ):
-    engine = opened(checkpoint_of(family, **MODELS[family]))
+    engine = opened(checkpoint_of("llama", **MODELS["llama"]))
     monkeypatch.setattr(rows, "cut", lambda *_: None)
     monkeypatch.setattr(caches, "dropped", lambda *_: 0)
     plain = near_the_threshold(engine, START, [1] * (STOP - START))

@@ -79,15 +79,18 @@ def tiny_source(folder: Path, checkpoint: Path | None = None, **changes: Any) ->
 
 def tiny_artifact(folder: Path, **options: Any) -> Path:
     """An artifact of `tiny_llama` in two packages of layers and two of the head."""
+    settings = {"topology": "2+1", "head_rows": 100, "slots": 192, **options}
+    return convert_source(tiny_source(folder), folder / "artifact", **settings)
+
+
+def convert_source(source: Any, out: Path, **settings: Any) -> Path:
+    """Its artifact: flexible, unless static functions are asked for."""
     from paceline_coreml.conversion.conversion_options import ConversionOptions
     from paceline_coreml.conversion.convert import convert
 
-    settings: dict[str, Any] = {"topology": "2+1", "head_rows": 100, "slots": 192, **options}
     if "functions" not in settings:
         settings = FLEXIBLE | settings
-    return convert(
-        tiny_source(folder), folder / "artifact", ConversionOptions(**settings), progress=QUIET
-    ).folder
+    return convert(source, out, ConversionOptions(**settings), progress=QUIET).folder
 
 
 def converted_once(shared: Path, convert: Callable[..., Path], **options: Any) -> Path:

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.models import QUIET
 from paceline.models.checkpoints import read_facts
-from paceline.models.manifest import Facts
+from support.coreml import convert_source, tiny_source
 
 VOCAB = 160
 BOS = 1
@@ -86,31 +85,13 @@ def write_tokenizer(folder: Path, *, bos: bool = False) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def convert_tiny(
-    checkpoint: Path, out: Path, *, facts: Facts | None = None, **options: Any
-) -> Path:
+def convert_tiny(checkpoint: Path, out: Path, **options: Any) -> Path:
     """Its Core ML form in two packages of layers and two of the head, with all layers tapped."""
-    from paceline_coreml.conversion.conversion_options import ConversionOptions
-    from paceline_coreml.conversion.convert import convert
-    from paceline_coreml.conversion.source import Source
-
     layers = json.loads((checkpoint / "config.json").read_text())["num_hidden_layers"]
-    settings: dict[str, Any] = {
-        "topology": f"{layers - 1}+1",
-        "head_rows": VOCAB // 2,
-        "slots": 64,
-        "taps": "all",
-        **options,
-    }
-    if "functions" not in settings:
-        settings = {"rows": 3, "flexible": True} | settings
-    source = Source(
-        name="tiny",
-        about={"kind": "checkpoint", "from": "tiny"},
-        identity="tiny",
-        checkpoint=checkpoint,
-        tokenizer=checkpoint / "tokenizer.json",
-        template=None,
-        facts=facts or read_facts(checkpoint),
+    settings = {"topology": f"{layers - 1}+1", "head_rows": VOCAB // 2, "slots": 64, "taps": "all"}
+    if "functions" not in options:
+        settings["rows"] = 3
+    source = tiny_source(out.parent, checkpoint)._replace(
+        tokenizer=checkpoint / "tokenizer.json", facts=read_facts(checkpoint)
     )
-    return convert(source, out, ConversionOptions(**settings), progress=QUIET).folder
+    return convert_source(source, out, **{**settings, **options})

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from paceline.models import QUIET
-from support.coreml import FACTS, FLEXIBLE
+from support.coreml import convert_source, tiny_source
 
 EXPERTS, LAYERS = 5, 2
 
@@ -50,18 +49,6 @@ def tiny_zaya(folder: Path, **changes: Any) -> Path:
 
 def zaya_artifact(folder: Path, **options: Any) -> Path:
     """An artifact of `tiny_zaya` in one package of layers and one of the head."""
-    from paceline_coreml.conversion.conversion_options import ConversionOptions
-    from paceline_coreml.conversion.convert import convert
-    from paceline_coreml.conversion.source import Source
-
-    checkpoint = tiny_zaya(folder / "checkpoint")
-    tokenizer = checkpoint / "tokenizer.json"
-    tokenizer.write_text("{}")
-    about = {"kind": "checkpoint", "from": "tiny-zaya"}
-    source = Source("tiny-zaya", about, "tiny-zaya", checkpoint, tokenizer, None, FACTS)
-    settings: dict[str, Any] = {"slots": 64, "weights": "f16", **options}
-    if "functions" not in settings:
-        settings = FLEXIBLE | settings
-    return convert(
-        source, folder / "artifact", ConversionOptions(**settings), progress=QUIET
-    ).folder
+    source = tiny_source(folder, tiny_zaya(folder / "checkpoint"))
+    settings = {"slots": 64, "weights": "f16", **options}
+    return convert_source(source, folder / "artifact", **settings)

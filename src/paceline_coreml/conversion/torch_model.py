@@ -19,20 +19,11 @@ Floats = npt.NDArray[np.float32]
 
 @torch.no_grad()
 def run_layers(
-    family: Family, layers: range, stream: Floats, *, slots: int, conv_slots: int, rows: int
+    family: Family, layers: range, stream: Floats, *, conv_slots: int, rows: int
 ) -> Floats:
-    """Run a text through some layers, of which one at a time is in memory.
+    """Run a text through some layers, of which one at a time is in memory, in calls of `rows` rows.
 
-    Args:
-        family: the model.
-        layers: indexes of the layers.
-        stream: [n, stream_size], before the first of them.
-        slots: the family's.
-        conv_slots: the family's.
-        rows: rows of a call.
-
-    Returns:
-        The stream after the last of them.
+    Takes the stream before the first of them, [n, stream_size], and returns that after the last.
     """
     lags, tables = family.shape.lags, family.rope_tables()
     for index in layers:

@@ -93,16 +93,6 @@ class Artifact:
     folder: Path = Path()
 
     @property
-    def window(self) -> int:
-        """`reach`, by the name that attention has for it."""
-        return self.reach
-
-    @property
-    def conv_slots(self) -> int:
-        """`ring`, by the name that the engine has for it."""
-        return self.ring
-
-    @property
     def widths(self) -> tuple[int, ...]:
         """All numbers of rows that a call can have, ascending."""
         return tuple(sorted(self.functions or range(1, self.rows + 1)))

@@ -24,7 +24,7 @@ class Bucket:
     def __init__(self, artifact: Artifact, packages: Packages, rows: int, rotary: Floats) -> None:
         """Prepare for calls of `rows` rows; `rotary` is [2, slots, r], cosines and sines."""
         self.artifact, self.packages, self.rows = artifact, packages, rows
-        self.inputs = CallInputs(rows, *rotary, conv_slots=artifact.conv_slots, lags=artifact.lags)
+        self.inputs = CallInputs(rows, *rotary, conv_slots=artifact.ring, lags=artifact.lags)
         self.stream = np.zeros((1, artifact.stream_size, rows, 1), np.float32)
         self.called: set[str] = set()
         """Paths of the packages that were already called with this number of rows."""

@@ -38,7 +38,6 @@ class TextClassifier:
         self,
         folder: Path,
         *,
-        functions: Sequence[int] = (),
         units: str = "cpu-and-ne",
         rounding: str = "f16",
         say: Callable[[str], None] = lambda _: None,
@@ -47,15 +46,13 @@ class TextClassifier:
 
         Args:
             folder: the artifact.
-            functions: bucket sizes in rows to load; empty: all. A call takes the smallest bucket
-                that holds its texts; buckets are loaded separately and take memory.
             units: compute units, on a Mac: see `packages.UNITS`.
             rounding: rounding of the rehearsal, elsewhere: "f16" or "f32".
             say: gets a line before Core ML compiles shards, which it does once.
 
         Raises:
             ModelError: the artifact is damaged or no classifier, or a shard cannot be loaded.
-            InvalidRequest: functions, units or rounding are unknown.
+            InvalidRequest: units or rounding are unknown.
             MissingExtra: coremltools is not installed.
         """
         self.artifact = artifact = read_artifact(folder)
@@ -64,16 +61,9 @@ class TextClassifier:
                 f"{folder} is for {artifact.task} and has no labels; expected one for "
                 f"{TOKEN_CLASSIFICATION}, converted from such a model"
             )
-        unknown = sorted(set(functions) - set(artifact.functions))
-        if unknown:
-            raise InvalidRequest(
-                f"{folder} has no function for {unknown[0]} rows; expected some of "
-                f"{', '.join(map(str, artifact.functions))}"
-            )
-        functions = sorted(functions or artifact.functions)
         self.labels = artifact.labels
         self.units = units if on_a_mac() else REHEARSED
-        self.longest = functions[-1]
+        self.longest = artifact.rows
         """Most tokens of a text."""
         self._embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r")
         self._cos, self._sin = np.load(folder / ROTARY)
@@ -83,7 +73,7 @@ class TextClassifier:
                 opener.open_all(artifact.function(rows)),
                 np.zeros((1, artifact.stream_size, rows, 1), np.float32),
             )
-            for rows in functions
+            for rows in artifact.widths
         }
 
     def label(self, texts: Sequence[Sequence[int]]) -> list[Labelled]:
@@ -131,7 +121,7 @@ class TextClassifier:
         size = self.artifact.hidden_size
         bucket.stream[0, :size, :count, 0] = self._embeddings[tokens].T
         bucket.stream[0, :size, count:, 0] = 0
-        inputs = packed_inputs(self._cos, self._sin, lengths, rows, self.artifact.window)
+        inputs = packed_inputs(self._cos, self._sin, lengths, rows, self.artifact.reach)
         stream = bucket.stream
         for package in bucket.packages.layers:
             stream = package.predict({"hidden": stream, **inputs})["out_hidden"]

@@ -2,7 +2,7 @@
 
 Calls of a prompt have the artifact's `rows`, calls of answers and drafts its `decode_rows`: a block
 is split into such calls, and the last one is padded. So the same program computes every row of a
-role, which row invariance needs here; `engines/invariance.py` measures whether it is enough. With
+role; whether that makes rows equal bit for bit is measured by the core. With
 `min_rows` 1 calls use the smallest bucket that holds the block.
 
 Models and input arrays are allocated once, and masks change in place. Every sequence gets new
@@ -47,9 +47,7 @@ class CoreMlSequence(PrefillTable):
     def __init__(self, pool: BlockPool, artifact: Artifact) -> None:
         super().__init__(pool, artifact.slots)
         self._artifact = artifact
-        self._max_rollback = (
-            artifact.conv_slots - artifact.lags if artifact.lags else artifact.slots
-        )
+        self._max_rollback = artifact.ring - artifact.lags if artifact.lags else artifact.slots
         self._written = 0
 
     def ran(self, block: Block) -> None:

@@ -159,10 +159,7 @@ def _lines(
     ways: Sequence[Agreement], layers: Sequence[LayerCheck], logits: LogitsCheck
 ) -> Iterator[str]:
     worst = min(layers, key=lambda layer: layer.nearness.cosine.worst)
-    sink = max(layers, key=lambda layer: layer.nearness.first_length)
-    small = max(layers, key=lambda layer: layer.nearness.small.worst)
-    first = min(layer.nearness.first for layer in layers)
-    cosine, low = worst.nearness.cosine, small.nearness.small.worst
+    cosine = worst.nearness.cosine
     picks, logits_cosine = logits.ordinary, logits.nearness.cosine
     same = sum(way.difference == 0 for way in ways)
     yield f"blocks: {same} of {len(ways)} other call modes give the same outputs, bit for bit"
@@ -170,11 +167,6 @@ def _lines(
         f"layers: minimum cosine {cosine.worst:.4f} ({worst.name}, {cosine.at}), over "
         f"{len(layers)} outputs"
     )
-    yield (
-        f"first position: up to {sink.nearness.first_length:.0f} times as long as an ordinary row "
-        f"({sink.name}), compared separately: minimum cosine {first:.4f}"
-    )
-    yield f"low norm: off by up to {low:.3f} of an ordinary row ({small.name})"
     yield (
         f"logits: minimum cosine {logits_cosine.worst:.4f} ({logits_cosine.at}), divergence "
         f"{picks.divergence:.4f} nats"

@@ -179,8 +179,6 @@ class LogitsCheck:
     nearness: Nearness
     """Of centred logits: a common offset does not change the top token."""
     ordinary: Parity
-    low_norm: Parity
-    """In the text with tokens of low norm; informative only."""
     misplaced: Sequence[str]
     """Messages about shards of the head that give the logits of other tokens."""
 
@@ -217,7 +215,6 @@ def check_logits(
     return LogitsCheck(
         nearness(rows, actual, expected),
         parity(rows, ~rows.low, actual, expected, limits.margin),
-        parity(rows, rows.low, actual, expected, limits.margin),
         list(_misplaced(artifact, rows, actual, expected, limits.threshold)),
     )
 

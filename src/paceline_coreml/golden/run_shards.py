@@ -86,7 +86,7 @@ def run_shards(
     """
     tables, widths = np.load(artifact.folder / ROTARY), call_widths(artifact)
     inputs = {
-        width: CallInputs(width, *tables, conv_slots=artifact.conv_slots, lags=artifact.lags)
+        width: CallInputs(width, *tables, conv_slots=artifact.ring, lags=artifact.lags)
         for width in widths
     }
     streams = {width: [_stream(artifact, text) for text in texts] for width in widths}

@@ -19,21 +19,12 @@ from paceline_coreml.lint.row_layout import (
     without_rows,
 )
 
-BROADCASTING: Final = {
-    "add", "sub", "mul", "real_div", "floor_div", "pow", "mod", "maximum", "minimum", "select",
-    "equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and",
-    "logical_or", "logical_xor",
-}  # fmt: skip
+BROADCASTING: Final = {"add", "sub", "mul", "real_div", "pow", "maximum"}
 """Elementwise operations that broadcast their operands."""
 _UNARY: Final = {
-    "abs", "cast", "ceil", "clip", "cos", "erf", "exp", "exp2", "floor", "gelu", "identity",
-    "inverse", "leaky_relu", "log", "logical_not", "relu", "relu6", "round", "rsqrt", "sigmoid",
-    "sign", "silu", "sin", "softplus", "softsign", "sqrt", "square", "tan", "tanh",
+    "abs", "cast", "clip", "exp", "gelu", "identity", "rsqrt", "sigmoid", "sign", "silu",
 }  # fmt: skip
-_REDUCING: Final = {
-    "reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "reduce_sum_square",
-    "reduce_l1_norm", "reduce_l2_norm", "reduce_log_sum", "reduce_log_sum_exp",
-}  # fmt: skip
+_REDUCING: Final = {"reduce_sum", "reduce_mean", "reduce_max"}
 
 
 @handles(*BROADCASTING)

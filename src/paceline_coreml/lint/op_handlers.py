@@ -53,11 +53,6 @@ class OpContext:
             return list(default)
         return [int(number) for number in array.reshape(-1).tolist()]
 
-    def text(self, parameter: str, default: str) -> str:
-        """A constant string."""
-        array: Any = self.program.numbers(self.op, parameter)
-        return default if array is None else str(array)
-
 
 HANDLERS: Final[dict[str, Callable[[OpContext], Sequence[Layout]]]] = {}
 """Operation type -> layouts of its outputs, for operations with rows in their operands."""

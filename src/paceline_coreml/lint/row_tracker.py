@@ -28,10 +28,7 @@ from paceline_coreml.rehearsal.weights import Constant
 _MODULES: Final = (move_ops, compute_ops)
 """Imported because they register their handlers."""
 
-_CREATE: Final = {"fill", "fill_like"}
-_BETWEEN_ROWS: Final = {
-    "read_state", "matmul", "conv", "linear", "scaled_dot_product_attention",
-}  # fmt: skip
+_BETWEEN_ROWS: Final = {"read_state", "matmul", "conv"}
 """Operations by which a row may see other rows: through a state, or with weights per row."""
 
 
@@ -95,8 +92,6 @@ class RowTracker:
 
     def _results(self, call: OpContext, layouts: Sequence[Layout]) -> Sequence[Layout]:
         constant = all(layout.constant for layout in layouts)
-        if call.op.type in _CREATE:
-            return [_created(shape, self.count) for shape in call.declared]
         if not any(layout.rows for layout in layouts):
             of_many = any(layout.from_many_rows for layout in layouts)
             from_many_rows = of_many and call.op.type not in _BETWEEN_ROWS
@@ -107,13 +102,6 @@ class RowTracker:
         if call.op.type not in HANDLERS:
             raise Untracked("has no handler here")
         return HANDLERS[call.op.type](call)
-
-
-def _created(shape: Declared, count: int | None) -> Layout:
-    """Layout of a new tensor: unknown sizes are axes of rows."""
-    if count is not None:
-        return without_rows(shape, constant=True)
-    return Layout(tuple(ROWS if size is None else Axis(size) for size in shape), constant=True)
 
 
 def _declares(shape: Declared, layout: Layout, count: int | None) -> bool:

@@ -10,6 +10,7 @@ the last one. Off a Mac the layer runs in the rehearsal, and there is no plan.
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, NamedTuple
@@ -117,14 +118,7 @@ def probe_shape(shape: LayerShape, options: ProbeOptions) -> Report:
 def probe_layer(
     source: Source, model: OpenModel, layer: int, rows: int, options: ProbeOptions
 ) -> Report:
-    """Convert and check one layer of a model, with its weights.
-
-    Args:
-        source: the model.
-        model: the same, open.
-        layer: index of the layer.
-        rows: rows of a call.
-        options: of the probe.
+    """Convert and check layer number `layer` of a model, with its weights, in calls of `rows` rows.
 
     Raises:
         ModelError: the checkpoint is damaged.
@@ -180,10 +174,25 @@ def run_gates(source: Source, recipe: ConversionOptions, options: ProbeOptions) 
     """
     model = open_model(source, recipe)
     _check_task(source, model)
+    config = read_checkpoint(source.checkpoint).config
+    widths = model.options.functions or (model.options.rows,)
+    kinds: dict[tuple[Any, ...], int] = {}
+    """Names and shapes of a layer's weights and states -> the first such layer."""
+    for index in range(model.family.shape.layers):
+        layer = model.family.layer(index)
+        tensors = [*layer.named_parameters(), *layer.named_buffers()]
+        kinds.setdefault(tuple((name, tensor.shape) for name, tensor in tensors), index)
+    shapes = [shape_of(config, rows=rows, slots=model.options.slots) for rows in widths]
+    gates = [partial(probe_shape, shape, options) for shape in shapes]
+    gates += [
+        partial(probe_layer, source, model, index, rows, options)
+        for index in kinds.values()
+        for rows in widths
+    ]
     reports: list[Report] = []
-    for report in _gates(source, model, options):
-        reports.append(report)
-        if not report.passed:
+    for gate in gates:
+        reports.append(gate())
+        if not reports[-1].passed:
             break
     return reports
 
@@ -193,22 +202,6 @@ def _check_task(source: Source, model: OpenModel) -> None:
     if task != CAUSAL_LM:
         # A classifier's rows see the whole text, so there are no calls of single rows to compare.
         raise InvalidRequest(f"{source.name} is for {task}; expected a model for {CAUSAL_LM}")
-
-
-def _gates(source: Source, model: OpenModel, options: ProbeOptions) -> Iterator[Report]:
-    config = read_checkpoint(source.checkpoint).config
-    widths = model.options.functions or (model.options.rows,)
-    for rows in widths:
-        yield probe_shape(shape_of(config, rows=rows, slots=model.options.slots), options)
-    kinds: dict[tuple[Any, ...], int] = {}
-    """Names and shapes of a layer's weights and states -> the first such layer."""
-    for index in range(model.family.shape.layers):
-        layer = model.family.layer(index)
-        tensors = [*layer.named_parameters(), *layer.named_buffers()]
-        kinds.setdefault(tuple((name, tensor.shape) for name, tensor in tensors), index)
-    for index in kinds.values():
-        for rows in widths:
-            yield probe_layer(source, model, index, rows, options)
 
 
 def _rows_of(source: Source, family: Family, layer: int, sizes: ShardSizes) -> _Rows:
@@ -225,14 +218,7 @@ def _rows_of(source: Source, family: Family, layer: int, sizes: ShardSizes) -> _
     stream[:, : shape.hidden_size] = embeddings[tokens]
     del embeddings
     # transformers does not show the extra channels of a family's stream.
-    before = run_layers(
-        family,
-        range(layer),
-        stream,
-        slots=sizes.slots,
-        conv_slots=sizes.conv_slots,
-        rows=sizes.rows,
-    )
+    before = run_layers(family, range(layer), stream, conv_slots=sizes.conv_slots, rows=sizes.rows)
     reference = Reference(source.checkpoint, layers=layer + 1)
     return _Rows(tokens, before, reference.run(tokens).streams[layer + 1], reference.experts)
 
@@ -289,9 +275,7 @@ def _checks(
     opener = packages.PackageOpener(
         artifact, units=options.units, rounding="f16", say=options.progress.say
     )
-    inputs = CallInputs(
-        rows, *family.rope_tables(), conv_slots=artifact.conv_slots, lags=artifact.lags
-    )
+    inputs = CallInputs(rows, *family.rope_tables(), conv_slots=artifact.ring, lags=artifact.lags)
     try:
         package = opener.open(PACKAGE, None)
         blocks = run_package(package, compared.stream, rows, inputs)["out_hidden"]

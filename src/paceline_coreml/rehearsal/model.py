@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline.errors import InvalidRequest, ModelError
 from paceline_coreml.rehearsal.ops.products import half_sums
@@ -30,48 +29,14 @@ from paceline_coreml.rehearsal.ops.table import Array, Cell
 from paceline_coreml.rehearsal.plan import ENGINE, finisher, make_plan
 from paceline_coreml.rehearsal.program import Feature, MilFunction, MilPackage, read_package
 
-_STATE_DTYPES = ("float32", "float64", "int32")
-"""Types that coremltools accepts for a state; float16 is not among them."""
-
 
 class RehearsalState:
     """State of a model between calls; from `RehearsalModel.make_state`."""
 
-    def __init__(self, owner: object, states: tuple[Feature, ...], rounding: str) -> None:
+    def __init__(self, owner: object, states: tuple[Feature, ...]) -> None:
         """All zeros. Models with an equal `owner` may use it."""
         self.owner = owner
-        self._finish = {feature.name: finisher(feature.dtype, rounding) for feature in states}
         self.cells = {feature.name: Cell(np.zeros(feature.shape, np.float32)) for feature in states}
-
-    def read_state(self, name: str) -> npt.NDArray[np.float32]:
-        """A copy of a state's numbers. Raises InvalidRequest for an unknown name."""
-        return self._cell(name).array.copy()
-
-    def write_state(self, name: str, value: Array) -> None:
-        """Write a state.
-
-        Raises InvalidRequest if the name is unknown, the shape differs, or the type is not one of
-        float32, float64 and int32, which coremltools accepts.
-        """
-        cell = self._cell(name)
-        array = np.asarray(value)
-        if array.dtype.name not in _STATE_DTYPES:
-            raise InvalidRequest(
-                f"state {name!r} cannot be written from {array.dtype.name}; expected "
-                f"{', '.join(_STATE_DTYPES)}"
-            )
-        if array.shape != cell.array.shape:
-            raise InvalidRequest(
-                f"state {name!r} has shape {list(cell.array.shape)}, got {list(array.shape)}"
-            )
-        cell.array = np.array(self._finish[name](array))
-
-    def _cell(self, name: str) -> Cell:
-        if name not in self.cells:
-            raise InvalidRequest(
-                f"there is no state {name!r}; expected one of {', '.join(self.cells) or 'none'}"
-            )
-        return self.cells[name]
 
 
 class RehearsalModel:
@@ -112,7 +77,7 @@ class RehearsalModel:
 
     def make_state(self) -> RehearsalState:
         """A new state, all zeros; empty if the model has no states."""
-        return RehearsalState(self._owner, self.function.states, self._rounding)
+        return RehearsalState(self._owner, self.function.states)
 
     def predict(
         self, data: Mapping[str, Array], state: RehearsalState | None = None

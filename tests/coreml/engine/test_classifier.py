@@ -191,11 +191,6 @@ def test_what_cannot_be_read_is_refused(
         exact.label(texts)
 
 
-def test_a_function_that_is_not_there_is_refused(folder: Path):
-    with pytest.raises(InvalidRequest, match=f"no function for 3 rows; expected some of 1, {ROWS}"):
-        TextClassifier(folder, functions=[3])
-
-
 def test_the_engine_for_texts_refuses_a_classifier(folder: Path):
     with pytest.raises(ModelError, match=r"token-classification.*TextClassifier"):
         CoreMlEngine(folder)

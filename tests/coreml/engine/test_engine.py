@@ -9,7 +9,7 @@ import pytest
 
 from paceline.decoding.types import Best, Block
 from paceline.engines import EngineSettings
-from paceline.errors import CacheFull, InvalidRequest, ModelError
+from paceline.errors import InvalidRequest, ModelError
 from paceline_coreml.engine.call import keep_best
 from paceline_coreml.engine.engine import CoreMlEngine
 from support.coreml import STATIC, seal, tiny_artifact
@@ -117,40 +117,6 @@ def test_calls_may_have_the_rows_that_they_need(which: str, tiny_core_ml: Path, 
     widths = [2, 4] if which == "static" else [1, 2, 3, 4]
     assert [bucket.rows for bucket in engine._decode] == widths
     assert engine.describe()["rows"] == ",".join(map(str, widths))
-
-
-def test_what_an_earlier_sequence_left_is_not_seen(engine: CoreMlEngine):
-    expected = rows_of(engine, TEXT, [len(TEXT)])
-    with closing(engine.open()) as sequence:
-        engine.step([(sequence, Block(TEXT, 0))])
-        for state in engine._states_of(sequence):
-            for cell in state.cells.values():
-                cell.array = np.full_like(cell.array, np.nan)
-    assert rows_of(engine, TEXT, [len(TEXT)]).tobytes() == expected.tobytes()
-
-
-def test_time_is_put_down_to_parts(tiny_core_ml: Path):
-    engine = CoreMlEngine(tiny_core_ml, EngineSettings(min_rows=1), rounding="f32")
-    assert engine.load_seconds > 0
-    with closing(engine.open()) as sequence:
-        first = engine.step([(sequence, Block(TEXT[:4], 4))])
-        again = engine.step([(sequence, Block(TEXT[:4], 4))])
-        fewer = engine.step([(sequence, Block(TEXT[:1], 1))])
-    assert set(first.parts) == set(fewer.parts) == {"first calls", "inputs"}
-    assert set(again.parts) == {"layers", "head", "inputs"}
-    for result in (first, again, fewer):
-        calls = sum(seconds for part, seconds in result.parts.items() if part != "inputs")
-        assert result.seconds == pytest.approx(calls)
-
-
-def test_the_cache_holds_as_many_sequences_as_were_asked_for(tiny_core_ml: Path):
-    engine = CoreMlEngine(tiny_core_ml, EngineSettings(cache_tokens=2 * 192), rounding="f32")
-    assert engine.free_slots == 2 * 192
-    with closing(engine.open()) as one, closing(engine.open()) as two:
-        engine.step([(one, Block([1], 0)), (two, Block([1], 0))])
-        assert engine.free_slots == 0
-        with closing(engine.open()) as three, pytest.raises(CacheFull):
-            engine.step([(three, Block([1], 0))])
 
 
 def test_a_tap_that_the_artifact_does_not_give_is_refused(tiny_core_ml: Path):

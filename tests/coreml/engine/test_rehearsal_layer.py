@@ -59,12 +59,10 @@ def test_a_layer_computes_what_torch_does(
     model = RehearsalModel(layer_package, rounding=rounding)
     state = model.make_state()
     found = run(model, state)
-    expected = run_layers(
-        layer_family, range(1), hidden()[:11], slots=SLOTS, conv_slots=ROWS, rows=ROWS
-    )
+    expected = run_layers(layer_family, range(1), hidden()[:11], conv_slots=ROWS, rows=ROWS)
     assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
     if rounding == "f16":
-        for numbers in (found, state.read_state(STATES[0])):
+        for numbers in (found, state.cells[STATES[0]].array):
             np.testing.assert_array_equal(numbers, numbers.astype(np.float16))
 
 
@@ -90,7 +88,7 @@ def test_functions_of_a_package_share_a_state(functions: Path, layer_package: Pa
     state, other = models[1].make_state(), flexible.make_state()
     np.testing.assert_array_equal(run(models, state), run(flexible, other))
     for name in STATES:
-        np.testing.assert_array_equal(state.read_state(name), other.read_state(name))
+        np.testing.assert_array_equal(state.cells[name].array, other.cells[name].array)
     with pytest.raises(InvalidRequest, match="another model"):
         flexible.predict(call([0]), state)
     with pytest.raises(InvalidRequest, match=r"hidden has shape \[1, 64, 1, 1\], expected \[1, 64"):
@@ -103,7 +101,7 @@ def test_a_row_is_bitwise_the_same_in_every_block(layer_package: Path, rounding:
 
     def made(blocks: Any) -> list[np.ndarray]:
         state = model.make_state()
-        return [run(model, state, blocks), *map(state.read_state, STATES)]
+        return [run(model, state, blocks), *(state.cells[name].array for name in STATES)]
 
     alone = made([[row] for row in range(SLOTS)])
     for size in range(2, ROWS + 1):
@@ -123,7 +121,7 @@ def test_rows_that_mean_nothing_and_slots_that_are_overwritten_change_nothing(la
         given = call(rows, padding=ROWS - len(rows))
         found = model.predict(given, padded)["out_hidden"][:, :, : len(rows)]
         np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(padded.read_state(STATES[0]), plain.read_state(STATES[0]))
+    np.testing.assert_array_equal(padded.cells[STATES[0]].array, plain.cells[STATES[0]].array)
 
 
 # -- states and outputs ----------------------------------------------------------------------------
@@ -156,27 +154,3 @@ def test_a_model_that_keeps_something_needs_its_own_state(
     assert other.make_state().cells == {}
     with pytest.raises(InvalidRequest, match="another model"):
         model.predict(call([0]), other.make_state())
-
-
-def test_a_state_is_read_and_written_as_coremltools_does(layer_package: Path):
-    model, name = RehearsalModel(layer_package), STATES[0]
-    state = model.make_state()
-    numbers = np.random.default_rng(0).normal(size=(1, 2, SLOTS, 16))
-    state.write_state(name, numbers)
-    found = state.read_state(name)
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, numbers.astype(np.float16))
-    found[:] = 0
-    assert state.read_state(name).any(), "what is read is a copy"
-    with pytest.raises(InvalidRequest, match="float16"):
-        state.write_state(name, numbers.astype(np.float16))
-    with pytest.raises(InvalidRequest, match=r"has shape \[1, 2, 24, 16\], got \[2, 24, 16\]"):
-        state.write_state(name, numbers[0])
-    with pytest.raises(InvalidRequest, match="'keys'"):
-        state.read_state("keys")
-    model.predict(call([0, 1, 2]), state)
-    other = model.make_state()
-    for part in STATES:
-        other.write_state(part, state.read_state(part))
-    again, expected = (model.predict(call([3]), one)["out_hidden"] for one in (other, state))
-    np.testing.assert_array_equal(again, expected)

@@ -45,7 +45,7 @@ def made(save_program: Callable[..., Path]) -> Mapping[Case, tuple[np.ndarray, .
     assert {case.op for case in CASES} <= built, "coremltools replaced what a case is about"
     state = model.make_state()
     for name in states:
-        state.write_state(name, STATE)
+        state.cells[name].array = STATE
     found = model.predict(inputs, state)
     return {
         case: tuple(found[name] for name in names)

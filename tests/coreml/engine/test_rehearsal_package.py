@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -175,29 +176,29 @@ def test_weights_outside_the_package_are_refused(edited: Callable[..., Path]):
     refused(edited(elsewhere), "is no weight file of this package")
 
 
-def test_what_is_not_known_is_refused_when_a_package_is_opened(edited: Callable[..., Path]):
-    def change(spec: Any) -> None:
-        operation(spec, "softmax").type = "softmax_of_tomorrow"
-        operation(spec, "rsqrt").inputs["accuracy"].CopyFrom(operation(spec, "rsqrt").inputs["x"])
-        del operation(spec, "tile").inputs["reps"]
-
-    path = edited(change)
-    refused(path, r"softmax_of_tomorrow '\w+' is an operation that is not known here")
-    refused(path, r"rsqrt '\w+' has the parameter accuracy, which is not known")
-    refused(path, r"tile '\w+' has no reps")
-    refused(path, r"copy\.mlpackage cannot be rehearsed")
-
-
-def test_an_option_that_is_not_known_is_refused_when_a_package_is_opened(
-    edited: Callable[..., Path],
-):
+def test_all_that_is_not_known_is_named_when_a_package_is_opened(edited: Callable[..., Path]):
     def change(spec: Any) -> None:
         for op in operations(spec):
             value = op.attributes["val"].immediateValue.tensor if op.type == "const" else None
             if value is not None and "valid" in value.strings.values:
                 value.strings.values[0] = "mirrored"
+        operation(spec, "softmax").type = "softmax_of_tomorrow"
+        operation(spec, "rsqrt").inputs["accuracy"].CopyFrom(operation(spec, "rsqrt").inputs["x"])
+        operation(spec, "sub").inputs["y"].arguments[0].name = "nowhere"
+        del operation(spec, "tile").inputs["reps"]
+        del operation(spec, "silu").inputs["x"].arguments[:]
 
-    refused(edited(change), r"conv '\w+' has the pad_type mirrored, expected one of custom, valid")
+    with pytest.raises(ModelError) as refusal:
+        RehearsalModel(edited(change))
+    for message in (
+        r"copy\.mlpackage cannot be rehearsed",
+        r"softmax_of_tomorrow '\w+' is an operation that is not known here",
+        r"rsqrt '\w+' has the parameter accuracy, which is not known",
+        r"tile '\w+' has no reps",
+        r"conv '\w+' has the pad_type mirrored, expected one of custom, valid",
+        r"sub '\w+' reads nowhere, which nothing before it makes",
+    ):
+        assert re.search(message, str(refusal.value)), message
 
 
 def test_a_convolution_over_several_places_is_refused(save_program: Callable[..., Path]):
@@ -208,16 +209,6 @@ def test_a_convolution_over_several_places_is_refused(save_program: Callable[...
     )
     with pytest.raises(ModelError, match=r"conv '\w+': .*expected a 1x1 convolution"):
         model.predict(given)
-
-
-def test_values_that_nothing_makes_are_refused(edited: Callable[..., Path]):
-    def change(spec: Any) -> None:
-        operation(spec, "softmax").inputs["x"].arguments[0].name = "nowhere"
-        del operation(spec, "silu").inputs["x"].arguments[:]
-
-    path = edited(change)
-    refused(path, r"softmax '\w+' reads nowhere, which nothing before it makes")
-    refused(path, r"silu '\w+' has 0 values for x, expected one")
 
 
 def test_a_function_or_a_rounding_that_is_not_there_is_refused(layer_package: Path):
@@ -286,18 +277,3 @@ def test_inputs_that_do_not_fit_are_all_named(model: RehearsalModel):
         f"[{D}, 2, 1], expected [1, {D}, 1 to {ROWS}, 1]; rope_cos has shape [5, 8], expected "
         f"[1 to {ROWS}, 8]; attn_mask is str64, expected numbers"
     )
-
-
-def test_shapes_that_are_listed_are_the_only_ones(edited: Callable[..., Path]):
-    def change(spec: Any) -> None:
-        for one in spec.description.input:
-            if one.name == "hidden":
-                for rows in (1, 4):
-                    one.type.multiArrayType.enumeratedShapes.shapes.add(shape=[1, D, rows, 1])
-
-    model = RehearsalModel(edited(change))
-    model.predict(call([0]), model.make_state())
-    with pytest.raises(
-        InvalidRequest, match=r"hidden has shape \[1, 64, 2, 1\], expected \[1, 64, 1, 1\] or \[1"
-    ):
-        model.predict(call([0, 1]), model.make_state())
