@@ -19,6 +19,7 @@ from paceline.drafters import DrafterResources, create
 from paceline.engines.base import Engine
 from paceline_mlx.heads.cache import HeadCache, NewRows
 from paceline_mlx.heads.dflash.drafter import DFlashDrafter
+from paceline_mlx.heads.network import DraftCost
 from support import mlx
 from support.dflash import config_for, random_weights, write_checkpoint
 from support.driver import POLICIES, Answer, answer, generation, run, total
@@ -176,11 +177,8 @@ class Rehearsed:
     """
 
     def __init__(self, text: Sequence[int], states: np.ndarray, wrong_at: Sequence[int]) -> None:
-        self.config = SimpleNamespace(vocab_size=mlx.VOCAB)
+        self.config, self.cost = SimpleNamespace(vocab_size=mlx.VOCAB), DraftCost()
         self._text, self._states, self._wrong_at = text, states, set(wrong_at)
-
-    def cost(self, context: int) -> float:
-        return 0.1
 
     def tapped(self, taps: Mapping[str, np.ndarray], rows: int) -> Any:
         import mlx.core as mx

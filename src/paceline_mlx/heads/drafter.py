@@ -2,10 +2,11 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 from paceline.decoding.sampling import Sampling
-from paceline.decoding.types import ComputedBlock, Drafter, Proposal
+from paceline.decoding.types import ComputedBlock, DeferredRows, Drafter, Proposal
 from paceline.drafters.draft_sampling import DraftSampler
 from paceline_mlx.heads.cache import PREFILL_CHUNK, HeadCache
 
@@ -34,9 +35,19 @@ class HeadDrafter(Drafter):
         """The draft after the last token; empty before hidden states were observed."""
         if self._drafted_at != len(context):
             self._drafted_at = len(context)
+            started = perf_counter()
             tokens, chances = self.drafts(context, limit)
+            if isinstance(chances, DeferredRows):
+                chances = self._timed(chances, started)
+            elif tokens:
+                self._network.cost.observe(perf_counter() - started)
             self._draft = Proposal(tokens, self.name, 0, chances)
         return self._draft.cut(limit)
+
+    def cost(self, limit: int) -> float:
+        """Seconds of a draft, whatever its length: mostly the network's for its first token."""
+        seconds: float = self._network.cost.seconds
+        return seconds
 
     def observe(self, computed: ComputedBlock) -> None:
         """Keep the hidden states of the rows that are now part of the sequence."""
@@ -51,3 +62,13 @@ class HeadDrafter(Drafter):
         if not cache.pending:
             cache.pending_start = computed.start
         cache.pending.append(self._network.tapped(computed.taps, computed.accepted_rows))
+
+    def _timed(self, chances: DeferredRows[float], started: float) -> DeferredRows[float]:
+        """The same probabilities, which `auto` reads before verification; a read is timed."""
+
+        def read() -> Sequence[float]:
+            values = list(chances)
+            self._network.cost.observe(perf_counter() - started)
+            return values
+
+        return DeferredRows(read, len(chances))

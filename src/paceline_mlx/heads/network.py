@@ -1,10 +1,7 @@
 """What the networks of all heads share: the target's ends, a decoder layer's parts, and costs."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
@@ -19,10 +16,10 @@ from paceline_mlx.heads.weights import LayerWeights, Matrix
 from paceline_mlx.hooks import Array
 from paceline_mlx.model import LoadedModel
 
-LONG_CONTEXT = 2048
-"""Tokens of context for the second measurement of a network's cost."""
-
-_TIMED_CALLS = 5
+_PRIOR = 1e-3
+"""Seconds of a draft before one was timed: so few that a head is asked."""
+_WEIGHT = 0.2
+"""Weight of the newest draft in the mean of their seconds."""
 
 
 class HeadNetwork:
@@ -56,6 +53,7 @@ class HeadNetwork:
         self._rotary_dims = config.head_dim
         self._periods: Array | None = None
         """Inverses of RoPE's frequencies; None: MLX computes those of plain RoPE itself."""
+        self.cost = DraftCost()
 
     def tapped(self, taps: Mapping[str, npt.NDArray[np.float32]], rows: int) -> Array:
         """Hidden states of a call's first `rows` rows, [rows, taps * d], evaluated.
@@ -121,28 +119,17 @@ def swiglu(gate_up: Matrix, down: Matrix, rows: Array) -> Array:
     return down(gate * mx.sigmoid(gate) * up)
 
 
-@dataclass(frozen=True, slots=True)
 class DraftCost:
-    """Seconds of a forward pass, by context length."""
+    """Seconds of a draft, learnt from those that were read before they were verified."""
 
-    base: float
-    """Without context."""
-    per_token: float = 0.0
-    """Added per token of context."""
-    max_context: int | None = None
-    """Tokens of context that attention reads at most; None: all."""
+    def __init__(self) -> None:
+        self.seconds = _PRIOR
+        self._drafts = 0
 
-    def __call__(self, context: int) -> float:
-        """Seconds at `context` tokens."""
-        attended = context if self.max_context is None else min(context, self.max_context)
-        return self.base + self.per_token * attended
-
-
-def median_seconds(call: Callable[[], object]) -> float:
-    """Median seconds of a call."""
-    times = []
-    for _ in range(_TIMED_CALLS + 1):  # the first one compiles
-        started = perf_counter()
-        call()
-        times.append(perf_counter() - started)
-    return median(times[1:])
+    def observe(self, seconds: float) -> None:
+        """Learn from a draft; the first one, which compiles, is left out."""
+        if self._drafts == 1:
+            self.seconds = seconds
+        elif self._drafts > 1:
+            self.seconds += _WEIGHT * (seconds - self.seconds)
+        self._drafts += 1

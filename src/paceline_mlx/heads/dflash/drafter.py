@@ -21,8 +21,3 @@ class DFlashDrafter(HeadDrafter):
             cache, context[-1], len(context) - 1, rows, sampler=sampler
         )
         return drafted
-
-    def cost(self, limit: int) -> float:
-        """Seconds of a forward pass at this context; `limit` does not change it."""
-        seconds: float = self._network.cost(len(self._cache) + self._cache.pending_count)
-        return seconds

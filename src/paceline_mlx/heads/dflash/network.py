@@ -22,13 +22,7 @@ from paceline_mlx.heads.cache import HeadCache, NewRows
 from paceline_mlx.heads.dflash.chain import Candidates, ChainHead
 from paceline_mlx.heads.dflash.checkpoint import read_tensors
 from paceline_mlx.heads.dflash.config_file import read_config
-from paceline_mlx.heads.network import (
-    LONG_CONTEXT,
-    DraftCost,
-    HeadNetwork,
-    median_seconds,
-    swiglu,
-)
+from paceline_mlx.heads.network import HeadNetwork, swiglu
 from paceline_mlx.heads.weights import Matrix, Weights
 from paceline_mlx.hooks import Array
 from paceline_mlx.model import LoadedModel
@@ -84,7 +78,6 @@ class Network(HeadNetwork):
         if (rope := config.llama3_rope) is not None:
             self._periods = mx.array(rope.periods(config.head_dim, config.rope_theta))
         self._window = window
-        self.cost = self._measure_cost()
 
     def new_cache(self) -> HeadCache:
         """An empty cache for a sequence."""
@@ -225,28 +218,6 @@ class Network(HeadNetwork):
             np.array(scores),
             np.array(hidden.astype(mx.float32)),
         )
-
-    def _measure_cost(self) -> DraftCost:
-        """Seconds of a block at one token of context and at a long context."""
-
-        def rows(count: int, start: int) -> NewRows:
-            return NewRows(mx.zeros((count, self.config.tapped_size), self.dtype), start)
-
-        def seconds(cache: HeadCache) -> float:
-            def block() -> None:  # the context grows by a token
-                at = len(cache)
-                list(self.draft(cache, 0, at + 1, rows(1, at))[0])
-
-            return median_seconds(block)
-
-        windows = [*self.config.windows]
-        widest = None if None in windows else max(filter(None, windows))
-        attended = min(filter(None, (self._window, widest)), default=None)
-        base = seconds(self.new_cache())
-        length = min(LONG_CONTEXT, attended or LONG_CONTEXT)
-        cache = self.new_cache()
-        self.prefill(cache, rows(length, 0))
-        return DraftCost(base, max(seconds(cache) - base, 0.0) / length, attended)
 
 
 def _greedy(logits: Array) -> tuple[Sequence[int], Sequence[float]]:

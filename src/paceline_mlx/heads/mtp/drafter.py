@@ -15,9 +15,6 @@ LEAST_CHANCE = 0.15
 """A chain ends where all its drafts are right with less than this probability by the head's own
 estimate: one more row of the target costs about a tenth of a call."""
 
-_LENGTH_WEIGHT = 0.2
-"""Weight of the newest chain in the mean length of chains."""
-
 
 class MtpDrafter(HeadDrafter):
     """Drafts a chain, one token a step, of at most `length` tokens."""
@@ -37,8 +34,6 @@ class MtpDrafter(HeadDrafter):
         """See `HeadDrafter`."""
         super().__init__(network, cache, sampling, prompt_length)
         self._length = length
-        self._mean = 1.0
-        """Running mean of the drafts of a chain."""
 
     def drafts(self, context: Sequence[int], limit: int) -> tuple[Sequence[int], Sequence[float]]:
         """A chain after the last token.
@@ -51,15 +46,13 @@ class MtpDrafter(HeadDrafter):
         cache.complete(context[-1])
         rows = cache.take_pending()
         assert rows is not None
-        drafts, chances = self._network.draft(
+        return self._network.draft(
             cache,
             rows,
             min(limit, self._length),
             LEAST_CHANCE,
             sampler=self._sampler.following(context),
         )
-        self._mean += _LENGTH_WEIGHT * (len(drafts) - self._mean)
-        return drafts, chances
 
     def observe(self, computed: ComputedBlock) -> None:
         """Keep hidden states, and the tokens after them."""
@@ -69,17 +62,6 @@ class MtpDrafter(HeadDrafter):
             self._cache.complete(computed.tokens[0])
         super().observe(computed)
         self._cache.following += computed.tokens[1 : computed.accepted_rows]
-
-    def cost(self, limit: int) -> float:
-        """Seconds of a chain of up to `limit` tokens, of the mean length so far, at this context.
-
-        Reading the tokens since the last chain is part of it, but not reading a prompt: that is
-        done once.
-        """
-        pending = self._cache.pending_count
-        drafts = min(max(self._mean, 1.0), limit, self._length)
-        unread = max(pending, 1) if self._drafted_at >= 0 else 1
-        return self._network.cost(len(self._cache) + pending, drafts, unread)
 
     def _ends_at(self, position: int) -> bool:
         """Whether the pending rows end right before this position."""

@@ -5,7 +5,6 @@ for the host to see whether the chain goes on.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,38 +14,10 @@ from paceline.drafters.draft_sampling import DraftSampler
 from paceline.errors import ModelError
 from paceline_mlx.heads.cache import PREFILL_CHUNK, ChainCache, NewRows
 from paceline_mlx.heads.mtp import eagle3, qwen3_5, read_config
-from paceline_mlx.heads.network import (
-    LONG_CONTEXT,
-    DraftCost,
-    HeadNetwork,
-    median_seconds,
-    swiglu,
-)
+from paceline_mlx.heads.network import HeadNetwork, swiglu
 from paceline_mlx.heads.weights import Matrix
 from paceline_mlx.hooks import Array
 from paceline_mlx.model import LoadedModel
-
-_TIMED_STEPS = 3
-"""Steps after the first one in the measurement of a step."""
-
-_TIMED_ROWS = 64
-"""Rows that are read before a draft in the measurement of a row."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChainCost:
-    """Seconds of a chain of drafts."""
-
-    first: DraftCost
-    """Of one draft, with the hidden states of one new token."""
-    step: float
-    """Of a further draft."""
-    row: float = 0.0
-    """Of a further token whose hidden states are read first."""
-
-    def __call__(self, context: int, drafts: float, rows: int = 1) -> float:
-        """Seconds of `drafts` >= 1 tokens at `context` tokens, the last `rows` >= 1 of them new."""
-        return self.first(context) + self.row * (rows - 1) + self.step * (drafts - 1)
 
 
 class ChainNetwork(HeadNetwork):
@@ -92,7 +63,6 @@ class ChainNetwork(HeadNetwork):
             self._draft_vocab = mx.array(self._tokens.astype(np.int32))
             if self._weights.head is None:
                 self._head = target.head_of(self._draft_vocab)
-        self.cost = self._measure_cost()
 
     def new_cache(self) -> ChainCache:
         """An empty cache for a sequence."""
@@ -210,26 +180,6 @@ class ChainNetwork(HeadNetwork):
         out = self._norm(stream, self._weights.norm)
         logits = self._head(out)[0].astype(mx.float32)
         return logits, stream if self._weights.join is None else out
-
-    def _measure_cost(self) -> ChainCost:
-        """Of a draft after next to nothing and at a long context, a further step and a row."""
-
-        def rows(count: int, start: int) -> NewRows:
-            tapped = mx.zeros((count, self.config.tapped_size), self.dtype)
-            return NewRows(tapped, start, [0] * count)
-
-        def seconds(cache: ChainCache, count: int, drafts: int) -> float:
-            return median_seconds(lambda: self.draft(cache, rows(count, len(cache)), drafts, 0.0))
-
-        cache = self.new_cache()
-        base = seconds(cache, 1, 1)
-        step = (seconds(cache, 1, 1 + _TIMED_STEPS) - base) / _TIMED_STEPS
-        row = (seconds(cache, _TIMED_ROWS, 1) - base) / (_TIMED_ROWS - 1)
-        filled = self.new_cache()
-        self.prefill(filled, rows(LONG_CONTEXT, 0))
-        added = seconds(filled, 1, 1) - base
-        first = DraftCost(base, max(added, 0.0) / LONG_CONTEXT)
-        return ChainCost(first, max(step, 0.0), max(row, 0.0))
 
 
 def _part(rows: NewRows, start: int, end: int) -> NewRows:
