@@ -26,9 +26,9 @@ def family(folder: Path) -> Any:
 
 def converted(family: Any) -> Any:
     """Its layer as coremltools converts it, for 1 to ROWS rows."""
-    from paceline_coreml.conversion.shards import Sizes, convert_layers
+    from paceline_coreml.conversion.shards import ShardSizes, convert_layers
 
-    return convert_layers(family, 0, 1, sizes=Sizes(ROWS, SLOTS, ROWS))
+    return convert_layers(family, 0, 1, sizes=ShardSizes(ROWS, SLOTS, ROWS))
 
 
 def hidden(seed: int = 0) -> np.ndarray:
