@@ -12,7 +12,7 @@ from paceline.drafters import DrafterResources, create, taps
 from paceline.engines import EngineSettings
 from paceline.models import DEFAULT_MODEL, QUIET, open_origin
 from paceline.models.files import open_checkpoint
-from paceline_coreml.conversion.from_gguf import checkpoint_from_gguf
+from paceline_coreml.conversion.source import checkpoint_from_gguf
 from paceline_mlx.engine import MlxEngine
 from paceline_mlx.heads.dflash.checkpoint import Config
 from paceline_mlx.rows import RowRange

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from paceline_coreml.conversion.checkpoint import with_prefix
-from paceline_coreml.conversion.family import Shape
+from paceline_coreml.conversion.family import RopeTables, Shape, make_rope_tables
 from paceline_coreml.conversion.layers import (
     Attention,
     GatedFeedForward,
@@ -19,7 +19,6 @@ from paceline_coreml.conversion.layers import (
     projection,
     query_order,
 )
-from paceline_coreml.conversion.rope import RopeTables, make_rope_tables
 
 
 class Decoder:

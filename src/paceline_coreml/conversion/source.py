@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from paceline.errors import ModelError
 from paceline.models import Facts, Origin, Progress, open_origin
 from paceline.storage.files import digest_of
-from paceline_coreml.conversion.from_gguf import checkpoint_from_gguf
 
 
 class Source(NamedTuple):
@@ -63,3 +63,36 @@ def source_of(origin: Origin, checkpoint: Path) -> Source:
         template=origin.template,
         facts=origin.facts,
     )
+
+
+def checkpoint_from_gguf(gguf: Path, folder: Path) -> None:
+    """Make `folder`, a float32 checkpoint without tokenizer, of the GGUF file of a model.
+
+    transformers converts, because it is the authority on the names and order of tensors.
+
+    Needs torch and transformers. Raises ModelError if transformers does not read the file.
+    """
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        )
+    except (ValueError, KeyError, NotImplementedError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(
+            f"{gguf} cannot be read by transformers: {reason}; give the model's Hugging Face form"
+        ) from error
+    # save_pretrained refuses, because the config still says that the model is quantized.
+    weights = {name: weight.contiguous() for name, weight in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.config.save_pretrained(folder)
+    save_file(weights, folder / "model.safetensors")

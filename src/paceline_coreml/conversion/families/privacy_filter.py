@@ -14,7 +14,7 @@ from paceline_coreml.conversion.checkpoint import with_prefix
 from paceline_coreml.conversion.config_checks import STATIC_ROPE, check_field, check_rope
 from paceline_coreml.conversion.decoder import channels, linear
 from paceline_coreml.conversion.experts import Experts, Stack, top_k_mask
-from paceline_coreml.conversion.family import Shape
+from paceline_coreml.conversion.family import RopeTables, Shape, make_rope_tables
 from paceline_coreml.conversion.layers import (
     HIDDEN_BY_MASK,
     LayerInputs,
@@ -22,7 +22,6 @@ from paceline_coreml.conversion.layers import (
     apply_rope,
     query_order,
 )
-from paceline_coreml.conversion.rope import RopeTables, make_rope_tables
 
 
 class PrivacyFilter:

@@ -18,7 +18,7 @@ from paceline_coreml.conversion.config_checks import check_field, check_layer_ty
 from paceline_coreml.conversion.decoder import channels, linear
 from paceline_coreml.conversion.experts import Experts, Stack
 from paceline_coreml.conversion.families.zaya_router import ExpertRouter, Routing
-from paceline_coreml.conversion.family import Shape
+from paceline_coreml.conversion.family import RopeTables, Shape, make_rope_tables
 from paceline_coreml.conversion.layers import (
     Attention,
     ConvState,
@@ -28,7 +28,6 @@ from paceline_coreml.conversion.layers import (
     projection,
     query_order,
 )
-from paceline_coreml.conversion.rope import RopeTables, make_rope_tables
 
 LAGS = 2
 """Previous rows that a query or key depends on: two convolutions of two taps in sequence."""
