@@ -60,6 +60,15 @@ def test_a_full_context_counts_turns_to_drop_without_which_the_chat_goes_on(
     assert chat.messages[-2:] == [messages[-1], {"role": "assistant", "content": answer.text}]
 
 
+def test_dropping_what_the_error_says_leaves_a_quarter_of_the_context_for_an_answer(chat: Any):
+    filled(chat)
+    with pytest.raises(ContextFull) as caught:
+        chat.say("Hello 9", ignore_eos=True, drafter="none")
+    chat.drop_oldest(caught.value.turns or 0)
+    answer = said(chat.say("Hello 9", ignore_eos=True, drafter="none"))
+    assert answer.completion_tokens >= CACHE // 4
+
+
 def test_a_full_context_leaves_the_kv_cache_of_the_chat_as_it_was(chat: Any):
     filled(chat)
     assert chat._sequence.length > 0
@@ -86,6 +95,12 @@ def test_a_message_that_never_fits_names_no_turns_to_drop(chat: Any):
         chat.say("x " * 300)
     assert caught.value.turns is None
     assert chat.messages == before
+    chat.messages, text = [SYSTEM], "x"
+    while len(chat.model.tokens([SYSTEM, {"role": "user", "content": text}])) < CACHE - 1:
+        text += "x"
+    with pytest.raises(ContextFull):
+        chat.say(text + "x")
+    assert said(chat.say(text, ignore_eos=True)).completion_tokens == 1, "there is room for one"
 
 
 def test_other_sequences_in_the_cache_count_against_the_context(chat: Any):
