@@ -34,6 +34,9 @@ def test_a_request_with_a_salt_is_neither_kept_nor_drafted_from_kept_answers(kee
         keeping.settle()
         second = Submitted(scheduler, PROMPT, **OPTIONS).result()
         again = Submitted(scheduler, PROMPT, salt="a", **OPTIONS).result()
+        named = {**OPTIONS, "drafter": "kept"}  # as the server may have been started with
+        assert Submitted(scheduler, PROMPT, **named).result().stats.drafted > 0
+        assert Submitted(scheduler, PROMPT, salt="a", **named).result().stats.drafted == 0
     finally:
         scheduler.close()
     drafters = [item.drafter for item in (salted, first, second, again)]
