@@ -131,9 +131,11 @@ slopes = st.floats(0, 1.2, allow_nan=False)
 learned = st.builds(taught, st.integers(1, 15), st.integers(0, 15), st.integers(0, 60))
 
 
-@given(slope=slopes, acceptance=learned, length=st.integers(1, 15))
-def test_no_other_length_has_a_greater_gain(slope: float, acceptance: Acceptance, length: int):
-    cost = CostTable({1: 1.0, 16: 1.0 + 15 * slope})
+@given(first=slopes, slope=slopes, acceptance=learned, length=st.integers(1, 15))
+def test_no_other_length_has_a_greater_gain(
+    first: float, slope: float, acceptance: Acceptance, length: int
+):
+    cost = CostTable({1: 1.0, 2: 1.0 + first, 16: 1.0 + first + 14 * slope})
     probabilities = [*acceptance.probabilities(draft(length))]
     # A new request runs at one token per call.
     tokens = [1.0, *(1.0 + more for more in accumulate(accumulate(probabilities, mul)))]
