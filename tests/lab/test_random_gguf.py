@@ -50,25 +50,6 @@ def test_weights_have_a_mean_near_zero_and_the_usual_deviation(weights: str, tmp
     assert kinds == expected
 
 
-def test_a_file_of_the_same_seed_has_the_same_bytes(tmp_path: Path):
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        random_gguf.write_random(tmp_path / name, SMALL, "Q4_0", seed=seed)
-    first, same, other = ((tmp_path / name).read_bytes() for name in "abc")
-    assert first == same
-    assert len(first) == len(other)
-    assert first != other
-
-
-def test_a_vocabulary_of_real_size_is_whole():
-    count = random_gguf.SHAPES["0.6B"].vocabulary - 3 - 256
-    words = list(random_gguf._words(count))
-    assert len(words) == len({*words}) == count
-    known = {*random_gguf._byte_letters()}
-    for word in words:
-        assert word[:-1] in known
-        known.add(word)
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     folder = tmp_path_factory.mktemp("random")

@@ -3,8 +3,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
@@ -105,18 +103,6 @@ def test_the_steps_are_those_of_a_real_generation(
     simulated = list(steps(text(prompt, whole), create(spec, shared), policy(name), CHEAP))
     assert simulated == taken
     assert drafter == "none" or any(each.step.accepted for each in taken)
-
-
-@given(
-    came=st.lists(st.integers(0, 5), min_size=1, max_size=40),
-    drafter=st.sampled_from(["ngram", "suffix", "ngram:min=2,max=3,length=4"]),
-    block=st.integers(2, 9),
-)
-def test_every_token_comes_once(came: list[int], drafter: str, block: int):
-    recording = text([1, 2, 3], came)
-    found = list(steps(recording, create(drafter), Fixed(block), EVEN))
-    assert [token for each in found for token in each.step.tokens] == came[1:]
-    assert all(each.rows == each.step.drafted + 1 <= block for each in found)
 
 
 def test_drafts_continue_after_a_stop_token():
