@@ -15,6 +15,7 @@ from paceline_lab.trace.command import (
     draft_source,
     escaped,
     headline,
+    step_table,
     totals,
 )
 from paceline_lab.trace.page import page
@@ -87,7 +88,7 @@ def test_a_trace_that_was_interrupted_before_the_first_step_is_shown(tmp_path: P
     for count in (1, 2):
         trace = parse_trace([json.dumps(line) for line in LINES[:count]], "this")
         assert headline(trace).endswith("0 steps, no drafts; interrupted")
-        assert "interrupted" in page(trace)
+        assert "interrupted" in page(trace, headline(trace), step_table(trace))
 
 
 def test_a_draft_source_has_its_match_length_or_probability(trace: RecordedTrace):
@@ -107,13 +108,9 @@ def test_the_terminal_shows_every_step_in_one_line(
     assert main(["bench", "trace", str(file)]) == 0
     out = capsys.readouterr().out
     assert "The <i>big\n<dog> &xy{}" in out, "the answer as it is"
-    bars = [line.split() for line in out.splitlines() if re.match(r" *\d+ ", line)]
-    assert [line[-2] for line in bars] == [
-        ACCEPTED + REJECTED + BONUS,
-        BONUS,
-        ACCEPTED * 2,
-        ACCEPTED + BONUS,
-    ]
+    bars = re.findall(f" ([{ACCEPTED}{REJECTED}{BONUS}]+) +", out.partition("draft ms")[2])
+    assert bars == [ACCEPTED + REJECTED + BONUS, BONUS, ACCEPTED * 2, ACCEPTED + BONUS]
+    assert "<i>big\\n<dog>" in out, "the new tokens of a step, in one line"
     assert "\x1b" not in out
     assert main(["bench", "trace", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 4
@@ -131,12 +128,12 @@ def test_the_same_trace_is_the_same_bytes(file: Path, tmp_path: Path, capsys):
 
 
 def test_the_page_is_escaped(trace: RecordedTrace):
-    made = page(trace)
+    made = page(trace, headline(trace), step_table(trace))
     for raw in ("<dog>", "<b>", "<i>", "://"):
         assert raw not in made
     for accepted in (" &lt;i&gt;big", "xy", "{"):
         assert f">{accepted}</u>" in made
-    assert "<s> &lt;b&gt;</s>" in made, "rejected ones are struck out"
+    assert "&lt;i&gt;big &lt;b&gt;</td>" in made, "with what was rejected"
     assert "suffix+table" in made
 
 

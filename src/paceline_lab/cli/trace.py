@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument
 
 from paceline.cli import declare
-from paceline.cli.console import check_writable, print_value
+from paceline.cli.console import check_writable, print_report
 from paceline.cli.options import Output, command, group
 
 app = group()
@@ -26,12 +26,7 @@ def trace(
     output: Output,
 ) -> int:
     """Show what `generate --trace` wrote."""
-    from paceline_lab.trace.command import bench_trace, show
+    from paceline_lab.trace.command import bench_trace
 
     check_writable(picture)
-    result, recorded = bench_trace(trace, picture)
-    if output.json or picture is not None:
-        print_value(output, result, str(picture))
-    else:
-        show(recorded)
-    return 0
+    return print_report(bench_trace(trace, picture), output)

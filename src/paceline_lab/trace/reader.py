@@ -65,16 +65,6 @@ class TracedStep:
         """Number of bonus tokens: 1, or 0 if the answer ended with a draft token."""
         return len(self.tokens) - self.stood
 
-    @property
-    def accepted_text(self) -> str:
-        """Text of the accepted draft tokens."""
-        return "".join(self.pieces[: self.stood])
-
-    @property
-    def bonus_text(self) -> str:
-        """Text of the bonus token."""
-        return "".join(self.pieces[self.stood :])
-
 
 @dataclass(frozen=True, slots=True)
 class RecordedTrace:
