@@ -40,7 +40,7 @@ ABOVE: dict[str, int] = {
     "src/paceline/cli": 3_450,
     "src/paceline/verify": 1_350,
     "src/paceline_mlx": 4_278,
-    "src/paceline_lab": 6_840,
+    "src/paceline_lab": 6_845,
     "tests": 59_700,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
