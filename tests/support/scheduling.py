@@ -4,7 +4,7 @@ import queue
 from typing import Any
 
 from paceline.decoding.types import Step
-from paceline.runtime.batching.request import BatchRequest, Event, QueuedRequest
+from paceline.runtime.batching.request import BatchRequest, Event
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.result import Result
 from support.waiting import PATIENCE
@@ -24,7 +24,7 @@ class Submitted:
         tokens = scheduler.model.tokens(prompt, raw=True)
         request = scheduler.model.request(options, private=bool(fields.get("salt")))  # type: ignore[arg-type]
         request = BatchRequest(tokens, request, **fields)
-        self.queued: QueuedRequest = scheduler.submit(request, self._events.put)
+        self.queued: BatchRequest = scheduler.submit(request, self._events.put)
 
     def result(self) -> Result:
         """The result, once the request has ended; raises its error if it failed."""

@@ -256,7 +256,7 @@ def step_printer(
     show: Callable[[Step], None] = plain
     if answer.tint:
         show = highlighter()
-    if output.quiet or stream.thoughts is None:
+    if output.quiet or stream.request.thoughts is None:
         return show
     think, thinking = dim(), False
 

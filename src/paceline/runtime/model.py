@@ -42,7 +42,7 @@ from paceline.storage.processes import in_forked_child, use_native_threads
 if TYPE_CHECKING:
     from paceline.constraints.grammar import Grammars
     from paceline.runtime.batching.batches import AsyncStream, Batches
-    from paceline.runtime.batching.request import BatchRequest, Listener, QueuedRequest
+    from paceline.runtime.batching.request import BatchRequest, Listener
 
 _SMALL_BYTES = 200_000_000
 """Most bytes of the weights of a small model."""
@@ -206,7 +206,7 @@ class Model:
         """Return a stream for a coroutine: `async for` steps, then read `.result`."""
         from paceline.runtime.batching.batches import AsyncStream
 
-        def submit(listener: "Listener") -> "QueuedRequest":
+        def submit(listener: "Listener") -> "BatchRequest":
             request = self.batch_request(prompt, options)
             return self._running_batches.submit(request, listener)
 

@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from paceline.decoding.generation import Generation
-from paceline.decoding.reasoning import ReasoningMarks, answer_text
+from paceline.decoding.reasoning import answer_text
 from paceline.decoding.text import TextPiece, showing
-from paceline.decoding.types import Block, FinishReason, Policy, Step, TokenLogprob
+from paceline.decoding.types import Block, FinishReason, Step
 from paceline.engines.base import Engine, KVSequence, StepResult
 from paceline.engines.invariance import Compared
 from paceline.errors import InvalidRequest
@@ -77,7 +77,9 @@ class Stream:
         self.failed = False
         """Whether an error ended the answer."""
         self.engine, self.sequence, self.lock = model.engine, sequence, model.lock
-        self._stats = Stats(load_seconds=model.load_seconds, cached_tokens=sequence.length)
+        self.policy = drafters.policy
+        self.stats = Stats(load_seconds=model.load_seconds, cached_tokens=sequence.length)
+        """Counters and times so far."""
         self._model, self._costs = model.files.name, model.costs
         self._exactness, self._on_end = exactness, on_end
         self._block_length = 0
@@ -103,7 +105,7 @@ class Stream:
                 prompt_logprobs=request.prompt_logprobs,
                 name=model.token_bytes.name,
                 text=answer_text(showing(decode, request.shown), stopping.stop, request.thoughts),
-                counters=self._stats,
+                counters=self.stats,
             )
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
@@ -142,27 +144,7 @@ class Stream:
         """Go on in another sequence, which holds a prefix of the prompt: `Generation.restart`."""
         self._generation.restart(sequence.length)
         self.sequence = sequence
-        self._stats.preempted += 1
-
-    @property
-    def thoughts(self) -> ReasoningMarks | None:
-        """How the model's reasoning is marked; None: all of the text is the answer."""
-        return self.request.thoughts
-
-    @property
-    def policy(self) -> Policy:
-        """The policy that limits drafts."""
-        return self.drafters.policy
-
-    @property
-    def stats(self) -> Stats:
-        """Counters and times so far."""
-        return self._stats
-
-    @property
-    def logprobs(self) -> list[TokenLogprob]:
-        """Logprobs of the answer's tokens so far, if they were requested."""
-        return self._generation.logprobs
+        self.stats.preempted += 1
 
     @property
     def result(self) -> Result:
@@ -245,7 +227,7 @@ class Stream:
 
     def accept(self, rows: StepResult, place: int) -> Step:
         """Accept this stream's rows of a call, and count the step's time."""
-        stats = self._stats
+        stats = self.stats
         verified = perf_counter()
         prefilling, recomputing = self._generation.prefilling, self._generation.recomputing
         taken = verified - self._began
@@ -291,7 +273,7 @@ class Stream:
             self._make_result()
 
     def _make_result(self) -> None:
-        generation, stats = self._generation, self._stats
+        generation, stats = self._generation, self.stats
         self._text.append(generation.cancel())
         if probes := self.drafters.probes:
             stats.probe = {probe.watched: probe.count(self.tokens) for probe in probes}

@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 from paceline.decoding.text import Decode, TextStream, unsigned
 from paceline.decoding.types import FinishReason, Step, TokenLogprob
 from paceline.errors import InvalidRequest
-from paceline.runtime.batching.request import BatchRequest, Event, QueuedRequest
+from paceline.runtime.batching.request import BatchRequest, Event
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.pooled import Embedding
 from paceline.runtime.result import Result
@@ -202,7 +202,6 @@ class Answers:
         self._requests = requests
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        self._queued: list[QueuedRequest] = []
         self.unfinished = len(requests)
         stops = scheduler.model.files.stop_token_ids
         self.all = [
@@ -226,7 +225,7 @@ class Answers:
         try:
             for index, request in enumerate(self._requests):
                 listener = partial(self._deliver, index)
-                self._queued.append(self._scheduler.submit(request, listener))
+                self._scheduler.submit(request, listener)
         except Exception:
             self._cancel()
             raise
@@ -239,9 +238,9 @@ class Answers:
     def prefilled(self) -> int:
         """Tokens of the prompts whose KV is there; the answers to one prompt share its tokens."""
         held: dict[int, int] = {}
-        for queued in self._queued:
-            tokens = queued.ticket.tokens
-            held[id(tokens)] = max(held.get(id(tokens), 0), min(queued.held, len(tokens)))
+        for request in self._requests:
+            tokens = request.tokens
+            held[id(tokens)] = max(held.get(id(tokens), 0), min(request.held, len(tokens)))
         return sum(held.values())
 
     async def deltas(self, seconds: float | None = None) -> list[Delta]:
@@ -284,8 +283,8 @@ class Answers:
             self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
 
     def _cancel(self) -> None:
-        for queued in self._queued:
-            queued.cancel()
+        for request in self._requests:
+            request.cancel()
 
 
 def prompt_pieces(decode: Decode, tokens: list[int]) -> list[Piece]:

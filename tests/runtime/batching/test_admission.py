@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from paceline.engines import EngineSettings, open_engine
 from paceline.models import ModelFiles
-from paceline.runtime.batching.request import QueuedRequest
+from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from support.command import served
@@ -149,7 +150,7 @@ def test_nothing_is_evicted_for_a_request_that_is_not_admitted(model: Model):
 
     scheduler.prefix_cache.open = counted  # type: ignore[method-assign]
 
-    def watched(queued: QueuedRequest, running: Sequence[QueuedRequest]) -> Any:
+    def watched(queued: BatchRequest, running: Sequence[BatchRequest]) -> Any:
         before = len(scheduler.prefix_cache)
         cached_prefix = admit(queued, running)
         if cached_prefix is None:
@@ -248,7 +249,7 @@ def test_a_draft_model_without_slots_abstains_and_answers_are_complete(
     other.result()
     queued = [item.queued for item in asked]
     for request in queued:
-        request.max_length = 320
+        request.request = replace(request.request, max_tokens=320 - len(request.tokens))
     assert not counted(other.queued, queued)
     assert counted(other.queued, [])
     scheduler.close()

@@ -11,13 +11,11 @@ Independent of engine calls and of their order.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from paceline.drafters import DrafterSpec
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.runtime.batching.prefix_cache import CachedPrefix, PrefixCache, close_sequence
-from paceline.runtime.batching.request import BatchRequest, QueuedRequest
+from paceline.runtime.batching.request import BatchRequest
 
 _HEADROOM = 128
 """Tokens by which each running answer can grow before a request is admitted beside it. Fewer admit
@@ -43,19 +41,19 @@ class Admission:
         """
         self._engine, self._prefix_cache, self._draft_slots = engine, prefix_cache, draft_slots
         self._slots = engine.free_slots
-        self._last_rejected: tuple[QueuedRequest, int, int, int] | None = None
+        self._last_rejected: tuple[BatchRequest, int, int, int] | None = None
 
     @property
     def max_length(self) -> int:
         """Most tokens of prompt and answer together."""
         return min(self._engine.context_length, self._slots)
 
-    def limited(self, ticket: BatchRequest) -> BatchRequest:
-        """The ticket with `max_tokens` set so that it fits the cache when it runs alone.
+    def limit(self, queued: BatchRequest) -> None:
+        """Set `max_tokens` of a request so that it fits the cache when it runs alone.
 
         Raises InvalidRequest if its prompt does not fit.
         """
-        count, context = len(ticket.tokens), self._engine.context_length
+        count, context = len(queued.tokens), self._engine.context_length
         if count >= context:
             raise InvalidRequest(
                 f"the prompt has {count} tokens and the context holds {context}, the answer "
@@ -67,25 +65,22 @@ class Admission:
                 f"the prompt has {count} tokens and the cache holds {self._slots}; shorten the "
                 "prompt, or start with more cache_tokens"
             )
-        request = ticket.request
-        request = replace(request, max_tokens=min(request.max_tokens or room, room))
+        request = queued.request
+        queued.request = replace(request, max_tokens=min(request.max_tokens or room, room))
         # Logprobs of the prompt need every row of it.
-        cached = ticket.cached and not request.prompt_logprobs
-        return replace(ticket, request=request, cached=cached)
+        queued.cached = queued.cached and not request.prompt_logprobs
 
-    def admit(self, queued: QueuedRequest, running: Sequence[QueuedRequest]) -> CachedPrefix | None:
+    def admit(self, queued: BatchRequest, running: Sequence[BatchRequest]) -> CachedPrefix | None:
         """A sequence with the cached prefix of the prompt; None: the request has to wait.
 
-        If nothing is running, the request is admitted: `limited` has checked that it fits.
+        If nothing is running, the request is admitted: `limit` has checked that it fits.
         """
         state = queued, self._engine.free_slots, len(running), len(self._prefix_cache)
         if state == self._last_rejected or not self._fits_drafter(queued, running):
             return None  # tried before every call; nothing has changed since the last one
-        ticket = queued.ticket
-        prompt = np.array(ticket.tokens, np.int64)
         prefix = (
-            self._prefix_cache.open(prompt, ticket.salt)
-            if ticket.cached
+            self._prefix_cache.open(queued.prompt, queued.salt)
+            if queued.cached
             else CachedPrefix(self._engine.open())
         )
         try:
@@ -93,8 +88,8 @@ class Admission:
             needed += self._growth(queued, prefix.sequence.length)
             if self._prefix_cache.evict_for(needed) or not running:
                 return prefix
-            if ticket.cached:
-                self._prefix_cache.undo_open(prompt, prefix, ticket.salt)
+            if queued.cached:
+                self._prefix_cache.undo_open(queued.prompt, prefix, queued.salt)
             else:
                 close_sequence(prefix.sequence)
         except Exception:
@@ -107,25 +102,25 @@ class Admission:
         """Whether a call with that many rows and sequences may have found too few free slots."""
         return self._engine.free_slots < rows + sequences * self._engine.block_size
 
-    def usage(self, running: Sequence[QueuedRequest]) -> float:
+    def usage(self, running: Sequence[BatchRequest]) -> float:
         """Fraction of the slots that requests hold, 0 to 1; shared slots count for each."""
         return min(sum(self._round_up(queued.held) for queued in running) / self._slots, 1.0)
 
-    def _fits_drafter(self, queued: QueuedRequest, running: Sequence[QueuedRequest]) -> bool:
+    def _fits_drafter(self, queued: BatchRequest, running: Sequence[BatchRequest]) -> bool:
         """Whether the drafter's own KV cache has slots for the request beside its other users."""
-        spec = queued.ticket.request.drafter
+        spec = queued.request.drafter
         slots = self._draft_slots(spec)
         if slots is None or not running:
             return True
         users = [queued]
-        users += (r for r in running if self._draft_slots(r.ticket.request.drafter) == slots)
+        users += (r for r in running if self._draft_slots(r.request.drafter) == slots)
         return sum(self._round_up(self._goal(user)) for user in users) <= slots
 
-    def _growth(self, queued: QueuedRequest, held: int) -> int:
+    def _growth(self, queued: BatchRequest, held: int) -> int:
         """Slots that a request holding `held` is expected to take soon."""
         return max(self._round_up(self._goal(queued)) - self._round_up(held), 0)
 
-    def _goal(self, queued: QueuedRequest) -> int:
+    def _goal(self, queued: BatchRequest) -> int:
         """Tokens that a request is admitted for: those it has, and the headroom of its answer."""
         return min(queued.max_length, queued.count + _HEADROOM)
 

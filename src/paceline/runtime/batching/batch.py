@@ -12,14 +12,14 @@ from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block, Step
 from paceline.engines.base import Engine, StepResult
 from paceline.engines.costs import SharedCosts
-from paceline.runtime.batching.request import Load, QueuedRequest
+from paceline.runtime.batching.request import BatchRequest, Load
 from paceline.runtime.pooled import PooledStream
 from paceline.runtime.stream import Stream, run_step
 
 Work = tuple[Stream | PooledStream, Block]
 """An answer or an embedding, and its next block."""
 
-Fail = Callable[[QueuedRequest, Exception], None]
+Fail = Callable[[BatchRequest, Exception], None]
 """Ends a request whose block could not be made."""
 
 _PREFILL_ROWS = 512
@@ -94,8 +94,8 @@ class Batcher:
             self._started = None
 
     def next_batch(
-        self, running: list[QueuedRequest], fail: Fail
-    ) -> Iterator[tuple[QueuedRequest, Work]]:
+        self, running: list[BatchRequest], fail: Fail
+    ) -> Iterator[tuple[BatchRequest, Work]]:
         """The blocks of a call, decodes first. Sorts `running` for the round-robin of prefills.
 
         A request whose block cannot be made is ended by `fail` and left out.
@@ -146,22 +146,22 @@ class Batcher:
         running.sort(key=lambda queued: queued in chosen)
 
 
-def _stream(queued: QueuedRequest) -> Stream | PooledStream:
+def _stream(queued: BatchRequest) -> Stream | PooledStream:
     assert queued.stream is not None
     return queued.stream
 
 
-def _prefills(queued: QueuedRequest) -> bool:
+def _prefills(queued: BatchRequest) -> bool:
     """Whether its next rows are prefill, or recompute an answer after a preemption."""
     stream = _stream(queued)
     return stream.prefilling or stream.recomputing
 
 
-def _auto(queued: QueuedRequest) -> Auto | None:
+def _auto(queued: BatchRequest) -> Auto | None:
     policy = _stream(queued).policy
     return policy if isinstance(policy, Auto) else None
 
 
-def _work(queued: QueuedRequest, max_rows: int | None = None) -> Work:
+def _work(queued: BatchRequest, max_rows: int | None = None) -> Work:
     stream = _stream(queued)
     return stream, stream.next_block(max_rows)

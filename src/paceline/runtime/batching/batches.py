@@ -26,7 +26,6 @@ from paceline.runtime.batching.request import (
     Draining,
     Event,
     Listener,
-    QueuedRequest,
 )
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.pooled import Embedding
@@ -58,7 +57,7 @@ class Batches:
         """Whether requests run or wait."""
         return self._scheduler is not None and self._scheduler.unfinished > 0
 
-    def submit(self, request: BatchRequest, listener: Listener) -> QueuedRequest:
+    def submit(self, request: BatchRequest, listener: Listener) -> BatchRequest:
         """Run a request beside the others; its events go to the listener, in another thread.
 
         Raises InvalidRequest if it can never be served.
@@ -85,7 +84,7 @@ class Batches:
         generator, ends all of them. The error of one that is too long has its number, after `noun`.
         """
         events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
-        queued: dict[int, QueuedRequest] = {}
+        queued: dict[int, BatchRequest] = {}
 
         def listen(number: int, event: Event) -> None:
             if not isinstance(event, Step):
@@ -133,11 +132,11 @@ class AsyncStream:
     To leave early, `await aclose()`, or an `async with` block.
     """
 
-    def __init__(self, submit: Callable[[Listener], QueuedRequest]) -> None:
+    def __init__(self, submit: Callable[[Listener], BatchRequest]) -> None:
         """Submit at the first step; `submit` may take a while, and runs in another thread."""
         self._submit = submit
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._queued: QueuedRequest | None = None
+        self._queued: BatchRequest | None = None
         self._started = False
         self._result: Result | None = None
 
@@ -208,7 +207,7 @@ class AsyncStream:
         await self.aclose()
 
 
-def _cancel(submitting: "asyncio.Future[QueuedRequest]") -> None:
+def _cancel(submitting: "asyncio.Future[BatchRequest]") -> None:
     """Cancel a request that was submitted after its caller had gone."""
     if not submitting.cancelled() and submitting.exception() is None:
         submitting.result().cancel()

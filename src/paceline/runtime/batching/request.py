@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from time import monotonic, perf_counter
+from time import perf_counter
+
+import numpy as np
 
 from paceline.constraints.grammar import Grammars
 from paceline.decoding.types import Constraint, Step
@@ -11,6 +13,7 @@ from paceline.drafters import DraftKV
 from paceline.errors import PacelineError
 from paceline.models import Pooling
 from paceline.runtime.batching.prefix_cache import CachedPrefix
+from paceline.runtime.batching.prompt_store import Tokens
 from paceline.runtime.pooled import Embedding, PooledStream
 from paceline.runtime.request import Request
 from paceline.runtime.result import Result
@@ -35,9 +38,12 @@ embedding of a text."""
 Listener = Callable[[Event], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class BatchRequest:
-    """One answer or embedding to compute: what is submitted to the scheduler."""
+    """One answer or embedding to compute, and the scheduler's state of it once it is submitted.
+
+    A request that is cancelled in the queue ends without an event.
+    """
 
     tokens: list[int]
     """The prompt."""
@@ -57,6 +63,20 @@ class BatchRequest:
     constraint: Callable[[Grammars], Constraint] | None = None
     """Compiles the constraint of the answer, which may take seconds; None: it has none."""
 
+    listener: Listener = field(default=lambda _: None, init=False)
+    """Gets its events, in the engine's thread."""
+    submitted: float = field(default=0.0, init=False)
+    """On the clock of `perf_counter`."""
+    cancelled: bool = field(default=False, init=False)
+    prefix: CachedPrefix | None = field(default=None, init=False)
+    """Its KV; None in the queue, before it is admitted or after it was preempted."""
+    memory: DraftKV | None = field(default=None, init=False)
+    """The drafters' state of its tokens, kept in the queue after it was preempted."""
+    stream: Stream | PooledStream | None = field(default=None, init=False)
+    drafter_failed: bool = field(default=False, init=False)
+    """Whether a drafter failed: the drafters' state of its tokens may be wrong."""
+    ended: bool = field(default=False, init=False)
+
     def compiled(self, grammars: Grammars) -> "BatchRequest":
         """The request with its constraint. Raises InvalidRequest if that cannot be compiled."""
         if self.constraint is None:
@@ -64,35 +84,20 @@ class BatchRequest:
         request = replace(self.request, constraint=self.constraint(grammars))
         return replace(self, request=request, constraint=None)
 
+    @property
+    def prompt(self) -> Tokens:
+        """The prompt's tokens, [n]."""
+        return np.array(self.tokens, np.int64)
 
-@dataclass(slots=True, eq=False)
-class QueuedRequest:
-    """A submitted request and the scheduler's state of it.
-
-    The listener gets its events. A request that is cancelled in the queue ends without one.
-    """
-
-    ticket: BatchRequest
-    listener: Listener
-    max_length: int
-    """Most tokens of prompt and answer together."""
-    deadline: float | None = None
-    """On the monotonic clock."""
-    submitted: float = field(default_factory=perf_counter)
-    cancelled: bool = False
-    prefix: CachedPrefix | None = None
-    """Its KV; None in the queue, before it is admitted or after it was preempted."""
-    memory: DraftKV | None = None
-    """The drafters' state of its tokens, kept in the queue after it was preempted."""
-    stream: Stream | PooledStream | None = None
-    drafter_failed: bool = False
-    """Whether a drafter failed: the drafters' state of its tokens may be wrong."""
-    ended: bool = False
+    @property
+    def max_length(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return len(self.tokens) + (self.request.max_tokens or 0)
 
     @property
     def count(self) -> int:
         """Tokens of the prompt and of the answer so far."""
-        return len(self.ticket.tokens) if self.stream is None else self.stream.count
+        return len(self.tokens) if self.stream is None else self.stream.count
 
     @property
     def held(self) -> int:
@@ -105,9 +110,9 @@ class QueuedRequest:
         self.cancelled = True
 
     @property
-    def expired(self) -> bool:
-        """Whether it was cancelled, or exceeded its time limit."""
-        return self.cancelled or (self.deadline is not None and monotonic() > self.deadline)
+    def late(self) -> bool:
+        """Whether it exceeded its time limit."""
+        return self.timeout is not None and perf_counter() > self.submitted + self.timeout
 
 
 @dataclass(slots=True)
@@ -134,13 +139,13 @@ class Load:
     call_seconds: float = 0.0
     rows: int = 0
 
-    def count_cut(self, queued: QueuedRequest, error: Exception | None) -> None:
+    def count_cut(self, queued: BatchRequest, error: Exception | None) -> None:
         """Count a request that ends, if it ends before its answer."""
         reason = _CUT.get(type(error), "cancelled" if error is None else None)
         stream = queued.stream
         if reason is not None and (stream is None or not stream.finished):
             self.cut[reason] += 1
-            self.cut_tokens[reason] += queued.count - len(queued.ticket.tokens)
+            self.cut_tokens[reason] += queued.count - len(queued.tokens)
 
 
 _CUT: Mapping[type, str] = {TimedOut: "timeout", Draining: "draining"}

@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,7 +36,6 @@ from paceline.runtime.batching.request import (
     Event,
     Listener,
     Load,
-    QueuedRequest,
     QueueFull,
     TimedOut,
 )
@@ -92,12 +91,16 @@ class Scheduler:
         self.load = Load()
         self.max_waiting, self._max_running = max_waiting, max_running
         self._until_idle = until_idle
-        self._waiting: deque[QueuedRequest] = deque()
-        self._running: list[QueuedRequest] = []
+        self._waiting: deque[BatchRequest] = deque()
+        self._running: list[BatchRequest] = []
         self.unfinished = 0
         """Requests that were submitted and have not ended."""
         self._wake = threading.Condition()
-        self._draining = self._failing = self._stopped = self._rests = False
+        self.draining = False
+        """Whether it accepts no more requests."""
+        self.failing = False
+        """Whether it failed all requests, and completed no iteration since."""
+        self._stopped = self._rests = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._batcher = Batcher(model.engine, model.costs.table(), self.load)
 
@@ -118,22 +121,12 @@ class Scheduler:
         return self._batcher.call_seconds
 
     @property
-    def failing(self) -> bool:
-        """Whether the scheduler failed all requests, and completed no iteration since."""
-        return self._failing
-
-    @property
-    def draining(self) -> bool:
-        """Whether it accepts no more requests."""
-        return self._draining
-
-    @property
     def usage(self) -> float:
         """Fraction of the slots that running requests hold, 0 to 1; shared slots count for each."""
         return self.admission.usage(list(self._running))
 
-    def submit(self, ticket: BatchRequest, listener: Listener) -> QueuedRequest:
-        """Put a request into the queue.
+    def submit(self, queued: BatchRequest, listener: Listener) -> BatchRequest:
+        """Put a request into the queue; returns it.
 
         The listener gets the request's events in the engine's thread, and must return quickly.
 
@@ -142,21 +135,16 @@ class Scheduler:
             QueueFull: too many requests wait.
             Draining: it is shutting down.
         """
-        missing = self.model.drafting.taps(ticket.request) - set(self.model.engine.taps)
+        missing = self.model.drafting.taps(queued.request) - set(self.model.engine.taps)
         if missing:
             raise InvalidRequest(
-                f"drafter {ticket.request.drafter} needs hidden states that the model was loaded "
+                f"drafter {queued.request.drafter} needs hidden states that the model was loaded "
                 "without; name it when loading, or start the server with it"
             )
-        ticket = self.admission.limited(ticket)
-        queued = QueuedRequest(
-            ticket,
-            listener,
-            len(ticket.tokens) + (ticket.request.max_tokens or 0),
-            None if ticket.timeout is None else monotonic() + ticket.timeout,
-        )
+        self.admission.limit(queued)
+        queued.listener, queued.submitted = listener, perf_counter()
         with self._wake:
-            if self._draining:
+            if self.draining:
                 raise Draining("the model is shutting down and accepts no more requests")
             if len(self._waiting) >= self.max_waiting:
                 self.load.rejected += 1
@@ -171,7 +159,7 @@ class Scheduler:
     def close(self, grace: float = 0.0) -> None:
         """Accept no more requests, finish the submitted ones for up to `grace` seconds, and end."""
         with self._wake:
-            self._draining = True
+            self.draining = True
             self._wake.notify()
         end = monotonic() + grace
         while self.alive and self.unfinished and monotonic() < end:
@@ -192,17 +180,17 @@ class Scheduler:
             try:
                 with self.model.lock:
                     self._iterate()
-                faults, self._failing = 0, False
+                faults, self.failing = 0, False
             except Exception as error:  # no request may wait forever because of it
                 log.exception("the scheduler failed and continues")
                 self.load.faults += 1
                 faults += 1
                 if faults >= _MAX_FAULTS:
-                    self._failing = True
+                    self.failing = True
                     with self.model.lock:
                         self._end_all(error)
         with self._wake:
-            self._draining = True
+            self.draining = True
         with self.model.lock:
             self._end_all(Draining("the model was shut down before the answer ended"))
             self.prefix_cache.clear()
@@ -211,7 +199,7 @@ class Scheduler:
         """Wait for a request, or once for a time without any; False once it is stopped."""
         with self._wake:
             if self._until_idle and not self.unfinished:
-                self._draining = True
+                self.draining = True
                 return False
             self._rests = not self._wake.wait_for(
                 lambda: self._stopped or self._waiting or self._running,
@@ -239,10 +227,12 @@ class Scheduler:
     def _end_expired(self) -> None:
         """End requests that were cancelled, or exceeded their time limit."""
         with self._wake:
-            expired = [queued for queued in self._waiting if queued.expired]
-        for queued in [*expired, *(running for running in self._running if running.expired)]:
-            late = not queued.cancelled
-            self._end(queued, TimedOut("the request exceeded its time limit") if late else None)
+            unfinished = [*self._waiting, *self._running]
+        for queued in unfinished:
+            if queued.cancelled:
+                self._end(queued, None)
+            elif queued.late:
+                self._end(queued, TimedOut("the request exceeded its time limit"))
 
     def _admit(self) -> None:
         """Admit requests in their order, while the KV cache has room.
@@ -252,11 +242,10 @@ class Scheduler:
         for queued in list(self._waiting):
             if len(self._running) >= self._max_running:
                 return
-            ticket = queued.ticket
             try:
-                if ticket.cached and queued.stream is None:
-                    prompt = np.array(ticket.tokens, np.int64)
-                    if self.prefix_cache.pending_prefix(prompt, ticket.salt) >= _MIN_PENDING:
+                if queued.cached and queued.stream is None:
+                    pending = self.prefix_cache.pending_prefix(queued.prompt, queued.salt)
+                    if pending >= _MIN_PENDING:
                         continue
                 prefix = self.admission.admit(queued, self._running)
             except Exception as error:  # any error here is of this request
@@ -266,22 +255,20 @@ class Scheduler:
                 return
             self._begin(queued, prefix)
 
-    def _begin(self, queued: QueuedRequest, prefix: CachedPrefix) -> None:
+    def _begin(self, queued: BatchRequest, prefix: CachedPrefix) -> None:
         """Start an admitted request, or continue it after a preemption."""
         memory = prefix.memory if queued.memory is None else queued.memory
         queued.prefix = CachedPrefix(prefix.sequence, memory)
-        ticket = queued.ticket
         try:
-            if ticket.cached:
-                prompt = np.array(ticket.tokens, np.int64)
-                prefix = self.prefix_cache.extend(prefix, prompt, ticket.salt)
-                self.prefix_cache.register(prompt, queued.prefix, ticket.salt)
-            if ticket.pooling is not None:
-                queued.stream = PooledStream(prefix.sequence, ticket.tokens, ticket.pooling)
+            if queued.cached:
+                prefix = self.prefix_cache.extend(prefix, queued.prompt, queued.salt)
+                self.prefix_cache.register(queued.prompt, queued.prefix, queued.salt)
+            if queued.pooling is not None:
+                queued.stream = PooledStream(prefix.sequence, queued.tokens, queued.pooling)
             elif queued.stream is None:
                 queued.stream = self.model.open_stream(
-                    ticket.tokens,
-                    ticket.request,
+                    queued.tokens,
+                    queued.request,
                     prefix.sequence,
                     queued.submitted,
                     end=lambda _: None,
@@ -299,7 +286,7 @@ class Scheduler:
             self._running.append(queued)
             self._update_load()
 
-    def _execute(self, batch: Sequence[tuple[QueuedRequest, Work]]) -> None:
+    def _execute(self, batch: Sequence[tuple[BatchRequest, Work]]) -> None:
         """Run a batch and accept its rows. If the call fails, run each request's block alone."""
         while batch := [(queued, work) for queued, work in batch if queued in self._running]:
             try:
@@ -317,13 +304,13 @@ class Scheduler:
                 self._deliver(queued, step)
             return
 
-    def _free_slots(self, batch: Sequence[tuple[QueuedRequest, Work]]) -> bool:
+    def _free_slots(self, batch: Sequence[tuple[BatchRequest, Work]]) -> bool:
         """Evict or preempt if the call lacked slots; whether it may succeed now."""
         rows = sum(len(block.tokens) for _, (_, block) in batch)
         lacked = self.admission.lacks_slots(rows, len(batch))
         return lacked and (self.prefix_cache.evict() or self._preempt())
 
-    def _deliver(self, queued: QueuedRequest, step: Step | Exception) -> None:
+    def _deliver(self, queued: BatchRequest, step: Step | Exception) -> None:
         """Send a step to its listener, and end the request if its answer has ended."""
         if isinstance(step, Exception):
             self._end(queued, step)
@@ -350,7 +337,7 @@ class Scheduler:
         stream, prefix = queued.stream, queued.prefix
         assert stream is not None
         assert prefix is not None
-        tokens = queued.ticket.tokens
+        tokens = queued.tokens
         try:
             if stream.prefilling:
                 stream.close()
@@ -370,12 +357,12 @@ class Scheduler:
         self.load.preempted += 1
         return True
 
-    def _drafter_failed(self, queued: QueuedRequest, drafter: str, error: Exception) -> None:
+    def _drafter_failed(self, queued: BatchRequest, drafter: str, error: Exception) -> None:
         log.warning("drafter %s is silenced for a request: %s", drafter, type(error).__name__)
         self.load.failed_drafters[drafter] += 1
         queued.drafter_failed = True
 
-    def _end(self, queued: QueuedRequest, error: Exception | None) -> None:
+    def _end(self, queued: BatchRequest, error: Exception | None) -> None:
         """End a request: its KV goes to the prefix cache, and its listener gets the event."""
         with self._wake:
             if queued.ended:
@@ -409,7 +396,7 @@ class Scheduler:
             self._send(queued, result)
 
     def _release(
-        self, queued: QueuedRequest, prefix: CachedPrefix, tokens: Sequence[int] | None
+        self, queued: BatchRequest, prefix: CachedPrefix, tokens: Sequence[int] | None
     ) -> None:
         """Give KV to the prefix cache as that of `tokens`, or with None back to the engine.
 
@@ -417,11 +404,11 @@ class Scheduler:
         """
         try:
             self.prefix_cache.unregister(prefix)
-            if tokens is not None and queued.ticket.cached:
+            if tokens is not None and queued.cached:
                 if queued.drafter_failed:
                     prefix.memory.clear()
                 array = np.array(tokens, np.int64)
-                self.prefix_cache.insert(array, prefix, queued.ticket.salt)
+                self.prefix_cache.insert(array, prefix, queued.salt)
                 return
         except Exception:
             log.exception("cannot keep the KV of a request")
@@ -431,6 +418,6 @@ class Scheduler:
     def _update_load(self) -> None:
         self.load.waiting, self.load.running = len(self._waiting), len(self._running)
 
-    def _send(self, queued: QueuedRequest, event: Event) -> None:
+    def _send(self, queued: BatchRequest, event: Event) -> None:
         with suppress(Exception):  # only the listener itself misses the event
             queued.listener(event)

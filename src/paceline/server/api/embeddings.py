@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.runtime.batching.request import BatchRequest, Event, QueuedRequest
+from paceline.runtime.batching.request import BatchRequest, Event
 from paceline.runtime.pooled import Embedding, normalized
 from paceline.server.api.endpoint import Endpoint
 from paceline.server.body import EmbeddingsBody
@@ -72,11 +72,11 @@ async def _submitted(service: Service, request: BatchRequest) -> Embedding:
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(_resolve, ended, event)
 
-    queued: QueuedRequest = service.scheduler.submit(request, listen)
+    service.scheduler.submit(request, listen)
     try:
         event = await ended
     finally:
-        queued.cancel()
+        request.cancel()
     if isinstance(event, Exception):
         raise event
     assert isinstance(event, Embedding)
