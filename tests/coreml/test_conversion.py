@@ -28,7 +28,7 @@ from paceline_coreml.conversion.family import Family
 from paceline_coreml.conversion.shards import convert_head, convert_layers
 from paceline_coreml.conversion.source import Source
 from paceline_coreml.conversion.topology import LayerSize, even_topology
-from paceline_coreml.engine.artifact import MOST_STATES, Artifact, read_artifact
+from paceline_coreml.engine.artifact import MAX_STATES, Artifact, read_artifact
 from paceline_coreml.engine.engine import CoreMlEngine
 from paceline_coreml.rehearsal import RehearsalModel
 from paceline_coreml.rehearsal.program import read_package
@@ -251,7 +251,7 @@ def test_packages_are_split_by_their_size_and_by_their_states(
     states: int, megabytes: int, spans: list[tuple[int, int]]
 ):
     layers = [LayerSize(300_000, states)] * 30
-    assert even_topology(layers, LayerSize(megabytes * 10**6, MOST_STATES)) == spans
+    assert even_topology(layers, LayerSize(megabytes * 10**6, MAX_STATES)) == spans
 
 
 def test_a_folder_with_other_things_is_left_alone(source: Source, tmp_path: Path):

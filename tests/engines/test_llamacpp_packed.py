@@ -28,7 +28,7 @@ Opened = tuple[bool, bytes]
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opened]:
     """Opens a file with copies in the folder `copies`, whatever its size."""
-    monkeypatch.setattr(packed, "_LEAST", 0)
+    monkeypatch.setattr(packed, "_MIN_BYTES", 0)
 
     def opened(path: Path, say: Callable[[str], None] = lambda _: None) -> Opened:
         settings = EngineSettings(threads=1, packed=tmp_path / "copies", say=say)

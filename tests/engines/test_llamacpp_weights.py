@@ -83,7 +83,7 @@ def test_weights_of_each_type_and_width_give_the_logits_of_their_values(
     expected = logits(binding, exact, tokens)
     assert divergence(expected, logits(binding, stored, tokens)) < 0.02
     if isinstance(binding, ik.IkLlama) and kind in ik.PACKED:
-        monkeypatch.setattr(packed, "_LEAST", 0)
+        monkeypatch.setattr(packed, "_MIN_BYTES", 0)
         assert divergence(expected, logits(binding, stored, tokens, tmp_path)) < 0.02
 
 

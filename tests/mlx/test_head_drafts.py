@@ -64,7 +64,7 @@ def head(request: pytest.FixtureRequest, head_of: Make) -> Head:
 @pytest.fixture(autouse=True)
 def whole_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random heads give every token a small probability."""
-    monkeypatch.setattr(module, "LEAST_CHANCE", 0.0)
+    monkeypatch.setattr(module, "MIN_CHANCE", 0.0)
 
 
 # -- what a network computes -----------------------------------------------------------------------

@@ -56,7 +56,7 @@ def _packed(name: str, request: pytest.FixtureRequest) -> Engine:
     settings = EngineSettings(cache_tokens=3 * 512, threads=1, packed=folder / "copies")
     path = write_tiny(folder / "m.gguf", weights=Type.Q8_0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "_LEAST", 0)
+        patch.setattr(packed, "_MIN_BYTES", 0)
         engine = LlamaCppEngine(path, 512, settings, binding=library(name))
     assert "packed weights" in engine.describe()["rows"]
     return engine

@@ -48,10 +48,10 @@ def _advice(value: Mapping[str, Any]) -> str:
     }
     if not pays:
         return "Drafting cannot pay here: a call of several rows costs too much. --drafter none."
-    least = min(pays)
+    lowest = min(pays)
     best = value["best"]["0.7"]
     return (
-        f"Drafting pays here from {100 * least:.0f} % accepted, with blocks of {pays[least]}; at "
+        f"Drafting pays here from {100 * lowest:.0f} % accepted, with blocks of {pays[lowest]}; at "
         f"70 %, blocks of {best['rows']} are {best['speed_up']:.2f} times as fast as plain "
         "decoding.\nNothing is to be set: --drafter auto drafts where it pays."
     )

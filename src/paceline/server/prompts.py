@@ -83,9 +83,9 @@ class Prompts:
 
     def check_length(self, text: str) -> None:
         """Raise ApiError for a text that is certainly too long, and not worth tokenizing."""
-        least = self.min_tokens(text)
-        if least > self._max_length:
-            raise prompt_too_long(least, self._max_length, at_least=True)
+        min_length = self.min_tokens(text)
+        if min_length > self._max_length:
+            raise prompt_too_long(min_length, self._max_length, at_least=True)
 
     def infill_tokens(self, prompt: str | list[int], suffix: str) -> list[int]:
         """Token ids of a prompt that asks for the text between `prompt` and `suffix`.
@@ -98,13 +98,13 @@ class Prompts:
                 f"{self._name} has no tokens to fill in the middle; leave suffix away",
                 param="suffix",
             )
-        least = len(prefix) + self.min_tokens(suffix)
-        if least <= self._max_length:
+        min_length = len(prefix) + self.min_tokens(suffix)
+        if min_length <= self._max_length:
             tokens = self.infill.prompt(prefix, suffix)
             if len(tokens) < self._max_length:
                 return tokens
-            least = len(tokens)
-        raise prompt_too_long(least, self._max_length, at_least=True)
+            min_length = len(tokens)
+        raise prompt_too_long(min_length, self._max_length, at_least=True)
 
     def continued(self, prompt: Sequence[int], count: int) -> ReasoningMarks:
         """How to read on in an answer to a chat, whose tokens so far are the last of a prompt."""

@@ -46,7 +46,7 @@ from paceline_coreml.conversion.topology import (
 )
 from paceline_coreml.engine.artifact import (
     KIND,
-    MOST_STATES,
+    MAX_STATES,
     ROTARY,
     VERSION,
     Artifact,
@@ -187,7 +187,7 @@ def _parts(family: Family, options: ConversionOptions) -> Iterator[_Part]:
             LayerSize(int(sum(layer.values()) * per_weight), len(layer_states))
             for layer, layer_states in zip(sizes[:-1], states, strict=True)
         ]
-        spans = even_topology(layers, LayerSize(options.megabytes * _MEGABYTE, MOST_STATES))
+        spans = even_topology(layers, LayerSize(options.megabytes * _MEGABYTE, MAX_STATES))
     for span in spans:
         taps = tuple(tap for tap in tapped if span.start <= tap < span.end)
         weights = {name: size for part in sizes[slice(*span)] for name, size in part.items()}

@@ -31,7 +31,7 @@ TOKEN_CLASSIFICATION = "token-classification"
 DECODE_ROWS = 8
 """Most rows of a call in decode. On the Neural Engine a call of 8 takes as long as one of 3: it
 decodes weights (Anemll, docs/verifier_len.md, 2026-10). A call of 64 would not."""
-MOST_STATES = 40
+MAX_STATES = 40
 """States of a package that were seen to run on a Neural Engine (the seed experiments, M4 Max)."""
 ROTARY = "rotary.npy"
 """[2, slots, r] float32: cosines and sines of every position."""

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from paceline.errors import ModelError
 from paceline.storage.processes import run_child
 
-LEAST_MACOS = 15
+MIN_MACOS = 15
 """Packages are for its Core ML, the first one with states."""
 
 _DESCRIPTION = re.compile(r"\bNSLocalizedDescription = (?:\"((?:[^\"\\]|\\.)*)\"|([^;]*));")
-_MOST = 300
+_MAX_CHARACTERS = 300
 """Characters of a reason."""
 
 _OTHER_ENGINE = "or use the model that it was made from with --engine auto"
@@ -45,10 +45,10 @@ class Mac(NamedTuple):
 
     def check(self) -> None:
         """Raise ModelError if it is too old for our packages."""
-        if int(self.version.partition(".")[0] or 0) < LEAST_MACOS:
+        if int(self.version.partition(".")[0] or 0) < MIN_MACOS:
             raise ModelError(
                 f"this is macOS {self.version or 'of an unknown version'}; Core ML models of "
-                f"paceline need macOS {LEAST_MACOS} or newer: update it, {_OTHER_ENGINE}"
+                f"paceline need macOS {MIN_MACOS} or newer: update it, {_OTHER_ENGINE}"
             )
 
 
@@ -72,4 +72,4 @@ def reason_of(error: Exception) -> str:
     text = str(error) or type(error).__name__
     match = _DESCRIPTION.search(text)
     line = " ".join((match[1] or match[2] if match else text).split())
-    return line if len(line) <= _MOST else f"{line[:_MOST]}..."
+    return line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]}..."

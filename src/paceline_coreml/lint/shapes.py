@@ -7,9 +7,9 @@ from paceline_coreml.lint.program import Program, first, shape_text
 from paceline_coreml.lint.rules import PROGRAM_RULES, Fault, rule
 from paceline_coreml.rehearsal.program import Feature
 
-_MOST_AXES: Final = 4
+_MAX_AXES: Final = 4
 _LONGEST: Final = 16384
-_MOST_CHANNELS: Final = 65536
+_MAX_CHANNELS: Final = 65536
 _PADDED_TO: Final = 32
 """float16 elements in 64 bytes."""
 
@@ -19,7 +19,7 @@ def rank(program: Program) -> Iterator[Fault]:
     """More than four axes. Merge some of them, or compute heads one after another."""
     for op in program.ops:
         for out in op.outputs:
-            if len(out.shape) > _MOST_AXES and not program.constant(out.name):
+            if len(out.shape) > _MAX_AXES and not program.constant(out.name):
                 yield Fault(op.name, f"a {op.type} that makes {shape_text(out.shape)}")
 
 
@@ -29,7 +29,7 @@ def axis_length(program: Program) -> Iterator[Fault]:
     values = [*program.function.block.inputs, *(out for op in program.ops for out in op.outputs)]
     for value in values:
         long = any(size is not None and size > _LONGEST for size in value.shape[2:])
-        if len(value.shape) == _MOST_AXES and long:
+        if len(value.shape) == _MAX_AXES and long:
             yield Fault(value.name, f"has the shape {shape_text(value.shape)}")
 
 
@@ -45,7 +45,7 @@ def channels(program: Program) -> Iterator[Fault]:
     for op in program.ops:
         shape = program.shape_of(first(op, "x")) if op.type == "conv" else None
         count = shape[1] if shape and len(shape) > 1 else None
-        if count is not None and count > _MOST_CHANNELS:
+        if count is not None and count > _MAX_CHANNELS:
             yield Fault(op.name, f"a conv of {count} channels")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from paceline_coreml.engine.artifact import MOST_STATES
+from paceline_coreml.engine.artifact import MAX_STATES
 from paceline_coreml.lint.program import MOVE_OPS, Program, first, shape_text
 from paceline_coreml.lint.rules import PROGRAM_RULES, Fault, rule
 from paceline_coreml.rehearsal.program import Op, Operand
@@ -53,7 +53,7 @@ def state_width(program: Program) -> Iterator[Fault]:
 def state_count(program: Program) -> Iterator[Fault]:
     """Three or more states failed on some Macs, while forty ran on others."""
     count = len(program.function.states)
-    if _MANY <= count <= MOST_STATES:
+    if _MANY <= count <= MAX_STATES:
         yield Fault("", f"{count} states")
 
 
@@ -61,8 +61,8 @@ def state_count(program: Program) -> Iterator[Fault]:
 def over_40_states(program: Program) -> Iterator[Fault]:
     """More states than were seen to run. Put fewer layers into a package."""
     count = len(program.function.states)
-    if count > MOST_STATES:
-        yield Fault("", f"{count} states; expected {MOST_STATES} or fewer")
+    if count > MAX_STATES:
+        yield Fault("", f"{count} states; expected {MAX_STATES} or fewer")
 
 
 @rule(PROGRAM_RULES, "state-shift", "warn", "medium", "john-rocky/CoreML-LLM: error -14")

@@ -18,7 +18,7 @@ EXAMPLE = "d=3072,heads=24,kv=8,dh=128,ff=8192,T=8,S=2048"
 
 _SLOTS = 2048
 _TOKENS = 64
-_LEAST = {"d": 1, "heads": 1, "kv": 1, "dh": 2, "ff": 1, "T": 1, "S": 2}
+_MIN_SIZES = {"d": 1, "heads": 1, "kv": 1, "dh": 2, "ff": 1, "T": 1, "S": 2}
 _PER_WEIGHT = 20
 """Bytes of memory at the peak of a conversion: 18 were measured for a layer of Phi-4-mini's shape,
 whose weights are there as torch's, the trace's, the program's and the compressed ones."""
@@ -46,8 +46,8 @@ class LayerShape:
 
     def __post_init__(self) -> None:
         for key, value in asdict(self).items():
-            if value < _LEAST[key]:
-                raise InvalidRequest(f"{key} is {value}; expected {_LEAST[key]} or more")
+            if value < _MIN_SIZES[key]:
+                raise InvalidRequest(f"{key} is {value}; expected {_MIN_SIZES[key]} or more")
         if self.heads % self.kv:
             raise InvalidRequest(f"kv is {self.kv}; expected a divisor of the {self.heads} heads")
         if self.dh % 2:
@@ -73,7 +73,7 @@ def parse_shape(text: str) -> LayerShape:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         key, _, value = part.strip().partition("=")
-        if key not in _LEAST or key in sizes or not (value.isascii() and value.isdigit()):
+        if key not in _MIN_SIZES or key in sizes or not (value.isascii() and value.isdigit()):
             raise InvalidRequest(f"{part.strip()!r} in a shape; expected sizes as in {EXAMPLE}")
         sizes[key] = int(value)
     missing = [key for key in ("d", "heads") if not sizes.get(key)]

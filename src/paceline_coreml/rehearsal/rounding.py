@@ -12,7 +12,7 @@ import numpy.typing as npt
 _OVERFLOW: Final = 65520.0
 """The least number that fp16 rounds to infinity."""
 
-_LEAST_NORMAL: Final = np.float32(2.0**-14)
+_MIN_NORMAL: Final = np.float32(2.0**-14)
 """Smaller numbers have the same spacing in fp16 as this one and the next."""
 
 _SHIFT: Final = np.float32(1.5 * 2**13)
@@ -26,7 +26,7 @@ _SIGN: Final = np.uint32(0x80000000)
 def to_half_flushed(numbers: npt.ArrayLike) -> npt.NDArray[np.float32]:
     """The nearest fp16 numbers, and 0 for those that are subnormal there, as a new array."""
     rounded = to_half(numbers)
-    rounded[np.abs(rounded) < _LEAST_NORMAL] = 0
+    rounded[np.abs(rounded) < _MIN_NORMAL] = 0
     return rounded
 
 
@@ -37,7 +37,7 @@ def to_half(numbers: npt.ArrayLike) -> npt.NDArray[np.float32]:
         return np.array(x.astype(np.float16), np.float32)  # infinities and NaN
     x = np.ascontiguousarray(x)
     bits = x.view(np.uint32)
-    shift = np.maximum((bits & _EXPONENT).view(np.float32), _LEAST_NORMAL)
+    shift = np.maximum((bits & _EXPONENT).view(np.float32), _MIN_NORMAL)
     shift *= _SHIFT
     rounded = x + shift
     rounded -= shift

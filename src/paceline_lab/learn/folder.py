@@ -21,7 +21,7 @@ from paceline.storage.json_lines import Append, appending, read_entries
 KIND = "paceline learnt drafters"
 ANSWERS = "answers.jsonl"
 
-MOST_TOKENS = 8_000_000
+MAX_TOKENS = 8_000_000
 """Of the answers that a table is counted from, about: each takes some 40 bytes of memory."""
 
 
@@ -84,14 +84,14 @@ class LearntFolder:
                 write_json(self.path / HEADER, header)
 
     def answers(self) -> list[TrainingAnswer]:
-        """The answers so far; of more than `MOST_TOKENS` tokens, the last ones.
+        """The answers so far; of more than `MAX_TOKENS` tokens, the last ones.
 
         Raises InvalidRequest for a line that is no answer.
         """
         answers = read_entries(self.path / ANSWERS, TrainingAnswer)
         tokens = sum(len(answer.answer) for answer in answers)
         first = 0
-        while tokens > MOST_TOKENS:
+        while tokens > MAX_TOKENS:
             tokens -= len(answers[first].answer)
             first += 1
         return answers[first:]

@@ -38,7 +38,7 @@ _MIN_GAIN = 1.01
 _MIN_ANSWERS = 8
 """Of a set; fewer say too little."""
 
-_MOST = 100
+_MAX_SAMPLES = 100
 """Answers of a set that are replayed."""
 
 Sets = Mapping[str, Sequence[TrainingAnswer]]
@@ -210,7 +210,7 @@ def _gains(use: Use, table: Path, sets: Sets) -> dict[str, Gain]:
                 answer.answer,
                 len(answer.answer) + 1 if answer.finish == "stop" else None,
             )
-            for number, answer in enumerate(answers[:_MOST])
+            for number, answer in enumerate(answers[:_MAX_SAMPLES])
         ]
         if recordings:
             old, new = (_replayed(recordings, use, path) for path in (None, table))

@@ -17,7 +17,7 @@ _WORD = re.compile(
 _GRAM = 4
 """Words in a row of which figures and near duplicates are counted."""
 
-_MOST_SEEN = 0.5
+_MAX_SEEN = 0.5
 """A prompt of which more of its runs of `_GRAM` words occurred before is a near duplicate."""
 
 _EXCLUDED = 8
@@ -67,7 +67,7 @@ class Variety:
         grams = set(_grams(words, _GRAM))
         if not self._excluded.isdisjoint(_grams(words, _EXCLUDED)):
             self.dropped["excluded"] += 1
-        elif sum(gram in self._grams for gram in grams) > _MOST_SEEN * len(grams):
+        elif sum(gram in self._grams for gram in grams) > _MAX_SEEN * len(grams):
             self.dropped["near duplicate"] += 1
         else:
             self.add(text, kind)

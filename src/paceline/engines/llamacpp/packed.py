@@ -37,7 +37,7 @@ _FORM = 1
 _ROOM = 10
 """Copies that the disk must have room for, or none is written."""
 
-_LEAST = 32 << 20
+_MIN_BYTES = 32 << 20
 """Bytes of a file from which a copy pays."""
 
 _SECONDS, _BYTES_PER_SECOND = 60, 20 << 20
@@ -77,7 +77,7 @@ class PackedWeights:
             copy.parent.mkdir(parents=True, exist_ok=True)
             size = path.stat().st_size
             has_room = shutil.disk_usage(copy.parent).free >= _ROOM * size
-            if size < _LEAST or none.exists() or not has_room:
+            if size < _MIN_BYTES or none.exists() or not has_room:
                 return None
             if binding.packs(read_gguf(path)):
                 if size >= _LONG:

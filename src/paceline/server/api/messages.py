@@ -80,8 +80,8 @@ class Messages(ApiRequest[MessagesBody]):
         answer = self.answers[0]
         stopped = answer.done.stopped_by
         if answer.finish_reason == FinishReason.LENGTH:
-            most = self._body.max_tokens
-            limited = most is not None and answer.tokens >= most
+            max_tokens = self._body.max_tokens
+            limited = max_tokens is not None and answer.tokens >= max_tokens
             reason = "max_tokens" if limited else "model_context_window_exceeded"
         elif stopped is not None:
             reason = "stop_sequence"

@@ -90,11 +90,11 @@ class Pool:
             Draining: the pool was closed.
             PacelineError: it cannot be loaded.
         """
-        most = self._limits.memory
-        if most is not None and memory > most:
+        max_memory = self._limits.memory
+        if max_memory is not None and memory > max_memory:
             raise InvalidRequest(
                 f"{name} needs about {megabytes(memory)} of memory, and all models may have "
-                f"{megabytes(most)} together"
+                f"{megabytes(max_memory)} together"
             )
         place = await self._place(name, memory)
         try:
@@ -161,10 +161,10 @@ class Pool:
 
     def _has_room(self, memory: int) -> bool:
         """Whether a model has room now; if not, one that is idle begins to leave."""
-        most = self._limits.memory
+        max_memory = self._limits.memory
         count = len(self._places)
         held = sum(place.memory for place in self._places.values())
-        if count < self._limits.models and (most is None or held + memory <= most):
+        if count < self._limits.models and (max_memory is None or held + memory <= max_memory):
             return True
         if not any(place.leaving for place in self._places.values()):
             idle = [

@@ -21,7 +21,7 @@ LOOKUPS = ("ngram-simple", "ngram-mod", "ngram-cache")
 
 _SECONDS = 30.0
 """After which a program that still prints its help is no server: it takes 0.1 s."""
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 """Of a program's output: the help has 59 kB."""
 
 _VERSION = re.compile(r"^version: (.+)$", re.MULTILINE)
@@ -94,7 +94,7 @@ def _output(program: str, option: str) -> str:
     try:
         assert child.stdout is not None
         with child.stdout as stream:
-            return stream.read(_MOST_BYTES).decode(errors="replace")
+            return stream.read(_MAX_BYTES).decode(errors="replace")
     finally:
         timer.cancel()
         end_session(child)

@@ -29,7 +29,7 @@ _ANSWER_SECONDS = 3600.0
 _END_SECONDS = 1.0
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.01
-_MOST_REASON = 300
+_MAX_REASON = 300
 """Characters of a server's own message."""
 
 _KEEPER = Path(__file__).with_name("keeper.py")
@@ -75,7 +75,7 @@ class ServerProcess:
                 raise self._failed("ended in an answer") from error
             raise ModelError(f"{self.program.name} gave no answer to {path}: {error!r}") from error
         if not isinstance(answer, dict):
-            reason = " ".join(reply.text.split())[:_MOST_REASON]
+            reason = " ".join(reply.text.split())[:_MAX_REASON]
             status = reply.status_code
             raise ModelError(f"{self.program.name} answered {path} with status {status}: {reason}")
         return answer
@@ -143,7 +143,7 @@ class ServerProcess:
         written = self._log.read().decode(errors="replace").split("\n")
         lines = [" ".join(line.split()) for line in written if line.strip()]
         errors = [line for line in lines if "error" in line.lower() or "fail" in line.lower()]
-        reason = (errors[:1] or lines[-1:] or ["it wrote nothing"])[0][:_MOST_REASON]
+        reason = (errors[:1] or lines[-1:] or ["it wrote nothing"])[0][:_MAX_REASON]
         code = self._keeper.poll()
         status = "" if code is None else f" (exit code {code})"
         return ModelError(f"{self.program.name} {how}{status}: {reason}")

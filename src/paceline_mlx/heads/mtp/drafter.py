@@ -11,7 +11,7 @@ from paceline_mlx.heads.mtp.network import ChainNetwork
 LONGEST_CHAIN = 8
 """Most tokens of a chain without the option `length`."""
 
-LEAST_CHANCE = 0.15
+MIN_CHANCE = 0.15
 """A chain ends where all its drafts are right with less than this probability by the head's own
 estimate: one more row of the target costs about a tenth of a call."""
 
@@ -50,7 +50,7 @@ class MtpDrafter(HeadDrafter):
             cache,
             rows,
             min(limit, self._length),
-            LEAST_CHANCE,
+            MIN_CHANCE,
             sampler=self._sampler.following(context),
         )
 
