@@ -141,8 +141,7 @@ class Drafting:
         fault: Fault | None = None,
     ) -> RequestDrafters:
         """Make the drafters of a request, and their policy; see `Model.open_stream`."""
-        may_keep = self.kept is not None and not request.private
-        kept = self.kept.text if self.kept is not None and may_keep else None
+        kept = None if self.kept is None or request.private else self.kept.text
         alone = RequestContext(prompt_length=prompt_length, sampling=request.sampling, kept=kept)
         prediction = request.prediction[: self.resources.opened.context_length]
         kv = DraftKV() if memory is None else memory
