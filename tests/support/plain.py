@@ -29,9 +29,3 @@ def said(stream: Any) -> Result:
 def small(files: ModelFiles, tokens: int) -> Model:
     settings = EngineSettings(cache_tokens=tokens)
     return Model(files, open_engine("llamacpp", files.path, files.context_length, settings))
-
-
-def free_of(model: Model, tokens: int = 96) -> int:
-    """The slots that are free when nobody holds any: what was asked for, in whole blocks."""
-    fresh = small(model.files, tokens)
-    return fresh.engine.free_slots
