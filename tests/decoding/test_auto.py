@@ -367,3 +367,10 @@ def test_a_draft_outlives_the_load_that_it_was_made_for():
     assert not drafted(policy, proposal).tokens
     policy.observe(DecodeOutcome(proposal, 3, 9.0, proposal.tokens[:4]))
     assert policy.rate == pytest.approx(5 / (1.0 + 9.0 + 0.01 * len(proposal.tokens)), rel=0.1)
+
+
+def test_the_load_of_a_batch_still_applies_when_the_context_has_grown():
+    policy = Auto(16, CostTable({1: 1.0, 16: 1.3}, 256), Acceptance(), 256)
+    policy.set_batch_load(1.5, 10.0, 0.5)
+    offered = Proposal(list(range(15)), "guess", 0, [0.99] * 15)
+    assert not policy.draft([Says(offered)], [1] * 900, 99).tokens
