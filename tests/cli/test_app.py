@@ -206,5 +206,5 @@ def test_an_option_without_its_value_is_named(
         (("bench", "run", "--kind", "poem"), "no prompt is of kind 'poem'"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_it(arguments: tuple[str, ...], reason: str, refused: Any):
-    assert reason in refused(*arguments)
+def test_a_mistake_is_one_line_that_names_it(arguments: tuple[str, ...], reason: str, mistake: Any):
+    assert reason in mistake(*arguments)

@@ -299,9 +299,9 @@ def test_what_is_piped_in_is_one_message(run: Run, tiny_gguf: Path, cache: Path)
 
 @pytest.mark.parametrize("text", ["", "\n \n", "x " * 200], ids=["empty", "blank", "too long"])
 def test_a_pipe_without_a_message_that_can_be_answered_is_one_line(
-    text: str, refused: Any, tiny_gguf: Path
+    text: str, mistake: Any, tiny_gguf: Path
 ):
-    assert refused("chat", "--model", tiny_gguf, *SMALL, input=text)
+    assert mistake("chat", "--model", tiny_gguf, *SMALL, said=text)
 
 
 def test_an_answer_that_fills_the_context_says_so_and_ends_with_length(run: Run, tiny_gguf: Path):

@@ -187,7 +187,7 @@ def test_a_model_that_cannot_be_fetched_is_one_line(
 @pytest.mark.parametrize("command", ["generate", "pull", "plan", "chat", "verify"])
 @pytest.mark.parametrize("kind", ["foreign", "truncated", "empty", "folder"])
 def test_a_file_that_is_no_model_is_refused_by_every_command(
-    command: str, kind: str, refused: Any, tiny_files: Any, tmp_path: Path
+    command: str, kind: str, mistake: Any, tiny_files: Any, tmp_path: Path
 ):
     path = tmp_path / "bad.gguf"
     cache = tiny_files.folder.parents[1]
@@ -198,7 +198,7 @@ def test_a_file_that_is_no_model_is_refused_by_every_command(
         path.write_bytes({"foreign": b"%PDF-1.7", "truncated": content[:-99], "empty": b""}[kind])
     before = {*models_dir(cache).iterdir()}
     where = [path] if command == "pull" else ["--model", path]
-    said = refused(command, *where, *(["x"] if command == "generate" else []))
+    said = mistake(command, *where, *(["x"] if command == "generate" else []))
     assert str(path) in said
     assert {*models_dir(cache).iterdir()} == before
 

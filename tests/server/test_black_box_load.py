@@ -177,7 +177,7 @@ class Reader(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        body = {**LONG, "n": 4, "stream": True}
+        body = {**LONG, "max_tokens": 200, "n": 2, "stream": True}
         with httpx.stream("POST", self.url + TEXT, json=body, timeout=PATIENCE) as response:
             for line in response.iter_lines():
                 self.lines += [line] if line.startswith("data: ") else []
@@ -208,7 +208,7 @@ def test_row_29_sigterm_under_load(tiny_gguf: Path, cache: Path, grace: str):
         whole = sum('"finish_reason":"length"' in line for line in reader.lines)
         refused = '"code":"draining"' in reader.lines[-2]
         # Without grace an answer may have come to its end just before.
-        assert whole == 4 or (refused and grace == "0")
+        assert whole == 2 or (refused and grace == "0")
     assert "Traceback" not in command.said
 
 

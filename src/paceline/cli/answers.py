@@ -31,6 +31,12 @@ _answer = partial(Option, rich_help_panel="Answer")
 _sampling = partial(Option, rich_help_panel=SAMPLING)
 _drafting = partial(Option, rich_help_panel="Speculation")
 
+
+def _number(name: str, about: str) -> Any:
+    """A sampling option with its range."""
+    return _sampling(parser=numbers.of(name), help=about)
+
+
 _TRIAL_SHARE = 3
 """1 / this of memory is what the weights of a suggested model take at most."""
 
@@ -102,37 +108,22 @@ class AnswerArguments:
             help="0 takes the likeliest token each time; 0.7 varies",
         ),
     ] = None
-    top_k: Annotated[
-        int | None, _sampling(parser=numbers.of("top_k"), help="keep the k most likely tokens")
-    ] = None
+    top_k: Annotated[int | None, _number("top_k", "keep the k most likely tokens")] = None
     top_p: Annotated[
-        float | None,
-        _sampling(
-            parser=numbers.of("top_p"),
-            help="keep the fewest tokens with this much probability",
-        ),
+        float | None, _number("top_p", "keep the fewest tokens with this much probability")
     ] = None
     min_p: Annotated[
-        float | None,
-        _sampling(parser=numbers.of("min_p"), help="keep tokens this likely relative to the best"),
+        float | None, _number("min_p", "keep tokens this likely relative to the best")
     ] = None
     repetition_penalty: Annotated[
-        float | None,
-        _sampling(
-            parser=numbers.of("repetition_penalty"),
-            help="divide the logits of tokens in the context",
-        ),
+        float | None, _number("repetition_penalty", "divide the logits of tokens in the context")
     ] = None
     presence_penalty: Annotated[
         float | None,
-        _sampling(
-            parser=numbers.of("presence_penalty"),
-            help="subtract from the logits of tokens in the answer",
-        ),
+        _number("presence_penalty", "subtract from the logits of tokens in the answer"),
     ] = None
     frequency_penalty: Annotated[
-        float | None,
-        _sampling(parser=numbers.of("frequency_penalty"), help="the same, for each occurrence"),
+        float | None, _number("frequency_penalty", "the same, for each occurrence")
     ] = None
     seed: Annotated[
         int | None, _sampling(parser=numbers.SEED, help="the same seed gives the same tokens")
