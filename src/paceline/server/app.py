@@ -68,18 +68,7 @@ def application(host: Host, routes: Sequence[BaseRoute]) -> Starlette:
 
     The page needs no key: a browser that opens it has none yet.
     """
-    pages = page.routes()
-    return Starlette(
-        routes=[*pages, *routes],
-        middleware=_middleware(host, [route.path for route in pages]),
-        exception_handlers=dict.fromkeys(
-            (HTTPException, ApiError, Exception), _error_handler(host)
-        ),
-    )
-
-
-def _middleware(host: Host, pages: Sequence[str]) -> list[Middleware]:
-    settings = host.settings
+    pages, settings = page.routes(), host.settings
     layers = [Middleware(HostMiddleware, settings, host.on_error)]
     if settings.origins:
         # Before the key check: a browser's preflight request has no key.
@@ -95,8 +84,14 @@ def _middleware(host: Host, pages: Sequence[str]) -> list[Middleware]:
                 expose_headers=["X-Request-Id"],
             )
         )
-    public = {*_PUBLIC, *pages}
-    return [*layers, Middleware(ApiKeyMiddleware, settings, public, host.on_error)]
+    public = {*_PUBLIC, *(route.path for route in pages)}
+    layers.append(Middleware(ApiKeyMiddleware, settings, public, host.on_error))
+    handled = (HTTPException, ApiError, Exception)
+    return Starlette(
+        routes=[*pages, *routes],
+        middleware=layers,
+        exception_handlers=dict.fromkeys(handled, _error_handler(host)),
+    )
 
 
 def _error_handler(host: Host) -> HTTPExceptionHandler:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -37,14 +37,6 @@ _LAST_SECONDS = 5
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
-class Served(Protocol):
-    """What is served, as far as its shutdown is concerned."""
-
-    def close(self, grace: float = 0.0) -> None:
-        """Accept nothing new; end what still runs after `grace` seconds. Blocks; thread-safe."""
-        ...
-
-
 class HttpServer:
     """A server, bound to its address and not yet running."""
 
@@ -63,7 +55,7 @@ class HttpServer:
         self.port: int = self._socket.getsockname()[1]
         name = f"[{host}]" if ":" in host else host
         self.url = f"http://{name}:{self.port}"
-        self._served: Served | None = None
+        self._close: Callable[[float], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_requests = 0
         self._stop = asyncio.Event()
@@ -72,7 +64,7 @@ class HttpServer:
     def run(
         self,
         app: ASGIApp,
-        served: Served,
+        close: Callable[[float], None],
         ready: Callable[[], Any],
         *,
         signals: bool = False,
@@ -83,7 +75,8 @@ class HttpServer:
 
         Args:
             app: the application.
-            served: what it serves.
+            close: accepts nothing new, and ends what still runs after a number of seconds;
+                blocks, and is called from other threads.
             ready: called once the server listens.
             signals: whether SIGTERM and SIGINT stop it; the process then ends soon after the grace
                 period, whatever hangs.
@@ -92,14 +85,14 @@ class HttpServer:
         """
         if signals:
             allow_open_files()
-        self._served = served
+        self._close = close
         self._end_timers = [] if signals else None
         limit = connection_limit(self.settings, descriptors)
         try:
             with request_log(quiet=quiet), stop_signals(self.stop) if signals else nullcontext():
-                asyncio.run(self._run(app, served, ready, limit))
+                asyncio.run(self._run(app, close, ready, limit))
         finally:
-            served.close()
+            close(0.0)
             self._socket.close()
             for timer in self._end_timers or ():
                 timer.cancel()
@@ -118,10 +111,16 @@ class HttpServer:
             return
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._stop.set)
-        if self._stop_requests > 1 and self._served is not None:
-            threading.Thread(target=self._served.close, daemon=True).start()
+        if self._stop_requests > 1 and self._close is not None:
+            threading.Thread(target=self._close, args=(0.0,), daemon=True).start()
 
-    async def _run(self, app: ASGIApp, served: Served, ready: Callable[[], Any], cap: int) -> None:
+    async def _run(
+        self,
+        app: ASGIApp,
+        close: Callable[[float], None],
+        ready: Callable[[], Any],
+        cap: int,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         server = _Uvicorn(self._config(app))
         serving = asyncio.ensure_future(server.serve(sockets=[]))
@@ -133,7 +132,7 @@ class HttpServer:
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        await asyncio.to_thread(served.close, self.settings.grace_seconds)
+        await asyncio.to_thread(close, self.settings.grace_seconds)
         accepting.cancel()
         connections.close_unfinished()  # uvicorn would log a traceback for each
         server.should_exit = True

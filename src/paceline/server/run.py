@@ -80,7 +80,8 @@ class Server:
         """Serve until `stop` is called, or with `signals` until a signal."""
         self.scheduler.start()
         line = serving_line(self.service.name, self.url)
-        self.http.run(self._app, self.service, lambda: say(line), signals=signals, quiet=quiet)
+        close = self.service.close
+        self.http.run(self._app, close, lambda: say(line), signals=signals, quiet=quiet)
 
 
 def _store(model: Model, settings: Settings) -> PromptStore | None:

@@ -76,7 +76,7 @@ class Service:
         self.grammars = model.grammars
         self.stored = ResponseStore()
 
-    def close(self, grace: float = 0.0) -> None:
+    def close(self, grace: float) -> None:
         """Accept nothing new; end what still runs after `grace` seconds. Blocks."""
         self.scheduler.close(grace)
         self.readers.close()

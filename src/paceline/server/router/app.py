@@ -82,7 +82,7 @@ class Router:
         """A request ended with an error here."""
         self.errors += 1
 
-    def close(self, grace: float = 0.0) -> None:
+    def close(self, grace: float) -> None:
         """Accept nothing new, and end the models' processes. Blocks; for other threads."""
         self._closed = True
         loop = self._loop

@@ -42,8 +42,14 @@ class RouterServer:
     def run(self, *, signals: bool = False, quiet: bool = True) -> None:
         """Serve until `stop` is called, or with `signals` until a signal."""
         line = serving_line("all models", self.url)
-        options: Any = {"signals": signals, "quiet": quiet, "descriptors": 2}
-        self.http.run(self._app, self.router, lambda: self._say(line), **options)
+        self.http.run(
+            self._app,
+            self.router.close,
+            lambda: self._say(line),
+            signals=signals,
+            quiet=quiet,
+            descriptors=2,
+        )
 
 
 def serve_all(
