@@ -189,19 +189,18 @@ def test_stop_reasons(server: Running, fields: dict[str, Any], reason: str, sequ
             assert item["content"][0]["text"] == "There are 4 "
 
 
-@pytest.mark.parametrize("kind", ["any", "tool"])
-def test_a_choice_makes_the_answer_call(server: Running, kind: str):
-    engine_of(server).rules = [always(CALL)]
-    choice = {"type": kind, "name": "ls", "disable_parallel_tool_use": True}
-    response = asked(server, BODY, tool_choice=choice)
-    assert [block["type"] for block in response["content"]] == ["tool_use"]
-
-
-def test_no_call_with_the_choice_none_and_none_of_a_servers_tools(server: Running):
-    for more in ({"tool_choice": {"type": "none"}}, {"tools": [{"type": "web_search_20250305"}]}):
+def test_a_choice_makes_the_answer_call_or_not_and_a_servers_tools_are_left_out(server: Running):
+    others: dict[str, Any] = {"tools": [{"type": "web_search_20250305"}]}
+    for more in ({"tool_choice": {"type": "none"}}, others):
         response = asked(server, {**BODY, **more})
         assert [block["type"] for block in response["content"]] == ["thinking", "text"]
         assert response["stop_reason"] == "end_turn"
+    assert response["ignored_tools"] == ["web_search_20250305"]
+    engine_of(server).rules = [always(CALL)]
+    for kind in ("any", "tool"):
+        choice = {"type": kind, "name": "ls", "disable_parallel_tool_use": True}
+        response = asked(server, BODY, tool_choice=choice)
+        assert [block["type"] for block in response["content"]] == ["tool_use"]
 
 
 def test_an_output_format_constrains_the_answer(server: Running):

@@ -112,31 +112,23 @@ def test_the_events_of_a_stream_come_in_openais_order(server: Running):
     assert {item["status"] for item in added} == {"in_progress"}
 
 
-@pytest.mark.parametrize("by_id", [False, True])
-def test_a_tools_result_goes_on_by_id_and_by_items_alike(server: Running, by_id: bool):
+def test_a_tools_result_goes_on_by_id_by_items_and_by_references_alike(server: Running):
     first = asked(server, BODY)
-    if by_id:
-        more = {"previous_response_id": first["id"], "input": [result_of(first)]}
-    else:
-        turn = {"role": "user", "content": BODY["input"]}
-        more = {"input": [turn, *first["output"], result_of(first)]}
-    second = asked(server, BODY, **more)
-    assert second["output"][0]["content"][0]["text"] == DONE
-    assert second["previous_response_id"] == more.get("previous_response_id")
-    prompt = prompt_of(server)
-    assert prompt.count("How many files?") == prompt.count(CALL) == prompt.count(THOUGHT) == 1
-    assert "<tool_response>\n4 files here\n</tool_response>" in prompt
-    third = asked(server, BODY, previous_response_id=second["id"], input="Sure?")
+    turn = {"role": "user", "content": BODY["input"]}
+    references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+    for more in (
+        {"previous_response_id": first["id"], "input": [result_of(first)]},
+        {"input": [turn, *first["output"], result_of(first)]},
+        {"input": [turn, *references, result_of(first)]},
+    ):
+        second = asked(server, BODY, **more)
+        assert second["output"][0]["content"][0]["text"] == DONE
+        assert second["previous_response_id"] == more.get("previous_response_id")
+        prompt = prompt_of(server)
+        assert prompt.count("How many files?") == prompt.count(CALL) == prompt.count(THOUGHT) == 1
+        assert "<tool_response>\n4 files here\n</tool_response>" in prompt
+    asked(server, BODY, previous_response_id=second["id"], input="Sure?")
     assert prompt_of(server).index(DONE) < prompt_of(server).index("Sure?")
-    assert third["status"] == "completed"
-
-
-def test_an_item_reference_is_the_stored_item(server: Running):
-    first = asked(server, BODY)
-    items = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
-    asked(server, BODY, input=[*items, result_of(first)])
-    assert CALL in prompt_of(server)
-    assert THOUGHT in prompt_of(server)
 
 
 def test_thoughts_come_back_in_encrypted_content(server: Running):
@@ -217,17 +209,17 @@ def test_names_of_functions_in_namespaces_do_not_collide(disk_server: Running):
         assert f'"name": "mcp__disk__ls{suffix}"' in prompt_of(disk_server)
 
 
+def allowed(*tools: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "allowed_tools", "mode": "required", "tools": [*tools]}
+
+
 @pytest.mark.parametrize(
     ("choice", "tools"),
     [
         ({"type": "function", **NAMED}, [TOOL, SPACE]),
         ({"type": "function", "name": "ls"}, [SPACE]),
         (
-            {
-                "type": "allowed_tools",
-                "mode": "required",
-                "tools": [{"type": "namespace", "name": "mcp__disk"}, {"type": "web_search"}],
-            },
+            allowed({"type": "namespace", "name": "mcp__disk"}, {"type": "web_search"}),
             [TOOL, SPACE],
         ),
     ],
@@ -237,18 +229,10 @@ def test_a_choice_may_name_a_function_in_a_namespace(disk_server: Running, choic
     assert response["output"][0]["namespace"] == "mcp__disk"
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [
-        "required",
-        {"type": "function", "name": "ls"},
-        {
-            "type": "allowed_tools",
-            "mode": "required",
-            "tools": [{"type": "function", "name": "ls"}],
-        },
-    ],
-)
+LS = {"type": "function", "name": "ls"}
+
+
+@pytest.mark.parametrize("choice", ["required", LS, allowed(LS)])
 def test_a_choice_makes_the_answer_call(server: Running, choice: Any):
     engine_of(server).rules = [always(CALL)]
     other = {**TOOL, "name": "rm"}
