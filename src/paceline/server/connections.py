@@ -84,9 +84,12 @@ class Connections:
                 await loop.connect_accepted_socket(self._connection, client)
 
     def close_unfinished(self) -> None:
-        """Close connections whose request has come in part, which nothing waits for any more."""
+        """Close connections without a complete request, but not those that an answer is read from.
+
+        A request could come in part before uvicorn closes them, and it would log a traceback.
+        """
         for connection in self._waiting():
-            if connection.kind == _SENDING:
+            if connection.kind != _READING:
                 connection.transport.abort()
 
     def _connection(self) -> "Connection":

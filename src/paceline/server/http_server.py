@@ -134,7 +134,7 @@ class HttpServer:
         stopping.cancel()
         await asyncio.to_thread(close, self.settings.grace_seconds)
         accepting.cancel()
-        connections.close_unfinished()  # uvicorn would log a traceback for each
+        connections.close_unfinished()
         server.should_exit = True
         await serving
 
