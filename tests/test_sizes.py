@@ -36,7 +36,7 @@ ABOVE: dict[str, int] = {
     "src/paceline/constraints": 2_645,
     "src/paceline/models": 4_955,
     "src/paceline/runtime": 4_751,
-    "src/paceline/server": 6_370,
+    "src/paceline/server": 6_380,
     "src/paceline/cli": 3_440,
     "src/paceline/verify": 1_350,
     "src/paceline_mlx": 4_278,
