@@ -113,10 +113,8 @@ PARTS = {
     "hub": {"gguf", "manifest", "names"},
     "checkpoints": {"gguf", "hub", "manifest", "templates"},
     "files": {"checkpoints", "hub", "manifest", "templates"},
-    "source": {"checkpoints", "gguf", "hub", "manifest", "names"},
     "prepare": {"cache", "files", "gguf", "hub", "manifest", "names"},
     "installed": {"gguf", "hub", "manifest", "names", "prepare"},
-    "removal": {"hub", "installed", "manifest", "names", "prepare"},
     "resolver": {"checkpoints", "files", "gguf", "hub", "manifest", "names", "prepare"},
 }
 PARTS["__init__"] = {*PARTS}

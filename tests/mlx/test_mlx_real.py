@@ -48,8 +48,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Hugging Face form of the GGUF file."""
     folder = tmp_path_factory.mktemp("real")
     origin = open_origin(DEFAULT_MODEL, folder, QUIET)
-    checkpoint_from_gguf(origin.weights, folder / "checkpoint")
-    shutil.copy(origin.tokenizer, folder / "checkpoint" / "tokenizer.json")
+    checkpoint_from_gguf(origin.path, folder / "checkpoint")
+    shutil.copy(origin.folder / "tokenizer.json", folder / "checkpoint" / "tokenizer.json")
     return folder / "checkpoint"
 
 

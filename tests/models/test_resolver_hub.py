@@ -171,6 +171,6 @@ def test_a_gguf_file_of_the_hub_is_the_origin_of_other_forms(tmp_path: Path):
     work = tmp_path / "work"
     work.mkdir()
     origin = open_origin(f"{NAME}:F16", work, QUIET)
-    assert (origin.name, origin.kind) == (f"{NAME}:F16", "gguf")
-    assert origin.weights.is_file()
-    assert origin.facts.context_length == 512
+    assert (origin.name, origin.context_length) == (f"{NAME}:F16", 512)
+    assert origin.path.is_file()
+    assert origin.folder.is_relative_to(work)

@@ -26,8 +26,7 @@ from paceline.models.manifest import (
 )
 from paceline.models.names import CORE_ML_SUFFIX, DEFAULT_MODEL, MLX_SUFFIX, settings_of
 from paceline.models.prepare import core_ml_folder
-from paceline.models.resolver import pull, resolve, resolve_drafter
-from paceline.models.source import Origin, open_origin
+from paceline.models.resolver import open_origin, pull, resolve, resolve_drafter
 from paceline.models.templates import ChatTemplate, start_templates
 from paceline.models.templates.marks import Thinking, infill_of
 from paceline.models.templates.tokenizer import TokenBytes, Tokenizer, check_unicode
@@ -46,7 +45,6 @@ __all__ = [
     "Facts",
     "Listed",
     "ModelFiles",
-    "Origin",
     "Pooling",
     "Progress",
     "Removal",

