@@ -34,7 +34,7 @@ ABOVE: dict[str, int] = {
     "src/paceline": 36_050,
     "src/paceline/engines": 4_440,
     "src/paceline/constraints": 2_645,
-    "src/paceline/models": 4_955,
+    "src/paceline/models": 4_888,
     "src/paceline/runtime": 4_751,
     "src/paceline/server": 6_380,
     "src/paceline/cli": 3_440,

@@ -257,7 +257,9 @@ def open_origin(name: str, work: Path, progress: Progress) -> ModelFiles:
         folder = find_or_fetch(target.repository, hub.CHECKPOINT, progress)
         return open_checkpoint(folder, name)
     if target is not None:
-        path = gguf_files.find_or_fetch(target, progress)
+        path = gguf_files.cached(target) or gguf_files.fetch(
+            target, _listing(target, name), progress, to_use=False
+        )
     elif name in REGISTRY:
         path = fetch_member(REGISTRY[name], work, progress)
     elif is_app_name(name):

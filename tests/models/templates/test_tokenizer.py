@@ -45,6 +45,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]:
 @given(text=st.text(max_size=80))
 @example(text="I'll pay 12345 €\n\n\t now —  naïve 漢字 😀👩‍👩‍👧 \x00\x7f\ufeff")
 @example(text="<|im_end|><|endoftext|><tool>")
+@example(text="e\u0301 \u1100\u1161")
 @settings(max_examples=60)
 def test_text_comes_back_as_it_was(pre: str, text: str, build: Callable[..., Tokenizer]):
     import unicodedata

@@ -108,18 +108,6 @@ def what_is_here(name: HubName) -> str:
     return ""
 
 
-def find_or_fetch(name: HubName, progress: Progress) -> Path:
-    """Path of the GGUF file that `name` means, fetched if it is not here.
-
-    Raises ModelNotFound and ModelError; see `fetch`.
-    """
-    path = cached(name)
-    if path is not None:
-        return path
-    repository = hub.repository(name.repository, name.revision)
-    return fetch(name, repository, progress, to_use=False)
-
-
 def _chosen(name: HubName, paths: Collection[str]) -> str:
     """Path of the model that `name` means among a repository's files: its first shard."""
     if not name.file:
