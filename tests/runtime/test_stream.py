@@ -80,21 +80,14 @@ def test_a_stream_has_the_tokens_that_generate_returns(model: Model):
     assert [*stream] == []
 
 
-def test_reading_the_result_before_the_end_raises(model: Model):
-    with model.stream(PROMPT, max_tokens=5) as stream:
-        with pytest.raises(RuntimeError, match="iterate to its end, or close"):
-            _ = stream.result
-        next(stream)
-        with pytest.raises(RuntimeError):
-            _ = stream.result
-
-
 def test_closing_a_stream_early_frees_its_slots_and_keeps_the_answer_so_far(model: Model):
     expected, free = plain(model), model.engine.free_slots
     with model.stream(PROMPT, drafter="none") as stream:
         for _ in range(10):
             next(stream)
         assert model.engine.free_slots < free
+        with pytest.raises(RuntimeError, match="iterate to its end, or close"):
+            _ = stream.result
     assert model.engine.free_slots == free
     assert stream.result.finish_reason == FinishReason.CANCELLED
     assert stream.result.token_ids == expected.token_ids[:10]
@@ -108,19 +101,10 @@ def test_a_stream_without_a_step_can_be_closed(model: Model):
     assert stream.result.finish_reason == FinishReason.CANCELLED
 
 
-def test_an_error_in_the_loop_that_reads_a_stream_frees_its_slots(model: Model):
-    free = model.engine.free_slots
-    with pytest.raises(KeyboardInterrupt), model.stream(PROMPT) as stream:
-        next(stream)
-        raise KeyboardInterrupt
-    assert model.engine.free_slots == free
-
-
 # -- when it ends ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 17])
-@pytest.mark.parametrize("drafter", ["none", "suffix"])
+@pytest.mark.parametrize(("count", "drafter"), [(1, "none"), (2, "suffix"), (17, "suffix")])
 def test_max_tokens_is_never_exceeded(count: int, drafter: str, model: Model):
     found = plain(model, max_tokens=count, drafter=drafter, policy="fixed")
     assert found.completion_tokens == count
@@ -220,14 +204,6 @@ def test_messages_that_the_template_rejects_are_invalid_requests(prompt: Any, mo
         model.generate(prompt)
 
 
-def test_options_are_validated_before_the_first_call(model: Model):
-    options: Any = {"max_token": 3}
-    with pytest.raises(InvalidRequest, match="max_tokens"):
-        model.stream(PROMPT, **options)
-    with pytest.raises(InvalidRequest, match="'magic'"):
-        model.stream(PROMPT, drafter="magic")
-
-
 # -- what is remembered ----------------------------------------------------------------------------
 
 
@@ -253,13 +229,6 @@ def test_a_probe_counts_and_changes_nothing(model: Model):
     for seen in found.stats.probe.values():
         assert 0 < seen["accepted"] < seen["drafted"]
         assert 0 < seen["steps"] < 60
-
-
-def test_a_probe_works_without_a_drafter(model: Model):
-    found = plain(model, probe="suffix")
-    assert found.stats.drafted == 0
-    assert found.stats.probe is not None
-    assert found.stats.probe["suffix"]["accepted"] > 0
 
 
 def test_calls_of_answers_are_what_costs_are_learnt_from(model: Model):

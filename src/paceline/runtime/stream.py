@@ -204,18 +204,14 @@ class Stream:
         """Run one block; without a free slot the answer ends."""
         room = self.sequence.unused + self.engine.free_slots
         if room < 1:
-            return self.end(FinishReason.LENGTH)
+            piece = self._generation.cancel(FinishReason.LENGTH)
+            self._text.append(piece)
+            self._finish()
+            return Step(0, (), [piece])
         (step,) = run_step(self.engine, [(self, self.next_block(room))])
         if isinstance(step, Exception):
             raise step
         return step
-
-    def end(self, reason: FinishReason) -> Step:
-        """End here, for a reason of the caller's; the step has the text that was held back."""
-        piece = self._generation.cancel(reason)
-        self._text.append(piece)
-        self._finish()
-        return Step(0, (), [piece])
 
     def next_block(self, max_rows: int | None = None) -> Block:
         """Return the next block to run; see `Generation.next_block`."""

@@ -232,14 +232,14 @@ def test_an_error_at_any_call_ends_one_request_at_most(
 ):
     counting = Injector(None)
     scenario(tiny_files, counting)
-    # Of each call in the source the first three times, and then now and then. But a listener's
+    # Of each call in the source the first two times, and then now and then. But a listener's
     # later call may be a request's last, which this test waits for.
     seen = Counter[Site]()
     numbers = []
     for number, site in enumerate(counting.sites, start=1):
         seen[site] += 1
-        later = seen[site] % 17 == 0 and not site[2].endswith("listen")
-        if seen[site] <= 3 or later:
+        later = seen[site] % 29 == 0 and not site[2].endswith("listen")
+        if seen[site] <= 2 or later:
             numbers.append(number)
     assert len(seen) > 40
     caplog.set_level("CRITICAL")
@@ -290,7 +290,7 @@ class FaultyDrafter(Drafter):
         self._raise("close")
 
 
-@pytest.mark.parametrize("at", [1, 2, 5])
+@pytest.mark.parametrize("at", [1, 5])
 @pytest.mark.parametrize(
     ("policy", "method"),
     [
@@ -331,9 +331,7 @@ def test_a_drafter_that_raises_is_silenced_and_the_answer_continues(
         assert ended.acquire(timeout=30)
     scheduler.close()
     assert sorted(answer(result) for result in events) == sorted([expected[0], expected[2]])
-    # A fixed policy asks for no cost; the request does once.
-    raises = (method, policy, at) not in {("cost", "fixed", n) for n in (2, 5)}
-    raises &= not (method == "close" and at > 1)
+    raises = method != "close" or at == 1
     assert scheduler.load.failed_drafters["faulty"] == (2 if raises else 0)
 
 

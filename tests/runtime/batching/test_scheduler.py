@@ -107,24 +107,6 @@ def test_concurrent_requests_share_one_prefill_of_their_prompt(model: Model, sal
         assert result.token_ids == alone(model, prompt, request.options)
 
 
-def test_a_request_waiting_for_a_prefill_starts_its_own_if_that_is_cancelled(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-):
-    prompt, step, calls = "this is the one " * 20, model.engine.step, iter(range(99))
-
-    def leaves(work: Any) -> Any:
-        if next(calls) == 0:
-            first.queued.cancel()
-            raise RuntimeError("one that fails before anything is read")
-        return step(work)
-
-    monkeypatch.setattr(model.engine, "step", leaves)
-    with closing(Scheduler(model)) as scheduler:
-        first, second = (Submitted(scheduler, prompt, max_tokens=5) for _ in range(2))
-        scheduler.start()
-        assert second.result().token_ids == alone(model, prompt, {"max_tokens": 5})
-
-
 @pytest.mark.parametrize("apart", [{"salt": "b"}, {"cached": False}])
 def test_salts_and_uncached_requests_share_no_prefix(scheduler: Scheduler, apart: dict[str, Any]):
     prompt = "this is the one " * 20
@@ -170,13 +152,6 @@ def test_the_prefix_cache_is_evicted_for_requests(model: Model):
     assert model.engine.free_slots == total
 
 
-def test_requests_that_do_not_fit_wait_in_the_queue(model: Model, scheduler: Scheduler):
-    # Each may need the whole context, and the cache holds eight of them.
-    asked = [Submitted(scheduler, f"the {n}", max_tokens=None, stop="e") for n in range(24)]
-    assert all(request.result().finish_reason in ("stop", "length") for request in asked)
-    assert scheduler.load.running == 0
-
-
 def test_the_queue_is_bounded(model: Model):
     scheduler = Scheduler(model, max_waiting=3)  # not started: nothing is admitted
     asked = [Submitted(scheduler, "a", max_tokens=4) for _ in range(3)]
@@ -205,16 +180,6 @@ def test_the_engine_rests_once_after_each_time_with_requests(
         assert len(rests) == count
     finally:
         scheduler.close()
-
-
-def test_a_cancelled_request_frees_its_slots(model: Model, scheduler: Scheduler):
-    long = Submitted(scheduler, "a", max_tokens=400, ignore_eos=True, cached=False)
-    until(lambda: scheduler.load.running == 1)
-    other = Submitted(scheduler, "the one", max_tokens=5)
-    long.queued.cancel()
-    assert len(long.result().token_ids) < 400
-    assert other.result().token_ids == alone(model, "the one", {"max_tokens": 5})
-    until(lambda: scheduler.load.running == 0)
 
 
 def test_a_request_over_its_time_limit_ends(scheduler: Scheduler):
@@ -339,24 +304,6 @@ def test_a_long_prefill_does_not_delay_decoding_requests(
     assert len(reading.result().token_ids) <= 4
     writing.result()
     assert 0 < max(lengths) <= 512
-
-
-def test_a_prediction_is_drafted_from(model: Model, scheduler: Scheduler):
-    prompt = "th is is all that it is"
-    expected = alone(model, prompt, {"max_tokens": 40, "ignore_eos": True})
-    wrong = [*expected[:20], 3, *expected[20:]]
-    for prediction in (expected, wrong):
-        result = Submitted(
-            scheduler,
-            prompt,
-            max_tokens=40,
-            ignore_eos=True,
-            prediction=prediction,
-            policy="fixed",
-            max_block=8,
-        ).result()
-        assert result.token_ids == expected
-        assert result.stats.accepted_by["prediction"] > 20
 
 
 def test_random_cancellations_lose_no_slot(tiny_model: Model, cache: Any):
