@@ -33,7 +33,7 @@ ABOVE: dict[str, int] = {
     "src": 59_500,
     "src/paceline": 36_050,
     "src/paceline/engines": 4_440,
-    "src/paceline/constraints": 2_645,
+    "src/paceline/constraints": 2_638,
     "src/paceline/models": 4_888,
     "src/paceline/runtime": 4_746,
     "src/paceline/server": 6_380,

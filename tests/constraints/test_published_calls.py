@@ -9,8 +9,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from paceline.constraints.tool_calls import (
-    CallPiece,
-    CallStream,
     ToolCall,
     parse_tool_calls,
     written_calls,
@@ -18,6 +16,7 @@ from paceline.constraints.tool_calls import (
 from paceline.constraints.tool_forms import ToolForm, tool_form
 from paceline.models import ChatTemplate
 from paceline.runtime.chat import fit_calls
+from support.grammars import streamed
 from support.published import llama_cpp_models
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
@@ -161,14 +160,5 @@ def test_calls_are_read_back_as_the_published_template_writes_them(
     answer = rendered(published, calls, functions)
     result = parse_tool_calls(answer, form, functions)
     assert [(call.name, json.loads(call.arguments)) for call in result.calls] == calls, answer
-    stream = CallStream(form, functions)
-    parts = [part for letter in answer for part in stream.push(letter)] + stream.finish()
-    pieces = [part for part in parts if isinstance(part, CallPiece)]
-    streamed = [
-        ToolCall(
-            next(part.name for part in pieces if part.call == place and part.name),
-            "".join(part.arguments for part in pieces if part.call == place),
-        )
-        for place in range(len(calls))
-    ]
-    assert [(call.name, json.loads(call.arguments)) for call in streamed] == calls, answer
+    pieces = streamed([*answer], form, functions)
+    assert [(call.name, json.loads(call.arguments)) for call in pieces.calls] == calls, answer

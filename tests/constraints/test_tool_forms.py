@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from paceline.constraints.grammar import Grammars
 from paceline.constraints.tool_calls import (
-    CallPiece,
-    CallStream,
     Parsed,
     ToolCall,
     parse_tool_calls,
@@ -26,7 +24,7 @@ from paceline.errors import InvalidRequest
 from paceline.models import Tokenizer
 from support.driver import answer
 from support.errors import raises
-from support.grammars import STOPS, Takes, Unforced, settings_for
+from support.grammars import STOPS, Takes, Unforced, settings_for, streamed
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
@@ -85,21 +83,6 @@ def tidy(result: Parsed) -> Parsed:
     return Parsed(result.content, tuple(calls))
 
 
-def streamed(pieces: list[str], form: ToolForm, functions: dict[str, Any] = SCHEMAS) -> Parsed:
-    """The calls of a text that comes in pieces."""
-    stream = CallStream(form, functions)
-    content, names, arguments = "", dict[int, str](), dict[int, str]()
-    parts = [part for piece in pieces for part in stream.push(piece)] + stream.finish()
-    for part in parts:
-        if isinstance(part, CallPiece):
-            assert bool(part.name) is (part.call not in names)
-            names.setdefault(part.call, part.name)
-            arguments[part.call] = arguments.get(part.call, "") + part.arguments
-        else:
-            content += part
-    return Parsed(content, tuple(ToolCall(names[call], arguments[call]) for call in names))
-
-
 def same(call: ToolCall) -> ToolCall:
     return ToolCall(call.name, json.dumps(json.loads(call.arguments)))
 
@@ -155,7 +138,7 @@ def test_a_tool_call_that_is_cut_stays_text(form: ToolForm):
     text = written_calls(form, [TRIP])
     end = text.rindex("]" if form.tags is None else form.tags.close.strip())
     assert parse_tool_calls(text[:end], form, SCHEMAS) == (text[:end], ())
-    cut = streamed([*text[:end]], form)
+    cut = streamed([*text[:end]], form, SCHEMAS)
     assert cut.content == ""
     assert cut.calls[0].name == "trip"
     assert cut.calls[0].arguments.startswith('{"city": "Linz", "hour": 7, ')
@@ -233,7 +216,7 @@ def test_no_text_is_lost_that_is_no_tool_call(text: list[str], form: ToolForm):
         assert result.content == whole
     for call in result.calls:
         assert isinstance(json.loads(call.arguments), dict)
-    assert streamed(text, form) == streamed([*whole], form)
+    assert streamed(text, form, SCHEMAS) == streamed([*whole], form, SCHEMAS)
 
 
 @each_syntax
