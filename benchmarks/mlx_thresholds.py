@@ -20,7 +20,7 @@ import numpy as np
 import paceline
 from paceline.decoding.types import Block, Logits
 from paceline.engines.base import Engine, KVSequence
-from paceline.engines.invariance import Compared, compare
+from paceline.engines.exact import Compared, compare
 
 THRESHOLDS = (1024, 4096, 8192, 16384)
 """Numbers of keys; see `paceline_mlx/thresholds.py`."""

@@ -38,7 +38,7 @@ ALLOWED = {
         "server": {
             *("constraints", "decoding", "drafters", "models", "options", "runtime", "storage"),
         },
-        "verify": {"decoding", "drafters", "engines", "models", "options", "runtime", "storage"},
+        "verify": {"drafters", "engines", "models", "options", "runtime", "storage"},
         "plan": {"decoding", "engines", "runtime", "storage"},
         "cli": {
             *("decoding", "drafters", "models", "options", "plan", "plugins", "runtime", "server"),
@@ -77,7 +77,7 @@ ALLOWED = {
     MLX: {
         "": set[str](),
         "caches": {"hooks", "thresholds"},
-        "decode": {"hooks", "model", "rows", "states", "step"},
+        "decode": {"hooks", "model", "states", "step"},
         "engine": {"caches", "decode", "hooks", "kv_sequence", "model", "probe", "rows", "step"},
         "entry": {"engine"},
         "heads": {"hooks", "model"},

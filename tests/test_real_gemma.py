@@ -18,7 +18,7 @@ import pytest
 
 from paceline.decoding.types import Best, Block
 from paceline.engines.base import KVSequence
-from paceline.engines.invariance import CONDITIONS, measure_invariance
+from paceline.engines.exact import CONDITIONS, measure_invariance
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.options import GREEDY, Options
 from paceline.runtime.model import Model
@@ -176,7 +176,7 @@ def read(model: Model, sequence: KVSequence, tokens: Sequence[int]) -> list[int]
     best: list[int] = []
     engine = model.engine
     # In one call the engine llamacpp has logits of so many rows.
-    most = engine.classes.decode.most if isinstance(engine, LlamaCppEngine) else 64
+    most = engine.rules.decode.most if isinstance(engine, LlamaCppEngine) else 64
     for begin in range(0, len(tokens), most):
         chunk = tokens[begin : begin + most]
         block = Block(chunk, len(chunk), best=True, prefill=True)

@@ -32,14 +32,14 @@ CEILINGS = {
 ABOVE: dict[str, int] = {
     "src": 59_500,
     "src/paceline": 36_050,
-    "src/paceline/engines": 4_440,
+    "src/paceline/engines": 4_426,
     "src/paceline/constraints": 2_638,
     "src/paceline/models": 4_888,
     "src/paceline/runtime": 4_746,
     "src/paceline/server": 6_380,
     "src/paceline/cli": 3_440,
-    "src/paceline/verify": 1_350,
-    "src/paceline_mlx": 4_278,
+    "src/paceline/verify": 1_208,
+    "src/paceline_mlx": 4_233,
     "src/paceline_lab": 6_845,
     "tests": 59_700,
 }

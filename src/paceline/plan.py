@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.decoding.costs import CostTable
-from paceline.engines.invariance import Compared
+from paceline.engines.exact import Compared
 from paceline.runtime.model import Model
 from paceline.storage.report import Report, Table
 

@@ -1,15 +1,15 @@
 """Rows of a step's sequences that get logits, and the calls that compute them.
 
-A long block is cut into parts (`RowRange`); parts of several sequences share a call. Invariant: the
+A long block is cut into parts (`RowRules`); parts of several sequences share a call. Invariant: the
 parts of a sequence run in order, each in one call.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from paceline.engines.rows import RowRules
 from paceline_mlx.hooks import Array
 from paceline_mlx.model import LazyOutputs
-from paceline_mlx.rows import RowRange
 from paceline_mlx.states import States
 from paceline_mlx.step import on_device
 
@@ -17,11 +17,11 @@ from paceline_mlx.step import on_device
 class Decode:
     """Tokens of one sequence, cut into parts, and the calls that were made of them."""
 
-    def __init__(self, states: States, tokens: Sequence[int], rows: RowRange) -> None:
-        """`states`: the caches, which hold the tokens before; `rows`: of a part."""
-        self._states, self._start, self._least = states, states.held, rows.least
+    def __init__(self, states: States, tokens: Sequence[int], rules: RowRules) -> None:
+        """`states`: the caches, which hold the tokens before; `rules`: of the parts."""
+        self._states, self._start, self._least = states, states.held, rules.decode.least
         self._rows = on_device(tokens)
-        self.parts = deque(rows.split(len(tokens), states.held))
+        self.parts = deque(rules.decode.split(len(tokens), states.held, rules.cuts))
         """Parts that no call was made of."""
         self.calls: list[LazyOutputs] = []
 

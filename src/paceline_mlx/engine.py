@@ -9,8 +9,7 @@ pad on the left to the longest sequence, which changes the order of a row's sums
 
 Invariant: calls whose logits are read have a number of rows for which `probe.py` measured equal
 bits, in all and of each sequence, and are cut where attention changes kernels (`thresholds.py`).
-Prompt rows without logits run in calls of up to `prefill_rows` rows of a sequence, without the
-head.
+Prompt rows without logits run in longer calls of a sequence, without the head.
 """
 
 import contextlib
@@ -23,6 +22,7 @@ import mlx.core as mx
 from paceline.decoding.types import Block
 from paceline.engines.base import EngineSettings, KVSequence, StepResult
 from paceline.engines.kv_blocks import BlockPool, PooledEngine
+from paceline.engines.rows import RowRules
 from paceline.errors import InvalidRequest, ModelError
 from paceline_mlx.caches import SLOTS, slot_bytes
 from paceline_mlx.decode import Decode, grouped
@@ -30,11 +30,8 @@ from paceline_mlx.hooks import Array
 from paceline_mlx.kv_sequence import MlxSequence
 from paceline_mlx.model import LazyOutputs, LoadedModel, device, load, one_line
 from paceline_mlx.probe import choose_rows, choose_together
-from paceline_mlx.rows import ANY, RowRange
+from paceline_mlx.rows import ANY, PREFILL
 from paceline_mlx.step import BlockOutputs, PendingStep, TapArrays
-
-PREFILL_ROWS = 512
-"""Rows of a prefill call without logits."""
 
 _PROMPTS = "shared without their answers; calls cut where kernels change; sequences together"
 """How sequences are computed and shared. Change this string with any change to a row's bits or a
@@ -53,20 +50,15 @@ class MlxEngine(PooledEngine[MlxSequence]):
         context_length: int,
         settings: EngineSettings | None = None,
         *,
-        rows: RowRange | None = None,
-        together: int | None = None,
-        prefill_rows: int = PREFILL_ROWS,
+        rules: RowRules | None = None,
     ) -> None:
-        """Load a model and measure which numbers of rows give equal bits.
+        """Load a model and measure which rows its calls may have.
 
         Args:
             folder: a checkpoint: config.json and safetensors, quantized by mlx-lm or not.
             context_length: most slots of a sequence, as the model was trained.
             settings: see `EngineSettings`. With `min_rows` 1 calls are not padded.
-            rows: least and most rows of a sequence in a call; None: measured.
-            together: most rows of a call of several sequences; 0: each runs alone; None: measured
-                if `rows` is, else 0.
-            prefill_rows: rows of a prefill call without logits.
+            rules: rows of a call; None: measured.
 
         Raises:
             ModelError: mlx-lm cannot load or run it.
@@ -80,21 +72,19 @@ class MlxEngine(PooledEngine[MlxSequence]):
         self.taps = settings.taps
         self.model = LoadedModel(load(folder), settings.taps)
         """The model, for drafters that share its embeddings and head, or call it themselves."""
-        self._prefill_rows = prefill_rows
         try:
             self.vocab_size, bytes_per_slot = self._call_once()
-            if rows is None and settings.min_rows > 1:
-                rows = choose_rows(self.model, context_length)
-                if rows is None:
+            if rules is None and settings.min_rows > 1:
+                rules = choose_rows(self.model, context_length)
+                if rules is None:
                     self.min_rows = 1  # rows depend on T, or may
-                elif together is None:
-                    together = choose_together(self.model, rows, context_length)
+                else:
+                    together = choose_together(self.model, rules.decode, context_length)
+                    rules = rules._replace(prefill=PREFILL, together=together)
         except Exception as error:  # of any type: a config that does not match its weights
             raise ModelError(f"{folder} cannot be run by mlx-lm: {one_line(error)}") from error
-        self.rows = rows or ANY
-        """Least and most rows of a sequence in a call whose logits are read."""
-        self.together = together or 0
-        """Most rows of such a call of several sequences; 0: there are none."""
+        self.rules = rules or ANY
+        """Rows of a call whose logits are read; and of a prompt's, most of whose are not."""
         tokens = settings.slots(context_length, bytes_per_slot)
         self._pool = BlockPool(-(-tokens // SLOTS), SLOTS)
 
@@ -151,9 +141,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
             "device": device(),
             "system": platform.platform(),
             "prompts": _PROMPTS,
-            "rows": str(self.rows),
-            "together": str(self.together),
-            "reads": str(self._prefill_rows),
+            "rows": str(self.rules),
             "min_rows": str(self.min_rows),
             "taps": ",".join(map(str, self.taps)),
         }
@@ -167,7 +155,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
             self._recompute(sequence, sequence.states.settle(sequence.length))
             unread = self._unread(block)
             prefilled.append(self._prefill(sequence, block.tokens[:unread]))
-            decodes.append(Decode(sequence.states, block.tokens[unread:], self.rows))
+            decodes.append(Decode(sequence.states, block.tokens[unread:], self.rules))
         self._decode(decodes)
         outputs = []
         for sequence, block, taps, decode in zip(
@@ -181,7 +169,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
         """Rows at the start of a block that run without logits, as prefill."""
         count = len(block.tokens)
         # A short block is one call, even if only its last row gets logits.
-        short = block.rows > 0 and count <= self.rows.most
+        short = block.rows > 0 and count <= self.rules.decode.most
         # Decode rows that are computed again keep their kernel, though they get no logits.
         return count - block.rows if block.prefill and not short else 0
 
@@ -207,31 +195,32 @@ class MlxEngine(PooledEngine[MlxSequence]):
             return
         prefilled = max(sequence.shareable_length, held)
         self._prefill(sequence, sequence.tokens[held:prefilled])
-        self._decode([Decode(sequence.states, sequence.tokens[prefilled:], self.rows)])
+        self._decode([Decode(sequence.states, sequence.tokens[prefilled:], self.rules)])
         # Drop the last call's padding. Models that cannot go back to that row run its tokens again.
         self._prefill(sequence, sequence.tokens[sequence.states.settle(sequence.length) :])
 
     def _decode(self, decodes: Sequence[Decode]) -> None:
-        """Run tokens in calls that give their rows the bits of any other call; see `RowRange`."""
+        """Run tokens in calls that give their rows the bits of any other call; see `RowRules`."""
+        least = self.rules.decode.least
         while waiting := [decode for decode in decodes if decode.parts]:
-            for group in grouped(waiting, self.together):
+            for group in grouped(waiting, self.rules.together):
                 parts = [decode.next() for decode in group]
                 if len(parts) == 1:
                     ((states, tokens),) = parts
-                    called = self.model.call(states, tokens, least=self.rows.least, drafted=True)
+                    called = self.model.call(states, tokens, least=least, drafted=True)
                     group[0].calls.append(called)
                 else:
-                    together = self.model.call_together(parts, least=self.rows.least)
+                    together = self.model.call_together(parts, least=least)
                     for decode, called in zip(group, together, strict=True):
                         decode.calls.append(called)
 
     def _prefill(self, sequence: MlxSequence, tokens: Sequence[int]) -> list[dict[int, Array]]:
         """Run tokens without logits; returns the taps of the calls."""
         taps = []
-        for at in range(0, len(tokens), self._prefill_rows):
-            part = tokens[at : at + self._prefill_rows]
+        for part_rows in self.rules.prefill.split(len(tokens)):
+            part = tokens[part_rows]
             taps.append(self.model.call(sequence.states, part).taps)
-            if len(part) == self._prefill_rows:
+            if len(part) == self.rules.prefill.most:
                 # Bound the memory of a long prompt's graph: free its activations.
                 mx.eval(taps[-1], sequence.states.arrays())
                 mx.clear_cache()

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paceline.decoding.types import Logits
+from paceline.engines.exact import measure_rules
+from paceline.engines.rows import RowRange, RowRules
 from paceline_mlx.caches import SlidingCache, is_recurrent, kernel_by_position, leaves
 from paceline_mlx.hooks import Array
 from paceline_mlx.model import LazyOutputs, LoadedModel
@@ -22,13 +25,11 @@ from paceline_mlx.rows import (
     CONTEXTS,
     MODEL_CONTEXTS,
     SHARE,
+    TRIED,
     Call,
     RowBits,
-    RowRange,
     attention_calls,
-    calls_after,
     candidates,
-    choose,
     model_contexts,
     most_together,
     shares,
@@ -58,7 +59,7 @@ class AttentionShapes(NamedTuple):
     sinks: Array | None
 
 
-def choose_rows(model: LoadedModel, context_length: int) -> RowRange | None:
+def choose_rows(model: LoadedModel, context_length: int) -> RowRules | None:
     """The first candidate for which every call gives equal bits.
 
     None: no candidate does, or the position of a row does not decide which kernel it takes.
@@ -71,19 +72,47 @@ def choose_rows(model: LoadedModel, context_length: int) -> RowRange | None:
         return None
     kinds = _kinds(calls)
     unfused = len(calls) < len(slots)  # some layers compute attention with products of their own
+    windows = {cache.max_size if isinstance(cache, SlidingCache) else None for cache in slots}
     rules = candidates(
         # A model that cannot drop padding after a call would run its rows again in another one.
         drops_padding=states.settle(1) == 1,
         fused=lambda rows: not unfused and all(_fused(kind, rows) for kind in kinds),
+        attention=[
+            _attention_bits(kind, window, context_length) for kind in kinds for window in windows
+        ],
     )
     contexts = model_contexts(context_length, CONTEXTS if unfused else MODEL_CONTEXTS)
-    windows = {cache.max_size if isinstance(cache, SlidingCache) else None for cache in slots}
-    alone = [_attention_bits(kind, window, context_length) for kind in kinds for window in windows]
+    return measure_rules(_Calls(model, contexts, context_length), rules)
 
-    def measure(least: int) -> list[RowBits]:
-        return [*alone, *(_model_bits(model, at, context_length, least) for at in contexts)]
 
-    return choose(measure, rules)
+class _Calls:
+    """Calls of the whole model after contexts that are random from `_PREFIX` on; see `Prober`."""
+
+    sizes: Sequence[int] = TRIED
+
+    def __init__(self, model: LoadedModel, contexts: Sequence[int], context_length: int) -> None:
+        self.contexts, self.room = contexts, context_length
+        self._model = model
+        count = _PREFIX + 2 * MOST_ROWS
+        self._tokens = np.random.default_rng(0).integers(0, _TOKENS, count).tolist()
+
+    def prefill(self, length: int, rows: RowRange) -> None:
+        """See `Prober.prefill`."""
+        self._states = self._model.empty()
+        self._context = length
+        prefix = self._tokens[: min(length, _PREFIX)]
+        _evaluate(self._states, self._model.call(self._states, prefix).logits)
+        if length > len(prefix):
+            self._states.stretch(length - len(prefix))
+
+    def rows(self, length: int, count: int, outputs: int) -> Logits:
+        """See `Prober.rows`."""
+        held = self._states.settle(length)
+        assert held == length, f"{held} tokens were left of {length}"
+        at = min(self._context, _PREFIX) + length - self._context
+        called = self._model.call(self._states, self._tokens[at : at + count], drafted=True)
+        _evaluate(self._states, called.logits)
+        return _on_host(called.logits[:outputs])
 
 
 def choose_together(model: LoadedModel, rows: RowRange, context_length: int) -> int:
@@ -95,11 +124,11 @@ def choose_together(model: LoadedModel, rows: RowRange, context_length: int) -> 
         context_length: most slots of a sequence.
 
     Returns:
-        The last of `TOTALS` up to which all calls agree; 0 if none does, or if the model cannot
+        The last of `TOTALS` up to which all calls agree; 1 if none does, or if the model cannot
         be called so.
     """
     if not model.calls_together:
-        return 0
+        return 1
     sequences = [
         _Alone(model, rows, number, context_length)
         for number in range(len(shares(rows, MOST_ROWS)))
@@ -148,33 +177,6 @@ class _Alone:
         """True if the rows of a call have the same bits."""
         bits = _bits(called.logits)
         return bits == self._bits[: len(bits)]
-
-
-def _model_bits(model: LoadedModel, context: int, context_length: int, least: int) -> RowBits:
-    """Bits of the model's logits in calls after a context, which is random from `_PREFIX` on.
-
-    Rows between the context and a call are run in calls of `least` rows.
-    """
-    rng = np.random.default_rng(0)
-    prefix = min(context, _PREFIX)
-    tokens = rng.integers(0, _TOKENS, prefix + MOST_ROWS * 2).tolist()
-    states = model.empty()
-    _evaluate(states, model.call(states, tokens[:prefix]).logits)
-    if context > prefix:
-        states.stretch(context - prefix)
-    tokens = tokens[prefix:]
-    bits = {}
-    for count, position in calls_after(context, context_length, least):
-        at = position - context
-        while (held := states.held - context) < at:
-            block = tokens[held : min(held + least, at)]
-            _evaluate(states, model.call(states, block, least=least, drafted=True).logits)
-            states.settle(context + held + len(block))
-        called = model.call(states, tokens[at : at + count], drafted=True)
-        _evaluate(states, called.logits)
-        bits[count, position] = _bits(called.logits)
-        states.settle(position)
-    return bits
 
 
 def _attention_bits(kind: AttentionShapes, window: int | None, context_length: int) -> RowBits:
@@ -268,9 +270,13 @@ def _recorded() -> Iterator[list[AttentionShapes]]:
 
 def _bits(rows: Array) -> list[bytes]:
     """The bits of the rows of [T, ...]."""
+    return [row.tobytes() for row in _on_host(rows)]
+
+
+def _on_host(rows: Array) -> Logits:
     import mlx.core as mx
 
-    return [row.tobytes() for row in np.array(rows.astype(mx.float32))]
+    return np.array(rows.astype(mx.float32))
 
 
 def _evaluate(states: States, *also: Any) -> None:

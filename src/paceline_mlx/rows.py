@@ -1,25 +1,23 @@
-"""Least and most rows of a call, chosen so that a row's bits do not depend on the number of rows.
+"""Rules for rows that MLX's kernels may keep, and the calls that tell which of them it keeps.
 
 MLX picks kernels by the number of rows. On Apple GPUs a product with one row takes another kernel
 than one with several; a third begins at a number that depends on chip and matrix; attention has
 its own for up to eight rows, or fewer if several heads share keys, and picks it by the number of
-keys, too (`thresholds.py`). So the loaded model is measured on its machine before it is used
-(`probe.py`), and a rule is chosen here from those bits.
+keys, too (`thresholds.py`). `probe.py` makes the calls.
 
 Independent of MLX: a kernel is whatever gives a row its bits.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import NamedTuple
 
-from paceline_mlx.thresholds import BACK, MOST_ROWS, cut, drop_step
+from paceline.engines.rows import RowRange, RowRules
+from paceline_mlx.thresholds import BACK, MOST_ROWS, THRESHOLDS, drop_step
 
 TRIED = (1, 2, 3, 4, 5, 6, 7, 8, MOST_ROWS)
 """Rows of the compared calls."""
 
 _OFFSETS = (0, 1, 3)
-"""First rows of the calls, after the context: so a position has several rows of its calls."""
+"""First rows of the calls of attention, after the context: so a position has several of them."""
 
 _AROUND = range(-9, 2)
 """The same around a number of keys at which a kernel may change."""
@@ -37,48 +35,18 @@ rows times keys is seen by calls of `n` to `4n` rows: after one context some tak
 _POWERS = tuple(2**exponent for exponent in range(10, 17))
 """Numbers of keys where kernels change, or may in another version of MLX."""
 
+_LONGEST_CALLS = 40
+"""Positions after a context that compared calls may have."""
 
-class RowRange(NamedTuple):
-    """Least and most rows of a call: a longer block is split, a shorter one padded."""
-
-    least: int
-    most: int
-
-    def split(self, count: int, position: int) -> Iterator[slice]:
-        """Slices of a block of `count` rows from `position` on, one per call."""
-        at = 0
-        while at < count:
-            boundary = cut(position + at, self.least)
-            end = min(at + self.most, count)
-            if boundary is not None:
-                end = min(end, boundary - position)
-            yield slice(at, end)
-            at = end
-
-    def used(self, count: int, position: int) -> int:
-        """Rows that are read of a call of `count` rows at `position`; 0 if there is no such call.
-
-        They may be fewer than its rows if it has the least: the others are padding.
-        """
-        if not self.least <= count <= self.most:
-            return 0
-        rows = next(self.split(count, position)).stop
-        return rows if count in (rows, self.least) else 0
-
-    def __str__(self) -> str:
-        return f"{self.least}-{self.most}"
-
-
-ANY = RowRange(1, MOST_ROWS)
-"""If the number of rows makes no difference, or if `min_rows` is 1."""
-
-CANDIDATES = (
-    ANY,
-    *(RowRange(1, most) for most in (8, 7, 6, 5, 4)),
-    *(RowRange(2, most) for most in (8, 7, 6, 5, 4, 3)),
-    *(RowRange(least, 8) for least in (3, 6, 8)),
-    RowRange(2, 2),
-)
+CANDIDATES = [
+    RowRules(rows, rows, cuts=THRESHOLDS)
+    for rows in (
+        *(RowRange(1, most) for most in (MOST_ROWS, 8, 7, 6, 5, 4)),
+        *(RowRange(2, most) for most in (8, 7, 6, 5, 4, 3)),
+        *(RowRange(least, 8) for least in (3, 6, 8)),
+        RowRange(2, 2),
+    )
+]
 """By ascending cost: of eight rows, plain decoding computes seven for nothing; of calls of two, a
 block gains little."""
 
@@ -96,37 +64,56 @@ RowBits = Mapping[Call, Sequence[bytes]]
 """Call -> the bits of its rows. All calls have the same tokens, keys and values."""
 
 
-def candidates(*, drops_padding: bool, fused: Callable[[int], bool]) -> list[RowRange]:
-    """Candidates that equal bits would prove, by ascending cost.
+PREFILL = RowRange(1, 512)
+"""Rows of a call of a prompt without logits: they are compared with no others."""
+
+ANY = RowRules(RowRange(1, MOST_ROWS), PREFILL, cuts=THRESHOLDS)
+"""If the number of rows makes no difference, or if `min_rows` is 1."""
+
+
+def candidates(
+    *, drops_padding: bool, fused: Callable[[int], bool], attention: Sequence[RowBits]
+) -> list[RowRules]:
+    """Candidates that equal bits of the whole model would prove, by ascending cost.
 
     Args:
         drops_padding: whether the model's caches can drop the padding of a call.
         fused: whether one kernel computes all attention of a call of so many rows. Else products
             do, which may change kernels at any number of rows times keys: `_CONTEXTS_APART`.
+        attention: bits of each kind of attention alone.
     """
     return [
-        rows
-        for rows in CANDIDATES
-        if (rows.least == 1 or drops_padding)
+        rules
+        for rules in CANDIDATES
+        if (rules.decode.least == 1 or drops_padding)
         and (
-            rows.most >= _CONTEXTS_APART * rows.least
-            or all(map(fused, range(rows.least, rows.most + 1)))
+            rules.decode.most >= _CONTEXTS_APART * rules.decode.least
+            or all(map(fused, range(rules.decode.least, rules.decode.most + 1)))
         )
+        and all(agree(rules, bits) for bits in attention)
     ]
 
 
-def choose(
-    measure: Callable[[int], Sequence[RowBits]], rules: Sequence[RowRange] = CANDIDATES
-) -> RowRange | None:
-    """The first candidate for which every call gives equal bits; None: no candidate does.
+def agree(rules: RowRules, measured: RowBits) -> bool:
+    """True if every position has the same bits in all calls that the rules allow."""
+    known: dict[int, bytes] = {}
+    for (count, position), row_bits in measured.items():
+        for at, bits in enumerate(row_bits[: used(rules, count, position)], position):
+            if known.setdefault(at, bits) != bits:
+                return False
+    return True
 
-    `measure` gets the least rows of a candidate, and returns the bits of rows whose context ran in
-    calls of that size: else the keys and values before them would be another kernel's.
+
+def used(rules: RowRules, count: int, position: int) -> int:
+    """Rows that are read of a call of `count` rows at `position`; 0 if there is no such call.
+
+    They may be fewer than its rows if it has the least: the others are padding.
     """
-    measured = cache(measure)
-    return next(
-        (rule for rule in rules if all(agree(rule, bits) for bits in measured(rule.least))), None
-    )
+    rows = rules.decode
+    if not rows.least <= count <= rows.most:
+        return 0
+    read = next(rows.split(count, position, rules.cuts)).stop
+    return read if count in (read, rows.least) else 0
 
 
 def shares(rows: RowRange, total: int) -> list[int]:
@@ -139,12 +126,12 @@ def shares(rows: RowRange, total: int) -> list[int]:
 
 
 def most_together(rows: RowRange, agrees: Callable[[list[int]], bool]) -> int:
-    """The last of `TOTALS` up to which all calls of several sequences agree; 0 if none does.
+    """The last of `TOTALS` up to which all calls of several sequences agree; 1 if none does.
 
     `agrees` gets the rows of each sequence in a call, and returns whether their bits are those of
     each sequence alone.
     """
-    best = 0
+    best = 1
     for total in TOTALS:
         counts = shares(rows, total)
         if counts and not agrees(counts):
@@ -153,29 +140,16 @@ def most_together(rows: RowRange, agrees: Callable[[list[int]], bool]) -> int:
     return best
 
 
-def agree(rows: RowRange, measured: RowBits) -> bool:
-    """True if every position has the same bits in all calls that `rows` allows."""
-    known: dict[int, bytes] = {}
-    for (count, position), row_bits in measured.items():
-        for at, bits in enumerate(row_bits[: rows.used(count, position)], position):
-            if known.setdefault(at, bits) != bits:
-                return False
-    return True
-
-
 def model_contexts(context_length: int, contexts: Sequence[int] = MODEL_CONTEXTS) -> list[int]:
-    """Contexts after which the whole model's calls are compared, ascending.
+    """Contexts after which calls are compared, ascending, away from thresholds.
 
     Instead of those that do not fit, the longest that does.
     """
-    longest = max(context_length - _OFFSETS[-1] - TRIED[-1], 1)
+    longest = max(context_length - _LONGEST_CALLS, 1)
+    for keys in THRESHOLDS:
+        if keys - _LONGEST_CALLS < longest < keys:
+            longest = keys - _LONGEST_CALLS
     return sorted({min(context, longest) for context in contexts})
-
-
-def calls_after(context: int, context_length: int, least: int = 1) -> Iterator[Call]:
-    """The whole model's calls of at least `least` rows after a context, by ascending position."""
-    calls = _calls((context + offset for offset in _OFFSETS), context_length)
-    return (call for call in calls if call[0] >= least)
 
 
 def attention_calls(context_length: int, window: int | None = None) -> list[Call]:

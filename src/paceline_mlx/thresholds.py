@@ -2,15 +2,10 @@
 
 MLX picks the kernel by the keys of the whole call, padding included. A row at position 1020 has
 1,021 keys in a call of its own, but 1,024 in a block of four, where large chips begin to use two
-passes. So calls are cut there:
+passes. So calls are cut there (`RowRange.split`), and the kernel of a row depends on its position,
+however it is computed.
 
-    rows of a call       2 to 8                     threshold 1024, so no call crosses position 1022
-    block at 1018        [1018 .. 1021] [1022 .. 1025]
-    keys of the calls     1,022          1,026
-
-Then the kernel of a row depends on its position, however it is computed.
-
-Independent of MLX. Invariant: `cut` and `dropped` are functions of the position alone.
+Independent of MLX. Invariant: `dropped` is a function of the position alone.
 """
 
 THRESHOLDS = (1024, 1025, 4096, 4097, 8192, 8193, 16384, 32769, 65536, 65537)
@@ -27,15 +22,6 @@ BACK = 256
 _STEPS = (256, 128)
 """Slots that a sliding window drops at once. Kernels deal their keys out to 32 to 256 sums in turn,
 so these multiples keep a key in its sum; 128 do below 1,024 slots, where there are 32 sums."""
-
-
-def cut(position: int, least: int) -> int | None:
-    """The next position after `position` that calls of at least `least` rows must not cross.
-
-    A call before it has fewer keys than the threshold, even if it is padded, and a call from it on
-    has at least as many. None: there is none.
-    """
-    return next((keys - least for keys in THRESHOLDS if keys - least > position), None)
 
 
 def drop_step(window: int) -> int | None:

@@ -12,6 +12,7 @@ A step allocates no tensors: it copies numbers into tensors that are already bou
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -123,10 +124,10 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         self._pool = self._make_cache(settings)
         for compiled_graph in self._graphs:
             self._bind(compiled_graph)
-        # OpenVINO packs weights in the first call. Without AVX-512, some products of eight rows
-        # take another form of them than those of two.
-        self.warm_rows = () if weights <= _PACKED_AT_ONCE_BYTES else (2, 8)
         self._max_rows = None if rows_are_invariant() else MOST_ROWS
+        if weights > _PACKED_AT_ONCE_BYTES:
+            settings.say(f"packing the weights of {folder.name} for this processor")
+            self._pack()
 
     def open(self) -> PrefillTable:
         """A new, empty sequence."""
@@ -149,6 +150,16 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             per_block.append(logits[at : at + block.rows])
             at += block.rows
         return StepResult(per_block, [{} for _ in call], seconds)
+
+    def _pack(self) -> None:
+        """Let OpenVINO pack the weights, which it does in first calls.
+
+        Without AVX-512, some products of eight rows take another form of them than those of two.
+        """
+        with closing(self.open()) as sequence:
+            for count in (2, 8):
+                if count <= min(self.context_length, self.free_slots):
+                    self.step([(sequence, Block([0] * count, count))])
 
     def _run_parts(self, call: Sequence[Placed], max_rows: int) -> StepResult:
         """Run a step in calls of at most `max_rows` rows; its arrays are copies."""

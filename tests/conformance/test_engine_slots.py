@@ -94,50 +94,6 @@ def test_a_poisoned_slot_that_is_read_changes_rows(
 
 
 @pytest.mark.pairs
-@pytest.mark.parametrize("shared", [0, 1, 8, 31, 40, 64, 70, 200])
-@pytest.mark.parametrize("closed", ["parent", "child", "neither"])
-def test_a_fork_and_its_parent_go_on_without_each_other(
-    engine: Engine, plain: Plain, sequence: KVSequence, shared: int, closed: str
-):
-    prefix = random_text(engine, 70)
-    ends = {"parent": random_text(engine, 40, 1), "child": random_text(engine, 40, 2)}
-    feed(engine, sequence, prefix)
-    with closing(sequence.fork(shared)) as child:
-        assert child.length <= min(shared, 70)
-        feed(engine, child, prefix[child.length :])
-        going = {"parent": sequence, "child": child}
-        for at in range(0, 40, 5):
-            if at == 20 and closed in going:
-                going.pop(closed).close()
-            work = [(one, ends[name][at : at + 5], 5) for name, one in going.items()]
-            for logits, (name, one) in zip(run(engine, *work), going.items(), strict=True):
-                expected = plain(prefix + ends[name], 70)[70 + at : 75 + at]
-                assert same(logits, expected), f"the {name} at {at}"
-                one.commit(5)
-
-
-@pytest.mark.pairs
-@pytest.mark.parametrize("rewound", ["parent", "child"])
-@pytest.mark.parametrize("length", [0, 5, 16, 31, 32, 33, 63])
-def test_rewinding_into_a_shared_prefix_does_not_touch_the_other(
-    engine: Engine, plain: Plain, sequence: KVSequence, rewound: str, length: int
-):
-    prefix, new = random_text(engine, 64), random_text(engine, 70, 1)
-    feed(engine, sequence, prefix)
-    with closing(sequence.fork(64)) as child:
-        feed(engine, child, prefix[child.length :])
-        turned, left = (sequence, child) if rewound == "parent" else (child, sequence)
-        turned.rewind(length)
-        assert turned.length <= length
-        changed = prefix[: turned.length] + new
-        kept = prefix + new[:8]
-        (logits,) = run(engine, (turned, changed[turned.length : 70], 70 - turned.length))
-        assert same(logits, plain(changed[:70], turned.length)[turned.length :])
-        (logits,) = run(engine, (left, kept[64:], 8))
-        assert same(logits, plain(kept, 64)[64:])
-
-
-@pytest.mark.pairs
 @pytest.mark.parametrize("rows", [1, 2, 7, 24])
 @pytest.mark.parametrize("beside", [False, True])
 def test_decode_rows_computed_again_many_to_a_call_leave_the_same_keys_and_values(
@@ -174,35 +130,6 @@ def test_slots_freed_by_closing_are_counted_once_where_they_are_shared(engine: E
         assert before - engine.free_slots == held - alone[1]
         assert engine.freed_by([parent]) == held - alone[1]
     assert engine.freed_by([]) == 0
-
-
-def test_of_an_answer_only_what_its_prompt_would_have_is_shared(
-    engine: Engine, plain: Plain, sequence: KVSequence
-):
-    text, end = random_text(engine, 100), random_text(engine, 8, 1)
-    feed(engine, sequence, text[:50])
-    for at in range(50, 100, 5):
-        run(engine, (sequence, text[at : at + 5], 5))
-        sequence.commit(5)
-    assert 50 <= sequence.shareable_length <= sequence.length == 100
-    with closing(sequence.fork(100)) as child:
-        assert child.length == child.shareable_length <= sequence.shareable_length
-        feed(engine, child, text[child.length :])
-        (logits,) = run(engine, (child, end, 8))
-    assert same(logits, plain(text + end, 100)[100:])
-
-
-def test_slots_given_back_are_used_again_without_a_trace(
-    engine: Engine, plain: Plain, sequence: KVSequence
-):
-    text = random_text(engine, 48)
-    feed(engine, sequence, random_text(engine, 64, 1))
-    sequence.close()
-    sequence.close()  # does nothing
-    with closing(engine.open()) as fresh:
-        assert fresh.length == 0
-        (logits,) = run(engine, (fresh, text, 48))
-        assert same(logits, plain(text, 0))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])

@@ -76,15 +76,6 @@ def test_a_call_reports_for_every_block_in_order(
     assert 0 < result.seconds < 60
 
 
-def test_a_step_commits_nothing(engine: Engine, plain: Plain, sequence: KVSequence):
-    text = random_text(engine, 30)
-    feed(engine, sequence, text[:20])
-    for _ in range(2):
-        (logits,) = run(engine, (sequence, text[20:], 10))
-        assert sequence.length == 20
-        assert same(logits, plain(text, 20)[20:])
-
-
 @settings(max_examples=30)
 @given(data=st.data())
 def test_sequences_of_one_call_do_not_see_each_other(
@@ -106,22 +97,6 @@ def test_sequences_of_one_call_do_not_see_each_other(
             expected.append(plain(text[:end], end if prompt else start)[end - rows :])
         for logits, rows_alone in zip(engine.step(work).logits, expected, strict=True):
             assert same(logits, rows_alone)
-
-
-def test_a_long_prompt_beside_a_decode_block_changes_neither(
-    engine: Engine, plain: Plain, sequence: KVSequence, other: KVSequence
-):
-    decoding, prompt = random_text(engine, 64, 1), random_text(engine, 64, 2)
-    feed(engine, sequence, decoding[:40])
-    for start in range(0, 64, 16):
-        block = decoding[40 + start // 4 : 44 + start // 4]
-        decoded, prefilled = run(
-            engine, (sequence, block, 4), prompts=[(other, prompt[start : start + 16], 16)]
-        )
-        assert same(decoded, plain(decoding, 40)[40 + start // 4 : 44 + start // 4])
-        assert same(prefilled, plain(prompt, 64)[start : start + 16])
-        sequence.commit(4)
-        other.commit(16)
 
 
 def test_an_engine_describes_itself_in_words(engine: Engine):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paceline.decoding.costs import CostTable
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
-from paceline.decoding.stopping import Repetition, RepetitionDetector, Stopping
+from paceline.decoding.stopping import Repetition, Stopping
 from paceline.decoding.types import Block, Drafter, FinishReason
 from paceline.drafters import (
     AnswerHistory,
@@ -354,27 +354,6 @@ def test_a_repetition_stop_is_at_the_same_token_with_every_drafter(
             for prompt, sampling in zip(prompts, ways, strict=True)
         ]
         assert run(engine, going) == expected, f"{spec} {policy} {block=}"
-
-
-def test_a_repetition_stop_inside_an_accepted_block_drops_the_rest_of_the_block(engine: Engine):
-    rule = Repetition(max_pattern_size=4, min_count=2)
-    for seed in range(4 if toy(engine) else 1):
-        prompt = prompt_of(engine, seed)
-        sampling = Sampling(temperature=1.0, logit_bias=FEW, seed=seed)
-        whole = answer(engine, prompt, sampling=sampling, stopping=Stopping(max_tokens=60)).tokens
-        stop = RepetitionDetector(rule)
-        expected = whole[: next(n for n, token in enumerate(whole, start=1) if stop.push(token))]
-        for block in (2, 7, 16):
-            told = answer(
-                engine,
-                prompt,
-                sampling=sampling,
-                stopping=Stopping(max_tokens=60, repetition=rule),
-                drafters=[Oracle([*prompt, *whole])],
-                policy=Fixed(block),
-            )
-            assert (told.tokens, told.finish_reason) == (expected, FinishReason.REPETITION)
-            assert told.text == decode(expected)
 
 
 def _told(engine: Engine, sampling: int, text: Sequence[int], stopping: Stopping) -> Answer:

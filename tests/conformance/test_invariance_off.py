@@ -12,8 +12,8 @@ import pytest
 
 from paceline.engines import EngineSettings
 from paceline.engines.base import Engine
-from paceline.engines.invariance import BLOCK_LENGTH, measure_invariance
-from paceline.engines.row_classes import RowClasses, RowRange
+from paceline.engines.exact import BLOCK_LENGTH, measure_invariance
+from paceline.engines.rows import RowRange, RowRules
 from paceline.verify import rows
 from paceline.verify.checks import Verdict
 from paceline.verify.rows import check_rows
@@ -42,9 +42,9 @@ def test_single_rows_of_the_llamacpp_engine_are_found_where_keys_are_dropped(
     settings = EngineSettings(cache_tokens=2048, threads=1)
     values = {}
     for least in (1, 2):
-        classes = RowClasses(RowRange(least, 16), RowRange(64, 256))
+        rules = RowRules(RowRange(least, 16), RowRange(64, 256))
         binding = library("ik_llama.cpp")
-        engine = LlamaCppEngine(path, 512, settings, binding=binding, classes=classes)
+        engine = LlamaCppEngine(path, 512, settings, binding=binding, rules=rules)
         with closing(engine):
             verdict = Verdict()
             check_rows(engine, verdict)
@@ -58,12 +58,12 @@ def test_calls_of_llama_cpp_that_take_another_product_are_found(tmp_path: Path):
     path = write_tiny(tmp_path / "m.gguf", sizes=WIDE, weights=Type.Q4_K)
     settings = EngineSettings(cache_tokens=2048, threads=1)
     values = {}
-    for classes in (None, RowClasses(RowRange(2, 16), RowRange(64, 256), outputs=2)):
+    for rules in (None, RowRules(RowRange(2, 16), RowRange(64, 256), outputs=2)):
         binding = library("llama.cpp")
-        engine = LlamaCppEngine(path, 512, settings, binding=binding, classes=classes)
+        engine = LlamaCppEngine(path, 512, settings, binding=binding, rules=rules)
         with closing(engine):
-            assert classes or engine.classes.decode == RowRange(2, 7)
-            values[classes is None] = differing(engine)
+            assert rules or engine.rules.decode == RowRange(2, 7)
+            values[rules is None] = differing(engine)
     assert values[True] == (0, 0)
     assert values[False][0]
 
@@ -76,7 +76,7 @@ def test_an_mlx_engine_that_ignores_its_rule_is_found(
     import mlx.core as mx
 
     from paceline_mlx.engine import MlxEngine
-    from paceline_mlx.rows import ANY, RowRange
+    from paceline_mlx.rows import ANY
 
     original = mx.fast.scaled_dot_product_attention
 
@@ -89,13 +89,13 @@ def test_an_mlx_engine_that_ignores_its_rule_is_found(
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attention)
     folder = mlx.checkpoint(tmp_path_factory.mktemp("mlx") / "llama", "llama")
     engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=4 * mlx.CONTEXT))
-    assert engine.rows == RowRange(1, 4)
+    assert engine.rules.decode == RowRange(1, 4)
     assert differing(engine) == (0, 0)
-    engine.rows = ANY
+    engine.rules = ANY
     verdict = Verdict()
     check_rows(engine, verdict)
     assert verdict.conditions[BLOCK_LENGTH].differing
-    engine.rows = RowRange(1, 2)
+    engine.rules = mlx.rules(1, 2)
     monkeypatch.setattr(
         mx.fast,
         "scaled_dot_product_attention",

@@ -34,36 +34,6 @@ def test_an_empty_pool_says_how_large_it_is_and_what_to_do():
         BlockPool(0, SIZE).take()
 
 
-def test_a_block_is_free_again_when_its_last_holder_gives_it_back(pool: BlockPool):
-    block = pool.take()
-    assert not pool.shared(block)
-    assert pool.share(block) == block
-    assert pool.shared(block)
-    pool.give_back(block)
-    assert not pool.shared(block)
-    assert pool.free == 9
-    pool.give_back(block)
-    assert pool.free == 10
-
-
-# --- one table
-
-
-def test_what_was_not_kept_is_written_over_by_the_next_block(table: BlockTable):
-    grow(table, 8, keep=3)
-    held = table.blocks(5)
-    grow(table, 5)
-    assert table.length == 8
-    assert table.blocks(0) == held
-
-
-def test_the_blocks_of_a_call_end_with_its_last_row(table: BlockTable):
-    # A longer block before left a KV block more than the next one needs.
-    grow(table, 12, keep=1)
-    table.reserve(2)
-    assert len(table.blocks(2)) == 1
-
-
 def test_rows_beyond_those_reserved_lie_in_the_spare_block(pool: BlockPool, table: BlockTable):
     grow(table, 3)
     table.reserve(1)
@@ -76,7 +46,7 @@ def test_rows_beyond_those_reserved_lie_in_the_spare_block(pool: BlockPool, tabl
 # --- going back
 
 
-@pytest.mark.parametrize("length", range(11))
+@pytest.mark.parametrize("length", [0, 3, 4, 9, 10])
 def test_a_rewind_frees_the_blocks_after_it(pool: BlockPool, table: BlockTable, length: int):
     grow(table, 10)
     blocks = table.blocks(0)
@@ -119,9 +89,7 @@ def test_a_rewind_into_a_block_that_is_shared_no_more_keeps_its_slots(table: Blo
 # --- sharing
 
 
-@pytest.mark.parametrize(
-    ("length", "shared"), [(0, 0), (3, 0), (4, 4), (7, 4), (8, 8), (9, 8), (10, 8), (99, 8)]
-)
+@pytest.mark.parametrize(("length", "shared"), [(0, 0), (7, 4), (8, 8), (10, 8), (99, 8)])
 def test_a_fork_shares_the_full_blocks_and_no_others(
     pool: BlockPool, table: BlockTable, length: int, shared: int
 ):
@@ -132,10 +100,6 @@ def test_a_fork_shares_the_full_blocks_and_no_others(
     assert pool.free == 7
     with raises(ValueError, "commit"):
         other.commit(1)
-
-
-def test_a_fork_of_less_than_nothing_is_refused(table: BlockTable):
-    grow(table, 10)
     with raises(ValueError, "fork(-1)"):
         table.fork(-1)
 

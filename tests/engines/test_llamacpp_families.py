@@ -1,8 +1,9 @@
 """Families of GGUF files in the libraries of the engine llamacpp: right, or refused.
 
 Each is a tiny random model. `tests/data/tiny_families.npz` has rows of logits of OpenVINO 2026.4 in
-November 2026, whose graphs of GGUF files agreed with transformers on all of these families. Which
-one a library does not compute right, it must refuse: some would end the process.
+November 2026, whose graphs of GGUF files agreed with transformers on all of these families; those
+of GLM-4 are of transformers itself. What a library does not compute right, it must refuse: some
+families would end the process.
 """
 
 from contextlib import closing
@@ -13,7 +14,7 @@ import pytest
 
 from paceline.decoding.types import Logits
 from paceline.engines import EngineSettings
-from paceline.engines.invariance import CONDITIONS, measure_invariance
+from paceline.engines.exact import CONDITIONS, measure_invariance
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.errors import ModelError
 from support.divergence import divergences

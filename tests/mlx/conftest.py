@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from paceline.engines import EngineSettings
+from paceline.engines.rows import RowRules
 from support import mlx
 from support.packages import missing
 
@@ -35,16 +36,14 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> mlx.Checkpoints:
 @pytest.fixture(scope="module")
 def opened(checkpoint_of: mlx.Checkpoints) -> mlx.Opened:
     from paceline_mlx.engine import MlxEngine
-    from paceline_mlx.rows import RowRange
 
-    def opened(family: str, taps: tuple[int, ...] = (), **settings: Any) -> MlxEngine:
-        chosen = {"rows": RowRange(1, 32), **settings}
-        return MlxEngine(
-            checkpoint_of(family),
-            mlx.CONTEXT,
-            EngineSettings(cache_tokens=2048, taps=taps),
-            **chosen,
-        )
+    any_rows = mlx.rules(1, 32)
+
+    def opened(
+        family: str, rules: RowRules | None = any_rows, taps: tuple[int, ...] = ()
+    ) -> MlxEngine:
+        settings = EngineSettings(cache_tokens=2048, taps=taps)
+        return MlxEngine(checkpoint_of(family), mlx.CONTEXT, settings, rules=rules)
 
     return opened
 

@@ -10,11 +10,10 @@ import pytest
 
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
-from paceline.engines.invariance import measure_invariance
+from paceline.engines.exact import measure_invariance
 from paceline.errors import InvalidRequest, ModelError
 from paceline_mlx.engine import MlxEngine
 from paceline_mlx.kv_sequence import MlxSequence
-from paceline_mlx.rows import RowRange
 from support import mlx
 from support.errors import raises
 from support.mlx_rows import TEXT, rows_of, step
@@ -59,7 +58,7 @@ def test_heads_of_published_sizes_that_divide_the_width_give_the_rows_of_transfo
     folder = checkpoint_of(family, **sizes)
     expected = mlx.reference_logits(folder, family, TEXT)
     settings = EngineSettings(cache_tokens=512)
-    engine = MlxEngine(folder, mlx.CONTEXT, settings, rows=RowRange(1, 32))
+    engine = MlxEngine(folder, mlx.CONTEXT, settings, rules=mlx.rules(1, 32))
     rows = rows_of(engine, TEXT, [1] * 4 + [3, 9, 24])
     assert np.abs(rows - expected).max() < 1e-5 * np.abs(expected).max() + 2e-5
 
@@ -101,7 +100,7 @@ def test_a_model_of_16_bits_gives_rows_of_float32(dtype: str, checkpoint_of: mlx
 
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_the_best_are_the_highest_of_all_logits(opened: mlx.Opened, rows: int):
-    engine = opened("qwen3", rows=RowRange(2, 8))
+    engine = opened("qwen3", rules=mlx.rules(2, 8))
     whole = rows_of(engine, TEXT, [40])
     with closing(engine.open()) as one, closing(engine.open()) as other:
         result = engine.step([(one, Block(TEXT, rows, best=True)), (other, Block(TEXT, rows))])
@@ -118,7 +117,7 @@ def test_the_best_are_the_highest_of_all_logits(opened: mlx.Opened, rows: int):
 @pytest.mark.parametrize("family", ["phi3", "lfm2"])
 def test_a_prompt_may_be_read_in_calls_of_any_length(family: str, reads: int, opened: mlx.Opened):
     expected = rows_of(opened(family), TEXT, [40])
-    engine = opened(family, prefill_rows=reads, rows=RowRange(2, 8))
+    engine = opened(family, rules=mlx.rules(2, 8, prefill=reads))
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(TEXT[:30], 0))])
         sequence.commit(30)
@@ -139,8 +138,8 @@ def test_the_state_after_acceptance_is_that_after_plain_decoding(family: str, op
             sequence.commit(1)
             states.append(in_cache(sequence))
     wrong = [(token + 1) % mlx.VOCAB for token in TEXT]
-    for rows in (RowRange(1, 32), RowRange(2, 4), RowRange(8, 8)):
-        drafting = opened(family, rows=rows)
+    for rows in ((1, 32), (2, 4), (8, 8)):
+        drafting = opened(family, mlx.rules(*rows))
         for kept in range(10):
             with closing(drafting.open()) as sequence:
                 drafting.step([(sequence, Block(TEXT[:12], 0))])
@@ -151,12 +150,12 @@ def test_the_state_after_acceptance_is_that_after_plain_decoding(family: str, op
                 assert all(np.array_equal(one, other) for one, other in held), f"{rows} {kept=}"
 
 
-@pytest.mark.parametrize("rows", [RowRange(1, 32), RowRange(2, 8), RowRange(8, 8)], ids=str)
+@pytest.mark.parametrize("rows", [(1, 32), (2, 8), (8, 8)], ids=str)
 @pytest.mark.parametrize("family", mlx.FAMILIES)
 def test_a_rejected_block_is_not_run_again_and_a_step_waits_once(
-    family: str, rows: RowRange, opened: mlx.Opened, calls: dict[str, int]
+    family: str, rows: tuple[int, int], opened: mlx.Opened, calls: dict[str, int]
 ):
-    engine = opened(family, rows=rows)
+    engine = opened(family, mlx.rules(*rows))
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(TEXT[:12], 1))])
         sequence.commit(12)
@@ -206,7 +205,7 @@ def test_going_back_computes_no_projection_again(
 def test_a_recurrence_goes_back_further_by_running_tokens_again(
     family: str, opened: mlx.Opened, calls: dict[str, int]
 ):
-    engine = opened(family, prefill_rows=8, rows=RowRange(1, 8))
+    engine = opened(family, rules=mlx.rules(1, 8, prefill=8))
     expected = rows_of(engine, TEXT, [40])
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(TEXT[:30], 1, prefill=True))])
@@ -224,7 +223,7 @@ def test_a_recurrence_goes_back_further_by_running_tokens_again(
 
 
 def test_few_states_of_recurrences_are_kept(opened: mlx.Opened):
-    engine = opened("lfm2", prefill_rows=2, rows=RowRange(1, 8))
+    engine = opened("lfm2", rules=mlx.rules(1, 8, prefill=2))
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(TEXT, 1, prefill=True))])
         sequence.commit(40)
@@ -238,7 +237,7 @@ def test_few_states_of_recurrences_are_kept(opened: mlx.Opened):
 def test_a_window_moves_on_and_keeps_what_its_rows_need(checkpoint_of: mlx.Checkpoints, cut: int):
     long = np.random.default_rng(0).integers(0, mlx.VOCAB, 900).tolist()
     folder = checkpoint_of("gemma3", max_position_embeddings=1024)
-    engine = MlxEngine(folder, 1024, EngineSettings(cache_tokens=4096), rows=RowRange(1, 32))
+    engine = MlxEngine(folder, 1024, EngineSettings(cache_tokens=4096), rules=mlx.rules(1, 32))
     expected = mlx.reference_logits(folder, "gemma3", long)
     with closing(engine.open()) as whole, closing(engine.open()) as sequence:
         (logits,) = engine.step([(whole, Block(long, 900))]).logits
@@ -277,10 +276,9 @@ def test_what_is_built_on_a_step_is_computed_with_it(opened: mlx.Opened, calls: 
 
 @pytest.mark.parametrize("family", mlx.FAMILIES)
 def test_every_number_of_rows_agrees_here(family: str, opened: mlx.Opened):
-    engine = opened(family, rows=None)
-    assert engine.rows == RowRange(1, 32)
-    described = engine.describe()
-    assert (described["rows"], described["together"]) == ("1-32", "32")
+    engine = opened(family, None)
+    assert engine.rules == mlx.rules(1, 32, together=32)
+    assert engine.describe()["rows"] == "decode 1-32, prefill 1-512, 32 of several sequences"
     assert all(compared.holds for compared in measure_invariance(engine).values())
 
 
@@ -289,7 +287,7 @@ def test_with_one_row_nothing_is_asked_and_nothing_filled_up(
 ):
     settings = EngineSettings(cache_tokens=512, min_rows=1)
     engine = MlxEngine(checkpoint_of("llama"), mlx.CONTEXT, settings)
-    assert (engine.min_rows, engine.rows) == (1, RowRange(1, 32))
+    assert (engine.min_rows, engine.rules) == (1, mlx.rules(1, 32))
     assert calls["model"] == 1  # how many columns the logits have
 
 
@@ -357,7 +355,7 @@ def test_a_fork_that_finds_no_room_shares_nothing(checkpoint_of: mlx.Checkpoints
 
 
 def test_without_a_number_the_cache_holds_a_context(checkpoint_of: mlx.Checkpoints):
-    engine = MlxEngine(checkpoint_of("llama"), 300, rows=RowRange(1, 32))
+    engine = MlxEngine(checkpoint_of("llama"), 300, rules=mlx.rules(1, 32))
     assert engine.free_slots == 320  # whole blocks
 
 

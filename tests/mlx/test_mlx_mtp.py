@@ -76,10 +76,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(target: Path) -> Any:
     from paceline_mlx.engine import MlxEngine
-    from paceline_mlx.rows import RowRange
 
     settings = EngineSettings(cache_tokens=2048, taps=(0, 1))
-    return MlxEngine(target, mlx.CONTEXT, settings, rows=RowRange(2, 8))
+    return MlxEngine(target, mlx.CONTEXT, settings, rules=mlx.rules(2, 8))
 
 
 def resources(engine: Any, target: Path) -> DrafterResources:

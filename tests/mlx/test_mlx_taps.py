@@ -10,7 +10,6 @@ import pytest
 
 from paceline.decoding.types import Block
 from paceline.errors import InvalidRequest
-from paceline_mlx.rows import RowRange
 from support import mlx
 from support.errors import raises
 from support.mlx_rows import TEXT, rows_of, step
@@ -23,7 +22,7 @@ def test_taps_are_the_hidden_states_of_transformers(
     family: str, opened: mlx.Opened, checkpoint_of: mlx.Checkpoints
 ):
     expected = mlx.reference_taps(checkpoint_of(family), family, TEXT)[0]
-    engine = opened(family, taps=(0,), rows=RowRange(2, 8), prefill_rows=16)
+    engine = opened(family, taps=(0,), rules=mlx.rules(2, 8, prefill=16))
     for rows in (0, 1, 6, 40):
         with closing(engine.open()) as sequence:
             taps = engine.step([(sequence, Block(TEXT, rows))]).taps[0]

@@ -10,9 +10,8 @@ import pytest
 
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings
-from paceline_mlx import caches, rows
+from paceline_mlx import caches
 from paceline_mlx.engine import MlxEngine
-from paceline_mlx.rows import RowRange
 from support import metal, mlx
 from support.mlx_rows import step
 
@@ -80,7 +79,7 @@ def test_rows_across_a_threshold_are_those_of_plain_decoding(
 ):
     engine = opened(checkpoint_of(family, **MODELS[family]))
     # Of four heads two share keys: beyond 1,024 of them, three rows and more take one kernel.
-    assert (engine.min_rows, engine.rows) == (2, RowRange(3, 8))
+    assert (engine.min_rows, engine.rules.decode) == (2, (3, 8))
     plain = near_the_threshold(engine, START, [1] * (STOP - START))
     for first in (1, 4, 5, 6):
         drafted = near_the_threshold(engine, START, [first, *[8] * 4])
@@ -91,7 +90,7 @@ def test_rows_across_a_threshold_differ_where_calls_cross_it(
     checkpoint_of: mlx.Checkpoints, monkeypatch: pytest.MonkeyPatch
 ):
     engine = opened(checkpoint_of("llama", **MODELS["llama"]))
-    monkeypatch.setattr(rows, "cut", lambda *_: None)
+    engine.rules = engine.rules._replace(cuts=())
     monkeypatch.setattr(caches, "dropped", lambda *_: 0)
     plain = near_the_threshold(engine, START, [1] * (STOP - START))
     drafted = near_the_threshold(engine, START, [8] * 5)

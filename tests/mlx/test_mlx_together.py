@@ -13,13 +13,14 @@ import pytest
 
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings
-from paceline.engines.invariance import BATCH, measure_invariance
+from paceline.engines.exact import BATCH, measure_invariance
+from paceline.engines.rows import RowRange
 from paceline_mlx.engine import MlxEngine
 from paceline_mlx.hooks import install_hook
 from paceline_mlx.kv_sequence import MlxSequence
 from paceline_mlx.model import LoadedModel, load
 from paceline_mlx.probe import choose_together
-from paceline_mlx.rows import ANY, TOTALS, RowRange
+from paceline_mlx.rows import TOTALS
 from support import mlx
 from support.mlx_rows import TEXT, step
 
@@ -65,12 +66,12 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return made
 
 
-@pytest.mark.parametrize("rows", [ANY, RowRange(2, 4)], ids=str)
+@pytest.mark.parametrize("rows", [(1, 32), (2, 4)], ids=str)
 @pytest.mark.parametrize("family", mlx.FAMILIES)
 def test_rows_taps_and_later_rows_are_those_of_each_sequence_alone(
-    family: str, rows: RowRange, opened: mlx.Opened, together: list[list[int]]
+    family: str, rows: tuple[int, int], opened: mlx.Opened, together: list[list[int]]
 ):
-    engine = opened(family, rows=rows, together=16, taps=(0,))
+    engine = opened(family, mlx.rules(*rows, together=16), taps=(0,))
     with sequences(engine) as alone, sequences(engine) as several:
         for counts, kept in ([(1, 4, 3), (1, 2, 0)], [(7, 1, 2), (3, 1, 2)], [(1, 1, 1)] * 2):
             results = [
@@ -80,7 +81,7 @@ def test_rows_taps_and_later_rows_are_those_of_each_sequence_alone(
             together.clear()
             work = list(zip(several, blocks(several, counts), strict=True))
             result = engine.step(work)
-            assert together[0] == [min(count, rows.most) for count in counts]
+            assert together[0] == [min(count, rows[1]) for count in counts]
             for number, expected in enumerate(results):
                 assert result.logits[number].tobytes() == expected.logits[0].tobytes()
                 taps = result.taps[number]["tap.0"], expected.taps[0]["tap.0"]
@@ -118,7 +119,7 @@ def flat(value: Any) -> list[Any]:
 def test_calls_have_as_many_rows_as_were_measured_and_longer_blocks_are_several(
     opened: mlx.Opened, together: list[list[int]]
 ):
-    engine = opened("llama", rows=RowRange(2, 4), together=9)
+    engine = opened("llama", rules=mlx.rules(2, 4, together=9))
     with sequences(engine, (5, 9, 2, 12)) as several:
         engine.step(list(zip(several, blocks(several, (1, 6, 4, 4)), strict=True)))
     assert together == [[1, 4], [4, 4]]  # and the last two rows of the second sequence alone
@@ -127,8 +128,8 @@ def test_calls_have_as_many_rows_as_were_measured_and_longer_blocks_are_several(
 def test_without_a_number_each_sequence_has_a_call_of_its_own(
     opened: mlx.Opened, together: list[list[int]]
 ):
-    engine = opened("llama", rows=RowRange(1, 8))
-    assert engine.together == 0
+    engine = opened("llama", rules=mlx.rules(1, 8))
+    assert engine.rules.together == 1
     with sequences(engine) as several:
         engine.step(list(zip(several, blocks(several, (1, 1, 1)), strict=True)))
     assert not together
@@ -159,17 +160,16 @@ def hooked(folder: Path, off: Callable[[int], float]) -> LoadedModel:
 @pytest.mark.parametrize(
     ("rows", "off", "expected"),
     [
-        (ANY, lambda rows: 0, 32),
+        (RowRange(1, 32), lambda rows: 0, 32),
         (RowRange(2, 4), lambda rows: 0.01 * (rows > 13), 12),
-        (RowRange(1, 8), lambda rows: 0.01 * (rows > 8), 8),
-        (RowRange(8, 8), lambda rows: 0.01 * (rows > 8), 0),
+        (RowRange(8, 8), lambda rows: 0.01 * (rows > 8), 1),
     ],
 )
 def test_the_most_rows_that_give_the_bits_of_each_sequence_alone_are_chosen(
     rows: RowRange, off: Callable[[int], float], expected: int, folder: Path
 ):
     assert choose_together(hooked(folder, off), rows, mlx.CONTEXT) == expected
-    assert expected in (0, *TOTALS)
+    assert expected in (1, *TOTALS)
 
 
 def test_more_rows_than_were_measured_are_found_by_the_measurement_of_the_engine(
@@ -178,9 +178,9 @@ def test_more_rows_than_were_measured_are_found_by_the_measurement_of_the_engine
     model = hooked(folder, lambda rows: 0.01 * (rows > 2))
     monkeypatch.setattr("paceline_mlx.engine.LoadedModel", lambda *_: model)
     settings = EngineSettings(cache_tokens=2048)
-    engine = MlxEngine(folder, mlx.CONTEXT, settings, rows=RowRange(1, 2), together=2)
+    engine = MlxEngine(folder, mlx.CONTEXT, settings, rules=mlx.rules(1, 2, together=2))
     assert measure_invariance(engine, (BATCH,))[BATCH].holds
-    engine.together = 32
+    engine.rules = engine.rules._replace(together=32)
     assert not measure_invariance(engine, (BATCH,))[BATCH].holds
 
 
@@ -196,7 +196,7 @@ def test_a_model_that_looks_at_its_caches_elsewhere_runs_one_sequence_a_call(
     model = LoadedModel(module)
     monkeypatch.setattr("paceline_mlx.engine.LoadedModel", lambda *_: model)
     engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=2048))
-    assert (engine.rows, engine.together) == (ANY, 0)
+    assert engine.rules == mlx.rules(1, 32)
     with sequences(engine) as several:
         result = engine.step(list(zip(several, blocks(several, (1, 2, 3)), strict=True)))
         for number, sequence in enumerate(several):
@@ -238,7 +238,7 @@ OTHERS: dict[str, tuple[dict[str, Any], int]] = {
             "n_positions": mlx.CONTEXT,
             "layer_norm_epsilon": 1e-5,
         },
-        0,  # embeds the positions of a call
+        1,  # embeds the positions of a call
     ),
 }
 

@@ -53,12 +53,14 @@ def test_one_lane_gives_the_rows_of_three(
 def test_large_weights_are_packed_once_while_the_model_is_loaded(
     tiny_ir: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ):
-    small = opened(tiny_ir, threads=1)
-    assert small.warm_rows == (), "packed in no time"
+    said: list[str] = []
+    small = opened(tiny_ir, threads=1, say=said.append)
+    assert (small._graphs[0].rows, said) == (0, []), "packed in no time, in the first call"
     assert len(small._graphs) > 1
     monkeypatch.setattr(engine, "_PACKED_AT_ONCE_BYTES", 0)
-    large = opened(tiny_ir, threads=1)
-    assert large.warm_rows == (2, 8)
+    large = opened(tiny_ir, threads=1, say=said.append)
+    assert large._graphs[0].rows == 8
+    assert tiny_ir.path.name in said[0]
     assert len(large._graphs) == 1
     assert np.array_equal(rows(small, [2, 8, 2]), rows(large, [12]))
 

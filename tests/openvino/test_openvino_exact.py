@@ -4,7 +4,7 @@ import pytest
 
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
-from paceline.engines.invariance import BLOCK_LENGTH, measure_invariance
+from paceline.engines.exact import BLOCK_LENGTH, measure_invariance
 from paceline.models import ModelFiles
 from paceline.verify.checks import Verdict
 from paceline.verify.rows import check_rows

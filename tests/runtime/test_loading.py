@@ -1,6 +1,5 @@
 """`paceline.load`: its settings, and the sampling settings that come with a model."""
 
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,11 @@ from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest, ModelError, ModelNotFound
 from paceline.models import Progress
 from paceline.options import Options
-from paceline.runtime.drafting import warmed_up
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults
 from support.plain import PROMPT, plain, said
 from support.tiny import write_tiny
-from support.toy import ToyEngine
 
 
 def test_a_model_is_loaded_by_path_and_its_load_is_timed(tiny_gguf: Path, cache: Path):
@@ -123,14 +120,3 @@ def test_repetition_detection_stops_at_the_same_token(drafter: str, model: Model
     answer = model.generate("Hello", drafter=drafter, **{**loop, "repetition_detection": rule})
     assert answer.token_ids == [40] * 5
     assert model.generate("Hello", min_tokens=300, **loop).completion_tokens == 300
-
-
-def test_weights_are_packed_while_loading_if_first_calls_are_slow(cache: Path):
-    engine, said = ToyEngine(), StringIO()
-    assert warmed_up(engine, Progress(said)) is engine
-    assert (engine.steps, said.getvalue()) == (0, "")
-    engine.warm_rows, slots = (2, 8), engine.free_slots
-    warmed_up(engine, Progress(said))
-    assert engine.steps == 2
-    assert "packing weights" in said.getvalue()
-    assert engine.free_slots == slots, "no slot is held"

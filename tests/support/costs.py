@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline.decoding.costs import CostTable
 from paceline.engines.costs import Costs
-from paceline.engines.invariance import Compared
+from paceline.engines.exact import Compared
 from paceline.runtime.model import Model
 
 

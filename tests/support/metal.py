@@ -9,15 +9,12 @@ from functools import cache
 from itertools import product
 from typing import NamedTuple
 
-from paceline_mlx.rows import (
-    RowBits,
-    RowRange,
-    attention_calls,
-    calls_after,
-    candidates,
-    choose,
-    model_contexts,
-)
+import numpy as np
+
+from paceline.decoding.types import Logits
+from paceline.engines.exact import measure_rules
+from paceline.engines.rows import RowRange, RowRules
+from paceline_mlx.rows import TRIED, RowBits, attention_calls, candidates, model_contexts
 from paceline_mlx.thresholds import dropped
 
 CLASSES = {"base": "g", "Pro": "p", "Max": "s", "Ultra": "d"}
@@ -123,43 +120,53 @@ def attention_of(letter: str, shape: Shape, position: int, rows: int) -> Kernels
     return attention(letter, shape, keys, rows, masked=masked)
 
 
-def bits(position: int, kernels: object) -> bytes:
-    return f"{position} {kernels}".encode()
+class _Calls:
+    """The calls of the probe of a model; see `Prober`."""
+
+    sizes = TRIED
+
+    def __init__(self, chip: Chip, shape: Shape, context_length: int) -> None:
+        self.contexts, self.room = model_contexts(context_length), context_length
+        self._chip, self._shape = chip, shape
+        self._numbers: dict[Kernels, int] = {}
+
+    def prefill(self, length: int, rows: RowRange) -> None:
+        pass
+
+    def rows(self, length: int, count: int, outputs: int) -> Logits:
+        kernels = row(self._chip, self._shape, length, count)
+        number = self._numbers.setdefault(kernels, len(self._numbers))
+        return np.array([[length + n, number] for n in range(outputs)], np.float32)
 
 
-def chosen(chip: Chip, shape: Shape, context_length: int) -> RowRange | None:
-    """The rule that the probe of such a model leads to on such a chip."""
-    measured: list[RowBits] = [
-        {
-            (rows, at): [bits(at + n, row(chip, shape, at, rows)) for n in range(rows)]
-            for rows, at in calls_after(context, context_length)
-        }
-        for context in model_contexts(context_length)
-    ]
-    measured.append(_attention_bits(chip.letter, shape, context_length))
-    return choose(
-        lambda _: measured, candidates(drops_padding=True, fused=lambda rows: fused(shape, rows))
+def chosen(chip: Chip, shape: Shape, context_length: int) -> RowRules | None:
+    """The rules that the probe of such a model leads to on such a chip."""
+    rules = candidates(
+        drops_padding=True,
+        fused=lambda rows: fused(shape, rows),
+        attention=[_attention_bits(chip.letter, shape, context_length)],
     )
+    return measure_rules(_Calls(chip, shape, context_length), rules)
 
 
 @cache
 def _attention_bits(letter: str, shape: Shape, context_length: int) -> RowBits:
     return {
-        (rows, at): [bits(at + n, attention_of(letter, shape, at, rows)) for n in range(rows)]
+        (rows, at): [str(attention_of(letter, shape, at, rows)).encode()] * rows
         for rows, at in attention_calls(context_length, shape.window)
     }
 
 
 def decoded(
-    chip: Chip, shape: Shape, rule: RowRange, positions: range, blocks: Iterator[tuple[int, int]]
+    chip: Chip, shape: Shape, rules: RowRules, positions: range, blocks: Iterator[tuple[int, int]]
 ) -> dict[int, Kernels]:
     """Position -> the kernels of its row, decoded in blocks of (rows, accepted)."""
     values: dict[int, Kernels] = {}
     at = positions.start
     while at < positions.stop:
         count, accepted = (min(item, positions.stop - at) for item in next(blocks))
-        for part in rule.split(count, at):
-            rows = max(part.stop - part.start, rule.least)
+        for part in rules.decode.split(count, at, rules.cuts):
+            rows = max(part.stop - part.start, rules.decode.least)
             kernels = row(chip, shape, at + part.start, rows)
             values.update({at + n: kernels for n in range(part.start, min(part.stop, accepted))})
         at += accepted

@@ -10,6 +10,7 @@ import pytest
 import paceline
 from paceline.engines import EngineSettings
 from paceline.engines.base import Engine
+from paceline.engines.rows import RowRange, RowRules
 from paceline.runtime.model import Model
 from paceline.storage.files import read_json, write_json
 from support.coreml_checkpoints import write_tokenizer
@@ -114,7 +115,6 @@ def engine(name: str, request: pytest.FixtureRequest, taps: tuple[int, ...] = ()
     """An engine for one of `CASES`, with room for a few full contexts."""
     needs()
     from paceline_mlx.engine import MlxEngine
-    from paceline_mlx.rows import RowRange
 
     case = CASES[name]
     work = request.getfixturevalue("tmp_path_factory").mktemp(f"mlx-{name}")
@@ -126,7 +126,14 @@ def engine(name: str, request: pytest.FixtureRequest, taps: tuple[int, ...] = ()
     settings = EngineSettings(cache_tokens=6 * CONTEXT, taps=taps)
     if case.rows is None:
         return MlxEngine(folder, CONTEXT, settings)
-    return MlxEngine(folder, CONTEXT, settings, rows=RowRange(*case.rows), together=16)
+    return MlxEngine(folder, CONTEXT, settings, rules=rules(*case.rows, together=16))
+
+
+def rules(least: int, most: int, *, prefill: int = 512, together: int = 1) -> RowRules:
+    """Rules for rows that a test chose."""
+    from paceline_mlx.thresholds import THRESHOLDS
+
+    return RowRules(RowRange(least, most), RowRange(1, prefill), together=together, cuts=THRESHOLDS)
 
 
 def checkpoint(folder: Path, family: str, *, dtype: str = "float32", **changes: Any) -> Path:

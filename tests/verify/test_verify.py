@@ -8,7 +8,7 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import KVSequence, StepResult
-from paceline.engines.invariance import CONDITIONS, Compared
+from paceline.engines.exact import CONDITIONS, Compared
 from paceline.errors import InvalidRequest
 from paceline.options import POLICIES, Options
 from paceline.runtime.model import Model
@@ -63,8 +63,8 @@ def test_the_short_list_has_every_pair_of_values_that_the_whole_one_has():
 def test_rows_of_an_exact_engine_do_not_differ_under_any_condition(model: Model):
     verdict = Verdict()
     check_rows(model.engine, verdict)
-    # At three contexts: 144 rows of blocks, 102 of chunks, 32 of batches, 40 of forks.
-    assert verdict.rows.rows == 3 * 318
+    # After three contexts: 256 rows of blocks, 36 of batches, 53 of forks; and 18 ways to prefill.
+    assert verdict.rows.rows == 3 * (256 + 36 + 53) + 18 * 17
     assert (verdict.rows.differing, verdict.rows.largest_difference) == (0, 0.0)
     assert verdict.exact
     assert verdict.conditions.keys() == {*CONDITIONS}
@@ -103,8 +103,8 @@ def test_rows_that_depend_on_how_the_prompt_was_cut_are_found():
 
         def step(self, work: list[tuple[KVSequence, Block]]) -> StepResult:
             for sequence, block in work:
-                if block.rows == 0 and sequence.length == 62:
-                    work = [(sequence, Block([1, *block.tokens[1:]], 0))]
+                if block.prefill and sequence.length == 62:
+                    work = [(sequence, block._replace(tokens=[1, *block.tokens[1:]]))]
             return super().step(work)
 
     verdict = Verdict()
@@ -244,7 +244,7 @@ def test_rows_are_compared_at_the_contexts_of_which_two_sequences_fit(
     check_rows(engine, verdict)
     compared = verdict.conditions.get("block_length", Compared())
     # Around 512 and 1,024 slots, where one sequence has to fit, 16 rows in blocks of five lengths.
-    assert compared.rows == contexts * (1 + sum(BLOCKS) + 8) + thresholds * 5 * 16
+    assert compared.rows == contexts * (1 + len(BLOCKS)) * 16 + thresholds * 5 * 16
     assert not compared.differing
     assert engine.free_slots == slots
 

@@ -11,7 +11,7 @@ from paceline.decoding.types import Block
 from paceline.drafters import DrafterSpec
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.costs import ROWS
-from paceline.engines.invariance import CONDITIONS
+from paceline.engines.exact import CONDITIONS
 from paceline.errors import InvalidRequest
 from paceline.models import QUIET, Progress, list_models
 from paceline.plan import plan

@@ -104,29 +104,36 @@ class MatcherProcesses:
 
         Raises GrammarError if it cannot be, and Busy if others take too long or the caller leaves.
         """
-        if self._verdict(grammar) is None:
+        verdict = self._verdict(grammar)
+        if verdict is None:
             is_first = not self._verdicts  # for which the process reads the vocabulary
             with caller.turn(self._turn, patient=is_first):
-                if self._verdict(grammar) is None:  # not compiled since the request asked
-                    self._keep_verdict(grammar, self._compiled(grammar, caller.interrupt))
+                verdict = self._compiled(grammar, caller.interrupt)
+        if verdict:
+            raise GrammarError(verdict)
         request = {"do": "compile", "grammar": grammar}
         self._match(grammar, request, COMPILE_SECONDS + STEP_SECONDS)
 
     def _compiled(self, grammar: str, interrupt: Interrupt) -> str:
         """Why a grammar cannot be compiled; "" if it can. Raises Busy if its caller leaves."""
+        verdict = self._verdict(grammar)
+        if verdict is not None:  # compiled since a request asked
+            return verdict
         self._matching.start()  # ready when the grammar is compiled
         try:
             request = {"do": "compile", "grammar": grammar}
             self._ask(self._compiling, request, COMPILE_SECONDS, interrupt)
+            verdict = ""
         except Interrupted:
             raise Busy(_NO_TIME) from None
         except TimeLimit:
-            return f"it takes more than {COMPILE_SECONDS:g} s to compile; simplify it"
+            verdict = f"it takes more than {COMPILE_SECONDS:g} s to compile; simplify it"
         except WorkerCrash:
-            return "it takes too much memory to compile; simplify it"
+            verdict = "it takes too much memory to compile; simplify it"
         except GrammarError as error:
-            return str(error)
-        return ""
+            verdict = str(error)
+        self._keep_verdict(grammar, verdict)
+        return verdict
 
     def open(self, grammar: str, tokens: Sequence[int] = ()) -> tuple[int, dict[str, Any]]:
         """Open a matcher of a compiled grammar: its id, and its state after tokens.
@@ -150,7 +157,7 @@ class MatcherProcesses:
         self._closed.append(number)
 
     def _match(self, grammar: str, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        if verdict := self._verdict(grammar):  # perhaps another answer met the limit
+        if verdict := self._verdict(grammar):  # another answer met the limit
             raise GrammarError(verdict)
         try:
             try:

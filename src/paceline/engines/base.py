@@ -212,9 +212,6 @@ class Engine(Protocol):
     """Layers whose hidden states every step returns, as `tap.N`."""
     min_rows: int
     """Least rows of a sequence in a call; the engine adds padding itself."""
-    warm_rows: tuple[int, ...]
-    """Row counts to run once while loading: together they pack the weights for the processor in
-    every compiled graph. Empty if first calls take hardly longer than later ones."""
     shares_calls: bool
     """Whether a step reads the weights once for all its sequences; False: its blocks run one after
     another, each as long as alone."""

@@ -19,7 +19,7 @@ Invariant: nothing here changes a token, only how many are drafted.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -285,18 +285,3 @@ def measure(engine: Engine, costs: Costs) -> None:
             for count in rows:
                 block = Block(tokens[context:][:count], count)
                 costs.observe(count, context, engine.step([(sequence, block)]).seconds)
-
-
-def warm_up(
-    engine: Engine, rows: tuple[int, ...], update: Callable[[int], object] = lambda _: None
-) -> None:
-    """Make one call per number of rows, if it fits; `update` gets the number of calls so far.
-
-    Large weights are packed for the processor in the first call of a compiled graph.
-    """
-    room = min(engine.context_length, engine.free_slots) - engine.min_rows
-    with contextlib.closing(engine.open()) as sequence:
-        for done, count in enumerate(rows, start=1):
-            if count <= room:
-                engine.step([(sequence, Block([0] * count, count))])
-            update(done)

@@ -233,7 +233,6 @@ Table = TypeVar("Table", bound=BlockTable)
 class PooledEngine(Generic[Table]):
     """The part of `Engine` that counts slots, for sequences that are block tables of one pool."""
 
-    warm_rows: tuple[int, ...] = ()
     shares_calls = True
 
     _pool: BlockPool

@@ -24,7 +24,7 @@ from paceline.drafters import (
 )
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
-from paceline.engines.costs import StoredCosts, measure, warm_up
+from paceline.engines.costs import StoredCosts, measure
 from paceline.errors import ModelError
 from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, resolve_drafter
 from paceline.runtime.exactness import MEASUREMENTS
@@ -171,7 +171,6 @@ class Drafting:
         cache_tokens = max(files.context_length, self._slots)
         settings = EngineSettings(min_rows=1, cache_tokens=cache_tokens)
         engine = open_engine(files.engine, files.path, files.context_length, settings)
-        warmed_up(engine, self.progress)
         folder = cache_dir() / MEASUREMENTS
         costs = StoredCosts(engine, files.fingerprint, files.weights_bytes, folder)
         if not costs.known:  # nobody else runs it, and its drafts are asked for by what they cost
@@ -180,14 +179,6 @@ class Drafting:
         cost = costs.table()
         worth = min(cost(1) / self._cost()(1), 1.0)
         return DraftModel(engine, cost, worth, slots=engine.free_slots)
-
-
-def warmed_up(engine: Engine, progress: Progress) -> Engine:
-    """Return the engine, after the calls that pack its weights; otherwise the first token waits."""
-    if engine.warm_rows:
-        with progress.task("packing weights", len(engine.warm_rows), unit="calls") as update:
-            warm_up(engine, engine.warm_rows, update)
-    return engine
 
 
 def _draft_files(name: str, target: ModelFiles, progress: Progress) -> ModelFiles:

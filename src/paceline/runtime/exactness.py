@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.engines.base import Engine
-from paceline.engines.invariance import (
+from paceline.engines.exact import (
     BATCH,
     BLOCK_LENGTH,
     CHUNKED_PREFILL,

@@ -18,7 +18,7 @@ from paceline.models import (
     resolve,
     start_templates,
 )
-from paceline.runtime.drafting import Drafting, warmed_up
+from paceline.runtime.drafting import Drafting
 from paceline.runtime.exactness import MEASUREMENTS
 from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults, defaults_of
@@ -110,10 +110,8 @@ def load(
         check(files)
 
     def open_with(taps: tuple[int, ...]) -> Engine:
-        opened = open_engine(
-            files.engine, files.path, files.context_length, replace(settings, taps=taps)
-        )
-        return warmed_up(opened, progress)
+        tapped = replace(settings, taps=taps)
+        return open_engine(files.engine, files.path, files.context_length, tapped)
 
     drafting = Drafting(files, progress, keep=keep)
     taps = drafting.prepare(drafters)

@@ -23,7 +23,7 @@ from paceline.decoding.types import FINAL_NORM
 from paceline.drafters import DrafterSpec, DraftKV, Fault
 from paceline.engines.base import Closes, Engine, KVSequence
 from paceline.engines.costs import StoredCosts, measure
-from paceline.engines.invariance import Compared
+from paceline.engines.exact import Compared
 from paceline.errors import InvalidRequest
 from paceline.models import TOKENIZER, ModelFiles, TokenBytes, cache_dir
 from paceline.options import Options
@@ -498,7 +498,7 @@ class Model:
             shared: whether calls may have other sequences too, which also divides prompts.
 
         Returns:
-            Condition (see `engines/invariance.py`) -> what was compared. None: the KV cache had too
+            Condition (see `engines/exact.py`) -> what was compared. None: the KV cache had too
             few free slots to measure.
         """
         blocks = not drafter.none or self.engine.min_rows < 2

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.decoding.types import Counters, FinishReason, TokenLogprob
-from paceline.engines.invariance import Compared
+from paceline.engines.exact import Compared
 from paceline.runtime.request import Setting
 
 _SHOWN = 60

@@ -18,7 +18,7 @@ from paceline.decoding.reasoning import answer_text
 from paceline.decoding.text import TextPiece, showing
 from paceline.decoding.types import Block, FinishReason, Step
 from paceline.engines.base import Engine, KVSequence, StepResult
-from paceline.engines.invariance import Compared
+from paceline.engines.exact import Compared
 from paceline.errors import InvalidRequest
 from paceline.runtime.request import Request, RequestDrafters
 from paceline.runtime.result import Result, Stats

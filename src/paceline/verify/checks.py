@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline import drafters
-from paceline.decoding.types import Logits
 from paceline.engines.base import Engine
-from paceline.engines.invariance import Compared, compare
+from paceline.engines.exact import Compared
 from paceline.errors import InvalidRequest
 from paceline.options import GREEDY as NEUTRAL
 from paceline.options import POLICIES, Options
@@ -71,7 +70,7 @@ class Verdict:
     """Numbers of comparisons, and the differences."""
 
     conditions: dict[str, Compared] = field(default_factory=dict)
-    """Condition of `engines/invariance.py` -> rows compared under it."""
+    """Condition of `engines/exact.py` -> rows compared under it."""
     answers_compared: int = 0
     answers_differing: list[str] = field(default_factory=list)
     """One line per answer: prompt, case, and the first token that differs."""
@@ -100,14 +99,6 @@ class Verdict:
             **asdict(self),
             "conditions": {name: compared.as_dict() for name, compared in self.conditions.items()},
         }
-
-    def add(self, condition: str, computed: Logits, expected: Logits) -> None:
-        """Compare logits computed under a condition with those of a sequence alone.
-
-        Both are [rows, vocab] float32.
-        """
-        so_far = self.conditions.get(condition, Compared())
-        self.conditions[condition] = so_far + compare(computed, expected)
 
 
 @dataclass(frozen=True, slots=True)

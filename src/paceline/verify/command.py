@@ -9,7 +9,7 @@ from time import perf_counter
 
 import paceline
 from paceline.drafters import DrafterSpec
-from paceline.engines.invariance import Compared
+from paceline.engines.exact import Compared
 from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.runtime.request import check

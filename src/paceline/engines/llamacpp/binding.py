@@ -1,6 +1,6 @@
 """What the engine needs of a library of llama.cpp's family: its structs and names, and its limits.
 
-Independent of row classes and of paceline's sequences. A binding knows a library's structs, its
+Independent of rules for rows and of paceline's sequences. A binding knows a library's structs, its
 names and which calls it computes right; models and contexts are alike in the family (`native.py`).
 """
 
@@ -31,6 +31,9 @@ _NUMBER, _TEXT = 0, 3
 
 _MOST_LENGTH = 2**31 - 1
 """No context has as many slots."""
+
+PARTIAL_STATE = 1
+"""`LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY`: what cannot be cut at a position, of recurrent layers."""
 
 Signature = tuple[Any, list[Any]]
 """Types of a C function: its result, and its arguments."""
@@ -96,13 +99,20 @@ class Binding(ABC):
     open = 0
     """Those that are open."""
 
-    def __init__(self, api: Any, version: str, functions: Mapping[str, Signature]) -> None:
+    def __init__(
+        self,
+        api: Any,
+        version: str,
+        functions: Mapping[str, Signature],
+        state_functions: Sequence[str],
+    ) -> None:
         """Declare functions and receive the library's log.
 
         Args:
             api: the package's module with the library, its structs and declared functions.
             version: see above.
             functions: names of functions that the package does not declare -> their types.
+            state_functions: names of those that size, read and write a sequence's state.
 
         Raises AttributeError for a function that the library does not have.
         """
@@ -112,6 +122,8 @@ class Binding(ABC):
         for name, (result, arguments) in functions.items():
             function = getattr(self.library, name)
             function.restype, function.argtypes = result, arguments
+        # Of a sequence's state: bytes, read and write.
+        self._state_functions = [getattr(self.library, name) for name in state_functions]
         self._log = ErrorLog(self.library)
 
     @abstractmethod
@@ -166,17 +178,20 @@ class Binding(ABC):
     def truncate(self, context: int, sequence: int, length: int) -> bool:
         """Drop a sequence's positions from `length` on; False: the library cannot."""
 
-    @abstractmethod
-    def state_size(self, context: int, sequence: int) -> int:
+    def state_size(self, context: int, sequence: int, flags: int = 0) -> int:
         """Bytes of a sequence's state."""
+        return int(self._state_functions[0](context, sequence, flags))
 
-    @abstractmethod
-    def read_state(self, context: int, sequence: int) -> State:
+    def read_state(self, context: int, sequence: int, flags: int = 0) -> State:
         """A copy of the state, of which any first positions can go on; empty: it failed."""
+        state = np.empty(self.state_size(context, sequence, flags), np.uint8)
+        read = self._state_functions[1]
+        return state[: read(context, state.ctypes.data, state.size, sequence, flags)]
 
-    @abstractmethod
-    def write_state(self, context: int, sequence: int, state: State) -> int:
+    def write_state(self, context: int, sequence: int, state: State, flags: int = 0) -> int:
         """Put a state into a context; returns bytes read, 0 if it does not fit."""
+        write = self._state_functions[2]
+        return int(write(context, state.ctypes.data, state.size, sequence, flags))
 
     def rollback(self, context: int) -> int:
         """Rows that a context can drop of recurrent layers; 0 for families without support."""
@@ -186,22 +201,11 @@ class Binding(ABC):
         """Whether some layers see a window of positions; asked of recurrent models alone."""
         return False
 
-    def read_recurrent(self, context: int, sequence: int) -> State:
-        """A copy of the state of the recurrent layers, without keys and values; empty: it failed.
-
-        Of bindings that `rolls_back` is true of, as is `write_recurrent`.
-        """
-        raise NotImplementedError
-
-    def write_recurrent(self, context: int, sequence: int, state: State) -> int:
-        """Put such a state into a context, whose keys and values stay; returns bytes read or 0."""
-        raise NotImplementedError
-
     @abstractmethod
     def may_be_single(self, keys: int, heads: Heads | None, threads: int) -> bool:
         """Whether attention of one row after `keys` keys adds in the order of several rows.
 
-        By the library's source; `row_classes.py` measures it where this allows it. `heads` is None
+        By the library's source; `exact.py` measures it where this allows it. `heads` is None
         where layers differ, or have a window.
         """
 

@@ -1,20 +1,70 @@
-"""Calls that measure the row classes of a model."""
+"""Calls that measure which rows a model's calls may have."""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import numpy as np
 
 from paceline.decoding.types import Logits
-from paceline.engines.llamacpp.binding import ContextSettings, State
+from paceline.engines.exact import LONGEST, measure_rules
+from paceline.engines.llamacpp.binding import CallLimits, ContextSettings, State
 from paceline.engines.llamacpp.contexts import whole
 from paceline.engines.llamacpp.native import NativeModel
 from paceline.engines.llamacpp.sequence import call
-from paceline.engines.row_classes import LONGEST, RowRange
+from paceline.engines.rows import RowRange, RowRules
 
 MOST_ROWS = 256
 """Most rows of a call."""
 
+UNMEASURED = RowRules(RowRange(1, 16), RowRange(1, MOST_ROWS))
+"""Without padding: where `min_rows` is 1, and for models of which no class of rows is known."""
+
+CANDIDATES = (
+    RowRules(RowRange(2, 16), RowRange(32, 256)),
+    RowRules(RowRange(2, 16), RowRange(64, 256)),
+    RowRules(RowRange(2, 7), RowRange(8, 256)),
+    RowRules(RowRange(2, 7), RowRange(64, 256)),
+    RowRules(RowRange(2, 16), RowRange(2, 16)),
+    RowRules(RowRange(2, 7), RowRange(2, 7)),
+)
+"""By ascending cost. The last two read prompts as answers: for mixtures of experts, in which an
+expert gets any number of a call's rows."""
+
+ROLLED_BACK = (
+    RowRules(RowRange(2, 16), RowRange(2, 256)),
+    RowRules(RowRange(2, 16), RowRange(8, 256)),
+    RowRules(RowRange(2, 7), RowRange(8, 256)),
+    RowRules(RowRange(2, 16), RowRange(2, 16)),
+    RowRules(RowRange(2, 7), RowRange(2, 7)),
+)
+"""For recurrent layers, whose states are copied once per row that may be dropped."""
+
+
+def measured(
+    model: NativeModel,
+    limits: CallLimits,
+    may_be_single: Callable[[int], bool],
+    context_length: int,
+    threads: int,
+) -> RowRules | None:
+    """The cheapest rules within a library's limits that give equal bits; see `measure_rules`."""
+    candidates = [
+        rules._replace(outputs=outputs)
+        for rules in (ROLLED_BACK if model.recurrent else CANDIDATES)
+        for outputs in ((1, 2) if limits.single else (2,))
+        if rules.most <= (limits.rows or MOST_ROWS)
+        and rules.decode.most <= (limits.decode or MOST_ROWS)
+    ]
+    rollback = UNMEASURED.rollback if model.recurrent else 0
+    with closing(Calls(model, context_length, threads, rollback)) as calls:
+        return measure_rules(calls, candidates, may_be_single)
+
 
 class Calls:
-    """The calls of a measurement, with random tokens; see `row_classes.Prober`."""
+    """The calls of a measurement, with random tokens; see `Prober`."""
+
+    contexts: Sequence[int] = (40,)
+    sizes: Sequence[int] = ()
 
     def __init__(
         self, model: NativeModel, context_length: int, threads: int, rollback: int = 0
@@ -33,15 +83,7 @@ class Calls:
             self._go_back(length)
         missing = self._tokens[self._sequence.length : length]
         for part in rows.split(len(missing)):
-            call(
-                self._sequence,
-                missing,
-                part,
-                first=length,
-                least=rows.least,
-                most_outputs=1,
-                least_outputs=1,
-            )
+            call(self._sequence, missing, part, first=length, least=rows.least, least_outputs=1)
         if self._states:
             self._kept = length, self._sequence.recurrent_state()
 

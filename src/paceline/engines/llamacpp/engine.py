@@ -1,16 +1,16 @@
-"""Runs GGUF files by llama.cpp's family of libraries, exact by row classes.
+"""Runs GGUF files by llama.cpp's family of libraries, exact by rules for rows.
 
 A step runs its blocks one after another, in the contexts of their sequences. The rows of a call
 are those of one sequence, so the class of a call depends on its block alone, never on the batch.
 Where several sequences share calls (`together.py`), all their rows are in the class together.
 
-Invariant: every call has a number of rows of its role's class (`engines/row_classes.py`): longer
+Invariant: every call has a number of rows of its role's class (`engines/rows.py`): longer
 blocks are divided, shorter ones padded. Padding comes after the rows, so no row sees it, and its
 slots are dropped. No call gives logits of more rows than a decode call has.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -21,7 +21,7 @@ from paceline.decoding.types import FINAL_NORM, Block, Logits, Taps, tap_name
 from paceline.engines.base import EngineSettings, KVSequence, KVState, StepResult
 from paceline.engines.kv_blocks import BlockPool, PooledEngine
 from paceline.engines.llamacpp.binding import MOST_OUTPUTS, Binding, ContextSettings
-from paceline.engines.llamacpp.calls import MOST_ROWS, Calls
+from paceline.engines.llamacpp.calls import MOST_ROWS, UNMEASURED, measured
 from paceline.engines.llamacpp.contexts import Contexts, whole
 from paceline.engines.llamacpp.libraries import installed, library_for
 from paceline.engines.llamacpp.native import NativeModel, NativeSequence, Sizes
@@ -35,15 +35,7 @@ from paceline.engines.llamacpp.together import (
     run_shared,
     shared_calls,
 )
-from paceline.engines.row_classes import (
-    CANDIDATES,
-    ROLLED_BACK,
-    RowClasses,
-    RowRange,
-    keep,
-    kept,
-    measure,
-)
+from paceline.engines.rows import RowRules, keep, kept
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.files import digest_of
 from paceline.storage.gguf_file import read_gguf
@@ -61,11 +53,8 @@ _STATE_BYTES = 2 << 30
 _EMBEDDED_ROWS = 64
 """Most rows of a call for embeddings: each also gets logits, which nothing reads."""
 
-_MEASURE_SECONDS = 2.0
-"""Time for the row classes of a model."""
-
-_FORM = 5
-"""Version of the measurement of row classes: of another one, nothing is taken."""
+_FORM = 6
+"""Version of the measurement of row rules: of another one, nothing is taken."""
 
 _ROWS = "one sequence in a call, or rows of several in a class"
 """How rows are computed. Change this string with any change to a row's bits or a call's cost:
@@ -73,9 +62,6 @@ stored profiles are then measured again."""
 
 _STATES = "rolled back, checkpoints"
 """How recurrent states are restored; change it as `_ROWS`."""
-
-UNMEASURED = RowClasses(RowRange(1, 16), RowRange(1, MOST_ROWS))
-"""Without padding: where `min_rows` is 1, and for models of which no class of rows is known."""
 
 
 class LlamaCppEngine(PooledEngine[LlamaSequence]):
@@ -91,16 +77,16 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         settings: EngineSettings | None = None,
         *,
         binding: Binding | None = None,
-        classes: RowClasses | None = None,
+        rules: RowRules | None = None,
     ) -> None:
-        """Map a GGUF file, and measure its row classes.
+        """Map a GGUF file, and measure which rows its calls may have.
 
         Args:
             path: the file.
             context_length: most slots of a sequence, as the model was trained.
             settings: see `EngineSettings`. With `min_rows` 1 calls are not padded.
             binding: the library; None: the first that is installed and computes the file right.
-            classes: row classes; None: measured.
+            rules: rows of a call; None: measured.
 
         Raises:
             MissingExtra: no library is installed, or not for this processor.
@@ -140,14 +126,14 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         slots = settings.slots(context_length, sizes.slot)
         self._check_memory(slots, sizes)
         self._pool = BlockPool(-(-slots // SLOTS), SLOTS)
-        if classes is None and settings.min_rows > 1:
-            classes = self._row_classes()
-        self.classes = classes or UNMEASURED
+        if rules is None and settings.min_rows > 1:
+            rules = self._row_rules()
+        self.rules = rules or UNMEASURED
         """Rows of a call by role."""
-        self._rollback = self.classes.rollback if self._model.recurrent else 0
+        self._rollback = self.rules.rollback if self._model.recurrent else 0
         states = (1 + self._rollback) * sizes.state
-        self.shares_calls = self.classes.together > 1
-        outputs = max(MOST_OUTPUTS, self.classes.together, _EMBEDDED_ROWS * len(self.taps))
+        self.shares_calls = self.rules.together > 1
+        outputs = max(MOST_OUTPUTS, self.rules.together, _EMBEDDED_ROWS * len(self.taps))
         parallel = self._parallel if self.shares_calls else 1
         self._contexts = Contexts(
             self._model,
@@ -156,7 +142,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             most=max(min(max(_STATE_BYTES // max(states, 1), 1), _MOST_CONTEXTS), parallel),
             most_slots=whole(slots + MOST_ROWS),
         )
-        self.min_rows = self.classes.decode.least  # or one row, where that has the same bits
+        self.min_rows = self.rules.decode.least  # or one row, where that has the same bits
 
     def open(self) -> LlamaSequence:
         """A new, empty sequence."""
@@ -217,7 +203,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         packed = "; packed weights" * (self._model.path != self._path)
         return {
             **self._depends(self._binding),
-            "rows": f"{_ROWS}, {self._binding.cache}; {self.classes}{packed}",
+            "rows": f"{_ROWS}, {self._binding.cache}; {self.rules}{packed}",
             "min_rows": str(self.min_rows),
             **({"states": f"{_STATES}, {self._rollback} rows"} if self._rollback else {}),
         }
@@ -253,54 +239,40 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
                 "smaller model"
             )
 
-    def _row_classes(self) -> RowClasses:
-        """The model's row classes, measured if that was not done here before."""
-        classes = self._kept(self._binding)
-        if classes is None:
-            classes = self._measured() or UNMEASURED
+    def _row_rules(self) -> RowRules:
+        """The model's rules, measured if that was not done here before."""
+        rules = self._kept(self._binding)
+        if rules is None:
+            rules = self._measured() or UNMEASURED
             if self._measurements is not None:
-                keep(self._measurements / self._name_of(self._binding, self._model.path), classes)
-        return classes
+                keep(self._measurements / self._name_of(self._binding, self._model.path), rules)
+        return rules
 
-    def _kept(self, binding: Binding) -> RowClasses | None:
-        """Row classes that were measured here before, if any."""
+    def _kept(self, binding: Binding) -> RowRules | None:
+        """Rules that were measured here before, if any."""
         if self._measurements is None:
             return None
         path = self._packed.find(self._path, binding) or self._path
         return kept(self._measurements / self._name_of(binding, path))
 
     def _name_of(self, binding: Binding, path: Path) -> str:
-        """Name of the file with row classes: a digest of everything that they depend on."""
+        """Name of the file with rules: a digest of everything that they depend on."""
         stat = path.stat()
         identity = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
         depends = self._depends(binding).values()
         return f"{digest_of([_FORM, self._parallel > 1, *depends, *identity])}.rows"
 
-    def _measured(self) -> RowClasses | None:
+    def _measured(self) -> RowRules | None:
         limits = self._binding.limits(str(self._path), read_gguf(self._path))
-        candidates = [
-            classes._replace(outputs=outputs)
-            for classes in (ROLLED_BACK if self._model.recurrent else CANDIDATES)
-            for outputs in ((1, 2) if limits.single else (2,))
-            if classes.most <= (limits.rows or MOST_ROWS)
-            and classes.decode.most <= (limits.decode or MOST_ROWS)
-        ]
-        rollback = UNMEASURED.rollback if self._model.recurrent else 0
-        probes = Calls(self._model, self.context_length, self._threads, rollback)
-        with closing(probes) as calls:
-            classes = measure(
-                calls,
-                candidates,
-                self._may_be_single if limits.single else lambda _: False,
-                _MEASURE_SECONDS,
-            )
-        if classes is None or self._parallel == 1:
-            return classes
+        may_be_single = self._may_be_single if limits.single else lambda _: False
+        rules = measured(self._model, limits, may_be_single, self.context_length, self._threads)
+        if rules is None or self._parallel == 1:
+            return rules
         most = min(limits.decode or MOST_TOGETHER, MOST_TOGETHER)
         sequences = min(self._parallel, most)
         settings = ContextSettings(0, MOST_ROWS, self._threads, sequences=sequences, outputs=most)
-        agree = agree_together(self._model, classes, settings, self.context_length)
-        return classes._replace(together=most) if agree else classes
+        agree = agree_together(self._model, rules, settings, self.context_length)
+        return rules._replace(together=most) if agree else rules
 
     def _may_be_single(self, keys: int) -> bool:
         return self._binding.may_be_single(keys, self._model.heads, self._threads)
@@ -313,41 +285,40 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             "threads": str(self._threads),
         }
 
-    def _run(self, sequence: LlamaSequence, block: Block) -> Logits:
-        """Run a block; returns the logits of its trailing `block.rows` rows."""
-        padding = max(self.classes.decode.least, self.classes.prefill.least)
+    @contextmanager
+    def _place(self, sequence: LlamaSequence, block: Block) -> Iterator[NativeSequence]:
+        """Where a sequence is, as it was left, with room for a block that runs meanwhile."""
+        padding = max(self.rules.decode.least, self.rules.prefill.least)
         try:
             place = sequence.place(len(block.tokens) + padding)
             sequence.prepare(place, partial(self._calls, sequence, place))
-            logits = self._calls(sequence, place, block)
+            yield place
         except BaseException:  # Ctrl-C, too: a call may have ended, and not been counted right
             sequence.failed()
             raise
         sequence.ran(block)
-        return logits
+
+    def _run(self, sequence: LlamaSequence, block: Block) -> Logits:
+        """Run a block; returns the logits of its trailing `block.rows` rows."""
+        with self._place(sequence, block) as place:
+            return self._calls(sequence, place, block)
 
     def _embed(self, sequence: LlamaSequence, block: Block) -> Taps:
         """Run a block of a text; its rows after the last norm, [rows, d] float32."""
-        role = self.classes.prefill
+        role = self.rules.prefill
         range_ = role._replace(most=min(role.most, _EMBEDDED_ROWS))
         hidden = []
-        try:
-            place = sequence.place(len(block.tokens) + role.least)
-            sequence.prepare(place, partial(self._calls, sequence, place))
+        with self._place(sequence, block) as place:
             for part in sequence.parts(block, place.length, range_, _EMBEDDED_ROWS):
                 tokens, start = block.tokens[part], place.length
                 padded = [*tokens, *[PADDING] * (role.least - len(tokens))]
                 hidden.append(place.embed(padded)[: len(tokens)])
                 place.truncate(start + len(tokens))
-        except BaseException:
-            sequence.failed()
-            raise
-        sequence.ran(block)
         return {tap_name(FINAL_NORM): np.concatenate(hidden)}
 
     def _shares(self, block: Block) -> bool:
         """Whether a block may run in a call with those of other sequences."""
-        is_short = len(block.tokens) <= self.classes.decode.most
+        is_short = len(block.tokens) <= self.rules.decode.most
         return self.shares_calls and not block.prefill and is_short
 
     def _run_together(self, work: Sequence[tuple[LlamaSequence, Block]]) -> dict[int, Logits]:
@@ -355,7 +326,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
         Returns the logits of their trailing rows, by index; of one sequence at least.
         """
-        padding = self.classes.decode.most
+        padding = self.rules.decode.most
         places = [sequence.place(len(block.tokens) + padding) for sequence, block in work]
         rows: dict[int, SharedBlock] = {}
         for index, ((sequence, block), place) in enumerate(zip(work, places, strict=True)):
@@ -363,7 +334,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
                 sequence.prepare(place, lambda _: None)
                 rows[index] = SharedBlock(place, block)
         logits: dict[int, Logits] = {}
-        for call_ in shared_calls(rows, self.classes.together):
+        for call_ in shared_calls(rows, self.rules.together):
             if len(call_) > 1:
                 logits |= run_shared({index: rows[index] for index in call_})
             for index in call_:
@@ -377,12 +348,11 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
     def _calls(self, sequence: LlamaSequence, place: NativeSequence, block: Block) -> Logits:
         """Run a block after what is in its place; see `_run`."""
         count = len(block.tokens)
-        role = self.classes.prefill if block.prefill else self.classes.decode
-        single = count == 1 and not block.prefill and self.classes.single
+        role = self.rules.prefill if block.prefill else self.rules.decode
+        single = count == 1 and not block.prefill and self.rules.single
         least = 1 if single and self._may_be_single(place.length) else role.least
         first = count - block.rows
-        most_outputs = self.classes.decode.most
-        parts = sequence.parts(block, place.length, role, most_outputs)
+        parts = sequence.parts(block, place.length, role, self.rules.decode.most)
         logits = []
         for part in parts:
             sequence.reached(place, part.start)
@@ -392,8 +362,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
                 part,
                 first=first,
                 least=least,
-                most_outputs=most_outputs,
-                least_outputs=self.classes.outputs,
+                least_outputs=self.rules.outputs,
             )
             # The context's next call overwrites the logits of this one.
             logits.append(rows.copy() if len(parts) > 1 else rows)

@@ -9,15 +9,12 @@ import ctypes
 from math import gcd
 from pathlib import Path
 
-import numpy as np
-
 from paceline.engines.llamacpp.binding import (
     Binding,
     CallLimits,
     ContextSettings,
     Heads,
     Signature,
-    State,
 )
 from paceline.engines.llamacpp.loading import short_spins, version_of
 from paceline.engines.llamacpp.weights import kinds, window_of
@@ -76,6 +73,7 @@ _FUNCTIONS: dict[str, Signature] = {
     "llama_state_seq_get_data": (_SIZE, [_VOID, _VOID, _SIZE, _INT, ctypes.c_uint32]),
     "llama_state_seq_set_data": (_SIZE, [_VOID, _VOID, _SIZE, _INT, ctypes.c_uint32]),
 }
+_STATES = [name for name in _FUNCTIONS if name.startswith("llama_state_seq")]
 
 
 class _Quantization(ctypes.Structure):
@@ -122,7 +120,7 @@ class IkLlama(Binding):
         with short_spins():
             from ik_llama_cpp import _ctypes_api as api
         version = version_of("ik-llama-cpp-python", self.name)
-        super().__init__(api, version, _FUNCTIONS)
+        super().__init__(api, version, _FUNCTIONS, _STATES)
 
     def limits(self, name: str, content: GgufFile) -> CallLimits:
         """See `Binding.limits`."""
@@ -188,22 +186,6 @@ class IkLlama(Binding):
     def truncate(self, context: int, sequence: int, length: int) -> bool:
         """See `Binding.truncate`."""
         return bool(self.library.llama_kv_cache_seq_rm(context, sequence, length, -1))
-
-    def state_size(self, context: int, sequence: int) -> int:
-        """See `Binding.state_size`."""
-        return int(self.library.llama_state_seq_get_size(context, sequence, 0))
-
-    def read_state(self, context: int, sequence: int) -> State:
-        """See `Binding.read_state`."""
-        state = np.empty(self.state_size(context, sequence), np.uint8)
-        data = state.ctypes.data
-        written = self.library.llama_state_seq_get_data(context, data, state.size, sequence, 0)
-        return state[:written]
-
-    def write_state(self, context: int, sequence: int, state: State) -> int:
-        """See `Binding.write_state`."""
-        data = state.ctypes.data
-        return int(self.library.llama_state_seq_set_data(context, data, state.size, sequence, 0))
 
     def may_be_single(self, keys: int, heads: Heads | None, threads: int) -> bool:
         """See `Binding.may_be_single`; `iqk_flash_attn_noalibi` in iqk_flash_attn.cpp.

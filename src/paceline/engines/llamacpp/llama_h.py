@@ -28,9 +28,6 @@ FLASH_ATTENTION = 1
 NO_POOLING = 0
 """`LLAMA_POOLING_TYPE_NONE`."""
 
-PARTIAL_STATE = 1
-"""`LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY`: what cannot be cut at a position, of recurrent layers."""
-
 
 class LlamaBatch(ctypes.Structure):
     """`llama_batch`: the rows of a call."""
@@ -175,13 +172,13 @@ _FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
     "llama_get_embeddings": (_VOID, [_VOID]),
     "llama_state_get_size": (_SIZE, [_VOID]),
     "llama_state_get_data": (_SIZE, [_VOID, _VOID, _SIZE]),
-    "llama_state_seq_get_size": (_SIZE, [_VOID, _INT]),
-    "llama_state_seq_get_data": (_SIZE, [_VOID, _VOID, _SIZE, _INT]),
-    "llama_state_seq_set_data": (_SIZE, [_VOID, _VOID, _SIZE, _INT]),
     "llama_state_seq_get_size_ext": (_SIZE, [_VOID, _INT, _UINT]),
     "llama_state_seq_get_data_ext": (_SIZE, [_VOID, _VOID, _SIZE, _INT, _UINT]),
     "llama_state_seq_set_data_ext": (_SIZE, [_VOID, _VOID, _SIZE, _INT, _UINT]),
 }
+
+STATES = [name for name in _FUNCTIONS if name.startswith("llama_state_seq")]
+"""Functions that size, read and write a sequence's state."""
 
 
 def load_library(folder: Path | None) -> SimpleNamespace:

@@ -7,7 +7,7 @@ library's own asserts end the process, so only calls that were tried are made.
 
 import ctypes
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,7 @@ import numpy as np
 from paceline.decoding.types import Logits
 from paceline.engines.llamacpp.binding import (
     LEAST_CONTEXT,
+    PARTIAL_STATE,
     Batch,
     Binding,
     ContextSettings,
@@ -289,12 +290,12 @@ class NativeSequence:
     def state(self) -> State:
         """A copy of the sequence's keys and values, and recurrent state."""
         self.settle()
-        return self._read(self._binding.read_state)
+        return self._read()
 
     def recurrent_state(self) -> State:
         """A copy of the state of the recurrent layers alone."""
         self.settle()
-        return self._read(self._binding.read_recurrent)
+        return self._read(PARTIAL_STATE)
 
     def restore(self, state: State, length: int, recurrent: State | None = None) -> None:
         """Replace the sequence by the first `length` positions of a state.
@@ -307,17 +308,17 @@ class NativeSequence:
         """
         self.settle()
         try:
-            self._write(self._binding.write_state, state)
+            self._write(state)
         except ModelError:
             self.drop_from(0)  # a part of it may be there
             raise
         if recurrent is not None:
-            self._write(self._binding.write_recurrent, recurrent)
+            self._write(recurrent, PARTIAL_STATE)
         self.drop_from(length)
 
     def restore_recurrent(self, state: State, length: int) -> None:
         """Go back to `length` positions, after which the recurrent layers had this state."""
-        self._write(self._binding.write_recurrent, state)
+        self._write(state, PARTIAL_STATE)
         self.drop_from(length)
 
     def settle(self) -> None:
@@ -339,14 +340,14 @@ class NativeSequence:
         if rollback := self.context.settings.rollback:
             self._least = max(start + 1, self._held - rollback)
 
-    def _read(self, read: Callable[[int, int], State]) -> State:
-        state = read(self.context.pointer, self.number)
+    def _read(self, flags: int = 0) -> State:
+        state = self._binding.read_state(self.context.pointer, self.number, flags)
         if not state.size:
             raise ModelError(f"{self._binding.name} cannot copy a sequence's keys and values")
         return state
 
-    def _write(self, write: Callable[[int, int, State], int], state: State) -> None:
-        if not write(self.context.pointer, self.number, state):
+    def _write(self, state: State, flags: int = 0) -> None:
+        if not self._binding.write_state(self.context.pointer, self.number, state, flags):
             raise ModelError(
                 f"{self._binding.name} cannot put {state.size} bytes of keys and values into a "
                 f"context of {self.slots} tokens"

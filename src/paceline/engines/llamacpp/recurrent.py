@@ -15,7 +15,6 @@ sequence's context or in its parked state; rows that run again do so in the phas
 """
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import NamedTuple, Self
 
 from paceline.decoding.types import Block
@@ -23,8 +22,8 @@ from paceline.engines.kv_blocks import BlockPool
 from paceline.engines.llamacpp.binding import State
 from paceline.engines.llamacpp.contexts import Contexts
 from paceline.engines.llamacpp.native import NativeSequence
-from paceline.engines.llamacpp.sequence import LlamaSequence
-from paceline.engines.row_classes import RowRange
+from paceline.engines.llamacpp.sequence import LlamaSequence, parts_between
+from paceline.engines.rows import RowRange
 
 _BEFORE_END, _ALIGNED = 16, 32
 """A long prompt has a checkpoint at a multiple of 32 that is 16 tokens or more before its end: the
@@ -81,23 +80,16 @@ class RecurrentSequence(LlamaSequence):
         self._keep(place, self.shareable_length == self.length)
 
     def parts(self, block: Block, at: int, rows: RowRange, outputs: int) -> list[slice]:
-        """See `LlamaSequence.parts`. A call is never repeated for more logits."""
+        """See `LlamaSequence.parts`."""
         count, first = len(block.tokens), len(block.tokens) - block.rows
         cuts = {0, count}
-        if block.rows > outputs:
-            cuts.add(first)
         if block.prefill:
             near = (at + count - _BEFORE_END) // _ALIGNED * _ALIGNED - at
             branch = self._branch - at
             places = {near, branch} if near >= _LONG else {branch}
             self._marks = {place for place in places if 0 < place < first} | {count}
             cuts |= self._marks
-        ends = sorted(cuts)
-        parts = []
-        for start, stop in pairwise(ends):
-            most = min(rows.most, outputs) if start >= first else rows.most
-            inner = RowRange(rows.least, most).split(stop - start)
-            parts += [slice(start + part.start, start + part.stop) for part in inner]
+        parts = parts_between(block, cuts, rows, outputs)
         if not block.prefill:
             self._marks = {0} if len(parts) > 1 else set()
         return parts

@@ -7,16 +7,15 @@ of a block.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Self
-
-import numpy as np
 
 from paceline.decoding.types import Block, Logits
 from paceline.engines.base import KVState
 from paceline.engines.kv_blocks import BlockPool, PrefillTable
 from paceline.engines.llamacpp.contexts import Contexts, Parked
 from paceline.engines.llamacpp.native import NativeSequence
-from paceline.engines.row_classes import RowRange
+from paceline.engines.rows import RowRange
 from paceline.errors import CacheFull, ModelError
 
 PADDING = 0
@@ -52,9 +51,10 @@ class LlamaSequence(PrefillTable):
             block: the block.
             at: tokens before it.
             rows: numbers of rows of a call.
-            outputs: most rows of a call that get logits.
+            outputs: most rows of a call that get logits: more rows with logits have calls of their
+                own, which are padded as any.
         """
-        return list(rows.split(len(block.tokens)))
+        return parts_between(block, {0, len(block.tokens)}, rows, outputs)
 
     def reached(self, place: NativeSequence, rows: int) -> None:
         """Rows of the block, of which `rows` are in the context."""
@@ -106,6 +106,18 @@ class LlamaSequence(PrefillTable):
         self._contexts.forget(self)
 
 
+def parts_between(block: Block, cuts: set[int], rows: RowRange, outputs: int) -> list[slice]:
+    """Rows of a block by calls that cross none of `cuts`; see `LlamaSequence.parts`."""
+    first = len(block.tokens) - block.rows
+    ends = sorted(cuts | {first} if block.rows > outputs else cuts)
+    parts = []
+    for start, stop in pairwise(ends):
+        most = min(rows.most, outputs) if start >= first else rows.most
+        inner = RowRange(rows.least, most).split(stop - start)
+        parts += [slice(start + part.start, start + part.stop) for part in inner]
+    return parts
+
+
 def call(
     place: NativeSequence,
     tokens: Sequence[int],
@@ -113,25 +125,18 @@ def call(
     *,
     first: int,
     least: int,
-    most_outputs: int,
     least_outputs: int,
 ) -> Logits:
     """Run a part of a block in one call; logits of its rows from the block's row `first` on.
 
-    Where these are more than `most_outputs`, the call is repeated for the others; where they are
-    fewer than `least_outputs`, rows beside them get logits, too.
+    Where these are fewer than `least_outputs`, rows beside them get logits, too.
     """
     rows = tokens[part]
     padded = [*rows, *[PADDING] * (least - len(rows))]
     start = place.length
-    output = min(max(first - part.start, 0), len(rows))
-    logits = []
-    for at in range(output, len(rows), most_outputs) or [output]:
-        stop = min(at + most_outputs, len(rows))
-        begin = min(at, max(len(padded) - least_outputs, 0))
-        end = max(stop, begin + least_outputs) if stop > at else begin
-        place.truncate(start)
-        rows_logits = place.decode(padded, slice(begin, end))[at - begin : stop - begin]
-        logits.append(rows_logits.copy() if len(rows) - output > most_outputs else rows_logits)
+    output = min(max(first - part.start, 0), len(rows))  # the first row that gets logits
+    begin = min(output, max(len(padded) - least_outputs, 0))
+    end = max(len(rows), begin + least_outputs) if output < len(rows) else begin
+    logits = place.decode(padded, slice(begin, end))[output - begin : len(rows) - begin]
     place.truncate(start + len(rows))
-    return np.concatenate(logits) if len(logits) > 1 else logits[0]
+    return logits

@@ -22,8 +22,8 @@ from paceline.decoding.types import Block, Logits
 from paceline.engines.llamacpp.binding import ContextSettings
 from paceline.engines.llamacpp.contexts import whole
 from paceline.engines.llamacpp.native import NativeContext, NativeModel, NativeSequence, Rows
-from paceline.engines.llamacpp.sequence import PADDING
-from paceline.engines.row_classes import RowClasses
+from paceline.engines.llamacpp.sequence import PADDING, call
+from paceline.engines.rows import RowRules
 
 MOST_TOGETHER = 32
 """Most rows of a shared call."""
@@ -95,18 +95,18 @@ def run_shared(blocks: Mapping[int, SharedBlock]) -> dict[int, Logits]:
 
 
 def agree_together(
-    model: NativeModel, classes: RowClasses, settings: ContextSettings, context_length: int
+    model: NativeModel, rules: RowRules, settings: ContextSettings, context_length: int
 ) -> bool:
     """True if rows of several sequences in a call have the bits that they have alone.
 
     Args:
         model: the model.
-        classes: of calls of one sequence.
+        rules: of calls of one sequence.
         settings: of a context with the most sequences, and outputs for the most rows, of a call.
         context_length: most slots of a sequence.
 
     """
-    run = min(classes.decode.most, settings.outputs)
+    run = min(rules.decode.most, settings.outputs)
     lengths = [_LONG, *(_KEYS + _MORE_KEYS * n for n in range(settings.sequences - 1))]
     lengths = [min(length, context_length - run) for length in lengths]
     if min(lengths) < 1:
@@ -117,11 +117,9 @@ def agree_together(
     with closing(context):
         alone = []
         for place, length in zip(context.sequences, lengths, strict=True):
-            for part in classes.prefill.split(length):
-                prompt = tokens[part.start : min(part.stop, length)]
-                padding = [PADDING] * (classes.prefill.least - len(prompt))
-                place.decode([*prompt, *padding], slice(0, 0))
-                place.truncate(part.start + len(prompt))
+            for part in rules.prefill.split(length):
+                least = rules.prefill.least
+                call(place, tokens[:length], part, first=length, least=least, least_outputs=1)
             alone.append(place.decode(tokens[length : length + run], slice(0, run)).tobytes())
             place.truncate(length)
         # In runs: a difference stays in the keys and values of later rows.

@@ -27,7 +27,7 @@ from paceline.engines.llamacpp.binding import (
 from paceline.engines.llamacpp.llama_h import (
     FLASH_ATTENTION,
     NO_POOLING,
-    PARTIAL_STATE,
+    STATES,
     TYPES,
     load_library,
 )
@@ -82,7 +82,7 @@ class Llama(Binding):
         """
         with short_spins():
             api = load_library(library_folder(self.name))
-        super().__init__(api, version_of("xllamacpp", self.name), {})
+        super().__init__(api, version_of("xllamacpp", self.name), {}, STATES)
         self._header: State | None = None
         """Of a sequence's state."""
 
@@ -165,11 +165,7 @@ class Llama(Binding):
         memory = self.api.llama_get_memory(context)
         return bool(self.api.llama_memory_seq_rm(memory, sequence, length, -1))
 
-    def state_size(self, context: int, sequence: int) -> int:
-        """See `Binding.state_size`."""
-        return int(self.api.llama_state_seq_get_size(context, sequence))
-
-    def read_state(self, context: int, sequence: int) -> State:
+    def read_state(self, context: int, sequence: int, flags: int = 0) -> State:
         """See `Binding.read_state`.
 
         A sequence's state lacks the keys and values that a window hides from its last position, and
@@ -180,6 +176,8 @@ class Llama(Binding):
             of a context    length of a name, the name, slots
             of a sequence   a number, the sequence's id, slots
         """
+        if flags:
+            return super().read_state(context, sequence, flags)
         if not self.api.llama_model_n_swa(self.api.llama_get_model(context)):
             return self._sequence_state(context, sequence)
         size = self.api.llama_state_get_size(context)
@@ -210,44 +208,22 @@ class Llama(Binding):
             of the second of three   number, id, 3, 0, slots, 0
             as the only one                  number, id, 1, slots
         """
-        state = np.empty(self.state_size(context, sequence), np.uint8)
-        written = self.api.llama_state_seq_get_data(
-            context, state.ctypes.data, state.size, sequence
-        )
+        state = super().read_state(context, sequence)
         others = self.api.llama_n_seq_max(context) - 1
         if not others:
-            return state[:written]
-        alone = state[_COUNT * sequence : written - _COUNT * (others - sequence)]
+            return state
+        alone = state[_COUNT * sequence : state.size - _COUNT * (others - sequence)]
         alone[:_HEADER], alone[_HEADER : _HEADER + _COUNT] = state[:_HEADER].copy(), _ONE
         return alone
 
-    def write_state(self, context: int, sequence: int, state: State) -> int:
+    def write_state(self, context: int, sequence: int, state: State, flags: int = 0) -> int:
         """See `Binding.write_state`."""
         others = self.api.llama_n_seq_max(context) - 1
-        if others:
+        if others and not flags:
             count = np.array([1 + others], np.uint32).view(np.uint8)
             slots, empty = state[_HEADER + _COUNT :], np.zeros(_COUNT * others, np.uint8)
             state = np.concatenate([state[:_HEADER], count, slots, empty])
-        data = state.ctypes.data
-        return int(self.api.llama_state_seq_set_data(context, data, state.size, sequence))
-
-    def read_recurrent(self, context: int, sequence: int) -> State:
-        """See `Binding.read_recurrent`."""
-        flags = PARTIAL_STATE
-        size = int(self.api.llama_state_seq_get_size_ext(context, sequence, flags))
-        state = np.empty(size, np.uint8)
-        written = self.api.llama_state_seq_get_data_ext(
-            context, state.ctypes.data, size, sequence, flags
-        )
-        return state[:written]
-
-    def write_recurrent(self, context: int, sequence: int, state: State) -> int:
-        """See `Binding.write_recurrent`."""
-        flags = PARTIAL_STATE
-        data = state.ctypes.data
-        return int(
-            self.api.llama_state_seq_set_data_ext(context, data, state.size, sequence, flags)
-        )
+        return super().write_state(context, sequence, state, flags)
 
     def may_be_single(self, keys: int, heads: Heads | None, threads: int) -> bool:
         """See `Binding.may_be_single`: keys and values are of two types."""

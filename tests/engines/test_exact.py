@@ -1,0 +1,299 @@
+"""Rules for rows, measured on simulated kernels, and comparisons of engines that break one rule."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.decoding.types import Block, Logits
+from paceline.engines.base import StepResult
+from paceline.engines.exact import (
+    BATCH,
+    BLOCK_LENGTH,
+    CHUNKED_PREFILL,
+    CONDITIONS,
+    PREFIX_CACHE,
+    Compared,
+    compare,
+    measure_invariance,
+    measure_rules,
+)
+from paceline.engines.llamacpp.calls import CANDIDATES
+from paceline.engines.rows import RowRange, RowRules, keep, kept
+from paceline.runtime.exactness import Exactness
+from support.toy import ToyEngine
+
+Kernel = Callable[[int, int], int]
+"""(keys, rows of a call) -> number of the kernel that the call takes."""
+
+
+class Simulated:
+    """A prober whose rows depend on position, kernel, and on the kernels of all rows before."""
+
+    contexts = (40,)
+    sizes = ()
+
+    def __init__(self, kernel: Kernel, room: int = 2000) -> None:
+        self.room = room
+        self._kernel = kernel
+        self._kernels: list[int] = []
+
+    def prefill(self, length: int, rows: RowRange) -> None:
+        del self._kernels[length:]
+        for part in rows.split(length - len(self._kernels)):
+            count = max(part.stop - part.start, rows.least)
+            kernel = self._kernel(len(self._kernels), count)
+            self._kernels += [kernel] * (part.stop - part.start)
+
+    def rows(self, length: int, count: int, outputs: int) -> Logits:
+        del self._kernels[length:]
+        kernel = self._kernel(length, count)
+        logits = []
+        for position in range(length, length + count):
+            self._kernels.append(kernel)
+            logits.append([position, kernel, hash(tuple(self._kernels)) % 1000])
+        return np.array(logits[:outputs], np.float32)
+
+
+def by_size(*starts: int) -> Kernel:
+    """Kernels that begin at these numbers of rows."""
+    return lambda keys, rows: sum(rows >= start for start in starts)
+
+
+@pytest.mark.parametrize(
+    ("starts", "decode", "prefill"),
+    [
+        ((), (2, 16), (32, 256)),
+        ((2, 64), (2, 16), (64, 256)),
+        ((8,), (2, 7), (8, 256)),
+        ((8, 64), (2, 7), (64, 256)),
+    ],
+)
+def test_the_cheapest_rules_whose_rows_are_equal_are_taken(starts, decode, prefill):
+    rules = measure_rules(Simulated(by_size(*starts)), CANDIDATES, lambda _: True)
+    assert rules is not None
+    assert (rules.decode, rules.prefill) == (decode, prefill)
+    assert rules.single == (2 not in starts)
+
+
+def test_a_model_whose_rows_depend_on_every_number_of_rows_has_no_rules():
+    assert measure_rules(Simulated(lambda keys, rows: rows), CANDIDATES) is None
+
+
+def test_rows_are_compared_after_every_context_and_in_calls_of_every_named_size():
+    def kernel(keys: int, rows: int) -> int:
+        return int(keys > 500 and rows == 6)
+
+    prober = Simulated(kernel)
+    assert measure_rules(prober, CANDIDATES) == CANDIDATES[0]
+    prober.contexts, prober.sizes = (40, 600), (6,)
+    assert measure_rules(prober, CANDIDATES) is None
+    assert measure_rules(prober, [RowRules(RowRange(2, 4), RowRange(2, 4))]) is not None
+
+
+def test_rows_that_depend_on_their_place_in_a_call_have_no_rules():
+    class Placed(Simulated):
+        def rows(self, length: int, count: int, outputs: int) -> Logits:
+            return super().rows(length, count, outputs) + np.arange(outputs)[:, None] * (count == 8)
+
+    assert measure_rules(Placed(by_size()), [RowRules(RowRange(8, 8), RowRange(8, 8))]) is None
+
+
+def test_a_head_whose_single_row_differs_has_two_rows():
+    class Head(Simulated):
+        def rows(self, length: int, count: int, outputs: int) -> Logits:
+            return super().rows(length, count, outputs) + (outputs == 1)
+
+    assert measure_rules(Head(by_size()), CANDIDATES) is None
+    two = [rules._replace(outputs=2) for rules in CANDIDATES]
+    assert measure_rules(Head(by_size()), two) == two[0]
+
+
+@pytest.mark.parametrize(
+    ("may_be_single", "single"),
+    [(lambda keys: True, False), (lambda keys: keys < 500, True), (lambda keys: False, False)],
+    ids=["differs at long contexts", "not allowed there", "never measured"],
+)
+def test_a_single_row_is_taken_where_the_library_allows_it_and_no_run_differs(
+    may_be_single: Callable[[int], bool], single: bool
+):
+    def kernel(keys: int, rows: int) -> int:
+        return int(keys > 500 and rows == 1)
+
+    rules = measure_rules(Simulated(kernel), CANDIDATES, may_be_single)
+    assert rules is not None
+    assert rules.single == single
+
+
+def test_kept_rules_are_those_measured_and_a_damaged_file_is_none(tmp_path: Path):
+    path = tmp_path / "folder" / "model.rows"
+    assert kept(path) is None
+    keep(path, rules := RowRules(RowRange(2, 16), RowRange(64, 256), True, 2, 7))
+    assert kept(path) == rules
+    for text in ("", "{}", "[]", '{"decode": 1, "prefill": [1, 2], "single": true}'):
+        path.write_text(text)
+        assert kept(path) is None
+
+
+CUTS = (1024, 1025, 16384)
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "position", "lengths"),
+    [
+        (RowRange(1, 32), 1, 0, [1]),
+        (RowRange(2, 4), 9, 100, [4, 4, 1]),
+        (RowRange(8, 8), 0, 0, []),
+        (RowRange(1, 8), 8, 1018, [5, 1, 2]),
+        (RowRange(2, 8), 8, 1018, [4, 1, 3]),
+        (RowRange(8, 8), 8, 1016, [1, 7]),
+        (RowRange(2, 8), 8, 1014, [8]),
+        (RowRange(2, 8), 8, 1023, [8]),
+        (RowRange(2, 8), 4, 16380, [2, 2]),
+    ],
+)
+def test_a_block_is_cut_into_calls_of_its_range_that_cross_no_cut(
+    rows: RowRange, count: int, position: int, lengths: list[int]
+):
+    parts = [list(range(count))[part] for part in rows.split(count, position, CUTS)]
+    assert [len(part) for part in parts] == lengths
+    assert [row for part in parts for row in part] == list(range(count))
+
+
+# -- comparisons of an engine's rows ---------------------------------------------------------------
+
+
+class Batched(ToyEngine):
+    """Rows are off where the call has another sequence."""
+
+    def step(self, work: Any) -> StepResult:
+        result = super().step(work)
+        if len(work) > 1:
+            for logits in result.logits:
+                logits[:, 0] += np.float32(1e-4)
+        return result
+
+
+class Marked(ToyEngine):
+    """Keys of a block's slots are those of others, by what `mark` says of the block."""
+
+    def step(self, work: Any) -> StepResult:
+        self._marks = {id(table): self.mark(block) for table, block in work}
+        return super().step(work)
+
+    def _write(self, table: Any, tokens: list[int]) -> None:
+        super()._write(table, tokens)
+        slots = self._slots(table, table.length + len(tokens))
+        new = tuple(slot[table.length :] for slot in slots)
+        self._keys[new] ^= np.uint64(self._marks[id(table)]) << np.uint64(50)
+
+    def mark(self, block: Block) -> int:
+        raise NotImplementedError
+
+
+class Blocks(Marked):
+    """Keys of an answer depend on the rows of the call: only rows after the block show it."""
+
+    def mark(self, block: Block) -> int:
+        return 0 if block.prefill else int(len(block.tokens) == 2)
+
+
+class Cut(Marked):
+    """Keys of a prompt depend on the rows of the call that reads them."""
+
+    def mark(self, block: Block) -> int:
+        return len(block.tokens) if block.prefill else 0
+
+
+class Short(Marked):
+    """Keys of a prompt are others where a call reads two to eight rows of it, as on a GPU."""
+
+    def mark(self, block: Block) -> int:
+        return int(block.prefill and 2 <= len(block.tokens) <= 8)
+
+
+class Answering(Marked):
+    """Keys of an answer are not those of a prompt with the same tokens, and are shared anyway."""
+
+    def mark(self, block: Block) -> int:
+        return 0 if block.prefill else 1
+
+
+@pytest.mark.parametrize("min_rows", [1, 2])
+def test_every_condition_holds_for_an_engine_that_keeps_its_rules(min_rows: int):
+    result = measure_invariance(ToyEngine(min_rows=min_rows))
+    assert result.keys() == {*CONDITIONS}
+    assert all(item.holds and item.rows > 3 for item in result.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "broken"),
+    [
+        (Blocks, {BLOCK_LENGTH, BATCH}),
+        (Batched, {BATCH}),
+        (Cut, {CHUNKED_PREFILL, PREFIX_CACHE}),
+        (Short, {CHUNKED_PREFILL, PREFIX_CACHE}),
+        (Answering, {PREFIX_CACHE}),
+    ],
+)
+def test_the_condition_that_an_engine_breaks_is_named(kind: type[ToyEngine], broken: set[str]):
+    result = measure_invariance(kind(block_size=4))
+    assert {name for name, value in result.items() if not value.holds} == broken
+
+
+@pytest.mark.parametrize("cache_blocks", [1, 2, 8])
+@pytest.mark.parametrize("kind", [ToyEngine, Cut])
+def test_a_small_cache_is_never_overfilled(kind: type[ToyEngine], cache_blocks: int):
+    engine = kind(cache_blocks=cache_blocks, block_size=16, context_length=2048)
+    free = engine.free_slots
+    invariance = measure_invariance(engine)
+    assert engine.free_slots == free
+    alone = cache_blocks < 2
+    assert invariance.keys() == ({BLOCK_LENGTH, CHUNKED_PREFILL} if alone else {*CONDITIONS})
+
+
+def test_slots_that_others_hold_are_left_to_them():
+    engine = ToyEngine(cache_blocks=8, block_size=8)
+    with_others = engine.open()
+    engine.step([(with_others, Block(list(range(40)), 1, prefill=True))])
+    with_others.commit(40)
+    row = engine.step([(with_others, Block([1], 1))]).logits[0].copy()
+    measure_invariance(engine)
+    assert engine.step([(with_others, Block([1], 1))]).logits[0].tobytes() == row.tobytes()
+    with_others.close()
+    assert engine.free_slots == 64
+
+
+def test_a_context_too_short_for_any_text_is_not_measured():
+    assert measure_invariance(ToyEngine(context_length=8)) == {}
+
+
+def test_a_condition_without_room_is_measured_when_there_is_room(tmp_path: Path):
+    small = ToyEngine(cache_blocks=1, block_size=64)
+    assert Exactness(small, "m", tmp_path).compared().keys() == {BLOCK_LENGTH, CHUNKED_PREFILL}
+    large = ToyEngine()
+    assert large.describe() == small.describe()
+    assert Exactness(large, "m", tmp_path).compared().keys() == {*CONDITIONS}
+    steps = large.steps
+    assert Exactness(large, "m", tmp_path).compared().keys() == {*CONDITIONS}
+    assert large.steps == steps, "what was measured is kept"
+
+
+def test_a_comparison_counts_bits_picks_and_rates():
+    expected = np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]], np.float32)
+    values = np.array([[0.0, 1.0], [-0.0, 1.0], [0.0, 1.5], [2.0, 1.0]], np.float32)
+    compared = compare(values, expected)
+    assert compared == Compared(4, 3, 1, 2.0)
+    assert compared.as_dict() == {
+        "holds": False,
+        "rows": 4,
+        "differing": 3,
+        "differing_rate": 0.75,
+        "other_picks": 1,
+        "other_picks_rate": 0.25,
+        "largest_difference": 2.0,
+    }
+    assert not Compared().holds, "nothing was compared"
+    assert (compared + Compared(1)).rows == 5
