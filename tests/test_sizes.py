@@ -34,7 +34,7 @@ ABOVE: dict[str, int] = {
     "src/paceline": 36_050,
     "src/paceline/engines": 4_426,
     "src/paceline/constraints": 2_638,
-    "src/paceline/models": 4_888,
+    "src/paceline/models": 4_889,
     "src/paceline/runtime": 4_746,
     "src/paceline/server": 6_380,
     "src/paceline/cli": 3_440,

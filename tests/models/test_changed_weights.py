@@ -106,7 +106,7 @@ def test_a_cache_that_cannot_be_written_does_not_fail_a_model(
 
 
 def test_few_marks_of_unchanged_files_are_kept(prepared: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(manifests, "_MOST_MARKS", 3)
+    monkeypatch.setattr(manifests, "_MAX_MARKS", 3)
     for second in range(6):
         os.utime(prepared / GGUF_WEIGHTS, (second, second))
         open_folder(prepared, "m", QUIET)

