@@ -39,10 +39,11 @@ def test_token_ids_are_taken_as_they_are(alone: Texts, tmp_path: Path):
         {"prompt": [1, 2], "answer": [3, 4], "id": "x", "kind": "chat"},
         {"prompt_token_ids": [1], "token_ids": [5], "finish_reason": "length"},
     )
-    assert alone.read([path]) == [
-        Recording("x", "chat", [1, 2], [3, 4]),
-        Recording("a:2", "any", [1], [5]),
-    ]
+    recordings = [Recording("x", "chat", [1, 2], [3, 4]), Recording("a:2", "any", [1], [5])]
+    assert alone.read([path]) == recordings
+    (tmp_path / "b.jsonl").write_bytes(path.read_bytes())
+    again = alone.read([path, tmp_path / "b.jsonl"])
+    assert len({recording.id for recording in again}) == 4, "no two have one name"
 
 
 def test_text_is_made_tokens_of_as_for_a_request(
@@ -103,12 +104,6 @@ def test_a_result_that_kept_its_tokens(alone: Texts, tmp_path: Path):
     write_json(path, Record("run", rows[2:], **here()).as_dict())
     with pytest.raises(InvalidRequest, match="only figures"):
         alone.read([path])
-
-
-def test_no_two_have_one_name(alone: Texts, tmp_path: Path):
-    entry = {"id": "x", "prompt": [1], "answer": [2]}
-    one, two = lines(tmp_path / "a.jsonl", entry), lines(tmp_path / "b.jsonl", entry)
-    assert [each.id for each in alone.read([one, two])] == ["x", "x (2)"]
 
 
 @pytest.mark.parametrize(

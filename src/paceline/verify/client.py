@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
-from paceline.errors import InvalidRequest, PacelineError
+from paceline.errors import InvalidRequest, ModelError
 from paceline.verify.suite import SuitePrompt
 
 _TIMEOUT_SECONDS = 600.0
@@ -268,7 +268,7 @@ async def _send(client: Any, endpoint: ServedModel, prompt: SuitePrompt, began: 
             read["error"] = "the stream ended without a finish_reason or [DONE]"
     except httpx.HTTPError as error:
         read["error"] = f"{type(error).__name__}: {error}"
-    except _NotAnsweredError as error:
+    except ModelError as error:
         read["error"] = str(error)
     except (ValueError, LookupError, TypeError, AttributeError):
         read["error"] = "an event is no chunk of a chat completion"
@@ -280,16 +280,12 @@ async def _check(answer: Any) -> None:
         await answer.aread()
         reason = _one_line(answer.text)
         key = "; give another API key with --api-key" if answer.status_code in (401, 403) else ""
-        raise _NotAnsweredError(f"status {answer.status_code}: {reason}{key}")
+        raise ModelError(f"status {answer.status_code}: {reason}{key}")
 
 
 def _one_line(error: object) -> str:
     """The start of an error's text, which may be a page of HTML, without its line breaks."""
     return " ".join(str(error).split())[:200]
-
-
-class _NotAnsweredError(PacelineError):
-    """The server returned an error."""
 
 
 def _read_line(line: str, started: float, fields: dict[str, Any], pieces: list[str]) -> bool:
@@ -301,7 +297,7 @@ def _read_line(line: str, started: float, fields: dict[str, Any], pieces: list[s
     ended = False
     chunk = json.loads(line.removeprefix("data:"))
     if error := chunk.get("error"):
-        raise _NotAnsweredError(_one_line(error))
+        raise ModelError(_one_line(error))
     for choice in chunk.get("choices") or ():
         delta = choice.get("delta") or {}
         ended |= bool(choice.get("finish_reason"))
