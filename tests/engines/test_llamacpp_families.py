@@ -66,14 +66,20 @@ def text_logits(engine: LlamaCppEngine) -> Logits:
 
 
 def check_forks(engine: LlamaCppEngine) -> None:
-    """Sequences that go on from a part of a long prompt are those that read this part alone."""
+    """Forks, and states put back, go on from a part of a prompt as a sequence that read it alone."""
     text = np.random.default_rng(4).integers(3, 250, TOKENS).tolist()
     with closing(engine.open()) as whole:
         run(engine, prompts=[(whole, text, 1)])
         whole.commit(TOKENS)
-        for length in (256, 140):
+        if engine.keeps_kv:
+            state = engine.state_of(whole)
+        for length in (256, 200, 140):
             with closing(whole.fork(length)) as fork, closing(engine.open()) as fresh:
                 assert fork.length == whole.fork_length(length)
+                if engine.keeps_kv and length == 140:  # a state that is put back is as a fork
+                    fork.close()
+                    engine.restore(fork, state, length)
+                    assert fork.length == fork.shareable_length == length
                 for item in (fork, fresh):  # with recurrent layers, a fork may be shorter
                     rest = text[item.length : length]
                     if rest:

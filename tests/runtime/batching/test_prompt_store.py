@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import numpy as np
 import pytest
 
 from paceline.decoding.types import Block
-from paceline.engines.base import KVSequence
+from paceline.engines.base import EngineSettings, KVSequence
+from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.models import ModelFiles
 from paceline.runtime.batching.prompt_store import PromptStore
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
+from support.families import write_gguf_of
 from support.server import Running, running
 
 PROMPT = " ".join(f"{word} {number % 7}" for number, word in enumerate(["the", "rain", "a"] * 31))
@@ -88,6 +91,7 @@ def test_a_prompt_is_read_once_and_gives_the_same_tokens_after_a_restart(
 from paceline.runtime.load import load
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from support.families import write_gguf_of
 from support.server import running
 from paceline.server.settings import Settings
 from runtime.batching.test_prompt_store import PROMPT, SETTINGS, ask
@@ -290,13 +294,17 @@ def test_a_disk_that_fails_changes_no_answer_and_is_one_line(
         assert ask(server)[0] == plain, "it works again"
 
 
-def test_what_recurrent_layers_and_other_engines_have_is_not_kept_with_a_line(
-    cache: Path, model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_prompts_of_recurrent_layers_are_not_kept_with_a_line(
+    cache: Path, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(type(model.engine), "keeps_kv", False)
-    with caplog.at_level(logging.WARNING):
-        store = PromptStore(cache, model.engine, "model", LIMIT)
-    assert len(caplog.records) == 1
-    keep(store, model, TOKENS)
-    assert restored(store, model, TOKENS) == 0
+    path = write_gguf_of("lfm2", cache.parent / "lfm2.gguf")
+    settings = EngineSettings(cache_tokens=1024, threads=1)
+    with closing(LlamaCppEngine(path, 512, settings)) as engine, caplog.at_level(logging.WARNING):
+        store = PromptStore(cache, engine, "model", LIMIT)
+        assert len(caplog.records) == 1
+        with closing(engine.open()) as sequence:
+            engine.step([(sequence, Block(TOKENS.tolist(), 0, prefill=True))])
+            sequence.commit(300)
+            store.save(sequence, TOKENS)
+            assert store.extend(sequence, np.append(TOKENS, TOKENS)) == 0
     assert files(cache) == []
