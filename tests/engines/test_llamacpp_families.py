@@ -66,7 +66,7 @@ def text_logits(engine: LlamaCppEngine) -> Logits:
 
 
 def check_forks(engine: LlamaCppEngine) -> None:
-    """Forks, and states put back, go on from a part of a prompt as a sequence that read it alone."""
+    """Forks and states put back go on from a part of a prompt as a sequence that read it alone."""
     text = np.random.default_rng(4).integers(3, 250, TOKENS).tolist()
     with closing(engine.open()) as whole:
         run(engine, prompts=[(whole, text, 1)])
