@@ -399,23 +399,27 @@ def test_nothing_is_printed_by_the_library(tmp_path: Path, binding: Binding):
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
 
 
-def test_a_last_chunk_of_one_token_is_computed_as_a_prompt(tmp_path: Path):
+def test_one_row_is_padded_in_a_prompt_and_where_its_keys_would_be_divided(tmp_path: Path):
     sizes = {**SIZES, "d": 576, "heads": 9, "kv_heads": 3, "context": CONTEXT}
     path = write_tiny(tmp_path / "m.gguf", sizes=sizes)
-    tokens = np.random.default_rng(4).integers(3, 250, 64).tolist()
+    tokens = np.random.default_rng(4).integers(3, 250, 300).tolist()
     rules = RowRules(RowRange(2, 16), RowRange(40, 256), single=True)
     sizes_seen = []
-    with closing(LlamaCppEngine(path, 512, EngineSettings(threads=1), rules=rules)) as engine:
+    settings = EngineSettings(threads=1)
+    engine = LlamaCppEngine(path, 512, settings, binding=library(IK), rules=rules)
+    with closing(engine):
         sequence = engine.open()
         place = sequence.place(256)
         decode = place.decode
         place.decode = lambda padded, outputs: (  # type: ignore[method-assign]
             sizes_seen.append(len(padded)) or decode(padded, outputs)
         )
-        for chunk, prefill in ((tokens[:63], True), (tokens[63:], True), (tokens[:1], False)):
+        for count, prefill in ((63, True), (1, True), (1, False), (205, True), (1, False)):
+            chunk = tokens[sequence.length :][:count]
             engine.step([(sequence, Block(chunk, 1, prefill=prefill))])
-            sequence.commit(len(chunk))
-    assert sizes_seen == [63, 40, 1]
+            sequence.commit(count)
+    # After 270 keys the library would divide those of a single row.
+    assert sizes_seen == [63, 40, 1, 205, 2]
 
 
 def test_a_fork_of_few_tokens_of_a_long_prompt_is_a_sequence_of_few_tokens(
