@@ -40,7 +40,7 @@ ABOVE: dict[str, int] = {
     "src/paceline/cli": 3_440,
     "src/paceline/verify": 1_208,
     "src/paceline_mlx": 4_233,
-    "src/paceline_lab": 6_845,
+    "src/paceline_lab": 6_842,
     "tests": 59_700,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
