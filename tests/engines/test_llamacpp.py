@@ -359,9 +359,9 @@ def test_caches_that_do_not_fit_into_memory_are_refused_with_a_size_that_does(
         LlamaCppEngine(path, CONTEXT, settings, binding=binding)
 
 
-def test_hidden_states_are_refused_by_name(tmp_path: Path):
-    with raises(InvalidRequest, "hidden states"):
-        LlamaCppEngine(write_tiny(tmp_path / "t.gguf"), 512, EngineSettings(taps=(0,)))
+def test_hidden_states_of_layers_that_a_model_has_not_are_refused(tmp_path: Path):
+    with raises(InvalidRequest, "hidden states after layer 2", "has 2 layers"):
+        LlamaCppEngine(write_tiny(tmp_path / "t.gguf"), 512, EngineSettings(taps=(0, 2)))
 
 
 def test_measured_rules_are_kept_and_the_file_is_not_read_again(

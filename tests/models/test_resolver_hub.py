@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InvalidRequest, ModelError, ModelNotFound
-from paceline.models import QUIET, list_models, names, open_origin, pull, resolve
+from paceline.models import (
+    QUIET,
+    list_models,
+    names,
+    open_origin,
+    pull,
+    resolve,
+    resolve_drafter,
+)
 from paceline.models.manifest import REQUIRED
 from paceline.models.names import KnownModel
 from support.errors import raises
@@ -105,6 +113,18 @@ def test_offline_a_model_that_is_here_works_and_pull_takes_it_as_it_is(
     with raises(ModelError, "F16"):
         resolve(f"{NAME}:Q8_0", tmp_path / "cache")
     assert fake.asked == []
+
+
+def test_a_drafter_is_the_file_of_a_repository_that_its_name_means(
+    tiny: FakeRepository, fake: FakeHub, tiny_gguf: Path
+):
+    path = resolve_drafter(f"{NAME}:F16", gguf=True)
+    assert path.read_bytes() == tiny_gguf.read_bytes()
+    fake.asked.clear()
+    assert resolve_drafter(NAME, gguf=True) == path
+    assert fake.asked == []
+    with raises(ModelNotFound, "no folder"):
+        resolve_drafter("head", gguf=True)
 
 
 def test_a_revision_selects_another_file_and_is_only_for_the_hub(

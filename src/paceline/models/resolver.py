@@ -26,7 +26,7 @@ from paceline.models.names import (
     split_form,
     unknown,
 )
-from paceline.models.names.hub_names import HubName, is_hub_name, shards_beside
+from paceline.models.names.hub_names import HubName, is_hub_name, parse_hub_name, shards_beside
 from paceline.models.names.other_apps import find_app_model, is_app_name
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import QUIET, Progress
@@ -86,19 +86,26 @@ def pull(
     return _resolve(name, _Request(cache, progress, revision, refresh=not hub.is_offline()))
 
 
-def resolve_drafter(name: str, progress: Progress = QUIET) -> Path:
-    """The folder of a drafter: a path, or a hub name (owner/name), fetched where necessary.
+def resolve_drafter(name: str, progress: Progress = QUIET, *, gguf: bool = False) -> Path:
+    """Where a drafter is: a path, or of a hub name (owner/name), fetched where necessary.
+
+    With `gguf` a name means a GGUF file (owner/name:Q8_0 chooses one), else a folder.
 
     Raises:
         ModelNotFound: there is no such folder, and the hub has none.
         ModelError: it cannot be fetched.
     """
     folder = as_path(name)
-    if folder.is_dir():
+    if folder.is_dir() or folder.is_file():
         return folder
-    if not is_hub_name(name):
+    target = parse_hub_name(name)
+    if target is None or not (gguf or is_hub_name(name)):
         raise ModelNotFound(f"there is no folder {name}; expected one, or a hub name (owner/name)")
-    return find_or_fetch(name, hub.DRAFTER, progress)
+    if not gguf:
+        return find_or_fetch(name, hub.DRAFTER, progress)
+    return gguf_files.cached(target) or gguf_files.fetch(
+        target, _listing(target, name), progress, to_use=True
+    )
 
 
 @dataclass(frozen=True, slots=True)

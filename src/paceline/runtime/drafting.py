@@ -57,7 +57,7 @@ class Drafting:
             files=files.path,
             shipped=drafters.shipped(files.name, files.path, files.engine)
             | installed_drafters(files),
-            find=lambda name: resolve_drafter(name, progress),
+            find=lambda name: resolve_drafter(name, progress, gguf=files.engine == "llamacpp"),
             open_model=self._open_model,
         )
         self._keeps = keep

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from paceline.decoding.types import Logits
 from paceline.engines.llamacpp.log import ErrorLog
 from paceline.storage.gguf_file import GgufFile
 
@@ -56,6 +57,8 @@ class ContextSettings(NamedTuple):
     """Sequences, each with keys and values of its own; see `Binding.shares_calls`."""
     outputs: int = MOST_OUTPUTS
     """Most rows of a call that get logits."""
+    taps: tuple[int, ...] = ()
+    """Layers whose hidden states every call leaves; see `EngineSettings.taps`."""
 
 
 class CallLimits(NamedTuple):
@@ -165,6 +168,14 @@ class Binding(ABC):
     @abstractmethod
     def context(self, model: int, settings: ContextSettings) -> int | None:
         """A pointer to a new context, or None."""
+
+    def has_taps(self, taps: tuple[int, ...], layers: int) -> bool:
+        """Whether calls of a model with some layers leave the hidden states after `taps`."""
+        return not taps
+
+    def tapped(self, context: int, tap: int, shape: tuple[int, int]) -> Logits:
+        """Hidden states after a layer, of the [rows, d] of the last call; a view."""
+        raise NotImplementedError
 
     @abstractmethod
     def free_model(self, model: int) -> None:

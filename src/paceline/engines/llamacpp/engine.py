@@ -9,11 +9,13 @@ blocks are divided, shorter ones padded. Padding comes after the rows, so no row
 slots are dropped. No call gives logits of more rows than a decode call has.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +25,7 @@ from paceline.engines.kv_blocks import BlockPool, PooledEngine
 from paceline.engines.llamacpp.binding import MOST_OUTPUTS, Binding, ContextSettings
 from paceline.engines.llamacpp.calls import MOST_ROWS, UNMEASURED, measured
 from paceline.engines.llamacpp.contexts import Contexts, whole
-from paceline.engines.llamacpp.libraries import installed, library_for
+from paceline.engines.llamacpp.libraries import installed, library_for, load
 from paceline.engines.llamacpp.native import NativeModel, NativeSequence, Sizes
 from paceline.engines.llamacpp.packed import PackedWeights
 from paceline.engines.llamacpp.recurrent import RecurrentSequence
@@ -40,6 +42,9 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.files import digest_of
 from paceline.storage.gguf_file import read_gguf
 from paceline.storage.system import cpu_cores, memory_bytes, processor
+
+if TYPE_CHECKING:
+    from paceline.engines.llamacpp.draft_context import DraftModel
 
 SLOTS = 32
 """Slots of a KV block, which only counts."""
@@ -94,11 +99,6 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             InvalidRequest: other hidden states are needed than those of embeddings.
         """
         settings = settings or EngineSettings()
-        if settings.taps not in ((), (FINAL_NORM,)):
-            raise InvalidRequest(
-                "the engine llamacpp returns no hidden states but those of embeddings, and a "
-                "drafter needs others; use another drafter"
-            )
         self.context_length = context_length
         self.taps: tuple[int, ...] = settings.taps
         self._threads = settings.threads or cpu_cores()
@@ -111,7 +111,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             (  # one by one: a library that is not asked for is not loaded
                 library
                 for library in (installed() if binding is None else (binding,))
-                if library.embeds or not self.taps
+                if self._has_taps(library)
             ),
             lambda library: self._kept(library) is not None,
             shared=settings.parallel > 1,
@@ -135,10 +135,11 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         self.shares_calls = self.rules.together > 1
         outputs = max(MOST_OUTPUTS, self.rules.together, _EMBEDDED_ROWS * len(self.taps))
         parallel = self._parallel if self.shares_calls else 1
+        layers = tuple(tap for tap in self.taps if tap != FINAL_NORM)
         self._contexts = Contexts(
             self._model,
             context_length,
-            ContextSettings(0, MOST_ROWS, self._threads, self._rollback, parallel, outputs),
+            ContextSettings(0, MOST_ROWS, self._threads, self._rollback, parallel, outputs, layers),
             most=max(min(max(_STATE_BYTES // max(states, 1), 1), _MOST_CONTEXTS), parallel),
             most_slots=whole(slots + MOST_ROWS),
         )
@@ -158,18 +159,20 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         order = sorted(range(len(work)), key=lambda at: sequences[at].parked)
         shared = [at for at in order if self._shares(work[at][1])]
         for at in order:
-            if self.taps and work[at][1].prefill and not work[at][1].rows:
+            if FINAL_NORM in self.taps and work[at][1].prefill and not work[at][1].rows:
                 taps[at] = self._embed(sequences[at], work[at][1])
                 logits[at] = np.empty((0, self.vocab_size), np.float32)
             elif len(shared) < 2 or at not in shared:
                 rows = self._run(sequences[at], work[at][1])
                 # The next block may take over this one's context, with its memory of logits.
                 logits[at] = rows.copy() if len(work) > 1 else rows
+                taps[at] = sequences[at].taps
         while len(logits) < len(work):
             waiting = [at for at in shared if at not in logits]
             blocks = [(sequences[at], work[at][1]) for at in waiting]
             for index, rows in self._run_together(blocks).items():
                 logits[waiting[index]] = rows
+                taps[waiting[index]] = sequences[waiting[index]].taps
         seconds = perf_counter() - started
         return StepResult([logits[at] for at in range(len(work))], taps, seconds)
 
@@ -189,6 +192,20 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         """Replace a sequence by the first slots of a state; see `KeepsKV`."""
         self._table(sequence).restore(state, length)
 
+    @property
+    def path(self) -> Path:
+        """The GGUF file, as it was named."""
+        return self._path
+
+    def open_drafter(self, path: Path) -> "DraftModel":
+        """Open the file of a drafter with a network. Raises ModelError if it is refused."""
+        from paceline.engines.llamacpp.draft_context import DraftModel
+        from paceline.engines.llamacpp.upstream import Llama
+
+        binding = load("llama.cpp")
+        assert isinstance(binding, Llama)
+        return DraftModel(binding, path, self._path, self._threads)
+
     def rest(self) -> None:
         """Park all sequences: a context has far more memory than the keys and values in it."""
         self._contexts.rest()
@@ -207,6 +224,21 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             "min_rows": str(self.min_rows),
             **({"states": f"{_STATES}, {self._rollback} rows"} if self._rollback else {}),
         }
+
+    def _has_taps(self, library: Binding) -> bool:
+        """Whether a library's calls leave the hidden states that are needed."""
+        if not self.taps or FINAL_NORM in self.taps:
+            return library.embeds or not self.taps
+        fields = read_gguf(self._path).fields
+        family = fields.get("general.architecture")
+        layers = fields.get(f"{family}.block_count", 0)
+        layers -= fields.get(f"{family}.nextn_predict_layers", 0)
+        if max(self.taps) >= layers:
+            raise InvalidRequest(
+                f"hidden states after layer {max(self.taps)} are needed, and {self._path.name} "
+                f"has {layers} layers; take a drafter that was made for it"
+            )
+        return library.has_taps(self.taps, layers)
 
     def _open(self, say: Callable[[str], None]) -> NativeModel:
         """Map the packed copy of the file, or else the file."""
@@ -340,6 +372,8 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             for index in call_:
                 sequence, block = work[index]
                 if len(call_) > 1:
+                    tapped = rows[index].place.taps.items()
+                    sequence.taps = {name: rows_[: len(block.tokens)] for name, rows_ in tapped}
                     sequence.ran(block)
                 else:
                     logits[index] = self._run(sequence, block).copy()
@@ -354,6 +388,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         first = count - block.rows
         parts = sequence.parts(block, place.length, role, self.rules.decode.most)
         logits = []
+        taps = defaultdict[str, list[Logits]](list)
         for part in parts:
             sequence.reached(place, part.start)
             rows = call(
@@ -366,5 +401,8 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             )
             # The context's next call overwrites the logits of this one.
             logits.append(rows.copy() if len(parts) > 1 else rows)
+            for name, hidden in place.taps.items():
+                taps[name].append(hidden[: part.stop - part.start])
         sequence.reached(place, count)
+        sequence.taps = {name: np.concatenate(hidden) for name, hidden in taps.items()}
         return np.concatenate(logits) if len(parts) > 1 else logits[0]

@@ -6,9 +6,13 @@ built from the same version. Its API is llama.cpp's of 2025: `llama_kv_cache_seq
 """
 
 import ctypes
+from collections.abc import Sequence
 from math import gcd
 from pathlib import Path
 
+import numpy as np
+
+from paceline.decoding.types import Logits
 from paceline.engines.llamacpp.binding import (
     Binding,
     CallLimits,
@@ -102,6 +106,32 @@ class _Quantization(ctypes.Structure):
         return flags == [False, True] + [False] * 7 and len(set(self.types)) == 1
 
 
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_bool, _VOID, ctypes.c_bool, _VOID)
+
+
+class _TapReader:
+    """Copies hidden states while a context computes: it is asked of each tensor, by name."""
+
+    def __init__(self, library: ctypes.CDLL, taps: Sequence[int]) -> None:
+        """Copy what is after the layers `taps`."""
+        self.rows: dict[int, Logits] = {}
+        """Layer -> its output in the last call, flat."""
+        self.callback = _CALLBACK(self._read)
+        self._by_name = {f"l_out-{tap}".encode(): tap for tap in taps}
+        self._name, self._bytes = library.ggml_get_name, library.ggml_nbytes
+        self._name.restype, self._name.argtypes = ctypes.c_char_p, [_VOID]
+        self._bytes.restype, self._bytes.argtypes = _SIZE, [_VOID]
+        self._get = library.ggml_backend_tensor_get
+        self._get.restype, self._get.argtypes = None, [_VOID, _VOID, _SIZE, _SIZE]
+
+    def _read(self, tensor: int, is_asked: bool, _user: int) -> bool:
+        tap = self._by_name.get(self._name(tensor))
+        if tap is not None and not is_asked:
+            rows = self.rows[tap] = np.empty(self._bytes(tensor) // 4, np.float32)
+            self._get(tensor, rows.ctypes.data, 0, rows.nbytes)
+        return tap is not None or not is_asked
+
+
 class IkLlama(Binding):
     """ik_llama.cpp; see the top of this file."""
 
@@ -121,6 +151,8 @@ class IkLlama(Binding):
             from ik_llama_cpp import _ctypes_api as api
         version = version_of("ik-llama-cpp-python", self.name)
         super().__init__(api, version, _FUNCTIONS, _STATES)
+        self._readers: dict[int, _TapReader] = {}
+        """By context; of one that was freed until another has its address."""
 
     def limits(self, name: str, content: GgufFile) -> CallLimits:
         """See `Binding.limits`."""
@@ -172,8 +204,21 @@ class IkLlama(Binding):
         params.n_seq_max = 1
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn = True
+        reader = _TapReader(self.library, settings.taps)
+        if settings.taps:
+            params.cb_eval = ctypes.cast(reader.callback, type(params.cb_eval))
         pointer: int | None = self.api.llama_init_from_model(model, params)
+        if pointer and settings.taps:
+            self._readers[pointer] = reader
         return pointer
+
+    def has_taps(self, taps: tuple[int, ...], layers: int) -> bool:
+        """See `Binding.has_taps`: the last layer runs the rows with logits alone."""
+        return max(taps, default=-1) < layers - 1
+
+    def tapped(self, context: int, tap: int, shape: tuple[int, int]) -> Logits:
+        """See `Binding.tapped`."""
+        return self._readers[context].rows[tap].reshape(shape)
 
     def free_model(self, model: int) -> None:
         """See `Binding.free_model`."""

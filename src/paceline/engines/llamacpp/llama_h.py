@@ -29,6 +29,19 @@ NO_POOLING = 0
 """`LLAMA_POOLING_TYPE_NONE`."""
 
 
+ENCODE, DECODE = 0, 1
+"""`llama_process_type`."""
+
+MTP_CONTEXT = 1
+"""`LLAMA_CONTEXT_TYPE_MTP`: a context of the layers inside a model that draft."""
+
+
+class Embedding(ctypes.Structure):
+    """`llama_embd`: rows of numbers beside tokens, or in place of them."""
+
+    _fields_ = (("data", _VOID), ("n_rows", _SIZE), ("n_embd", _SIZE))
+
+
 class LlamaBatch(ctypes.Structure):
     """`llama_batch`: the rows of a call."""
 
@@ -159,6 +172,7 @@ _FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
     "llama_model_is_recurrent": (_BOOL, [_VOID]),
     "llama_model_is_hybrid": (_BOOL, [_VOID]),
     "llama_model_n_swa": (_INT, [_VOID]),
+    "llama_model_n_layer": (_INT, [_VOID]),
     "llama_model_n_embd": (_INT, [_VOID]),
     "llama_model_n_head": (_INT, [_VOID]),
     "llama_get_model": (_VOID, [_VOID]),
@@ -167,6 +181,16 @@ _FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
     "llama_get_memory": (_VOID, [_VOID]),
     "llama_memory_seq_rm": (_BOOL, [_VOID, _INT, _INT, _INT]),
     "llama_decode": (_INT, [_VOID, LlamaBatch]),
+    "llama_process": (_INT, [_VOID, _INT, _VOID]),
+    "llama_batch_ext_init": (_VOID, [_VOID]),
+    "llama_batch_ext_free": (None, [_VOID]),
+    "llama_batch_ext_add_token": (_INT, [_VOID, _INT, _INT]),
+    "llama_batch_ext_add_embd": (_INT, [_VOID, _INT, Embedding]),
+    "llama_batch_ext_set_embd_token": (_BOOL, [_VOID, _INT, Embedding]),
+    "llama_batch_ext_set_embd_state": (_BOOL, [_VOID, _INT, Embedding]),
+    "llama_batch_ext_set_pos": (_BOOL, [_VOID, _INT, ctypes.POINTER(_INT)]),
+    "llama_batch_ext_set_output_logits": (_BOOL, [_VOID, _INT, _BOOL]),
+    "llama_set_causal_attn": (None, [_VOID, _BOOL]),
     "llama_get_logits": (_VOID, [_VOID]),
     "llama_set_embeddings": (None, [_VOID, _BOOL]),
     "llama_get_embeddings": (_VOID, [_VOID]),
@@ -179,6 +203,15 @@ _FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
 
 STATES = [name for name in _FUNCTIONS if name.startswith("llama_state_seq")]
 """Functions that size, read and write a sequence's state."""
+
+
+EXTENSIONS: Mapping[str, tuple[Any, list[Any]]] = {
+    "_Z30llama_set_embeddings_layer_inpP13llama_contextjb": (None, [_VOID, _UINT, _BOOL]),
+    "_Z30llama_get_embeddings_layer_inpP13llama_contextj": (_VOID, [_VOID, _UINT]),
+    "_Z26llama_set_embeddings_nextnP13llama_contextbb": (None, [_VOID, _BOOL, _BOOL]),
+    "_Z26llama_get_embeddings_nextnP13llama_context": (_VOID, [_VOID]),
+}
+"""Functions of src/llama-ext.h, which are exported under their C++ names (of GCC and Clang)."""
 
 
 def load_library(folder: Path | None) -> SimpleNamespace:

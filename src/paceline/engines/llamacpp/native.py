@@ -15,7 +15,7 @@ from weakref import finalize
 
 import numpy as np
 
-from paceline.decoding.types import Logits
+from paceline.decoding.types import Logits, tap_name
 from paceline.engines.llamacpp.binding import (
     LEAST_CONTEXT,
     PARTIAL_STATE,
@@ -216,13 +216,25 @@ class NativeContext:
                 f"{self.binding.name} failed in a call of {batch.n_tokens} rows with code {code}: "
                 f"{self.binding.last_errors() or 'no reason given'}; a shorter prompt may help"
             )
+        if self.settings.taps:
+            self._read_taps(work)
         counts = [outputs.stop - outputs.start for _, _, outputs in work]
         shape = (sum(counts), self.model.vocab_size)
         if not shape[0]:
             return [np.empty((0, self.model.vocab_size), np.float32) for _ in work]
         address = library.llama_get_logits(ctypes.c_void_p(self._pointer))
         logits = np.ctypeslib.as_array(ctypes.cast(address, _FLOATS), shape)
-        return np.split(logits, np.cumsum(counts)[:-1])
+        return [logits] if len(work) == 1 else np.split(logits, np.cumsum(counts)[:-1])
+
+    def _read_taps(self, work: Sequence[Rows]) -> None:
+        """Copy the hidden states of a call's rows to their sequences."""
+        lengths = [len(tokens) for _, tokens, _ in work]
+        shape = sum(lengths), self.binding.width(self.model.pointer)
+        for tap in self.settings.taps:
+            rows = self.binding.tapped(self._pointer, tap, shape)
+            parts = np.split(rows, np.cumsum(lengths)[:-1])
+            for (sequence, *_), part in zip(work, parts, strict=True):
+                sequence.taps[tap_name(tap)] = part.copy()
 
     def close(self) -> None:
         """Free the memory. Further calls do nothing."""
@@ -254,6 +266,8 @@ class NativeSequence:
         """Positions that are here."""
         self._least = 0
         """The fewest that can be kept, but none at all."""
+        self.taps: dict[str, Logits] = {}
+        """Hidden states of its rows in the last call, [rows, d]; see `ContextSettings.taps`."""
 
     @property
     def slots(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Self
 
-from paceline.decoding.types import Block, Logits
+from paceline.decoding.types import Block, Logits, Taps
 from paceline.engines.base import KVState
 from paceline.engines.kv_blocks import BlockPool, PrefillTable
 from paceline.engines.llamacpp.contexts import Contexts, Parked
@@ -29,6 +29,8 @@ class LlamaSequence(PrefillTable):
         """An empty sequence."""
         super().__init__(pool, context_length)
         self._contexts = contexts
+        self.taps: Taps = {}
+        """Hidden states of the rows of its last block."""
 
     @property
     def parked(self) -> bool:

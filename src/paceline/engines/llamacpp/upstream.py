@@ -13,10 +13,12 @@ decides a row's bits there (ggml/src/ggml-cpu of build 11549):
   as F16 alone. Masked keys are left out one by one.
 """
 
+import ctypes
 from typing import Any
 
 import numpy as np
 
+from paceline.decoding.types import Logits
 from paceline.engines.llamacpp.binding import (
     Binding,
     CallLimits,
@@ -25,6 +27,7 @@ from paceline.engines.llamacpp.binding import (
     State,
 )
 from paceline.engines.llamacpp.llama_h import (
+    EXTENSIONS,
     FLASH_ATTENTION,
     NO_POOLING,
     STATES,
@@ -139,9 +142,48 @@ class Llama(Binding):
         params.swa_full = True  # a window's dropped positions could not be rolled back to
         params.offload_kqv = params.op_offload = False
         pointer: int | None = self.api.llama_init_from_model(model, params)
+        if pointer:
+            self._set_taps(pointer, settings.taps)
         if pointer and self._header is None:
             self._header = self._sequence_state(pointer, 0)[:_HEADER]
         return pointer
+
+    def has_taps(self, taps: tuple[int, ...], layers: int) -> bool:
+        """See `Binding.has_taps`."""
+        return True
+
+    def _set_taps(self, context: int, taps: tuple[int, ...]) -> None:
+        """Have the calls of a context leave hidden states: what the next layer reads."""
+        for tap in taps:
+            if self._is_last(context, tap):
+                self.extension("set_embeddings_nextn")(context, True, False)
+            else:
+                self.extension("set_embeddings_layer_inp")(context, tap + 1, True)
+
+    def tapped(self, context: int, tap: int, shape: tuple[int, int]) -> Logits:
+        """See `Binding.tapped`."""
+        if self._is_last(context, tap):
+            address = self.extension("get_embeddings_nextn")(context)
+        else:
+            address = self.extension("get_embeddings_layer_inp")(context, tap + 1)
+        return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), shape)
+
+    def _is_last(self, context: int, tap: int) -> bool:
+        return bool(tap + 1 == self.api.llama_model_n_layer(self.api.llama_get_model(context)))
+
+    def extension(self, name: str) -> Any:
+        """A function of llama-ext.h. Raises ModelError if the library exports no such name."""
+        symbol = next(symbol for symbol in EXTENSIONS if f"llama_{name}P" in symbol)
+        result, arguments = EXTENSIONS[symbol]
+        try:
+            function = getattr(self.library, symbol)
+        except AttributeError as error:
+            raise ModelError(
+                f"this build of {self.name} does not export {symbol}, which drafters with a "
+                "network need; use another drafter, or the wheel of xllamacpp"
+            ) from error
+        function.restype, function.argtypes = result, arguments
+        return function
 
     def free_model(self, model: int) -> None:
         """See `Binding.free_model`."""

@@ -1,0 +1,80 @@
+"""Published drafters as GGUF files, for targets in the engine llamacpp; see `drafters/heads.py`.
+
+`dflash` fills a block in one pass (DFlash, DFlash 2, DSpark), `mtp` drafts a chain, token by token
+(EAGLE-3, and the MTP layers inside a model's own file). llama.cpp's library runs their networks
+(`engines/llamacpp/draft_context.py`); what is drafted, and what is kept of it, is decided here.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.types import Drafter
+from paceline.drafters.heads import HeadFacts
+from paceline.drafters.native.block import BlockNetwork
+from paceline.drafters.native.cache import DraftCache, NativeDrafter, Network
+from paceline.drafters.native.chain import LONGEST_CHAIN, ChainNetwork
+from paceline.drafters.native.file import (
+    DraftFile,
+    check_target,
+    find_file,
+    has_layers_inside,
+    read_drafter,
+)
+from paceline.errors import ModelError
+
+
+class _Kind:
+    """A `HeadKind`."""
+
+    def __init__(self, name: str, options: Sequence[str] = ()) -> None:
+        self.name = name
+        self.options: Mapping[str, Sequence[int]] = dict.fromkeys(options, ())
+
+    def is_inside(self, target: Path) -> bool:
+        return self.name == "mtp" and has_layers_inside(target)
+
+    def taps(self, folder: Path, target: Path) -> tuple[int, ...]:
+        return self._read(folder, target).taps
+
+    def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> "_Open":
+        file = self._read(folder, engine.path)
+        model = engine.open_drafter(file.path)
+        if file.kind == "dflash":
+            return _Open(BlockNetwork(file, model))
+        return _Open(ChainNetwork(file, model, options.get("length", LONGEST_CHAIN)))
+
+    def facts(self, folder: Path) -> HeadFacts | None:
+        path = find_file(folder)
+        file = None if path is None else read_drafter(path)
+        if file is None or file.kind != self.name or file.is_inside:
+            return None
+        return HeadFacts(self.name, file.form, file.target_width, file.vocab_size, None)
+
+    def _read(self, folder: Path, target: Path) -> DraftFile:
+        path = find_file(folder)
+        file = None if path is None else read_drafter(path)
+        if file is None or file.kind != self.name:
+            raise ModelError(
+                f"{folder} holds no drafter of the kind {self.name}; expected a GGUF file of the "
+                "architecture dflash (for dflash) or eagle3 (for mtp)"
+            )
+        check_target(file, target)
+        return file
+
+
+class _Open:
+    """A drafter opened for a target; an `OpenHead`."""
+
+    def __init__(self, network: Network) -> None:
+        self._network, self.taps = network, network.taps
+
+    def new_cache(self) -> DraftCache:
+        return self._network.new_cache()
+
+    def drafter(self, cache: DraftCache, sampling: Sampling, prompt_length: int) -> Drafter:
+        return NativeDrafter(self._network, cache, sampling, prompt_length)
+
+
+DFLASH, MTP = _Kind("dflash"), _Kind("mtp", ("length",))

@@ -1,0 +1,100 @@
+"""DFlash, DFlash 2 and DSpark: a block of drafts in one pass.
+
+Formulas: arXiv 2602.06036 (DFlash), z-lab's and DeepSpec's code for the selector and the Markov
+head; the library computes them, and what is read of a row differs:
+
+    DFlash      logits of the rows after the first
+    DSpark      logits of all rows, each with the draft before it; how likely each is accepted
+    DFlash 2    candidates of a row, and for each candidate of the row before it scores of them
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.decoding.types import Logits
+from paceline.drafters.draft_sampling import DraftSampler
+from paceline.drafters.native.cache import DraftCache
+from paceline.drafters.native.file import DraftFile
+
+_NEAR = 16
+"""Scores further below the best are left out: 200,000 of them are less than 0.03 of it."""
+
+
+class BlockNetwork:
+    """A `Network`."""
+
+    name = "dflash"
+
+    def __init__(self, file: DraftFile, model: Any) -> None:
+        """Of an open drafter, `DraftModel`."""
+        self._file, self._model = file, model
+        self.taps, self.vocab_size = file.taps, file.vocab_size
+        self.seconds = 0.0
+
+    def new_cache(self) -> DraftCache:
+        """An empty cache for a sequence."""
+        hidden = "all" if self._file.candidates else "outputs" if self._file.confident else "no"
+        return DraftCache(self._model.open(causal=self._file.causal, hidden=hidden))
+
+    def fill(self, cache: DraftCache) -> None:
+        """See `Network.fill`."""
+        if cache.pending:
+            cache.context.inject(cache.take()[0], cache.start)
+
+    def draft(
+        self, cache: DraftCache, context: Sequence[int], limit: int, sampler: DraftSampler | None
+    ) -> tuple[list[int], list[float]]:
+        """See `Network.draft`."""
+        self.fill(cache)
+        file, position = self._file, len(context) - 1
+        rows = min(limit + file.first, file.block)
+        tokens = [context[-1], *[file.mask] * (rows - 1)]
+        outputs = 0 if file.candidates else rows
+        logits, hidden = cache.context.run(tokens, position, outputs=outputs)
+        cache.context.truncate(position)
+        if file.candidates:
+            return self._selected(hidden[1:], position, sampler)
+        tokens, chances = picked(logits[file.first :], position, sampler)
+        return tokens, hidden[file.first :, 0].tolist() if file.confident else chances
+
+    def _selected(
+        self, lattice: Logits, position: int, sampler: DraftSampler | None
+    ) -> tuple[list[int], list[float]]:
+        """The path through the candidates: each by the one before it.
+
+        A row of the lattice: n tokens, as numbers, then for each candidate of the row before it n
+        scores. The first row's are all those after the last token.
+        """
+        count = self._file.candidates
+        tokens: list[int] = []
+        chances: list[float] = []
+        before = 0
+        for at, row in enumerate(lattice):
+            candidates = row[:count].astype(np.int64)
+            scores = row[count : count * (1 + count)].reshape(count, count)[before]
+            if sampler is None:
+                before = int(scores.argmax())
+                token, chance = int(candidates[before]), _chance(scores)
+            else:
+                token, chance = sampler.pick(scores, position + 1 + at, candidates)
+                before = int(np.flatnonzero(candidates == token)[0])
+            tokens.append(token)
+            chances.append(chance)
+        return tokens, chances
+
+
+def picked(
+    logits: Logits, position: int, sampler: DraftSampler | None
+) -> tuple[list[int], list[float]]:
+    """The drafts of rows of logits [n, vocab] after `position`, and the chance of each."""
+    if sampler is not None:
+        return sampler.pick_rows(logits, position + 1)
+    return logits.argmax(axis=1).tolist(), [_chance(row) for row in logits]
+
+
+def _chance(scores: Logits) -> float:
+    """Softmax of the highest score; of the others only those that count."""
+    best = scores.max()
+    return float(1 / np.exp(scores[scores > best - _NEAR] - best).sum())

@@ -1,0 +1,158 @@
+"""A drafter's keys and values of one sequence, and what was observed and is not in them yet.
+
+Observed hidden states wait in `pending` until a draft needs them: an answer whose drafts come from
+the text alone does not pay for the network. A long prompt goes in as it comes.
+"""
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.types import ComputedBlock, Drafter, Logits, Proposal, tap_name
+from paceline.drafters.draft_sampling import DraftSampler
+
+_MOST_PENDING = 512
+"""Rows that wait at most."""
+
+_WEIGHT = 0.2
+"""Weight of the newest draft in the mean of seconds and lengths."""
+
+
+class DraftCache:
+    """See the top of this file; a `HeadCache`.
+
+    A row may be one position after its state (`shift`; see `chain.py`).
+    """
+
+    def __init__(self, context: Any, shift: int = 0) -> None:
+        """Of an empty `DraftContext` (engines/llamacpp/draft_context.py)."""
+        self.context, self.shift = context, shift
+        self.pending: list[Logits] = []
+        """[n, taps * d] each: hidden states of positions from `start` on."""
+        self.following: list[int] = []
+        """The tokens after them; the last one may not be known yet."""
+        self.start = 0
+        self.first = 0
+        """The token at `start`."""
+
+    @property
+    def end(self) -> int:
+        """The position after the last observed one; 0: none was observed."""
+        if self.pending:
+            return self.start + sum(map(len, self.pending))
+        length: int = self.context.length
+        return max(length - self.shift, 0)
+
+    def observe(self, states: Logits, tokens: Sequence[int], start: int) -> None:
+        """Add the states of positions from `start` on, whose tokens are `tokens`."""
+        if self.pending and start != self.end:  # a gap: drafts begin anew after it
+            self.pending, self.following = [], []
+        if not self.pending:
+            self.start, self.first = start, tokens[0]
+        elif len(self.following) < self.end - self.start:
+            self.following.append(tokens[0])
+        self.pending.append(states)
+        self.following += tokens[1:]
+
+    def take(self) -> tuple[Logits, list[int]]:
+        """The pending states [n, taps * d] and the tokens after them; none are left then."""
+        states, following = np.concatenate(self.pending), self.following
+        self.pending, self.following = [], []
+        return states, following
+
+    def copy(self, position: int) -> Self:
+        """An independent copy of what is before this position."""
+        other = type(self)(self.context.copy(position), self.shift)
+        other.pending, other.following = [*self.pending], [*self.following]
+        other.start, other.first = self.start, self.first
+        other.truncate(position)
+        return other
+
+    def truncate(self, position: int) -> None:
+        """Drop the tokens from this position on.
+
+        A row before it that has the token at this position stays, as the state that it would need
+        is gone: one of many that a draft reads, and no draft has to be right.
+        """
+        self.context.truncate(position)
+        keep = max(position - self.start, 0)
+        if self.pending:
+            states = np.concatenate(self.pending)[:keep]
+            self.pending = [states] if keep else []
+        del self.following[max(keep - 1, 0) :]
+
+
+class Network(Protocol):
+    """A drafter's network, which fills a cache and drafts from it."""
+
+    name: str
+    taps: tuple[int, ...]
+    vocab_size: int
+    seconds: float
+    """Of a draft, a running mean; 0.0 before the first."""
+
+    def new_cache(self) -> DraftCache:
+        """An empty cache for a sequence."""
+        ...
+
+    def fill(self, cache: DraftCache) -> None:
+        """Put what is pending into the cache's context."""
+        ...
+
+    def draft(
+        self, cache: DraftCache, context: Sequence[int], limit: int, sampler: DraftSampler | None
+    ) -> tuple[list[int], list[float]]:
+        """Draft after a text of which all but the last token were observed.
+
+        Returns draft tokens and the chance of each.
+        """
+        ...
+
+
+class NativeDrafter(Drafter):
+    """The drafter of one request; all requests to a target share its network."""
+
+    def __init__(
+        self, network: Network, cache: DraftCache, sampling: Sampling, prompt_length: int
+    ) -> None:
+        """Draft as `sampling` picks after a prompt; the cache may have earlier tokens."""
+        self.name = network.name
+        self._network, self._cache = network, cache
+        self._sampler = DraftSampler(sampling, prompt_length, network.vocab_size)
+        self._drafted_at = -1
+        """Length of the text that `_draft` is for."""
+        self._draft = Proposal((), self.name)
+
+    def propose(self, context: Sequence[int], limit: int) -> Proposal:
+        """The draft after the last token; empty unless the one before it was observed."""
+        if self._drafted_at != len(context):
+            self._drafted_at = len(context)
+            self._draft = Proposal((), self.name)
+            if self._cache.end == len(context) - 1 > 0:
+                started = perf_counter()
+                sampler = self._sampler.following(context)
+                tokens, chances = self._network.draft(self._cache, context, limit, sampler)
+                self._draft = Proposal(tokens, self.name, 0, chances)
+                taken, mean = perf_counter() - started, self._network.seconds
+                self._network.seconds = mean + _WEIGHT * (taken - mean) if mean else taken
+        return self._draft.cut(limit)
+
+    def observe(self, computed: ComputedBlock) -> None:
+        """Keep the hidden states of the rows that are now part of the sequence."""
+        if computed.taps and computed.accepted_rows:
+            states = joined(computed.taps, self._network.taps, computed.accepted_rows)
+            self._cache.observe(states, computed.tokens[: computed.accepted_rows], computed.start)
+            if self._cache.end - self._cache.start > _MOST_PENDING:
+                self._network.fill(self._cache)
+
+    def cost(self, limit: int) -> float:
+        """Seconds of a draft, as the last ones took."""
+        return self._network.seconds
+
+
+def joined(taps: Mapping[str, Logits], layers: Sequence[int], rows: int) -> Logits:
+    """[rows, layers * d]: hidden states of a call's first rows, in the order of `layers`."""
+    return np.concatenate([taps[tap_name(layer)][:rows] for layer in layers], axis=1)

@@ -1,0 +1,100 @@
+"""EAGLE-3 and MTP layers: drafts token by token, each from a token and the state before it.
+
+    tokens     a    b    c    d       the target has computed a b c, and picked d
+    EAGLE-3      (b,a) (c,b) (d,c)    rows at the positions of the states
+    MTP          (b,a) (c,b) (d,c)    rows at the positions of the tokens
+
+The row (d, c) gives the first draft and a state, with which that draft makes the next row. Rows of
+drafts are dropped: what is accepted comes again with the target's own states.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.decoding.types import Logits
+from paceline.drafters.draft_sampling import DraftSampler
+from paceline.drafters.native.block import picked
+from paceline.drafters.native.cache import DraftCache
+from paceline.drafters.native.file import DraftFile
+
+LONGEST_CHAIN = 8
+"""Most tokens of a chain without the option `length`."""
+
+_LEAST_CHANCE = 0.15
+"""A chain ends where all its drafts are right with less than this probability by its own
+estimate: one more row of the target costs about a tenth of a call."""
+
+_PIECE = 64
+"""Rows of a call."""
+
+
+class ChainNetwork:
+    """A `Network`."""
+
+    name = "mtp"
+
+    def __init__(self, file: DraftFile, model: Any, length: int) -> None:
+        """Of an open drafter, `DraftModel`; `length` is the most tokens of a chain."""
+        self._model, self._length = model, length
+        self._shift = int(file.form == "MTP")
+        """From a state's position to that of its row."""
+        self.taps, self.vocab_size = file.taps, file.vocab_size
+        self.seconds = 0.0
+
+    def new_cache(self) -> DraftCache:
+        """An empty cache for a sequence."""
+        return DraftCache(self._model.open(causal=True, hidden="outputs"), self._shift)
+
+    def fill(self, cache: DraftCache) -> None:
+        """See `Network.fill`: the last state waits for the token after it."""
+        states, following = cache.take()
+        count = min(len(following), len(states))
+        if count:
+            self._run(cache, states[:count], following[:count])
+        cache.start += count
+        cache.pending = [states[count:]]
+
+    def draft(
+        self, cache: DraftCache, context: Sequence[int], limit: int, sampler: DraftSampler | None
+    ) -> tuple[list[int], list[float]]:
+        """See `Network.draft`."""
+        if cache.pending:
+            self.fill(cache)
+        (state,), _ = cache.take()
+        logits, state = self._run(cache, state[None], [context[-1]], outputs=1)
+        end = len(context) - 1 + self._shift
+        tokens: list[int] = []
+        chances: list[float] = []
+        likely = 1.0
+        while True:
+            (token,), (chance,) = picked(logits, len(context) - 1 + len(tokens), sampler)
+            tokens.append(token)
+            chances.append(chance)
+            likely *= chance
+            if len(tokens) == min(limit, self._length) or likely < _LEAST_CHANCE:
+                break
+            at = end + len(tokens) - 1
+            logits, state = cache.context.run([token], at, states=state, outputs=1)
+        cache.context.truncate(end)
+        return tokens, chances
+
+    def _run(
+        self, cache: DraftCache, states: Logits, tokens: Sequence[int], outputs: int = 0
+    ) -> tuple[Logits, Logits]:
+        """Run rows of pending states; see `DraftContext.run`.
+
+        Only a row that is alone in its call has an output: of several the library gives the first.
+        """
+        start = cache.start + self._shift
+        if not self._shift:
+            states = cache.context.encode(states)
+        elif cache.context.length < start:  # the state before the first token is not known
+            cache.context.run([cache.first], start - 1, states=np.zeros_like(states[:1]), outputs=0)
+        for at in range(0, len(tokens), _PIECE):
+            part = slice(at, at + _PIECE)
+            result: tuple[Logits, Logits] = cache.context.run(
+                tokens[part], start + at, states=states[part], outputs=outputs
+            )
+        return result

@@ -1,0 +1,193 @@
+"""What a drafter's GGUF file says of itself, checked before llama.cpp's library maps it.
+
+The library ends the process where sizes do not fit each other, or the target: so they are compared
+here. Keys and tensors are those of its `src/models/eagle3.cpp` and `dflash.cpp`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import ModelError
+from paceline.storage.gguf_file import GgufFile, NumberArray, read_gguf
+
+_INSIDE = "nextn_predict_layers"
+"""Key of the number of MTP layers, after the model's own."""
+
+_FIRST_KEYS = 1 << 16
+"""Bytes in which a file's keys are, but for those of its tokenizer."""
+
+_EAGLE_LAYERS = 3
+_MOST_BLOCK = 64
+"""Most rows of a block that is run in one call; see `PIECE` in `draft_context.py`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFile:
+    """A drafter."""
+
+    path: Path
+    kind: str
+    """`dflash` or `mtp`: how it drafts."""
+    form: str
+    """Its architecture, by the name that its publishers use."""
+    taps: tuple[int, ...]
+    """Layers of the target after which it reads hidden states, from 0."""
+    target_width: int
+    """Numbers of such a state."""
+    vocab_size: int
+    block: int = 0
+    """Rows of a block, its first token included; of DFlash."""
+    mask: int = 0
+    """Token of the rows that are to be filled."""
+    first: int = 1
+    """The first row of a block that is a draft."""
+    causal: bool = False
+    """Whether a row of a block sees only those before it."""
+    candidates: int = 0
+    """Candidates of a row, of DFlash 2; 0: rows have logits."""
+    is_inside: bool = False
+    """Whether it is layers of its target's own file."""
+    confident: bool = False
+    """Whether it estimates how likely its drafts are accepted."""
+
+
+def find_file(path: Path) -> Path | None:
+    """The GGUF file at a path: itself, or the only one in a folder."""
+    if path.is_dir():
+        files = sorted(path.glob("*.gguf"))
+        return files[0] if len(files) == 1 else None
+    return path if path.suffix == ".gguf" else None
+
+
+def has_layers_inside(path: Path) -> bool:
+    """Whether a model's file has MTP layers: their number is among its first keys."""
+    if path.suffix != ".gguf" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _INSIDE.encode() in file.read(_FIRST_KEYS)
+
+
+def read_drafter(path: Path) -> DraftFile | None:
+    """Read a drafter's file, or a model's with MTP layers inside; None: it is neither.
+
+    Raises ModelError for a faulty one.
+    """
+    content = read_gguf(path)
+    family = content.fields.get("general.architecture")
+    if family == "dflash":
+        return _dflash(path, content)
+    if family == "eagle3":
+        return _eagle3(path, content)
+    own = _number(path, content, f"{family}.{_INSIDE}", 0)
+    if not own:
+        return None
+    width = _number(path, content, f"{family}.embedding_length")
+    last = _number(path, content, f"{family}.block_count") - own - 1
+    return DraftFile(path, "mtp", "MTP", (last,), width, _vocabulary(path, content), is_inside=True)
+
+
+def check_target(file: DraftFile, target: Path) -> None:
+    """Raise ModelError if a drafter is not one of the target's."""
+    content = read_gguf(target)
+    family = content.fields.get("general.architecture")
+    width = _number(target, content, f"{family}.embedding_length")
+    layers = _number(target, content, f"{family}.block_count")
+    vocab = _vocabulary(target, content)
+    fault = None
+    if file.target_width != width:
+        fault = f"reads states of {file.target_width} numbers, and {target.name} has {width}"
+    elif max(file.taps) >= layers:
+        fault = f"reads states after layer {max(file.taps)}, and {target.name} has {layers} layers"
+    elif file.vocab_size != vocab:
+        fault = f"has {file.vocab_size} tokens, and {target.name} {vocab}"
+    if fault:
+        raise ModelError(
+            f"{file.path} {fault}: it drafts for another model; take the drafter of this one"
+        )
+
+
+def _dflash(path: Path, content: GgufFile) -> DraftFile:
+    tensors = {tensor.name: tensor.shape for tensor in content.tensors}
+    width = _number(path, content, "dflash.embedding_length")
+    layers = _layers(path, content, "dflash")
+    block = _number(path, content, "dflash.block_size", 16)
+    is_dspark, is_second = "markov_w1.weight" in tensors, "selector_hidden.weight" in tensors
+    mask = content.fields.get("tokenizer.ggml.mask_token_id")
+    if not 2 <= block <= _MOST_BLOCK:
+        raise _fault(path, f"has blocks of {block} tokens", f"2 to {_MOST_BLOCK}")
+    if not isinstance(mask, int):
+        raise _fault(path, "names no mask token", "tokenizer.ggml.mask_token_id")
+    _check_shape(path, tensors, "fc.weight", (width, width * len(layers)))
+    return DraftFile(
+        path,
+        "dflash",
+        "DSpark" if is_dspark else "DFlash 2" if is_second else "DFlash",
+        tuple(layer - 1 for layer in layers),
+        width,
+        _vocabulary(path, content),
+        block=block,
+        mask=mask,
+        first=int(not (is_dspark and content.fields.get("dflash.sample_from_anchor", True))),
+        causal=bool(content.fields.get("dflash.attention.causal")),
+        candidates=_number(path, content, "dflash.selector_top_k", 0) if is_second else 0,
+        confident="conf_proj.weight" in tensors,
+    )
+
+
+def _eagle3(path: Path, content: GgufFile) -> DraftFile:
+    tensors = {tensor.name: tensor.shape for tensor in content.tensors}
+    width = _number(path, content, "eagle3.embedding_length")
+    target_width = _number(path, content, "eagle3.target_hidden_size")
+    layers = _layers(path, content, "eagle3")
+    if len(layers) != _EAGLE_LAYERS:
+        raise _fault(path, f"reads {len(layers)} layers", str(_EAGLE_LAYERS))
+    if (count := _number(path, content, "eagle3.block_count")) != 1:
+        raise _fault(path, f"has {count} layers", "1")
+    _check_shape(path, tensors, "fc.weight", (width, target_width * _EAGLE_LAYERS))
+    if "token_embd.weight" not in tensors and width != target_width:
+        raise _fault(path, "has no embeddings of its own width", "token_embd.weight")
+    vocab = _vocabulary(path, content)
+    for tensor in content.tensors:
+        if tensor.name == "d2t" and tensor.data.view(np.int64).max(initial=0) >= vocab:
+            raise _fault(path, "drafts tokens that it does not have", f"less than {vocab}")
+    taps = tuple(layer - 1 for layer in layers)
+    return DraftFile(path, "mtp", "EAGLE-3", taps, target_width, vocab)
+
+
+def _layers(path: Path, content: GgufFile, family: str) -> list[int]:
+    """The target's layers whose inputs are read."""
+    value = content.fields.get(f"{family}.target_layers")
+    layers = value.values.tolist() if isinstance(value, NumberArray) else []
+    if not layers or min(layers) < 1:
+        raise _fault(path, f"reads layers {layers or 'unknown'}", "numbers from 1 on")
+    return [int(layer) for layer in layers]
+
+
+def _vocabulary(path: Path, content: GgufFile) -> int:
+    tokens = content.fields.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list):
+        raise _fault(path, "has no tokens", "tokenizer.ggml.tokens")
+    return len(tokens)
+
+
+def _number(path: Path, content: GgufFile, key: str, default: int | None = None) -> int:
+    value: Any = content.fields.get(key, default)
+    if not isinstance(value, int) or value < 0:
+        raise _fault(path, f"has {key} {value!r}", "a number")
+    return value
+
+
+def _check_shape(
+    path: Path, tensors: dict[str, tuple[int, ...]], name: str, expected: tuple[int, int]
+) -> None:
+    if tensors.get(name) != expected:
+        raise _fault(path, f"has {name} of {tensors.get(name)}", str(expected))
+
+
+def _fault(path: Path, what: str, expected: str) -> ModelError:
+    return ModelError(
+        f"{path} {what}; expected {expected}: fetch it again, or take another drafter"
+    )

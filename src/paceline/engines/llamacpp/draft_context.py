@@ -1,0 +1,253 @@
+"""The network of a published drafter, as llama.cpp's library runs it beside a target.
+
+    DFlash    features of the target's layers become keys and values of the text; then a block of
+              [last token, mask, mask, ...] is filled in one call, whose rows see one another
+    EAGLE-3   features become one state a token; then a row has a token and the state before it
+    MTP       a layer inside the target's own file: a row has a token and the target's last state
+
+A context holds one sequence and grows with it. Nothing here has to be exact: what is drafted is
+verified. The library ends the process at sizes that do not fit, so `open_drafter` is asked after
+the file was checked (`drafters/native/`). The order of calls is that of llama.cpp's
+common/speculative.cpp.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+
+from paceline.decoding.types import Logits
+from paceline.engines.llamacpp.binding import LEAST_CONTEXT, State
+from paceline.engines.llamacpp.llama_h import (
+    DECODE,
+    ENCODE,
+    FLASH_ATTENTION,
+    MTP_CONTEXT,
+    Embedding,
+)
+from paceline.engines.llamacpp.log import interrupts_after
+from paceline.engines.llamacpp.upstream import Llama
+from paceline.errors import ModelError
+
+PIECE = 64
+"""Rows of a call: each may get logits, for which a context has memory."""
+
+_NUMBER, _FLOATS = ctypes.c_int32, ctypes.POINTER(ctypes.c_float)
+
+
+class DraftModel:
+    """A drafter's file, mapped, and the target's embeddings and head where it has none."""
+
+    def __init__(self, binding: Llama, path: Path, target: Path, threads: int) -> None:
+        """Map the files. A drafter that is its target's file is its MTP layers.
+
+        Raises ModelError, with the library's own words, for a file that it refuses.
+        """
+        self.binding, self.threads, self._path = binding, threads, path
+        self.is_inside = path == target
+        self._open: list[Callable[[], object]] = []
+        self._drop = finalize(self, _close, self._open)
+        self.model = self._load(path)
+        self.vocab_size = binding.vocab_size(self.model)
+        self.width = binding.width(self.model)
+        other = self.model if self.is_inside else self._load(target)
+        self.other = self._context(other, LEAST_CONTEXT, inside=False)
+        self._open.append(partial(binding.api.llama_free, self.other))
+        """A context of the target, which the drafter's own name for its embeddings and head."""
+
+    def open(self, *, causal: bool, hidden: str) -> "DraftContext":
+        """An empty sequence; see `DraftContext`."""
+        return DraftContext(self, causal=causal, hidden=hidden)
+
+    def context(self, slots: int) -> int:
+        """A new context of the drafter with at least `slots` positions."""
+        slots = -(-slots // LEAST_CONTEXT) * LEAST_CONTEXT
+        return self._context(self.model, slots, inside=self.is_inside, other=self.other)
+
+    def _load(self, path: Path) -> int:
+        binding = self.binding
+        params = binding.model_params()
+        params.load_mtp = self.is_inside
+        binding.forget_errors()
+        with interrupts_after():
+            model = binding.api.llama_model_load_from_file(str(path).encode(), params)
+        if not model:
+            reason = binding.last_errors() or "no reason given"
+            raise ModelError(f"{binding.name} cannot open {path}: {reason}; get the file again")
+        self._open.append(partial(binding.free_model, model))
+        return int(model)
+
+    def _context(self, model: int, slots: int, *, inside: bool, other: int | None = None) -> int:
+        binding = self.binding
+        params = binding.api.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = slots, PIECE, PIECE
+        params.n_outputs_max = PIECE
+        params.n_threads = params.n_threads_batch = self.threads
+        params.flash_attn_type = FLASH_ATTENTION
+        params.offload_kqv = params.op_offload = False
+        params.ctx_type = MTP_CONTEXT if inside else 0
+        params.ctx_other = other
+        binding.forget_errors()
+        with interrupts_after():
+            context = binding.api.llama_init_from_model(model, params)
+        if not context:
+            reason = binding.last_errors() or "no reason given"
+            raise ModelError(f"{binding.name} has no context for {self._path.name}: {reason}")
+        return int(context)
+
+
+class DraftContext:
+    """Keys and values of a drafter for one sequence. Positions follow one another from any start.
+
+    `length` is the position after the last one, 0 if there is none.
+    """
+
+    def __init__(self, model: DraftModel, *, causal: bool, hidden: str) -> None:
+        """Empty.
+
+        Args:
+            model: the drafter.
+            causal: whether rows of a call see only those before them.
+            hidden: of which rows `run` returns hidden states: of `outputs`, of `all`, or of `no`.
+        """
+        self._model, self._binding = model, model.binding
+        self._causal, self._hidden = causal, hidden
+        self.length = 0
+        self._slots = LEAST_CONTEXT
+        self._free: finalize[Any, Any] | None = None
+        self._begin(LEAST_CONTEXT)
+
+    def inject(self, features: Logits, start: int) -> None:
+        """Make [n, width] features keys and values of the positions from `start` on."""
+        for at in range(0, len(features), PIECE):
+            rows = features[at : at + PIECE]
+            self._reach(start + at, len(rows))
+            self._call(DECODE, start + at, states=rows)
+
+    def encode(self, features: Logits) -> Logits:
+        """[n, layers * width] features of the target -> [n, width] states."""
+        states = []
+        for at in range(0, len(features), PIECE):
+            rows = features[at : at + PIECE]
+            self._call(ENCODE, self.length, states=rows, outputs=len(rows))
+            states.append(self._read_hidden(len(rows)))
+        return np.concatenate(states)
+
+    def run(
+        self,
+        tokens: Sequence[int],
+        start: int,
+        *,
+        states: Logits | None = None,
+        outputs: int,
+    ) -> tuple[Logits, Logits]:
+        """Run tokens at positions from `start` on, each with a state [n, width] if there are any.
+
+        Returns logits [outputs, vocab] of the last rows, and their hidden states [outputs, width]
+        (or of all rows, or none: see `__init__`); copies. At most `PIECE` rows.
+        """
+        self._reach(start, len(tokens))
+        self._call(DECODE, start, tokens=tokens, states=states, outputs=outputs)
+        count = {"outputs": outputs, "all": len(tokens), "no": 0}[self._hidden]
+        hidden = self._read_hidden(count)
+        if not outputs:
+            return np.empty((0, self._model.vocab_size), np.float32), hidden
+        address = self._binding.api.llama_get_logits(self._pointer)
+        return _copied(address, (outputs, self._model.vocab_size)), hidden
+
+    def truncate(self, length: int) -> None:
+        """Drop the positions from `length` on."""
+        if length < self.length:
+            self._binding.truncate(self._pointer, 0, length)
+            self.length = length
+
+    def copy(self, length: int) -> "DraftContext":
+        """An independent copy of the positions before `length`."""
+        other = type(self)(self._model, causal=self._causal, hidden=self._hidden)
+        if self.length:
+            other._begin(self._slots, self._binding.read_state(self._pointer, 0))
+            other.length = self.length
+            other.truncate(length)
+        return other
+
+    def close(self) -> None:
+        """Free the memory. Further calls do nothing."""
+        if self._free is not None:
+            self._free()
+
+    def _reach(self, start: int, rows: int) -> None:
+        """Drop what is from `start` on, or all if it would leave a gap; make room."""
+        if start > self.length:
+            self.truncate(0)
+        self.truncate(start)
+        while start + rows > self._slots:
+            state = self._binding.read_state(self._pointer, 0) if self.length else None
+            self._begin(2 * self._slots, state)
+        self.length = start + rows
+
+    def _begin(self, slots: int, state: State | None = None) -> None:
+        self.close()
+        binding = self._binding
+        self._slots, self._pointer = slots, self._model.context(slots)
+        self._free = finalize(self, binding.api.llama_free, self._pointer)
+        is_read, is_masked = self._hidden != "no", self._hidden != "all"
+        binding.extension("set_embeddings_nextn")(self._pointer, is_read, is_masked)
+        binding.api.llama_set_causal_attn(self._pointer, self._causal)
+        if state is not None:
+            binding.write_state(self._pointer, 0, state)
+
+    def _call(
+        self,
+        kind: int,
+        start: int,
+        *,
+        tokens: Sequence[int] = (),
+        states: Logits | None = None,
+        outputs: int = 0,
+    ) -> None:
+        api = self._binding.api
+        set_state = api.llama_batch_ext_set_embd_token
+        if self._model.is_inside:
+            set_state = api.llama_batch_ext_set_embd_state
+        rows = None if states is None else np.ascontiguousarray(states, np.float32)
+        count = len(tokens) if rows is None else len(rows)
+        batch = api.llama_batch_ext_init(self._pointer)
+        try:
+            for row in range(count):
+                state = None if rows is None else Embedding(rows[row].ctypes.data, 1, rows.shape[1])
+                if tokens:
+                    at = api.llama_batch_ext_add_token(batch, 0, tokens[row])
+                    if state is not None:
+                        set_state(batch, at, state)
+                else:
+                    at = api.llama_batch_ext_add_embd(batch, 0, state)
+                place = start + row
+                api.llama_batch_ext_set_pos(batch, at, (_NUMBER * 4)(place, place, place, 0))
+                api.llama_batch_ext_set_output_logits(batch, at, row >= count - outputs)
+            code = api.llama_process(self._pointer, kind, batch)
+        finally:
+            api.llama_batch_ext_free(batch)
+        if code:
+            self.truncate(0)
+            reason = self._binding.last_errors() or "no reason given"
+            raise ModelError(f"{self._binding.name} failed in a drafter's call: {reason}")
+
+    def _read_hidden(self, rows: int) -> Logits:
+        if not rows:
+            return np.empty((0, self._model.width), np.float32)
+        address = self._binding.extension("get_embeddings_nextn")(self._pointer)
+        return _copied(address, (rows, self._model.width))
+
+
+def _close(opened: list[Callable[[], object]]) -> None:
+    """Free what was opened, the last first."""
+    while opened:
+        opened.pop()()
+
+
+def _copied(address: int, shape: tuple[int, int]) -> Logits:
+    return np.ctypeslib.as_array(ctypes.cast(address, _FLOATS), shape).copy()

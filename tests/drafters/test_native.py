@@ -1,0 +1,196 @@
+"""Published drafters as GGUF files, beside a target in the engine llamacpp.
+
+Perfect ones are right where the wiring is: which layers, rows, positions and tokens they get.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import load as load_model
+from paceline.decoding.policy import Fixed
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
+from paceline.drafters import DrafterResources, DraftKV, RequestContext, create, taps
+from paceline.engines import EngineSettings
+from paceline.engines.base import Engine
+from paceline.engines.llamacpp.engine import LlamaCppEngine
+from paceline.engines.llamacpp.libraries import load
+from paceline.errors import ModelError
+from support.driver import Answer, generation, run
+from support.errors import raises
+from support.native_drafters import (
+    COUNT,
+    partner,
+    write_cycles,
+    write_dflash,
+    write_dflash2,
+    write_dspark,
+    write_eagle3,
+    write_mtp_model,
+)
+from support.packages import missing
+
+LIBRARIES = [name for name in ("ik_llama.cpp", "llama.cpp") if not missing(name)]
+WRITERS = {
+    "DFlash": ("dflash", write_dflash),
+    "DFlash 2": ("dflash", write_dflash2),
+    "DSpark": ("dflash", write_dspark),
+    "EAGLE-3": ("mtp", write_eagle3),
+}
+SAMPLINGS = [Sampling(), Sampling(temperature=0.8, seed=5)]
+PROMPTS = [[first, partner(first)] * 8 for first in (20, 31, 48)]
+TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_cycles(tmp_path_factory.mktemp("target") / "cycles.gguf")
+
+
+@pytest.fixture(scope="module", params=LIBRARIES)
+def engine(request: pytest.FixtureRequest, target: Path) -> Iterator[LlamaCppEngine]:
+    """The target, with the hidden states that every drafter here reads."""
+    settings = EngineSettings(taps=(0, 1, 2))
+    with closing(LlamaCppEngine(target, 512, settings, binding=load(request.param))) as engine:
+        yield engine
+
+
+def resources(engine: LlamaCppEngine) -> DrafterResources:
+    return DrafterResources(
+        engine="llamacpp", files=engine.path, opened=engine, vocab_size=engine.vocab_size,
+        shipped={"mtp": engine.path},
+    )  # fmt: skip
+
+
+def answers(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    spec: str = "none",
+    shared: DrafterResources | None = None,
+    kv: DraftKV | None = None,
+) -> tuple[list[Answer], int, int]:
+    """Answers, all in one batch, with the drafts in them: how many, and how many were right."""
+    generations = [
+        generation(
+            engine,
+            prompt,
+            sampling=sampling,
+            stopping=Stopping(max_tokens=TOKENS),
+            policy=Fixed(6),
+            drafters=create(
+                spec,
+                shared,
+                RequestContext(kv or DraftKV(), sampling=sampling, prompt_length=len(prompt)),
+            ),
+        )
+        for prompt in prompts
+    ]
+    told = run(engine, generations)
+    counters = [generation.counters for generation in generations]
+    return told, sum(c.drafted for c in counters), sum(c.accepted for c in counters)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+@pytest.mark.parametrize("form", WRITERS)
+def test_a_perfect_drafter_is_always_right(
+    engine: LlamaCppEngine, form: str, sampling: Sampling, tmp_path: Path
+):
+    kind, write = WRITERS[form]
+    spec = f"{kind}:{write(tmp_path / 'drafter.gguf', perfect=True)}"
+    told, drafted, accepted = answers(engine, PROMPTS, sampling, spec, resources(engine))
+    assert [answer.tokens[:2] for answer in told] == [prompt[:2] for prompt in PROMPTS]
+    assert told == answers(engine, PROMPTS, sampling)[0]
+    assert drafted == accepted
+    assert accepted > 2 * TOKENS
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_a_random_drafter_changes_no_token(engine: LlamaCppEngine, form: str, tmp_path: Path):
+    kind, write = WRITERS[form]
+    spec, sampling = f"{kind}:{write(tmp_path / 'drafter.gguf', perfect=False)}", SAMPLINGS[1]
+    told, drafted, _ = answers(engine, PROMPTS[:2], sampling, spec, resources(engine))
+    assert told == answers(engine, PROMPTS[:2], sampling)[0]
+    assert drafted
+
+
+@pytest.mark.parametrize("perfect", [True, False])
+def test_layers_inside_a_model_draft_beside_its_recurrent_layers(tmp_path: Path, perfect: bool):
+    path = write_mtp_model(tmp_path / "model.gguf", perfect=perfect)
+    with closing(LlamaCppEngine(path, 512, EngineSettings(taps=(3,)))) as engine:
+        shared = resources(engine)
+        assert taps("mtp", shared) == (3,)
+        told, drafted, accepted = answers(engine, PROMPTS, SAMPLINGS[1], "mtp", shared)
+        assert told == answers(engine, PROMPTS, SAMPLINGS[1])[0]
+        assert drafted == accepted if perfect else accepted < drafted
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_a_text_that_goes_on_keeps_what_the_drafter_read(
+    engine: LlamaCppEngine, form: str, tmp_path: Path
+):
+    # The next request begins with the tokens before position 12, and goes on otherwise.
+    kind, write = WRITERS[form]
+    spec = f"{kind}:{write(tmp_path / 'drafter.gguf', perfect=True)}"
+    shared, kv = resources(engine), DraftKV()
+    with closing(engine.open()) as sequence:
+        answers(engine, PROMPTS[:1], SAMPLINGS[0], spec, shared, kv)
+        fork = kv.copy_prefix(12)
+        prompt = [*PROMPTS[0][:12], 48, 49, 48, 49, 48, 49, 48, 49]
+        request = RequestContext(fork, prompt_length=len(prompt))
+        one = generation(
+            engine, prompt, policy=Fixed(6), drafters=create(spec, shared, request),
+            stopping=Stopping(max_tokens=TOKENS), cached=0,
+        )  # fmt: skip
+        assert run(engine, [one])[0].tokens[:4] == [48, 49, 48, 49]
+        assert sequence.length == 0
+    assert one.counters.accepted > TOKENS // 2
+
+
+def damaged(path: Path) -> Path:
+    path.write_bytes(path.read_bytes()[:-1000])
+    return path
+
+
+FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "layer": ("DFlash", {"dflash.target_layers": [1, 2, 9]}, "reads states after layer 8"),
+    "width": ("EAGLE-3", {"eagle3.target_hidden_size": 32}, "fc.weight"),
+    "block": ("DFlash", {"dflash.block_size": 1}, "blocks of 1 tokens"),
+    "mask": ("DFlash", {"tokenizer.ggml.mask_token_id": None}, "names no mask token"),
+    "layers": ("EAGLE-3", {"eagle3.target_layers": [1, 2]}, "reads 2 layers"),
+    "vocabulary": (
+        "DFlash",
+        {"tokenizer.ggml.tokens": [f"t{i}" for i in range(COUNT - 1)]},
+        f"has {COUNT - 1} tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_drafter_that_does_not_fit_is_refused(target: Path, name: str, tmp_path: Path):
+    form, fields, expected = FAULTS[name]
+    kind, write = WRITERS[form]
+    path = write(tmp_path / "drafter.gguf", perfect=False, **fields)
+    with (
+        load_model(str(target), cache_tokens=256) as model,
+        raises(ModelError, expected, "drafter.gguf"),
+    ):
+        model.generate("a", max_tokens=4, drafter=f"{kind}:{path}")
+
+
+def test_other_files_are_no_drafters(target: Path, tmp_path: Path):
+    eagle = write_eagle3(tmp_path / "eagle.gguf", perfect=False)
+    cut = damaged(write_dflash(tmp_path / "cut.gguf", perfect=False))
+    with load_model(str(target), cache_tokens=256) as model:
+        for spec, expected in (
+            (f"dflash:{eagle}", "holds no drafter of the kind dflash"),
+            (f"mtp:{target}", "holds no drafter of the kind mtp"),
+            (f"dflash:{cut}", "truncated"),
+        ):
+            with raises(ModelError, expected):
+                model.generate("a", max_tokens=4, drafter=spec)
+        assert model.generate("a", max_tokens=4, drafter="none").token_ids
