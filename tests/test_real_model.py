@@ -84,7 +84,7 @@ def test_rows_do_not_depend_on_how_they_are_computed(
     real_model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(rows, "_CONTEXTS", (64,))  # longer ones take long here
-    monkeypatch.setattr(rows, "_CHUNKS", (3, 16, 31))
+    monkeypatch.setattr(rows, "_DEPTH", rows._DEPTH._replace(chunks=(3, 16, 31)))
     monkeypatch.setattr(rows, "_THRESHOLDS", (512,))
     verdict = Verdict()
     check_rows(real_model.engine, verdict)

@@ -30,17 +30,17 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 59_500,
-    "src/paceline": 36_050,
+    "src": 57_382,
+    "src/paceline": 35_268,
     "src/paceline/constraints": 2_645,
     "src/paceline/models": 4_896,
-    "src/paceline/runtime": 4_735,
+    "src/paceline/runtime": 4_740,
     "src/paceline/server": 6_380,
     "src/paceline/cli": 3_440,
     "src/paceline/verify": 1_208,
     "src/paceline_mlx": 4_233,
     "src/paceline_lab": 6_842,
-    "tests": 59_700,
+    "tests": 50_887,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

@@ -22,7 +22,7 @@ def _toy(engine: Any, sequence: Any, length: int) -> None:
 
 
 def _openvino(engine: Any, sequence: Any, length: int) -> None:
-    for cache in engine._caches().values():
+    for cache, _ in engine._bound.values():
         value = np.frombuffer(bytes([POISON] * 2), cache.dtype)[0]
         by_slot = cache.swapaxes(1, 2)  # of [blocks, heads, slots of a block, d]
         _blocks(engine, sequence, length, by_slot, value)

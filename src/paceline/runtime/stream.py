@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from paceline.decoding.generation import Generation
 from paceline.decoding.reasoning import answer_text
 from paceline.decoding.text import TextPiece, showing
-from paceline.decoding.types import Block, FinishReason, Step
+from paceline.decoding.types import Block, FinishReason, Step, TokenLogprob
 from paceline.engines.base import Engine, KVSequence, StepResult
 from paceline.engines.exact import Compared
 from paceline.errors import InvalidRequest
@@ -119,6 +119,11 @@ class Stream:
     def answer(self) -> list[int]:
         """The answer's tokens so far."""
         return self._generation.answer
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """Of the answer's tokens so far, if they were asked for."""
+        return self._generation.logprobs
 
     @property
     def finished(self) -> bool:

@@ -16,13 +16,16 @@ from paceline.drafters.native.block import BlockNetwork
 from paceline.drafters.native.cache import DraftCache, NativeDrafter, Network
 from paceline.drafters.native.chain import LONGEST_CHAIN, ChainNetwork
 from paceline.drafters.native.file import (
+    INSIDE,
     DraftFile,
     check_target,
     find_file,
-    has_layers_inside,
     read_drafter,
 )
 from paceline.errors import ModelError
+
+_FIRST_KEYS = 1 << 16
+"""Bytes of a file in which the number of its MTP layers is, if it has any."""
 
 
 class _Kind:
@@ -33,7 +36,10 @@ class _Kind:
         self.options: Mapping[str, Sequence[int]] = dict.fromkeys(options, ())
 
     def is_inside(self, target: Path) -> bool:
-        return self.name == "mtp" and has_layers_inside(target)
+        if self.name != "mtp" or target.suffix != ".gguf" or not target.is_file():
+            return False
+        with target.open("rb") as file:  # where a file's keys are, but for its tokenizer's
+            return INSIDE.encode() in file.read(_FIRST_KEYS)
 
     def taps(self, folder: Path, target: Path) -> tuple[int, ...]:
         return self._read(folder, target).taps

@@ -13,11 +13,8 @@ import numpy as np
 from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile, NumberArray, read_gguf
 
-_INSIDE = "nextn_predict_layers"
+INSIDE = "nextn_predict_layers"
 """Key of the number of MTP layers, after the model's own."""
-
-_FIRST_KEYS = 1 << 16
-"""Bytes in which a file's keys are, but for those of its tokenizer."""
 
 _EAGLE_LAYERS = 3
 _MOST_BLOCK = 64
@@ -62,14 +59,6 @@ def find_file(path: Path) -> Path | None:
     return path if path.suffix == ".gguf" else None
 
 
-def has_layers_inside(path: Path) -> bool:
-    """Whether a model's file has MTP layers: their number is among its first keys."""
-    if path.suffix != ".gguf" or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return _INSIDE.encode() in file.read(_FIRST_KEYS)
-
-
 def read_drafter(path: Path) -> DraftFile | None:
     """Read a drafter's file, or a model's with MTP layers inside; None: it is neither.
 
@@ -81,7 +70,7 @@ def read_drafter(path: Path) -> DraftFile | None:
         return _dflash(path, content)
     if family == "eagle3":
         return _eagle3(path, content)
-    own = _number(path, content, f"{family}.{_INSIDE}", 0)
+    own = _number(path, content, f"{family}.{INSIDE}", 0)
     if not own:
         return None
     width = _number(path, content, f"{family}.embedding_length")
