@@ -204,11 +204,11 @@ class IkLlama(Binding):
         params.n_seq_max = 1
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn = True
-        reader = _TapReader(self.library, settings.taps)
-        if settings.taps:
+        reader = _TapReader(self.library, settings.taps) if settings.taps else None
+        if reader is not None:
             params.cb_eval = ctypes.cast(reader.callback, type(params.cb_eval))
         pointer: int | None = self.api.llama_init_from_model(model, params)
-        if pointer and settings.taps:
+        if pointer and reader is not None:
             self._readers[pointer] = reader
         return pointer
 
