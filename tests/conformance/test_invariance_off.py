@@ -58,7 +58,7 @@ def test_calls_of_llama_cpp_that_take_another_product_are_found(tmp_path: Path):
     path = write_tiny(tmp_path / "m.gguf", sizes=WIDE, weights=Type.Q4_K)
     settings = EngineSettings(cache_tokens=2048, threads=1)
     values = {}
-    for rules in (None, RowRules(RowRange(2, 16), RowRange(64, 256), outputs=2)):
+    for rules in (None, RowRules(RowRange(2, 16), RowRange(64, 256))):
         binding = library("llama.cpp")
         engine = LlamaCppEngine(path, 512, settings, binding=binding, rules=rules)
         with closing(engine):

@@ -106,9 +106,12 @@ def test_a_head_whose_single_row_differs_has_two_rows():
         def rows(self, length: int, count: int, outputs: int) -> Logits:
             return super().rows(length, count, outputs) + (outputs == 1)
 
-    assert measure_rules(Head(by_size()), CANDIDATES) is None
-    two = [rules._replace(outputs=2) for rules in CANDIDATES]
-    assert measure_rules(Head(by_size()), two) == two[0]
+    rules = measure_rules(Head(by_size()), CANDIDATES, lambda _: True)
+    assert rules is not None
+    assert (rules.decode.least, rules.single, rules.outputs) == (2, False, 2)
+    single = measure_rules(Simulated(by_size()), CANDIDATES, lambda _: True)
+    assert single is not None
+    assert (single.single, single.outputs) == (True, 1)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,7 @@ def test_a_single_row_is_taken_where_the_library_allows_it_and_no_run_differs(
 def test_kept_rules_are_those_measured_and_a_damaged_file_is_none(tmp_path: Path):
     path = tmp_path / "folder" / "model.rows"
     assert kept(path) is None
-    keep(path, rules := RowRules(RowRange(2, 16), RowRange(64, 256), True, 2, 7))
+    keep(path, rules := RowRules(RowRange(2, 16), RowRange(64, 256), True, 7))
     assert kept(path) == rules
     for text in ("", "{}", "[]", '{"decode": 1, "prefill": [1, 2], "single": true}'):
         path.write_text(text)

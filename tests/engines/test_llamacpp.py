@@ -337,7 +337,7 @@ def test_a_head_of_floats_gets_two_rows_in_llama_cpp(tmp_path: Path):
         whole = run(engine, tokens, 40, [12])
         for sizes in ([1] * 12, [2] * 6, [5, 7]):
             assert run(engine, tokens, 40, sizes).tobytes() == whole.tobytes(), sizes
-        engine.rules = engine.rules._replace(outputs=1)
+        engine.rules = engine.rules._replace(single=True)
         assert run(engine, tokens, 40, [1] * 12).tobytes() != whole.tobytes()
 
 

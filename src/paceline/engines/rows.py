@@ -58,12 +58,18 @@ class RowRules(NamedTuple):
     prefill: RowRange
     single: bool = False
     """Whether a single row, where the library's rule allows it, is in the class of decode."""
-    outputs: int = 1
-    """Least rows of a call with logits, if any: the head is a product of its own."""
     together: int = 1
     """Most rows of a call that several sequences share; 1: none do."""
     cuts: Sequence[int] = ()
     """Keys at which kernels change, ascending: no call of an answer crosses them."""
+
+    @property
+    def outputs(self) -> int:
+        """Least rows of a call with logits, if any: runtimes run them alone after attention.
+
+        So 1 where one row is in the class of several.
+        """
+        return 1 if self.single else min(self.decode.least, 2)
 
     @property
     def most(self) -> int:
@@ -96,8 +102,8 @@ def kept(path: Path) -> RowRules | None:
     """The stored rules; None: there are none, or the file is damaged."""
     try:
         value = read_json(path)
-        decode, prefill, single, outputs, together, _ = (value[name] for name in RowRules._fields)
+        decode, prefill, single, together, _ = (value[name] for name in RowRules._fields)
         ranges = [RowRange(*map(int, role)) for role in (decode, prefill)]
-        return RowRules(ranges[0], ranges[1], bool(single), int(outputs), int(together))
+        return RowRules(ranges[0], ranges[1], bool(single), int(together))
     except (ModelError, KeyError, TypeError, ValueError):
         return None

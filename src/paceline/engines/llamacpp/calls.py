@@ -49,9 +49,8 @@ def measured(
 ) -> RowRules | None:
     """The cheapest rules within a library's limits that give equal bits; see `measure_rules`."""
     candidates = [
-        rules._replace(outputs=outputs)
+        rules
         for rules in (ROLLED_BACK if model.recurrent else CANDIDATES)
-        for outputs in ((1, 2) if limits.single else (2,))
         if rules.most <= (limits.rows or MOST_ROWS)
         and rules.decode.most <= (limits.decode or MOST_ROWS)
     ]
