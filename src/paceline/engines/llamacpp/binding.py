@@ -96,6 +96,8 @@ class Binding(ABC):
     """Whether states of recurrent layers can be rolled back, and copied without keys and values."""
     replaced: Mapping[str, int | str] = MappingProxyType({})
     """Values of metadata with which every file is mapped instead of its own."""
+    window_span = 0
+    """With a window of attention no call may cross a multiple of so many positions; 0: any may."""
     most_open = 256
     """Models and contexts that may be open at once: beyond its own limit the library ends the
     process."""
@@ -278,6 +280,12 @@ class Binding(ABC):
         self._log.clear()
 
 
+def has_window(metadata: Callable[[str], str | None]) -> bool:
+    """Whether layers of a model see the last positions only; `metadata` as in `heads_of`."""
+    family = metadata("general.architecture")
+    return bool(metadata(f"{family}.attention.sliding_window"))
+
+
 def heads_of(metadata: Callable[[str], str | None]) -> Heads | None:
     """The heads of a model; `metadata` returns a value of its file.
 
@@ -287,7 +295,7 @@ def heads_of(metadata: Callable[[str], str | None]) -> Heads | None:
     family = metadata("general.architecture")
     queries = metadata(f"{family}.attention.head_count") or ""
     keys = metadata(f"{family}.attention.head_count_kv") or queries
-    if metadata(f"{family}.attention.sliding_window") or not (queries.isdigit() and keys.isdigit()):
+    if has_window(metadata) or not (queries.isdigit() and keys.isdigit()):
         return None
     groups, rest = divmod(int(queries), max(int(keys), 1))
     return Heads(int(keys), groups) if int(keys) and not rest else None

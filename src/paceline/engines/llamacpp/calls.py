@@ -30,6 +30,9 @@ CANDIDATES = (
 """By ascending cost. The last two read prompts as answers: for mixtures of experts, in which an
 expert gets any number of a call's rows."""
 
+_PADDED = 2
+"""Rows to which a call may be padded at any position."""
+
 ROLLED_BACK = (
     RowRules(RowRange(2, 16), RowRange(2, 256)),
     RowRules(RowRange(2, 16), RowRange(8, 256)),
@@ -37,7 +40,8 @@ ROLLED_BACK = (
     RowRules(RowRange(2, 16), RowRange(2, 16)),
     RowRules(RowRange(2, 7), RowRange(2, 7)),
 )
-"""For recurrent layers, whose states are copied once per row that may be dropped."""
+"""For recurrent layers, whose states are copied once per row that may be dropped; and the first
+and the last two for calls that may not cross some positions, where more padding would."""
 
 
 def measured(
@@ -50,8 +54,9 @@ def measured(
     """The cheapest rules within a library's limits that give equal bits; see `measure_rules`."""
     candidates = [
         rules
-        for rules in (ROLLED_BACK if model.recurrent else CANDIDATES)
-        if rules.most <= (limits.rows or MOST_ROWS)
+        for rules in (ROLLED_BACK if model.recurrent or model.span else CANDIDATES)
+        if (not model.span or rules.prefill.least <= _PADDED)
+        and rules.most <= (limits.rows or MOST_ROWS)
         and rules.decode.most <= (limits.decode or MOST_ROWS)
     ]
     rollback = UNMEASURED.rollback if model.recurrent else 0

@@ -61,6 +61,8 @@ class Contexts:
             most_slots: slots of all contexts beyond which none is kept without a sequence.
         """
         self._model, self._settings = model, settings
+        self.span = model.span
+        """See `NativeModel`."""
         self._longest = whole(context_length + settings.rows)
         self._most, self._most_slots = most, most_slots
         self._lent: OrderedDict[Hashable, NativeSequence] = OrderedDict()  # least recent first

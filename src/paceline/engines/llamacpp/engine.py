@@ -58,7 +58,7 @@ _STATE_BYTES = 2 << 30
 _EMBEDDED_ROWS = 64
 """Most rows of a call for embeddings: each also gets logits, which nothing reads."""
 
-_FORM = 7
+_FORM = 8
 """Version of the measurement of row rules: of another one, nothing is taken."""
 
 _ROWS = "one sequence in a call, or rows of several in a class"

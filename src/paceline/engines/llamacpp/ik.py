@@ -138,6 +138,12 @@ class IkLlama(Binding):
     name = "ik_llama.cpp"
     cache = "keys and values in f16"
     replaced = _UNSCALED
+    # Of a layer with a window it reads the last `ceil((256 + window) / 256) * 256` keys, counted
+    # from the next multiple of 256. So a window of 512 lacks keys in a call that crosses one:
+    #     rows 1000 to 1023    keys 256 to 1023: from 489 on are seen
+    #     rows 1000 to 1029    keys 512 to 1279: the first row does not see 489 to 511
+    # Row 1023 may be padded: it sees keys from 512 on.
+    window_span = 256
     # ggml has 64 arenas in a process (GGML_MAX_CONTEXTS); a model takes two and a context two, and
     # a call needs some. With one model, the 32nd context was a segmentation fault.
     most_open = 28

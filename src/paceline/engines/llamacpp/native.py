@@ -23,6 +23,7 @@ from paceline.engines.llamacpp.binding import (
     Binding,
     ContextSettings,
     State,
+    has_window,
     heads_of,
 )
 from paceline.engines.llamacpp.log import interrupts_after
@@ -97,6 +98,8 @@ class NativeModel:
         self.vocab_size = binding.vocab_size(pointer)
         self.heads = heads_of(partial(binding.metadata, pointer))
         """Heads of attention, if all layers have the same, without a window."""
+        self.span = binding.window_span * has_window(partial(binding.metadata, pointer))
+        """No call crosses a multiple of so many positions; 0: any may."""
         self.recurrent = binding.is_recurrent(pointer)
         """Whether some layers have a state instead of keys and values."""
         fault = None

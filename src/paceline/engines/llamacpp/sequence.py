@@ -56,7 +56,9 @@ class LlamaSequence(PrefillTable):
             outputs: most rows of a call that get logits: more rows with logits have calls of their
                 own, which are padded as any.
         """
-        return parts_between(block, {0, len(block.tokens)}, rows, outputs)
+        count, span = len(block.tokens), self._contexts.span
+        cuts = range(span - at % span, count, span) if span else ()
+        return parts_between(block, {0, *cuts, count}, rows, outputs)
 
     def reached(self, place: NativeSequence, rows: int) -> None:
         """Rows of the block, of which `rows` are in the context."""
