@@ -11,7 +11,7 @@ from support.server import Running
 
 pytest.importorskip("llguidance")
 
-LARGE = 1234567890123456789
+LARGE = 2**53 - 1
 SCHEMA = {"enum": [LARGE]}
 TURN = {"role": "user", "content": "a"}
 CHAT = ("/v1/chat/completions", {"messages": [TURN], "max_tokens": 40})

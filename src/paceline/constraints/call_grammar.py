@@ -8,14 +8,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paceline.constraints.schemas import has_inexact_constants
 from paceline.constraints.tags import TagGrammar, cut_at_token
 from paceline.constraints.tool_forms import NAME, Syntax, ToolForm
-from paceline.constraints.value_grammar import ValueGrammar, escaped_text
+from paceline.constraints.value_grammar import EMPTY, ValueGrammar, escaped_text
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.errors import InvalidRequest
 
-_EMPTY = '""'
 _TEXT = r"/(.|\n)*/"
 _SPACE = r"/\s{0,8}/"
 
@@ -30,18 +28,16 @@ class CallGrammar:
         *,
         written: Callable[[str], str],
         token: Callable[[str], str],
-        settings: Mapping[str, Any],
     ) -> None:
         """Prepare for functions: name -> JSON schema of the arguments.
 
-        `written` makes Lark of a text, `token` of a mark, with the model's own tokens; `settings`
-        are llguidance's, for JSON. Raises InvalidRequest if a name cannot be written.
+        `written` makes Lark of a text, `token` of a mark, with the model's own tokens. Raises
+        InvalidRequest if a name cannot be written.
         """
         self._form = form
         self._parameters = parameters
         self._written = written
         self._token = token
-        self._settings = settings
         names = [f"f{place}" for place in range(len(parameters))]
         self._lines = [f"TEXT: {_TEXT}", f"any: {' | '.join(names)}"]
         for name, (function, schema) in zip(names, parameters.items(), strict=True):
@@ -61,8 +57,9 @@ class CallGrammar:
         lines += ["call: body" if form.bare else f"call: {self._mark} body"]
         more = ""
         if several and form.between is None:
-            lines += [f"tail[max_tokens=1]: {_tail(form.mark)}"]
-            more = f" ({self._text(form.separator)} call)* ({_SPACE} tail?)?"
+            # Neither white space, nor what begins as a mark does.
+            lines += [rf"tail[max_tokens=1]: /[^\s{re.escape(form.mark[0])}](.|\n)*/"]
+            more = f" ({self._written(form.separator)} call)* ({_SPACE} tail?)?"
         before = ""
         if thoughts is not None:
             lines += self._thoughts(thoughts)
@@ -79,11 +76,11 @@ class CallGrammar:
         lines = [*self._lines, self._group(several=several)]
         lines += [f"free: TEXT <[{tokens}]>" if tokens else 'free: ""']
         if form.bare or form.channels:
-            after = f"(<[{tokens}]> TEXT)*" if tokens else _EMPTY
+            after = f"(<[{tokens}]> TEXT)*" if tokens else EMPTY
             rules = self._free_bare(after) if form.bare else self._free_channels(after)
             return "\n".join([*lines, *rules])
         prefix, rest = cut_at_token(mark)
-        if not rest and mark != _EMPTY:
+        if not rest and mark != EMPTY:
             # Lazy: text ends as soon as the mark is complete, even inside a token.
             lines += [f"head[lazy]: TEXT {literal(form.mark)}", "call: head body"]
         else:  # the same letters are text
@@ -100,28 +97,24 @@ class CallGrammar:
                 f"the function name {function!r} cannot be written in this model's form of calls; "
                 "expected letters, digits and _ . : / -"
             )
-        head = self._text(form.before + function + form.after)
+        head = self._written(form.before + function + form.after)
         if form.label is not None:
             mark, text = form.label
-            head = self._text(form.before + function + mark)
-            head = f"{head} /{text}/ {self._text(form.after)}"
-        line = f"{name}: {head} {name}p {self._text(form.end)}"
-        if form.syntax is not Syntax.JSON or has_inexact_constants(schema):
+            head = self._written(form.before + function + mark)
+            head = f"{head} /{text}/ {self._written(form.after)}"
+        line = f"{name}: {head} {name}p {self._written(form.end)}"
+        if form.syntax is not Syntax.JSON:
             kind = ValueGrammar if form.tags is None else TagGrammar
-            arguments = kind(
-                form, f"{name}p", schema, written=self._written, settings=self._settings
-            )
-            return [line, *arguments.lines()]
+            return [line, *kind(form, f"{name}p", schema, self._written).lines()]
         # Each schema is its own document, because its references start at its root.
-        document = json.dumps({"x-guidance": self._settings, **schema})
-        return [line, f"{name}p: %json {document}"]
+        return [line, f"{name}p: %json {json.dumps(schema)}"]
 
     def _group(self, *, several: bool) -> str:
         form = self._form
         calls = "any"
         if several and form.between is not None:
-            calls += f" ({self._text(form.between)} any)*"
-        return f"body: {self._text(form.lead)} {calls} {self._text(form.close)}"
+            calls += f" ({self._written(form.between)} any)*"
+        return f"body: {self._written(form.lead)} {calls} {self._written(form.close)}"
 
     def _free_bare(self, after: str) -> list[str]:
         """An answer that is a call, or text that does not begin as one does."""
@@ -162,14 +155,6 @@ class CallGrammar:
         thought = f"({' | '.join(closes)}) /\\s{{0,8}}/"
         body = thought if marks.inside else f"(({opens}) {thought})?"
         return [*lazy, f"thoughts: {body}"]
-
-    def _text(self, text: str) -> str:
-        return self._written(text) if text else _EMPTY
-
-
-def _tail(mark: str) -> str:
-    """Lark for text that is not white space and does not begin as a mark does."""
-    return rf"/[^\s{re.escape(mark[0])}](.|\n)*/"
 
 
 def literal(text: str) -> str:

@@ -14,23 +14,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from functools import cached_property, lru_cache
-from itertools import filterfalse, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from paceline.constraints.call_grammar import CallGrammar, literal
 from paceline.constraints.matcher import GrammarConstraint, library, reason
 from paceline.constraints.matcher_process import Caller, MatcherProcesses
-from paceline.constraints.schemas import (
-    KEYWORDS,
-    MAX_EXACT,
-    IsPart,
-    has_inexact_constants,
-    left_out,
-    never_followed,
-)
+from paceline.constraints.schemas import KEYWORDS, MAX_EXACT, IsPart, left_out, never_followed
 from paceline.constraints.tool_forms import HERMES, Syntax, ToolForm
-from paceline.constraints.value_grammar import ValueGrammar
+from paceline.constraints.value_grammar import EMPTY
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import Constraint
 from paceline.errors import Busy, InvalidRequest, ModelError
@@ -112,13 +105,7 @@ class Grammars:
             if not followed.keys() & KEYWORDS:
                 followed |= _ANY
             try:
-                if not has_inexact_constants(followed):
-                    return self._constraint(what, _document("json_schema", _schema(what, followed)))
-                settings = followed.pop("x-guidance", _ONE_LINE)
-                values = ValueGrammar(
-                    HERMES, "start", followed, written=literal, settings=settings, strict=True
-                )
-                return self._constraint(what, _lark_document(values.lines()))
+                return self._constraint(what, _document("json_schema", _schema(what, followed)))
             except InvalidRequest as error:
                 _, parts = left_out(followed, self._is_no_pattern)
                 if not parts:
@@ -141,7 +128,7 @@ class Grammars:
         """
         what = "the grammar"
         _check_text(what, text)
-        return self._constraint(what, _lark_document([text]))
+        return self._constraint(what, _lark_document(text))
 
     def tools(
         self,
@@ -173,17 +160,15 @@ class Grammars:
                 parameters,
                 written=lambda text: self._written(text, form),
                 token=self._mark,
-                settings=_LENIENT,
             )
             if choice == "auto":
                 lark = calls.free(parallel=parallel, tokens=self._specials(form))
             else:
                 lark = calls.forced(parallel=parallel, thoughts=thoughts)
             if form.syntax is not Syntax.JSON:  # its own grammar ignores what it does not know
-                texts = map(json.dumps, filterfalse(has_inexact_constants, parameters.values()))
-                union = "start: " + (" | ".join(f"%json {text}" for text in texts) or '"{}"')
-                self._constraint("the functions", _lark_document([union]))
-            return self._constraint("the functions", _lark_document([lark]))
+                schemas = " | ".join(f"%json {json.dumps(s)}" for s in parameters.values())
+                self._constraint("the functions", _lark_document(f"start: {schemas}"))
+            return self._constraint("the functions", _lark_document(lark))
 
         with _shallow("a function's parameters"):
             parameters = _chosen(_parameters(functions), choice)
@@ -208,8 +193,6 @@ class Grammars:
     def _check_schemas(self, parameters: Mapping[str, Mapping[str, Any]]) -> None:
         """Raise InvalidRequest, which names the function, for a schema that is none."""
         for name, schema in parameters.items():
-            if has_inexact_constants(schema):
-                continue
             what = f"the parameters of the function {name!r}"
             self._constraint(what, _document("json_schema", _schema(what, schema)))
 
@@ -227,14 +210,13 @@ class Grammars:
         """Return a text in Lark, with the model's tokens for the form's marks."""
         marks = "|".join(map(re.escape, form.tokens)) or "(?!)"
         parts = [part for part in re.split(f"({marks})", text) if part]
-        return " ".join(
-            self._mark(part) if part in form.tokens else literal(part) for part in parts
-        )
+        lark = (self._mark(part) if part in form.tokens else literal(part) for part in parts)
+        return " ".join(lark) or EMPTY
 
     def _mark(self, text: str) -> str:
         """Return a mark in Lark: the model's token for it, if it has one."""
         if self._tokenizer.token_id(text) in self._stops:
-            return '""'  # it ends the answer
+            return EMPTY  # it ends the answer
         token = self.token_of(text)
         return literal(text) if token is None else f"<[{token}]>"
 
@@ -273,8 +255,8 @@ def _document(kind: str, value: str) -> str:
     return f'{{"grammars": [{{"{kind}": {value}}}]}}'
 
 
-def _lark_document(lines: Iterable[str]) -> str:
-    return _document("lark_grammar", json.dumps("\n".join(lines)))
+def _lark_document(text: str) -> str:
+    return _document("lark_grammar", json.dumps(text))
 
 
 @contextmanager

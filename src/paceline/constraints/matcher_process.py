@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -90,7 +90,7 @@ class MatcherProcesses:
         self._tokenizer = tokenizer
         self._compiling = WorkerProcess(_HANDLER, "compiles grammars", argument)
         self._matching = WorkerProcess(_HANDLER, "matches grammars", argument)
-        self._verdicts = OrderedDict[bytes, str]()  # of a grammar's digest; "": it can be compiled
+        self._verdicts: dict[bytes, str] = {}  # of a grammar's digest; "": it can be compiled
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # one grammar after the other
         self._closed = deque[int]()
@@ -191,14 +191,10 @@ class MatcherProcesses:
         return answer
 
     def _verdict(self, grammar: str) -> str | None:
-        digest = sha256(grammar.encode()).digest()
-        with self._lock:
-            if digest in self._verdicts:
-                self._verdicts.move_to_end(digest)
-            return self._verdicts.get(digest)
+        return self._verdicts.get(sha256(grammar.encode()).digest())
 
     def _keep_verdict(self, grammar: str, verdict: str) -> None:
         with self._lock:
             self._verdicts[sha256(grammar.encode()).digest()] = verdict
             while len(self._verdicts) > _VERDICTS:
-                self._verdicts.popitem(last=False)
+                del self._verdicts[next(iter(self._verdicts))]

@@ -1,7 +1,6 @@
 """Parts of JSON schemas that cannot be followed, found and left out.
 
-llguidance computes with floats of 64 bits, so that an integer beyond 2^53 becomes another. Bounds
-like that are such parts; constants are not: `value_grammar.py` writes them as literals.
+llguidance computes with floats of 64 bits, so that an integer beyond 2^53 becomes another.
 Invariant: without its parts a schema allows at least as much as with them.
 """
 
@@ -53,7 +52,7 @@ def never_followed(keyword: str, value: Any) -> bool:
         return keyword in KEYWORDS and keyword != "const"
     if keyword in _BOUNDS and isinstance(value, int | float):
         return abs(value) > MAX_EXACT
-    return False
+    return keyword in ("enum", "const") and _is_inexact(value)
 
 
 def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any], list[SchemaPart]]:
@@ -91,23 +90,11 @@ def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any]
     return kept(schema, ""), parts
 
 
-def is_inexact(value: Any) -> bool:
+def _is_inexact(value: Any) -> bool:
     """Whether a JSON value has an integer that llguidance would change."""
-    if isinstance(value, Mapping):
-        return any(map(is_inexact, value.values()))
-    if isinstance(value, list):
-        return any(map(is_inexact, value))
+    if isinstance(value, Mapping | list):
+        return any(map(_is_inexact, value.values() if isinstance(value, Mapping) else value))
     return isinstance(value, int) and abs(value) > MAX_EXACT
-
-
-def has_inexact_constants(schema: Any) -> bool:
-    """Whether a constant in a schema is inexact."""
-    if isinstance(schema, list):
-        return any(map(has_inexact_constants, schema))
-    return isinstance(schema, Mapping) and any(
-        is_inexact(value) if keyword in ("enum", "const") else has_inexact_constants(value)
-        for keyword, value in schema.items()
-    )
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -71,7 +71,7 @@ class TagGrammar(ValueGrammar):
         if values:
             heads = (self._head(key, is_text=isinstance(value, str)) for value in values)
             texts = (
-                f"{head} {self._written(_written(self._form, value)) or EMPTY}"
+                f"{head} {self._written(_written(self._form, value))}"
                 for head, value in zip(heads, values, strict=True)
             )
             return f"({' | '.join(texts)}) {self._close}"

@@ -1,9 +1,8 @@
 """The grammar of values from their JSON schema, in llguidance's Lark.
 
-It is for arguments in Python's syntax and between braces, and for JSON with integers that
-llguidance would change. Kept are constants, types, arrays, objects, alternatives, references and
-the bounds of numbers and lengths; other keywords are ignored, so that a value may be wider than its
-schema, or rejected if the grammar is `strict`. One thing is narrower: an object has the properties
+It is for arguments in Python's syntax and between braces. Kept are constants, types, arrays,
+objects, alternatives, references and the bounds of numbers and lengths; other keywords are ignored,
+so that a value may be wider than its schema. One thing is narrower: an object has the properties
 that are named, if there are any. Invariant: `literals.py` reads what a grammar here allows.
 """
 
@@ -13,13 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.constraints.literals import literal_key, written_value
-from paceline.constraints.schemas import (
-    KEYWORDS,
-    constants,
-    has_inexact_constants,
-    mapping,
-    resolved,
-)
+from paceline.constraints.schemas import constants, mapping, resolved
 from paceline.constraints.tool_forms import Syntax, ToolForm
 from paceline.errors import InvalidRequest
 
@@ -31,39 +24,28 @@ _MAX_REPEAT = 2000
 
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _STRINGS = ("minLength", "maxLength", "pattern", "format")
-_DEFINITIONS = ("$defs", "definitions")
 _UNESCAPED = re.compile(r"[^'\"\\\n]+")
 _PYTHON_KEY = re.compile(r"[\w.\-]+")
 
 
 class ValueGrammar:
-    """Makes the rules for one function's arguments, or for one value."""
+    """Makes the rules for one function's arguments."""
 
     def __init__(
-        self,
-        form: ToolForm,
-        name: str,
-        schema: Mapping[str, Any],
-        *,
-        written: Callable[[str], str],
-        settings: Mapping[str, Any],
-        strict: bool = False,
+        self, form: ToolForm, name: str, schema: Mapping[str, Any], written: Callable[[str], str]
     ) -> None:
-        """Prepare for `schema`; the names of all rules begin with `name`.
+        """Prepare for `schema`, which has llguidance's settings for JSON.
 
-        `written` makes Lark of a text, with the model's own tokens for marks in it; `settings` are
-        llguidance's, for JSON. `strict` rejects keywords that would be ignored.
+        The names of all rules begin with `name`. `written` makes Lark of a text, with the model's
+        own tokens for marks in it.
         """
         self._form = form
         self._name = name
         self._root = schema
         self._written = written
-        self._settings = settings
-        self._strict = strict
+        self._settings = schema["x-guidance"]
         self._python, self._braces = form.syntax is Syntax.PYTHON, form.syntax is Syntax.BRACES
-        self._json = not (self._python or self._braces)
         self._comma = json.dumps("," if self._braces else ", ")
-        self._has_inexact = has_inexact_constants(schema)
         self._rules: list[str] = []
         self._references: dict[str, str] = {}
         self._any = ""
@@ -71,8 +53,7 @@ class ValueGrammar:
     def lines(self) -> list[str]:
         """The rules; the one called `name` is the arguments, with the braces around them.
 
-        Raises InvalidRequest if a parameter's name cannot be written, or a keyword beside an
-        inexact constant cannot be followed.
+        Raises InvalidRequest if a parameter's name cannot be written.
         """
         for key in mapping(self._root.get("properties")):
             if not self._is_writable(key):
@@ -87,7 +68,7 @@ class ValueGrammar:
 
     def _arguments(self) -> str:
         if not self._python:
-            return self._value(self._root) if self._json else self._object(self._root)
+            return self._object(self._root)
 
         def member(key: str, value: Any) -> str:
             return f"{json.dumps(f'{key}=')} {self._value(value)}"
@@ -143,11 +124,6 @@ class ValueGrammar:
         """A rule for a value."""
         if not isinstance(schema, Mapping):
             return self._anything()
-        if self._json and not self._is_inexact(schema):
-            defined = {name: self._root[name] for name in _DEFINITIONS if name in self._root}
-            return self._document({**defined, **schema})
-        if self._strict:
-            self._check(schema)
         if isinstance(reference := schema.get("$ref"), str):
             return self._reference(reference)
         if values := constants(schema):
@@ -163,26 +139,6 @@ class ValueGrammar:
 
     def _document(self, schema: Mapping[str, Any]) -> str:
         return self._rule(f"%json {json.dumps({'x-guidance': self._settings, **schema})}")
-
-    def _is_inexact(self, schema: Mapping[str, Any]) -> bool:
-        return self._has_inexact and (
-            '"$ref"' in json.dumps(schema) or has_inexact_constants(schema)
-        )
-
-    def _check(self, schema: Mapping[str, Any]) -> None:
-        """Raise InvalidRequest for a keyword that is ignored where JSON is taken apart."""
-        kinds = [name for name in ("$ref", "enum", "const", "anyOf") if name in schema]
-        known = {*kinds[:1], *(["type"] if kinds[:1] in (["enum"], ["const"]) else [])}
-        if not kinds:
-            known = {"type", "properties", "required", "items", "minItems", "maxItems"}
-            known |= {"additionalProperties"} if schema.get("properties") else set()
-        unknown = sorted((schema.keys() & KEYWORDS) - known)
-        named = mapping(schema.get("properties"))
-        if unknown or any(name not in named for name in schema.get("required", ())):
-            raise InvalidRequest(
-                f"an integer beyond 2^53 cannot be beside {(unknown or ['required'])[0]!r} in "
-                f"{json.dumps(schema)[:200]}"
-            )
 
     def _reference(self, reference: str) -> str:
         if reference not in self._references:
@@ -229,8 +185,7 @@ class ValueGrammar:
         return self._rule(" | ".join(map(self._literal, values)))
 
     def _literal(self, value: Any) -> str:
-        text = written_value(self._form, value)
-        lark = self._written(text) if text else EMPTY
+        lark = self._written(written_value(self._form, value))
         if self._python and isinstance(value, str) and _UNESCAPED.fullmatch(value):
             single = json.dumps(f"'{value}'", ensure_ascii=False)  # as models write it too
             return f"({lark} | {single})"
@@ -238,8 +193,6 @@ class ValueGrammar:
 
     def _anything(self) -> str:
         """A rule for a value of any type."""
-        if self._json:
-            return self._document({})
         if not self._any:
             self._any = f"{self._name}any"
             kinds = [self._kind(kind, {}) for kind in ("string", "number", "boolean", "null")]
