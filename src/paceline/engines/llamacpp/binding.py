@@ -211,8 +211,10 @@ class Binding(ABC):
         return 0
 
     def has_window(self, model: int) -> bool:
-        """Whether some layers see a window of positions; asked of recurrent models alone."""
-        return False
+        """Whether some layers see a window of positions."""
+        family = self.metadata(model, "general.architecture")
+        window = self.metadata(model, f"{family}.attention.sliding_window")
+        return window not in (None, "0")
 
     @abstractmethod
     def may_be_single(self, keys: int, heads: Heads | None, threads: int) -> bool:
@@ -280,22 +282,15 @@ class Binding(ABC):
         self._log.clear()
 
 
-def has_window(metadata: Callable[[str], str | None]) -> bool:
-    """Whether layers of a model see the last positions only; `metadata` as in `heads_of`."""
-    family = metadata("general.architecture")
-    return bool(metadata(f"{family}.attention.sliding_window"))
-
-
 def heads_of(metadata: Callable[[str], str | None]) -> Heads | None:
     """The heads of a model; `metadata` returns a value of its file.
 
-    None where layers differ (the values are lists) or have windows: what kernel a row takes then
-    depends on more than the keys before it.
+    None where layers differ: the values are lists.
     """
     family = metadata("general.architecture")
     queries = metadata(f"{family}.attention.head_count") or ""
     keys = metadata(f"{family}.attention.head_count_kv") or queries
-    if has_window(metadata) or not (queries.isdigit() and keys.isdigit()):
+    if not (queries.isdigit() and keys.isdigit()):
         return None
     groups, rest = divmod(int(queries), max(int(keys), 1))
     return Heads(int(keys), groups) if int(keys) and not rest else None

@@ -23,7 +23,6 @@ from paceline.engines.llamacpp.binding import (
     Binding,
     ContextSettings,
     State,
-    has_window,
     heads_of,
 )
 from paceline.engines.llamacpp.log import interrupts_after
@@ -96,16 +95,17 @@ class NativeModel:
             )
         self.pointer: int = pointer
         self.vocab_size = binding.vocab_size(pointer)
-        self.heads = heads_of(partial(binding.metadata, pointer))
+        window = binding.has_window(pointer)
+        self.heads = None if window else heads_of(partial(binding.metadata, pointer))
         """Heads of attention, if all layers have the same, without a window."""
-        self.span = binding.window_span * has_window(partial(binding.metadata, pointer))
+        self.span = binding.window_span * window
         """No call crosses a multiple of so many positions; 0: any may."""
         self.recurrent = binding.is_recurrent(pointer)
         """Whether some layers have a state instead of keys and values."""
         fault = None
         if self.recurrent and not binding.rolls_back:
             fault = "recurrent layers"
-        elif self.recurrent and binding.has_window(pointer):
+        elif self.recurrent and window:
             fault = "recurrent layers beside a window of attention"
         if fault:
             self.close()

@@ -194,10 +194,6 @@ class Llama(Binding):
         kinds = (self.api.llama_model_is_recurrent, self.api.llama_model_is_hybrid)
         return any(kind(model) for kind in kinds)
 
-    def has_window(self, model: int) -> bool:
-        """See `Binding.has_window`: a state lacks what the window hides from its last position."""
-        return bool(self.api.llama_model_n_swa(model))
-
     def rollback(self, context: int) -> int:
         """See `Binding.rollback`: without a word it is 0 for families that lack support."""
         return int(self.api.llama_n_rs_seq(context))
