@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from paceline.models import ModelFiles
-from paceline.models.names import other_apps
 from support.checkpoints import write_checkpoint
 from support.fake_hub import FakeHub, serving, use_hub
 
@@ -13,7 +12,6 @@ from support.fake_hub import FakeHub, serving, use_hub
 def nothing_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No models of other programs: what they have on this machine is none of a test's business."""
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "no-ollama"))
-    monkeypatch.setattr(other_apps, "_LM_STUDIO_FOLDERS", ())
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.models import cache_dir, gguf, prepare, resolve
-from paceline.models.cache import PARTIAL, disk_full, publish, workspace
+from paceline.models.cache import PARTIAL, publish, workspace
 from paceline.models.prepare import models_dir
 from support.errors import raises
 from support.tiny import write_tiny
@@ -63,7 +63,12 @@ def test_a_disk_without_room_is_found_out_before_the_work(
 
 
 @pytest.mark.parametrize(
-    "error", [disk_full(), OSError(errno.EDQUOT, "Disk quota exceeded"), OSError("4 of 8 written")]
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        OSError("4 of 8 written"),
+    ],
 )
 def test_a_disk_that_fills_up_during_the_work_is_one_line_and_nothing_stays(
     error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

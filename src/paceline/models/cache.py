@@ -33,14 +33,14 @@ def workspace(parent: Path, name: str, *, needed: int) -> Iterator[Path]:
         parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(parent)
         if shutil.disk_usage(parent).free < needed:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301
+            raise _no_space()
         with _locked_folder(parent, name) as work:
             try:
                 yield work
             except (OSError, ModelError) as error:
                 # Libraries seldom report a full disk as such.
                 if shutil.disk_usage(parent).free < _NO_ROOM_BYTES:
-                    raise disk_full() from error
+                    raise _no_space() from error
                 raise
             finally:
                 shutil.rmtree(work, ignore_errors=True)
@@ -65,8 +65,7 @@ def publish(work: Path, final: Path) -> None:
             raise
 
 
-def disk_full() -> OSError:
-    """The error to raise when a child process reports a full disk; `workspace` adds the message."""
+def _no_space() -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

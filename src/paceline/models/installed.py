@@ -25,7 +25,7 @@ from paceline.models.names import (
     known_models,
 )
 from paceline.models.names.hub_names import shards_beside
-from paceline.models.names.other_apps import app_models
+from paceline.models.names.other_apps import ollama_models
 from paceline.models.prepare import models_dir
 from paceline.storage.files import size_of
 from paceline.storage.manifest import MANIFEST
@@ -103,7 +103,7 @@ def _prepared(cache: Path | None) -> list[Path]:
 
 def _files() -> Iterator[LocalFile]:
     """GGUF files that are used in place. Of a file with several names, the last is the best."""
-    yield from app_models()
+    yield from ollama_models()
     sizes = {}
     for file in cached_models():
         sizes[file.path] = file.bytes

@@ -21,10 +21,9 @@ def refusal(fields: Mapping[str, Any], path: Path = Path("a.gguf")) -> str:
 
 def test_a_kind_that_is_not_read_is_named_with_what_works():
     fields = {**byte_pairs(0), "tokenizer.ggml.pre": "of-tomorrow"}
-    fields["general.base_model.0.repo_url"] = "https://huggingface.co/acme/base"
     message = refusal(fields)
     assert "gpt2/of-tomorrow" in message
-    assert "tokenizer.json of acme/base beside the file" in message
+    assert "tokenizer.json of the model it was made of beside the file" in message
     assert "t5/default" in refusal({**sentence_piece(), "tokenizer.ggml.model": "t5"})
 
 
@@ -78,29 +77,6 @@ def test_a_broken_file_beside_it_is_no_help(content: bytes, tmp_path: Path):
     (tmp_path / "tokenizer.json").write_bytes(content)
     fields = {**byte_pairs(9), "tokenizer.ggml.pre": "of-tomorrow"}
     assert "of-tomorrow" in refusal(fields, tmp_path / "a.gguf")
-
-
-def test_the_base_models_tokenizer_in_the_hubs_cache_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    fields = {**byte_pairs(9), "tokenizer.ggml.pre": "qwen2"}
-    text = build_tokenizer(Path("a.gguf"), fields)
-    folder = tmp_path / "models--acme--base"
-    (folder / "snapshots" / "abc").mkdir(parents=True)
-    (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text("abc")
-    (folder / "snapshots" / "abc" / "tokenizer.json").write_text(text, encoding="utf-8")
-    fields |= {"tokenizer.ggml.pre": "of-tomorrow"}
-    fields["general.base_model.0.repo_url"] = "https://huggingface.co/acme/base"
-    assert build_tokenizer(Path("a.gguf"), fields) == text
-
-
-def test_a_tokenizer_json_in_the_metadata_is_used():
-    fields = {**byte_pairs(9), "tokenizer.ggml.pre": "qwen2"}
-    text = build_tokenizer(Path("a.gguf"), fields)
-    fields |= {"tokenizer.ggml.pre": "of-tomorrow", "tokenizer.huggingface.json": text}
-    assert build_tokenizer(Path("a.gguf"), fields) == text
 
 
 @pytest.mark.parametrize(

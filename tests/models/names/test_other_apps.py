@@ -9,12 +9,7 @@ import pytest
 from paceline.errors import ModelNotFound
 from paceline.models import list_models, resolve
 from paceline.models.names import other_apps
-from paceline.models.names.other_apps import (
-    find_app_model,
-    is_app_name,
-    lm_studio_models,
-    ollama_models,
-)
+from paceline.models.names.other_apps import find_app_model, is_app_name, ollama_models
 from support.errors import raises
 from support.ollama import MODEL_LAYER, pulled
 
@@ -31,7 +26,7 @@ def ollama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def lm_studio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "lmstudio"
-    monkeypatch.setattr(other_apps, "_LM_STUDIO_FOLDERS", (str(folder),))
+    monkeypatch.setattr(other_apps, "_LM_STUDIO_FOLDER", str(folder))
     return folder
 
 
@@ -88,26 +83,6 @@ def test_a_damaged_manifest_is_left_out_and_so_is_what_is_no_folder(ollama: Path
     assert ollama_models() == []
 
 
-def test_lm_studios_files_have_their_path_as_name(lm_studio: Path):
-    folder = lm_studio / "owner" / "name-GGUF"
-    folder.mkdir(parents=True)
-    for name in ("name-Q4_K_M.gguf", "mmproj-F16.gguf", "readme.md"):
-        (folder / name).write_bytes(b"GGUF")
-    (lm_studio / "loose.gguf").write_bytes(b"GGUF")
-    parts = [folder / f"big-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
-    for part in parts:
-        part.write_bytes(b"GGUF")
-    (folder / "cut-Q8_0-00001-of-00002.gguf").write_bytes(b"GGUF")
-    by_name = {model.name: model for model in lm_studio_models()}
-    assert by_name.keys() == {
-        "lmstudio/owner/name-GGUF/name-Q4_K_M.gguf",
-        "lmstudio/owner/name-GGUF/big-Q8_0-00001-of-00002.gguf",
-    }
-    assert by_name["lmstudio/owner/name-GGUF/big-Q8_0-00001-of-00002.gguf"].bytes == 8
-    for name, model in by_name.items():
-        assert find_app_model(name) == model.path
-
-
 def test_a_model_of_another_program_is_used_where_it_is_and_listed_once(
     ollama: Path, lm_studio: Path, tiny_gguf: Path, tmp_path: Path
 ):
@@ -120,7 +95,9 @@ def test_a_model_of_another_program_is_used_where_it_is_and_listed_once(
         files = resolve(name, tmp_path / "cache")
         assert files.name == name
         assert files.context_length == 512
-        (listed,) = (model for model in list_models(tmp_path / "cache") if model.name == name)
+        listed_name = name if name.startswith("ollama") else str(path)
+        by_name = {model.name: model for model in list_models(tmp_path / "cache")}
+        listed = by_name[listed_name]
         assert listed.here
         assert (listed.file, listed.folder) == (path, files.folder)
         assert listed.fits

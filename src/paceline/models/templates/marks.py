@@ -180,35 +180,24 @@ class Thinking:
         return ChatTemplate(self._template, model=self._model).variables
 
 
-class _InfillForm(NamedTuple):
-    """The tokens with which a family of models marks a gap."""
-
-    prefix: str
-    suffix: str
-    middle: str
-    """Empty: the prefix comes last, and the answer follows it."""
-
-
 _INFILL_FORMS = (
     # Qwen2.5-Coder and Qwen3-Coder, CodeGemma
-    _InfillForm("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     # StarCoder, Granite, StableCode
-    _InfillForm("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    _InfillForm("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
     # Code Llama
-    _InfillForm("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
-    _InfillForm("<PRE>", "<SUF>", "<MID>"),
+    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
+    ("<PRE>", "<SUF>", "<MID>"),
     # DeepSeek Coder
-    _InfillForm(
-        "<\uff5cfim\u2581begin\uff5c>",
-        "<\uff5cfim\u2581hole\uff5c>",
-        "<\uff5cfim\u2581end\uff5c>",
-    ),
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
     # GLM 4
-    _InfillForm("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
     # Codestral
-    _InfillForm("[PREFIX]", "[SUFFIX]", ""),
+    ("[PREFIX]", "[SUFFIX]"),
 )
+"""Tokens before the prefix, before the suffix, and where the gap is filled in. Without a third one
+the suffix comes first, and the answer follows the prefix."""
 
 _INFILL_ENDS = ("<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<|file_separator|>", "\u2581<EOT>")
 """Tokens with which some of these models end what they fill in."""
@@ -217,43 +206,34 @@ _INFILL_ENDS = ("<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<|file_separato
 class Infill:
     """How a model is asked to fill in the middle."""
 
-    def __init__(self, form: _InfillForm, tokenizer: Tokenizer) -> None:
+    def __init__(self, form: Sequence[str], tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._form = form
-        self.stops = tuple(
-            name for name in (*form, *_INFILL_ENDS) if name and tokenizer.token_id(name) is not None
-        )
+        ids = map(tokenizer.token_id, form)
+        self._marks = [token for token in ids if token is not None]
+        ends = (name for name in _INFILL_ENDS if tokenizer.token_id(name) is not None)
+        self.stops = (*form, *ends)
         """Texts that end an answer, besides the model's own end."""
 
     def prompt(self, prefix: Sequence[int], suffix: str) -> list[int]:
-        """The tokens that ask for what is between two texts.
+        """Token ids that ask for what is between the token ids `prefix` and a text.
 
-        Args:
-            prefix: token ids of the text before, perhaps with a beginning-of-sequence token, which
-                stays first.
-            suffix: the text after.
-
-        Raises InvalidRequest for a suffix that is not valid Unicode.
+        A beginning-of-sequence token stays first. Raises InvalidRequest for a suffix that is not
+        valid Unicode.
         """
         bos = self._tokenizer.encode("", special=True)
-        before = list(prefix)
-        if bos and before[: len(bos)] == bos:
+        before = [*prefix]
+        if before[: len(bos)] == bos:
             before = before[len(bos) :]
         after = self._tokenizer.encode(suffix)
-        if not self._form.middle:
-            return [*bos, self._id(self._form.suffix), *after, self._id(self._form.prefix), *before]
-        marks = [self._id(name) for name in self._form]
-        return [*bos, marks[0], *before, marks[1], *after, marks[2]]
-
-    def _id(self, name: str) -> int:
-        token = self._tokenizer.token_id(name)
-        assert token is not None
-        return token
+        first, second, *middle = self._marks
+        if not middle:
+            return [*bos, second, *after, first, *before]
+        return [*bos, first, *before, second, *after, *middle]
 
 
 def infill_of(tokenizer: Tokenizer) -> Infill | None:
     """How a model is asked to fill in the middle; None if it has no tokens for it."""
     for form in _INFILL_FORMS:
-        if all(tokenizer.token_id(name) is not None for name in form if name):
+        if all(tokenizer.token_id(name) is not None for name in form):
             return Infill(form, tokenizer)
     return None
