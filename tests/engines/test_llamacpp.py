@@ -17,6 +17,7 @@ import pytest
 
 from paceline.decoding.types import Block, Logits
 from paceline.engines.base import EngineSettings
+from paceline.engines.exact import measure_invariance
 from paceline.engines.llamacpp import libraries, llama_h
 from paceline.engines.llamacpp.binding import Binding, ContextSettings, Heads, heads_of
 from paceline.engines.llamacpp.engine import LlamaCppEngine
@@ -339,6 +340,27 @@ def test_a_head_of_floats_gets_two_rows_in_llama_cpp(tmp_path: Path):
             assert run(engine, tokens, 40, sizes).tobytes() == whole.tobytes(), sizes
         engine.rules = engine.rules._replace(single=True)
         assert run(engine, tokens, 40, [1] * 12).tobytes() != whole.tobytes()
+
+
+def test_keys_and_values_in_q8_0_take_less_memory_and_rows_stay_equal(
+    tmp_path: Path, binding: Binding
+):
+    path = write_tiny(tmp_path / "m.gguf", sizes=WIDE, weights=Type.Q8_0)
+    tokens = np.random.default_rng(5).integers(3, 250, 80).tolist()
+    logits, slots = [], []
+    for kv in (None, "q8_0"):
+        settings = EngineSettings(cache_tokens=2048, threads=1, kv=kv)
+        with closing(LlamaCppEngine(path, 512, settings, binding=binding)) as engine:
+            compared = measure_invariance(engine)
+            assert all(each.holds for each in compared.values()), (kv, compared)
+            logits.append(run(engine, tokens, 70, [10]))
+            slots.append(engine._model.sizes(1).slot)
+    assert slots[1] < 0.8 * slots[0]
+    assert 0 < divergence(*logits) < 0.01
+    odd = write_tiny(tmp_path / "odd.gguf")  # heads of 16
+    settings = EngineSettings(threads=1, kv="q8_0")
+    with raises(ModelError, "odd.gguf", "no multiple of 32", "--kv"):
+        LlamaCppEngine(odd, 512, settings, binding=binding)
 
 
 def test_a_refused_file_is_named_with_the_librarys_own_words(tmp_path: Path, binding: Binding):

@@ -68,6 +68,7 @@ def load_model(
         contexts=contexts,
         parallel=parallel,
         threads=options.threads,
+        kv=options.kv,
         compute_units=options.compute_units,
         drafters=[*drafters] or ["auto"],
         generation_config=generation_config,

@@ -285,6 +285,9 @@ class ModelOptions:
     threads: Annotated[
         int | None, _model(parser=numbers.THREADS, help="CPU threads; default: the engine's choice")
     ] = None
+    kv: Annotated[
+        Literal["q8_0"] | None, _model(help="type of keys and values: q8_0 takes half the memory")
+    ] = None
     compute_units: Annotated[
         ComputeUnits | None, _model(help="for the engine coreml; default: cpu-and-ne")
     ] = None

@@ -287,7 +287,7 @@ def _child_words(
         for options, names in (
             (server, ("queue", "at_once", "timeout", "prompt_cache", "grace", "drafter")),
             (server, ("policy", "max_block")),
-            (model, ("rows", "cache_tokens", "threads", "compute_units")),
+            (model, ("rows", "cache_tokens", "threads", "kv", "compute_units")),
         )
         for name in names
     }

@@ -34,6 +34,11 @@ def check_settings(name: str, settings: EngineSettings) -> None:
             f"compute_units is {settings.compute_units!r}, and only the engine coreml has compute "
             f"units; leave it out, or use a Core ML model (this one is for {name})"
         )
+    if settings.kv is not None and name != "llamacpp":
+        raise InvalidRequest(
+            f"kv is {settings.kv!r}, and only the engine llamacpp has keys and values in another "
+            f"type; leave it out, or use a GGUF file (this model is for {name})"
+        )
 
 
 def open_engine(name: str, path: Path, context_length: int, settings: EngineSettings) -> Engine:

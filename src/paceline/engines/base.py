@@ -21,15 +21,11 @@ from paceline.storage.system import memory_bytes
 COMPUTE_UNITS = ("all", "cpu-only", "cpu-and-gpu", "cpu-and-ne")
 """Where Core ML may run a model; `ct.ComputeUnit` has the same names."""
 
-_MOST_THREADS = 4096
-
-MOST_PARALLEL = 32
-"""Most sequences that share a call."""
+_MOST = {"contexts": 4096, "parallel": 32, "cache_tokens": 2**31 - 1, "threads": 4096}
+"""Setting -> its largest value, of those from 1 on."""
 
 _CACHE_BYTES = 2 << 30
 """Default limit of a model's KV cache, in bytes."""
-
-_MOST_CACHE_TOKENS = 2**31 - 1
 
 
 class KVSequence(Protocol):
@@ -148,6 +144,8 @@ class EngineSettings:
     """Sequences that are to share calls: for more than one, llamacpp takes a library that can."""
     min_rows: int = 2
     """2 is exact. 1 computes less for plain decoding, but a row's bits then depend on T."""
+    kv: str | None = None
+    """Type of keys and values: "q8_0" takes half the memory; None: the engine's own."""
     taps: tuple[int, ...] = ()
     """Layers whose output hidden states every step returns, from 0."""
     threads: int | None = None
@@ -164,21 +162,12 @@ class EngineSettings:
     def __post_init__(self) -> None:
         if self.min_rows not in (1, 2):
             raise InvalidRequest(f"rows is {self.min_rows}; expected 2 (exact) or 1")
-        if self.contexts < 1:
-            raise InvalidRequest(f"contexts is {self.contexts}; expected 1 or more")
-        if not _within(self.parallel, MOST_PARALLEL):
-            raise InvalidRequest(
-                f"parallel is {self.parallel}; expected a whole number from 1 to {MOST_PARALLEL}"
-            )
-        if self.cache_tokens is not None and not _within(self.cache_tokens, _MOST_CACHE_TOKENS):
-            raise InvalidRequest(
-                f"cache_tokens is {self.cache_tokens}; expected a whole number from 1 to "
-                f"{_MOST_CACHE_TOKENS}"
-            )
-        if self.threads is not None and not _within(self.threads, _MOST_THREADS):
-            raise InvalidRequest(
-                f"threads is {self.threads}; expected a whole number from 1 to {_MOST_THREADS}"
-            )
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if value is not None and not _within(value, most):
+                raise InvalidRequest(f"{name} is {value}; expected a whole number from 1 to {most}")
+        if self.kv not in (None, "q8_0"):
+            raise InvalidRequest(f"kv is {self.kv!r}; expected q8_0, or nothing")
         if self.compute_units not in (None, *COMPUTE_UNITS):
             raise InvalidRequest(
                 f"compute_units is {self.compute_units!r}; expected {', '.join(COMPUTE_UNITS)}"

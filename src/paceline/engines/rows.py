@@ -65,10 +65,7 @@ class RowRules(NamedTuple):
 
     @property
     def outputs(self) -> int:
-        """Least rows of a call with logits, if any: runtimes run them alone after attention.
-
-        So 1 where one row is in the class of several.
-        """
+        """Least rows of a call with logits, if any: after attention they run without the others."""
         return 1 if self.single else min(self.decode.least, 2)
 
     @property

@@ -39,6 +39,7 @@ def load(
     contexts: int = 1,
     parallel: int = 1,
     threads: int | None = None,
+    kv: str | None = None,
     compute_units: str | None = None,
     drafters: Sequence[str] = ("auto",),
     generation_config: str = "auto",
@@ -62,20 +63,18 @@ def load(
         parallel: requests that are to share calls. With more than 1, llamacpp takes the library
             whose calls several sequences share, for the models that it can share them for.
         threads: CPU threads; None: the engine's own choice.
+        kv: `q8_0`: keys and values in half the memory, in llamacpp; None: the engine's own type.
         compute_units: the devices for Core ML: `all`, `cpu-only`, `cpu-and-gpu` or `cpu-and-ne`;
             None: `cpu-and-ne`. It has no effect on other systems than macOS.
-        drafters: the drafters that requests will use, so that the engine returns the hidden states
-            they need. For others it may have to be opened again, which takes as long as loading.
+        drafters: those that requests will use: for others the engine may have to be opened again.
         generation_config: `auto`: options that a request leaves out come from the registry, else
             from the model's own files; `none`: from neither, which is greedy.
         revision: branch, tag or commit of a model on the hub; None: the main branch.
         keep: keep the tokens of answers in the cache folder, for all processes of this user, and
             draft later answers from them; `Model.settle` waits until they are counted.
-        embeddings: an embedding model's engine also returns the hidden states that its vectors are
-            made of, for `serve`, and for `Model.embed`, which else opens the engine again; of other
-            models it has no effect.
-        check: called with the model's files before its engine is opened, which takes seconds: what
-            the caller needs of tokenizer and chat template. What it raises ends the load.
+        embeddings: an embedding model's engine also returns what its vectors are made of, for
+            which `Model.embed` else opens it again; of other models it has no effect.
+        check: called with the model's files before its engine is opened; what it raises ends this.
         progress: gets the progress of long work.
 
     Raises:
@@ -93,6 +92,7 @@ def load(
         parallel=parallel,
         min_rows=rows,
         threads=threads,
+        kv=kv,
         compute_units=compute_units,
         measurements=cache_dir() / MEASUREMENTS,
         packed=cache_dir() / PACKED,

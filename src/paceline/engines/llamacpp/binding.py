@@ -27,6 +27,15 @@ MOST_OUTPUTS = 16
 _VALUE_BYTES = 256
 """Most bytes of a metadata value that is read."""
 
+TYPES = {"f16": 1, "q8_0": 8, "bf16": 30}
+"""Types of keys and values -> their numbers in ggml.h."""
+
+_GROUP = 32
+"""Numbers of a group of Q8_0."""
+
+_HEAD_SIZES = ("key_length", "key_length_swa", "key_length_mla")
+"""Sizes of a head of keys in a file's metadata, those that it has."""
+
 _NUMBER, _TEXT = 0, 3
 """Kinds of replaced metadata: `llama_model_kv_override_type` in llama.h."""
 
@@ -59,6 +68,8 @@ class ContextSettings(NamedTuple):
     """Most rows of a call that get logits."""
     taps: tuple[int, ...] = ()
     """Layers whose hidden states every call leaves; see `EngineSettings.taps`."""
+    quantized: bool = False
+    """Whether keys and values are in Q8_0."""
 
 
 class CallLimits(NamedTuple):
@@ -223,6 +234,16 @@ class Binding(ABC):
         By the library's source; `exact.py` measures it where this allows it. `heads` is None
         where layers differ, or have a window.
         """
+
+    def has_whole_groups(self, model: int) -> bool:
+        """Whether keys can be in Q8_0: its groups of numbers do not cross heads."""
+        family = self.metadata(model, "general.architecture")
+        sizes = [self.metadata(model, f"{family}.attention.{name}") or "" for name in _HEAD_SIZES]
+        numbers = [int(size) for size in sizes if size.isdigit()]
+        heads = self.metadata(model, f"{family}.attention.head_count") or ""
+        if not numbers and heads.isdigit():
+            numbers = [self.width(model) // int(heads)]
+        return bool(numbers) and not any(number % _GROUP for number in numbers)
 
     def vocab_size(self, model: int) -> int:
         """Width of a row of logits."""

@@ -106,6 +106,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         self._path = path
         self._packed = PackedWeights(settings.packed)
         self._parallel = settings.parallel
+        self._quantized = settings.kv is not None
         self._binding = library_for(
             path,
             (  # one by one: a library that is not asked for is not loaded
@@ -217,10 +218,11 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
     def describe(self) -> dict[str, str]:
         """Everything that costs and exactness depend on; recorded results hold these strings."""
+        cache = "keys and values in q8_0" if self._quantized else self._binding.cache
         packed = "; packed weights" * (self._model.path != self._path)
         return {
             **self._depends(self._binding),
-            "rows": f"{_ROWS}, {self._binding.cache}; {self.rules}{packed}",
+            "rows": f"{_ROWS}, {cache}; {self.rules}{packed}",
             "min_rows": str(self.min_rows),
             **({"states": f"{_STATES}, {self._rollback} rows"} if self._rollback else {}),
         }
@@ -242,13 +244,14 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
     def _open(self, say: Callable[[str], None]) -> NativeModel:
         """Map the packed copy of the file, or else the file."""
+        open_ = partial(NativeModel, self._binding, quantized=self._quantized)
         copy = self._packed.find_or_make(self._path, self._binding, say)
         if copy is None:
-            return NativeModel(self._binding, self._path)
+            return open_(self._path)
         try:
-            return NativeModel(self._binding, copy)
+            return open_(copy)
         except ModelError:
-            model = NativeModel(self._binding, self._path)
+            model = open_(self._path)
         self._packed.refuse(self._path, self._binding)
         return model
 
@@ -291,8 +294,9 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         """Name of the file with rules: a digest of everything that they depend on."""
         stat = path.stat()
         identity = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
+        settings = (self._parallel > 1, self._quantized)
         depends = self._depends(binding).values()
-        return f"{digest_of([_FORM, self._parallel > 1, *depends, *identity])}.rows"
+        return f"{digest_of([_FORM, *settings, *depends, *identity])}.rows"
 
     def _measured(self) -> RowRules | None:
         limits = self._binding.limits(str(self._path), read_gguf(self._path))

@@ -14,6 +14,7 @@ import numpy as np
 
 from paceline.decoding.types import Logits
 from paceline.engines.llamacpp.binding import (
+    TYPES,
     Binding,
     CallLimits,
     ContextSettings,
@@ -210,6 +211,8 @@ class IkLlama(Binding):
         params.n_seq_max = 1
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn = True
+        if settings.quantized:
+            params.type_k = params.type_v = TYPES["q8_0"]
         reader = _TapReader(self.library, settings.taps) if settings.taps else None
         if reader is not None:
             params.cb_eval = ctypes.cast(reader.callback, type(params.cb_eval))

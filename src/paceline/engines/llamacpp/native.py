@@ -77,11 +77,14 @@ class _Open:
 class NativeModel:
     """A mapped GGUF file."""
 
-    def __init__(self, binding: Binding, path: Path) -> None:
-        """Map `path`. Raises ModelError, with the library's own words, if it is refused."""
+    def __init__(self, binding: Binding, path: Path, *, quantized: bool = False) -> None:
+        """Map `path`; see `ContextSettings.quantized`.
+
+        Raises ModelError, with the library's own words, if it is refused.
+        """
         _check_room(binding)
         self.binding = binding
-        self.path = path
+        self.path, self._quantized = path, quantized
         binding.forget_errors()
         with interrupts_after():
             pointer = binding.load(path)
@@ -103,6 +106,12 @@ class NativeModel:
         self.recurrent = binding.is_recurrent(pointer)
         """Whether some layers have a state instead of keys and values."""
         fault = None
+        if quantized and not binding.has_whole_groups(pointer):
+            self.close()
+            raise ModelError(
+                f"{path} has heads that are no multiple of 32 numbers, so keys and values cannot "
+                "be in q8_0; leave --kv out"
+            )
         if self.recurrent and not binding.rolls_back:
             fault = "recurrent layers"
         elif self.recurrent and window:
@@ -135,7 +144,7 @@ class NativeModel:
 
     def context(self, settings: ContextSettings) -> "NativeContext":
         """A new context with empty sequences. Raises ModelError if there is no memory for it."""
-        return NativeContext(self, settings)
+        return NativeContext(self, settings._replace(quantized=self._quantized))
 
     def sequence(self, settings: ContextSettings) -> "NativeSequence":
         """The sequence of a new context that has one."""

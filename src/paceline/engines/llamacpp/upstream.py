@@ -20,6 +20,7 @@ import numpy as np
 
 from paceline.decoding.types import Logits
 from paceline.engines.llamacpp.binding import (
+    TYPES,
     Binding,
     CallLimits,
     ContextSettings,
@@ -31,7 +32,6 @@ from paceline.engines.llamacpp.llama_h import (
     FLASH_ATTENTION,
     NO_POOLING,
     STATES,
-    TYPES,
     load_library,
 )
 from paceline.engines.llamacpp.loading import library_folder, short_spins, version_of
@@ -47,12 +47,6 @@ _TILED = (
 
 COMPARED = (*FLOATS, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", *_TILED)
 """Types of weights that were compared with their values; others are not run."""
-
-_GROUP = 32
-"""Numbers of a group of Q8_0."""
-
-_HEAD_SIZES = ("key_length", "key_length_swa", "key_length_mla")
-"""Sizes of a head of keys in a file's metadata, those that it has."""
 
 _HEADER, _COUNT = 8, 4
 """Bytes of a sequence's state before its slots, and of a number in it."""
@@ -138,7 +132,8 @@ class Llama(Binding):
         params.pooling_type = NO_POOLING
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn_type = FLASH_ATTENTION
-        params.type_k, params.type_v = TYPES[self._key_type(model)], TYPES["f16"]
+        params.type_k = TYPES["q8_0" if self.has_whole_groups(model) else "bf16"]
+        params.type_v = TYPES["q8_0" if settings.quantized else "f16"]
         params.swa_full = True  # a window's dropped positions could not be rolled back to
         params.offload_kqv = params.op_offload = False
         pointer: int | None = self.api.llama_init_from_model(model, params)
@@ -227,15 +222,6 @@ class Llama(Binding):
         whole_slots = state[slots:]  # with a header in front of them
         whole_slots[:_HEADER] = self._header
         return whole_slots
-
-    def _key_type(self, model: int) -> str:
-        """Type of keys: groups of Q8_0 do not cross heads."""
-        family = self.metadata(model, "general.architecture")
-        sizes = [self.metadata(model, f"{family}.attention.{name}") or "" for name in _HEAD_SIZES]
-        numbers = [int(size) for size in sizes if size.isdigit()]
-        if not numbers:
-            numbers = [self.api.llama_model_n_embd(model) // self.api.llama_model_n_head(model)]
-        return "bf16" if any(number % _GROUP for number in numbers) else "q8_0"
 
     def _sequence_state(self, context: int, sequence: int) -> State:
         """A sequence's state, as if it was the only one of its context.
