@@ -11,17 +11,19 @@ $PACELINE_MODEL, or the one that paceline has by default.
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 from clients.server import Server, served
 
 import paceline
 from paceline.cli.options import default_model
-from paceline.verify.client import ServedModel, closed_loop, model_of
-from paceline.verify.suite import SuitePrompt, load_suite
+from paceline.verify.client import PLAIN, Access, closed_loop, connect
+from paceline.verify.suite import SuitePrompt
+from paceline_lab.bench.prompts import chosen_prompts
 
 MANY = 8
 SLOTS = 16384
@@ -59,15 +61,18 @@ def ours(server: Server, drafter: str, clients: int, *, known: bool = False) -> 
     }
 
     def answer(prompts: Sequence[SuitePrompt], max_tokens: int) -> Answered:
-        endpoint = ServedModel(server.url, model_of(server.url), max_tokens, fields=fields)
+        plain = connect(server.url, Access())[PLAIN]
+        endpoint = replace(plain, max_tokens=max_tokens, fields=fields)
         before = {name: server.metric(f"paceline_{name}_total") for name in COUNTED}
-        run = closed_loop(endpoint, prompts, clients=clients, requests=len(prompts))
-        if faults := {sample.error for sample in run.samples if sample.error}:
+        began = perf_counter()
+        samples = closed_loop(endpoint, prompts, clients=clients, requests=len(prompts))
+        seconds = perf_counter() - began
+        if faults := {sample.error for sample in samples if sample.error}:
             raise RuntimeError(f"the server failed: {faults}")
         return Answered(
-            run.seconds,
-            sum(sample.tokens for sample in run.samples),
-            {sample.prompt: sample.text for sample in run.samples},
+            seconds,
+            sum(sample.tokens for sample in samples),
+            {sample.prompt: sample.text for sample in samples},
             {n: server.metric(f"paceline_{n}_total") - was for n, was in before.items()},
         )
 
@@ -83,7 +88,7 @@ def main() -> None:
     parser.add_argument("--suite", type=Path, help="file of prompts; default: our own")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    suite = load_suite(options.suite).only((), options.per_kind)
+    suite = chosen_prompts(options.suite, per_kind=options.per_kind)
     with served(["--parallel", str(MANY), "--cache-tokens", str(SLOTS)]) as server:
         variants: dict[str, Variant] = {}
         for clients in (1, MANY):

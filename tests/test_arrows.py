@@ -61,15 +61,14 @@ ALLOWED = {
     },
     LAB: {
         "bench": set[str](),
-        "load": {"bench"},
         "peers": {"bench"},
         "report": {"bench"},
-        "trace": {"report"},
+        "trace": set[str](),
         "simulate": {"bench", "trace"},
         "learn": {"simulate"},
         "sweep": {"bench"},
         "cli": {
-            *("bench", "learn", "load", "peers", "report", "simulate", "sweep"),
+            *("bench", "learn", "peers", "report", "simulate", "sweep"),
             "trace",
         },
         "": set[str](),

@@ -21,7 +21,6 @@ NOT_RUN = {
     "bench peers": "other runtimes; tests/lab/test_peers.py",
     "bench report": "draws charts for seconds; tests/lab/test_report.py",
     "bench run": "minutes; tests/lab/bench/test_run.py",
-    "bench serve": "a server; tests/lab/test_load.py",
     "bench simulate": "minutes; tests/lab/test_simulate_command.py",
     "bench sweep": "minutes; tests/lab/test_sweep.py",
     "classify": "a converted classifier; tests/coreml/test_classify.py",

@@ -16,9 +16,8 @@ from paceline.models.names import DEFAULT_MODEL, REGISTRY
 from paceline.options import GREEDY, Options
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
-from paceline.verify import rows
-from paceline.verify.checks import Verdict
-from paceline.verify.rows import check_rows
+from paceline.verify import checks
+from paceline.verify.checks import Verdict, row_checks, run_checks
 from support.llamacpp import library, model_of, wheel_file
 from support.waiting import PATIENCE
 
@@ -83,11 +82,11 @@ def test_tokens_equal_plain_decoding_with_every_drafter(
 def test_rows_do_not_depend_on_how_they_are_computed(
     real_model: Model, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(rows, "_CONTEXTS", (64,))  # longer ones take long here
-    monkeypatch.setattr(rows, "_DEPTH", rows._DEPTH._replace(chunks=(3, 16, 31)))
-    monkeypatch.setattr(rows, "_THRESHOLDS", (512,))
+    monkeypatch.setattr(checks, "CONTEXTS", (64,))  # longer ones take long here
+    monkeypatch.setattr(checks, "DEPTH", checks.DEPTH._replace(chunks=(3, 16, 31)))
+    monkeypatch.setattr(checks, "THRESHOLDS", (512,))
     verdict = Verdict()
-    check_rows(real_model.engine, verdict)
+    run_checks(row_checks(real_model.engine, verdict))
     assert verdict.rows.rows > 300
     assert verdict.rows.differing == 0
 

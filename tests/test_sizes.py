@@ -37,9 +37,9 @@ ABOVE: dict[str, int] = {
     "src/paceline/runtime": 4_740,
     "src/paceline/server": 6_380,
     "src/paceline/cli": 3_440,
-    "src/paceline/verify": 1_208,
+    "src/paceline/verify": 957,
     "src/paceline_mlx": 4_233,
-    "src/paceline_lab": 6_842,
+    "src/paceline_lab": 6_347,
     "tests": 50_887,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""

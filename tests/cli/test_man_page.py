@@ -21,7 +21,7 @@ def test_the_man_page_has_every_command():
     text = PAGE.read_text().replace("\\-", "-")
     for words, _ in commands():
         assert f"\n.SS paceline {' '.join(words)} " in text
-    for option in ("--json", "--max-block", "--prompt-cache", "--speculation"):
+    for option in ("--json", "--max-block", "--prompt-cache", "--plain-url"):
         assert f"\n.B {option}" in text
 
 

@@ -1,6 +1,6 @@
 """Row invariance switched off in each engine: both checks of it must find that, or they prove none.
 
-`measure_invariance` is what `exact` rests on; `check_rows` is the first part of `verify`.
+`measure_invariance` is what `exact` rests on; `row_checks` is the first part of `verify`.
 """
 
 from contextlib import closing
@@ -14,9 +14,8 @@ from paceline.engines import EngineSettings
 from paceline.engines.base import Engine
 from paceline.engines.exact import BLOCK_LENGTH, measure_invariance
 from paceline.engines.rows import RowRange, RowRules
-from paceline.verify import rows
-from paceline.verify.checks import Verdict
-from paceline.verify.rows import check_rows
+from paceline.verify import checks
+from paceline.verify.checks import Verdict, row_checks, run_checks
 from support import metal, mlx
 from support.llamacpp import library
 from support.tiny import SIZES, WIDE, Type, write_tiny
@@ -25,7 +24,7 @@ from support.tiny import SIZES, WIDE, Type, write_tiny
 def differing(engine: Engine) -> tuple[int, int]:
     """Rows that differ by block length, as each of the two checks counts them."""
     verdict = Verdict()
-    check_rows(engine, verdict)
+    run_checks(row_checks(engine, verdict))
     measured = measure_invariance(engine, (BLOCK_LENGTH,))
     return verdict.conditions[BLOCK_LENGTH].differing, measured[BLOCK_LENGTH].differing
 
@@ -35,8 +34,8 @@ def test_single_rows_of_the_llamacpp_engine_are_found_where_keys_are_dropped(
 ):
     from paceline.engines.llamacpp.engine import LlamaCppEngine
 
-    monkeypatch.setattr(rows, "_CONTEXTS", (16, 264))
-    monkeypatch.setattr(rows, "_THRESHOLDS", ())
+    monkeypatch.setattr(checks, "CONTEXTS", (16, 264))
+    monkeypatch.setattr(checks, "THRESHOLDS", ())
     sizes = {**SIZES, "d": 576, "heads": 9, "kv_heads": 3}
     path = write_tiny(tmp_path / "m.gguf", sizes=sizes)
     settings = EngineSettings(cache_tokens=2048, threads=1)
@@ -47,7 +46,7 @@ def test_single_rows_of_the_llamacpp_engine_are_found_where_keys_are_dropped(
         engine = LlamaCppEngine(path, 512, settings, binding=binding, rules=rules)
         with closing(engine):
             verdict = Verdict()
-            check_rows(engine, verdict)
+            run_checks(row_checks(engine, verdict))
             values[least] = verdict.conditions[BLOCK_LENGTH].differing
     assert values[2] == 0 < values[1]
 
@@ -93,7 +92,7 @@ def test_an_mlx_engine_that_ignores_its_rule_is_found(
     assert differing(engine) == (0, 0)
     engine.rules = ANY
     verdict = Verdict()
-    check_rows(engine, verdict)
+    run_checks(row_checks(engine, verdict))
     assert verdict.conditions[BLOCK_LENGTH].differing
     engine.rules = mlx.rules(1, 2)
     monkeypatch.setattr(

@@ -14,7 +14,7 @@ from paceline_lab.bench.record import Record, Row, Spread, parse_record
 from paceline_lab.report.charts import record_charts
 from paceline_lab.report.plan import is_plan, plan_record
 from paceline_lab.report.shapes import Chart, Curves, Dots, Stacks
-from support.results import BLOCKS, HEAD, PLAN, RUN, SERVE, SWEEP
+from support.results import BLOCKS, HEAD, PLAN, RUN, SWEEP
 
 _Kind = TypeVar("_Kind", Dots, Curves, Stacks)
 
@@ -82,7 +82,7 @@ def test_time_is_milliseconds_a_token_in_four_parts():
     )
 
 
-def test_a_sweep_has_curves_and_cold_apart_from_warm():
+def test_a_sweep_has_curves():
     found = charts(SWEEP)
     assert [*found] == [
         "ratio-by-prompt_tokens",
@@ -91,7 +91,6 @@ def test_a_sweep_has_curves_and_cold_apart_from_warm():
         "prefill_tokens_per_second-by-prompt_tokens",
         "acceptance-by-position",
         "time-by-bucket",
-        "cold-and-warm",
     ]
     speed = the(Curves, found["ratio-by-prompt_tokens"])
     assert [(at, *each) for at, each in speed.series["x"]] == [
@@ -102,8 +101,6 @@ def test_a_sweep_has_curves_and_cold_apart_from_warm():
         "plain",
         "x",
     ]
-    cold = the(Dots, found["cold-and-warm"])
-    assert [each.median for each in cold.series["x"] if each] == [2.0, 1.0, 0.375]
 
 
 def test_contenders_that_differ_in_their_block_alone_are_one_curve():
@@ -114,19 +111,11 @@ def test_contenders_that_differ_in_their_block_alone_are_one_curve():
     }
 
 
-def test_a_server_has_its_loads():
-    found = charts(SERVE)
-    assert [*found] == ["tokens_per_second-by-load", "first_token_seconds-by-load"]
-    first = the(Dots, found["first_token_seconds-by-load"])
-    assert first.groups == ["1 clients", "8 clients"]
-    assert close(first.series["m"][1], 1.6, 0.8, 2.4)
-
-
 NAMES = st.sampled_from(
     [
         *("ratio", "tokens_per_step", "decode_tokens_per_second", "prefill_tokens_per_second"),
-        *("first_token_seconds", "load_seconds", "decode_seconds", "verify_seconds"),
-        *("draft_seconds", "sample_seconds", "tokens_per_second", "requests_per_second"),
+        *("first_token_seconds", "decode_seconds", "verify_seconds"),
+        *("draft_seconds", "sample_seconds"),
         *("cost_ratio", "break_even"),
     ]
 )

@@ -311,16 +311,3 @@ def test_ours_is_asked_as_a_first_request_each_time(model: Model):
     assert first.same(auto)
     assert first.first_token_seconds > 0
     assert auto.rate
-
-
-@pytest.mark.parametrize(
-    ("access", "says"),
-    [
-        (Access(plain="{", speculation="{}"), "--plain is '{'; expected a JSON object"),
-        (Access(plain="{}", speculation="3"), "--speculation is '3'; expected a JSON object"),
-        (Access(plain="{}"), "--plain and --speculation go together"),
-    ],
-)
-def test_fields_for_a_server_are_objects_and_come_in_pairs(access: Access, says: str):
-    with pytest.raises(InvalidRequest, match=says):
-        access.fields()

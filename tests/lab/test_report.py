@@ -22,7 +22,7 @@ from paceline.storage.report import json_file
 from paceline_lab.bench.record import Row
 from paceline_lab.report.charts import record_charts
 from paceline_lab.report.command import bench_report, read_result
-from support.results import BLOCKS, PLAN, RUN, SERVE, SWEEP
+from support.results import BLOCKS, PLAN, RUN, SWEEP
 
 VOID = {"meta", "img"}
 
@@ -56,7 +56,7 @@ class Page(HTMLParser):
 @pytest.fixture
 def results(tmp_path: Path) -> list[Path]:
     """Recorded results of every kind."""
-    records = {"run": RUN, "sweep": SWEEP, "blocks": BLOCKS, "serve": SERVE}
+    records = {"run": RUN, "sweep": SWEEP, "blocks": BLOCKS}
     for name, record in records.items():
         (tmp_path / f"{name}.json").write_bytes(json_file(record.as_dict()))
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
@@ -68,7 +68,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_report_made_twice_is_the_same_bytes(results: Sequence[Path], tmp_path: Path):
-    results = [results[0], results[3], results[4]]
+    results = [results[0], results[2], results[3]]
     written = bench_report(results, tmp_path / "one")
     assert written[0] == tmp_path / "one" / "index.html"
     assert {path.name for path in written} == content(tmp_path / "one").keys()
@@ -137,10 +137,10 @@ def test_what_comes_from_a_result_is_no_path(tmp_path: Path):
 def test_results_of_one_name_get_different_file_names(tmp_path: Path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "x.json").write_bytes(json_file(SERVE.as_dict()))
+        (tmp_path / folder / "x.json").write_bytes(json_file(RUN.as_dict()))
     paths = [tmp_path / "a" / "x.json", tmp_path / "b" / "x.json"]
     names = {path.name for path in bench_report(paths, tmp_path / "out")}
-    assert {"x-tokens_per_second-by-load.png", "x-2-tokens_per_second-by-load.png"} < names
+    assert {"x-ratio-by-kind.png", "x-2-ratio-by-kind.png"} < names
     with pytest.raises(InvalidRequest, match="named twice"):
         bench_report([paths[0], paths[0]], tmp_path / "out")
 

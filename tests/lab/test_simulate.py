@@ -133,19 +133,6 @@ def test_figures_of_a_text_that_repeats():
     assert found.speed_up == pytest.approx(58 / 17.75)
 
 
-def test_acceptance_is_counted_by_the_drafters_own_probability(toy_table: Path):
-    recording = text([0, 1], [2, 3, 4, 5, 0, 1, 2, 3, 3, 1, 2, 0, 2])
-    request = check_options({"drafter": f"table:{toy_table}", "policy": "fixed"})
-    (found,) = simulate([recording], request, EVEN, DrafterResources(vocab_size=6))
-    evidence = found.evidence
-    assert not evidence.by_match
-    assert {source for source, _ in evidence.by_chance} == {"table"}
-    assert all(0 <= tenth <= 10 for _, tenth in evidence.by_chance)
-    accepted = sum(count for _, count in evidence.by_chance.values())
-    assert accepted == found.counters.accepted > 0
-    assert any(count < compared for compared, count in evidence.by_chance.values())
-
-
 def test_a_longer_context_costs_more():
     cost = CostTable({1: 1.0, 8: 1.0}, 0, {1: 0.01, 8: 0.02})
     near, far = (one(text([7] * n, [7, 1, 2, 3]), "none", cost) for n in (1, 6401))

@@ -72,10 +72,9 @@ def test_a_report_has_the_figures_of_each_text_and_of_all(texts: Path):
     assert found["expected"] == pytest.approx((58 + 8) / (17.75 + 8))
     assert (found["expected_worst"], found["slower"]) == (1.0, 0)
     assert found["accepted_by_place"] == [1.0] * 4
-    assert {each["source"] for each in found["by_match"]} == {"ngram"}
     assert "3 texts, 36 tokens of answers" in report.text
     titles = [title for title, _, _ in report.tables]
-    assert len(titles) == 4
+    assert len(titles) == 3
     for _, head, rows in report.tables:
         assert rows
         assert all(len(row) == len(head) for row in rows)
@@ -97,7 +96,6 @@ def test_a_table_needs_no_model(texts: Path, toy_table: Path):
     report = simulated(texts, drafters=[f"table:{toy_table}"])
     record = parse_record(report.value, "this")
     assert record.contenders[1] == f"table:{toy_table.name}, fixed 5"
-    assert len(report.tables) == 5, "and one by the drafter's own chance"
 
 
 @pytest.mark.parametrize(

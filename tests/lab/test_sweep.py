@@ -1,4 +1,4 @@
-"""`bench sweep`: contenders, cold and warm, and going on after a stop."""
+"""`bench sweep`: contenders, lengths and depths, and going on after a stop."""
 
 import json
 from pathlib import Path
@@ -25,9 +25,7 @@ class Loading:
 
     def __call__(self) -> Model:
         self.times += 1
-        fresh = Model(self.model.files, self.model.engine)
-        fresh.load_seconds = float(self.times)
-        return fresh
+        return Model(self.model.files, self.model.engine)
 
 
 def sweep(model: Model, **options: Any) -> Report:
@@ -68,25 +66,14 @@ def test_every_drafter_meets_every_policy_and_block(
     assert found[PLAIN] == {"drafter": "none"}
 
 
-def test_a_sweep_by_length_has_cold_and_warm_rows_of_all(model: Model):
-    load = Loading(model)
-    report = sweep(model, load=load, lengths=[20, 40], drafters=["suffix"], rounds=2)
+def test_a_sweep_by_length_has_rows_of_all(model: Model):
+    report = sweep(model, lengths=[20, 40], drafters=["suffix"], rounds=2)
     assert report.passed
     record = record_of(report)
-    cold = [row for row in record.rows if row.at.get("state") == "cold"]
-    warm = [row for row in record.rows if "state" not in row.at]
-    assert [row.key for row in cold] == [
-        ("code, 20 tokens, cold", PLAIN),
-        ("code, 20 tokens, cold", "suffix"),
-    ]
-    # The first load measures what calls cost; each cold request has one of its own.
-    assert load.times == 3
-    assert [row.measures["load_seconds"] for row in cold] == [[2.0], [3.0]]
-    assert all("ratio" not in row.measures for row in cold)
-    assert [(row.at["prompt_tokens"], row.contender) for row in warm] == [
+    assert [(row.at["prompt_tokens"], row.contender) for row in record.rows] == [
         (length, name) for length in (20, 40) for name in (PLAIN, "suffix")
     ]
-    for row in warm:
+    for row in record.rows:
         assert row.facts["tokens"] == 6
         assert row.facts["prompt_tokens"] == row.at["prompt_tokens"]
         assert len(row.measures["ratio"]) == 2
@@ -100,12 +87,11 @@ def test_a_sweep_by_depth_asks_one_question_of_each_kind(model: Model, suite_fil
     report = sweep(model, depths=[0, 64], suite=suite_file, temperatures=[0.0, 0.7])
     record = record_of(report)
     assert report.passed
-    warm = [row for row in record.rows if "state" not in row.at]
-    assert {row.kind for row in warm} == {"chat", "code"}
-    assert {(row.at["depth"], row.at["temperature"]) for row in warm} == {
+    assert {row.kind for row in record.rows} == {"chat", "code"}
+    assert {(row.at["depth"], row.at["temperature"]) for row in record.rows} == {
         (depth, temperature) for depth in (0, 64) for temperature in (0.0, 0.7)
     }
-    assert len(warm) == 2 * 2 * 2 * 2
+    assert len(record.rows) == 2 * 2 * 2 * 2
 
 
 def test_a_sweep_that_was_stopped_goes_on_where_it_was(
@@ -118,22 +104,16 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(
     def generate(self: Model, *arguments: Any, **options: Any) -> Any:
         nonlocal asked
         asked += 1
-        if asked == 2 + 2 + 2 + 1:  # cold, warming up, the first length; then in the second
+        if asked == 2 + 2 + 1:  # warming up, the first length; then in the second
             raise KeyboardInterrupt
         return whole(self, *arguments, **options)
 
     monkeypatch.setattr(Model, "generate", generate)
     with pytest.raises(KeyboardInterrupt):
         sweep(model, lengths=[20, 40], output=output)
-    load = Loading(model)
-    report = sweep(model, lengths=[20, 40], output=output, load=load)
-    assert load.times == 1, "what was measured cold is not loaded for again"
-    assert asked == 7 + 2 + 2
-    assert record_of(report).cases == [
-        "code, 20 tokens, cold",
-        "code, 20 tokens",
-        "code, 40 tokens",
-    ]
+    report = sweep(model, lengths=[20, 40], output=output)
+    assert asked == 5 + 2 + 2
+    assert record_of(report).cases == ["code, 20 tokens", "code, 40 tokens"]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +146,7 @@ def test_from_the_command_line(tiny_gguf: Path, tmp_path: Path, capsys: pytest.C
     assert "auto, fixed 4" in capsys.readouterr().out
     record = read_record(output)
     assert record.contenders == [PLAIN, "auto, fixed 4"]
-    assert [row.at["prompt_tokens"] for row in record.rows[2::2]] == [9, 508]
+    assert [row.at["prompt_tokens"] for row in record.rows[::2]] == [9, 508]
     assert [*tmp_path.iterdir()] == [output], "what kept the work is not needed any more"
     # What a sweep writes can be laid side by side, and drawn.
     copy = tmp_path / "copy.json"

@@ -5,20 +5,16 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.app import main
-from paceline.errors import InvalidRequest
 from paceline.runtime.trace import FORM
 from paceline_lab.trace.command import (
     ACCEPTED,
     BONUS,
     REJECTED,
-    bench_trace,
     draft_source,
     escaped,
     headline,
-    step_table,
     totals,
 )
-from paceline_lab.trace.page import page
 from paceline_lab.trace.reader import RecordedTrace, parse_trace
 
 
@@ -88,7 +84,6 @@ def test_a_trace_that_was_interrupted_before_the_first_step_is_shown(tmp_path: P
     for count in (1, 2):
         trace = parse_trace([json.dumps(line) for line in LINES[:count]], "this")
         assert headline(trace).endswith("0 steps, no drafts; interrupted")
-        assert "interrupted" in page(trace, headline(trace), step_table(trace))
 
 
 def test_a_draft_source_has_its_match_length_or_probability(trace: RecordedTrace):
@@ -114,32 +109,6 @@ def test_the_terminal_shows_every_step_in_one_line(
     assert "\x1b" not in out
     assert main(["bench", "trace", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 4
-
-
-def test_the_same_trace_is_the_same_bytes(file: Path, tmp_path: Path, capsys):
-    output = tmp_path / "trace.html"
-    drawn = []
-    for _ in range(2):
-        assert main(["bench", "trace", str(file), "--output", str(output)]) == 0
-        drawn.append(output.read_bytes())
-    assert drawn[0] == drawn[1]
-    assert drawn[0].startswith(b"<!DOCTYPE html>")
-    assert capsys.readouterr().out.count(str(output)) == 2
-
-
-def test_the_page_is_escaped(trace: RecordedTrace):
-    made = page(trace, headline(trace), step_table(trace))
-    for raw in ("<dog>", "<b>", "<i>", "://"):
-        assert raw not in made
-    for accepted in (" &lt;i&gt;big", "xy", "{"):
-        assert f">{accepted}</u>" in made
-    assert "&lt;i&gt;big &lt;b&gt;</td>" in made, "with what was rejected"
-    assert "suffix+table" in made
-
-
-def test_a_page_of_another_name_is_refused(file: Path, tmp_path: Path):
-    with pytest.raises(InvalidRequest, match=r"ends in \.html"):
-        bench_trace(file, tmp_path / "trace.gif")
 
 
 def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

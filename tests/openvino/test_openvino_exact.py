@@ -6,15 +6,14 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.engines.exact import BLOCK_LENGTH, measure_invariance
 from paceline.models import ModelFiles
-from paceline.verify.checks import Verdict
-from paceline.verify.rows import check_rows
+from paceline.verify.checks import Verdict, row_checks, run_checks
 from paceline_openvino import engine as engine_module
 
 
 def differing(engine: Engine) -> tuple[int, int]:
     """Rows that differ by block length, as each of the two checks counts them."""
     verdict = Verdict()
-    check_rows(engine, verdict)
+    run_checks(row_checks(engine, verdict))
     measured = measure_invariance(engine, (BLOCK_LENGTH,))
     return verdict.conditions[BLOCK_LENGTH].differing, measured[BLOCK_LENGTH].differing
 

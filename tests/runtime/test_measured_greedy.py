@@ -12,7 +12,7 @@ from paceline.errors import PacelineError
 from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults, Request
-from paceline.verify.checks import SAMPLED, Verdict, VerifyCase, check_tokens
+from paceline.verify.checks import SAMPLED, Verdict, VerifyCase, run_checks, token_checks
 from paceline.verify.suite import load_suite
 from paceline_lab.bench.ab_test import Case, Contender
 from paceline_lab.learn import data
@@ -51,7 +51,7 @@ def _peers(model: Model, _: Path, __: Path) -> None:
 def _verified(model: Model, suite: Path, _: Path) -> None:
     cases = [VerifyCase("suffix", "fixed", 3, how) for how in ({"temperature": 0.0}, *SAMPLED)]
     verdict = Verdict()
-    check_tokens(model, load_suite(suite), cases, verdict, max_tokens=4)
+    run_checks(token_checks(model, load_suite(suite), cases, verdict, max_tokens=4, long=0))
     assert verdict.exact
 
 

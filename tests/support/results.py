@@ -52,17 +52,9 @@ RUN = Record(
     **HEAD,
 )
 
-COLD = Row(
-    "code, 100 tokens, cold",
-    "code",
-    "x",
-    {"load_seconds": [2.0], "first_token_seconds": [1.0]},
-    {"prompt_tokens": 100, "state": "cold"},
-)
 SWEEP = Record(
     "sweep",
     [
-        COLD,
         *(
             row(f"code, {length} tokens", "code", name, ratio, at={"prompt_tokens": length})
             for length in (100, 800)
@@ -85,24 +77,6 @@ BLOCKS = Record(
         )
         for rule in ("fixed", "kelly")
         for block in (2, 4, 8)
-    ],
-    **HEAD,
-)
-
-SERVE = Record(
-    "serve",
-    [
-        Row(
-            f"{n} clients",
-            "any",
-            "m",
-            {
-                "tokens_per_second": [50.0 * n],
-                "requests_per_second": [1.0],
-                "first_token_seconds": [0.1 * n, 0.3 * n, 0.2 * n],
-            },
-        )
-        for n in (1, 8)
     ],
     **HEAD,
 )

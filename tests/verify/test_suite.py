@@ -30,21 +30,6 @@ def test_our_own_suite_is_whole():
         assert all(message["content"].strip() for message in prompt.messages)
 
 
-def test_a_choice_of_kinds_keeps_order_and_hash(suite_file: Path):
-    suite = load_suite(suite_file)
-    chosen = suite.only(["chat"])
-    assert [prompt.id for prompt in chosen.prompts] == ["one", "three"]
-    assert chosen.sha256 == suite.sha256
-    assert [prompt.id for prompt in suite.only([], 1).prompts] == ["one", "two"]
-    assert len(suite.only([]).prompts) == 3
-    assert len(suite.only(["code", "chat"], 5).prompts) == 3
-
-
-def test_an_unknown_kind_is_rejected_with_the_known_ones(suite_file: Path):
-    with pytest.raises(InvalidRequest, match="'poem'"):
-        load_suite(suite_file).only(["chat", "poem"])
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -86,3 +71,10 @@ def test_a_prompt_may_be_the_users_words_alone(tmp_path: Path):
     (prompt,) = load_suite(path).prompts
     assert (prompt.id, prompt.kind) == ("1", "any")
     assert prompt.messages == [{"role": "user", "content": "Hello"}]
+
+
+def test_two_prompts_of_one_id_are_refused(tmp_path: Path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"id": "a", "prompt": "Hello"}\n{"id": "a", "prompt": "Hi"}\n')
+    with pytest.raises(InvalidRequest, match="two prompts have the id 'a'"):
+        load_suite(path)

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
-from paceline.engines.base import KVSequence, StepResult
+from paceline.engines.base import Engine, KVSequence, StepResult
 from paceline.engines.exact import CONDITIONS, Compared
 from paceline.errors import InvalidRequest
 from paceline.options import POLICIES, Options
@@ -15,12 +15,14 @@ from paceline.runtime.model import Model
 from paceline.verify.checks import (
     BLOCKS,
     DRAFTERS,
+    SAMPLED,
     Verdict,
     VerifyCase,
-    check_tokens,
+    row_checks,
+    run_checks,
+    token_checks,
     verify_cases,
 )
-from paceline.verify.rows import check_rows
 from paceline.verify.suite import load_suite
 from support.faulty import (
     Change,
@@ -32,7 +34,10 @@ from support.faulty import (
 from support.toy import ToyEngine
 
 GREEDY: Options = {"temperature": 0.0}
-SAMPLED: Options = {"temperature": 0.9, "seed": 3, "top_p": 0.9}
+
+
+def compare(engine: Engine, verdict: Verdict) -> None:
+    run_checks(row_checks(engine, verdict))
 
 
 def pairs(chosen: list[VerifyCase]) -> set[object]:
@@ -41,28 +46,22 @@ def pairs(chosen: list[VerifyCase]) -> set[object]:
     return {((i, a[i]), (j, a[j])) for a in values for i, j in combinations(range(4), 2)}
 
 
-def test_the_whole_list_has_every_drafter_policy_block_and_temperature():
-    every = verify_cases(whole=True)
-    assert {c.drafter for c in every} == {*DRAFTERS}
-    assert {c.block for c in every} == {*range(2, 17)}
-    hot = {(c.drafter, c.policy, c.block, c.sampling["temperature"] > 0) for c in every}
-    assert hot == {*product(DRAFTERS, POLICIES, BLOCKS, (False, True))}
-    for value, values in (("drafter", DRAFTERS), ("policy", POLICIES), ("block", BLOCKS)):
-        met = {(getattr(c, value), c.sampling["temperature"]) for c in every}
-        assert met == {*product(values, (0.0, 0.5, 0.8, 1.2))}
-    assert len({c.sampling.get("seed") for c in every}) == 7
-
-
-def test_the_short_list_has_every_pair_of_values_that_the_whole_one_has():
-    every, chosen = verify_cases(whole=True), verify_cases(whole=False)
-    assert len(chosen) < len(every) / 5
-    assert pairs(chosen) == pairs(every)
-    assert verify_cases(whole=False) == chosen, "the same list each time"
+def test_the_cases_have_every_pair_of_values_and_the_same_each_time():
+    chosen = verify_cases()
+    assert len(chosen) < len(DRAFTERS) * len(POLICIES) * len(BLOCKS) / 2
+    parts = (DRAFTERS, POLICIES, BLOCKS, [*map(str, ({"temperature": 0.0}, *SAMPLED))])
+    every = {
+        ((i, x), (j, y))
+        for (i, a), (j, b) in combinations(enumerate(parts), 2)
+        for x, y in product(a, b)
+    }
+    assert pairs(chosen) == every
+    assert verify_cases() == chosen
 
 
 def test_rows_of_an_exact_engine_do_not_differ_under_any_condition(model: Model):
     verdict = Verdict()
-    check_rows(model.engine, verdict)
+    compare(model.engine, verdict)
     # After three contexts: 256 rows of blocks, 36 of batches, 53 of forks; and 18 ways to prefill.
     assert verdict.rows.rows == 3 * (256 + 36 + 53) + 18 * 17
     assert (verdict.rows.differing, verdict.rows.largest_difference) == (0, 0.0)
@@ -73,7 +72,7 @@ def test_rows_of_an_exact_engine_do_not_differ_under_any_condition(model: Model)
 @pytest.mark.parametrize("change", [by_block_length, by_company])
 def test_rows_that_depend_on_how_they_are_computed_are_found(change: Change, model: Model):
     verdict = Verdict()
-    check_rows(FaultyEngine(model.engine, change), verdict)
+    compare(FaultyEngine(model.engine, change), verdict)
     assert 0 < verdict.rows.differing < verdict.rows.rows
     assert 1e-5 < verdict.rows.largest_difference < 0.1
     assert not verdict.exact
@@ -92,7 +91,7 @@ def test_slots_of_an_answer_that_are_shared_as_a_prompts_are_found():
             return result
 
     verdict = Verdict()
-    check_rows(Sharing(context_length=400), verdict)
+    compare(Sharing(context_length=400), verdict)
     held = {name: each.holds for name, each in verdict.conditions.items()}
     assert held["prefix_cache"] is False
 
@@ -108,9 +107,9 @@ def test_rows_that_depend_on_how_the_prompt_was_cut_are_found():
             return super().step(work)
 
     verdict = Verdict()
-    check_rows(ToyEngine(), verdict)
+    compare(ToyEngine(), verdict)
     assert verdict.exact
-    check_rows(Forgetful(), verdict)
+    compare(Forgetful(), verdict)
     assert not verdict.exact
 
 
@@ -123,7 +122,7 @@ def test_a_difference_in_the_last_bit_or_in_the_sign_of_zero_is_one():
             return found
 
     verdict = Verdict()
-    check_rows(Signed(), verdict)
+    compare(Signed(), verdict)
     assert verdict.rows.differing > 0
     assert verdict.rows.largest_difference == 0.0
 
@@ -138,7 +137,7 @@ def test_a_check_gives_all_slots_back_even_when_it_fails(model: Model):
             return super().step(work)
 
     with pytest.raises(RuntimeError):
-        check_rows(Failing(model.engine, by_company), Verdict())
+        compare(Failing(model.engine, by_company), Verdict())
     assert model.engine.free_slots == free
 
 
@@ -156,51 +155,39 @@ class Crossing(ToyEngine):
 
 def test_rows_that_depend_on_the_keys_of_a_call_are_found_around_thresholds():
     verdict = Verdict()
-    part = check_rows(Crossing(context_length=1100, cache_blocks=400), verdict)
-    assert part.done == part.of == 6
-    assert 0 < verdict.conditions["block_length"].differing < 80
-    verdict = Verdict()
-    assert check_rows(Crossing(context_length=1100, cache_blocks=400), verdict, seconds=0).done == 1
+    checks = row_checks(Crossing(context_length=1100, cache_blocks=400), verdict)
+    assert run_checks(checks, until=0) == 1
     assert verdict.exact
+    assert run_checks(checks) == len(checks) == 6
+    assert 0 < verdict.conditions["block_length"].differing < 80
 
 
 CHOSEN = [
     VerifyCase(drafter, "fixed", block, sampling)
     for drafter, block, sampling in zip(
-        (*DRAFTERS, "suffix"), (2, 3, 8, 16, 5, 4), [GREEDY, SAMPLED] * 3, strict=True
+        (*DRAFTERS, "suffix"), (2, 3, 8, 16, 5, 4), [GREEDY, SAMPLED[3]] * 3, strict=True
     )
 ]
 
 
 def test_answers_of_a_model_that_keeps_its_promise_do_not_differ(model: Model, suite_file: Path):
     verdict, reached = Verdict(), list[int]()
-    check_tokens(
-        model,
-        load_suite(suite_file),
-        CHOSEN,
-        verdict,
-        max_tokens=40,
-        together=(1, 3),
-        watch=reached.append,
+    checks = token_checks(
+        model, load_suite(suite_file), CHOSEN, verdict, max_tokens=40, together=(1, 3)
     )
+    run_checks(checks, reached.append)
     assert reached == [1, 2, 3, 4, 5, 6]
     assert verdict.answers_compared == 3 * (1 + 3)
     assert verdict.tokens_compared == 40 * 12
     assert verdict.exact
 
 
-def test_one_of_eight_cases_has_a_long_answer_and_a_time_limit_ends_with_the_case(
-    model: Model, suite_file: Path
-):
+def test_one_of_eight_cases_has_a_long_answer(model: Model, suite_file: Path):
     verdict = Verdict()
-    case = VerifyCase("suffix", "fixed", 4, GREEDY)
-    part = check_tokens(model, load_suite(suite_file), [case] * 8, verdict, max_tokens=10, long=40)
-    assert (part.done, part.of, verdict.tokens_compared) == (8, 8, 7 * 10 + 40)
-    part = check_tokens(
-        model, load_suite(suite_file), [case] * 8, Verdict(), max_tokens=4, seconds=0
-    )
-    assert (part.done, part.of) == (1, 8)
-    assert part.whole_seconds == 8 * part.seconds
+    cases = [VerifyCase("suffix", "fixed", 4, GREEDY)] * 8
+    suite = load_suite(suite_file)
+    run_checks(token_checks(model, suite, cases, verdict, max_tokens=10, long=40, together=(1,)))
+    assert verdict.tokens_compared == 7 * 10 + 40
 
 
 def test_an_answer_with_another_token_is_named_with_its_way_and_place(
@@ -209,11 +196,11 @@ def test_an_answer_with_another_token_is_named_with_its_way_and_place(
     liar = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
     verdict = Verdict()
     case = VerifyCase("suffix", "fixed", 4, GREEDY)
-    check_tokens(liar, load_suite(suite_file), [case] * 3, verdict, max_tokens=60)
+    run_checks(token_checks(liar, load_suite(suite_file), [case] * 3, verdict, max_tokens=60))
     assert verdict.answers_differing
     assert not verdict.exact
     for said in verdict.answers_differing:
-        assert "(suffix, fixed, block 4, temperature=0.0, 1 together): token " in said
+        assert "(suffix, fixed, block 4, temperature=0.0, " in said
         assert said.split(" ")[0] in ("one", "two", "three")
 
 
@@ -227,7 +214,7 @@ def test_an_answer_that_only_ends_sooner_differs_too(model: Model, suite_file: P
     verdict = Verdict()
     case = VerifyCase("suffix", "fixed", 4, GREEDY)
     short = Short(model.files, model.engine)
-    check_tokens(short, load_suite(suite_file), [case], verdict, max_tokens=9)
+    run_checks(token_checks(short, load_suite(suite_file), [case], verdict, max_tokens=9))
     assert len(verdict.answers_differing) == 1
     assert "token 5 differs" in verdict.answers_differing[0]
 
@@ -241,7 +228,7 @@ def test_rows_are_compared_at_the_contexts_of_which_two_sequences_fit(
 ):
     engine = ToyEngine(context_length=2048, block_size=16, cache_blocks=slots // 16)
     verdict = Verdict()
-    check_rows(engine, verdict)
+    compare(engine, verdict)
     compared = verdict.conditions.get("block_length", Compared())
     # Around 512 and 1,024 slots, where one sequence has to fit, 16 rows in blocks of five lengths.
     assert compared.rows == contexts * (1 + len(BLOCKS)) * 16 + thresholds * 5 * 16
@@ -249,7 +236,7 @@ def test_rows_are_compared_at_the_contexts_of_which_two_sequences_fit(
     assert engine.free_slots == slots
 
 
-def test_answers_are_compared_in_calls_of_as_many_as_fit(
+def test_answers_together_may_need_more_than_the_cache_has(
     model: Model, suite_file: Path, tmp_path: Path
 ):
     settings = EngineSettings(cache_tokens=160)
@@ -257,13 +244,16 @@ def test_answers_are_compared_in_calls_of_as_many_as_fit(
     long = {"id": "long", "kind": "chat", "messages": [{"role": "user", "content": "x" * 400}]}
     suite = tmp_path / "more.jsonl"
     suite.write_text(json.dumps(long) + "\n" + suite_file.read_text())
-    cases = [VerifyCase("suffix", "fixed", block, GREEDY) for block in range(2, 8)]
+    cases = [VerifyCase("suffix", "fixed", block, GREEDY) for block in (2, 5)]
     verdict = Verdict()
     small = Model(model.files, engine)
-    check_tokens(small, load_suite(suite), cases, verdict, max_tokens=30, together=[8])
+    checks = token_checks(
+        small, load_suite(suite), cases, verdict, max_tokens=30, together=[5], long=0
+    )
+    run_checks(checks)
     assert verdict.answers_differing == []
-    assert len(cases) < verdict.answers_compared < 8 * len(cases)
+    assert verdict.answers_compared == 5 * len(cases)
     assert verdict.prompts_left_out == ["long"]
+    suite.write_text(json.dumps(long))
     with pytest.raises(InvalidRequest, match="160 tokens"):
-        suite.write_text(json.dumps(long))
-        check_tokens(small, load_suite(suite), cases, verdict, max_tokens=30)
+        token_checks(small, load_suite(suite), cases, verdict, max_tokens=30)

@@ -1,6 +1,4 @@
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,9 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.engines.costs import ROWS
 from paceline.engines.exact import CONDITIONS
 from paceline.errors import InvalidRequest
-from paceline.models import QUIET, Progress, list_models
+from paceline.models import QUIET, list_models
 from paceline.plan import plan
 from paceline.runtime.model import Model
-from paceline.storage.json_lines import journal_path
-from paceline.storage.report import Report
 from paceline.verify import checks, command
 from support.faulty import (
     FaultyEngine,
@@ -29,8 +25,8 @@ from support.faulty import (
 
 @pytest.fixture
 def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = [case for case in checks.verify_cases(whole=False) if case.policy == "fixed"][:8]
-    monkeypatch.setattr(command, "verify_cases", lambda **_: chosen)
+    chosen = [case for case in checks.verify_cases() if case.policy == "fixed"][:8]
+    monkeypatch.setattr(command, "verify_cases", lambda _: chosen)
 
 
 @pytest.mark.usefixtures("few_cases")
@@ -56,6 +52,8 @@ def test_a_quick_verification_compares_a_part_and_estimates_the_whole(
     assert report.value["parts"]["combinations"]["of"] == 8
     last = report.text.splitlines()[-1]
     assert "1 of 3 contexts and 1 of 8 combinations were compared; all of them take about" in last
+    with pytest.raises(InvalidRequest, match="magic"):
+        command.verify(lambda: pytest.fail("loaded"), QUIET, drafters=["magic"], max_tokens=5)
 
 
 @pytest.mark.usefixtures("few_cases")
@@ -110,43 +108,6 @@ def test_a_conversation_in_a_full_cache_claims_nothing_and_goes_on(model: Model)
 
 def nothing(*_: object) -> None:
     """No fault."""
-
-
-@pytest.mark.usefixtures("few_cases")
-def test_a_stopped_verification_resumes_checks_nothing_twice_and_keeps_what_differed(
-    model: Model, suite_file: Path, tmp_path: Path
-):
-    output = tmp_path / "verify.json"
-    broken = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
-
-    class Stopping(Progress):
-        @contextmanager
-        def task(self, *_: object, **__: object) -> Iterator[Any]:
-            def reach(done: int) -> None:
-                if done == 4:  # more than the contexts whose rows are compared
-                    raise KeyboardInterrupt
-
-            yield reach
-
-    def verified(progress: Progress = QUIET, max_tokens: int = 60) -> Report:
-        return command.verify(
-            lambda: broken, progress, suite=suite_file, output=output, max_tokens=max_tokens
-        )
-
-    with pytest.raises(KeyboardInterrupt):
-        verified(Stopping(quiet=True))
-    with pytest.raises(InvalidRequest, match="another max_tokens"):
-        verified(max_tokens=21)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(command, "check_rows", lambda *_, **__: pytest.fail("compared again"))
-        report = verified()
-        assert report.journal == journal_path(output)
-        patched.setattr(FaultyEngine, "step", lambda *_: pytest.fail("all is known"))
-        again = verified()
-    assert not again.passed
-    assert again.value["answers_compared"] == 1 + 2 + 1 + 3 + 1 + 5 + 1 + 8
-    assert again.value["conditions"]["block_length"]["rows"] > 100
-    assert again.value["answers_differing"] == report.value["answers_differing"] != []
 
 
 def test_a_plan_has_the_costs_of_this_machine(model: Model):

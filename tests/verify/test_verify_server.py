@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from paceline.cli.app import main
+from paceline.options import GREEDY
 from paceline.runtime.model import Model
-from paceline.verify.client import key_for
+from paceline.runtime.request import Defaults
+from paceline.verify.client import ServedModel, closed_loop, key_for
+from paceline.verify.suite import SuitePrompt
 from support.command import free_port
 from support.server import running
 from support.waiting import until
@@ -158,27 +161,7 @@ def test_texts_that_change_in_a_crowd_are_found_and_placed(verify: Found):
     assert found["conditions"]["as served, alone"]["changed"] == 0
     assert found["conditions"]["as served, 3 at once"]["changed"] > 2
     for each in found["changed"]:
-        assert each["condition"] == "as served, 3 at once"
-        assert (each["at"], each["first"], each["other"]) == (11, "xt as ever", "st as ever")
-
-
-def test_texts_that_speculation_changes_are_found(verify: Found):
-    def answer(_: FakeServer, body: dict[str, Any]) -> str:
-        return TEXT + " and ever" if body.get("draft") else TEXT
-
-    with serving(answer) as server:
-        code, found = verify(
-            server.url, "--plain", "{}", "--speculation", '{"draft": 4}', "--rounds", "1"
-        )
-    assert code == 1
-    changed = {name: each["changed"] for name, each in found["conditions"].items()}
-    assert changed == {
-        "plain, alone": 0,
-        "plain, 3 at once": 0,
-        "speculation, alone": 6,
-        "speculation, 3 at once": 6,
-    }
-    assert {each["at"] for each in found["changed"]} == {len(TEXT)}
+        assert each[2:] == " (as served, 3 at once): character 11: 'xt as ever', 'st as ever'"
 
 
 REPORTS: list[dict[str, Any]] = [
@@ -196,28 +179,24 @@ REPORTS: list[dict[str, Any]] = [
 """How llama.cpp and paceline, LM Studio, and OpenAI report 12 drafted tokens."""
 
 
-@pytest.mark.parametrize("report", REPORTS, ids=["timings", "stats", "usage"])
-def test_a_plain_answer_with_drafted_tokens_is_an_error_that_names_the_second_server(
-    report: dict[str, Any], prompts: Path, capsys: pytest.CaptureFixture[str]
+def test_a_plain_server_that_drafts_is_an_error_and_later_a_failed_request(
+    verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
 ):
-    with serving(lambda *_: TEXT) as server:
-        server.last = report
-        words = ["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]
-        assert main([*words, "--plain", '{"speculative.n_max": 0}', "--speculation", "{}"]) == 2
-    said = capsys.readouterr().err
-    assert "12 tokens were drafted for a plain answer" in said
-    assert "--plain-url" in said
-    assert server.asked == 1
+    with serving(lambda *_: TEXT) as server, serving(lambda *_: TEXT) as second:
+        words = ["--plain-url", second.url, "--suite", str(prompts), "--quiet"]
+        for report in REPORTS:
+            second.last = report
+            assert main(["verify", "--url", server.url, *words]) == 2
+            assert "plainly: 12 tokens were drafted for a plain" in capsys.readouterr().err
+        asked = second.asked
 
+        def answer(server: FakeServer, _: dict[str, Any]) -> str:
+            server.last = REPORTS[0] if server.asked == asked + 9 else {}
+            return TEXT
 
-def test_drafted_tokens_of_a_later_plain_answer_are_a_failed_request(verify: Found):
-    def answer(server: FakeServer, _: dict[str, Any]) -> str:
-        server.last = REPORTS[0] if server.asked == 9 else {}
-        return TEXT
-
-    with serving(answer) as server:
+        second.answer = answer
         code, found = verify(
-            server.url, "--plain", "{}", "--speculation", "{}", "--clients", "1", "--rounds", "1"
+            server.url, "--plain-url", second.url, "--clients", "1", "--rounds", "1"
         )
     assert (code, found["exact"], len(found["failed"])) == (1, False, 1)
     assert "p2 (plain, alone): 12 tokens were drafted for a plain answer" in found["failed"]
@@ -278,15 +257,14 @@ def test_the_second_server_must_be_there_and_have_a_first(
     assert "--url" in capsys.readouterr().err
 
 
-def test_our_server_reports_what_it_drafted_and_is_not_compared_with_itself(
-    tiny_model: Model, verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_our_server_keeps_every_text_with_drafts_and_under_load(tiny_model: Model, verify: Found):
     with running(tiny_model) as server:
-        url = f"{server.url}/v1"
-        _, found = verify(url, "--rounds", "1", "--max-tokens", "60")
-        words = ["verify", "--url", url, "--suite", str(prompts), "--quiet", "--max-tokens", "60"]
-        assert main([*words, "--plain", "{}", "--speculation", "{}"]) == 2
-    assert "were drafted for a plain answer" in capsys.readouterr().err
+        code, found = verify(f"{server.url}/v1", "--rounds", "1", "--max-tokens", "60")
+    assert (code, found["changed"], found["failed"]) == (0, [], [])
+    assert [*found["conditions"]] == [
+        *("plain, alone", "plain, 3 at once", "speculation, alone", "speculation, 3 at once")
+    ]
+    assert {each["texts"] for each in found["conditions"].values()} == {6}
     assert found["drafted"]["plain"] == 0
     assert found["drafted"]["speculation"] > 0
     assert found["warnings"] == []
@@ -306,20 +284,9 @@ def test_a_request_that_fails_is_no_changed_text(verify: Found):
 def test_answers_without_a_text_prove_nothing(prompts: Path, capsys: pytest.CaptureFixture[str]):
     with serving(lambda *_: TEXT) as server:
         words = ["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]
-        silent = '{"silent": true}'
-        server.answer = lambda _, body: SILENCE if body.get("silent") else TEXT
-        assert main([*words, "--plain", silent, "--speculation", "{}"]) == 2
+        server.answer = lambda *_: SILENCE
+        assert main(words) == 2
     assert "no text to compare" in capsys.readouterr().err
-
-
-def test_our_server_keeps_every_text_under_load(tiny_model: Model, verify: Found):
-    with running(tiny_model) as server:
-        code, found = verify(f"{server.url}/v1", "--rounds", "1")
-    assert (code, found["changed"], found["failed"]) == (0, [], [])
-    assert [*found["conditions"]] == [
-        *("plain, alone", "plain, 3 at once", "speculation, alone", "speculation, 3 at once")
-    ]
-    assert {each["texts"] for each in found["conditions"].values()} == {6}
 
 
 @pytest.mark.parametrize(
@@ -362,8 +329,7 @@ def test_thoughts_are_part_of_the_text(verify: Found):
     with serving(answer) as server:
         code, found = verify(server.url, "--clients", "1")
     assert code == 1
-    (changed,) = found["changed"]
-    assert (changed["prompt"], changed["first"], changed["other"]) == ("p2", "onea", "twoa")
+    assert found["changed"] == ["p2 (as served, alone): character 0: 'onea', 'twoa'"]
 
 
 def test_the_key_may_come_from_the_environment(verify: Found, monkeypatch: pytest.MonkeyPatch):
@@ -404,9 +370,9 @@ def a_key(server: FakeServer) -> list[str]:
     ("mistake", "reason"),
     [
         (no_model, "does not answer for the model other: status 404: <html> <h1>no such"),
+        (lambda _: ["--url", "http://["], "http://[/models cannot be read"),
         (no_answers, "status 401: no; give another API key with --api-key"),
         (a_key, "requires another API key (status 401); give it with --api-key"),
-        (lambda _: ["--plain", "{}"], "--plain and --speculation go together"),
         (lambda _: ["--drafter", "suffix"], "leave out --url"),
         (lambda _: ["--url", f"http://127.0.0.1:{free_port()}/v1"], "/v1/models cannot be read"),
     ],
@@ -423,3 +389,37 @@ def test_a_users_mistake_is_one_line(
     said = capsys.readouterr()
     assert reason in said.err
     assert (said.err.count("\n"), said.out) == (1, "")
+
+
+def test_requests_are_greedy_whatever_the_servers_model_says(tiny_model: Model):
+    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    hot = Defaults(registry={"temperature": 0.9, **dict.fromkeys(penalties, 1.7)})
+    prompt = SuitePrompt("p", "chat", [{"role": "user", "content": "the rain"}])
+    with running(Model(tiny_model.files, tiny_model.engine, defaults=hot)) as other:
+        endpoint = ServedModel(f"{other.url}/v1", "tiny", max_tokens=20)
+        (sample,) = closed_loop(endpoint, [prompt], clients=1, requests=1)
+    expected = tiny_model.generate(prompt.messages, max_tokens=20, drafter="none", **GREEDY)
+    assert (sample.error, sample.text, sample.tokens) == (None, expected.text, 20)
+    assert sample.prompt_tokens == expected.prompt_tokens
+    assert sample.first is not None
+    assert 0 < sample.first <= sample.seconds
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_a_client_sends_a_request_when_its_last_answer_has_ended(clients: int):
+    most = 0
+
+    def answer(server: FakeServer, _: dict[str, Any]) -> str:
+        nonlocal most
+        most = max(most, server.open)
+        if clients > 1:
+            until(lambda: server.open == clients or server.asked > 3)
+        return TEXT
+
+    prompts = [SuitePrompt(f"p{n}", "chat", []) for n in range(3)]
+    ended: list[int] = []
+    with serving(answer) as server:
+        endpoint = ServedModel(server.url, "fake")
+        samples = closed_loop(endpoint, prompts, clients=clients, requests=7, watch=ended.append)
+    assert sorted(s.prompt for s in samples) == ["p0", "p0", "p0", "p1", "p1", "p2", "p2"]
+    assert (ended, most) == ([*range(1, 8)], clients)

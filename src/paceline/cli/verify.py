@@ -1,6 +1,6 @@
 """`paceline verify`."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated
 
 from typer import Option
@@ -26,9 +26,6 @@ app = group()
 class VerificationArguments:
     """What is checked."""
 
-    whole: Annotated[
-        bool, Option("--whole", help="every combination, not only a part that covers every pair")
-    ] = False
     quick: Annotated[
         bool, Option("--quick", help="a part that fits into a minute, and what all would take")
     ] = False
@@ -44,10 +41,6 @@ class VerificationArguments:
 
     def __post_init__(self) -> None:
         check_writable(self.output)
-        if self.quick and self.whole:
-            raise InvalidRequest(
-                "--quick is a part of what is compared and --whole all; leave out one"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +58,6 @@ class RemoteArguments:
         str | None, Option(metavar="NAME", help="with --url: its model; default: its first")
     ] = None
     api_key: ApiKey = None
-    plain: Annotated[
-        str | None,
-        Option(metavar="JSON", help="with --url: fields of a request without speculation"),
-    ] = None
-    speculation: Annotated[
-        str | None, Option(metavar="JSON", help="with --url: fields of a request with speculation")
-    ] = None
     plain_url: Annotated[
         str | None,
         Option(
@@ -85,7 +71,7 @@ class RemoteArguments:
 
 @command(
     app,
-    first=("model", "quick", "whole", "drafters", "url", "json"),
+    first=("model", "quick", "drafters", "url", "json"),
     examples=(
         "paceline verify --quick  # in a minute",
         "paceline verify --url http://127.0.0.1:8000/v1  # any OpenAI-compatible server",
@@ -100,22 +86,14 @@ def verify(
 ) -> int:
     """Check that drafts change no token, on this machine or of a server."""
     if server.url is not None:
-        if verification.drafters or verification.whole or verification.quick:
-            raise InvalidRequest(
-                "--drafter, --whole and --quick are of a model here; leave out --url"
-            )
+        if verification.drafters or verification.quick:
+            raise InvalidRequest("--drafter and --quick are of a model here; leave out --url")
         from paceline.verify.client import Access
         from paceline.verify.server import verify_server
 
         outcome = verify_server(
             server.url,
-            Access(
-                server.served_model,
-                server.api_key,
-                server.plain,
-                server.speculation,
-                server.plain_url,
-            ),
+            Access(server.served_model, server.api_key, server.plain_url),
             progress_of(output),
             suite=verification.suite,
             max_tokens=verification.max_tokens,
@@ -130,6 +108,9 @@ def verify(
     report = run(
         lambda: load_model(model, output, drafters=verification.drafters),
         progress_of(output),
-        **asdict(verification),
+        max_tokens=verification.max_tokens,
+        quick=verification.quick,
+        drafters=verification.drafters,
+        suite=verification.suite,
     )
     return print_report(report, output, verification.output)

@@ -1,28 +1,30 @@
-"""Token parity, and the verdict of a verification.
+"""Comparisons of a verification: row invariance, and token parity.
 
-Prompts are answered with drafters, policies, blocks and samplings, alone and several in one call;
-the tokens must equal plain decoding's. `rows.py` has row invariance.
+Rows are compared as in `engines/exact.py`, after more contexts and in more ways, and around numbers
+of keys where attention may take another kernel. Prompts are answered with drafters, policies,
+blocks and samplings, alone and several in one call; the tokens must equal plain decoding's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import product
+from functools import partial
+from itertools import cycle, islice, product
 from math import inf
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from paceline import drafters
 from paceline.engines.base import Engine
-from paceline.engines.exact import Compared
+from paceline.engines.exact import BLOCK_LENGTH, Compared, Depth, compare_rows, room_for
 from paceline.errors import InvalidRequest
 from paceline.options import GREEDY as NEUTRAL
 from paceline.options import POLICIES, Options
 from paceline.runtime.model import Model
-from paceline.storage.json_lines import Journal
 from paceline.verify.suite import Suite, prompt_for
 
+BLOCKS = tuple(range(2, 17))
 DRAFTERS = (
     "suffix",
     "suffix:earlier",
@@ -30,7 +32,6 @@ DRAFTERS = (
     "ngram:min=2,max=3,length=4",
     "ngram+suffix",
 )
-BLOCKS = tuple(range(2, 17))
 GREEDY: Options = {"temperature": 0.0}
 SAMPLED: tuple[Options, ...] = (
     {"temperature": 0.5, "seed": 1},
@@ -41,28 +42,29 @@ SAMPLED: tuple[Options, ...] = (
     {"temperature": 1.2, "seed": 6, "frequency_penalty": 0.3},
 )
 
+CONTEXTS = (16, 64, 300, 1000)
+ROWS = max(BLOCKS)
+DEPTH = Depth(ROWS, (1, *BLOCKS), (2, 3, 16, 31, 64, 100, -1, -4), after=ROWS)
+
+THRESHOLDS = (512, 1024, 2048, 4096, 8192)
+"""Numbers of keys where attention may take another kernel."""
+
+_BEFORE = 9
+"""Rows before a threshold."""
+
+_CROSSING = Depth(ROWS, (2, 3, 5, 8, 16))
+
+TOGETHER = (1, 2, 1, 3, 1, 5, 1, 8)
+"""Sequences per call, by case in turn; 1: alone."""
+
+_LONG_CASE = 6
+"""Index in `TOGETHER` of the case whose answer has `LONG` tokens."""
+
 LONG = 448
 """Tokens of a long answer: some differences show only after hundreds of tokens."""
 
-_EVERY = 8
-_LONG_CASE = 6
-"""Index of the case, in every `_EVERY`, whose answer may be long; it is alone in its calls."""
-
-
-class DoneChecks(NamedTuple):
-    """Checks done, of how many, and the seconds that they took."""
-
-    done: int
-    of: int
-    seconds: float
-
-    @property
-    def whole_seconds(self) -> float:
-        """Estimated seconds of all checks."""
-        return self.seconds * self.of / max(self.done, 1)
-
-    def __str__(self) -> str:
-        return f"{self.done} of {self.of}"
+Check = Callable[[], None]
+"""Adds the results of a comparison to a verdict."""
 
 
 @dataclass(slots=True)
@@ -112,7 +114,7 @@ class VerifyCase:
 
     @property
     def options(self) -> Options:
-        """Options of `Model.stream`."""
+        """Options of `Model.generate`."""
         return {
             **NEUTRAL,
             **self.sampling,
@@ -121,17 +123,34 @@ class VerifyCase:
             "max_block": self.block,
         }
 
+    @property
+    def pairs(self) -> set[tuple[str, str]]:
+        """Every two of its values."""
+        values = [self.drafter, self.policy, str(self.block), str(self.sampling)]
+        return {(a, b) for i, a in enumerate(values) for b in values[i + 1 :]}
+
     def __str__(self) -> str:
         how = " ".join(f"{key}={value}" for key, value in self.sampling.items())
         return f"{self.drafter}, {self.policy}, block {self.block}, {how}"
 
 
-class CaseResult(NamedTuple):
-    """Answers and tokens compared in one case, and a line per answer that differed."""
+def row_checks(engine: Engine, verdict: Verdict) -> list[Check]:
+    """Comparisons of rows of the same positions, computed under every condition, bit for bit.
 
-    answers: int
-    tokens: int
-    differing: list[str]
+    One for every context of which two sequences fit into the free slots, and one around every
+    threshold of which one does.
+    """
+
+    def check(keys: int, depth: Depth, *conditions: Sequence[str]) -> None:
+        for name, compared in compare_rows(engine, keys, depth, *conditions).items():
+            verdict.conditions[name] = verdict.conditions.get(name, Compared()) + compared
+
+    contexts = [at for at in CONTEXTS if at + ROWS <= room_for(engine, 2)]
+    thresholds = [keys for keys in THRESHOLDS if keys + ROWS <= room_for(engine, 1)]
+    return [
+        *(partial(check, at, DEPTH) for at in contexts),
+        *(partial(check, keys - _BEFORE, _CROSSING, [BLOCK_LENGTH]) for keys in thresholds),
+    ]
 
 
 def default_drafters(model: Model) -> list[str]:
@@ -140,134 +159,106 @@ def default_drafters(model: Model) -> list[str]:
     return [*DRAFTERS, *shipped, *(f"suffix+{kind}" for kind in shipped)]
 
 
-def verify_cases(*, whole: bool, drafters: Sequence[str] = DRAFTERS) -> list[VerifyCase]:
-    """Every drafter x policy x block, greedy and sampled.
-
-    The samplings alternate: all of them meet every drafter, policy and block. If not `whole`: a
-    subset in which every pair of two parameters' values occurs.
-    """
+def verify_cases(drafters: Sequence[str] = DRAFTERS) -> list[VerifyCase]:
+    """Cases in which every pair of two values of drafter, policy, block and sampling occurs."""
     all_cases = [
         VerifyCase(drafter, policy, block, how)
         for number, (drafter, policy) in enumerate(product(drafters, POLICIES))
         for block in BLOCKS
         for how in (GREEDY, SAMPLED[(number + block) % len(SAMPLED)])
     ]
-    if whole:
-        return all_cases
-    pairs_left = {pair for case in all_cases for pair in _pairs(case)}
+    pairs_left = {pair for case in all_cases for pair in case.pairs}
     chosen: list[VerifyCase] = []
     rng = np.random.default_rng(0)
     order = [all_cases[i] for i in rng.permutation(len(all_cases))]
     while pairs_left:
-        case = max(order[:400], key=lambda candidate: len(pairs_left & _pairs(candidate)))
-        if not pairs_left & _pairs(case):
+        case = max(order[:400], key=lambda candidate: len(pairs_left & candidate.pairs))
+        if not pairs_left & case.pairs:
             order = order[400:]
             continue
-        pairs_left -= _pairs(case)
+        pairs_left -= case.pairs
         chosen.append(case)
     return chosen
 
 
-def check_tokens(
+def token_checks(
     model: Model,
     suite: Suite,
     cases: Sequence[VerifyCase],
     verdict: Verdict,
     *,
     max_tokens: int,
-    journal: Journal | None = None,
-    long: int = 0,
-    together: Sequence[int] = (1,),
-    watch: Callable[[int], None] = lambda _: None,
-    seconds: float = inf,
-) -> DoneChecks:
-    """Answer the suite's prompts with the cases in turn, and compare with plain decoding.
+    long: int = LONG,
+    together: Sequence[int] = TOGETHER,
+) -> list[Check]:
+    """Comparisons of answers to the suite's prompts with plain decoding's, one for each case.
 
-    `together` has sequences per call, by case in turn (1: alone); if they do not fit into the
-    free slots, there are fewer. Answers have `max_tokens` tokens, one of eight cases `long` if that
-    is more. Prompts that do not fit are left out. Cases in `journal` are not checked again, and
-    after `seconds` no further case is. Raises InvalidRequest if no prompt fits.
+    Answers have `max_tokens` tokens, one of eight cases `long` if that is more. Prompts that do not
+    fit are left out. Raises InvalidRequest if no prompt fits.
     """
-    started = perf_counter()
-    engine, journal = model.engine, journal or Journal()
-    prompts = [model.tokens(prompt_for(model.files, prompt.messages)) for prompt in suite.prompts]
+    engine = model.engine
+    prompts = {
+        prompt.id: model.tokens(prompt_for(model.files, prompt.messages))
+        for prompt in suite.prompts
+    }
     context = min(engine.context_length, engine.free_slots)
-    fitting = [at for at, prompt in enumerate(prompts) if len(prompt) + engine.min_rows <= context]
-    verdict.prompts_left_out += [
-        prompt.id for at, prompt in enumerate(suite.prompts) if at not in {*fitting}
-    ]
+    fitting = [name for name in prompts if len(prompts[name]) + engine.min_rows <= context]
+    verdict.prompts_left_out += [name for name in prompts if name not in fitting]
     if not fitting:
         raise InvalidRequest(
             f"no prompt of the suite fits into {context} tokens; use another with --suite, or more "
             "--cache-tokens"
         )
+    plain_answers: dict[str, list[int]] = {}
 
-    def plain(at: int, sampling: Options, length: int) -> list[int]:
-        key = f"prompt {at}, {length} tokens, {sampling}"
-        if (token_ids := journal.get(key, list[int])) is None:
+    def plain(name: str, sampling: Options, length: int) -> list[int]:
+        key = f"{name}, {length} tokens, {sampling}"
+        if key not in plain_answers:
             alone: Options = {**NEUTRAL, **sampling, "drafter": "none", "max_tokens": length}
-            token_ids = model.generate(prompts[at], **alone).token_ids
-            journal.add(key, token_ids)
-        return token_ids
+            plain_answers[key] = model.generate(prompts[name], **alone).token_ids
+        return plain_answers[key]
 
-    def check(case: VerifyCase, group: Sequence[int], length: int) -> CaseResult:
+    def check(case: VerifyCase, names: Sequence[str], length: int) -> None:
         options: Options = {**case.options, "max_tokens": length}
-        asked = [prompts[at] for at in group]
-        results = (
-            model.generate(asked, **options)
-            if len(asked) > 1
-            else [model.generate(asked[0], **options)]
-        )
-        tokens, differing = 0, []
-        for at, result in zip(group, results, strict=True):
-            token_ids, plain_ids = result.token_ids, plain(at, case.sampling, length)
-            tokens += len(plain_ids)
+        if len(names) == 1:  # as `chat` and `generate` answer
+            results = [model.generate(prompts[names[0]], **options)]
+        else:
+            results = model.generate([prompts[name] for name in names], **options)
+        for name, result in zip(names, results, strict=True):
+            token_ids, plain_ids = result.token_ids, plain(name, case.sampling, length)
+            verdict.answers_compared += 1
+            verdict.tokens_compared += len(plain_ids)
             if token_ids != plain_ids:
-                how = f"{suite.prompts[at].id} ({case}, {len(group)} together)"
-                differing.append(f"{how}: token {_difference(token_ids, plain_ids)} differs")
-        return CaseResult(len(group), tokens, differing)
+                verdict.answers_differing.append(
+                    f"{name} ({case}, {len(names)} together): token "
+                    f"{_difference(token_ids, plain_ids)} differs"
+                )
 
-    def group_of(first: int, count: int) -> list[int]:
-        """Up to `count` prompts from a place on, as many as fit into the free slots together."""
-        group: list[int] = []
-        free = engine.free_slots
-        for at in range(first, first + count):
-            prompt = fitting[at % len(fitting)]
-            free -= slots_of(engine, min(len(prompts[prompt]) + max_tokens, engine.context_length))
-            if group and free < 0:
-                break
-            group.append(prompt)
-        return group
+    def checks() -> Iterator[Check]:
+        names = cycle(fitting)
+        for number, case in enumerate(cases):
+            group = [*islice(names, together[number % len(together)])]
+            is_long = number % len(TOGETHER) == _LONG_CASE
+            yield partial(check, case, group, max(max_tokens, long) if is_long else max_tokens)
 
-    place = done = 0
-    for done, case in enumerate(cases, start=1):
-        length = max(max_tokens, long) if (done - 1) % _EVERY == _LONG_CASE else max_tokens
-        group = group_of(place, together[(done - 1) % len(together)])
-        place = (place + len(group)) % len(fitting)
-        key = f"case {done}"
-        if (result := journal.get(key, CaseResult)) is None:
-            result = check(case, group, length)
-            journal.add(key, result)
-        verdict.answers_compared += result.answers
-        verdict.tokens_compared += result.tokens
-        verdict.answers_differing += result.differing
+    return [*checks()]
+
+
+def run_checks(
+    checks: Sequence[Check],
+    watch: Callable[[int], None] = lambda _: None,
+    until: float = inf,
+) -> int:
+    """Run checks, the first at least, but begin none after the time `until`; how many were run."""
+    for done, check in enumerate(checks, start=1):
+        check()
         watch(done)
-        if perf_counter() - started > seconds:
-            break
-    return DoneChecks(done, len(cases), perf_counter() - started)
+        if perf_counter() > until:
+            return done
+    return len(checks)
 
 
 def _difference(tokens: Sequence[int], plain: Sequence[int]) -> int:
     """Place of the first token that differs, or that only one of the two has."""
     pairs = zip([*tokens, -1], [*plain, -1], strict=False)
     return next(place for place, (a, b) in enumerate(pairs) if a != b)
-
-
-def _pairs(case: VerifyCase) -> set[tuple[str, str]]:
-    values = [case.drafter, case.policy, str(case.block), str(case.sampling)]
-    return {(a, b) for i, a in enumerate(values) for b in values[i + 1 :]}
-
-
-def slots_of(engine: Engine, length: int) -> int:
-    """Slots of the KV blocks of a sequence of `length` tokens."""
-    return -(-length // engine.block_size) * engine.block_size

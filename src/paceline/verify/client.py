@@ -1,21 +1,16 @@
 """A client of OpenAI-compatible servers: greedy requests from several clients at once.
 
-Tokens are counted by the server (`usage`), times by the client. Time per output token is the time
-after the first delta over the tokens after the first: a delta may have several tokens.
-
-A server decodes in one or two modes: see `connect`. Plain decoding and speculation are compared if
-fields of a request can select them. The fields of a paceline server are built in; those of another
-server are options. Otherwise a server decodes as it was started: it may draft, and prompts may be
-prefix cache hits.
+Tokens are counted by the server (`usage`), times by the client. A paceline server decodes plainly
+or with speculation, as a request says; another one as it was started, so its plain decoding is a
+second server's. A server may draft, and prompts may be prefix cache hits.
 """
 
 import asyncio
-import contextlib
 import ipaddress
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
@@ -26,13 +21,13 @@ from paceline.verify.suite import SuitePrompt
 
 _TIMEOUT_SECONDS = 600.0
 
-
 PLAIN, SPECULATION, AS_SERVED = "plain", "speculation", "as served"
 
 _PACELINE: Mapping[str, Mapping[str, Any]] = {
     PLAIN: {"cache_prompt": False, "speculation": {"drafter": "none"}},
     SPECULATION: {"cache_prompt": False},
 }
+"""Mode -> fields of a request to a server of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,65 +56,34 @@ class Access:
     model: str | None = None
     """None: the first model of a server."""
     key: str | None = None
-    plain: str | None = None
-    """JSON: further fields of a request for plain decoding."""
-    speculation: str | None = None
-    """JSON: further fields of a request for speculation."""
     plain_url: str | None = None
     """Base URL of a second server, which was started without speculation and decodes plainly."""
 
-    def fields(self) -> Mapping[str, Mapping[str, Any]]:
-        """Mode -> further fields; empty if no mode can be selected.
-
-        Raises InvalidRequest unless both options are JSON objects, or both are missing. With a
-        second server, one may be missing.
-        """
-        if self.plain_url is None and (self.plain is None) != (self.speculation is None):
-            raise InvalidRequest(
-                "--plain and --speculation go together: a server's plain answers are compared with "
-                "its speculative ones; use {} for no further fields"
-            )
-        if self.plain_url is None and self.plain is None:
-            return {}
-        return {
-            PLAIN: json_object("--plain", self.plain or "{}"),
-            SPECULATION: json_object("--speculation", self.speculation or "{}"),
-        }
-
-
-def json_object(option: str, text: str) -> Mapping[str, Any]:
-    """The object in an option. Raises InvalidRequest if it is none."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{option} is {text!r}; expected a JSON object")
-    return value
-
 
 def connect(url: str, access: Access) -> Mapping[str, ServedModel]:
-    """Mode -> endpoint of the server at a base URL.
+    """Mode -> endpoint of the server at a base URL; plain decoding first.
 
     Raises InvalidRequest if there is no OpenAI-compatible server at a URL.
     """
-    fields = access.fields()
+    server, is_ours = _endpoint(url, access)
+    if access.plain_url is not None:
+        return {PLAIN: _endpoint(access.plain_url, access)[0], SPECULATION: server}
+    modes = _PACELINE if is_ours else {AS_SERVED: {}}
+    return {mode: replace(server, fields=fields) for mode, fields in modes.items()}
+
+
+def _endpoint(url: str, access: Access) -> tuple[ServedModel, bool]:
+    """The endpoint at a base URL, and whether it is a server of ours."""
     url = url.rstrip("/")
     key = key_for(url, access.key)
-    model = access.model or model_of(url, key)
-    if not fields:
-        models = []
-        with contextlib.suppress(InvalidRequest):  # a server need not list a model that is named
-            models = _served(url, key)
-        ours = any(owner == "paceline" for _, owner in models)
-        fields = _PACELINE if ours else {AS_SERVED: {}}
-    endpoints = {mode: ServedModel(url, model, 0, key, extra) for mode, extra in fields.items()}
-    if access.plain_url is not None:
-        plain_url = access.plain_url.rstrip("/")
-        key = key_for(plain_url, access.key)
-        model = access.model or model_of(plain_url, key)
-        endpoints[PLAIN] = ServedModel(plain_url, model, 0, key, fields[PLAIN])
-    return endpoints
+    try:
+        models = _served(url, key)
+    except InvalidRequest:
+        if access.model is None:
+            raise
+        models = []  # a server need not list a model that is named
+    is_ours = any(owner == "paceline" for _, owner in models)
+    return ServedModel(url, access.model or models[0][0], key=key), is_ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +91,8 @@ class Sample:
     """One request."""
 
     prompt: str
-    started: float
-    """Seconds since the run began."""
-    ended: float
+    seconds: float
+    """Of the whole answer."""
     first: float | None = None
     """Seconds to the first delta with text; None if there was none."""
     tokens: int = 0
@@ -141,33 +104,9 @@ class Sample:
     """Of thoughts, too."""
     error: str | None = None
 
-    @property
-    def per_token(self) -> float | None:
-        """Time per output token after the first, in seconds."""
-        if self.first is None or self.tokens < 2:
-            return None
-        return (self.ended - self.started - self.first) / (self.tokens - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadRun:
-    """Requests under one load."""
-
-    load: str
-    seconds: float
-    samples: Sequence[Sample]
-
-
-def model_of(url: str, key: str | None = None) -> str:
-    """The first model of a server.
-
-    Raises InvalidRequest if there is no OpenAI-compatible server at the URL.
-    """
-    return _served(url, key)[0][0]
-
 
 def _served(url: str, key: str | None) -> list[tuple[str, Any]]:
-    """`id` and `owned_by` of a server's models, one or more; errors as of `model_of`."""
+    """`id` and `owned_by` of a server's models. Raises InvalidRequest if there are none."""
     import httpx
 
     try:
@@ -196,46 +135,32 @@ def closed_loop(
     clients: int,
     requests: int,
     watch: Callable[[int], None] = lambda _: None,
-) -> LoadRun:
+) -> list[Sample]:
     """Send `requests` in all from `clients`; a client sends one when its last answer has ended.
 
-    `watch` is called with the number of requests that have ended.
+    Returns the samples as they ended; `watch` is called with their number after each.
     """
-    remaining = islice(cycle(prompts), requests)
-
-    async def run(send: Callable[[SuitePrompt], Any]) -> None:
-        async def client() -> None:
-            for prompt in remaining:
-                await send(prompt)
-
-        await asyncio.gather(*(client() for _ in range(clients)))
-
-    load = f"{clients} client{'s' * (clients > 1)}"
-    return asyncio.run(run_load(load, endpoint, run, watch))
-
-
-async def run_load(
-    load: str, endpoint: ServedModel, run: Callable[[Any], Any], watch: Callable[[int], None]
-) -> LoadRun:
-    """Call `run` with a function that sends a prompt and returns its `Sample`; all samples."""
     import httpx
 
+    remaining = islice(cycle(prompts), requests)
     samples: list[Sample] = []
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=_TIMEOUT_SECONDS, limits=limits) as client:
-        began = perf_counter()
 
-        async def send(prompt: SuitePrompt) -> Sample:
-            sample = await _send(client, endpoint, prompt, began)
-            samples.append(sample)
-            watch(len(samples))
-            return sample
+    async def run() -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=_TIMEOUT_SECONDS, limits=limits) as http:
 
-        await run(send)
-        return LoadRun(load, perf_counter() - began, samples)
+            async def client() -> None:
+                for prompt in remaining:
+                    samples.append(await _send(http, endpoint, prompt))
+                    watch(len(samples))
+
+            await asyncio.gather(*(client() for _ in range(clients)))
+
+    asyncio.run(run())
+    return samples
 
 
-async def _send(client: Any, endpoint: ServedModel, prompt: SuitePrompt, began: float) -> Sample:
+async def _send(client: Any, endpoint: ServedModel, prompt: SuitePrompt) -> Sample:
     """Send one streaming request and read its answer."""
     import httpx
 
@@ -272,7 +197,7 @@ async def _send(client: Any, endpoint: ServedModel, prompt: SuitePrompt, began: 
         read["error"] = str(error)
     except (ValueError, LookupError, TypeError, AttributeError):
         read["error"] = "an event is no chunk of a chat completion"
-    return Sample(prompt.id, started - began, perf_counter() - began, text="".join(pieces), **read)
+    return Sample(prompt.id, perf_counter() - started, text="".join(pieces), **read)
 
 
 async def _check(answer: Any) -> None:

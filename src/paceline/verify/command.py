@@ -2,7 +2,6 @@
 
 import datetime
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -13,21 +12,17 @@ from paceline.engines.exact import Compared
 from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.runtime.request import check
-from paceline.storage.json_lines import journal_path, resuming
 from paceline.storage.report import Report
 from paceline.verify.checks import (
-    LONG,
-    DoneChecks,
+    Check,
     Verdict,
-    check_tokens,
     default_drafters,
+    row_checks,
+    run_checks,
+    token_checks,
     verify_cases,
 )
-from paceline.verify.rows import check_rows, row_checks
 from paceline.verify.suite import load_suite
-
-_TOGETHER = (1, 2, 1, 3, 1, 5, 1, 8)
-"""Sequences per call, in turn."""
 
 _QUICK_ROWS_SECONDS = 20.0
 _QUICK_SECONDS = 45.0
@@ -40,78 +35,59 @@ def verify(
     progress: Progress,
     *,
     max_tokens: int,
-    whole: bool = False,
     quick: bool = False,
     drafters: Sequence[str] = (),
     suite: Path | None = None,
-    output: Path | None = None,
 ) -> Report:
     """Check row invariance and token parity; the report passes if the model is exact here.
 
-    `whole` compares every combination, not only enough to cover every pair of their parameters;
-    `quick` what fits into a minute. Results are journaled beside `output` until it is written.
-    Raises InvalidRequest if the suite or a drafter is invalid, or the journal is another run's.
+    `quick` compares what fits into a minute. Raises InvalidRequest if the suite or a drafter is
+    invalid.
     """
     started = perf_counter()
-
-    def left(until: float) -> float:
-        return until + started - perf_counter() if quick else inf
-
     prompts = load_suite(suite)
     for name in drafters:
         check({"drafter": name})
     model = load()
     named = drafters or default_drafters(model)
-    cases = verify_cases(whole=whole, drafters=named)
-    about = {
+    verdict = Verdict()
+    parts: dict[str, dict[str, float]] = {}
+
+    def run(what: str, unit: str, checks: Sequence[Check], quick_seconds: float) -> None:
+        began = perf_counter()
+        with progress.task(f"comparing {what}", len(checks), unit=unit) as reach:
+            done = run_checks(checks, reach, started + quick_seconds if quick else inf)
+        parts[unit] = {"done": done, "of": len(checks), "seconds": perf_counter() - began}
+
+    run("rows", "contexts", row_checks(model.engine, verdict), _QUICK_ROWS_SECONDS)
+    cases = verify_cases(named)
+    answers = token_checks(model, prompts, cases, verdict, max_tokens=max_tokens)
+    run("answers", "combinations", answers, _QUICK_SECONDS)
+    value = {
         "paceline": paceline.__version__,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "model": model.files.name,
         "fingerprint": model.files.fingerprint,
         "engine": model.engine.describe(),
         "suite_sha256": prompts.sha256,
         "prompts": len(prompts.prompts),
         "max_tokens": max_tokens,
-        "whole": whole,
         "quick": quick,
         "drafters": [DrafterSpec.parse(name).without_folders for name in named],
+        "parts": parts,
+        **verdict.as_dict(),
     }
-    verdict = Verdict()
-    with resuming(output, {**about, "cases": len(cases)}) as journal:
-        checks = len(row_checks(model.engine))
-        with progress.task("comparing rows", checks, unit="contexts") as reach:
-            rows, compared = journal.get("rows", DoneChecks), journal.get("conditions", _Conditions)
-            if rows is None or compared is None:
-                seconds = left(_QUICK_ROWS_SECONDS)
-                rows = check_rows(model.engine, verdict, seconds=seconds, watch=reach)
-                measured = {name: asdict(compared) for name, compared in verdict.conditions.items()}
-                journal.add("rows", rows)
-                journal.add("conditions", measured)
-            else:
-                verdict.conditions = compared
-        label = f"comparing answers ({len(cases)} combinations)"
-        with progress.task(label, len(cases), unit="combinations") as reach:
-            answers = check_tokens(
-                model,
-                prompts,
-                cases,
-                verdict,
-                max_tokens=max_tokens,
-                journal=journal,
-                long=LONG,
-                together=_TOGETHER,
-                watch=reach,
-                seconds=left(_QUICK_SECONDS),
-            )
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    value = {**about, "date": date, **verdict.as_dict()}
     text = _text(model, verdict)
     if quick:
-        value["parts"] = {"contexts": rows._asdict(), "combinations": answers._asdict()}
-        text = f"{text}\n{_quick_line(rows, answers)}"
-    return Report(value, verdict.exact, text, journal=journal_path(output))
-
-
-_Conditions = dict[str, Compared]
+        compared = [f"{part['done']} of {part['of']} {unit}" for unit, part in parts.items()]
+        seconds = sum(
+            part["seconds"] * part["of"] / max(part["done"], 1) for part in parts.values()
+        )
+        text += (
+            f"\nquick: {' and '.join(compared)} were compared; all of them take about "
+            f"{max(seconds / 60, 1):.0f} min (without --quick)"
+        )
+    return Report(value, verdict.exact, text)
 
 
 def _text(model: Model, verdict: Verdict) -> str:
@@ -134,14 +110,6 @@ def _text(model: Model, verdict: Verdict) -> str:
         "they are computed",
     ]
     return "\n".join(lines)
-
-
-def _quick_line(rows: DoneChecks, answers: DoneChecks) -> str:
-    minutes = (rows.whole_seconds + answers.whole_seconds) / 60
-    return (
-        f"quick: {rows} contexts and {answers} combinations were compared; all of them take about "
-        f"{max(minutes, 1):.0f} min (without --quick)"
-    )
 
 
 def _condition_line(name: str, compared: Compared) -> str:

@@ -1,14 +1,14 @@
 """`verify --url`: whether an OpenAI-compatible server gives the same text to the same request.
 
 Greedy requests are answered one at a time, then again in other company: alone once more, among
-requests of other clients, and with speculation where fields of a request select it. A text that
-differs from the first is reported with the place where it does. Only texts are compared: tokens
-that read the same are the same.
+requests of other clients, and with speculation where that can be chosen. A text that differs from
+the first is reported with the place where it does. Only texts are compared: tokens that read the
+same are the same.
 """
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,32 +31,13 @@ from paceline.verify.suite import SuitePrompt, load_suite
 _SHOWN = 10
 """Changed texts and failed requests that are printed; the JSON has all of them."""
 
+_EXCERPT = 24
+"""Characters shown from the first difference on."""
+
 _SILENT = (
     "no answer with speculation reports drafted tokens: either this server does not report them, "
     "or it did not speculate, and nothing was checked; see its log"
 )
-
-_EXCERPT = 24
-"""Characters shown from the first difference on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """A text that is not the first one of its prompt."""
-
-    prompt: str
-    condition: str
-    at: int
-    """Characters that are the same."""
-    first: str
-    """The first text from there on, cut."""
-    other: str
-    """This text from there on, cut."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.prompt} ({self.condition}): character {self.at}: {self.first!r}, {self.other!r}"
-        )
 
 
 def verify_server(
@@ -71,24 +52,22 @@ def verify_server(
 ) -> Report:
     """Compare a server's texts; the report passes if none changed and no request failed.
 
-    `clients` is the number of requests at once, `rounds` that of repetitions.
-
-    A plain answer for which tokens were drafted is a failed request.
-
-    Raises InvalidRequest if there is no OpenAI-compatible server at a URL, it requires another
-    key, does not answer the first request, or drafts for it although that should be plain.
+    `clients` is the number of requests at once, `rounds` that of repetitions. A plain answer for
+    which tokens were drafted is a failed request. Raises InvalidRequest if there is no
+    OpenAI-compatible server at a URL, it requires another key, or does not answer the first
+    request, plainly where it should.
     """
     prompts = load_suite(suite)
-    connected = connect(url, access)
     endpoints = {
-        mode: replace(endpoint, max_tokens=max_tokens) for mode, endpoint in connected.items()
+        mode: replace(endpoint, max_tokens=max_tokens)
+        for mode, endpoint in connect(url, access).items()
     }
     expected = _first_answers(endpoints, prompts.prompts, progress)
     failed = [
-        f"{sample.prompt} (first): {sample.error}" for sample in expected.values() if sample.error
+        f"{name} (first): {answer.error}" for name, answer in expected.items() if answer.error
     ]
     conditions: dict[str, dict[str, int]] = {}
-    changed: list[Changed] = []
+    changed: list[str] = []
     drafted = dict.fromkeys(endpoints, 0)
     passes = product(range(rounds), endpoints, (("alone", 1), (f"{clients} at once", clients)))
     for turn, mode, (company, at_once) in passes:
@@ -97,37 +76,37 @@ def verify_server(
         order = [*prompts.prompts[turn:], *prompts.prompts[:turn]]
         requests = max(len(order), at_once)  # few prompts are repeated
         with progress.task(condition, requests, unit="requests") as reach:
-            run = closed_loop(
+            answers = closed_loop(
                 endpoints[mode], order, clients=at_once, requests=requests, watch=reach
             )
-        samples = [_checked(sample, mode) for sample in run.samples]
-        drafted[mode] += sum(sample.drafted for sample in samples)
-        compared = [sample for sample in samples if not expected[sample.prompt].error]
-        failures = [sample for sample in compared if sample.error]
-        differing = [*_differing(condition, compared, expected)]
         counts = conditions.setdefault(condition, {"texts": 0, "changed": 0, "failed": 0})
-        counts["texts"] += len(compared) - len(failures)
-        counts["changed"] += len(differing)
-        counts["failed"] += len(failures)
-        failed += [f"{sample.prompt} ({condition}): {sample.error}" for sample in failures]
-        changed += differing
+        for answer in (_checked(answer, mode) for answer in answers):
+            drafted[mode] += answer.drafted
+            first = expected[answer.prompt]
+            if first.error:
+                continue
+            if answer.error:
+                failed.append(f"{answer.prompt} ({condition}): {answer.error}")
+            elif answer.text != first.text:
+                changed.append(_change(answer.prompt, condition, first.text, answer.text))
+            counts["texts"] += not answer.error
+            counts["failed"] += bool(answer.error)
+            counts["changed"] += not answer.error and answer.text != first.text
     exact = not (changed or failed)
     server = [*endpoints.values()][-1]
-    plain = endpoints.get(PLAIN, server)
     value = {
         "paceline": paceline.__version__,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "server": server.name,
         "model": server.model,
-        "fields": {mode: endpoint.fields for mode, endpoint in endpoints.items()},
-        **({} if plain.url == server.url else {"plain_server": plain.name}),
+        "plain_server": endpoints.get(PLAIN, server).name,
         "suite_sha256": prompts.sha256,
         "prompts": len(prompts.prompts),
         "max_tokens": max_tokens,
         "clients": clients,
         "rounds": rounds,
         "conditions": conditions,
-        "changed": [asdict(change) for change in changed],
+        "changed": changed,
         "failed": failed,
         "drafted": drafted,
         "warnings": [_SILENT] if drafted.get(SPECULATION) == 0 else [],
@@ -135,14 +114,15 @@ def verify_server(
     }
     head = ("requests", "texts", "changed", "failed")
     rows = [[condition, *map(str, counts.values())] for condition, counts in conditions.items()]
-    return Report(value, exact, _text(value, changed), [(f"texts of {server.name}", head, rows)])
+    text = "\n".join(_lines(value))
+    return Report(value, exact, text, [(f"texts of {server.name}", head, rows)])
 
 
-def _checked(sample: Sample, mode: str) -> Sample:
+def _checked(answer: Sample, mode: str) -> Sample:
     """The answer; one that should be plain, and for which tokens were drafted, is a failure."""
-    if mode == PLAIN and sample.drafted and not sample.error:
-        return replace(sample, error=f"{sample.drafted} tokens were drafted for a plain answer")
-    return sample
+    if mode == PLAIN and answer.drafted and not answer.error:
+        return replace(answer, error=f"{answer.drafted} tokens were drafted for a plain answer")
+    return answer
 
 
 def _first_answers(
@@ -153,51 +133,38 @@ def _first_answers(
     answers: dict[str, Sample] = {}
     with progress.task(f"{mode}, alone", len(prompts), unit="requests") as reach:
         for number, prompt in enumerate(prompts, start=1):
-            (sample,) = closed_loop(endpoint, [prompt], clients=1, requests=1).samples
-            if not (sample.text or sample.error):
-                sample = replace(sample, error="the answer has no text to compare")
-            sample = _checked(sample, mode)
-            if mode == PLAIN and sample.drafted and not answers:
+            (answer,) = closed_loop(endpoint, [prompt], clients=1, requests=1)
+            if not (answer.text or answer.error):
+                answer = replace(answer, error="the answer has no text to compare")
+            answer = _checked(answer, mode)
+            if answer.error and not answers:
                 raise InvalidRequest(
-                    f"{endpoint.url}: {sample.error}, so speculation would be compared with "
-                    "itself; start a second server without speculation, and give it with "
-                    "--plain-url"
+                    f"{endpoint.url} does not answer for the model {endpoint.model}"
+                    f"{', plainly' if mode == PLAIN else ''}: {answer.error}"
                 )
-            if sample.error and not answers:
-                raise InvalidRequest(
-                    f"{endpoint.url} does not answer for the model {endpoint.model}: {sample.error}"
-                )
-            answers[prompt.id] = sample
+            answers[prompt.id] = answer
             reach(number)
     return answers
 
 
-def _differing(
-    condition: str, samples: Sequence[Sample], expected: Mapping[str, Sample]
-) -> Iterator[Changed]:
-    for sample in samples:
-        first = expected[sample.prompt].text
-        if sample.error or sample.text == first:
-            continue
-        pairs = zip(first, sample.text, strict=False)
-        same = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
-        at = min(len(first), len(sample.text)) if same is None else same
-        end = at + _EXCERPT
-        yield Changed(sample.prompt, condition, at, first[at:end], sample.text[at:end])
+def _change(prompt: str, condition: str, first: str, other: str) -> str:
+    """Where a text differs from the first one of its prompt, and how both go on there."""
+    pairs = zip(first, other, strict=False)
+    same = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(other)))
+    texts = (repr(text[same : same + _EXCERPT]) for text in (first, other))
+    return f"{prompt} ({condition}): character {same}: {', '.join(texts)}"
 
 
-def _text(value: Mapping[str, Any], changed: Sequence[Changed]) -> str:
+def _lines(value: Mapping[str, Any]) -> Iterator[str]:
+    """The report for people."""
+    faults = [*value["changed"][:_SHOWN], *value["failed"][:_SHOWN]]
+    yield from faults
+    if more := len(value["changed"]) + len(value["failed"]) - len(faults):
+        yield f"and {more} more"
+    yield from (f"warning: {warning}" for warning in value["warnings"])
     texts = sum(counts["texts"] for counts in value["conditions"].values())
-    lines = [*map(str, changed[:_SHOWN]), *value["failed"][:_SHOWN]]
-    more = len(changed) + len(value["failed"]) - len(lines)
-    if more:
-        lines.append(f"and {more} more")
-    lines += [f"warning: {warning}" for warning in value["warnings"]]
-    verdict = "gave" if value["exact"] else "did NOT give"
-    return "\n".join(
-        [
-            *lines,
-            f"{value['server']} {verdict} the same text every time: {len(changed)} of {texts} "
-            f"texts changed, {len(value['failed'])} requests failed",
-        ]
+    yield (
+        f"{value['server']} {'gave' if value['exact'] else 'did NOT give'} the same text every "
+        f"time: {len(value['changed'])} of {texts} texts changed, {len(value['failed'])} requests "
+        "failed"
     )

@@ -47,32 +47,6 @@ class Suite:
     prompts: Sequence[SuitePrompt]
     sha256: str
 
-    def only(
-        self, kinds: Sequence[str], per_kind: int | None = None, limit: int | None = None
-    ) -> "Suite":
-        """The prompts of some kinds (all if empty), `per_kind` per kind; the hash is the file's.
-
-        `limit` is the number of prompts in all: the same number of each kind (one more of the first
-        kinds if it does not divide). Of n prompts of a kind, prompt i of k is at floor(i n / k).
-        Raises InvalidRequest if there is no such kind.
-        """
-        known = list(dict.fromkeys(prompt.kind for prompt in self.prompts))
-        for kind in kinds:
-            if kind not in known:
-                raise InvalidRequest(f"no prompt is of kind {kind!r}; expected {', '.join(known)}")
-        chosen = [
-            [prompt for prompt in self.prompts if prompt.kind == kind][:per_kind]
-            for kind in known
-            if not kinds or kind in kinds
-        ]
-        if limit is not None:
-            counts = _shares([len(group) for group in chosen], limit)
-            chosen = [
-                [group[i * len(group) // count] for i in range(count)]
-                for group, count in zip(chosen, counts, strict=True)
-            ]
-        return Suite([prompt for group in chosen for prompt in group], self.sha256)
-
 
 def prompt_for(files: ModelFiles, messages: Sequence[dict[str, Any]]) -> Prompt:
     """The prompt of a model: the messages, or for a base model, which has no template, their text.
@@ -101,7 +75,7 @@ def load_suite(path: Path | None = None) -> Suite:
         )
     except OSError as error:
         raise InvalidRequest(f"cannot read {error.filename}: {error.strerror}") from error
-    prompts = []
+    prompts: dict[str, SuitePrompt] = {}
     for number, line in enumerate(content.decode("utf-8", "replace").split("\n"), start=1):
         if not line.strip():
             continue
@@ -110,22 +84,13 @@ def load_suite(path: Path | None = None) -> Suite:
             entry = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"{where}: {error}") from error
-        prompts.append(_prompt(entry, number, where))
+        prompt = _prompt(entry, number, where)
+        if prompt.id in prompts:
+            raise InvalidRequest(f"two prompts have the id {prompt.id!r}; expected ids that differ")
+        prompts[prompt.id] = prompt
     if not prompts:
         raise InvalidRequest(f"there are no prompts in {path or 'the suite'}")
-    return Suite(prompts, sha256(content).hexdigest())
-
-
-def _shares(sizes: Sequence[int], total: int) -> list[int]:
-    """Numbers that share `total` equally among groups of these sizes; all of a smaller group."""
-    shares = [0] * len(sizes)
-    left = min(total, sum(sizes))
-    while left:
-        open_groups = [at for at, size in enumerate(sizes) if shares[at] < size]
-        for at in open_groups[:left]:
-            shares[at] += 1
-        left -= len(open_groups[:left])
-    return shares
+    return Suite([*prompts.values()], sha256(content).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,8 +72,7 @@ class Row:
     `verify_seconds` and `sample_seconds` are parts. Ratios are more than 0."""
     at: Mapping[str, int | _Number | str] = field(default_factory=dict)
     """Parameters of the case: `prompt_tokens`, `depth` (context before the question, in tokens),
-    `block`, `temperature`. Curves are drawn over the numbers. `state` is `cold` for the first
-    request after loading."""
+    `block`, `temperature`. Curves are drawn over the numbers."""
     counts: Mapping[str, int | list[int] | Mapping[str, int]] = field(default_factory=dict)
     """Sums over the rounds: `steps`, `drafted`, `accepted`; by drafter as `drafted_by`,
     `accepted_by`; by position in the draft, from 0, as `drafted_at`, `accepted_at`."""
@@ -114,7 +113,7 @@ class Record:
     """A recorded result; `here()` has the fields that describe this process."""
 
     kind: str
-    """`run`, `sweep`, `simulate`, `peers`, `serve`, ..."""
+    """`run`, `sweep`, `simulate`, `peers`, ..."""
     rows: Sequence[Row]
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Options that the result depends on; no paths, no times."""

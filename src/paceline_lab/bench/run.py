@@ -10,7 +10,6 @@ from paceline.runtime.model import Model
 from paceline.runtime.request import check
 from paceline.storage.json_lines import journal_path
 from paceline.storage.report import Report
-from paceline.verify.suite import load_suite
 from paceline_lab.bench.ab_test import (
     PLAIN,
     SINGLE_ROW,
@@ -23,9 +22,10 @@ from paceline_lab.bench.ab_test import (
     warm_up,
 )
 from paceline_lab.bench.journal import open_journal
+from paceline_lab.bench.prompts import chosen_prompts
 from paceline_lab.bench.record import Record, here
 from paceline_lab.bench.summary import all_same_tokens, case_table, group_tables, notes, summary
-from paceline_lab.bench.turns import PromptTurn, check_names, measure_turns
+from paceline_lab.bench.turns import PromptTurn, measure_turns
 
 _MAX_PRINTED = 64
 """Cases. Of a longer run only the result file has the rows."""
@@ -53,8 +53,7 @@ def bench_run(
     number of rows per call; rows are journaled beside `output` until it is written. Raises
     InvalidRequest if an option or the suite is invalid, or no prompt fits the context.
     """
-    prompts = load_suite(suite).only(kinds, per_kind, limit)
-    check_names(prompts.prompts)
+    prompts = chosen_prompts(suite, kinds, per_kind, limit)
     sampling: Options = {"temperature": temperature, "seed": seed} if temperature else {}
     options: Options = {"max_tokens": max_tokens, **sampling}
     for name in drafters:

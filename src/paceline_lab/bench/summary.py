@@ -105,24 +105,6 @@ def case_table(rows: Sequence[Row]) -> Table:
     return "prompts", head, [_case_line(row, single=single) for row in rows]
 
 
-def cold_table(rows: Sequence[Row]) -> Table:
-    """The first requests after loading."""
-    head = ["contender", "load", "first token", "prefill tok/s", "tok/s"]
-    lines = []
-    for row in rows:
-        first = {name: values[0] for name, values in row.measures.items()}
-        lines.append(
-            [
-                row.contender,
-                f"{first['load_seconds']:.2f} s",
-                f"{first['first_token_seconds']:.2f} s",
-                f"{first['prefill_tokens_per_second']:.0f}",
-                f"{first['decode_tokens_per_second']:.1f}",
-            ]
-        )
-    return "the first request after loading", head, lines
-
-
 def _means(rows: Sequence[Row], measure: str) -> dict[str, float]:
     """Contender -> geometric mean of a measure's medians; rows without the measure do not count."""
     medians: dict[str, list[float]] = {}

@@ -53,15 +53,6 @@ class Measured(NamedTuple):
     skipped: list[Skipped]
 
 
-def check_names(prompts: Sequence[SuitePrompt]) -> None:
-    """Raise InvalidRequest if two prompts have the same id: ids identify the rows."""
-    seen = set()
-    for prompt in prompts:
-        if prompt.id in seen:
-            raise InvalidRequest(f"two prompts have the id {prompt.id!r}; expected ids that differ")
-        seen.add(prompt.id)
-
-
 def measure_turns(
     prompts: Sequence[SuitePrompt],
     model: Model,

@@ -43,12 +43,6 @@ def peers(
         str | None, Option(metavar="NAME", help="model of a server; default: its first")
     ] = None,
     api_key: ApiKey = None,
-    plain: Annotated[
-        str | None, Option(metavar="JSON", help="fields of a server's request without speculation")
-    ] = None,
-    speculation: Annotated[
-        str | None, Option(metavar="JSON", help="fields of a server's request with speculation")
-    ] = None,
     measurement: MeasurementArguments,
     model: ModelOptions,
     output: Output,
@@ -63,7 +57,7 @@ def peers(
         limit=limit,
         peers=peer,
         llama_server=llama_server,
-        access=Access(served_model, api_key, plain, speculation),
+        access=Access(served_model, api_key),
         draft=draft_model,
         threads=model.threads,
         progress=progress_of(output),

@@ -9,12 +9,12 @@ from paceline.runtime.model import Model
 from paceline.storage.json_lines import journal_path
 from paceline.storage.report import Report
 from paceline.verify.client import Access
-from paceline.verify.suite import SuitePrompt, load_suite, prompt_for
+from paceline.verify.suite import SuitePrompt, prompt_for
 from paceline_lab.bench.ab_test import about, max_context
 from paceline_lab.bench.journal import open_journal
+from paceline_lab.bench.prompts import chosen_prompts
 from paceline_lab.bench.record import PACKAGES, Record, here
 from paceline_lab.bench.turns import PromptTurn, measure_turns
-from paceline_lab.bench.turns import check_names as check_ids
 from paceline_lab.peers.base import Question, TargetModel
 from paceline_lab.peers.llama_server.binary import PROGRAM, server_binary
 from paceline_lab.peers.measure import contenders_of, measure
@@ -53,13 +53,11 @@ def bench_peers(
         MissingExtra: a named peer is not installed, or without names none is.
         ModelError: a named peer cannot run this model.
     """
-    prompts = load_suite(suite).only(kinds, per_kind, limit)
-    check_ids(prompts.prompts)
+    prompts = chosen_prompts(suite, kinds, per_kind, limit)
     if llama_server is not None and PROGRAM not in peers:
         peers = [*peers, PROGRAM]
     check_names(peers)
     binary = server_binary(llama_server) if PROGRAM in peers else None
-    access.fields()  # refused before a model is loaded
     model = load()
     model.measured_costs()
     context = min(max_context(model), _needed_context(prompts.prompts, model, max_tokens))

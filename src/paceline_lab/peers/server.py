@@ -28,11 +28,10 @@ class ServerPeer:
         """See `Peer`. Raises ModelError if the server fails, or reports no token count."""
         endpoint = replace(self._endpoints[mode], max_tokens=max_tokens)
         prompt = SuitePrompt(question.id, question.kind, question.messages)
-        sample = closed_loop(endpoint, [prompt], clients=1, requests=1).samples[0]
+        sample = closed_loop(endpoint, [prompt], clients=1, requests=1)[0]
         if sample.error is not None:
             raise ModelError(sample.error.partition(": ")[2])
         if sample.tokens < 1:
             raise ModelError("the answer has no token count (usage)")
-        whole = sample.ended - sample.started
-        first = whole if sample.first is None else sample.first
-        return PeerAnswer(sample.text, None, sample.tokens, first, whole - first)
+        first = sample.seconds if sample.first is None else sample.first
+        return PeerAnswer(sample.text, None, sample.tokens, first, sample.seconds - first)

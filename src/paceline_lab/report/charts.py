@@ -1,7 +1,7 @@
 """The charts of a record: every chart that its rows have the measures for, whatever the command.
 
 This module depends on the names of measures (`record.Row`), not on how charts look, nor on files.
-Cold requests are drawn apart from warm ones, prefill apart from decode.
+Prefill is drawn apart from decode.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,16 +37,15 @@ _MIN_DRAFTS = 5
 
 def record_charts(record: Record) -> list[Chart]:
     """The charts of a record, the most important first."""
-    warm = [row for row in record.rows if row.at.get("state") != "cold"]
-    cold = [row for row in record.rows if row.at.get("state") == "cold"]
+    # Records made before 2026-11-27 have rows of first requests after loading ("cold").
+    rows = [row for row in record.rows if row.at.get("state") != "cold"]
     charts: list[Chart] = []
-    axes = _axes(warm)
+    axes = _axes(rows)
     for axis in axes:
-        charts += _curves(warm, axis)
+        charts += _curves(rows, axis)
     if not axes:
-        charts += _by_group(warm)
-    charts += [*_positions(warm), *_times(warm), *_first(cold, warm), *_loads(warm)]
-    return [*charts, *cost_charts(warm)]
+        charts += _by_group(rows)
+    return [*charts, *_positions(rows), *_times(rows), *cost_charts(rows)]
 
 
 def _axes(rows: Sequence[Row]) -> list[str]:
@@ -183,69 +182,12 @@ def _times(rows: Sequence[Row]) -> Iterator[Chart]:
         yield Stacks(
             "time-by-bucket",
             "Where decode time goes",
-            "Over all warm cases, without prefill. Verify is the time in engine calls; all else is "
+            "Over all cases, without prefill. Verify is the time in engine calls; all else is "
             "the host's.",
             "milliseconds a token",
             names,
             parts,
         )
-
-
-def _first(cold: Sequence[Row], warm: Sequence[Row]) -> Iterator[Chart]:
-    """Time to first token of the first request after loading, and of the same request later."""
-    if not cold:
-        return
-    dots: dict[str, list[Spread | None]] = {}
-    for row in cold:
-        same = {name: value for name, value in row.at.items() if name != "state"}
-        later = [
-            warm_row
-            for warm_row in warm
-            if warm_row.contender == row.contender
-            and "first_token_seconds" in warm_row.measures
-            and same.items() <= warm_row.at.items()
-        ]
-        dots[row.contender] = [
-            row.spread("load_seconds"),
-            row.spread("first_token_seconds"),
-            _joined(later, "first_token_seconds") if later else None,
-        ]
-    yield Dots(
-        "cold-and-warm",
-        "Loading, and time to first token: cold and warm",
-        "Cold is the first request after loading, once; warm is the same request later, with its "
-        "range over the rounds.",
-        "seconds",
-        ["loading", "first token, cold", "first token, warm"],
-        dots,
-    )
-
-
-def _loads(rows: Sequence[Row]) -> Iterator[Chart]:
-    """Throughput and time to first token of a server, by load."""
-    for measure, title, note in (
-        ("tokens_per_second", "Tokens a second, of all clients together", "One run per load."),
-        (
-            "first_token_seconds",
-            "Seconds to the first token",
-            "The median of the requests; lines from the least to the most.",
-        ),
-    ):
-        measured = [row for row in rows if "requests_per_second" in row.measures]
-        measured = [row for row in measured if measure in row.measures]
-        groups = list(dict.fromkeys(row.case for row in measured))
-        dots = {
-            name: [
-                next(
-                    (r.spread(measure) for r in measured if (r.case, r.contender) == (g, name)),
-                    None,
-                )
-                for g in groups
-            ]
-            for name in dict.fromkeys(row.contender for row in measured)
-        }
-        if dots:
-            yield Dots(f"{measure}-by-load", title, note, title.lower(), groups, dots)
 
 
 def _joined(rows: Sequence[Row], measure: str) -> Spread:

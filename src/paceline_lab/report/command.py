@@ -25,7 +25,6 @@ _ABOUT = {
     "plan": "cost of a call by its rows, and the acceptance that drafting needs",
     "peers": "other runtimes on the same prompts",
     "simulate": "drafters on recorded texts, without the model",
-    "serve": "a server under load",
 }
 
 _COLUMNS = (
@@ -36,7 +35,6 @@ _COLUMNS = (
     ("first_token_seconds", "first token, s", 2),
     ("tokens_per_step", "tau", 2),
     ("acceptance_rate", "accepted", 2),
-    ("tokens_per_second", "tok/s", 1),
     ("cost_ratio", "cost / plain", 2),
     ("break_even", "break-even", 2),
 )

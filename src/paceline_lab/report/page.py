@@ -69,53 +69,43 @@ def page(title: str, sections: Sequence[Section]) -> str:
 <main>
 {body}
 </main>"""
-    return document(title, main)
-
-
-def document(title: str, body: str, style: str = "") -> str:
-    """A whole page around a body of HTML; `style` is CSS besides that of all pages."""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title>
-<style>{_STYLE}{style}</style>
+<style>{_STYLE}</style>
 </head>
 <body>
-{body}
+{main}
 </body>
 </html>
 """
-
-
-def definitions(facts: Sequence[tuple[str, str]]) -> str:
-    """Names and values as a list."""
-    pairs = (f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
-    return f"<dl>{''.join(pairs)}</dl>"
 
 
 def _section(anchor: str, section: Section) -> Iterator[str]:
     yield f'<section aria-labelledby="{anchor}">'
     yield f'<h2 id="{anchor}">{escape(section.name)}</h2>'
     yield f"<p>{escape(section.about)}</p>"
-    yield definitions(section.facts)
+    facts = (f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in section.facts)
+    yield f"<dl>{''.join(facts)}</dl>"
     for table in section.tables:
-        yield scrolling(table)
+        yield _scrolling(table)
     for chart, picture in section.charts:
         data = b64encode(picture).decode()
         alt = f"Chart: {chart.title}. The figures are in the table beside it."
         yield "<figure>"
         yield f'<img alt="{escape(alt)}" src="data:image/svg+xml;base64,{data}">'
         yield f"<figcaption><h3>{escape(chart.title)}</h3><p>{escape(chart.note)}</p>"
-        yield f"{scrolling(chart.table)}</figcaption></figure>"
+        yield f"{_scrolling(chart.table)}</figcaption></figure>"
     title, _, rows = section.every
     yield f"<details><summary>{escape(title)} ({len(rows)})</summary>"
-    yield f"{scrolling(section.every, 'every')}</details>"
+    yield f"{_scrolling(section.every, 'every')}</details>"
     yield "</section>"
 
 
-def scrolling(table: Table, more: str = "") -> str:
+def _scrolling(table: Table, more: str = "") -> str:
     """A table in a region that has keyboard focus, so that it can be scrolled."""
     title, head, rows = table
     top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)

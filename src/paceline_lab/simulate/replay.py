@@ -14,7 +14,7 @@ rule, which reads the clock, gets the table's seconds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Generation
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
-from paceline.decoding.types import Best, Counters, Drafter, Policy, Proposal, Step
+from paceline.decoding.types import Best, Counters, Drafter, Policy, Step
 from paceline.drafters import (
     AnswerHistory,
     DrafterResources,
@@ -38,12 +38,6 @@ from paceline.drafters.kept import due
 from paceline.engines.costs import MAX_ROWS
 from paceline.errors import InvalidRequest
 from paceline.runtime.request import Request
-
-LONGEST_MATCH = 24
-"""Tokens. Longer matches are counted as this length."""
-
-CHANCE_STEPS = 10
-"""Bins of a drafter's own probabilities: tenths."""
 
 _CONTEXT_BIN = 64
 """Tokens of context over which costs count as equal."""
@@ -93,43 +87,11 @@ class SimulatedStep(NamedTuple):
 
 
 @dataclass(slots=True)
-class EvidenceCounts:
-    """Draft tokens compared with the answer, and accepted, by the evidence for them."""
-
-    by_match: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    """(drafter, length of the match before the token) -> [compared, accepted]."""
-    by_chance: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    """(drafter, tenths of the drafter's own probability) -> [compared, accepted]."""
-
-    def count(self, proposal: Proposal, accepted: int, new_tokens: int) -> None:
-        """Count a draft with `accepted` tokens, in a step with `new_tokens` in all."""
-        source, match = proposal.source, proposal.match
-        for at in range(min(len(proposal.tokens), new_tokens, accepted + 1)):
-            if proposal.probabilities:
-                key = source, int(proposal.probabilities[at] * CHANCE_STEPS)
-                counts = self.by_chance.setdefault(key, [0, 0])
-            else:
-                # With i accepted tokens the match is i tokens longer.
-                counts = self.by_match.setdefault((source, min(match + at, LONGEST_MATCH)), [0, 0])
-            counts[0] += 1
-            counts[1] += at < accepted
-
-    def add(self, other: "EvidenceCounts") -> None:
-        """Add the counts of another."""
-        for sums, addends in ((self.by_match, other.by_match), (self.by_chance, other.by_chance)):
-            for key, (compared, accepted) in addends.items():
-                counts = sums.setdefault(key, [0, 0])
-                counts[0] += compared
-                counts[1] += accepted
-
-
-@dataclass(slots=True)
 class Simulation:
     """One recording with one drafter and policy."""
 
     recording: Recording
     counters: Counters
-    evidence: EvidenceCounts
     seconds: float
     """Cost of its calls after prefill, by the table."""
     plain_seconds: float
@@ -238,16 +200,13 @@ def _replay(
     recording: Recording, drafters: Sequence[Drafter], policy: Policy, costs: _CallCosts
 ) -> Simulation:
     generation = _generation(recording, drafters, policy)
-    evidence = EvidenceCounts()
     seconds = plain = drafting_took = 0.0
     for took, (rows, context, step) in _steps(generation, recording, costs):
         by_rows = costs.at_context(context)
         seconds += by_rows[rows]
         plain += by_rows[1] * len(step.tokens)
         drafting_took += took
-        if step.drafted:
-            evidence.count(step.proposal, step.matched, len(step.tokens))
-    return Simulation(recording, generation.counters, evidence, seconds, plain, drafting_took)
+    return Simulation(recording, generation.counters, seconds, plain, drafting_took)
 
 
 def _generation(recording: Recording, drafters: Sequence[Drafter], policy: Policy) -> Generation:

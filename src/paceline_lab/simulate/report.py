@@ -9,12 +9,7 @@ from typing import Any
 from paceline.storage.report import Table
 from paceline_lab.bench.ab_test import PLAIN
 from paceline_lab.bench.record import Row
-from paceline_lab.simulate.replay import (
-    CHANCE_STEPS,
-    LONGEST_MATCH,
-    EvidenceCounts,
-    Simulation,
-)
+from paceline_lab.simulate.replay import Simulation
 
 POSITIONS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 31)
 """Printed positions in a draft."""
@@ -22,23 +17,18 @@ POSITIONS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 31)
 _MAX_TEXT_ROWS = 200
 """With more texts, a record has a row per kind of text, not per text."""
 
-MATCHES = ((1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (7, 8), (9, 12), (13, 16), (17, 23), (24, 24))
-"""Printed ranges of match lengths, both ends included."""
-
 
 @dataclass(slots=True)
 class Total:
     """All texts with one drafter and policy."""
 
     simulations: list[Simulation] = field(default_factory=list)
-    evidence: EvidenceCounts = field(default_factory=EvidenceCounts)
     drafted_at: Counter[int] = field(default_factory=Counter)
     accepted_at: Counter[int] = field(default_factory=Counter)
 
     def add(self, simulation: Simulation) -> None:
         """Add a simulation."""
         self.simulations.append(simulation)
-        self.evidence.add(simulation.evidence)
         self.drafted_at.update(dict(enumerate(simulation.counters.drafted_at)))
         self.accepted_at.update(dict(enumerate(simulation.counters.accepted_at)))
 
@@ -169,9 +159,6 @@ def tables(totals: Mapping[str, Total]) -> Iterator[Table]:
         lines = [[kind, *(f"{mean:.2f}" for mean in kind_means)] for kind, kind_means in means]
         yield "expected speed-up, geometric means by kind", ["kind", *totals], lines
     yield _by_position(totals)
-    yield _by_match(totals)
-    if any(total.evidence.by_chance for total in totals.values()):
-        yield _by_chance(totals)
 
 
 def summary(total: Total) -> dict[str, Any]:
@@ -186,14 +173,6 @@ def summary(total: Total) -> dict[str, Any]:
         "expected_worst": min(simulation.speed_up for simulation in total.simulations),
         "slower": total.slower,
         "accepted_by_place": [accepted[at] / drafted[at] for at in sorted(drafted)],
-        "by_match": [
-            {"source": source, "match": match, "compared": seen, "stood": kept}
-            for (source, match), (seen, kept) in sorted(total.evidence.by_match.items())
-        ],
-        "by_chance": [
-            {"source": source, "from": step / CHANCE_STEPS, "compared": seen, "stood": kept}
-            for (source, step), (seen, kept) in sorted(total.evidence.by_chance.items())
-        ],
     }
 
 
@@ -229,45 +208,8 @@ def _by_position(totals: Mapping[str, Total]) -> Table:
     return "acceptance rate by position in the draft", ["contender", *map(str, POSITIONS)], lines
 
 
-def _by_match(totals: Mapping[str, Total]) -> Table:
-    names = [_span(*span) for span in MATCHES]
-    lines = []
-    for name, total in totals.items():
-        by_match = total.evidence.by_match
-        for source in dict.fromkeys(source for source, _ in sorted(by_match)):
-            cells = []
-            for first, last in MATCHES:
-                inside = [
-                    counts
-                    for (by, match), counts in by_match.items()
-                    if by == source and first <= match <= last
-                ]
-                cells.append(_share(sum(s for _, s in inside), sum(c for c, _ in inside)))
-            lines.append([name, source, *cells])
-    title = "acceptance rate by length of the match before the draft token"
-    return title, ["contender", "source", *names], lines
-
-
-def _by_chance(totals: Mapping[str, Total]) -> Table:
-    steps = range(CHANCE_STEPS + 1)
-    lines = []
-    for name, total in totals.items():
-        by_chance = total.evidence.by_chance
-        for source in dict.fromkeys(source for source, _ in sorted(by_chance)):
-            pairs = (by_chance.get((source, step), [0, 0]) for step in steps)
-            lines.append([name, source, *(_share(accepted, seen) for seen, accepted in pairs)])
-    head = [f"{step / CHANCE_STEPS:.1f}" for step in steps]
-    return "acceptance rate by the drafter's own probability", ["contender", "source", *head], lines
-
-
 def _in_order(counts: Counter[int]) -> list[int]:
     return [counts[place] for place in sorted(counts)]
-
-
-def _span(first: int, last: int) -> str:
-    if last >= LONGEST_MATCH:
-        return f"{first}+"
-    return str(first) if first == last else f"{first}-{last}"
 
 
 def _share(part: int, whole: int) -> str:

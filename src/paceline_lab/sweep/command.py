@@ -1,14 +1,11 @@
 """`bench sweep`: plain decoding against drafters and policies, over lengths, depths, temperatures.
 
-All in one process. First, every contender's first request after loading the model (cold). Then,
-after a warm-up, every case with all contenders interleaved (warm).
+All in one process: after a warm-up, every case with all contenders interleaved.
 """
 
-import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
@@ -17,23 +14,19 @@ from paceline.runtime.model import Model
 from paceline.runtime.request import check
 from paceline.storage.json_lines import journal_path
 from paceline.storage.report import Report
-from paceline.verify.suite import load_suite
 from paceline_lab.bench.ab_test import (
-    Case,
     Contender,
     about,
     contender_options,
     measure_all,
-    measures_of,
     options_facts,
     warm_up,
 )
 from paceline_lab.bench.journal import open_journal
-from paceline_lab.bench.record import Record, Row, here
-from paceline_lab.bench.summary import all_same_tokens, case_table, cold_table, summary
+from paceline_lab.bench.prompts import chosen_prompts
+from paceline_lab.bench.record import Record, here
+from paceline_lab.bench.summary import all_same_tokens, case_table, summary
 from paceline_lab.sweep.cases import TokenCount, dense_text, depth_cases, length_cases
-
-COLD = "cold"
 
 
 def bench_sweep(
@@ -72,7 +65,7 @@ def bench_sweep(
         check(settings)
     prompts, content, digest = None, "", ""
     if depths:
-        prompts = load_suite(suite).only(kinds, per_kind or 1)
+        prompts = chosen_prompts(suite, kinds, per_kind or 1)
     else:
         content, digest = dense_text(text)
     model = load()
@@ -97,45 +90,13 @@ def bench_sweep(
         **here(),
     )
     with open_journal(output, head) as journal:
-        cold = journal.get(COLD, list[Row])
-        if cold is None:
-            del model
-            cold, model = _measure_cold(load, options, cases[0], progress)
-            journal.add(COLD, [row.as_dict() for row in cold])
         contenders = [Contender(name, model, settings) for name, settings in options.items()]
         warm_up(contenders, cases[0])
-        warm = measure_all(cases, contenders, rounds=rounds, journal=journal, progress=progress)
-    record = replace(head, rows=[*cold, *warm], summary=summary(warm))
-    tables = [case_table(warm), cold_table(cold)]
-    passed = all_same_tokens(warm)
-    return Report(record.as_dict(), passed, tables=tables, journal=journal_path(output))
-
-
-def _measure_cold(
-    load: Callable[[], Model], options: Mapping[str, Options], case: Case, progress: Progress
-) -> tuple[list[Row], Model]:
-    """Rows of the contenders' first requests after loading, and the model that was loaded last."""
-    rows = []
-    model: Any = None
-    with progress.task("first requests after loading", len(options), unit="requests") as reach:
-        for number, (name, settings) in enumerate(options.items(), start=1):
-            model = None  # not two of them in memory
-            gc.collect()
-            model = load()
-            result = Contender(name, model, settings).answer(case)
-            measures = {"load_seconds": model.load_seconds, **measures_of(result)}
-            rows.append(
-                Row(
-                    f"{case.id}, {COLD}",
-                    case.kind,
-                    name,
-                    {measure: [value] for measure, value in measures.items()},
-                    at={**case.at, "state": COLD},
-                    facts={
-                        "tokens": result.completion_tokens,
-                        "prompt_tokens": result.prompt_tokens,
-                    },
-                )
-            )
-            reach(number)
-    return rows, model
+        rows = measure_all(cases, contenders, rounds=rounds, journal=journal, progress=progress)
+    record = replace(head, rows=rows, summary=summary(rows))
+    return Report(
+        record.as_dict(),
+        all_same_tokens(rows),
+        tables=[case_table(rows)],
+        journal=journal_path(output),
+    )

@@ -1,35 +1,21 @@
-"""`bench trace`: one answer step by step, on a terminal or as a page."""
+"""`bench trace`: one answer step by step, as `generate --trace` wrote it."""
 
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import InvalidRequest
-from paceline.storage.files import write_bytes, writing
 from paceline.storage.report import Report, Table
-from paceline_lab.trace.page import page
 from paceline_lab.trace.reader import RecordedTrace, TracedStep, read_trace
 
 ACCEPTED, REJECTED, BONUS = "█", "░", "▌"
 """Characters of a step's bar, one per token."""
 
 
-def bench_trace(path: Path, output: Path | None) -> Report:
-    """A trace and its totals; a page of it in `output` if there is one.
-
-    Raises InvalidRequest if the file is no trace, or the output cannot be written or has another
-    suffix.
-    """
-    if output is not None and output.suffix != ".html":
-        raise InvalidRequest(f"cannot draw {output}; expected a name that ends in .html")
+def bench_trace(path: Path) -> Report:
+    """A trace and its totals. Raises InvalidRequest if the file is no trace."""
     trace = read_trace(path)
-    value, table = totals(trace), step_table(trace)
-    if output is not None:
-        with writing(output):
-            write_bytes(output, page(trace, headline(trace), table).encode())
-        return Report(value, text=str(output))
     text = "".join([*trace.first_pieces, *(piece for step in trace.steps for piece in step.pieces)])
-    return Report(value, text=f"{headline(trace)}\n\n{text}", tables=[table])
+    return Report(totals(trace), text=f"{headline(trace)}\n\n{text}", tables=[step_table(trace)])
 
 
 def totals(trace: RecordedTrace) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from paceline.errors import InvalidRequest
 from paceline.models import QUIET, Progress
 from paceline.runtime.model import Model
 from paceline.storage.report import json_file
-from paceline.verify.suite import CONVERSATION, Suite, load_suite
+from paceline.verify.suite import CONVERSATION, load_suite
 from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW
+from paceline_lab.bench.prompts import chosen_prompts
 from paceline_lab.bench.record import parse_record, read_record
 from paceline_lab.bench.run import bench_run
 from paceline_lab.bench.summary import ALL, is_loop, repeated_share, summary
@@ -62,6 +63,15 @@ def test_a_question_whose_turns_are_no_texts_is_named_by_line(turns: Any, tmp_pa
         load_suite(path)
 
 
+def test_a_choice_of_kinds_keeps_order_and_hash(suite_file: Path):
+    chosen = chosen_prompts(suite_file, ["chat"])
+    assert [prompt.id for prompt in chosen.prompts] == ["one", "three"]
+    assert chosen.sha256 == load_suite(suite_file).sha256
+    assert [prompt.id for prompt in chosen_prompts(suite_file, [], 1).prompts] == ["one", "two"]
+    with pytest.raises(InvalidRequest, match="'poem'"):
+        chosen_prompts(suite_file, ["chat", "poem"])
+
+
 def test_a_limit_takes_the_same_number_of_each_group_spread_evenly(tmp_path: Path):
     path = write(
         tmp_path / "many.jsonl",
@@ -73,9 +83,8 @@ def test_a_limit_takes_the_same_number_of_each_group_spread_evenly(tmp_path: Pat
     )
 
     def chosen(limit: int) -> list[str]:
-        return [each.id for each in suite.only([], limit=limit).prompts]
+        return [each.id for each in chosen_prompts(path, limit=limit).prompts]
 
-    suite = load_suite(path)
     assert chosen(3) == ["rag-0", "qa-0", "summarization-0"]
     assert chosen(5) == ["rag-0", "rag-5", "qa-0", "qa-5", "summarization-0"]
     assert chosen(10) == [
@@ -85,7 +94,7 @@ def test_a_limit_takes_the_same_number_of_each_group_spread_evenly(tmp_path: Pat
     ]
     assert chosen(1) == ["rag-0"]
     assert len(chosen(22)) == len(chosen(1000)) == 22
-    both: Suite = suite.only(["qa"], 4, limit=2)
+    both = chosen_prompts(path, ["qa"], 4, limit=2)
     assert [each.id for each in both.prompts] == ["qa-0", "qa-2"]
 
 
