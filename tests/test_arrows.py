@@ -32,8 +32,10 @@ ALLOWED = {
         "engines": {"decoding", "plugins", "storage"},
         "models": {"storage"},
         "constraints": {"decoding", "models", "storage"},
+        "published": {"drafters", "models", "storage"},
         "runtime": {
-            *("constraints", "decoding", "drafters", "engines", "models", "options", "storage"),
+            *("constraints", "decoding", "drafters", "engines", "models", "options", "published"),
+            "storage",
         },
         "server": {
             *("constraints", "decoding", "drafters", "models", "options", "runtime", "storage"),
@@ -41,8 +43,8 @@ ALLOWED = {
         "verify": {"drafters", "engines", "models", "options", "runtime", "storage"},
         "plan": {"decoding", "engines", "runtime", "storage"},
         "cli": {
-            *("decoding", "drafters", "models", "options", "plan", "plugins", "runtime", "server"),
-            *("storage", "verify"),
+            *("decoding", "drafters", "models", "options", "plan", "plugins", "published"),
+            *("runtime", "server", "storage", "verify"),
         },
         "": {"options", "runtime"},
         "__main__": {"cli"},

@@ -28,6 +28,7 @@ def test_pull_makes_a_model_ready_and_says_where(run: Run, tiny_gguf: Path, tiny
         "source": tiny_files.source,
         "license": "cc0-1.0",
         "context_length": 512,
+        "drafter": None,
     }
 
 
@@ -159,7 +160,7 @@ def test_heads_in_the_hubs_cache_are_listed_with_what_they_are_for(
     (mine,) = (each for each in listed if each["head"])
     assert mine["name"] == "someone/tiny-dspark"
     facts = {"kind": "dflash", "form": "DSpark", "hidden_size": 64, "vocab_size": 320, "layers": 2}
-    assert mine["head"] == {"facts": facts, "fault": ""}
+    assert mine["head"] == {"facts": facts, "fault": "", "models": []}
     assert "--drafter dflash:someone/tiny-dspark" in mine["about"]
 
 

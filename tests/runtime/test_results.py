@@ -86,7 +86,7 @@ def test_a_result_as_json_has_all_that_is_documented_and_reads_back_the_same():
 
 
 def test_the_line_of_a_sampled_answer_has_the_seed_and_that_of_a_greedy_one_has_none():
-    engine = result().engine
+    engine = f"{result().engine}, drafter {result().drafter}"
     assert result().line() == f"{stats().line()}; {engine}, seed 3"
     greedy = replace(result(), settings={"temperature": Setting(0.0, "registry")})
     assert greedy.line() == f"{stats().line()}; {engine}"

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Option
@@ -27,10 +26,7 @@ def models(
     check: Annotated[bool, Option("--check", help="compare every file's checksum")] = False,
     output: Output,
 ) -> int:
-    """List the models that are here, and others by name.
-
-    Also heads for drafting in the hub's cache.
-    """
+    """List the models that are here with their drafters, and others by name."""
     from paceline.models import check_models, list_models
 
     if check:
@@ -39,7 +35,7 @@ def models(
         return 0
     listed = [_measured(model) for model in list_models()]
     pairs = [(model, exactness_of(model)) for model in listed]
-    heads = [*_heads()]
+    heads = [*_heads([model for model in listed if model.here])]
     if output.json:
         values = [
             {**asdict(model), "exactness": measured, "head": None} for model, measured in pairs
@@ -65,34 +61,32 @@ def _print_models(
 ) -> None:
     from paceline.storage.files import megabytes
 
+    default = default_model()
+
     def form_of(name: str) -> str:
         """The short name of which this one is a form, with other weights."""
         return name.partition("@")[0]
 
-    default = default_model()
+    def label(name: str) -> str:
+        return f"{name} (default)" if form_of(name) == default else name
+
+    def row(head: "_Head") -> list[str]:
+        beside = "  + " if head.models else ""
+        return [beside + head.listed.name, megabytes(head.listed.bytes), "", "", "", head.about]
+
     here = {form_of(model.name) for model, _ in pairs if model.here}
-    rows = [
-        [
-            f"{model.name} (default)" if form_of(model.name) == default else model.name,
-            megabytes(model.bytes),
-            "" if model.context_length is None else str(model.context_length),
-            _FITS[model.fits],
-            exactness_text(measured),
-            model.about,
-        ]
-        for model, measured in pairs
-        if model.here or model.folder is not None
-    ]
-    rows += [[head.name, megabytes(head.bytes), "", "", "", head.about] for head in heads]
+    rows = []
+    for model, measured in pairs:
+        if model.here or model.folder is not None:
+            size, context = megabytes(model.bytes), str(model.context_length or "")
+            exact = exactness_text(measured)
+            rows.append([label(model.name), size, context, _FITS[model.fits], exact, model.about])
+            rows += [row(head) for head in heads if model.name in head.models]
+    rows += [row(head) for head in heads if not head.models]
     if rows:
         print_table(["model", "size", "context", "fits memory", "exact here", "about"], rows)
     absent = [
-        [
-            f"{model.name} (default)" if model.name == default else model.name,
-            megabytes(model.to_fetch),
-            _FITS[model.fits],
-            model.about,
-        ]
+        [label(model.name), megabytes(model.to_fetch), _FITS[model.fits], model.about]
         for model, _ in pairs
         if not model.here and model.folder is None and model.name not in here
     ]
@@ -101,11 +95,11 @@ def _print_models(
 
 
 class _Head(NamedTuple):
-    """A head for drafting in the hub's cache."""
+    """A drafter in the hub's cache."""
 
-    name: str
-    folder: Path
-    bytes: int
+    listed: "Listed"
+    models: Sequence[str]
+    """Those here that have its sizes."""
     facts: "HeadFacts | None" = None
     """None: it cannot be read."""
     fault: str = ""
@@ -116,35 +110,36 @@ class _Head(NamedTuple):
         if (facts := self.facts) is None:
             return self.fault
         layers = "" if facts.layers is None else f"{facts.layers} layers, "
-        return (
-            f"{facts.form} head for a model of {layers}hidden size {facts.hidden_size} and "
-            f"{facts.vocab_size} tokens: --drafter {facts.kind}:{self.name}"
-        )
+        sizes = f"{layers}hidden size {facts.hidden_size} and {facts.vocab_size} tokens"
+        use = f"--drafter {facts.kind}:{self.listed.name}"
+        return f"{facts.form}: {use}" if self.models else f"{facts.form} for {sizes}: {use}"
 
 
-def _heads() -> Iterator[_Head]:
+def _heads(models: Sequence["Listed"]) -> Iterator[_Head]:
+    """The drafters here, each with those of the models that it is for."""
     from paceline.drafters import read_facts
-    from paceline.models import cached_drafters
+    from paceline.models import list_drafters
+    from paceline.published import fits
 
-    for name, folder in cached_drafters():
-        size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    for listed in list_drafters():
+        path = listed.file or listed.folder
+        assert path is not None
         try:
-            if (facts := read_facts(folder)) is not None:
-                yield _Head(name, folder, size, facts)
+            facts = read_facts(path)
         except ModelError as error:
-            yield _Head(name, folder, size, fault="; ".join(str(error).split("\n")))
+            yield _Head(listed, (), fault="; ".join(str(error).split("\n")))
+            continue
+        if facts is not None:
+            paths = {model.name: model.file if listed.file else model.folder for model in models}
+            names = [name for name, path in paths.items() if path and fits(facts, path)]
+            yield _Head(listed, names, facts)
 
 
 def _as_model(head: _Head) -> dict[str, Any]:
-    """A head in the list of models, as JSON."""
-    from paceline.models import Listed
-
+    """A drafter in the list of models, as JSON."""
     facts = None if head.facts is None else head.facts._asdict()
-    return {
-        **asdict(Listed(head.name, True, head.about, head.folder, head.bytes)),
-        "exactness": [],
-        "head": {"facts": facts, "fault": head.fault},
-    }
+    of_head = {"facts": facts, "fault": head.fault, "models": head.models}
+    return {**asdict(head.listed), "about": head.about, "exactness": [], "head": of_head}
 
 
 def exactness_of(model: "Listed") -> list[dict[str, Any]]:

@@ -46,8 +46,8 @@ def ps(
             say(f"no server listens {where}; `paceline serve` starts one")
         print_value(output, models, "")
         return 0
-    rows = [[model["id"] or "?", model["state"], model["url"]] for model in models]
-    print_table(["model", "state", "server"], rows)
+    rows = [[model["id"] or "?", *map(model.get, ("drafter", "state", "url"))] for model in models]
+    print_table(["model", "drafter", "state", "server"], rows)
     return 0
 
 
@@ -65,12 +65,12 @@ def _served(url: str) -> list[dict[str, Any]]:
         with httpx.Client(trust_env=False, timeout=_SECONDS, headers=headers) as client:
             reply = client.get(f"{url.rstrip('/')}/models")
             if reply.status_code == HTTPStatus.UNAUTHORIZED:
-                return [{"id": None, "state": "needs its key", "url": url}]
+                return [{"id": None, "drafter": "", "state": "needs its key", "url": url}]
             reply.raise_for_status()
             entries = reply.json()["data"]
             states = [entry.get("status", {}).get("value", "loaded") for entry in entries]
             return [
-                {"id": entry["id"], "state": state, "url": url}
+                {"id": entry["id"], "drafter": entry.get("drafter", ""), "state": state, "url": url}
                 for entry, state in zip(entries, states, strict=True)
             ]
     except httpx.ConnectError:

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from typer import Argument
+from typer import Argument, Option
 
 from paceline.cli.console import obey_offline, print_value, progress_of
 from paceline.cli.options import Offline, Output, Revision, command, default_model, group
@@ -12,7 +12,7 @@ app = group()
 
 @command(
     app,
-    examples=("paceline pull qwen3-0.6b", "paceline pull Qwen/Qwen3-0.6B-GGUF:Q8_0"),
+    examples=("paceline pull qwen3-0.6b", "paceline pull Qwen/Qwen3-8B-GGUF:Q4_K_M --drafter"),
 )
 def pull(
     *,
@@ -20,21 +20,31 @@ def pull(
         str,
         Argument(default_factory=default_model, show_default=False, help="name, path or hub name"),
     ],
+    drafter: Annotated[
+        bool, Option("--drafter", help="also the drafter that is published for it")
+    ] = False,
     revision: Revision = None,
     offline: Offline = False,
     output: Output,
 ) -> int:
     """Fetch a model, or bring it up to date."""
     obey_offline(offline)
+    from paceline import published
     from paceline.models import pull as fetch
 
-    files = fetch(model, progress=progress_of(output), revision=revision)
+    progress = progress_of(output)
+    files = fetch(model, progress=progress, revision=revision)
+    if drafter:
+        published.fetch(files, progress)
+    best = next(iter(published.published_for(files)), None)
+    line = "" if best is None else f"\n{best.line(files.name)}"
     facts = {
         "name": files.name,
         "folder": str(files.folder),
         "source": files.source,
         "license": files.facts.license,
         "context_length": files.context_length,
+        "drafter": best and {"name": best.name, "form": best.form, "here": best.find() is not None},
     }
-    print_value(output, facts, f"{files.name} is ready in {files.folder}")
+    print_value(output, facts, f"{files.name} is ready in {files.folder}{line}")
     return 0

@@ -15,12 +15,13 @@ from paceline.drafters.factory import (
     taps,
 )
 from paceline.drafters.guarded import Fault, GuardedDrafter
-from paceline.drafters.heads import DraftKV, HeadFacts, read_facts
+from paceline.drafters.heads import DraftKV, HeadFacts, load_kind, read_facts
 from paceline.drafters.kept import KeptDrafter, KeptText
 from paceline.drafters.model import DraftModel, ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.probe import Probe
+from paceline.drafters.sizes import Sizes, sizes_of
 from paceline.drafters.suffix import AnswerHistory, SuffixDrafter
 from paceline.drafters.table import Table, TableDrafter
 
@@ -41,12 +42,15 @@ __all__ = [
     "PredictionDrafter",
     "Probe",
     "RequestContext",
+    "Sizes",
     "SuffixDrafter",
     "Table",
     "TableDrafter",
     "create",
+    "load_kind",
     "read_facts",
     "shipped",
+    "sizes_of",
     "slots",
     "taps",
 ]

@@ -106,7 +106,7 @@ class DrafterSpec:
 
         Args:
             shipped: kinds of drafters shipped with the target, or inside it; `kept` if answers
-                of it are kept.
+                of it are kept; names of published ones, as `parse` reads them.
             prediction: whether the answer has a prediction. Its drafter goes first if the spec
                 does not name it.
         """
@@ -116,7 +116,7 @@ class DrafterSpec:
         if self.auto:
             inside = sorted({*shipped} - {*_BEST})
             best = ["suffix", *(kind for kind in _BEST if kind in shipped), *inside]
-            parts = tuple(map(DrafterPart, best))
+            parts = tuple(map(_part, best))
         if prediction and not self.has("prediction"):
             parts = (DrafterPart("prediction"), *parts)
         return DrafterSpec(parts)

@@ -7,12 +7,13 @@ other rooms import nothing from the modules inside.
 from paceline.models.checkpoints import read_facts
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
 from paceline.models.gguf.support import memory_needed
-from paceline.models.hub import cached_drafters, go_offline
+from paceline.models.hub import go_offline
 from paceline.models.installed import (
     Listed,
     Removal,
     check_models,
     find_removal,
+    list_drafters,
     list_models,
     removal_of,
 )
@@ -26,7 +27,13 @@ from paceline.models.manifest import (
 )
 from paceline.models.names import CORE_ML_SUFFIX, DEFAULT_MODEL, MLX_SUFFIX, settings_of
 from paceline.models.prepare import core_ml_folder
-from paceline.models.resolver import open_origin, pull, resolve, resolve_drafter
+from paceline.models.resolver import (
+    cached_drafter,
+    open_origin,
+    pull,
+    resolve,
+    resolve_drafter,
+)
 from paceline.models.templates import ChatTemplate, start_templates
 from paceline.models.templates.marks import Thinking, infill_of
 from paceline.models.templates.tokenizer import TokenBytes, Tokenizer, check_unicode
@@ -52,13 +59,14 @@ __all__ = [
     "TokenBytes",
     "Tokenizer",
     "cache_dir",
-    "cached_drafters",
+    "cached_drafter",
     "check_models",
     "check_unicode",
     "core_ml_folder",
     "find_removal",
     "go_offline",
     "infill_of",
+    "list_drafters",
     "list_models",
     "memory_needed",
     "open_folder",

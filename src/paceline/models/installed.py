@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.errors import CheckFailed, ModelError, ModelNotFound
 from paceline.models import hub
-from paceline.models.gguf.support import fits
+from paceline.models.gguf.support import DRAFTERS, fits
 from paceline.models.hub.gguf_files import cached, cached_models
 from paceline.models.manifest import GGUF, GGUF_WEIGHTS, changed_files, read_manifest
 from paceline.models.names import (
@@ -28,6 +28,7 @@ from paceline.models.names.hub_names import shards_beside
 from paceline.models.names.other_apps import ollama_models
 from paceline.models.prepare import models_dir
 from paceline.storage.files import size_of
+from paceline.storage.gguf_file import architecture_of
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import QUIET, Progress
 
@@ -77,6 +78,18 @@ def list_models(cache: Path | None = None) -> list[Listed]:
     return [*here, *(model for model in _absent() if model.name not in models)]
 
 
+def list_drafters() -> Iterator[Listed]:
+    """Drafters in the hub's cache: GGUF files, and folders, of which some are checkpoints."""
+    for file in filter(_drafts, cached_models()):
+        yield Listed(file.name, True, file.about, None, file.bytes, file.path)
+    for name, folder in hub.cached_folders(hub.DRAFTER):
+        yield Listed(name, True, "from the hub", folder, size_of(folder, links=True))
+
+
+def _drafts(file: LocalFile) -> bool:
+    return architecture_of(file.path) in DRAFTERS
+
+
 def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
     """Number of prepared models, all of which have the checksums they were made with.
 
@@ -107,7 +120,8 @@ def _files() -> Iterator[LocalFile]:
     sizes = {}
     for file in cached_models():
         sizes[file.path] = file.bytes
-        yield file
+        if not _drafts(file):
+            yield file
     for name, known in known_models().items():
         if (path := cached(known.hub_name)) is not None:
             yield LocalFile(name, path, sizes.get(path, path.stat().st_size), _about(known))
@@ -199,6 +213,7 @@ def find_removal(name: str, cache: Path | None = None) -> Removal:
     Raises ModelNotFound if it is not here.
     """
     listed = [model for model in list_models(cache) if model.here or model.folder is not None]
+    listed += list_drafters()
     searched = canonical(name).casefold()
     models = [model for model in listed if model.name.casefold().partition("@")[0] == searched]
     models = models or [model for model in listed if model.name.casefold() == searched]

@@ -108,6 +108,14 @@ def resolve_drafter(name: str, progress: Progress = QUIET, *, gguf: bool = False
     )
 
 
+def cached_drafter(name: str, *, gguf: bool) -> Path | None:
+    """Where a drafter of the hub is on this machine; see `resolve_drafter`."""
+    if not gguf:
+        return hub.cached_snapshot(name, hub.DRAFTER.required)
+    target = parse_hub_name(name)
+    return None if target is None else gguf_files.cached(target)
+
+
 @dataclass(frozen=True, slots=True)
 class _Request:
     """Options of `resolve` and `pull`, for every step of the search."""

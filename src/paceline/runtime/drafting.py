@@ -27,6 +27,7 @@ from paceline.engines.base import Engine
 from paceline.engines.costs import StoredCosts, measure
 from paceline.errors import ModelError
 from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, resolve_drafter
+from paceline.published import Installed
 from paceline.runtime.exactness import MEASUREMENTS
 from paceline.runtime.kept import KeptAnswers, kept_answers
 from paceline.runtime.learnt import installed_drafters
@@ -60,6 +61,7 @@ class Drafting:
             find=lambda name: resolve_drafter(name, progress, gguf=files.engine == "llamacpp"),
             open_model=self._open_model,
         )
+        self.published = Installed(files, progress)
         self._keeps = keep
         self._cost: Callable[[], CostTable] | None = None
         self._slots = 0
@@ -78,6 +80,7 @@ class Drafting:
         """Return another with the same drafters open, and nothing learnt or kept."""
         other = Drafting(self.files, self.progress)
         other.resources = replace(self.resources, history=AnswerHistory())
+        other.published = self.published
         return other
 
     def resolve(
@@ -90,7 +93,8 @@ class Drafting:
             private: leave out the drafter that reads kept answers.
             prediction: whether the answer has a prediction, which then is drafted first.
         """
-        kinds = {*self.resources.shipped}
+        published = self.published.specs(self.resources) if spec.auto else ()
+        kinds = {*self.resources.shipped, *published}
         if self.kept is not None and self.kept.text is not None and not private:
             kinds.add("kept")
         return spec.resolve(kinds, prediction=prediction)
@@ -109,27 +113,18 @@ class Drafting:
         return {tap for spec in specs for tap in drafters.taps(spec, self.resources)}
 
     def open(self, name: str) -> None:
-        """Read and compile what a drafter needs, so that no request waits for it.
-
-        Raises what `prepare` raises.
-        """
+        """Read and compile what a drafter needs. Raises what `prepare` raises."""
         spec = self.resolve(DrafterSpec.parse(name))
         for opened in drafters.create(spec, self.resources):
             opened.close()
 
     def taps(self, request: Request) -> set[int]:
-        """Return the layers whose hidden states the request's drafters read.
-
-        Raises ModelError if a drafter cannot be read.
-        """
+        """The layers whose hidden states a request's drafters read. Raises ModelError."""
         specs = filter(None, (request.drafter, request.probe))
         return {tap for spec in specs for tap in drafters.taps(spec, self.resources)}
 
     def slots(self, drafter: DrafterSpec) -> int | None:
-        """Return the KV slots of the drafter's own model, for all requests together.
-
-        None if it has no model of its own, or that is not open.
-        """
+        """KV slots, for all requests together, of the drafter's own model; None: none is open."""
         return drafters.slots(drafter, self.resources)
 
     def of_request(

@@ -94,7 +94,8 @@ class Stats(Counters):
         if not self.drafted:
             drafts = "no drafts"
         else:
-            drafts = f"{self.accepted} of {self.drafted} drafts accepted"
+            by = ", ".join(f"{name} {count}" for name, count in self.accepted_by.items() if count)
+            drafts = f"{self.accepted} of {self.drafted} drafts accepted ({by or 'none'})"
         return (
             f"{self.decoded + 1} tokens, {rate}, {self.tokens_per_step:.2f} tokens per step, "
             f"{drafts}; first token after {self.first_token_seconds:.2f} s, "
@@ -154,7 +155,7 @@ class Result:
         """Return one line for people: statistics, and the engine and seed that give it again."""
         seed = f", seed {self.seed}" if self.sampled else ""
         statistics = self.stats.line() if self.token_ids else "no tokens"
-        return f"{statistics}; {self.engine}{seed}"
+        return f"{statistics}; {self.engine}, drafter {self.drafter}{seed}"
 
     @property
     def completion_tokens(self) -> int:

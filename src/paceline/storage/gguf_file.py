@@ -26,6 +26,9 @@ _MAX_DIMENSIONS = 4
 _MAX_METADATA = 256 * 2**20
 """Bytes. The largest vocabularies in use take less than 20 MiB."""
 
+_BEGINNING = 1 << 16
+"""Bytes in which a file's own keys are, but for its tokenizer's."""
+
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {
     **{0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "|b1"},
@@ -79,6 +82,21 @@ def read_gguf(path: Path) -> GgufFile:
         raise ModelError(
             f"{path} is not a complete GGUF file (truncated?): {error}; fetch it again"
         ) from error
+
+
+def architecture_of(path: Path) -> str:
+    """The architecture of a file, of which only the beginning is read; empty: it does not say."""
+    key = b"general.architecture" + struct.pack("<I", _STRING)
+    try:
+        with path.open("rb") as file:
+            head = file.read(_BEGINNING)
+    except OSError:
+        return ""
+    at = head.find(key) + len(key)
+    if not head.startswith(_MAGIC) or at < len(key) or len(head) < at + 8:
+        return ""
+    length = struct.unpack_from("<Q", head, at)[0]
+    return head[at + 8 : at + 8 + length].decode(errors="replace")
 
 
 class _FormatError(Exception):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.drafters.sizes import sizes_of
 from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile, NumberArray, read_gguf
 
@@ -80,18 +81,17 @@ def read_drafter(path: Path) -> DraftFile | None:
 
 def check_target(file: DraftFile, target: Path) -> None:
     """Raise ModelError if a drafter is not one of the target's."""
-    content = read_gguf(target)
-    family = content.fields.get("general.architecture")
-    width = _number(target, content, f"{family}.embedding_length")
-    layers = _number(target, content, f"{family}.block_count")
-    vocab = _vocabulary(target, content)
+    sizes, _ = sizes_of(target)
     fault = None
-    if file.target_width != width:
-        fault = f"reads states of {file.target_width} numbers, and {target.name} has {width}"
-    elif max(file.taps) >= layers:
-        fault = f"reads states after layer {max(file.taps)}, and {target.name} has {layers} layers"
-    elif file.vocab_size != vocab:
-        fault = f"has {file.vocab_size} tokens, and {target.name} {vocab}"
+    if file.target_width != sizes.width:
+        fault = f"reads states of {file.target_width} numbers, and {target.name} has {sizes.width}"
+    elif max(file.taps) >= sizes.layers:
+        fault = (
+            f"reads states after layer {max(file.taps)}, and {target.name} has {sizes.layers} "
+            "layers"
+        )
+    elif file.vocab_size != sizes.vocabulary:
+        fault = f"has {file.vocab_size} tokens, and {target.name} {sizes.vocabulary}"
     if fault:
         raise ModelError(
             f"{file.path} {fault}: it drafts for another model; take the drafter of this one"

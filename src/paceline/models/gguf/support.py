@@ -18,6 +18,8 @@ from paceline.storage.system import memory_bytes
 
 _ENCODERS = ("v.", "a.", "mm.", "model.vision_tower.")
 """First parts of the names of an image or audio encoder's tensors, which llama.cpp keeps apart."""
+DRAFTERS = {"dflash": "dflash", "eagle3": "mtp"}
+"""Architecture of a drafter's file -> what it is called in `--drafter`."""
 RENAMED = {"gptoss": "gpt-oss"}
 """ollama's name of an architecture -> llama.cpp's."""
 _FIELDS = {
@@ -34,8 +36,12 @@ MEMORY_PER_BYTE = 1.2
 
 
 def check_layout(path: Path, file: GgufFile) -> None:
-    """Raise ModelError, with what works instead, for a file in ollama's own layout."""
+    """Raise ModelError, with what works instead, for a drafter, or ollama's own layout."""
     fields, family = file.fields, short(file.fields.get("general.architecture"))
+    if family in DRAFTERS:
+        raise ModelError(
+            f"{path} is no model: it drafts for one; use it with --drafter {DRAFTERS[family]}:NAME"
+        )
     marks = _marks(family, fields)
     encoders = [tensor.name for tensor in file.tensors if tensor.name.startswith(_ENCODERS)]
     if encoders:

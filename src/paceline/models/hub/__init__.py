@@ -103,11 +103,6 @@ def cached_folders(files: FileSet = OPENVINO) -> Iterator[tuple[str, Path]]:
             yield name, snapshot
 
 
-def cached_drafters() -> Iterator[tuple[str, Path]]:
-    """Hub names and folders of what has the files of a drafter in the cache; some are models."""
-    return cached_folders(DRAFTER)
-
-
 def repository(name: str, revision: str | None = None) -> Repository:
     """Files of `name` on the hub. Raises ModelError; see `errors_of`."""
     from huggingface_hub import HfApi

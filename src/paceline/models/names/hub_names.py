@@ -7,7 +7,7 @@
     https://huggingface.co/owner/name/resolve/main/a.gguf  the address of a file (or blob, or raw)
 
 A tag is the quantization in a file's name, in any case. Projectors of images (mmproj), importance
-matrices and drafters' heads are GGUF files too, but no models. A model may be split into shards
+matrices and drafters are GGUF files too, but no models. A model may be split into shards
 (`-00001-of-00003.gguf`), of which the first stands for all.
 
 Independent of the disk and of the network: it says what a name means, not whether it exists.
@@ -42,9 +42,11 @@ _QUANTIZATION = re.compile(
 )
 _DYNAMIC = "UD-"
 """Before the quantization of files whose tensors have several."""
-_NO_MODELS = ("mmproj", "mtp-", "eagle3-", "dflash-", "dspark-")
+_NO_MODELS = ("mmproj", "mtp-")
 """In the names of files that belong to a model: projectors, and heads that draft (as llama.cpp has
 them in its common/download.cpp, looked up on 2026-11-22)."""
+_DRAFTERS = ("eagle3", "dflash", "dspark")
+"""In the names of drafters, which are alone in their repository, or belong to a model in it."""
 _MATRIX = "imatrix"
 _FIRST = ("Q4_K_M", "UD-Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K_XL", "UD-Q4_K_XL", "Q4_1", "Q4_0")
 """Without a tag, the first of these; then any other of 4 bits, Q8_0, or the only one there is."""
@@ -220,7 +222,8 @@ def models_of(paths: Iterable[str]) -> list[str]:
         shard = shard_of(path)
         if is_model(path) and (shard is None or shard.number == 1):
             models.append(path)
-    return sorted(models)
+    plain = [path for path in models if not any(name in path.lower() for name in _DRAFTERS)]
+    return sorted(plain or models)
 
 
 def choose(paths: Collection[str], tag: str, repository: str) -> str:

@@ -8,6 +8,7 @@ from pydantic import AliasChoices, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from paceline.drafters import DrafterSpec
 from paceline.server.body import MAX_MESSAGES, Message
 from paceline.server.errors import ApiError
 from paceline.server.json_body import Body, parse
@@ -94,7 +95,9 @@ class InfoHandlers:
 
     def _model(self) -> dict[str, Any]:
         service = self._service
-        return model_entry(service.name, service.created, max_model_len=service.max_length)
+        drafter = service.model.drafting.resolve(DrafterSpec.parse(service.settings.drafter))
+        more = {"max_model_len": service.max_length, "drafter": drafter.without_folders}
+        return model_entry(service.name, service.created, **more)
 
     def tokenize(self, text: bytes) -> dict[str, Any]:
         """POST /tokenize."""

@@ -1,0 +1,211 @@
+"""Drafters that others have published: which exist for a model, which are here, and how to get one.
+
+`published.json` has them with their sources. A model is recognized by its architecture, layers,
+width and vocabulary, so its fine-tunes are too; of models that agree in all four, the one that the
+name or the file's own metadata has. Invariant: what is wrong here costs speed, and no token.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from paceline import drafters
+from paceline.drafters import DrafterResources, HeadFacts, Sizes
+from paceline.errors import ModelError, ModelNotFound
+from paceline.models import (
+    ModelFiles,
+    Progress,
+    cached_drafter,
+    list_drafters,
+    resolve_drafter,
+)
+from paceline.storage.files import megabytes, read_json
+from paceline.storage.validation import Positive, validated
+
+_DATA = Path(__file__).with_suffix(".json")
+_ENGINES = {"gguf": "llamacpp", "safetensors": "mlx"}
+"""Format -> the engine that runs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """A published figure."""
+
+    times: str
+    """How many times as fast as plain decoding."""
+    where: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A drafter on the hub."""
+
+    target: str
+    """Name of the model that it was trained for."""
+    form: Literal["DFlash", "DFlash 2", "DSpark", "EAGLE-3"]
+    format: Literal["gguf", "safetensors"]
+    name: str
+    """owner/name, or owner/name:TAG."""
+    source: str
+    """The page that names it."""
+    bytes: Positive | None = None
+    gain: Gain | None = None
+
+    @property
+    def kind(self) -> str:
+        """The drafter that runs it, as in `--drafter KIND:NAME`."""
+        return "mtp" if self.form == "EAGLE-3" else "dflash"
+
+    @property
+    def engine(self) -> str:
+        """The engine of the models that it drafts for here."""
+        return _ENGINES[self.format]
+
+    def line(self, model: str) -> str:
+        """What it is, costs and gains, and how a user of `model` gets it."""
+        size = "" if self.bytes is None else f" ({megabytes(self.bytes)})"
+        gain = (
+            "" if self.gain is None else f", {self.gain.times} times as fast on {self.gain.where}"
+        )
+        way = f"is published{size}; get it with `paceline pull {model} --drafter`"
+        if self.find() is not None:
+            way = "is here, and --drafter auto takes it where it gains"
+        return f"a {self.form} drafter for {self.target}{gain}, {way}"
+
+    def find(self) -> Path | None:
+        """Where it is on this machine."""
+        return cached_drafter(self.name, gguf=self.format == "gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Registry:
+    targets: dict[str, Sizes]
+    drafters: list[Published]
+    """The best of a target first."""
+
+
+@cache
+def registry() -> _Registry:
+    """The content of `published.json`."""
+    return validated(_Registry, read_json(_DATA), str(_DATA), error=ModelError)
+
+
+def published_for(files: ModelFiles) -> list[Published]:
+    """Drafters for a model in the format of its engine; the first is the one to get."""
+    try:
+        sizes, said = drafters.sizes_of(files.path)
+    except ModelError:  # what is wrong with a model is told by those who open it
+        return []
+    same = [name for name, target in registry().targets.items() if _plain(target) == _plain(sizes)]
+    called = _letters(f"{files.name} {said}")
+    named = [name for name in same if _letters(name) in called]
+    return [
+        drafter
+        for drafter in registry().drafters
+        if drafter.target in (named or same) and drafter.engine == files.engine
+    ]
+
+
+def fetch(files: ModelFiles, progress: Progress) -> None:
+    """Bring the best drafter for a model here, whole and checked.
+
+    Raises:
+        ModelNotFound: none is published.
+        ModelError: it cannot be fetched, or is not one for this model.
+    """
+    found = published_for(files)
+    if not found:
+        raise ModelNotFound(
+            f"no drafter for {files.name} is known to be published for the engine {files.engine}; "
+            "docs/drafters.md lists those that are, and --drafter dflash:owner/name takes another"
+        )
+    drafter = found[0]
+    path = resolve_drafter(drafter.name, progress, gguf=drafter.format == "gguf")
+    try:
+        _check(drafter, files)
+    except ModelError as error:
+        name = next(one.name for one in list_drafters() if path in (one.file, one.folder))
+        raise ModelError(f"{error}; `paceline rm {name}` removes it") from error
+
+
+class Installed:
+    """The published drafters for one model that are here, as `auto` takes them."""
+
+    def __init__(self, files: ModelFiles, progress: Progress) -> None:
+        """Read nothing yet."""
+        self._files, self._progress = files, progress
+        self._specs: list[str] | None = None
+        self._opened: object = None
+
+    def specs(self, resources: DrafterResources) -> Sequence[str]:
+        """A drafter of each kind that the model does not have itself; opened if its engine is.
+
+        Of those that do not fit, or cannot be opened, the user hears once.
+        """
+        if self._specs is None:
+            self._specs = [*self._fitting()]
+        if resources.opened is not self._opened:
+            self._opened = resources.opened
+            for spec in [*self._specs]:
+                try:
+                    for drafter in drafters.create(spec, resources):
+                        drafter.close()
+                except ModelError as error:
+                    self._leave_out(error)
+                    self._specs.remove(spec)
+        return [spec for spec in self._specs if spec.partition(":")[0] not in resources.shipped]
+
+    def _fitting(self) -> Iterator[str]:
+        files = self._files
+        if not any(one.engine == files.engine and one.find() for one in registry().drafters):
+            return  # so the model's file need not be read
+        kinds = set[str]()
+        for drafter in published_for(files):
+            if drafter.kind not in kinds and drafter.find() is not None:
+                try:
+                    _check(drafter, files)
+                except ModelError as error:
+                    self._leave_out(error)
+                else:
+                    kinds.add(drafter.kind)
+                    yield f"{drafter.kind}:{drafter.name}"
+
+    def _leave_out(self, error: ModelError) -> None:
+        self._progress.say(f"{' '.join(str(error).split())}; auto goes on without it")
+
+
+def _check(drafter: Published, files: ModelFiles) -> None:
+    """Raise ModelError if a drafter that is here is not one for a model."""
+    path, kind = drafter.find(), drafters.load_kind(files.engine, drafter.kind)
+    assert path is not None
+    kind.taps(path, files.path)
+    facts = kind.facts(path)
+    if facts is None or not fits(facts, files.path):
+        raise ModelError(
+            f"{drafter.name} does not draft for {files.name}: expected a drafter for its width and "
+            "vocabulary; name another one"
+        )
+
+
+def fits(facts: HeadFacts, path: Path) -> bool:
+    """Whether a drafter has the sizes of the model at a path."""
+    try:
+        sizes, _ = drafters.sizes_of(path)
+    except ModelError:
+        return False
+    # Not every chain says how many layers its target has.
+    layers = facts.kind == "mtp" or facts.layers in (None, sizes.layers)
+    return layers and (facts.hidden_size, facts.vocab_size) == (sizes.width, sizes.vocabulary)
+
+
+def _plain(sizes: Sizes) -> Sizes:
+    """With the architecture as both formats would spell it: qwen3_5_text is qwen35 in GGUF."""
+    return sizes._replace(architecture=_letters(sizes.architecture.removesuffix("_text")))
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())

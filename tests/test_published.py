@@ -1,0 +1,257 @@
+"""Published drafters: the registry, `pull --drafter`, lists, and `auto`; on a fake hub."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import drafters, load, published
+from paceline.cli.app import main
+from paceline.drafters import DrafterResources, Sizes
+from paceline.models import ModelFiles, Progress
+from paceline.models.names import hub_names
+from paceline.published import Installed, Published, published_for, registry
+from paceline.storage.files import megabytes
+from support.dflash import tiny_config, write_checkpoint
+from support.docs import ROOT
+from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
+from support.native_drafters import COUNT, write_cycles, write_dflash, write_eagle3, write_mtp_model
+
+GGUF, FOLDER = "maker/cycles-GGUF", "maker/cycles-dspark"
+SIZES = Sizes("llama", 4, 64, COUNT)
+PROMPT = "ab" * 12
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub with a perfect drafter for the target of cycles, which alone is published."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "no-ollama"))
+    known = [
+        Published("Cycles", "DFlash", "gguf", GGUF, "https://example.org"),
+        Published("Cycles", "DSpark", "safetensors", FOLDER, "https://example.org"),
+    ]
+    entries = published._Registry({"Cycles": SIZES}, known)
+    monkeypatch.setattr(published, "registry", lambda: entries)
+    with serving() as hub:
+        use_hub(hub, tmp_path / "hub", monkeypatch)
+        put(hub, write_dflash(tmp_path / "perfect.gguf", perfect=True))
+        yield hub
+
+
+def put(hub: FakeHub, path: Path) -> None:
+    hub.repositories[GGUF] = FakeRepository({"cycles-DFlash-Q8_0.gguf": path.read_bytes()})
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return write_cycles(tmp_path / "cycles.gguf")
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:
+    """What a command writes; to standard error if it fails."""
+    capsys.readouterr()
+    assert main([*map(str, words)]) == code
+    written = capsys.readouterr()
+    return written.err if code else written.out
+
+
+# -- the registry ----------------------------------------------------------------------------------
+
+
+def test_every_entry_of_the_registry_has_a_target_a_name_and_sources():
+    entries = registry()
+    names = [drafter.name for drafter in entries.drafters]
+    assert len({*names}) == len(names)
+    assert {drafter.target for drafter in entries.drafters} == {*entries.targets}
+    for drafter in entries.drafters:
+        name = hub_names.parse_hub_name(drafter.name)
+        assert name is not None
+        assert not name.file
+        assert (drafter.format == "gguf") or hub_names.is_hub_name(drafter.name)
+        gain = [drafter.gain.source] if drafter.gain else []
+        assert all(source.startswith("https://") for source in [drafter.source, *gain])
+
+
+def of(files: ModelFiles, sizes: Sizes, said: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Targets of the drafters that are found for a model."""
+    monkeypatch.setattr(drafters, "sizes_of", lambda _: (sizes, said))
+    return {drafter.target for drafter in published_for(files)}
+
+
+def test_a_model_is_known_by_its_sizes_and_of_equals_by_what_it_calls_itself(
+    tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+):
+    large = Sizes("qwen35", 64, 5120, 248320)
+    assert of(tiny_files, large, "Qwen3.8 27B", monkeypatch) == {"Qwen3.8-27B"}
+    named = replace(tiny_files, name="somebody/Qwen3.6-27B-tuned-GGUF:Q4_K_M")
+    assert of(named, large, "", monkeypatch) == {"Qwen3.6-27B"}
+    every = {"Qwen3.5-27B", "Qwen3.6-27B", "Qwen3.8-27B"}
+    assert of(tiny_files, large, "mine", monkeypatch) == every
+    assert of(tiny_files, large._replace(layers=63), "Qwen3.8 27B", monkeypatch) == set()
+    assert of(tiny_files, large._replace(architecture="qwen3"), "", monkeypatch) == set()
+
+
+def test_a_checkpoint_is_known_by_its_config(tiny_files: ModelFiles, tmp_path: Path):
+    config = {"model_type": "qwen3_5_text", "num_hidden_layers": 32, "hidden_size": 2560}
+    text = json.dumps({"text_config": {**config, "vocab_size": 248320}})
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    files = replace(tiny_files, folder=tmp_path, weights=None, engine="mlx")
+    assert [drafter.name for drafter in published_for(files)] == ["z-lab/Qwen3.5-4B-DFlash"]
+
+
+def test_layers_that_draft_are_not_counted(tmp_path: Path):
+    sizes, _ = drafters.sizes_of(write_mtp_model(tmp_path / "model.gguf", perfect=True))
+    assert sizes.layers == 4
+
+
+def row(drafter: Published) -> str:
+    """The line of a drafter in the docs."""
+    address = f"https://huggingface.co/{drafter.name.partition(':')[0]}"
+    size = megabytes(drafter.bytes) if drafter.bytes else ""
+    gain = drafter.gain
+    times = f"{gain.times} ([{gain.where}]({gain.source}))" if gain else ""
+    cells = (
+        *(drafter.target, f"[{drafter.form}]({drafter.source})", f"`{drafter.engine}`"),
+        *(f"[{drafter.name}]({address})", size, times),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def test_the_page_has_every_drafter_and_what_it_gained():
+    page = (ROOT / "docs" / "drafters.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "](https:" in line]
+    assert rows == [row(drafter) for drafter in registry().drafters]
+
+
+# -- pull, models, rm ------------------------------------------------------------------------------
+
+
+def test_a_drafter_is_announced_fetched_listed_beside_its_model_and_removed(
+    hub: FakeHub, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    line = said(capsys, "pull", target).splitlines()[1]
+    assert "a DFlash drafter for Cycles, is published" in line
+    assert f"paceline pull {target} --drafter" in line
+    assert hub.downloads() == []
+    assert "is here" in said(capsys, "pull", target, "--drafter").splitlines()[1]
+    asked = len(hub.downloads())
+    value = json.loads(said(capsys, "pull", target, "--drafter", "--offline", "--json"))
+    assert value["drafter"] == {"name": GGUF, "form": "DFlash", "here": True}
+    assert len(hub.downloads()) == asked, "what is here is not fetched again"
+    listed = json.loads(said(capsys, "models", "--json"))
+    (head,) = (model for model in listed if model["head"])
+    assert head["head"]["models"] == [str(target)]
+    assert [model["name"] for model in listed if model["here"]] == [str(target), head["name"]]
+    assert f"  + {head['name']}" in said(capsys, "models")
+    said(capsys, "rm", head["name"])
+    assert not [*(tmp_path / "hub").rglob("*.gguf")]
+    assert "is published" in said(capsys, "pull", target)
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, **_: Any) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10})())
+
+
+def offline(monkeypatch: pytest.MonkeyPatch, **_: Any) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def unknown(monkeypatch: pytest.MonkeyPatch, **_: Any) -> None:
+    monkeypatch.setattr(published, "registry", lambda: published._Registry({}, []))
+
+
+def of_another(hub: FakeHub, tmp_path: Path, **_: Any) -> None:
+    tokens = [f"t{i}" for i in range(COUNT - 1)]
+    fields = {"tokenizer.ggml.tokens": tokens}
+    put(hub, write_dflash(tmp_path / "other.gguf", perfect=False, **fields))
+
+
+def truncated(hub: FakeHub, tmp_path: Path, **_: Any) -> None:
+    path = tmp_path / "perfect.gguf"
+    path.write_bytes(path.read_bytes()[:-1000])
+    put(hub, path)
+
+
+def of_another_kind(hub: FakeHub, tmp_path: Path, **_: Any) -> None:
+    put(hub, write_eagle3(tmp_path / "eagle.gguf", perfect=False))
+
+
+FAULTS: list[tuple[Callable[..., None], str]] = [
+    (full_disk, "the disk is full"),
+    (offline, f"cannot fetch {GGUF}"),
+    (unknown, "no drafter for"),
+    (of_another, "it drafts for another model"),
+    (truncated, f"is truncated; fetch it again; `paceline rm {GGUF}:Q8_0` removes it"),
+    (of_another_kind, "holds no drafter of the kind dflash"),
+]
+
+
+@pytest.mark.parametrize(("fault", "expected"), FAULTS)
+def test_a_drafter_that_cannot_be_fetched_or_used_is_one_line(
+    fault: Callable[..., None],
+    expected: str,
+    hub: FakeHub,
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    said(capsys, "pull", target)
+    fault(hub=hub, tmp_path=tmp_path, monkeypatch=monkeypatch)
+    written = said(capsys, "pull", target, "--drafter", "--quiet", code=2)
+    assert expected in written
+    assert written.count("\n") == 1
+    assert not [*(tmp_path / "hub").rglob("*.incomplete")]
+
+
+def test_a_drafter_is_no_model(hub: FakeHub, capsys: pytest.CaptureFixture[str]):
+    assert "use it with --drafter dflash:NAME" in said(capsys, "pull", GGUF, "--quiet", code=2)
+
+
+# -- auto ------------------------------------------------------------------------------------------
+
+
+def test_auto_drafts_with_the_drafter_that_is_here(
+    hub: FakeHub, target: Path, capsys: pytest.CaptureFixture[str]
+):
+    said(capsys, "pull", target, "--drafter")
+    with load(str(target), cache_tokens=256) as model:
+        plain = model.generate(PROMPT, raw=True, max_tokens=60, drafter="none")
+        found = model.generate(PROMPT, raw=True, max_tokens=60)
+        assert found.drafter == f"suffix+dflash:{GGUF}"
+        assert found.token_ids == plain.token_ids
+        assert f"drafter suffix+dflash:{GGUF}" in found.line()
+        named = f"dflash:{GGUF}"
+        fixed = model.generate(PROMPT, raw=True, max_tokens=60, policy="fixed", drafter=named)
+        assert fixed.stats.accepted_by.keys() == {"dflash"}
+        assert "(dflash " in fixed.line()
+
+
+def test_auto_goes_on_without_a_drafter_that_does_not_fit_and_says_so_once(
+    hub: FakeHub, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    of_another(hub, tmp_path)
+    said(capsys, "pull", target, "--drafter", code=2)
+    with load(str(target), cache_tokens=256, progress=Progress()) as model:
+        for _ in range(2):
+            assert model.generate(PROMPT, raw=True, max_tokens=4).drafter == "suffix"
+    written = capsys.readouterr().err
+    assert written.count("it drafts for another model") == written.count("goes on without it") == 1
+
+
+def test_a_head_in_safetensors_is_taken_for_a_checkpoint(
+    hub: FakeHub, tiny_files: ModelFiles, tmp_path: Path
+):
+    write_checkpoint(tmp_path / "head", tiny_config(num_target_layers=4))
+    files = {path.name: path.read_bytes() for path in (tmp_path / "head").iterdir()}
+    hub.repositories[FOLDER] = FakeRepository(files)
+    config = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": COUNT}))
+    model = replace(tiny_files, folder=tmp_path, weights=None, engine="mlx")
+    assert [*Installed(model, Progress()).specs(DrafterResources())] == []
+    published.resolve_drafter(FOLDER, Progress(quiet=True))
+    assert [*Installed(model, Progress()).specs(DrafterResources())] == [f"dflash:{FOLDER}"]
