@@ -63,18 +63,14 @@ def _print_models(
 
     default = default_model()
 
-    def form_of(name: str) -> str:
-        """The short name of which this one is a form, with other weights."""
-        return name.partition("@")[0]
-
     def label(name: str) -> str:
-        return f"{name} (default)" if form_of(name) == default else name
+        return f"{name} (default)" if name.partition("@")[0] == default else name
 
     def row(head: "_Head") -> list[str]:
         beside = "  + " if head.models else ""
         return [beside + head.listed.name, megabytes(head.listed.bytes), "", "", "", head.about]
 
-    here = {form_of(model.name) for model, _ in pairs if model.here}
+    here = {model.name.partition("@")[0] for model, _ in pairs if model.here}
     rows = []
     for model, measured in pairs:
         if model.here or model.folder is not None:
@@ -109,10 +105,10 @@ class _Head(NamedTuple):
     def about(self) -> str:
         if (facts := self.facts) is None:
             return self.fault
-        layers = "" if facts.layers is None else f"{facts.layers} layers, "
-        sizes = f"{layers}hidden size {facts.hidden_size} and {facts.vocab_size} tokens"
+        layers = f"{facts.layers} layers, " if facts.layers else ""
+        sizes = f" for {layers}hidden size {facts.hidden_size} and {facts.vocab_size} tokens"
         use = f"--drafter {facts.kind}:{self.listed.name}"
-        return f"{facts.form}: {use}" if self.models else f"{facts.form} for {sizes}: {use}"
+        return f"{facts.form}{'' if self.models else sizes}: {use}"
 
 
 def _heads(models: Sequence["Listed"]) -> Iterator[_Head]:
