@@ -19,7 +19,6 @@ from paceline.models.manifest import GGUF, GGUF_WEIGHTS, changed_files, read_man
 from paceline.models.names import (
     CORE_ML_SUFFIX,
     REGISTRY,
-    KnownModel,
     LocalFile,
     canonical,
     known_models,
@@ -43,9 +42,9 @@ class Listed:
     name: str
     here: bool
     about: str
-    folder: Path | None
+    folder: Path | None = None
     """Of a model that paceline has prepared, or that is in OpenVINO's format."""
-    bytes: int
+    bytes: int = 0
     """On this disk, without packed copies; 0 when it is not here."""
     file: Path | None = None
     """The GGUF file that is used where it is; of a split model, the first."""
@@ -75,7 +74,7 @@ def list_models(cache: Path | None = None) -> list[Listed]:
         listed = Listed(file.name, True, file.about, None, file.bytes, file.path, fits(file.bytes))
         models.setdefault(file.name, listed)
     here = sorted(models.values(), key=lambda model: not model.here)
-    return [*here, *(model for model in _absent() if model.name not in models)]
+    return [*here, *(model for model in _to_fetch() if model.name not in models)]
 
 
 def list_drafters() -> Iterator[Listed]:
@@ -124,22 +123,17 @@ def _files() -> Iterator[LocalFile]:
             yield file
     for name, known in known_models().items():
         if (path := cached(known.hub_name)) is not None:
-            yield LocalFile(name, path, sizes.get(path, path.stat().st_size), _about(known))
+            yield LocalFile(name, path, sizes.get(path, path.stat().st_size), known.about)
 
 
-def _absent() -> Iterator[Listed]:
-    """Models that can be fetched by a short name."""
-    for wheel in REGISTRY.values():
-        fitting, size = fits(wheel.member_bytes), wheel.wheel_bytes
-        yield Listed(wheel.name, False, wheel.about, None, 0, fits=fitting, to_fetch=size)
+def _to_fetch() -> Iterator[Listed]:
+    """Models with a short name."""
+    for name, wheel in REGISTRY.items():
+        fitting = fits(wheel.member_bytes)
+        yield Listed(name, False, wheel.about, fits=fitting, to_fetch=wheel.wheel_bytes)
     for name, known in known_models().items():
-        fitting, size, tested = fits(known.bytes), known.bytes, _TESTED[known.ran]
-        about = _about(known)
-        yield Listed(name, False, about, None, 0, fits=fitting, to_fetch=size, tested=tested)
-
-
-def _about(known: KnownModel) -> str:
-    return f"{known.title}, {known.license}"
+        model = Listed(name, False, known.about, fits=fits(known.bytes), to_fetch=known.bytes)
+        yield replace(model, tested=_TESTED[known.ran])
 
 
 def _listed(folder: Path, files: dict[Path, LocalFile]) -> Listed:
@@ -147,7 +141,7 @@ def _listed(folder: Path, files: dict[Path, LocalFile]) -> Listed:
     try:
         manifest = read_manifest(folder)
     except ModelError as error:
-        return Listed(folder.name, False, f"broken: {hub.one_line(error)}", folder, 0)
+        return Listed(folder.name, False, f"broken: {hub.one_line(error)}", folder)
     name, origin = manifest.name, manifest.source.get("from", "")
     kind, context = manifest.source.get("kind", ""), manifest.facts.context_length
     about = " ".join(filter(None, (origin, manifest.facts.license)))

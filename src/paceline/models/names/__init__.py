@@ -117,6 +117,11 @@ class KnownModel:
     """Commit; None: the main branch."""
 
     @property
+    def about(self) -> str:
+        """What it is, for a list."""
+        return f"{self.title}, {self.license}"
+
+    @property
     def hub_name(self) -> HubName:
         """The name that the short name stands for."""
         return HubName(self.repository, file=self.file, revision=self.revision)

@@ -15,7 +15,7 @@ Independent of the disk and of the network: it says what a name means, not wheth
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -24,12 +24,16 @@ from paceline.errors import InvalidRequest, ModelError, ModelNotFound
 
 _PART = r"\w[\w.-]*"
 _NAME = re.compile(rf"{_PART}/{_PART}")
-_REPOSITORY = re.compile(rf"({_PART})/({_PART})(?::({_PART}))?")
+_MODEL = re.compile(rf"({_PART}/{_PART})(?::({_PART})|/(.+))?")
+_ROUTE = re.compile(
+    rf"(?P<repository>{_PART}/{_PART})/(?:resolve|blob|raw|tree)"
+    rf"/(?P<revision>refs/{_PART}/{_PART}|{_PART})(?P<file>/.+)?"
+)
+"""Path of an address with a revision; pull requests have revisions of three parts (refs/pr/7)."""
 _REVISION = re.compile(rf"{_PART}(?:/{_PART})*")
 _HOSTS = ("huggingface.co", "hf.co", "www.huggingface.co")
 _OTHERS = ("datasets", "spaces", "kernels", "buckets", "collections", "papers")
 """First parts of an address that is not a model's."""
-_FILE_ROUTES = ("resolve", "blob", "raw")
 _LATEST = "latest"
 """The tag that selects no file, as in other programs."""
 SUFFIX = ".gguf"
@@ -99,66 +103,43 @@ def parse_hub_name(name: str) -> HubName | None:
 
     Raises ModelNotFound for an address (`https://...`, `hf.co/...`) that is not a model's.
     """
-    host = name.lower().partition("/")[0]
-    if host not in (*_HOSTS, "https:", "http:"):
-        owner, _, rest = name.partition("/")
-        repository, slash, file = rest.partition("/")
-        return None if slash and not file else _hub_name(f"{owner}/{repository}", file)
-    host, path = _split(f"https://{name}" if host in _HOSTS else name)
-    if host not in (*_HOSTS, _split(os.environ.get("HF_ENDPOINT", ""))[0]) or not host:
-        raise ModelNotFound(
-            f"{name} is not an address of the Hugging Face hub; expected one of "
-            "https://huggingface.co, or the path of a downloaded file"
-        )
-    parts = [unquote(part) for part in path.split("/") if part]
-    model = None
-    if parts[:1] and parts[0] not in _OTHERS:
-        model = _of_parts("/".join(parts[:2]), parts[2:])
+    first = name.lower().partition("/")[0]
+    if first not in (*_HOSTS, "https:", "http:"):
+        return _hub_name(name)
+    model = _of_address(f"https://{name}" if first in _HOSTS else name)
     if model is None:
         raise ModelNotFound(
-            f"{name} is not the address of a model on the hub; expected that of a repository or of "
-            f"one of its {SUFFIX} files"
+            f"{name} is not the address of a model on the Hugging Face hub; expected that of a "
+            f"repository or of one of its {SUFFIX} files, or the path of a downloaded file"
         )
     return model
 
 
-def _split(address: str) -> tuple[str, str]:
-    """Host and path of an address; no host if it is none."""
+def _of_address(address: str) -> HubName | None:
     try:
         split = urlsplit(address)
-        host = split.hostname
+        hosts = (*_HOSTS, urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname or "")
     except ValueError:  # such as an IPv6 address without its end
-        return "", ""
-    return host or "", split.path
-
-
-def _of_parts(repository: str, rest: Sequence[str]) -> HubName | None:
-    """A repository, and what follows it in an address: a route, or a path in the repository."""
-    if len(rest) > 1 and rest[0] in (*_FILE_ROUTES, "tree"):
-        # refs/pr/7 and refs/convert/x are revisions of three parts.
-        end = 4 if rest[1] == "refs" and len(rest) >= 4 else 2
-        revision, file = "/".join(rest[1:end]), "/".join(rest[end:])
-        if (rest[0] == "tree") == bool(file):
-            return None
-        model = _hub_name(repository, file)
-        if model is None or _REVISION.fullmatch(revision) is None:
-            return None
-        return model._replace(revision=revision)
-    return _hub_name(repository, "/".join(rest))
-
-
-def _hub_name(repository: str, file: str) -> HubName | None:
-    match = _REPOSITORY.fullmatch(repository)
-    # A repository is not called x.gguf: that is a path whose file is not there.
-    if match is None or match[2].lower().endswith(SUFFIX):
         return None
-    owner, name, tag = match.groups()
-    if file:
-        parts = file.split("/")
-        if tag or not file.lower().endswith(SUFFIX) or not all(map(_is_plain, parts)):
-            return None
-        return HubName(f"{owner}/{name}", file=file)
-    return HubName(f"{owner}/{name}", tag="" if not tag or tag.lower() == _LATEST else tag)
+    path = unquote(split.path).strip("/")
+    if (split.hostname or "?") not in hosts or path.partition("/")[0] in _OTHERS:
+        return None
+    if route := _ROUTE.fullmatch(path):
+        model = _hub_name(route["repository"] + (route["file"] or ""))
+        return model and model._replace(revision=route["revision"])
+    return _hub_name(path)
+
+
+def _hub_name(text: str) -> HubName | None:
+    match = _MODEL.fullmatch(text)
+    if match is None:
+        return None
+    repository, tag, file = match.groups(default="")
+    is_file = file.lower().endswith(SUFFIX) and all(map(_is_plain, file.split("/")))
+    # A repository is not called x.gguf: that is a path whose file is not there.
+    if repository.lower().endswith(SUFFIX) or (file and not is_file):
+        return None
+    return HubName(repository, "" if tag.lower() == _LATEST else tag, file)
 
 
 def _is_plain(part: str) -> bool:
@@ -217,26 +198,19 @@ def quantization(path: str) -> str:
 
 def models_of(paths: Iterable[str]) -> list[str]:
     """Paths of the models among the files: whole files, and first shards; sorted."""
-    models = []
-    for path in paths:
-        shard = shard_of(path)
-        if is_model(path) and (shard is None or shard.number == 1):
-            models.append(path)
-    plain = [path for path in models if not any(name in path.lower() for name in _DRAFTERS)]
-    return sorted(plain or models)
+    models = sorted(
+        path
+        for path in paths
+        if is_model(path) and ((shard := shard_of(path)) is None or shard.number == 1)
+    )
+    return [path for path in models if not any(x in path.lower() for x in _DRAFTERS)] or models
 
 
 def choose(paths: Collection[str], tag: str, repository: str) -> str:
-    """Path of the model that `tag` means: a whole file, or a first shard.
+    """Path of the model among a repository's files that `tag` means: whole, or a first shard.
 
-    Args:
-        paths: the repository's files.
-        tag: a quantization, or a file's name; empty: Q4_K_M, else another of 4 bits, else Q8_0,
-            else the only model there is.
-        repository: its name, for messages.
-
-    Raises:
-        ModelNotFound: there is no such file, or there are several; the message lists them.
+    `tag` is a quantization, or a file's name; empty: Q4_K_M, else another of 4 bits, else Q8_0,
+    else the only model there is. Raises ModelNotFound if there is none, or several, and lists them.
     """
     models = models_of(paths)
     if not models:
@@ -288,18 +262,14 @@ def _tagged(models: Collection[str], tag: str) -> list[str]:
     """The models that `tag` means, by the strictest reading that fits any."""
     label = tag.upper()
     whole = re.compile(rf"(?:^|[-._/]){re.escape(label)}(?=$|[-._/])")
+    files = [label, f"{label}{SUFFIX.upper()}"]
     readings = (
-        [path for path in models if label in _names(path.upper())],
+        [path for path in models if path.upper() == label or path.upper().split("/")[-1] in files],
         [path for path in models if quantization(path) == label],
         [path for path in models if quantization(path) == _DYNAMIC + label],
         [path for path in models if whole.search(path.upper())],
     )
     return next(filter(None, readings), [])
-
-
-def _names(path: str) -> tuple[str, ...]:
-    name = path.rpartition("/")[2]
-    return path, name, name.removesuffix(SUFFIX.upper())
 
 
 def _default(models: Collection[str]) -> list[str]:
