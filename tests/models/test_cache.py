@@ -1,12 +1,10 @@
 import errno
-import fcntl
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -90,56 +88,13 @@ def test_a_cache_folder_that_cannot_be_made_is_one_line(place: str, tmp_path: Pa
         pytest.fail("the work began")
 
 
-HOLD = """
-import sys
-from pathlib import Path
-from paceline.models.cache import workspace
-with workspace(Path(sys.argv[1]), "m", needed=1) as work:
-    print(work, flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """Another process at work, and its folder."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout is not None
-    yield child, Path(child.stdout.readline().strip())
-    child.kill()
-    child.communicate()
-
-
-def test_the_folder_of_a_process_at_work_stays_and_that_of_a_dead_one_is_removed(
-    other: tuple[subprocess.Popen[str], Path], tmp_path: Path
-):
-    child, folder = other
+def test_the_folder_of_a_process_at_work_stays_and_one_of_the_day_before_is_removed(tmp_path: Path):
+    old, recent = (tmp_path / f"{PARTIAL}m-{name}" for name in ("old", "recent"))
+    for folder in (old, recent):
+        folder.mkdir()
+    os.utime(old, (0, 0))
     with workspace(tmp_path, "m", needed=1) as work:
-        assert folder.is_dir()
-        assert {*partial(tmp_path)} == {folder, work}
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    assert folder.is_dir(), "a killed process cannot clear up"
-    with workspace(tmp_path, "m", needed=1) as work:
-        assert partial(tmp_path) == [work]
-
-
-def test_where_folders_cannot_be_locked_nothing_is_taken_for_abandoned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def flock(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    (tmp_path / f"{PARTIAL}m-1").mkdir()
-    with workspace(tmp_path, "m", needed=1) as work:
-        publish(work, tmp_path / "m")
-    assert {path.name for path in tmp_path.iterdir()} == {"m", f"{PARTIAL}m-1"}
+        assert {*partial(tmp_path)} == {recent, work}
 
 
 PULL = """

@@ -110,7 +110,7 @@ def test_offline_a_model_that_is_here_works_and_pull_takes_it_as_it_is(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert resolve(f"{NAME}:F16", tmp_path / "cache").folder == first.folder
     assert pull(NAME, tmp_path / "cache").folder == first.folder
-    with raises(ModelError, "F16"):
+    with raises(ModelError, NAME, "--offline"):
         resolve(f"{NAME}:Q8_0", tmp_path / "cache")
     assert fake.asked == []
 

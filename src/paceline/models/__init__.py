@@ -5,12 +5,11 @@ other rooms import nothing from the modules inside.
 """
 
 from paceline.models.checkpoints import read_facts
-from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
+from paceline.models.files import ModelFiles, open_folder
 from paceline.models.gguf.support import memory_needed
 from paceline.models.hub import go_offline
 from paceline.models.installed import (
     Listed,
-    Removal,
     check_models,
     find_removal,
     list_drafters,
@@ -25,7 +24,7 @@ from paceline.models.manifest import (
     Pooling,
     read_manifest,
 )
-from paceline.models.names import CORE_ML_SUFFIX, DEFAULT_MODEL, MLX_SUFFIX, settings_of
+from paceline.models.names import CORE_ML_SUFFIX, DEFAULT_MODEL, settings_of
 from paceline.models.prepare import core_ml_folder
 from paceline.models.resolver import (
     cached_drafter,
@@ -44,7 +43,6 @@ __all__ = [
     "CORE_ML_SUFFIX",
     "DEFAULT_MODEL",
     "GENERATION",
-    "MLX_SUFFIX",
     "QUIET",
     "TEMPLATE",
     "TOKENIZER",
@@ -54,7 +52,6 @@ __all__ = [
     "ModelFiles",
     "Pooling",
     "Progress",
-    "Removal",
     "Thinking",
     "TokenBytes",
     "Tokenizer",
@@ -79,5 +76,4 @@ __all__ = [
     "resolve_drafter",
     "settings_of",
     "start_templates",
-    "stat_fingerprint",
 ]

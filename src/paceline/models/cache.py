@@ -1,4 +1,4 @@
-"""The cache folder of prepared models: locks, free space, atomic publishing.
+"""The cache folder of prepared models: free space, atomic publishing.
 
 Invariant: a model's folder appears complete, by one rename, or not at all; failures and crashes
 leave no partial model.
@@ -9,41 +9,43 @@ import errno
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import ModelError
 from paceline.storage.files import megabytes
-from paceline.storage.system import CACHE_VARIABLE, lock_path
+from paceline.storage.system import CACHE_VARIABLE
 
 PARTIAL = ".partial-"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_BYTES = 1 << 20
+_ABANDONED_SECONDS = 24 * 3600
 
 
 @contextlib.contextmanager
 def workspace(parent: Path, name: str, *, needed: int) -> Iterator[Path]:
     """Yield a new empty folder in `parent` for making `name`; deleted at the end unless published.
 
-    Abandoned folders of ended processes are removed first. `needed` is the peak disk use in bytes.
-    Raises ModelError when the disk has less free or the folder cannot be written; an OSError of
-    the body becomes a ModelError too.
+    What killed processes left a day ago is removed first. `needed` is the peak disk use in bytes.
+    Raises ModelError when the disk has less free or the folder cannot be written; an OSError of the
+    body becomes a ModelError too.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(parent)
         if shutil.disk_usage(parent).free < needed:
             raise _no_space()
-        with _locked_folder(parent, name) as work:
-            try:
-                yield work
-            except (OSError, ModelError) as error:
-                # Libraries seldom report a full disk as such.
-                if shutil.disk_usage(parent).free < _NO_ROOM_BYTES:
-                    raise _no_space() from error
-                raise
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
+        work = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{name}-", dir=parent))
+        try:
+            yield work
+        except (OSError, ModelError) as error:
+            # Libraries seldom report a full disk as such.
+            if shutil.disk_usage(parent).free < _NO_ROOM_BYTES:
+                raise _no_space() from error
+            raise
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         if error.errno in _NO_SPACE:
             raise ModelError(_full(parent, name, needed)) from error
@@ -80,26 +82,8 @@ def _full(parent: Path, name: str, needed: int) -> str:
     )
 
 
-@contextlib.contextmanager
-def _locked_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Yield a new folder, locked so that no other process takes it for abandoned."""
-    while True:
-        work = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{name}-{os.getpid()}-", dir=parent))
-        release = lock_path(work, wait=True)
-        if work.exists():
-            break
-        if release is not None:  # another process removed it before or while it was locked
-            release()
-    try:
-        yield work
-    finally:
-        if release is not None:
-            release()
-
-
 def _remove_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"{PARTIAL}*"):
-        release = lock_path(folder, wait=False) if folder.is_dir() else None
-        if release is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            release()
+        with contextlib.suppress(FileNotFoundError):  # another process has published it
+            if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -11,13 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from paceline.errors import ModelError
-from paceline.models.checkpoints import (
-    ONLY_SAFETENSORS,
-    check_complete,
-    read_facts,
-    read_generation_config,
-    read_template,
-)
+from paceline.models import checkpoints
 from paceline.models.hub import INSTEAD
 from paceline.models.manifest import (
     GRAPH,
@@ -71,14 +65,13 @@ class ModelFiles:
 
     @cached_property
     def weights_bytes(self) -> int:
-        """Bytes of what its engine opens; of a split GGUF file, those of the first shard."""
-        # Models of the hub's cache are links to blobs.
-        return size_of(self.weights or self.folder, links=True)
+        """Bytes of what its engine opens."""
+        return size_of(self.path, links=True)  # models of the hub's cache are links to blobs
 
     @property
     def settings(self) -> Settings:
         """The authors' sampling settings. Raises ModelError for invalid values."""
-        return read_generation_config(self.folder)
+        return checkpoints.read_generation_config(self.folder)
 
     def tokenizer(self) -> Tokenizer:
         """Tokenizer, read at the first call. Raises ModelError when it cannot be read."""
@@ -93,7 +86,7 @@ class ModelFiles:
         return self._thinking
 
     def control_text(self) -> ControlText:
-        """Control tokens as text, which messages may not have; see its file."""
+        """What keeps text in messages from becoming control tokens."""
         return self._control_text
 
     @cached_property
@@ -120,12 +113,14 @@ class ModelFiles:
 
 
 def open_folder(folder: Path, name: str, progress: Progress | None = None) -> ModelFiles:
-    """Open the model in `folder`, without copying it.
+    """Open the model in `folder`, without copying it: a checkpoint only where MLX runs.
 
     With `progress`, files of a prepared model that have changed since they were hashed are hashed
     again. Raises ModelError, which names every file that is missing or not what was made, or how
     to use another kind of model.
     """
+    if checkpoints.is_checkpoint(folder) and checkpoints.mlx_available():
+        return open_checkpoint(folder, name)
     if (folder / MANIFEST).exists():
         return _prepared(folder, name, progress)
     missing = [name for name in (*REQUIRED, "config.json") if not (folder / name).is_file()]
@@ -145,13 +140,13 @@ def open_checkpoint(folder: Path, name: str) -> ModelFiles:
 
     Raises ModelError if files are missing or invalid.
     """
-    check_complete(folder)
+    checkpoints.check_complete(folder)
     weights = [folder / "config.json", *sorted(folder.glob("model*.safetensors"))]
     return _published(folder, name, "mlx", weights)
 
 
 def _published(folder: Path, name: str, engine: str, weights: Iterable[Path]) -> ModelFiles:
-    facts, template = read_facts(folder), read_template(folder)
+    facts, template = checkpoints.read_facts(folder), checkpoints.read_template(folder)
     return ModelFiles(name, folder, facts, stat_fingerprint(weights), template, str(folder), engine)
 
 
@@ -174,7 +169,7 @@ def _prepared(folder: Path, name: str, progress: Progress | None) -> ModelFiles:
         folder,
         manifest.facts,
         manifest.fingerprint,
-        read_template(folder),
+        checkpoints.read_template(folder),
         f"{kind}: {rest}",
         manifest.engine,
         weights,
@@ -182,13 +177,12 @@ def _prepared(folder: Path, name: str, progress: Progress | None) -> ModelFiles:
 
 
 def _no_graph(folder: Path, missing: list[str]) -> str:
-    weights = [*folder.glob("*.safetensors"), *sorted(folder.glob("pytorch_model*.bin"))]
-    if weights and weights[0].suffix == ".bin":
-        return f"{folder} has {weights[0].name}; {ONLY_SAFETENSORS}"
-    if weights and "config.json" not in missing:
-        return f"{folder} is {INSTEAD}"
-    ggufs = sorted(folder.glob("*.gguf"))
-    if ggufs:
+    if any(folder.glob("*.safetensors")):
+        if "config.json" not in missing:
+            return f"{folder} is {INSTEAD}"
+    elif old := sorted(folder.glob("pytorch_model*.bin")):
+        return f"{folder} has {old[0].name}; {checkpoints.ONLY_SAFETENSORS}"
+    if ggufs := sorted(folder.glob("*.gguf")):
         return f"{folder} has no OpenVINO model; for its GGUF file, give the path {ggufs[0]}"
     return f"{folder} is not an OpenVINO model: {', '.join(missing)} missing"
 

@@ -156,7 +156,7 @@ def _listed(folder: Path, files: dict[Path, LocalFile]) -> Listed:
         return Listed(name, False, gone, folder, size, path)
     if not (kind.startswith("gguf") and path.is_file()):
         return Listed(name, True, about, folder, size, fits=fits(size), context_length=context)
-    weights = sum(size_of(shard, links=True) for shard in shards_beside(path) or [path])
+    weights = sum(size_of(shard, links=True) for shard in shards_beside(path))
     file = files.get(path.resolve(), LocalFile(name, path, weights, about))
     total, fitting = size + file.bytes, fits(file.bytes)
     return Listed(
@@ -234,7 +234,7 @@ def removal_of(models: Sequence[Listed], cache: Path | None = None) -> Removal:
             weights.append(folder / GGUF_WEIGHTS)
         if (file := model.file) is not None:
             weights.append(file)
-            for shard in shards_beside(file) or [file]:
+            for shard in shards_beside(file):
                 if file.is_relative_to(hub_cache):
                     paths += (shard.resolve(), shard)
                 elif shard.is_file():

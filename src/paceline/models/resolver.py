@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from paceline.errors import InvalidRequest, ModelError, ModelNotFound
+from paceline.errors import InvalidRequest, ModelNotFound
 from paceline.models import checkpoints, hub, prepare
 from paceline.models.files import ModelFiles, open_checkpoint, open_folder
 from paceline.models.gguf.support import check_fits
@@ -29,6 +29,7 @@ from paceline.models.names import (
 )
 from paceline.models.names.hub_names import HubName, is_hub_name, parse_hub_name, shards_beside
 from paceline.models.names.other_apps import find_app_model, is_app_name
+from paceline.storage.files import size_of
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import QUIET, Progress
 
@@ -140,7 +141,9 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
     if target is not None:
         return _from_hub(target, base, request)
     path = _local(base)
-    return _gguf(path, base, request) if path.is_file() else _open_folder(path, base, request)
+    return (
+        _gguf(path, base, request) if path.is_file() else open_folder(path, base, request.progress)
+    )
 
 
 def _target(base: str, revision: str | None) -> HubName | None:
@@ -173,27 +176,25 @@ def _from_hub(target: HubName, base: str, request: _Request) -> ModelFiles:
     is_whole = not (target.tag or target.file)
     if not request.refresh:
         if is_whole and (folder := _cached_folder(target)) is not None:
-            return _open_folder(folder, base, request)
+            return open_folder(folder, base, request.progress)
         if (path := gguf_files.cached(target)) is not None:
             return _gguf(path, base, request)
     repository = _listing(target, base)
     if is_whole and (files := _file_set(repository)) is not None:
         folder = fetch_files(repository, files, target.revision, request.progress)
-        return _open_folder(folder, base, request)
+        return open_folder(folder, base, request.progress)
     path = gguf_files.fetch(target, repository, request.progress, to_use=not request.refresh)
     return _gguf(path, base, replace(request, refresh=True))
 
 
 def _listing(target: HubName, name: str) -> Repository:
-    """The repository on the hub. Raises ModelError, which lists its models on this machine."""
+    """The repository on the hub. Raises ModelError."""
     try:
         return hub.repository(target.repository, target.revision)
     except ModelNotFound as error:
         if not target.file or target.revision is not None:
             raise
         raise ModelNotFound(f"there is no file {name}, and {error}") from error
-    except ModelError as error:
-        raise ModelError(f"{error}{gguf_files.what_is_here(target)}") from error
 
 
 def _file_set(repository: Repository) -> FileSet | None:
@@ -216,8 +217,8 @@ def _cached_folder(target: HubName) -> Path | None:
 def _gguf(path: Path, base: str, request: _Request) -> ModelFiles:
     """Files of the GGUF model at `path`, which the user calls `base`."""
     if not request.refresh:
-        shards = [shard for shard in shards_beside(path) if shard.is_file()] or [path]
-        check_fits(base, sum(shard.stat().st_size for shard in shards), request.progress)
+        size = sum(size_of(shard, links=True) for shard in shards_beside(path))
+        check_fits(base, size, request.progress)
     files = prepare.from_gguf(path, prepare.models_dir(request.cache), request.progress)
     return files if as_path(base).is_file() else replace(files, name=base)
 
@@ -246,13 +247,6 @@ def _checkpoint(base: str, request: _Request) -> ModelFiles:
         f"{base} has no form for the engine mlx; expected a Hugging Face checkpoint: a folder with "
         "config.json and safetensors, or the hub name (owner/name) of one"
     )
-
-
-def _open_folder(folder: Path, name: str, request: _Request) -> ModelFiles:
-    """Open the model in `folder`: a prepared one, one for OpenVINO, or a checkpoint for MLX."""
-    if checkpoints.is_checkpoint(folder) and checkpoints.mlx_available():
-        return open_checkpoint(folder, name)
-    return open_folder(folder, name, request.progress)
 
 
 def open_origin(name: str, work: Path, progress: Progress) -> ModelFiles:

@@ -142,7 +142,7 @@ def test_what_is_no_gguf_file_is_refused(content: bytes, reason: str, refused: A
         ({"llama.rope.scaling.type": "magic"}, "scaling.type of 'magic'"),
         ({"llama.context_length": 0}, "has no context length"),
         ({"tokenizer.ggml.tokens": ["a", "b"]}, "320 token types for 2 tokens"),
-        ({"tokenizer.ggml.tokens": "abc"}, "tokens is not a list of str"),
+        ({"tokenizer.ggml.tokens": "abc"}, "tokens is not a list of text"),
         ({"tokenizer.ggml.merges": ["t h", "nonsense q"]}, "the merge 'nonsense q'"),
     ],
 )

@@ -14,7 +14,7 @@ from paceline.models.gguf.vocabulary import (
     REQUIRED_FIELDS,
     token_facts,
     token_id,
-    vocabulary_faults,
+    vocabulary_fault,
 )
 from paceline.models.manifest import GENERATION, TEMPLATE, TOKENIZER, Facts, Pooling
 from paceline.storage.files import write_json
@@ -70,8 +70,8 @@ def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
     missing = [key for key in REQUIRED_FIELDS if key not in fields]
     if missing:
         raise ModelError(f"{path} has no tokenizer: {', '.join(missing)} missing")
-    if faults := vocabulary_faults(fields):
-        raise ModelError(f"{path} has an invalid tokenizer: {'; '.join(faults)}")
+    if fault := vocabulary_fault(fields):
+        raise ModelError(f"{path} has an invalid tokenizer: {fault}")
     if fields.get("split.count", 0) not in (0, 1):
         raise ModelError(f"{path} is one part of a split model; join the parts first")
     context = fields.get(f"{architecture}.context_length")
@@ -113,19 +113,11 @@ def pooling_facts(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def sampling_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Settings in GGUF metadata, under the keys of generation_config.json."""
-    settings = {
-        name: value
-        for key, name in _SETTINGS.items()
-        if _is_number(value := fields.get(f"general.sampling.{key}"))
-    }
+    settings: dict[str, float] = {}
+    for key, name in _SETTINGS.items():
+        value = fields.get(f"general.sampling.{key}")
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9:
+            settings[name] = round(value, 6)  # the file has f32: 0.9 is 0.8999999761581421
     if fields.get("general.sampling.penalty_last_n") == 0:
         settings.pop("repetition_penalty", None)  # applies to no tokens
-    # The file has f32: 0.9 is 0.8999999761581421.
-    return {
-        name: round(value, 6) if isinstance(value, float) else value
-        for name, value in settings.items()
-    }
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
+    return settings

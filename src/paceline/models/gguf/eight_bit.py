@@ -35,20 +35,14 @@ def write_q8(path: Path, work: Path, progress: Progress) -> Facts:
     eight_bit = GGMLQuantizationType.Q8_0
     source = read(path, progress)
     facts = write_derived(path, source.fields, work)
-    matrices = {
-        tensor.name
-        for tensor in source.tensors
-        if len(tensor.shape) > 1 and tensor.shape[-1] % _GROUP == 0
-    }
-    forms = {
-        tensor.name: (int(eight_bit), prod(tensor.shape) // _GROUP * _GROUP_BYTES)
-        if tensor.name in matrices
-        else (tensor.kind, tensor.data.nbytes)
-        for tensor in source.tensors
-    }
+    forms = {tensor.name: (tensor.kind, tensor.data.nbytes) for tensor in source.tensors}
+    for tensor in source.tensors:
+        if len(tensor.shape) > 1 and tensor.shape[-1] % _GROUP == 0:
+            size = prod(tensor.shape) // _GROUP * _GROUP_BYTES
+            forms[tensor.name] = (int(eight_bit), size)
 
     def values(tensor: Tensor) -> npt.NDArray[Any]:
-        if tensor.name not in matrices:
+        if forms[tensor.name][0] == tensor.kind:
             return tensor.data
         weights = dequantize(tensor.data, GGMLQuantizationType(tensor.kind))
         groups: npt.NDArray[Any] = quantize(weights, eight_bit)

@@ -17,12 +17,11 @@ def first_shard(path: Path) -> Path:
     Raises ModelError if a shard is missing.
     """
     shards = shards_beside(path)
-    if not shards:
-        return path
-    if missing := [shard.name for shard in shards if not shard.is_file()]:
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing and len(shards) > 1:
         raise ModelError(
-            f"{path.name} is one of {len(shards)} files of a model; {', '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} missing in {path.parent}"
+            f"{path.name} is one of {len(shards)} files of a model; missing in {path.parent}: "
+            f"{', '.join(missing)}"
         )
     return shards[0]
 

@@ -8,7 +8,7 @@ Here those become ordered merges: every pair that joins to a token, by the token
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,8 @@ def make_tokenizer(fields: Mapping[str, Any]) -> "Tokenizer":
             f"a tokenizer of kind {short(kind)}/{short(pre)}, which is not read; expected llama, "
             "gemma4, or gpt2 with a pre-tokenizer that the guide lists"
         )
-    _add_tokens(tokenizer, fields, strip=kind == "llama" and _is_phi3(fields))
+    is_phi3 = fields.get("general.architecture") in ("phi3", "phimoe")
+    _add_tokens(tokenizer, fields, strip=kind == "llama" and is_phi3)
     return tokenizer
 
 
@@ -170,11 +171,10 @@ def _merges_by_score(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
     longest token, then the longest left part first, the order is the same within runs of a letter.
     """
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    scores, kinds = _checked_scores(fields), token_types(fields)
     known = {
         text: score
-        for text, score, kind in zip(
-            tokens, _checked_scores(fields), token_types(fields), strict=True
-        )
+        for text, score, kind in zip(tokens, scores, kinds, strict=True)
         if kind in (TokenType.NORMAL, TokenType.USER_DEFINED)
     }
     merges = [
@@ -212,23 +212,15 @@ def _add_tokens(tokenizer: "Tokenizer", fields: Mapping[str, Any], *, strip: boo
     """Control tokens, and those that are found in any text before it is cut."""
     from tokenizers import AddedToken
 
-    named = list(zip(fields["tokenizer.ggml.tokens"], token_types(fields), strict=True))
-
-    def added(kinds: Iterable[int], *, special: bool) -> list[AddedToken]:
-        return [
-            AddedToken(
-                text, special=special, normalized=False, rstrip=strip and text not in _KEEP_SPACE
-            )
-            for text, kind in named
-            if kind in kinds and text
-        ]
-
-    tokenizer.add_special_tokens(added((TokenType.CONTROL, TokenType.UNKNOWN), special=True))
-    tokenizer.add_tokens(added((TokenType.USER_DEFINED,), special=False))
-
-
-def _is_phi3(fields: Mapping[str, Any]) -> bool:
-    return fields.get("general.architecture") in ("phi3", "phimoe")
+    control, others = list[AddedToken](), list[AddedToken]()
+    for text, kind in zip(fields["tokenizer.ggml.tokens"], token_types(fields), strict=True):
+        is_control = kind in (TokenType.CONTROL, TokenType.UNKNOWN)
+        if text and (is_control or kind == TokenType.USER_DEFINED):
+            rstrip = strip and text not in _KEEP_SPACE
+            token = AddedToken(text, special=is_control, normalized=False, rstrip=rstrip)
+            (control if is_control else others).append(token)
+    tokenizer.add_special_tokens(control)
+    tokenizer.add_tokens(others)
 
 
 def _ids(fields: Mapping[str, Any]) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Tokens of GGUF metadata: their types, the special ones, and those that end an answer.
 
-Invariant: metadata is untrusted. `vocabulary_faults` comes first; the rest relies on it. The work
+Invariant: metadata is untrusted. `vocabulary_fault` comes first; the rest relies on it. The work
 that follows is bounded by the limits here.
 """
 
@@ -51,52 +51,37 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-def vocabulary_faults(fields: Mapping[str, Any]) -> list[str]:
-    """Faults of the tokens, their types, scores and merges."""
+def vocabulary_fault(fields: Mapping[str, Any]) -> str | None:
+    """The first fault of the tokens, their types, scores and merges."""
     tokens, kinds = fields["tokenizer.ggml.tokens"], listed(fields, "token_type")
-    merges = fields.get("tokenizer.ggml.merges", [])
-    faults = [
-        f"tokenizer.ggml.{name} is not a list of {what}"
-        for name, value, kind, what in (
-            ("tokens", tokens, str, "str"),
-            ("token_type", kinds, int, "int"),
-            ("merges", merges, str, "str"),
-            ("scores", listed(fields, "scores"), (int, float), "numbers"),
-        )
-        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value)
-    ]
-    return faults or [*_sizes(fields, tokens, kinds, merges), *_merge_faults(tokens, merges)][:1]
-
-
-def _sizes(
-    fields: Mapping[str, Any], tokens: list[str], kinds: list[int], merges: list[str]
-) -> list[str]:
-    faults = [
-        f"there are {len(values)} {name} for {len(tokens)} tokens"
-        for name, values in (("token types", kinds), ("scores", listed(fields, "scores")))
-        if len(values) != len(tokens) and (name != "scores" or values)
-    ]
-    letters = sum(map(len, tokens))
+    merges, scores = fields.get("tokenizer.ggml.merges", []), listed(fields, "scores")
+    for name, values, kind in (
+        ("tokens", tokens, str),
+        ("token_type", kinds, int),
+        ("merges", merges, str),
+        ("scores", scores, (int, float)),
+    ):
+        if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+            return f"tokenizer.ggml.{name} is not a list of {'text' if kind is str else 'numbers'}"
     for count, limit, what in (
         (len(tokens), _MAX_TOKENS, "tokens"),
         (len(merges), _MAX_MERGES, "merges"),
-        (letters, _MAX_LETTERS, "characters in its tokens"),
+        (sum(map(len, tokens)), _MAX_LETTERS, "characters in its tokens"),
     ):
         if count > limit:
-            faults.append(f"there are {count} {what}; at most {limit} are read")
-    if not faults and len(set(tokens)) != len(tokens):
-        token, times = Counter(tokens).most_common(1)[0]
-        faults.append(f"the token {short(repr(token))} occurs {times} times")
-    return faults
-
-
-def _merge_faults(tokens: list[str], merges: list[str]) -> list[str]:
+            return f"there are {count} {what}; at most {limit} are read"
+    for what, values in (("token types", kinds), ("scores", scores or tokens)):
+        if len(values) != len(tokens):
+            return f"there are {len(values)} {what} for {len(tokens)} tokens"
     known = set(tokens)
+    if len(known) != len(tokens):
+        token, times = Counter(tokens).most_common(1)[0]
+        return f"the token {short(repr(token))} occurs {times} times"
     for merge in merges:
         left, space, right = merge.partition(" ")
         if not space or not {left, right, left + right} <= known:
-            return [f"the merge {short(repr(merge))} does not join two tokens to a token"]
-    return []
+            return f"the merge {short(repr(merge))} does not join two tokens to a token"
+    return None
 
 
 def token_types(fields: Mapping[str, Any]) -> list[int]:

@@ -54,6 +54,13 @@ _GATED = (
 )
 _ABSENT = "the hub has no model {} (or it is private: log in with `hf auth login`)"
 _NO_REVISION = "{} has no such revision on the hub; expected a branch, a tag or a commit"
+_OFFLINE = (
+    "what is needed of it is not on this machine, and the Hugging Face hub cannot be reached with "
+    f"--offline or ${OFFLINE_VARIABLE}"
+)
+_UNREACHABLE = (
+    "the Hugging Face hub cannot be reached; check the network, or give the path of a model"
+)
 
 OPENVINO = FileSet(
     REQUIRED,
@@ -170,20 +177,8 @@ def errors_of(name: str) -> Iterator[None]:
                 raise kind(message.format(name, one_line(error))) from error
         if isinstance(error, OSError) and _is_of_the_disk(error):
             raise ModelError(f"cannot store {name}: {one_line(error)}") from error
-        raise unreachable(name) from error
-
-
-def unreachable(name: str) -> ModelError:
-    """Error for a hub that does not answer, or may not be asked."""
-    if is_offline():
-        return ModelError(
-            f"cannot fetch {name}: it is not on this machine, and the Hugging Face hub cannot be "
-            f"reached with --offline or ${OFFLINE_VARIABLE}"
-        )
-    return ModelError(
-        f"cannot fetch {name}: the Hugging Face hub cannot be reached; check the network, or "
-        "give the path of a model"
-    )
+        reason = _OFFLINE if is_offline() else _UNREACHABLE
+        raise ModelError(f"cannot fetch {name}: {reason}") from error
 
 
 def one_line(error: BaseException) -> str:

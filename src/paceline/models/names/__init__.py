@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models.manifest import Settings
 from paceline.models.names.hub_names import HubName, parse_hub_name
-from paceline.storage.files import megabytes, read_json
+from paceline.storage.files import read_json
 from paceline.storage.validation import Positive, validated
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -50,11 +50,6 @@ class WheelModel:
     def requirement(self) -> str:
         """Project and version, as a requirement is written."""
         return f"{self.project}=={self.version}"
-
-    @property
-    def size(self) -> str:
-        """Size of the download, for display."""
-        return megabytes(self.wheel_bytes)
 
 
 REGISTRY = {

@@ -172,10 +172,10 @@ def shard_of(path: str) -> SplitFile | None:
 
 
 def shards_beside(path: Path) -> list[Path]:
-    """All shards of the model that the shard `path` is of; none if it is whole."""
+    """All shards of the model that the shard `path` is of; of a file that is whole, itself."""
     shard = shard_of(path.name)
     if shard is None or shard.total == 1:
-        return []
+        return [path]
     return [path.parent / name for name in shard.paths()]
 
 

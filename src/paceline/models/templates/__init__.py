@@ -7,7 +7,6 @@ limits of time and memory (`worker.py`); any failure becomes a PacelineError.
 import atexit
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +121,8 @@ class ChatTemplate:
         """Render messages, and again with other variables where the template fails on these."""
         names = {"tools": None, **names, "messages": messages}
         answer = first = self._ask(names)
-        for kind, fit in _FITS:
-            if answer.get("error") == kind and (fitted := {**names, **fit(names)}) != names:
+        for fit in _FITS:
+            if answer.get("error") == "unfit" and (fitted := {**names, **fit(names)}) != names:
                 names, answer = fitted, self._ask(fitted)
         return first if "error" in answer else answer
 
@@ -167,13 +166,6 @@ def _with_no_tools(names: Mapping[str, Any]) -> dict[str, Any]:
     return {"tools": names["tools"] or []}
 
 
-def _with_functions(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables of Firefunction 2: its tools as text, and the time."""
-    functions = json.dumps(names["tools"] or [], ensure_ascii=False, indent=4)
-    now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-    return {"functions": functions, "datetime": now, **names}
-
-
 def _with_written_arguments(names: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of calls as OpenAI's API has them, for templates that join them to text."""
 
@@ -192,12 +184,8 @@ def _with_written_arguments(names: Mapping[str, Any]) -> dict[str, Any]:
         return {}
 
 
-_FITS: tuple[tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]], ...] = (
-    ("unfit", _with_no_tools),
-    ("unfit", _with_written_arguments),
-    ("missing", _with_functions),
-)
-"""Kind of an error -> other variables, with which a template is tried again."""
+_FITS = (_with_no_tools, _with_written_arguments)
+"""Other variables, with which a template is tried again that cannot render what it got."""
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

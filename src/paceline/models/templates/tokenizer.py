@@ -42,11 +42,9 @@ class Tokenizer:
         """Token ids of `text`.
 
         `special=False` encodes literally: "<|im_end|>" becomes ordinary tokens and nothing is
-        added. `special=True` is for a whole prompt, raw or rendered by a chat template: control
-        tokens written in the text become their ids, and the beginning-of-sequence token is added
-        if the model uses one and the text does not begin with it.
-
-        In a rendered chat, text of messages is parsed too: see `ControlText`.
+        added. `special=True` is for a whole prompt: control tokens written in the text become their
+        ids (of a rendered chat, see `ControlText`), and the beginning-of-sequence token is added if
+        the model uses one and the text does not begin with it.
 
         Raises InvalidRequest for text that is not valid Unicode (an unpaired surrogate).
         """
@@ -87,9 +85,7 @@ class Tokenizer:
         Decoders of SentencePiece drop a space at the beginning of a text, which these ids are not.
         """
         before = self._before
-        return (
-            self.decode([*before, *ids])[len(self.decode(before)) :] if before else self.decode(ids)
-        )
+        return self.decode([*before, *ids])[len(self.decode(before)) :]
 
     def token_id(self, token: str) -> int | None:
         """Id of a token by its exact name, such as "<|im_end|>"; None when there is none."""
@@ -97,8 +93,8 @@ class Tokenizer:
 
     def special_tokens(self) -> dict[str, int]:
         """Control tokens, which `decode` omits: name -> id."""
-        added = self.added_tokens()
-        return {token.content: number for number, token in added.items() if token.special}
+        added = self.added_tokens().items()
+        return {token.content: number for number, token in added if token.special}
 
     def added_tokens(self) -> "Mapping[int, AddedToken]":
         """Tokens that are found in a text before it is cut: id -> token, control tokens or not."""
@@ -170,15 +166,12 @@ def check_unicode(what: str, text: str) -> None:
 
 
 def _load(path: Path) -> "Backend":
-    try:
-        stat = path.stat()
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
-    return _shared(path, stat.st_size, stat.st_mtime_ns)
+    stat = path.stat() if path.exists() else None
+    return _shared(path, stat and (stat.st_size, stat.st_mtime_ns))
 
 
 @lru_cache(maxsize=4)
-def _shared(path: Path, _size: int, _mtime_ns: int) -> "Backend":
+def _shared(path: Path, _state: tuple[int, int] | None) -> "Backend":
     return read_backend(path)
 
 
@@ -209,15 +202,10 @@ _COMPOSED = 4
 """Most characters that a tokenizer's normaliser (Unicode NFC) composes into one."""
 
 
-def _bytes_by_letter() -> dict[str, int]:
-    """The byte of each letter of a byte-level vocabulary, as in GPT-2."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [byte for byte in range(256) if byte not in plain]
-    pairs = [(chr(byte), byte) for byte in plain]
-    return dict(pairs + [(chr(256 + place), byte) for place, byte in enumerate(rest)])
-
-
-_BYTES = _bytes_by_letter()
+_PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHER = [byte for byte in range(256) if byte not in _PLAIN]
+_BYTES = {chr(byte): byte for byte in _PLAIN} | {chr(256 + i): b for i, b in enumerate(_OTHER)}
+"""Letter of a byte-level vocabulary, as in GPT-2 -> its byte."""
 
 
 class TokenBytes:
@@ -282,7 +270,6 @@ class TokenBytes:
 
     @cached_property
     def _byte_level(self) -> bool:
-        # A large vocabulary of SentencePiece may have this letter as text.
-        letter = next(letter for letter, byte in _BYTES.items() if byte == ord(" "))
-        token = self._tokenizer.token_id(letter)
+        # A large vocabulary of SentencePiece may have the letter of the space as text.
+        token = self._tokenizer.token_id("\u0120")
         return token is not None and self._tokenizer.decode([token]) == " "

@@ -111,22 +111,9 @@ def _environment() -> _Environment:
     return environment
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     # Jinja's own filter escapes for HTML and for ASCII; models were trained on plain JSON.
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-        default=_listed,
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, default=_listed, **options)
 
 
 def _listed(value: Any) -> list[Any]:
