@@ -60,12 +60,10 @@ class Grammars:
     def __init__(
         self, tokenizer: Path, *, vocab_size: int, stop_token_ids: Collection[int]
     ) -> None:
-        """The tokenizer is read at the first constraint.
+        """Prepare for a tokenizer.json, which is read at the first constraint.
 
-        Args:
-            tokenizer: path of the model's tokenizer.json.
-            vocab_size: columns of the engine's logits; may be more than the tokenizer's tokens.
-            stop_token_ids: tokens that end an answer, where the constraint allows its end.
+        `vocab_size` are the columns of the engine's logits, perhaps more than the tokenizer's
+        tokens; the stop tokens are allowed where a constraint allows the answer's end.
         """
         self._path = tokenizer
         self._vocab_size = vocab_size
@@ -73,10 +71,7 @@ class Grammars:
         self._caller: Caller | None = None
 
     def for_caller(self, caller: Caller) -> "Grammars":
-        """The same for a request that waits for its constraints as `caller`.
-
-        Raises as `json_object`; constraints of the result also raise Busy.
-        """
+        """The same for a request that waits as `caller`: its constraints also raise Busy."""
         assert self._processes  # started once, for all
         bound = copy(self)
         bound._caller = caller
@@ -93,8 +88,7 @@ class Grammars:
     def json_schema(self, schema: Mapping[str, Any]) -> Constraint:
         """Constrain answers to JSON that matches a schema, with properties in the schema's order.
 
-        Raises:
-            InvalidRequest: the schema is invalid, unsatisfiable, or not supported by llguidance.
+        Raises InvalidRequest if it is invalid, unsatisfiable, or not supported by llguidance.
         """
         what = "the JSON schema"
         with _shallow(what):
@@ -144,14 +138,13 @@ class Grammars:
         Args:
             functions: objects {"name": ..., "parameters": JSON schema}; "parameters" may be
                 left out. Other keys, and keywords that llguidance does not know, are ignored.
-            choice: "auto" allows any text around calls; "required" allows only calls; a function's
-                name allows only calls of it.
-            parallel: whether several calls are allowed. Otherwise the answer ends after the first.
+            choice: "auto" allows any text around calls; "required" only calls; a function's name
+                only calls of it.
+            parallel: whether several calls are allowed; else the answer ends after the first.
             form: how the model writes calls.
             thoughts: how it marks thoughts, which may precede calls; "auto" allows any.
 
-        Raises:
-            InvalidRequest: a function is invalid, a name occurs twice, or `choice` is unknown.
+        Raises InvalidRequest if a function is invalid, or `choice` is unknown.
         """
 
         def compiled(parameters: Mapping[str, Mapping[str, Any]]) -> Constraint:
@@ -171,7 +164,14 @@ class Grammars:
             return self._constraint("the functions", _lark_document(lark))
 
         with _shallow("a function's parameters"):
-            parameters = _chosen(_parameters(functions), choice)
+            parameters = _parameters(functions)
+            if choice not in ("auto", "required"):
+                if choice not in parameters:
+                    known = ", ".join(parameters)
+                    raise InvalidRequest(
+                        f"there is no function {choice!r} to call; expected {known}"
+                    )
+                parameters = {choice: parameters[choice]}
             parameters = _followed(parameters, never_followed)
             try:
                 return compiled(parameters)
@@ -186,7 +186,7 @@ class Grammars:
                 raise
 
     def token_of(self, mark: str) -> int | None:
-        """Return the model's own token for a mark; None: the model writes it in letters."""
+        """The model's own token for a mark; None: the model writes it in letters."""
         token = self._tokenizer.token_id(mark)
         return token if token in self._special_ids else None
 
@@ -268,17 +268,6 @@ def _shallow(what: str) -> Iterator[None]:
         raise InvalidRequest(f"{what} is nested too deeply") from None
 
 
-def _chosen(
-    parameters: Mapping[str, dict[str, Any]], choice: str
-) -> Mapping[str, Mapping[str, Any]]:
-    if choice in ("auto", "required"):
-        return parameters
-    if choice not in parameters:
-        known = ", ".join(parameters)
-        raise InvalidRequest(f"there is no function {choice!r} to call; expected {known}")
-    return {choice: parameters[choice]}
-
-
 def _parameters(functions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return name -> JSON schema of the arguments."""
     if not 1 <= len(functions) <= MAX_FUNCTIONS:
@@ -297,7 +286,7 @@ def _parameters(functions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
             schema = {"properties": {}, "additionalProperties": False}
         if isinstance(schema, Mapping) and schema.get("type", "object") != "object":
             raise InvalidRequest(f"{what} are of type {schema['type']!r}; expected 'object'")
-        size += len(_schema(what, schema, {"type": "object"}))
+        size += len(_schema(what, schema))
         schemas[name] = {"type": "object", "x-guidance": _LENIENT, **schema}
     if size > 4 * MAX_CHARACTERS:
         raise InvalidRequest(
@@ -326,12 +315,12 @@ def _log(line: str) -> None:
     logging.getLogger("paceline.server").warning("%s", line)
 
 
-def _schema(what: str, schema: Mapping[str, Any], also: Mapping[str, Any] | None = None) -> str:
+def _schema(what: str, schema: Mapping[str, Any]) -> str:
     """Return a schema as text; it selects JSON on one line unless it has its own settings."""
     if not isinstance(schema, Mapping):
         raise InvalidRequest(f"{what} is {schema!r}; expected an object")
     try:
-        text = json.dumps({"x-guidance": _ONE_LINE, **(also or {}), **schema}, allow_nan=False)
+        text = json.dumps({"x-guidance": _ONE_LINE, **schema}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{what} is not JSON: {reason(str(error))}") from error
     _check_text(what, text)

@@ -104,42 +104,32 @@ class MatcherProcesses:
 
         Raises GrammarError if it cannot be, and Busy if others take too long or the caller leaves.
         """
-        verdict = self._verdict(grammar)
-        if verdict is None:
+        request = {"do": "compile", "grammar": grammar}
+        if self._verdict(grammar) is None:
             is_first = not self._verdicts  # for which the process reads the vocabulary
             with caller.turn(self._turn, patient=is_first):
-                verdict = self._compiled(grammar, caller.interrupt)
-        if verdict:
-            raise GrammarError(verdict)
-        request = {"do": "compile", "grammar": grammar}
+                if self._verdict(grammar) is None:  # not compiled since
+                    verdict = self._compiled(request, caller.interrupt)
+                    self._keep_verdict(grammar, verdict)
         self._match(grammar, request, COMPILE_SECONDS + STEP_SECONDS)
 
-    def _compiled(self, grammar: str, interrupt: Interrupt) -> str:
+    def _compiled(self, request: Mapping[str, Any], interrupt: Interrupt) -> str:
         """Why a grammar cannot be compiled; "" if it can. Raises Busy if its caller leaves."""
-        verdict = self._verdict(grammar)
-        if verdict is not None:  # compiled since a request asked
-            return verdict
         self._matching.start()  # ready when the grammar is compiled
         try:
-            request = {"do": "compile", "grammar": grammar}
             self._ask(self._compiling, request, COMPILE_SECONDS, interrupt)
-            verdict = ""
         except Interrupted:
             raise Busy(_NO_TIME) from None
         except TimeLimit:
-            verdict = f"it takes more than {COMPILE_SECONDS:g} s to compile; simplify it"
+            return f"it takes more than {COMPILE_SECONDS:g} s to compile; simplify it"
         except WorkerCrash:
-            verdict = "it takes too much memory to compile; simplify it"
+            return "it takes too much memory to compile; simplify it"
         except GrammarError as error:
-            verdict = str(error)
-        self._keep_verdict(grammar, verdict)
-        return verdict
+            return str(error)
+        return ""
 
     def open(self, grammar: str, tokens: Sequence[int] = ()) -> tuple[int, dict[str, Any]]:
-        """Open a matcher of a compiled grammar: its id, and its state after tokens.
-
-        Raises GrammarError if a token is not allowed, or a limit is exceeded.
-        """
+        """Open a matcher of a compiled grammar: its id, and its state after tokens, as by `ask`."""
         number = next(_ids)
         request = {"do": "open", "id": number, "grammar": grammar, "tokens": list(tokens)}
         return number, self._match(grammar, request, COMPILE_SECONDS + STEP_SECONDS)

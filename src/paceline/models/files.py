@@ -136,10 +136,7 @@ def open_folder(folder: Path, name: str, progress: Progress | None = None) -> Mo
 
 
 def open_checkpoint(folder: Path, name: str) -> ModelFiles:
-    """Open the checkpoint in `folder`, without copying it.
-
-    Raises ModelError if files are missing or invalid.
-    """
+    """Open the checkpoint in `folder`. Raises ModelError if files are missing or invalid."""
     checkpoints.check_complete(folder)
     weights = [folder / "config.json", *sorted(folder.glob("model*.safetensors"))]
     return _published(folder, name, "mlx", weights)

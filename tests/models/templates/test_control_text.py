@@ -20,7 +20,6 @@ from paceline.models.manifest import TOKENIZER, Facts
 from paceline.models.templates.control_text import GUARD
 from paceline.models.templates.tokenizer import TokenBytes
 from paceline.runtime.chat import template_chat
-from paceline.runtime.model import Model
 from paceline.runtime.prompt import encode_prompt
 from paceline.runtime.request import check
 from support.errors import raises
@@ -322,22 +321,3 @@ def test_a_prompt_without_control_tokens_has_the_ids_that_it_always_had(
     before = files.tokenizer().encode(rendered, special=True)
     if marks_in(files, before) == marks_in(files, ids_of(files, chat("x"))):  # none formed by parts
         assert ids_of(files, messages) == before
-
-
-PIECES = (
-    *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_", "end|>", "<filename>", "\n", " the"),
-)
-
-
-@pytest.mark.real_model
-@given(parts=st.lists(st.sampled_from(PIECES) | st.text(max_size=12), max_size=8))
-@settings(max_examples=200)
-def test_the_default_models_prompts_are_the_ids_of_their_texts(real_model: Model, parts: list[str]):
-    """The text between the template's own marks is encoded literally, and as a whole."""
-    files, text = real_model.files, "".join(parts)
-    encode = files.tokenizer().encode
-    ids = ids_of(files, [{"role": "system", "content": "s"}, {"role": "user", "content": text}])
-    start, end = encode("<|im_start|><|im_end|>", special=True)
-    system, assistant = encode("system\ns"), encode("assistant\n")
-    turn = [start, *encode(f"user\n{text}"), end, *encode("\n"), start, *assistant]
-    assert ids == [start, *system, end, *encode("\n"), *turn]

@@ -12,10 +12,7 @@ _NUMBER, _COUNT, _TENSORS = _FIELDS = ("split.no", "split.count", "split.tensors
 
 
 def first_shard(path: Path) -> Path:
-    """The first shard of the model that the shard `path` is of; `path` itself if it is whole.
-
-    Raises ModelError if a shard is missing.
-    """
+    """The first shard of a model, of any of its shards. Raises ModelError if one is missing."""
     shards = shards_beside(path)
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing and len(shards) > 1:

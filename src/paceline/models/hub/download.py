@@ -57,10 +57,7 @@ def download(
 def fetch_files(
     repository: Repository, files: FileSet, revision: str | None, progress: Progress
 ) -> Path:
-    """Bring the files of a set into the hub's cache, of which only those are fetched that are new.
-
-    Returns their folder. Raises ModelError if the repository lacks one; else see `download`.
-    """
+    """Bring the files of a set into the hub's cache; returns their folder. Raises as `download`."""
     if missing := [path for path in files.required if path not in repository.files]:
         raise ModelError(
             f"{repository.name} has no {', '.join(missing)} on the hub, so it is not {files.kind}"

@@ -27,7 +27,7 @@ from paceline.models.names.hub_names import (
     shards_of,
     tag_of,
 )
-from paceline.storage.progress import Progress
+from paceline.storage.progress import QUIET, Progress
 
 _FOLDER = "models--"
 """Begins the name of a model's folder in the hub's cache."""
@@ -74,7 +74,7 @@ def fetch(name: HubName, repository: Repository, progress: Progress, *, to_use: 
     paths = shards_of(_chosen(name, files), files, name.repository)
     if to_use:
         size = sum(files[path].bytes for path in paths)
-        check_fits(str(name), size, progress, f", or only fetch it with `paceline pull {name}`")
+        check_fits(str(name), size, QUIET, f", or only fetch it with `paceline pull {name}`")
     return download(repository, paths, name.revision, progress)
 
 

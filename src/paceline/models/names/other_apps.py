@@ -45,10 +45,7 @@ def is_app_name(name: str) -> bool:
 
 
 def find_app_model(name: str) -> Path:
-    """Path of the GGUF file of another program's model.
-
-    Raises ModelNotFound, which names the models of ollama.
-    """
+    """Path of another program's GGUF file. Raises ModelNotFound, which names those of ollama."""
     if name.startswith(_LM_STUDIO):
         path = as_path(_LM_STUDIO_FOLDER) / name.removeprefix(f"{_LM_STUDIO}/")
         if not path.is_file():

@@ -73,11 +73,10 @@ class ChatTemplate:
         variables of some templates, such as enable_thinking. All values are JSON.
 
         Orders of roles that the template does not render are changed (`roles.py`). Templates that
-        fail get an empty list of tools, the arguments of calls as JSON text, or other variables.
+        fail get an empty list of tools, or the arguments of calls as JSON text.
 
-        Raises:
-            InvalidRequest: the template rejects the messages, or fails on them.
-            ModelError: the template itself fails, or exceeds a limit of time or size.
+        Raises InvalidRequest if the template rejects the messages or fails on them, and ModelError
+        if it fails itself, or exceeds a limit of time or size.
         """
         _check_messages(messages)
         names = {

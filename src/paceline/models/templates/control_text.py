@@ -75,10 +75,7 @@ class ControlText:
         self._heads = re.compile("|".join(map(re.escape, sorted(heads))) or "(?!)")
 
     def guarded(self, value: _Value) -> _Value:
-        """A JSON value, such as tools, with a guard inside each name of a control token.
-
-        Raises InvalidRequest if it is nested too deeply.
-        """
+        """A JSON value with a guard inside each name of a control token. Raises InvalidRequest."""
         guarded: _Value = _changed(value, self._text)
         return guarded
 
@@ -91,10 +88,7 @@ class ControlText:
         return [self._message(message) for message in messages]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a rendered chat, of which no guarded text is a control token.
-
-        Raises InvalidRequest for text that is not valid Unicode.
-        """
+        """Token ids of a rendered chat, of which no guarded text is a control token."""
         text = text.replace(_ESCAPED, GUARD)
         if GUARD not in text:
             return self._tokenizer.encode(text, special=True)
