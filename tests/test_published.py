@@ -10,10 +10,10 @@ import pytest
 
 from paceline import drafters, load, published
 from paceline.cli.app import main
-from paceline.drafters import DrafterResources, Sizes
-from paceline.models import ModelFiles, Progress
+from paceline.drafters import Sizes
+from paceline.models import ModelFiles, Progress, resolve_drafter
 from paceline.models.names import hub_names
-from paceline.published import Installed, Published, published_for, registry
+from paceline.published import Published, published_for, registry
 from paceline.storage.files import megabytes
 from support.dflash import tiny_config, write_checkpoint
 from support.docs import ROOT
@@ -134,7 +134,7 @@ def test_a_drafter_is_announced_fetched_listed_beside_its_model_and_removed(
     hub: FakeHub, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     line = said(capsys, "pull", target).splitlines()[1]
-    assert "a DFlash drafter for Cycles, is published" in line
+    assert "a drafter for Cycles (DFlash) is published" in line
     assert f"paceline pull {target} --drafter" in line
     assert hub.downloads() == []
     assert "is here" in said(capsys, "pull", target, "--drafter").splitlines()[1]
@@ -243,15 +243,23 @@ def test_auto_goes_on_without_a_drafter_that_does_not_fit_and_says_so_once(
     assert written.count("it drafts for another model") == written.count("goes on without it") == 1
 
 
-def test_a_head_in_safetensors_is_taken_for_a_checkpoint(
-    hub: FakeHub, tiny_files: ModelFiles, tmp_path: Path
+@pytest.mark.mlx
+def test_auto_drafts_for_a_checkpoint_with_a_head_in_safetensors(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    write_checkpoint(tmp_path / "head", tiny_config(num_target_layers=4))
+    from support import mlx
+
+    checkpoint = mlx.checkpoint(tmp_path / "cycles", "llama", num_hidden_layers=4)
+    config = {"num_target_layers": 4, "vocab_size": mlx.VOCAB, "mask_token_id": mlx.VOCAB - 1}
+    write_checkpoint(tmp_path / "head", tiny_config(**config, taps=(1, 2)))
     files = {path.name: path.read_bytes() for path in (tmp_path / "head").iterdir()}
     hub.repositories[FOLDER] = FakeRepository(files)
-    config = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64}
-    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": COUNT}))
-    model = replace(tiny_files, folder=tmp_path, weights=None, engine="mlx")
-    assert [*Installed(model, Progress()).specs(DrafterResources())] == []
-    published.resolve_drafter(FOLDER, Progress(quiet=True))
-    assert [*Installed(model, Progress()).specs(DrafterResources())] == [f"dflash:{FOLDER}"]
+    sizes = SIZES._replace(vocabulary=mlx.VOCAB)
+    known = published._Registry({"Cycles": sizes}, published.registry().drafters)
+    monkeypatch.setattr(published, "registry", lambda: known)
+    resolve_drafter(FOLDER)
+    with mlx.model(checkpoint, tmp_path / "cache", cache_tokens=512) as model:
+        plain = model.generate("a b", raw=True, max_tokens=20, drafter="none")
+        found = model.generate("a b", raw=True, max_tokens=20)
+        assert found.drafter == f"suffix+dflash:{FOLDER}"
+        assert found.token_ids == plain.token_ids

@@ -67,14 +67,12 @@ class Published:
 
     def line(self, model: str) -> str:
         """What it is, costs and gains, and how a user of `model` gets it."""
-        size = "" if self.bytes is None else f" ({megabytes(self.bytes)})"
-        gain = (
-            "" if self.gain is None else f", {self.gain.times} times as fast on {self.gain.where}"
-        )
-        way = f"is published{size}; get it with `paceline pull {model} --drafter`"
+        size = f", {megabytes(self.bytes)}" if self.bytes else ""
+        gain = f", {self.gain.times} times as fast on {self.gain.where}" if self.gain else ""
+        way = f"is published: `paceline pull {model} --drafter` fetches it"
         if self.find() is not None:
-            way = "is here, and --drafter auto takes it where it gains"
-        return f"a {self.form} drafter for {self.target}{gain}, {way}"
+            way = "is here: --drafter auto takes it where it gains"
+        return f"a drafter for {self.target} ({self.form}{size}{gain}) {way}"
 
     def find(self) -> Path | None:
         """Where it is on this machine."""

@@ -5,6 +5,7 @@ here. Keys and tensors are those of its `src/models/eagle3.cpp` and `dflash.cpp`
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,11 @@ def read_drafter(path: Path) -> DraftFile | None:
 
     Raises ModelError for a faulty one.
     """
+    return _read(path, path.stat().st_mtime_ns if path.exists() else 0)
+
+
+@lru_cache(maxsize=16)
+def _read(path: Path, _changed: int) -> DraftFile | None:
     content = read_gguf(path)
     family = content.fields.get("general.architecture")
     if family == "dflash":
