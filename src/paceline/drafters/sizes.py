@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.errors import ModelError
 from paceline.storage.files import read_json
@@ -26,9 +26,10 @@ def sizes_of(path: Path) -> tuple[Sizes, str]:
     """
     if path.is_dir():
         config = read_json(path / "config.json")
-        inner: Any = config.get("text_config", config)
+        inner = config.get("text_config")
+        config = inner if isinstance(inner, dict) else config
         keys = ("num_hidden_layers", "hidden_size", "vocab_size")
-        return _sizes(path, inner.get("model_type"), *map(inner.get, keys)), path.name
+        return _sizes(path, config.get("model_type"), *map(config.get, keys)), path.name
     try:
         stat = path.stat()
     except OSError as error:
@@ -40,15 +41,14 @@ def sizes_of(path: Path) -> tuple[Sizes, str]:
 def _of_gguf(path: Path, _changed: int, _bytes: int) -> tuple[Sizes, str]:
     fields = read_gguf(path).fields
     family = fields.get("general.architecture")
-    layers, drafting, width = (
-        fields.get(f"{family}.{key}", 0)
-        for key in ("block_count", "nextn_predict_layers", "embedding_length")
-    )
+    keys = ("block_count", "embedding_length")
     tokens = fields.get("tokenizer.ggml.tokens")
     count = len(tokens) if isinstance(tokens, list) else 0
+    sizes = _sizes(path, family, *(fields.get(f"{family}.{key}") for key in keys), count)
+    drafting = fields.get(f"{family}.nextn_predict_layers")
+    layers = sizes.layers - drafting if isinstance(drafting, int) else sizes.layers
     names = ("general.name", "general.basename", "general.base_model.0.repo_url")
-    said = " ".join(str(fields.get(name, "")) for name in names)
-    return _sizes(path, family, layers - drafting, width, count), said
+    return sizes._replace(layers=layers), " ".join(str(fields.get(name, "")) for name in names)
 
 
 def _sizes(path: Path, family: object, *counts: object) -> Sizes:

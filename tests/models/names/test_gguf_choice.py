@@ -68,6 +68,13 @@ def test_projectors_matrices_and_drafting_heads_are_no_models(path: str, is_one:
     assert is_model(path) == is_one
 
 
+def test_a_drafter_is_chosen_where_there_is_no_model():
+    drafters = ["x-DFlash-Q8_0.gguf", "x-DFlash-Q4_K_M.gguf", "x.eagle3-F16.gguf"]
+    assert choose(drafters, "", REPOSITORY) == drafters[1]
+    assert choose(drafters, "F16", REPOSITORY) == drafters[2]
+    assert choose([*drafters, "x-Q8_0.gguf"], "Q8_0", REPOSITORY) == "x-Q8_0.gguf"
+
+
 @pytest.mark.parametrize(
     ("tag", "path"),
     [
