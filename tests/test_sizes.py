@@ -38,7 +38,7 @@ ABOVE: dict[str, int] = {
     "src/paceline/server": 6_380,
     "src/paceline/cli": 3_440,
     "src/paceline/verify": 957,
-    "src/paceline_mlx": 4_233,
+    "src/paceline_mlx": 4_038,
     "src/paceline_lab": 6_347,
     "tests": 50_887,
 }

@@ -19,7 +19,7 @@ from mlx_lm.models.cache import (
 
 from paceline.errors import ModelError
 from paceline_mlx.hooks import Array
-from paceline_mlx.thresholds import drop_step, dropped, least_held
+from paceline_mlx.thresholds import drop_step, dropped, min_held
 
 SLOTS = 64
 """Slots by which caches grow. mlx-lm's own step is 256, more than many sequences need."""
@@ -49,11 +49,6 @@ class SlidingCache:
         arrays: tuple[Array, Array] = self.slots.update_and_fetch(keys, values)
         return arrays
 
-    def keys_and_values(self) -> tuple[Array, Array]:
-        """All held keys and values, for layers that share this cache."""
-        arrays: tuple[Array, Array] = self.slots.keys_and_values()
-        return arrays
-
     def make_mask(
         self, rows: int, window_size: int | None = None, return_array: bool = False
     ) -> Any:
@@ -74,15 +69,11 @@ class SlidingCache:
 
     def can_trim(self, rows: int) -> bool:
         """True if the cache still holds the whole window, and a slot or two, after trimming."""
-        return not self.front or self.slots.offset - rows >= least_held(self.max_size)
+        return not self.front or self.slots.offset - rows >= min_held(self.max_size)
 
     def trim(self, rows: int) -> int:
         """Drop the last `rows` slots."""
         return int(self.slots.trim(rows))
-
-    def empty(self) -> bool:
-        """True if nothing was added."""
-        return bool(self.slots.empty())
 
     @property
     def state(self) -> Any:

@@ -13,7 +13,9 @@ Prompt rows without logits run in longer calls of a sequence, without the head.
 """
 
 import contextlib
+import platform
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
@@ -25,13 +27,12 @@ from paceline.engines.kv_blocks import BlockPool, PooledEngine
 from paceline.engines.rows import RowRules
 from paceline.errors import InvalidRequest, ModelError
 from paceline_mlx.caches import SLOTS, slot_bytes
-from paceline_mlx.decode import Decode, grouped
 from paceline_mlx.hooks import Array
 from paceline_mlx.kv_sequence import MlxSequence
 from paceline_mlx.model import LazyOutputs, LoadedModel, device, load, one_line
 from paceline_mlx.probe import choose_rows, choose_together
 from paceline_mlx.rows import ANY, PREFILL
-from paceline_mlx.step import BlockOutputs, PendingStep, TapArrays
+from paceline_mlx.step import BlockOutputs, Decode, TapArrays, grouped
 
 _PROMPTS = "shared without their answers; calls cut where kernels change; sequences together"
 """How sequences are computed and shared. Change this string with any change to a row's bits or a
@@ -52,13 +53,10 @@ class MlxEngine(PooledEngine[MlxSequence]):
         *,
         rules: RowRules | None = None,
     ) -> None:
-        """Load a model and measure which rows its calls may have.
+        """Load the checkpoint in a folder, for sequences of `context_length` slots at most.
 
-        Args:
-            folder: a checkpoint: config.json and safetensors, quantized by mlx-lm or not.
-            context_length: most slots of a sequence, as the model was trained.
-            settings: see `EngineSettings`. With `min_rows` 1 calls are not padded.
-            rules: rows of a call; None: measured.
+        `rules` are for the rows of its calls; None: measured, unless `min_rows` is 1: then calls
+        are not padded.
 
         Raises:
             ModelError: mlx-lm cannot load or run it.
@@ -96,44 +94,26 @@ class MlxEngine(PooledEngine[MlxSequence]):
         """Run blocks of different sequences, and wait for the device once; see `Engine.step`.
 
         `parts` of the result are `graph`, building it on the host, and `device`, waiting for it.
-        """
-        return self.finish(self.start(work))
-
-    def start(self, work: Sequence[tuple[KVSequence, Block]]) -> PendingStep:
-        """First half of `step`: build the graph. A caller may extend it before `finish`.
-
-        Raises:
-            CacheFull: the cache has no slots for the blocks. Nothing was run.
-            ModelError: MLX failed in prefill, most likely for lack of memory.
+        Raises ModelError if MLX failed, most likely for lack of memory.
         """
         started = perf_counter()
         sequences = self._reserve(work)
         with _forget_on_failure(sequences):
             outputs = self._build(sequences, [block for _, block in work])
-        return PendingStep(sequences, outputs, perf_counter() - started)
-
-    def finish(self, pending: PendingStep, *also: Array) -> StepResult:
-        """Second half of `step`: evaluate the graph, and the arrays `also` that were built on it.
-
-        Raises ModelError if MLX failed, most likely for lack of memory.
-        """
-        started = perf_counter()
-        with _forget_on_failure(pending.sequences):
-            mx.eval(pending.arrays, also)
-        waited = perf_counter() - started
+            built = perf_counter()
+            states = [sequence.states.arrays() for sequence in sequences]
+            mx.eval([output.arrays for output in outputs], states)
+        ended = perf_counter()
         return StepResult(
-            pending.logits(self.vocab_size),
-            [output.taps for output in pending.outputs],
-            pending.seconds + waited,
-            pending.best(),
-            {"graph": pending.seconds, "device": waited},
+            [output.on_host(self.vocab_size) for output in outputs],
+            [output.taps for output in outputs],
+            ended - started,
+            [output.best_on_host() for output in outputs],
+            {"graph": built - started, "device": ended - built},
         )
 
     def describe(self) -> dict[str, str]:
         """Everything that costs and exactness depend on; recorded results hold these strings."""
-        import platform
-        from importlib.metadata import version
-
         return {
             "engine": self.name,
             "mlx": version("mlx"),
@@ -152,7 +132,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
         """Build the graph of a block of each sequence."""
         prefilled, decodes = [], []
         for sequence, block in zip(sequences, blocks, strict=True):
-            self._recompute(sequence, sequence.states.settle(sequence.length))
+            self._recompute(sequence, sequence.states.accept(sequence.length))
             unread = self._unread(block)
             prefilled.append(self._prefill(sequence, block.tokens[:unread]))
             decodes.append(Decode(sequence.states, block.tokens[unread:], self.rules))
@@ -197,20 +177,20 @@ class MlxEngine(PooledEngine[MlxSequence]):
         self._prefill(sequence, sequence.tokens[held:prefilled])
         self._decode([Decode(sequence.states, sequence.tokens[prefilled:], self.rules)])
         # Drop the last call's padding. Models that cannot go back to that row run its tokens again.
-        self._prefill(sequence, sequence.tokens[sequence.states.settle(sequence.length) :])
+        self._prefill(sequence, sequence.tokens[sequence.states.accept(sequence.length) :])
 
     def _decode(self, decodes: Sequence[Decode]) -> None:
         """Run tokens in calls that give their rows the bits of any other call; see `RowRules`."""
-        least = self.rules.decode.least
+        min_rows = self.rules.decode.least
         while waiting := [decode for decode in decodes if decode.parts]:
             for group in grouped(waiting, self.rules.together):
                 parts = [decode.next() for decode in group]
                 if len(parts) == 1:
                     ((states, tokens),) = parts
-                    called = self.model.call(states, tokens, least=least, drafted=True)
+                    called = self.model.call(states, tokens, min_rows=min_rows, drafted=True)
                     group[0].calls.append(called)
                 else:
-                    together = self.model.call_together(parts, least=least)
+                    together = self.model.call_together(parts, min_rows=min_rows)
                     for decode, called in zip(group, together, strict=True):
                         decode.calls.append(called)
 

@@ -5,12 +5,20 @@ affected, and nothing has to be undone when the model is freed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 Array = Any
 """An `mlx.core.array`; lazy unless documented otherwise."""
 
-Hook = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
+ROWS = 1
+"""The axis of rows, in [1, T, ...]."""
+
+Call = Callable[..., Any]
+Args = Sequence[Any]
+Kwargs = Mapping[str, Any]
+
+Hook = Callable[[Call, Args, Kwargs], Any]
 """Replaces a call: gets the original callable and its arguments; returns the result."""
 
 
@@ -39,17 +47,14 @@ class Taps:
         """Hook the layers with these numbers, from 0."""
         self._recorded: dict[int, Array] = {}
         for number in numbers:
-            install_hook(layers[number], self._hook(number))
+            install_hook(layers[number], partial(self._record, number))
 
     def take(self) -> dict[int, Array]:
         """Tapped layer -> [T, d], of the last call."""
         recorded, self._recorded = self._recorded, {}
         return {number: states[0] for number, states in recorded.items()}
 
-    def _hook(self, number: int) -> Hook:
-        def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            states = call(*args, **kwargs)
-            self._recorded[number] = states
-            return states
-
-        return hook
+    def _record(self, number: int, call: Call, args: Args, kwargs: Kwargs) -> Any:
+        states = call(*args, **kwargs)
+        self._recorded[number] = states
+        return states

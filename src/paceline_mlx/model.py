@@ -48,9 +48,7 @@ class LoadedModel:
     def __init__(self, module: Any, taps: Sequence[int] = ()) -> None:
         """Wrap a model of mlx-lm, and install hooks on some of its modules.
 
-        Args:
-            module: the model, as `load` returns it.
-            taps: layers whose hidden states every call returns, by their numbers from 0.
+        Every call returns the hidden states after the layers `taps`, from 0.
 
         Raises:
             ModelError: one of its caches cannot be rolled back.
@@ -71,6 +69,8 @@ class LoadedModel:
         self._together = Together(module, caches)
         self._recorder = Recorder(module) if recurrent else None
         self._together.hook_mixers()
+        self.mixers = self._together.mixers
+        """Modules that look at other rows; empty: `call_together` cannot be tried."""
         self._taps = Taps(module.layers, taps)
 
     def empty(self) -> States:
@@ -78,31 +78,26 @@ class LoadedModel:
         return States(partial(make_caches, self.module), self._recorder)
 
     def call(
-        self, states: States, tokens: Tokens, *, least: int = 1, drafted: bool = False
+        self, states: States, tokens: Tokens, *, min_rows: int = 1, drafted: bool = False
     ) -> LazyOutputs:
-        """Run tokens after the context that `states` hold.
+        """Run T tokens after the context that `states` hold, and append them to it.
 
-        Args:
-            states: the caches of the sequence; the call appends the tokens.
-            tokens: T token ids, or an array of them.
-            least: least rows of the call. Padding rows enter the caches too.
-            drafted: whether rows may be rejected, so that rollback among them must be cheap.
+        Fewer than `min_rows` are padded; padding rows enter the caches too. `drafted` rows may be
+        rejected, so rollback among them must be cheap.
         """
-        rows = _padded(tokens, least)
+        rows = _padded(tokens, min_rows)
         with states.call(len(rows), drafted=drafted) as caches:
             logits = self.module(rows[None], cache=caches)[0]
         return _called(logits, self._taps.take(), slice(0, len(tokens)))
 
     def call_together(
-        self, parts: Sequence[tuple[States, Tokens]], *, least: int = 1
+        self, parts: Sequence[tuple[States, Tokens]], *, min_rows: int = 1
     ) -> list[LazyOutputs]:
         """Run tokens of several sequences, each after its own context; see `together.py`.
 
-        Args:
-            parts: of each sequence, its caches and its tokens, as for `call` with `drafted`.
-            least: least rows of a sequence.
+        `parts` has each sequence's caches and tokens, as for `call` with `drafted`.
         """
-        rows = [_padded(tokens, least) for _, tokens in parts]
+        rows = [_padded(tokens, min_rows) for _, tokens in parts]
         counts = [len(padded) for padded in rows]
         with ExitStack() as stack:
             caches = [
@@ -117,11 +112,6 @@ class LoadedModel:
             _called(logits, taps, slice(start, start + len(tokens)))
             for start, (_, tokens) in zip(starts, parts, strict=True)
         ]
-
-    @property
-    def calls_together(self) -> bool:
-        """True if `call_together` may be tried."""
-        return self._together.possible
 
     @property
     def layers(self) -> int:
@@ -160,9 +150,9 @@ class LoadedModel:
         return heads[0] if heads else self._embedding
 
 
-def _padded(tokens: Tokens, least: int) -> Array:
-    """[T] token ids, T at least `least`."""
-    missing = max(least - len(tokens), 0)
+def _padded(tokens: Tokens, min_rows: int) -> Array:
+    """[T] token ids, T at least `min_rows`."""
+    missing = max(min_rows - len(tokens), 0)
     return mx.pad(mx.array(tokens), (0, missing), constant_values=_PADDING)
 
 
@@ -189,9 +179,9 @@ def load(folder: Path) -> Any:
     from mlx_lm.utils import load_model
 
     # As mlx-lm's own server does: the system keeps the weights in memory between requests.
-    most = mx.device_info().get("max_recommended_working_set_size")
-    if most is not None:
-        mx.set_wired_limit(most)
+    wired = mx.device_info().get("max_recommended_working_set_size")
+    if wired is not None:
+        mx.set_wired_limit(wired)
     try:
         return load_model(folder)[0]
     except Exception as error:  # of any type: model code fails on an incomplete config

@@ -13,14 +13,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import KVCache
 
 from paceline.decoding.types import Logits
 from paceline.engines.exact import measure_rules
 from paceline.engines.rows import RowRange, RowRules
 from paceline_mlx.caches import SlidingCache, is_recurrent, kernel_by_position, leaves
 from paceline_mlx.hooks import Array
-from paceline_mlx.model import LazyOutputs, LoadedModel
+from paceline_mlx.model import LoadedModel
 from paceline_mlx.rows import (
     CONTEXTS,
     MODEL_CONTEXTS,
@@ -75,7 +77,7 @@ def choose_rows(model: LoadedModel, context_length: int) -> RowRules | None:
     windows = {cache.max_size if isinstance(cache, SlidingCache) else None for cache in slots}
     rules = candidates(
         # A model that cannot drop padding after a call would run its rows again in another one.
-        drops_padding=states.settle(1) == 1,
+        drops_padding=states.accept(1) == 1,
         fused=lambda rows: not unfused and all(_fused(kind, rows) for kind in kinds),
         attention=[
             _attention_bits(kind, window, context_length) for kind in kinds for window in windows
@@ -107,7 +109,7 @@ class _Calls:
 
     def rows(self, length: int, count: int, outputs: int) -> Logits:
         """See `Prober.rows`."""
-        held = self._states.settle(length)
+        held = self._states.accept(length)
         assert held == length, f"{held} tokens were left of {length}"
         at = min(self._context, _PREFIX) + length - self._context
         called = self._model.call(self._states, self._tokens[at : at + count], drafted=True)
@@ -118,73 +120,62 @@ class _Calls:
 def choose_together(model: LoadedModel, rows: RowRange, context_length: int) -> int:
     """Most rows of a call of several sequences that gives each the bits of a call of its own.
 
-    Args:
-        model: the model.
-        rows: rows of a sequence in a call.
-        context_length: most slots of a sequence.
-
-    Returns:
-        The last of `TOTALS` up to which all calls agree; 1 if none does, or if the model cannot
-        be called so.
+    The last of `TOTALS` up to which all calls agree; 1 if none does, or if the model cannot be
+    called so. `rows` are those of a sequence in a call.
     """
-    if not model.calls_together:
+    if not model.mixers:
         return 1
-    sequences = [
-        _Alone(model, rows, number, context_length)
+    alone = [
+        _alone(model, rows, number, context_length)
         for number in range(len(shares(rows, MOST_ROWS)))
     ]
 
     def agrees(counts: list[int]) -> bool:
-        parts = [
-            (alone.fork(), alone.tokens[:count])
-            for alone, count in zip(sequences, counts, strict=False)
-        ]
+        pairs = list(zip(alone, counts, strict=False))
+        parts = [(_fork(one.states), one.tokens[:count]) for one, count in pairs]
         try:
-            calls = model.call_together(parts, least=rows.least)
+            calls = model.call_together(parts, min_rows=rows.least)
         except Exception:  # of any type: code of the model got what it does not expect
             return False
         for (states, _), called in zip(parts, calls, strict=True):
             _evaluate(states, called.logits)
-        return all(alone.agrees(called) for alone, called in zip(sequences, calls, strict=False))
+        return [_bits(called.logits) for called in calls] == [
+            one.bits[:count] for one, count in pairs
+        ]
 
     return most_together(rows, agrees)
 
 
-class _Alone:
-    """A short sequence, and the bits of rows after it in a call of its own."""
+class _Alone(NamedTuple):
+    """A short sequence, and the bits of its next tokens in a call of its own."""
 
-    def __init__(
-        self, model: LoadedModel, rows: RowRange, number: int, context_length: int
-    ) -> None:
-        """Sequences of different numbers differ in length and tokens."""
-        most = min(rows.most, SHARE)
-        prefix = min(3 + 5 * number % 13, context_length - most)
-        rng = np.random.default_rng(number)
-        self.tokens = rng.integers(0, _TOKENS, most).tolist()
-        self._states = model.empty()
-        prompt = rng.integers(0, _TOKENS, max(prefix, 1)).tolist()
-        _evaluate(self._states, model.call(self._states, prompt).logits)
-        states = self.fork()
-        called = model.call(states, self.tokens, least=rows.least, drafted=True)
-        _evaluate(states, called.logits)
-        self._bits = _bits(called.logits)
+    states: States
+    tokens: list[int]
+    bits: list[bytes]
 
-    def fork(self) -> States:
-        """Its caches, for another call."""
-        return self._states.fork(self._states.held)
 
-    def agrees(self, called: LazyOutputs) -> bool:
-        """True if the rows of a call have the same bits."""
-        bits = _bits(called.logits)
-        return bits == self._bits[: len(bits)]
+def _alone(model: LoadedModel, rows: RowRange, number: int, context_length: int) -> _Alone:
+    """Sequences of different numbers differ in length and tokens."""
+    max_rows = min(rows.most, SHARE)
+    length = max(min(3 + 5 * number % 13, context_length - max_rows), 1)
+    rng = np.random.default_rng(number)
+    tokens, prompt = (rng.integers(0, _TOKENS, count).tolist() for count in (max_rows, length))
+    states = model.empty()
+    _evaluate(states, model.call(states, prompt).logits)
+    other = _fork(states)
+    called = model.call(other, tokens, min_rows=rows.least, drafted=True)
+    _evaluate(other, called.logits)
+    return _Alone(states, tokens, _bits(called.logits))
+
+
+def _fork(states: States) -> States:
+    return states.fork(states.held)
 
 
 def _attention_bits(kind: AttentionShapes, window: int | None, context_length: int) -> RowBits:
     """Bits of attention with random queries, keys and values, the same for all calls."""
-    import mlx.core as mx
-
     calls = attention_calls(context_length, window)
-    most = max(count + position for count, position in calls)
+    length = max(count + position for count, position in calls)
     seeds = mx.random.split(mx.random.key(0), 3)
 
     def drawn(seed: Array, heads: int, rows: int, size: int) -> Array:
@@ -192,8 +183,8 @@ def _attention_bits(kind: AttentionShapes, window: int | None, context_length: i
 
     queries = drawn(seeds[0], kind.heads, _QUERIES, kind.key_size)
     queries = mx.concatenate([queries, queries], axis=2)
-    keys = drawn(seeds[1], kind.kv_heads, most, kind.key_size)
-    values = drawn(seeds[2], kind.kv_heads, most, kind.value_size)
+    keys = drawn(seeds[1], kind.kv_heads, length, kind.key_size)
+    values = drawn(seeds[2], kind.kv_heads, length, kind.value_size)
     mx.eval(queries, keys, values)
     bits: dict[Call, Sequence[bytes]] = {}
     for count, position in calls:
@@ -215,8 +206,6 @@ def _attention_bits(kind: AttentionShapes, window: int | None, context_length: i
 
 def _mask(window: int | None, held: int, count: int) -> Any:
     """The mask of a call of `count` rows, as the caches make it."""
-    from mlx_lm.models.cache import KVCache
-
     if window is None:
         slots = KVCache()
         slots.offset = held
@@ -228,8 +217,6 @@ def _mask(window: int | None, held: int, count: int) -> Any:
 
 def _fused(kind: AttentionShapes, rows: int) -> bool:
     """True if one kernel computes attention of `rows` rows; on a CPU, where none does, True too."""
-    import mlx.core as mx
-
     if mx.default_device() == mx.cpu:
         return True
     queries = mx.zeros([1, kind.heads, rows, kind.key_size], kind.dtype)
@@ -251,8 +238,6 @@ def _kinds(calls: Sequence[AttentionShapes]) -> list[AttentionShapes]:
 @contextmanager
 def _recorded() -> Iterator[list[AttentionShapes]]:
     """Append the calls of MLX's attention, as they come, to the list that it yields."""
-    import mlx.core as mx
-
     original = mx.fast.scaled_dot_product_attention
     calls: list[AttentionShapes] = []
 
@@ -274,12 +259,8 @@ def _bits(rows: Array) -> list[bytes]:
 
 
 def _on_host(rows: Array) -> Logits:
-    import mlx.core as mx
-
     return np.array(rows.astype(mx.float32))
 
 
 def _evaluate(states: States, *also: Any) -> None:
-    import mlx.core as mx
-
     mx.eval(states.arrays(), also)

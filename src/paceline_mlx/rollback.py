@@ -13,26 +13,24 @@ Invariant: the state equals the one that those rows led to, whatever kernels the
 take for another number of rows.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mlx import nn
 
-from paceline_mlx.hooks import Array, Hook, install_hook, is_rows
-
-_ROWS = 1
-"""The axis of rows, in [1, T, ...]."""
+from paceline_mlx.hooks import ROWS, Args, Array, Call, Kwargs, install_hook, is_rows
 
 
 @dataclass
 class RecordedCall:
     """A recorded call of a module that got a recurrent cache."""
 
-    call: Callable[..., Any]
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    call: Call
+    args: Args
+    kwargs: Kwargs
     rows: int
     caches: set[int]
     """Identities (`id`) of those caches."""
@@ -66,9 +64,9 @@ class Recorder:
         self._replayed: tuple[dict[int, Iterator[Array]], int] | None = None
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.QuantizedLinear):
-                install_hook(module, self._projection(id(module)))
+                install_hook(module, partial(self._projection, id(module)))
             elif module.children():
-                install_hook(module, self._module())
+                install_hook(module, self._module)
 
     @contextmanager
     def recording(self, caches: Sequence[Any], rows: int) -> Iterator[list[RecordedCall]]:
@@ -97,49 +95,38 @@ class Recorder:
         for call in recorded:
             projected = {name: iter(outputs) for name, outputs in call.projected.items()}
             self._replayed = projected, rows
+            args = [_first(value, call.rows, rows) for value in call.args]
+            kwargs = {name: _first(value, call.rows, rows) for name, value in call.kwargs.items()}
             try:
-                call.call(
-                    *(_first(argument, call.rows, rows) for argument in call.args),
-                    **{
-                        name: _first(argument, call.rows, rows)
-                        for name, argument in call.kwargs.items()
-                    },
-                )
+                call.call(*args, **kwargs)
             finally:
                 self._replayed = None
 
-    def _module(self) -> Hook:
-        def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            arguments = (*args, *kwargs.values())
-            cache_ids = self._caches and self._caches & set(map(id, arguments))
-            if not cache_ids:
-                return call(*args, **kwargs)
-            for outer in self._within:
-                outer.inner &= not cache_ids & outer.caches
-            rows = next((array.shape[_ROWS] for array in filter(is_rows, arguments)), 0)
-            self._within.append(RecordedCall(call, args, kwargs, rows, cache_ids))
-            result = call(*args, **kwargs)
-            recorded = self._within.pop()
-            recorded.result = result
-            self._done.append(recorded)
-            return result
+    def _module(self, call: Call, args: Args, kwargs: Kwargs) -> Any:
+        arguments = (*args, *kwargs.values())
+        cache_ids = self._caches and self._caches & set(map(id, arguments))
+        if not cache_ids:
+            return call(*args, **kwargs)
+        for outer in self._within:
+            outer.inner &= not cache_ids & outer.caches
+        rows = next((array.shape[ROWS] for array in filter(is_rows, arguments)), 0)
+        recorded = RecordedCall(call, args, kwargs, rows, cache_ids)
+        self._within.append(recorded)
+        recorded.result = call(*args, **kwargs)
+        self._done.append(self._within.pop())
+        return recorded.result
 
-        return hook
-
-    def _projection(self, name: int) -> Hook:
-        def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            if self._replayed is not None and name in self._replayed[0]:
-                projected, rows = self._replayed
-                return next(projected[name])[:, :rows]
-            output = call(*args, **kwargs)
-            inside = self._within[-1] if self._within else None
-            if inside is not None and output.ndim > _ROWS and output.shape[_ROWS] == inside.rows:
-                inside.projected.setdefault(name, []).append(output)
-            return output
-
-        return hook
+    def _projection(self, name: int, call: Call, args: Args, kwargs: Kwargs) -> Any:
+        if self._replayed is not None and name in self._replayed[0]:
+            projected, rows = self._replayed
+            return next(projected[name])[:, :rows]
+        output = call(*args, **kwargs)
+        inside = self._within[-1] if self._within else None
+        if inside is not None and output.ndim > ROWS and output.shape[ROWS] == inside.rows:
+            inside.projected.setdefault(name, []).append(output)
+        return output
 
 
 def _first(value: Any, of: int, rows: int) -> Any:
     """The first `rows` rows of an array that has `of` rows; any other argument unchanged."""
-    return value[:, :rows] if is_rows(value) and value.shape[_ROWS] == of else value
+    return value[:, :rows] if is_rows(value) and value.shape[ROWS] == of else value

@@ -8,7 +8,7 @@ keys, too (`thresholds.py`). `probe.py` makes the calls.
 Independent of MLX: a kernel is whatever gives a row its bits.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from paceline.engines.rows import RowRange, RowRules
 from paceline_mlx.thresholds import BACK, MOST_ROWS, THRESHOLDS, drop_step
@@ -41,9 +41,9 @@ _LONGEST_CALLS = 40
 CANDIDATES = [
     RowRules(rows, rows, cuts=THRESHOLDS)
     for rows in (
-        *(RowRange(1, most) for most in (MOST_ROWS, 8, 7, 6, 5, 4)),
-        *(RowRange(2, most) for most in (8, 7, 6, 5, 4, 3)),
-        *(RowRange(least, 8) for least in (3, 6, 8)),
+        *(RowRange(1, max_rows) for max_rows in (MOST_ROWS, 8, 7, 6, 5, 4)),
+        *(RowRange(2, max_rows) for max_rows in (8, 7, 6, 5, 4, 3)),
+        *(RowRange(min_rows, 8) for min_rows in (3, 6, 8)),
         RowRange(2, 2),
     )
 ]
@@ -118,8 +118,8 @@ def used(rules: RowRules, count: int, position: int) -> int:
 
 def shares(rows: RowRange, total: int) -> list[int]:
     """Rows of each sequence in a call of `total` rows; empty if there is no such call."""
-    most = min(rows.most, SHARE)
-    sequences = max(-(-total // most), 2)
+    max_rows = min(rows.most, SHARE)
+    sequences = max(-(-total // max_rows), 2)
     if total < sequences * rows.least:
         return []
     return [total * (at + 1) // sequences - total * at // sequences for at in range(sequences)]
@@ -163,13 +163,9 @@ def attention_calls(context_length: int, window: int | None = None) -> list[Call
         for context in model_contexts(context_length, CONTEXTS)
         for offset in _OFFSETS
     }
-    return list(_calls(sorted(around | after), context_length))
-
-
-def _calls(positions: Iterable[int], context_length: int) -> Iterator[Call]:
-    return (
+    return [
         (count, position)
-        for position in positions
+        for position in sorted(around | after)
         for count in TRIED
         if position >= 0 and position + count <= context_length
-    )
+    ]

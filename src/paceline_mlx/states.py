@@ -1,11 +1,11 @@
 """The caches of one sequence, and their rollback to an earlier position.
 
 KV caches are trimmed. A recurrent state is restored from before a call and, if the call was
-recorded, replayed to the row. Otherwise the tokens since then must be run again: `settle`
+recorded, replayed to the row. Otherwise the tokens since then must be run again: `accept`
 returns fewer slots. Arrays stay lazy until the engine evaluates them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -41,29 +41,37 @@ class States:
         self._use(make())
         self.held = 0
         """Slots in the caches."""
-        self._recent: list[Checkpoint] = []  # before the drafted calls since `settle`
+        self._recent: list[Checkpoint] = []  # before the drafted calls since `accept`
         self._kept: list[Checkpoint] = []
         self._drafted = False  # the last call was
 
-    def settle(self, length: int) -> int:
-        """Roll back to `length` slots, or to the nearest possible position before.
-
-        Args:
-            length: accepted tokens of the sequence.
+    def accept(self, length: int) -> int:
+        """Keep the sequence's first `length` tokens, which were accepted; no later one comes back.
 
         Returns:
             Slots in the caches now. The caller must run the tokens from there to `length` again.
         """
-        if length < self.held:
-            self._roll_back(length)
+        self.roll_back(length)
         self._recent = []
         self._kept = [saved for saved in self._kept if saved.at <= length]
         return self.held
 
-    def drop_padding(self, length: int) -> None:
-        """Roll back to `length` slots, some of them of the last call, within a block."""
-        if length < self.held:
-            self._roll_back(length)
+    def roll_back(self, length: int) -> None:
+        """Drop the slots from `length` on, and more of them if no state was saved there."""
+        if length >= self.held:
+            return
+        at, saved = self._reachable(length, replay=True)
+        if not at:
+            self._use(self._make())
+            self.held, self._recent, self._kept, self._drafted = 0, [], [], False
+            return
+        for cache in self._slots:
+            cache.trim(self.held - at)
+        if saved is not None:
+            self._restore(saved)
+            if saved.at < at and self._recorder is not None:
+                self._recorder.replay(saved.recorded, at - saved.at)
+        self.held = at
 
     @contextmanager
     def call(self, rows: int, *, drafted: bool) -> Iterator[list[Any]]:
@@ -92,35 +100,30 @@ class States:
         for cache in self._slots:
             slots = cache.slots if isinstance(cache, SlidingCache) else cache
             keys, values, held = slots.state
-            longer = [
-                mx.concatenate(
-                    [
-                        array[..., :held, :],
-                        mx.random.normal(_longer(array, rows)).astype(array.dtype),
-                    ],
-                    axis=2,
-                )
-                for array in (keys, values)
-            ]
+            longer = []
+            for array in (keys, values):
+                shape = [*array.shape[:2], rows, *array.shape[3:]]
+                drawn = mx.random.normal(shape).astype(array.dtype)
+                longer.append(mx.concatenate([array[..., :held, :], drawn], axis=2))
             slots.state = (*longer, held + rows)
         self.held += rows
 
     def fork(self, length: int) -> "States":
         """A copy with up to `length` slots, as many as are possible without running the model."""
         other = States(self._make, self._recorder)
-        at, arrays = self._fork_point(length)
+        at, saved = self._reachable(length, replay=False)
         if not at:
             return other
         other._use([copy_without(cache, self.held - at) for cache in self.caches])
-        if arrays is not None:
-            other._restore(arrays)
+        if saved is not None:
+            other._restore(saved)
         other.held = at
         other._kept = [saved._replace(recorded=[]) for saved in self._kept if saved.at <= at]
         return other
 
     def fork_length(self, length: int) -> int:
         """Slots that `fork(length)` would have."""
-        return self._fork_point(length)[0]
+        return self._reachable(length, replay=False)[0]
 
     def arrays(self) -> list[Any]:
         """All arrays to evaluate before another thread may make the next call."""
@@ -128,20 +131,23 @@ class States:
         recorded = [call.arrays for saved in self._recent for call in saved.recorded]
         return [[cache.state for cache in leaves(self.caches)], states, recorded]
 
-    def _fork_point(self, length: int) -> tuple[int, list[list[Array | None]] | None]:
-        """Slots of a fork, and the recurrent arrays to restore; None: those of now."""
-        at, arrays = min(length, self.held), None
-        if self._recurrent and length < self.held:
-            best = self._nearest(length)
-            if best is None:
-                return 0, None
-            at, arrays = best.at, best.recurrent
-        possible = all(can_trim(cache, self.held - at) for cache in self._slots)
-        return (at, arrays) if possible else (0, None)
+    def _reachable(self, length: int, *, replay: bool) -> tuple[int, Checkpoint | None]:
+        """The most slots, `length` at most, that the caches can be cut to, and what to restore.
 
-    def _reset(self) -> None:
-        self._use(self._make())
-        self.held, self._recent, self._kept, self._drafted = 0, [], [], False
+        A recurrent state can be restored, and from there on recorded rows replayed. 0: the caches
+        cannot be cut so far. None: there is nothing to restore.
+        """
+        if length >= self.held:
+            return self.held, None
+        at, saved = length, None
+        if self._recurrent:
+            saved = self._nearest(length)
+            if saved is None:
+                return 0, None
+            if not (replay and saved.recorded and length <= saved.at + saved.rows):
+                at = saved.at
+        possible = all(can_trim(cache, self.held - at) for cache in self._slots)
+        return (at, saved) if possible else (0, None)
 
     def _use(self, caches: list[Any]) -> None:
         self.caches = caches
@@ -149,39 +155,16 @@ class States:
         self._recurrent = [cache for cache in leaf_caches if is_recurrent(cache)]
         self._slots = [cache for cache in leaf_caches if not is_recurrent(cache)]
 
-    def _roll_back(self, length: int) -> None:
-        saved, at = None, length
-        if self._recurrent:
-            saved = self._nearest(length)
-            if saved is None:
-                return self._reset()
-            replayed = saved.recorded and length <= saved.at + saved.rows
-            at = length if replayed else saved.at
-        if not all(can_trim(cache, self.held - at) for cache in self._slots):
-            return self._reset()
-        for cache in self._slots:
-            cache.trim(self.held - at)
-        if saved is not None:
-            self._restore(saved.recurrent)
-            if saved.at < at and self._recorder is not None:
-                self._recorder.replay(saved.recorded, at - saved.at)
-        self.held = at
-        return None
-
     def _nearest(self, length: int) -> Checkpoint | None:
         """The last checkpoint at or before `length`; of two, the recorded one."""
         checkpoints = [saved for saved in (*self._recent, *self._kept) if saved.at <= length]
         return max(checkpoints, key=lambda saved: saved.at, default=None)
 
-    def _restore(self, arrays: Sequence[list[Array | None]]) -> None:
-        for cache, before in zip(self._recurrent, arrays, strict=True):
+    def _restore(self, saved: Checkpoint) -> None:
+        for cache, before in zip(self._recurrent, saved.recurrent, strict=True):
             cache.cache = list(before)
 
     def _whole(self, recorded: list[RecordedCall]) -> list[RecordedCall]:
         """The recorded calls if they cover every recurrent cache, else none."""
         covered = {cache for call in recorded for cache in call.caches}
         return recorded if covered == {id(cache) for cache in self._recurrent} else []
-
-
-def _longer(array: Array, rows: int) -> list[int]:
-    return [*array.shape[:2], rows, *array.shape[3:]]

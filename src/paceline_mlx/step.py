@@ -1,5 +1,10 @@
-"""A step of the engine between its two halves: the graph, and the outputs of its blocks."""
+"""A step of the engine: the calls that a block's rows with logits are cut into, and its outputs.
 
+A long block is cut into parts (`RowRules`); parts of several sequences share a call. Invariant: the
+parts of a sequence run in order, each in one call.
+"""
+
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,10 +13,51 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.types import Best, DeferredRows, Logits, tap_name
+from paceline.engines.rows import RowRules
 from paceline_mlx.hooks import Array
-from paceline_mlx.kv_sequence import MlxSequence
+from paceline_mlx.model import LazyOutputs
+from paceline_mlx.states import States
 
 Floats = npt.NDArray[np.float32]
+
+
+class Decode:
+    """Tokens of one sequence, cut into parts, and the calls that were made of them."""
+
+    def __init__(self, states: States, tokens: Sequence[int], rules: RowRules) -> None:
+        """`states`: the caches, which hold the tokens before; `rules`: of the parts."""
+        self._states, self._start, self._min_rows = states, states.held, rules.decode.least
+        self._rows = _on_device(tokens)
+        self.parts = deque(rules.decode.split(len(tokens), states.held, rules.cuts))
+        """Parts that no call was made of."""
+        self.calls: list[LazyOutputs] = []
+
+    @property
+    def rows(self) -> int:
+        """Rows of the next part in a call, padding included."""
+        part = self.parts[0]
+        return max(int(part.stop - part.start), self._min_rows)
+
+    def next(self) -> tuple[States, Array]:
+        """Take the next part: the caches, which hold all before it, and its tokens."""
+        part = self.parts.popleft()
+        # Drop the padding of a short call before a threshold.
+        self._states.roll_back(self._start + part.start)
+        return self._states, self._rows[part]
+
+
+def grouped(decodes: Sequence[Decode], max_rows: int) -> Iterator[list[Decode]]:
+    """Groups whose next parts have at most `max_rows` rows together; one alone may have more."""
+    group: list[Decode] = []
+    total = 0
+    for decode in decodes:
+        if group and total + decode.rows > max_rows:
+            yield group
+            group, total = [], 0
+        group.append(decode)
+        total += decode.rows
+    if group:
+        yield group
 
 
 class TapArrays(Mapping[str, Floats]):
@@ -43,41 +89,29 @@ class BlockOutputs(NamedTuple):
     """Tokens [rows] and scores [rows]."""
     taps: TapArrays
 
-
-class PendingStep(NamedTuple):
-    """A step whose graph is built but perhaps not evaluated."""
-
-    sequences: Sequence[MlxSequence]
-    outputs: Sequence[BlockOutputs]
-    seconds: float
-    """Time to build the graph."""
-
     @property
     def arrays(self) -> list[Any]:
-        """All arrays to evaluate before the next step."""
-        outputs = [[output.logits, output.best, output.taps.arrays] for output in self.outputs]
-        return [outputs, [sequence.states.arrays() for sequence in self.sequences]]
+        """All arrays to evaluate."""
+        return [self.logits, self.best, self.taps.arrays]
 
-    def logits(self, vocab_size: int) -> list[Logits]:
-        """Per block, [rows, vocab] on the host."""
-        none = np.zeros((0, vocab_size), np.float32)
-        return [
-            none if output.logits is None else np.array(output.logits) for output in self.outputs
-        ]
+    def on_host(self, vocab_size: int) -> Logits:
+        """The logits; none if `best` replaces them."""
+        if self.logits is None:
+            return np.zeros((0, vocab_size), np.float32)
+        return np.array(self.logits)
 
-    def best(self) -> list[Best | None]:
-        """Per block, its best tokens if it asked for those alone."""
-        return [None if output.best is None else _best(*output.best) for output in self.outputs]
+    def best_on_host(self) -> Best | None:
+        """The best tokens, if the block asked for those alone."""
+        if self.best is None:
+            return None
+        tokens, scores = self.best
+        return Best(np.array(tokens).astype(np.int64), np.array(scores))
 
 
-def on_device(tokens: Sequence[int]) -> Array:
+def _on_device(tokens: Sequence[int]) -> Array:
     """[T] int32. Tokens that the device still computes are not evaluated."""
     if isinstance(tokens, DeferredRows) and isinstance(tokens.array, mx.array):
         count = len(tokens) - len(tokens.known)
         known = mx.array([*tokens.known], mx.int32)
         return mx.concatenate([known, tokens.array[:count].astype(mx.int32)])
     return mx.array([*tokens], mx.int32)
-
-
-def _best(tokens: Array, scores: Array) -> Best:
-    return Best(np.array(tokens).astype(np.int64), np.array(scores))

@@ -29,10 +29,14 @@ def drop_step(window: int) -> int | None:
 
     None if no step does that.
     """
-    return next((step for step in _STEPS if not _spans(least_held(window), window, step)), None)
+    for step in _STEPS:
+        keys = range(min_held(window) + 2, window + BACK + step + MOST_ROWS)
+        if not any(threshold in keys for threshold in THRESHOLDS):
+            return step
+    return None
 
 
-def least_held(window: int) -> int:
+def min_held(window: int) -> int:
     """Fewest slots that a sliding window may hold after slots were dropped.
 
     With the next row they are two more than the window: one of a power of two slots then has more
@@ -45,8 +49,3 @@ def dropped(window: int, position: int) -> int:
     """Slots that a sliding window has dropped before a call that begins at a position."""
     step = drop_step(window) or _STEPS[0]
     return max(position - window - BACK, 0) // step * step
-
-
-def _spans(least: int, window: int, step: int) -> bool:
-    most = window + BACK + step - 1 + MOST_ROWS
-    return any(least + 1 < keys <= most for keys in THRESHOLDS)

@@ -16,8 +16,9 @@ rows differs, and only outside of mixers and in these projections. `probe.py` me
 numbers bits are equal; a model that looks at its caches outside of mixers cannot be called so.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -25,10 +26,7 @@ from mlx import nn
 from mlx_lm.models.cache import CacheList
 
 from paceline_mlx.caches import leaves
-from paceline_mlx.hooks import Array, Hook, install_hook, is_rows
-
-_ROWS = 1
-"""The axis of rows, in [1, T, ...]."""
+from paceline_mlx.hooks import ROWS, Args, Array, Call, Kwargs, install_hook, is_rows
 
 
 class PerSequence:
@@ -72,7 +70,7 @@ class _Part(NamedTuple):
 class _Projected(NamedTuple):
     """A projection of one sequence's rows alone, which may turn out to be a mixer's result."""
 
-    call: Callable[..., Any]
+    call: Call
     projection: int
     """`id` of its module."""
     argument: Array
@@ -85,33 +83,26 @@ class Together:
     def __init__(self, model: Any, caches: Sequence[Any]) -> None:
         """Hook the projections inside mixers; `hook_mixers` completes this.
 
-        Args:
-            model: mlx-lm's, without hooks.
-            caches: its caches, empty; they are used up.
+        `model` is mlx-lm's, without hooks; its `caches` are empty, and used up.
         """
         self._spans: Sequence[slice] = ()  # rows of each sequence in the running call
         self._parts: dict[int, _Part] = {}  # of the running mixer, by `id`
         self._wholes: dict[tuple[int, int], Array] = {}  # (projection, input) -> output of all rows
         self._projected: dict[int, _Projected] = {}  # by `id` of the output
-        self._mixers = _mixers(model, caches)
+        self.mixers = _mixers(model, caches)
         projections = {
             id(module): module
-            for mixer in self._mixers
+            for mixer in self.mixers
             for module in mixer.modules()
             if isinstance(module, nn.Linear | nn.QuantizedLinear)
         }
         for name, module in projections.items():
-            install_hook(module, self._projection(name))
+            install_hook(module, partial(self._projection, name))
 
     def hook_mixers(self) -> None:
         """Hook the mixers themselves, around hooks that others have on them."""
-        for mixer in self._mixers:
+        for mixer in self.mixers:
             install_hook(mixer, self._mixer)
-
-    @property
-    def possible(self) -> bool:
-        """True if the model has mixers, so that a call of several sequences may be tried."""
-        return bool(self._mixers)
 
     @contextmanager
     def calling(
@@ -119,9 +110,7 @@ class Together:
     ) -> Iterator[list[Caches]]:
         """The caches to call the model with.
 
-        Args:
-            caches: of each sequence, its caches by layer.
-            counts: of each sequence, its rows in the call.
+        `caches`: of each sequence, its caches by layer; `counts`: its rows in the call.
         """
         stops = [sum(counts[: number + 1]) for number in range(len(counts))]
         self._spans = [slice(stop - rows, stop) for stop, rows in zip(stops, counts, strict=True)]
@@ -130,9 +119,7 @@ class Together:
         finally:
             self._spans = ()
 
-    def _mixer(
-        self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
+    def _mixer(self, call: Call, args: Args, kwargs: Kwargs) -> Any:
         if not any(isinstance(value, PerSequence) for value in (*args, *kwargs.values())):
             return call(*args, **kwargs)  # of one sequence
         try:
@@ -155,36 +142,33 @@ class Together:
         """An argument of a mixer as the sequence of this number has it."""
         if isinstance(value, PerSequence):
             return value.items[number]
-        if not is_rows(value) or value.shape[_ROWS] != self._spans[-1].stop:
+        if not is_rows(value) or value.shape[ROWS] != self._spans[-1].stop:
             return value
         rows = self._spans[number]
         part = value[:, rows]
         self._parts[id(part)] = _Part(value, rows, part)
         return part
 
-    def _projection(self, name: int) -> Hook:
-        def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            if not self._spans or len(args) != 1:
-                return call(*args, **kwargs)
-            (argument,) = args
-            part = self._parts.get(id(argument))
-            if part is None:
-                output = call(argument)
-                self._projected[id(output)] = _Projected(call, name, argument, output)
-                return output
-            key = name, id(part.whole)
-            if key not in self._wholes:
-                self._wholes[key] = call(part.whole)
-            return self._wholes[key][:, part.rows]
-
-        return hook
+    def _projection(self, name: int, call: Call, args: Args, kwargs: Kwargs) -> Any:
+        if not self._spans or len(args) != 1:
+            return call(*args, **kwargs)
+        (argument,) = args
+        part = self._parts.get(id(argument))
+        if part is None:
+            output = call(argument)
+            self._projected[id(output)] = _Projected(call, name, argument, output)
+            return output
+        key = name, id(part.whole)
+        if key not in self._wholes:
+            self._wholes[key] = call(part.whole)
+        return self._wholes[key][:, part.rows]
 
     def _joined(self, results: Sequence[Array]) -> Array:
         """The results of all sequences, [1, total, d]; a last projection is that of all rows."""
         last = [self._projected[id(result)] for result in results if id(result) in self._projected]
         if len(last) < len(results) or len({projected.projection for projected in last}) > 1:
-            return mx.concatenate(results, axis=_ROWS)
-        inputs = mx.concatenate([projected.argument for projected in last], axis=_ROWS)
+            return mx.concatenate(results, axis=ROWS)
+        inputs = mx.concatenate([projected.argument for projected in last], axis=ROWS)
         return last[0].call(inputs)
 
 
@@ -198,21 +182,18 @@ def _mixers(model: Any, caches: Sequence[Any]) -> list[Any]:
     hooked = [(module, type(module)) for module in model.modules() if module.children()]
     running: list[tuple[type, set[int]]] = []  # class, and caches that no module inside it got
 
-    def hook_of(kind: type) -> Hook:
-        def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            passed = known & set(map(id, leaves([*args, *kwargs.values()])))
-            for _, used in running:
-                used.difference_update(passed)
-            running.append((kind, passed))
-            result = call(*args, **kwargs)
-            if running.pop()[1]:
-                classes.add(kind)
-            return result
-
-        return hook
+    def watched(kind: type, call: Call, args: Args, kwargs: Kwargs) -> Any:
+        passed = known & set(map(id, leaves([*args, *kwargs.values()])))
+        for _, used in running:
+            used.difference_update(passed)
+        running.append((kind, passed))
+        result = call(*args, **kwargs)
+        if running.pop()[1]:
+            classes.add(kind)
+        return result
 
     for module, kind in hooked:
-        install_hook(module, hook_of(kind))
+        install_hook(module, partial(watched, kind))
     try:
         model(mx.zeros([1, 2], mx.int32), cache=caches)  # never evaluated
     except Exception:  # of any type: the engine's first call reports it

@@ -207,7 +207,6 @@ def test_both_libraries_take_the_factors_of_longrope_that_the_model_has(
     [
         ({"attention.head_count": "9", "attention.head_count_kv": "3"}, Heads(3, 3)),
         ({"attention.head_count": "4"}, Heads(4, 1)),
-        ({"attention.head_count": "4", "attention.sliding_window": "512"}, None),
         ({"attention.head_count_kv": "3"}, None),
         ({}, None),
     ],

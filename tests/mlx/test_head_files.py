@@ -244,8 +244,9 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 def test_taps_are_those_of_vllm_and_sglang(
     tmp_path: Path, change: dict[str, Any], layers: int, taps: tuple[int, ...]
 ):
-    write_head(tmp_path, EAGLE, change=change)
-    assert read_config(tmp_path, lambda: layers).taps == taps
+    write_head(tmp_path, EAGLE, change={**change, "rope_scaling": LLAMA3})
+    config = read_config(tmp_path, lambda: layers)
+    assert (config.taps, config.llama3_rope) == (taps, Llama3Rope(8.0, 1.0, 4.0, 8192))
 
 
 def test_a_head_of_deepspec_names_its_target_and_uses_its_ends(tmp_path: Path):

@@ -18,7 +18,7 @@ from paceline.decoding.types import Block, DeferredRows
 from paceline.drafters import DrafterResources, create
 from paceline.engines.base import Engine
 from paceline_mlx.heads.cache import HeadCache, NewRows
-from paceline_mlx.heads.dflash.drafter import DFlashDrafter
+from paceline_mlx.heads.drafter import DFlashDrafter
 from paceline_mlx.heads.network import DraftCost
 from support import mlx
 from support.dflash import config_for, random_weights, write_checkpoint
@@ -165,7 +165,7 @@ def test_tapped_hidden_states_equal_those_on_the_host(one: Target):
     opened: Any = one.shared.heads["dflash"]
     with closing(one.engine.open()) as sequence:
         (taps,) = one.engine.step([(sequence, Block(prompt_of(0), 1))]).taps
-    hidden = opened.network.tapped(taps, 9)
+    hidden = opened.tapped(taps, 9)
     shown = np.concatenate([taps["tap.0"], taps["tap.1"]], axis=1)
     np.testing.assert_allclose(np.array(hidden.astype(mx.float32)), shown[:9], rtol=1e-2)
 

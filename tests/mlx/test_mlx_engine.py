@@ -28,7 +28,7 @@ def in_cache(sequence: MlxSequence) -> list[np.ndarray]:
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    sequence.states.settle(sequence.length)
+    sequence.states.accept(sequence.length)
     results = []
     for cache in sequence.states.caches:
         held = cache.state
@@ -194,7 +194,7 @@ def test_going_back_computes_no_projection_again(
             return linear(self, x)
 
         monkeypatch.setattr(nn.Linear, "__call__", counting)
-        sequence.states.settle(3)
+        sequence.states.accept(3)
         mx.eval(sequence.states.arrays())
         assert not called
         step(engine, sequence, TEXT[3:5])
@@ -254,21 +254,6 @@ def test_a_window_moves_on_and_keeps_what_its_rows_need(checkpoint_of: mlx.Check
         for back in (880, 700, 250):
             sequence.rewind(back)
             assert np.array_equal(step(engine, sequence, long[back : back + 9]), logits[back:][:9])
-
-
-# -- taps ------------------------------------------------------------------------------------------
-
-
-def test_what_is_built_on_a_step_is_computed_with_it(opened: mlx.Opened, calls: dict[str, int]):
-    engine = opened("llama", taps=(1,))
-    with closing(engine.open()) as sequence:
-        calls.update(waits=0)
-        started = engine.start([(sequence, Block(TEXT, 1))])
-        doubled = started.outputs[0].taps.arrays[1] * 2
-        result = engine.finish(started, doubled)
-        assert calls["waits"] == 1
-    assert np.array_equal(np.array(doubled), 2 * result.taps[0]["tap.1"])
-    assert np.array_equal(np.array(result.taps[0].arrays[1]), result.taps[0]["tap.1"])
 
 
 # -- exactness -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock, DecodeOutcome
 from paceline_mlx.heads import drafter as shared_part
 from paceline_mlx.heads.cache import ChainCache, NewRows
-from paceline_mlx.heads.mtp.drafter import MtpDrafter
+from paceline_mlx.heads.drafter import MtpDrafter
 from paceline_mlx.heads.network import DraftCost
 
 pytestmark = pytest.mark.mlx

@@ -9,31 +9,16 @@ the target's embeddings and head.
 Nothing heavy is imported before a head is asked for.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.decoding.sampling import Sampling
-from paceline.decoding.types import Drafter
 from paceline.drafters.heads import HeadFacts, OpenHead
 
 _BITS: Final = (4, 8)
 _USUAL_LAYERS = 32
 """Layers of a target for which an EAGLE-3 head without layer ids is described: only its taps
 differ."""
-
-
-class _Open:
-    """A network, and what makes its drafters; an `OpenHead`."""
-
-    def __init__(self, network: Any, make: Callable[..., Drafter]) -> None:
-        self.network, self._make = network, make
-        self.taps: tuple[int, ...] = network.taps
-        self.new_cache = network.new_cache
-
-    def drafter(self, cache: Any, sampling: Sampling, prompt_length: int) -> Drafter:
-        return self._make(self.network, cache, sampling, prompt_length)
 
 
 class _DFlash:
@@ -48,10 +33,9 @@ class _DFlash:
         return read_config(folder).taps
 
     def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> OpenHead:
-        from paceline_mlx.heads.dflash.drafter import DFlashDrafter
         from paceline_mlx.heads.dflash.network import Network
 
-        return _Open(Network(folder, engine.model, **options), DFlashDrafter)
+        return Network(folder, engine.model, **options)
 
     def facts(self, folder: Path) -> HeadFacts | None:
         from paceline_mlx.heads.config import architecture
@@ -78,12 +62,9 @@ class _Mtp:
         return read_config(folder, lambda: layers_of(target)).taps
 
     def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> OpenHead:
-        from paceline_mlx.heads.mtp.drafter import LONGEST_CHAIN, MtpDrafter
         from paceline_mlx.heads.mtp.network import ChainNetwork
 
-        settings = {**options}
-        make = partial(MtpDrafter, length=settings.pop("length", LONGEST_CHAIN))
-        return _Open(ChainNetwork(folder, engine.model, **settings), make)
+        return ChainNetwork(folder, engine.model, **options)
 
     def facts(self, folder: Path) -> HeadFacts | None:
         from paceline_mlx.heads.config import architecture

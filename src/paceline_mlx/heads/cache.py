@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
+from paceline_mlx.caches import copy_without
 from paceline_mlx.hooks import Array
 
 PREFILL_CHUNK = 512
@@ -49,12 +50,8 @@ class HeadCache:
 
     def copy(self, position: int) -> Self:
         """An independent copy of what is before this position."""
-        duplicate = type(self)(len(self.layers))
-        for source, destination in zip(self.layers, duplicate.layers, strict=True):
-            if source.keys is not None:
-                keys, values, count = source.state
-                # Writing to an array changes it for every holder; slices are arrays of their own.
-                destination.state = (keys[..., :count, :], values[..., :count, :], count)
+        duplicate = type(self)(0)
+        duplicate.layers = [copy_without(layer, 0) for layer in self.layers]
         duplicate.evaluate()
         duplicate.positions, duplicate.pending = list(self.positions), list(self.pending)
         duplicate.pending_start = self.pending_start

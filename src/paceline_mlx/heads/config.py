@@ -19,6 +19,33 @@ HeadDim = Annotated[int, Limit(ge=2, multiple_of=2)]
 One = Annotated[float, Limit(ge=1, le=1)]
 
 
+@dataclass(frozen=True, slots=True)
+class Llama3Rope:
+    """Scaling that divides low frequencies by `factor`, and keeps high ones.
+
+    A frequency is low if it makes fewer than `low_freq_factor` turns in the context of
+    `original_max_position_embeddings` tokens, and high above `high_freq_factor`.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def periods(self, dims: int, theta: float) -> npt.NDArray[np.float32]:
+        """Inverses of the frequencies, [dims / 2], in positions per radian.
+
+        Frequencies are scaled as in `_compute_llama3_parameters` of transformers: between low and
+        high, by a mean that moves with the number of turns.
+        """
+        plain = 1 / theta ** (np.arange(0, dims, 2) / dims)
+        turns = self.original_max_position_embeddings * plain / (2 * np.pi)
+        low, high = self.low_freq_factor, self.high_freq_factor
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+        scaled = plain * (kept + (1 - kept) / self.factor)
+        return np.asarray(1 / scaled, np.float32)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadConfig:
     """Shape of a head."""
@@ -36,6 +63,7 @@ class HeadConfig:
     """Layers of the target, from 0, after which hidden states are tapped."""
     num_target_layers: int | None = None
     """Layers of the target; None: not in the checkpoint."""
+    llama3_rope: Llama3Rope | None = None
 
     @property
     def tapped_size(self) -> int:
@@ -47,10 +75,8 @@ class HeadConfig:
     ) -> dict[str, tuple[int, ...]]:
         """Name -> shape of a decoder layer's weights, as Hugging Face calls them.
 
-        Args:
-            width: what attention reads of a row.
-            gated: each head's query rows are followed by as many rows of its gate.
-            head_norms: queries and keys are normed.
+        `width`: what attention reads of a row; `gated`: each head's query rows are followed by as
+        many rows of its gate; `head_norms`: queries and keys are normed.
         """
         d, ff, hd = self.hidden_size, self.intermediate_size, self.head_dim
         q, kv = self.num_attention_heads * hd, self.num_key_value_heads * hd
@@ -85,46 +111,9 @@ def with_fields_of(kind: type[_T], file: object, **values: Any) -> _T:
     return kind(**{name: getattr(file, name) for name in named} | values)
 
 
-@dataclass(frozen=True, slots=True)
-class Llama3Rope:
-    """Scaling that divides low frequencies by `factor`, and keeps high ones.
-
-    A frequency is low if it makes fewer than `low_freq_factor` turns in the context of
-    `original_max_position_embeddings` tokens, and high above `high_freq_factor`.
-    """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-    def periods(self, dims: int, theta: float) -> npt.NDArray[np.float32]:
-        """Inverses of the frequencies, [dims / 2], in positions per radian.
-
-        Frequencies are scaled as in `_compute_llama3_parameters` of transformers: between low and
-        high, by a mean that moves with the number of turns.
-        """
-        plain = 1 / theta ** (np.arange(0, dims, 2) / dims)
-        turns = self.original_max_position_embeddings * plain / (2 * np.pi)
-        low, high = self.low_freq_factor, self.high_freq_factor
-        kept = np.clip((turns - low) / (high - low), 0, 1)
-        scaled = plain * (kept + (1 - kept) / self.factor)
-        return np.asarray(1 / scaled, np.float32)
-
-
 @dataclass(kw_only=True)
 class Rope:
     """`rope_parameters` of transformers 5, or `rope_scaling` of transformers 4."""
-
-    rope_type: Literal["default"] | None = None
-    type: Literal["default"] | None = None
-    rope_theta: PositiveFloat | None = None
-    partial_rotary_factor: One = 1.0
-
-
-@dataclass(kw_only=True)
-class ScalableRope:
-    """The same, for networks that may have Llama 3.1's scaling."""
 
     rope_type: Literal["default", "llama3"] | None = None
     type: Literal["default", "llama3"] | None = None
@@ -175,7 +164,14 @@ class DrafterFile(HeadFile):
     """Those of a head in a folder of its own."""
 
     rope_theta: PositiveFloat = 10_000.0
-    rope_parameters: Rope | ScalableRope | None = None
+    rope_parameters: Rope | None = None
+    rope_scaling: Rope | None = None
+
+    @property
+    def llama3_rope(self) -> Llama3Rope | None:
+        """The scaling of either field. Raises ValueError, with what is wrong."""
+        ropes = [rope for rope in (self.rope_parameters, self.rope_scaling) if rope is not None]
+        return next((scaling for rope in ropes if (scaling := rope.llama3)), None)
 
     def settings(self) -> dict[str, Any]:
         """Fields of `HeadConfig` that the file may give in two ways."""
@@ -184,13 +180,18 @@ class DrafterFile(HeadFile):
             "num_key_value_heads": self.num_key_value_heads or self.num_attention_heads,
             "head_dim": self.head_dim or self.hidden_size // self.num_attention_heads,
             "rope_theta": theta or self.rope_theta,
+            "llama3_rope": self.llama3_rope,
         }
 
     def head_faults(self) -> list[str]:
-        """What contradicts itself in its numbers of heads."""
+        """What contradicts itself in its numbers of heads, and in its RoPE."""
         faults, heads = [], self.num_attention_heads
         if not self.head_dim and self.hidden_size % (2 * heads):
             faults.append(f"hidden_size {self.hidden_size} over {heads} heads is no even head size")
         if heads % (self.num_key_value_heads or heads):
             faults.append("num_attention_heads is no multiple of num_key_value_heads")
+        try:
+            _ = self.llama3_rope
+        except ValueError as error:
+            faults.append(str(error))
         return faults

@@ -1,4 +1,4 @@
-"""The part of a drafter that all heads share: it observes hidden states, and drafts once a step."""
+"""Drafters of one request: they observe hidden states, and ask their network once a step."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -8,7 +8,14 @@ from typing import Any
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock, DeferredRows, Drafter, Proposal
 from paceline.drafters.draft_sampling import DraftSampler
-from paceline_mlx.heads.cache import PREFILL_CHUNK, HeadCache
+from paceline_mlx.heads.cache import PREFILL_CHUNK, ChainCache, HeadCache
+
+LONGEST_CHAIN = 8
+"""Most tokens of a chain without the option `length`."""
+
+MIN_CHANCE = 0.15
+"""A chain ends where all its drafts are right with less than this probability by the head's own
+estimate: one more row of the target costs about a tenth of a call."""
 
 
 class HeadDrafter(Drafter):
@@ -72,3 +79,71 @@ class HeadDrafter(Drafter):
             return values
 
         return DeferredRows(read, len(chances))
+
+
+class DFlashDrafter(HeadDrafter):
+    """Drafts a block in one pass."""
+
+    name = "dflash"
+
+    def drafts(self, context: Sequence[int], limit: int) -> tuple[Sequence[int], Sequence[float]]:
+        """A block after the last token, of any length."""
+        cache = self._cache
+        if not (cache.pending or len(cache)):
+            return (), ()
+        rows = cache.take_pending()
+        sampler = self._sampler.following(context)
+        drafted: tuple[Sequence[int], Sequence[float]] = self._network.draft(
+            cache, context[-1], len(context) - 1, rows, sampler=sampler
+        )
+        return drafted
+
+
+class MtpDrafter(HeadDrafter):
+    """Drafts a chain, one token a step, of at most `length` tokens."""
+
+    name = "mtp"
+    _cache: ChainCache
+
+    def __init__(
+        self,
+        network: Any,
+        cache: ChainCache,
+        sampling: Sampling,
+        prompt_length: int,
+        length: int = LONGEST_CHAIN,
+    ) -> None:
+        """See `HeadDrafter`."""
+        super().__init__(network, cache, sampling, prompt_length)
+        self._length = length
+
+    def drafts(self, context: Sequence[int], limit: int) -> tuple[Sequence[int], Sequence[float]]:
+        """A chain after the last token.
+
+        Empty unless the hidden state of the token before the last one was observed.
+        """
+        cache = self._cache
+        if not self._ends_at(len(context) - 1):
+            return (), ()
+        cache.complete(context[-1])
+        rows = cache.take_pending()
+        assert rows is not None
+        sampler, count = self._sampler.following(context), min(limit, self._length)
+        drafted: tuple[Sequence[int], Sequence[float]] = self._network.draft(
+            cache, rows, count, MIN_CHANCE, sampler=sampler
+        )
+        return drafted
+
+    def observe(self, computed: ComputedBlock) -> None:
+        """Keep hidden states, and the tokens after them."""
+        if not (computed.taps and computed.accepted_rows):
+            return
+        if self._ends_at(computed.start):
+            self._cache.complete(computed.tokens[0])
+        super().observe(computed)
+        self._cache.following += computed.tokens[1 : computed.accepted_rows]
+
+    def _ends_at(self, position: int) -> bool:
+        """Whether the pending rows end right before this position."""
+        cache = self._cache
+        return bool(cache.pending) and cache.pending_start + cache.pending_count == position

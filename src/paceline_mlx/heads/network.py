@@ -25,6 +25,7 @@ _WEIGHT = 0.2
 class HeadNetwork:
     """A head opened for a target. Not thread-safe."""
 
+    config: HeadConfig
     dtype: Any
     """Of its weights."""
 
@@ -46,13 +47,15 @@ class HeadNetwork:
         ]
         if faults:
             raise ModelError(f"{folder} is a drafter for another target: {'; '.join(faults)}")
-        self._shape = config
+        self.config = config
         self.taps = config.taps
         self._target_dtype = embedded.dtype
         self._target = target
         self._rotary_dims = config.head_dim
         self._periods: Array | None = None
         """Inverses of RoPE's frequencies; None: MLX computes those of plain RoPE itself."""
+        if (rope := config.llama3_rope) is not None:
+            self._periods = mx.array(rope.periods(config.head_dim, config.rope_theta))
         self.cost = DraftCost()
 
     def tapped(self, taps: Mapping[str, npt.NDArray[np.float32]], rows: int) -> Array:
@@ -72,7 +75,7 @@ class HeadNetwork:
         return self._target.embed(tokens).astype(self.dtype)
 
     def _norm(self, rows: Array, weight: Array) -> Array:
-        return mx.fast.rms_norm(rows, weight, self._shape.rms_norm_eps)
+        return mx.fast.rms_norm(rows, weight, self.config.rms_norm_eps)
 
     def _queries(self, layer: LayerWeights, rows: Array, position: int) -> Array:
         """[R, d] -> [1, heads, R, head_dim], rotated to positions from `position` on."""
@@ -88,7 +91,7 @@ class HeadNetwork:
 
     def _heads(self, rows: Array) -> Array:
         """[R, heads * head_dim] -> [1, heads, R, head_dim]."""
-        return rows.reshape(len(rows), -1, self._shape.head_dim).swapaxes(0, 1)[None]
+        return rows.reshape(len(rows), -1, self.config.head_dim).swapaxes(0, 1)[None]
 
     def _rotated(self, heads: Array, norm: Array | None, position: int) -> Array:
         """Normed, and by RoPE, half rotation."""
@@ -98,7 +101,7 @@ class HeadNetwork:
             heads,
             self._rotary_dims,
             traditional=False,
-            base=None if self._periods is not None else self._shape.rope_theta,
+            base=None if self._periods is not None else self.config.rope_theta,
             scale=1.0,
             offset=position,
             freqs=self._periods,
@@ -106,7 +109,7 @@ class HeadNetwork:
 
     def _attended(self, queries: Array, keys: Array, values: Array, mask: Any) -> Array:
         """[R, heads * head_dim]."""
-        scale = self._shape.head_dim**-0.5
+        scale = self.config.head_dim**-0.5
         attended = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=scale, mask=mask
         )

@@ -4,12 +4,15 @@ A file is untrusted: the safetensors library compares its header with its size, 
 ModelError. Values are read when they are computed with, so a head may be inside a large model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import ModelError
 from paceline_mlx.hooks import Array
+
+Matrix = Callable[[Array], Array]
+"""A linear layer, [R, in] -> [R, out]; its weight is [out, in]."""
 
 _GROUPS = (64, 32)
 """Quantization group sizes, in columns; the first that divides a row is used."""
@@ -75,28 +78,6 @@ def _fault(tensor: Array | None, shape: tuple[int, ...], *, finite: bool) -> str
     return None
 
 
-class Matrix:
-    """A linear layer's weight [out, in]: quantized if `bits` is set and a group size fits."""
-
-    def __init__(self, weight: Array, bits: int | None) -> None:
-        import mlx.core as mx
-
-        self._bits = bits
-        self._group = next((size for size in _GROUPS if weight.shape[1] % size == 0), None)
-        self._parts = [weight]
-        if bits is not None and self._group is not None:
-            self._parts = list(mx.quantize(weight, group_size=self._group, bits=bits))
-        mx.eval(self._parts)
-
-    def __call__(self, rows: Array) -> Array:
-        """[R, in] -> [R, out]."""
-        import mlx.core as mx
-
-        if len(self._parts) == 1:
-            return rows @ self._parts[0].T
-        return mx.quantized_matmul(rows, *self._parts, group_size=self._group, bits=self._bits)
-
-
 class LayerWeights(NamedTuple):
     """A decoder layer's weights; keys and values, and gate and up, share a matrix."""
 
@@ -114,7 +95,7 @@ class LayerWeights(NamedTuple):
 
 
 class Weights:
-    """Tensors by name, in one dtype; matrices are quantized to `bits`."""
+    """Tensors by name, in one dtype; matrices are quantized to `bits` where a group size fits."""
 
     def __init__(self, tensors: Mapping[str, Array], dtype: Any, bits: int | None) -> None:
         self._tensors, self._dtype, self._bits = tensors, dtype, bits
@@ -155,5 +136,15 @@ class Weights:
             down=self.matrix(f"{name}mlp.down_proj"),
         )
 
-    def _put(self, matrix: Array) -> Matrix:
-        return Matrix(matrix, self._bits)
+    def _put(self, weight: Array) -> Matrix:
+        import mlx.core as mx
+        from mlx import nn
+
+        linear: Any = nn.Linear(1, 1, bias=False)
+        linear.weight = weight
+        group = next((size for size in _GROUPS if weight.shape[1] % size == 0), None)
+        if self._bits is not None and group is not None:
+            linear = linear.to_quantized(group, self._bits)
+        mx.eval(linear.parameters())
+        put: Matrix = linear
+        return put

@@ -210,7 +210,7 @@ class NativeContext:
         """
         library = self.binding.library
         for sequence, *_ in work:
-            sequence.settle()
+            sequence.drop_truncated()
         starts = [sequence.length for sequence, *_ in work]
         batch = self._batch.filled(
             [
@@ -276,7 +276,7 @@ class NativeSequence:
         """Positions of the sequence; more of them may be here until the next use."""
         self._held = 0
         """Positions that are here."""
-        self._least = 0
+        self._min_length = 0
         """The fewest that can be kept, but none at all."""
         self.taps: dict[str, Logits] = {}
         """Hidden states of its rows in the last call, [rows, d]; see `ContextSettings.taps`."""
@@ -306,7 +306,7 @@ class NativeSequence:
 
     def can_truncate(self, length: int) -> bool:
         """Whether the sequence can be cut to its first `length` positions."""
-        return length == 0 or self._least <= length <= self.length
+        return length == 0 or self._min_length <= length <= self.length
 
     def truncate(self, length: int) -> None:
         """Drop the positions from `length` on, where `can_truncate` is true."""
@@ -315,12 +315,12 @@ class NativeSequence:
 
     def state(self) -> State:
         """A copy of the sequence's keys and values, and recurrent state."""
-        self.settle()
+        self.drop_truncated()
         return self._read()
 
     def recurrent_state(self) -> State:
         """A copy of the state of the recurrent layers alone."""
-        self.settle()
+        self.drop_truncated()
         return self._read(PARTIAL_STATE)
 
     def restore(self, state: State, length: int, recurrent: State | None = None) -> None:
@@ -332,7 +332,7 @@ class NativeSequence:
             recurrent: state of the recurrent layers after `length` positions, if more are in
                 `state`.
         """
-        self.settle()
+        self.drop_truncated()
         try:
             self._write(state)
         except ModelError:
@@ -347,7 +347,7 @@ class NativeSequence:
         self._write(state, PARTIAL_STATE)
         self.drop_from(length)
 
-    def settle(self) -> None:
+    def drop_truncated(self) -> None:
         """Drop the positions in the library that the sequence does not have."""
         if self._held != self.length:
             self.drop_from(self.length)
@@ -364,7 +364,7 @@ class NativeSequence:
         start = self.length
         self._count(start + rows)
         if rollback := self.context.settings.rollback:
-            self._least = max(start + 1, self._held - rollback)
+            self._min_length = max(start + 1, self._held - rollback)
 
     def _read(self, flags: int = 0) -> State:
         state = self._binding.read_state(self.context.pointer, self.number, flags)
@@ -381,7 +381,7 @@ class NativeSequence:
 
     def _count(self, length: int) -> None:
         self.length = self._held = length
-        self._least = length if self.context.settings.rollback else 0
+        self._min_length = length if self.context.settings.rollback else 0
 
 
 def _check_room(binding: Binding) -> None:

@@ -22,7 +22,7 @@ Array = npt.NDArray[np.float32]
 
 
 class Candidates(NamedTuple):
-    """What the network computes for the n drafts of a block."""
+    """What the network computes for the n drafts of a block; or a row of it."""
 
     tokens: npt.NDArray[np.int64]
     """[n, candidates], the tokens with the highest logits."""
@@ -56,31 +56,27 @@ class ChainHead:
         drafts: list[int] = []
         chances: list[float] = []
         state = np.zeros(self._chain.rank, np.float32)
-        for at, (tokens, logits, hidden) in enumerate(zip(*rows, strict=True)):
+        for at in range(len(rows.tokens)):
+            row = Candidates(*(array[at] for array in rows))
             before = _rows(self._tables[0], token) if self._tables else state
-            scores, state = self._scores(tokens, logits, hidden, before, state)
+            scores, state = self._scores(row, before, state)
             if sampler is not None:
-                token, chance = sampler.pick(scores, position + 1 + at, tokens)
+                token, chance = sampler.pick(scores, position + 1 + at, row.tokens)
             else:
                 best = int(scores.argmax())
-                token = int(tokens[best])
+                token = int(row.tokens[best])
                 chance = float(1 / np.exp(scores - scores[best]).sum())
+            if self._chain.confidence:
+                chance = self._confidence(row.hidden, before)
             drafts.append(token)
-            chances.append(self._confidence(hidden, before) if self._chain.confidence else chance)
+            chances.append(chance)
         return drafts, chances
 
-    def _scores(
-        self,
-        tokens: npt.NDArray[np.int64],
-        logits: Array,
-        hidden: Array,
-        before: Array,
-        state: Array,
-    ) -> tuple[Array, Array]:
+    def _scores(self, row: Candidates, before: Array, state: Array) -> tuple[Array, Array]:
         """Logits of the candidates [candidates] after the draft before, and the cell's state."""
-        kind, small = self._chain.kind, self._small
+        kind, small, hidden = self._chain.kind, self._small, row.hidden
         if kind == "none":
-            return logits, state
+            return row.logits, state
         if kind == "selector":
             factor = before * (small["candidate_selector.hidden_projection.weight"] @ hidden)
         elif kind == "vanilla":
@@ -93,7 +89,7 @@ class ChainHead:
             gate, new, out = np.split(_linear(small, "markov_head.joint_proj", joint), 3)
             state = _sigmoid(gate) * state + (1 - _sigmoid(gate)) * np.tanh(new)
             factor = np.tanh(out)
-        return logits + _rows(self._tables[1], tokens) @ factor, state
+        return row.logits + _rows(self._tables[1], row.tokens) @ factor, state
 
     def _confidence(self, hidden: Array, before: Array) -> float:
         """The chance that a draft is accepted if those before it are."""

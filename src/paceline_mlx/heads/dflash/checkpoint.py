@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline_mlx.heads.config import HeadConfig, Llama3Rope
+from paceline_mlx.heads.config import HeadConfig
 from paceline_mlx.heads.weights import check_tensors, stored_tensors
 from paceline_mlx.hooks import Array
 
@@ -101,12 +101,6 @@ class Config(HeadConfig):
     """Logits are cap * tanh(logits / cap)."""
     convolution: Convolution | None = None
     chain: Chain | None = None
-    llama3_rope: Llama3Rope | None = None
-
-    @property
-    def drafts(self) -> int:
-        """Draft tokens of a block."""
-        return self.block_size - self.first_drafted
 
     def is_causal(self, window: int | None) -> bool:
         """Whether layers with this window are causal inside a block."""
@@ -133,10 +127,8 @@ class Config(HeadConfig):
 def read_tensors(folder: Path, config: Config) -> dict[str, Array]:
     """The tensors of the network and of its chain, by name without the prefix `model.`.
 
-    Others, such as DSpark's copies of the target's embeddings and head, are not read.
-
-    Raises ModelError if a file cannot be read, or tensors are missing or of another shape or dtype;
-    the message names them.
+    Others, such as DSpark's copies of the target's embeddings and head, are not read. Raises
+    ModelError; the message names faulty tensors.
     """
     stored = stored_tensors(folder)
     tensors = {name.removeprefix("model."): tensor for name, tensor in stored.items()}

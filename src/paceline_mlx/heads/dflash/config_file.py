@@ -15,10 +15,8 @@ from paceline.storage.validation import Count, Limit, Positive, listed, validate
 from paceline_mlx.heads.config import (
     CONFIG,
     DrafterFile,
-    Llama3Rope,
     One,
     PositiveFloat,
-    ScalableRope,
     architecture,
     with_fields_of,
 )
@@ -49,19 +47,11 @@ class _File(DrafterFile):
     num_key_value_heads: Positive
     num_hidden_layers: Positive
     num_target_layers: Positive
-    rope_parameters: ScalableRope | None = None
-    rope_scaling: ScalableRope | None = None
     partial_rotary_factor: One = 1.0
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
     sliding_window: int | None = None
     is_causal: bool | None = None
     is_neox_style: Literal[True] | None = None
-
-    @property
-    def llama3_rope(self) -> Llama3Rope | None:
-        """The scaling of either form. Raises ValueError, with what is wrong."""
-        ropes = [rope for rope in (self.rope_parameters, self.rope_scaling) if rope is not None]
-        return next((scaling for rope in ropes if (scaling := rope.llama3)), None)
 
 
 @dataclass(kw_only=True)
@@ -192,10 +182,6 @@ def _config(path: Path, file: _File, settings: dict[str, Any], faults: list[str]
 def _contradictions(file: _File, settings: dict[str, Any]) -> list[str]:
     """Values that are valid alone and contradict each other."""
     faults, kinds = file.head_faults(), file.layer_types
-    try:
-        _ = file.llama3_rope
-    except ValueError as error:
-        faults.append(str(error))
     last_tap, mask = max(settings["taps"]), settings["mask_token_id"]
     if last_tap >= file.num_target_layers:
         faults.append(f"layer {last_tap} is tapped, the target has {file.num_target_layers}")

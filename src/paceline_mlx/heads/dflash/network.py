@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import DeferredRows
 from paceline.drafters.draft_sampling import DraftSampler
 from paceline_mlx.heads.cache import HeadCache, NewRows
 from paceline_mlx.heads.dflash.chain import Candidates, ChainHead
-from paceline_mlx.heads.dflash.checkpoint import read_tensors
+from paceline_mlx.heads.dflash.checkpoint import Config, read_tensors
 from paceline_mlx.heads.dflash.config_file import read_config
+from paceline_mlx.heads.drafter import DFlashDrafter
 from paceline_mlx.heads.network import HeadNetwork, swiglu
 from paceline_mlx.heads.weights import Matrix, Weights
 from paceline_mlx.hooks import Array
@@ -37,7 +39,9 @@ class Kernel(NamedTuple):
 
 
 class Network(HeadNetwork):
-    """A checkpoint opened for a target."""
+    """A checkpoint opened for a target; an `OpenHead`."""
+
+    config: Config
 
     def __init__(
         self,
@@ -47,18 +51,17 @@ class Network(HeadNetwork):
         window: int | None = None,
         bits: int | None = None,
     ) -> None:
-        """Check that the checkpoint fits the target, and read the weights.
+        """Check that the checkpoint in a folder fits the target, and read the weights.
 
         Args:
-            folder: a checkpoint; see `config_file`.
+            folder: see `config_file`.
             target: with embeddings and head.
             window: tokens of context in attention at most; None: all.
             bits: 8 or 4 bits per weight; None: as in the checkpoint.
 
-        Raises:
-            ModelError: the checkpoint cannot be used, or not with this target.
+        Raises ModelError if the checkpoint cannot be used, or not with this target.
         """
-        self.config = config = read_config(folder)
+        config = read_config(folder)
         super().__init__(folder, config, target)
         tensors = read_tensors(folder, config)
         self.dtype = tensors["fc.weight"].dtype
@@ -75,13 +78,15 @@ class Network(HeadNetwork):
             self._kernel(tensors, f"{name}attention_conv", bits) for name in names
         ]
         self._mlp_kernels = [self._kernel(tensors, f"{name}mlp_conv", bits) for name in names]
-        if (rope := config.llama3_rope) is not None:
-            self._periods = mx.array(rope.periods(config.head_dim, config.rope_theta))
         self._window = window
 
     def new_cache(self) -> HeadCache:
         """An empty cache for a sequence."""
         return HeadCache(self.config.num_hidden_layers)
+
+    def drafter(self, cache: HeadCache, sampling: Sampling, prompt_length: int) -> DFlashDrafter:
+        """The drafter of one request."""
+        return DFlashDrafter(self, cache, sampling, prompt_length)
 
     def prefill(self, cache: HeadCache, rows: NewRows) -> None:
         """Append keys and values of rows to the cache, which has those before them."""
@@ -101,18 +106,17 @@ class Network(HeadNetwork):
         *,
         sampler: DraftSampler | None = None,
     ) -> tuple[Sequence[int], Sequence[float]]:
-        """Append rows to the cache and fill a block that begins with `token` at `position`.
+        """Append rows to the cache and fill a block that begins with the last token.
 
         Args:
             cache: of the tokens before the rows.
-            token: the last token, whose hidden states are not known yet.
-            position: of `token`.
+            token: the last one, at `position`. Its hidden states are not known yet.
+            position: see above.
             rows: hidden states of the newest tokens before it; None: there are no new ones.
             sampler: picks the drafts; None: they are the likeliest.
 
-        Returns:
-            The block's draft tokens, and their probabilities; both pending, unless a sampler or
-            a chain picked them.
+        Returns the block's draft tokens, and their probabilities; both pending, unless a sampler
+        or a chain picked them.
         """
         if rows is not None and rows.start + len(rows.tapped) != position:
             self.prefill(cache, rows)
@@ -136,11 +140,11 @@ class Network(HeadNetwork):
             keys, values = (array[..., first:, :] for array in stored)
             mask = self._mask(cache, first, position, window)
             attended = self._attended(self._queries(layer, normed, position), keys, values, mask)
-            hidden = hidden + _finished(layer.output(attended), kernel)
+            hidden = hidden + _convolve(layer.output(attended), kernel)
             normed, kernel = self._convolved(
                 self._norm(hidden, layer.post_norm), self._mlp_kernels[number]
             )
-            hidden = hidden + _finished(swiglu(layer.gate_up, layer.down, normed), kernel)
+            hidden = hidden + _convolve(swiglu(layer.gate_up, layer.down, normed), kernel)
         hidden = self._norm(hidden[self.config.first_drafted :], self._last_norm)
         logits = self._logits(hidden)
         if self._chain is not None:
@@ -240,13 +244,10 @@ def _to_host(array: Array, *also: Array) -> list[Any]:
     return numbers
 
 
-def _finished(rows: Array, kernel: Array | None) -> Array:
-    """A sublayer's output [B, d], convolved."""
-    return rows if kernel is None else _convolve(rows, kernel)
-
-
-def _convolve(rows: Array, kernel: Array) -> Array:
-    """Convolve [B, d] over the rows; see `Convolution`. `kernel` is [B, taps, groups, channels]."""
+def _convolve(rows: Array, kernel: Array | None) -> Array:
+    """[B, d] convolved; see `Convolution`. `kernel` is [B, taps, groups, channels], or none."""
+    if kernel is None:
+        return rows
     count, taps, groups, channels = kernel.shape
     blocks = rows.reshape(count, groups, channels)
     total = kernel[:, 0] * blocks

@@ -10,14 +10,10 @@ from paceline_mlx.heads.mtp.head import ChainConfig
 
 
 def read_config(folder: Path, target_layers: Callable[[], int]) -> ChainConfig:
-    """Read the shape of a head.
+    """The shape of the EAGLE-3 head in a folder, or of the head of a Qwen3.5 checkpoint.
 
-    Args:
-        folder: of an EAGLE-3 head, or of a Qwen3.5 checkpoint.
-        target_layers: counts the target's layers; called if the checkpoint leaves its taps out.
-
-    Raises:
-        ModelError: it is neither, or of an unsupported form.
+    `target_layers` counts the target's layers, if the checkpoint leaves its taps out. Raises
+    ModelError if the folder has neither, or an unsupported form.
     """
     if qwen3_5.is_checkpoint(folder):
         return qwen3_5.read_config(folder)

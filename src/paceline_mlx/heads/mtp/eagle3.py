@@ -24,7 +24,7 @@ import numpy.typing as npt
 from paceline.errors import ModelError
 from paceline.storage.files import read_json
 from paceline.storage.validation import Count, Limit, Positive, listed, validated
-from paceline_mlx.heads.config import CONFIG, DrafterFile, Rope, with_fields_of
+from paceline_mlx.heads.config import CONFIG, DrafterFile, with_fields_of
 from paceline_mlx.heads.mtp.head import ChainConfig, HeadWeights
 from paceline_mlx.heads.weights import Weights, check_tensors, stored_tensors
 from paceline_mlx.hooks import Array
@@ -51,8 +51,6 @@ class _ConfigFile(DrafterFile):
     num_hidden_layers: Annotated[int, Limit(ge=1, le=1)] = 1
     draft_vocab_size: Positive | None = None
     target_hidden_size: Positive | None = None
-    rope_parameters: Rope | None = None
-    rope_scaling: Rope | None = None
     norm_before_residual: Literal[False] | None = None
     tie_word_embeddings: Literal[False] = False
     mlp_bias: Literal[False] | None = None

@@ -6,7 +6,7 @@ the target). Both have one decoder layer and differ in what is fused where; `Hea
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +45,8 @@ class HeadWeights(NamedTuple):
     - carried = stream (`eagle3`), or rms(stream) * `norm` (`qwen3_5`)
     """
 
-    fuse: Matrix | Array
-    """[d, taps * d], or [d]"""
+    fuse: Any
+    """A matrix [d, taps * d], or a norm [d]."""
     embedding_norm: Array
     hidden_norm: Array
     layer: LayerWeights

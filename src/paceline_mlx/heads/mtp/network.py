@@ -4,30 +4,35 @@ Each step's graph is built before the step before it is evaluated, so that the d
 for the host to see whether the chain goes on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
+from paceline.decoding.sampling import Sampling
 from paceline.drafters.draft_sampling import DraftSampler
 from paceline.errors import ModelError
 from paceline_mlx.heads.cache import PREFILL_CHUNK, ChainCache, NewRows
+from paceline_mlx.heads.drafter import LONGEST_CHAIN, MtpDrafter
 from paceline_mlx.heads.mtp import eagle3, qwen3_5, read_config
+from paceline_mlx.heads.mtp.head import ChainConfig
 from paceline_mlx.heads.network import HeadNetwork, swiglu
-from paceline_mlx.heads.weights import Matrix
 from paceline_mlx.hooks import Array
 from paceline_mlx.model import LoadedModel
 
 
 class ChainNetwork(HeadNetwork):
-    """A head opened for a target."""
+    """A head opened for a target; an `OpenHead`."""
+
+    config: ChainConfig
 
     def __init__(
         self,
         folder: Path,
         target: LoadedModel,
         *,
+        length: int = LONGEST_CHAIN,
         vocab: int | None = None,
         bits: int | None = None,
     ) -> None:
@@ -36,18 +41,18 @@ class ChainNetwork(HeadNetwork):
         Args:
             folder: of an EAGLE-3 head, or of a Qwen3.5 checkpoint.
             target: with embeddings and head.
+            length: most tokens of a chain.
             vocab: draft only this number of tokens, the first ones; None: all.
             bits: 8 or 4 bits per weight; None: in the precision of the target's embeddings.
 
-        Raises:
-            ModelError: the head cannot be used, or not with this target.
+        Raises ModelError if the head cannot be used, or not with this target.
         """
-        self.config = config = read_config(folder, lambda: target.layers)
+        config = read_config(folder, lambda: target.layers)
         super().__init__(folder, config, target)
         self.dtype = self._target_dtype
         read_weights = qwen3_5.read_weights if config.own else eagle3.read_weights
         self._weights = read_weights(folder, config, self.dtype, bits)
-        self._rotary_dims = config.rotary_dims
+        self._length, self._rotary_dims = length, config.rotary_dims
         self._tokens = self._weights.draft_vocab
         if vocab is not None:
             if config.draft_vocab_size is not None:
@@ -68,6 +73,10 @@ class ChainNetwork(HeadNetwork):
         """An empty cache for a sequence."""
         return ChainCache()
 
+    def drafter(self, cache: ChainCache, sampling: Sampling, prompt_length: int) -> MtpDrafter:
+        """The drafter of one request."""
+        return MtpDrafter(self, cache, sampling, prompt_length, self._length)
+
     def prefill(self, cache: ChainCache, rows: NewRows) -> None:
         """Append rows to the cache, which has those before them, without drafting."""
         for at in range(0, len(rows.following), PREFILL_CHUNK):
@@ -79,7 +88,7 @@ class ChainNetwork(HeadNetwork):
         cache: ChainCache,
         rows: NewRows,
         limit: int,
-        least: float,
+        min_chance: float,
         *,
         sampler: DraftSampler | None = None,
     ) -> tuple[list[int], list[float]]:
@@ -87,62 +96,58 @@ class ChainNetwork(HeadNetwork):
 
         Returns 1 to `limit` draft tokens, each the likeliest after those before it or the pick of
         `sampler`, and the probability of each. The chain ends where all drafts so far are right
-        with less than the probability `least`. Drafted rows are not kept in the cache.
+        with less than the probability `min_chance`. Drafted rows are not kept in the cache.
         """
         count = len(rows.following)
         surplus = max(count - PREFILL_CHUNK, 0)
         self.prefill(cache, _part(rows, 0, surplus))
         carried = self._append(cache, _part(rows, surplus, count))
         position = rows.start + count
-        if sampler is not None:
-            return self._sampled(cache, carried, position, sampler, limit=limit, least=least)
+        if sampler is None:
+            drafted = self._likeliest(cache, carried, position, limit)
+        else:
+            drafted = self._sampled(cache, carried, position, sampler)
         drafts: list[int] = []
         chances: list[float] = []
         likely = 1.0
-        token, chance, carried = self._pick(carried)
+        for token, chance in drafted:
+            drafts.append(token)
+            chances.append(chance)
+            likely *= chance
+            if len(drafts) == limit or likely < min_chance:
+                break
+        return drafts, chances
+
+    def _likeliest(
+        self, cache: ChainCache, stream: Array, position: int, limit: int
+    ) -> Iterator[tuple[int, float]]:
+        """Drafts, and the probability of each. The next one's graph is built before one is read."""
+        token, chance, carried = self._pick(stream)
         mx.async_eval(token, chance)
-        while True:
-            ahead = None
-            if len(drafts) + 1 < limit:
+        for later in reversed(range(limit)):
+            ahead = token, chance, carried
+            if later:
                 ahead = self._pick(self._layer(cache, token, carried, position))
                 mx.async_eval(ahead[:2])
-            drafts.append(int(token.item()))
-            chances.append(float(chance.item()))
-            likely *= chances[-1]
-            if ahead is None or likely < least:
-                return drafts, chances
+            yield int(token.item()), float(chance.item())
             token, chance, carried = ahead
             position += 1
 
     def _sampled(
-        self,
-        cache: ChainCache,
-        stream: Array,
-        position: int,
-        sampler: DraftSampler,
-        *,
-        limit: int,
-        least: float,
-    ) -> tuple[list[int], list[float]]:
-        """`draft` with a sampler, which picks on the host: a step waits for the one before it."""
-        drafts: list[int] = []
-        chances: list[float] = []
-        likely = 1.0
+        self, cache: ChainCache, stream: Array, position: int, sampler: DraftSampler
+    ) -> Iterator[tuple[int, float]]:
+        """The same, picked on the host: a step waits for the one before it."""
         while True:
             logits, carried = self._logits(stream)
             token, chance = sampler.pick(np.array(logits), position + 1, self._tokens)
-            drafts.append(token)
-            chances.append(chance)
-            likely *= chance
-            if len(drafts) == limit or likely < least:
-                return drafts, chances
+            yield token, chance
             stream = self._layer(cache, mx.array([token]), carried, position)
             position += 1
 
     def _append(self, cache: ChainCache, rows: NewRows) -> Array:
         """Append rows; the residual stream after the last one, [1, d]."""
         fuse, tapped = self._weights.fuse, rows.tapped
-        hidden = fuse(tapped) if isinstance(fuse, Matrix) else self._norm(tapped, fuse)
+        hidden = self._norm(tapped, fuse) if self.config.own else fuse(tapped)
         cache.drop_drafted()
         residual = self._layer(cache, mx.array([*rows.following]), hidden, rows.start)
         cache.positions += range(rows.start, rows.start + len(rows.following))
