@@ -136,7 +136,7 @@ def test_text_and_tool_calls_are_told_apart(form: ToolForm, grammars: Grammars, 
 @every_form
 def test_a_tool_call_that_is_cut_stays_text(form: ToolForm):
     text = written_calls(form, [TRIP])
-    end = text.rindex("]" if form.tags is None else form.tags.close.strip())
+    end = text.rindex(form.tags.close.strip() or "]")
     assert parse_tool_calls(text[:end], form, SCHEMAS) == (text[:end], ())
     cut = streamed([*text[:end]], form, SCHEMAS)
     assert cut.content == ""

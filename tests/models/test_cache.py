@@ -11,18 +11,13 @@ from types import ModuleType
 import pytest
 
 from paceline.errors import ModelError
-from paceline.models import cache_dir, gguf, prepare, resolve
+from paceline.models import gguf, prepare, resolve
 from paceline.models.cache import PARTIAL, publish, workspace
 from paceline.models.prepare import models_dir
 from support.errors import raises
 from support.tiny import write_tiny
 
 Usage = namedtuple("Usage", "total used free")
-
-
-def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PACELINE_CACHE", "~/elsewhere")
-    assert cache_dir() == Path("~/elsewhere").expanduser()
 
 
 def partial(folder: Path) -> list[Path]:

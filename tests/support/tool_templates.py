@@ -128,7 +128,7 @@ def _published(form: ToolForm) -> str:
     if form.label is not None:
         label = f"{_text(form.label[0])} ~ '%0{form.id_length or 1}d' % loop.index0"
     arguments = "{{ f.arguments | tojson }}"
-    if form.tags is not None:
+    if form.tags.open:
         text, other = (_text(form.tags.head(is_text=is_text)) for is_text in (True, False))
         arguments = (
             f"{{% for k, v in f.arguments.items() %}}{{{{ {_text(form.tags.open)} ~ k ~ "

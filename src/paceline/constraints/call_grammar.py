@@ -104,7 +104,7 @@ class CallGrammar:
             head = f"{head} /{text}/ {self._written(form.after)}"
         line = f"{name}: {head} {name}p {self._written(form.end)}"
         if form.syntax is not Syntax.JSON:
-            kind = ValueGrammar if form.tags is None else TagGrammar
+            kind = TagGrammar if form.syntax is Syntax.TAGS else ValueGrammar
             return [line, *kind(form, f"{name}p", schema, self._written).lines()]
         # Each schema is its own document, because its references start at its root.
         return [line, f"{name}p: %json {json.dumps(schema)}"]

@@ -105,10 +105,7 @@ class CallText:
         return value
 
     def json(self, emit: Emit) -> Reader[None]:
-        """Read a JSON value as it is written.
-
-        Raises NotACall if it is not valid, after its last piece.
-        """
+        """Read a JSON value as it is written. Raises NotACall after an invalid one's last piece."""
         read: list[str] = []
 
         def piece(end: int) -> None:
@@ -119,7 +116,9 @@ class CallText:
 
         first = yield from self.next()
         if first not in '"{[' or not first:
-            emit((yield from self._scalar()))
+            text = yield from self.run(_SCALAR)
+            decoded(text)
+            emit(text)
             return
         depth, quoted = 0, False
         while True:
@@ -144,11 +143,6 @@ class CallText:
             if not quoted and depth <= 0:
                 break
         decoded("".join(read))
-
-    def _scalar(self) -> Reader[str]:
-        text = yield from self.run(_SCALAR)
-        decoded(text)
-        return text
 
 
 def quoted(text: str) -> str:

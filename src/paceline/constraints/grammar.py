@@ -80,16 +80,13 @@ class Grammars:
     def json_object(self) -> Constraint:
         """Constrain answers to any JSON object.
 
-        All methods raise MissingExtra without llguidance, and ModelError for a tokenizer that
-        llguidance cannot use.
+        All methods raise InvalidRequest for what is invalid or too complex, MissingExtra without
+        llguidance, and ModelError for a tokenizer that llguidance cannot use.
         """
         return self.json_schema({"type": "object"})
 
     def json_schema(self, schema: Mapping[str, Any]) -> Constraint:
-        """Constrain answers to JSON that matches a schema, with properties in the schema's order.
-
-        Raises InvalidRequest if it is invalid, unsatisfiable, or not supported by llguidance.
-        """
+        """Constrain answers to JSON that matches a schema, with properties in its order."""
         what = "the JSON schema"
         with _shallow(what):
             _schema(what, schema)
@@ -107,19 +104,13 @@ class Grammars:
                 raise InvalidRequest(f"{error}; leave out {parts[0]}") from None
 
     def regex(self, text: str) -> Constraint:
-        """Constrain answers to full matches of a regular expression (Rust's, no look-around).
-
-        Raises InvalidRequest if the expression is invalid or too complex.
-        """
+        """Constrain answers to full matches of a regular expression (Rust's, no look-around)."""
         what = "the regular expression"
         _check_text(what, text)
         return self._constraint(what, library().LLMatcher.grammar_from_regex(text))
 
     def lark(self, text: str) -> Constraint:
-        """Constrain answers to the rule `start` of a grammar in llguidance's Lark syntax.
-
-        Raises InvalidRequest if the grammar is invalid, matches nothing or is too complex.
-        """
+        """Constrain answers to the rule `start` of a grammar in llguidance's Lark syntax."""
         what = "the grammar"
         _check_text(what, text)
         return self._constraint(what, _lark_document(text))
@@ -143,8 +134,6 @@ class Grammars:
             parallel: whether several calls are allowed; else the answer ends after the first.
             form: how the model writes calls.
             thoughts: how it marks thoughts, which may precede calls; "auto" allows any.
-
-        Raises InvalidRequest if a function is invalid, or `choice` is unknown.
         """
 
         def compiled(parameters: Mapping[str, Mapping[str, Any]]) -> Constraint:

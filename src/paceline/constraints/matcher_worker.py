@@ -100,15 +100,9 @@ class Matchers:
         self._open: dict[int, llguidance.LLMatcher] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request."""
+        """The answer to a request. Raises _RejectedError."""
         for closed in request["closed"]:
             self._open.pop(closed, None)
-        try:
-            return self._answer(request)
-        except _RejectedError as error:
-            return {"error": str(error)}
-
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         do = request["do"]
         if do == "special":
             ids = range(self._tokens.vocab_size)
@@ -165,7 +159,10 @@ def start(model: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
     def timed(request: dict[str, Any]) -> dict[str, Any]:
         started = time.thread_time()
-        reply = answer(request)
+        try:
+            reply = answer(request)
+        except _RejectedError as error:
+            reply = {"error": str(error)}
         return {**reply, "seconds": time.thread_time() - started}
 
     return timed

@@ -14,7 +14,7 @@ from typing import Any
 from paceline.constraints.call_text import CallText, Emit, NotACall, Reader, decoded, quoted
 from paceline.constraints.literals import CONSTANTS, written_value
 from paceline.constraints.schemas import constants, mapping, resolved
-from paceline.constraints.tool_forms import Tags, ToolForm
+from paceline.constraints.tool_forms import ToolForm
 from paceline.constraints.value_grammar import EMPTY, ValueGrammar, escaped_text, length_bounds
 from paceline.decoding.text import overlap
 
@@ -32,7 +32,7 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 def written_tags(form: ToolForm, arguments: Mapping[str, Any]) -> str:
     """Arguments as a model writes them."""
-    tags = _tags(form)
+    tags = form.tags
     return "".join(
         f"{tags.open}{key}{tags.head(is_text=isinstance(value, str))}"
         f"{_written(form, value)}{tags.close}{tags.after}"
@@ -40,26 +40,20 @@ def written_tags(form: ToolForm, arguments: Mapping[str, Any]) -> str:
     )
 
 
-def _tags(form: ToolForm) -> Tags:
-    assert form.tags is not None, "the syntax TAGS has tags"
-    return form.tags
-
-
 def _written(form: ToolForm, value: Any) -> str:
     if not isinstance(value, str):
         return written_value(form, value)
-    return f"{_CDATA}{value}]]>" if _tags(form).cdata and _MARKUP.search(value) else value
+    return f"{_CDATA}{value}]]>" if form.tags.cdata and _MARKUP.search(value) else value
 
 
 class TagGrammar(ValueGrammar):
     """Makes the rules for one function's arguments."""
 
     def _is_writable(self, key: str) -> bool:
-        return key != "" and _tags(self._form).name.fullmatch(key) is not None
+        return key != "" and self._form.tags.name.fullmatch(key) is not None
 
     def _arguments(self) -> str:
-        self._tags = _tags(self._form)
-        self._close = self._written(self._tags.close + self._tags.after)
+        self._close = self._written(self._form.tags.close + self._form.tags.after)
         return self._ordered(self._root, self._tagged, self._free_tagged(), EMPTY)
 
     def _tagged(self, key: str, schema: Any) -> str:
@@ -85,27 +79,27 @@ class TagGrammar(ValueGrammar):
         """Any argument, as a text; only needed if no properties are named."""
         if self._root.get("properties"):
             return ""
-        names = f"/[^{escaped_text(self._tags.middle[0])}\\n]+/"
-        middle = self._written(self._tags.head(is_text=True))
-        return self._tagged_text(f"{self._written(self._tags.open)} {names} {middle}", {})
+        names = f"/[^{escaped_text(self._form.tags.middle[0])}\\n]+/"
+        middle = self._written(self._form.tags.head(is_text=True))
+        return self._tagged_text(f"{self._written(self._form.tags.open)} {names} {middle}", {})
 
     def _head(self, key: str, *, is_text: bool) -> str:
-        return self._written(f"{self._tags.open}{key}{self._tags.head(is_text=is_text)}")
+        return self._written(f"{self._form.tags.open}{key}{self._form.tags.head(is_text=is_text)}")
 
     def _tagged_text(self, head: str, schema: Mapping[str, Any]) -> str:
         """What comes before a text, the text, and its tag; texts like the tag are left out."""
         bounds = length_bounds(schema)
         text = rf"(.|\n){bounds}"
-        if not self._tags.cdata:
-            return f"{head} {self._text_before(self._tags.close, text)}"
-        marked = self._text_before(f"]]>{self._tags.close}", text)
+        if not self._form.tags.cdata:
+            return f"{head} {self._text_before(self._form.tags.close, text)}"
+        marked = self._text_before(f"]]>{self._form.tags.close}", text)
         plain = f"/[^<&\\n]{bounds}/ {self._close}"
         return f"{head} ({plain} | {json.dumps(_CDATA)} {marked})"
 
     def _text_before(self, close: str, text: str) -> str:
         """A rule for what the regular expression `text` matches, and the tag after it."""
         letters = escaped_text(close.strip())
-        prefix, rest = cut_at_token(self._written(close + self._tags.after))
+        prefix, rest = cut_at_token(self._written(close + self._form.tags.after))
         if rest:  # a token, which no text has
             name = f"{self._name}T{len(self._rules)}".upper()
             self._rules.append(
@@ -113,9 +107,11 @@ class TagGrammar(ValueGrammar):
             )
             return f"{name} {rest}"
         end = escaped_text((self._form.end or self._form.close).strip())
-        follows = f"({escaped_text(self._tags.open)}|{end})"
+        follows = f"({escaped_text(self._form.tags.open)}|{end})"
         bad = rf"/(.|\n)*{letters}\s*{follows}(.|\n)*/"
-        return self._rule(rf"/{text}{escaped_text(close + self._tags.after)}/ & ~{bad}", "[lazy]")
+        return self._rule(
+            rf"/{text}{escaped_text(close + self._form.tags.after)}/ & ~{bad}", "[lazy]"
+        )
 
 
 def cut_at_token(lark: str) -> tuple[str, str]:
@@ -132,7 +128,7 @@ def cut_at_token(lark: str) -> tuple[str, str]:
 
 def read_tags(form: ToolForm, schema: Schema, source: CallText, emit: Emit) -> Reader[None]:
     """Read arguments, again and again, up to what is none. Raises NotACall if one breaks off."""
-    tags = _tags(form)
+    tags = form.tags
     emit("{")
     begun = False
     while True:
@@ -185,7 +181,7 @@ def _value(form: ToolForm, close: str, source: CallText, emit: Emit) -> Reader[N
         source.at = place + len(tag)
         after = source.at
         yield from source.next()
-        for end in (_tags(form).open, (form.end or form.close).strip()):
+        for end in (form.tags.open, (form.end or form.close).strip()):
             if (yield from source.begins(end)):
                 return
         source.at = after

@@ -314,10 +314,7 @@ def parse_tool_calls(
 
 
 def written_calls(form: ToolForm, calls: Sequence[ToolCall]) -> str:
-    """The text of calls, as a model writes them.
-
-    Raises ValueError if the arguments of one are no JSON object.
-    """
+    """Calls as a model writes them. Raises ValueError for arguments that are no JSON object."""
     texts = [_written(form, call, place) for place, call in enumerate(calls)]
     if form.between is not None:
         texts = [form.between.join(texts)]
@@ -339,18 +336,18 @@ def _written_arguments(form: ToolForm, text: str) -> str:
     arguments = json.loads(text)
     if not isinstance(arguments, dict):
         raise ValueError(f"{text[:40]!r} is no JSON object")  # noqa: TRY004 - a wrong value
-    return (written_literals if form.tags is None else written_tags)(form, arguments)
+    write = written_tags if form.syntax is Syntax.TAGS else written_literals
+    return write(form, arguments)
 
 
 def _read_arguments(
     form: ToolForm, schema: Mapping[str, Any], source: CallText, emit: Emit
 ) -> Reader[None]:
     """Read a call's arguments up to their end. Raises NotACall if they break off or are invalid."""
-    if form.syntax is not Syntax.JSON:
-        literals = form.tags is None
-        yield from (
-            read_literals(form, source, emit) if literals else read_tags(form, schema, source, emit)
-        )
+    if form.syntax is Syntax.TAGS:
+        yield from read_tags(form, schema, source, emit)
+    elif form.syntax is not Syntax.JSON:
+        yield from read_literals(form, source, emit)
     elif (yield from source.next()) == "{":
         yield from source.json(emit)
     else:

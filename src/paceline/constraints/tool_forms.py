@@ -80,7 +80,7 @@ class ToolForm:
     end: str
     close: str
     syntax: Syntax
-    tags: Tags | None = None
+    tags: Tags = Tags("", "", "")
     """Of the syntax TAGS."""
     between: str | None = None
     """None: a group has one call."""

@@ -51,10 +51,7 @@ class ValueGrammar:
         self._any = ""
 
     def lines(self) -> list[str]:
-        """The rules; the one called `name` is the arguments, with the braces around them.
-
-        Raises InvalidRequest if a parameter's name cannot be written.
-        """
+        """The rules; `name` is the arguments. Raises InvalidRequest if one cannot be written."""
         for key in mapping(self._root.get("properties")):
             if not self._is_writable(key):
                 raise InvalidRequest(

@@ -159,7 +159,7 @@ def _prepared(folder: Path, name: str, progress: Progress | None) -> ModelFiles:
     if weights is not None and not weights.is_file():
         raise ModelError(f"{weights} is gone; {folder} was made for it and can be removed")
     kind = manifest.source.get("kind", "unknown")
-    hidden = ("kind", "sha256", "fingerprint", "identity")
+    hidden = ("kind", "sha256", "fingerprint")
     rest = " ".join(text for key, text in manifest.source.items() if key not in hidden)
     return ModelFiles(
         name,

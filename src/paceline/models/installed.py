@@ -199,10 +199,7 @@ class Removal:
 
 
 def find_removal(name: str, cache: Path | None = None) -> Removal:
-    """What removing the model `name` removes, all its forms included.
-
-    Raises ModelNotFound if it is not here.
-    """
+    """What removing a model removes, in all forms. Raises ModelNotFound if it is not here."""
     listed = [model for model in list_models(cache) if model.here or model.folder is not None]
     listed += list_drafters()
     searched = canonical(name).casefold()

@@ -126,12 +126,8 @@ def read_manifest(folder: Path) -> Manifest:
     gguf = source.get("kind") == GGUF
     if gguf and (missing := [key for key in ("from", "fingerprint") if key not in source]):
         raise ModelError(f"{path}: source has no {' and no '.join(missing)}; remove {folder}")
-    if not (stored.kind == CORE_ML or gguf or GGUF_WEIGHTS in stored.files):
-        raise ModelError(
-            f"{path}: files does not list {GGUF_WEIGHTS}: a form that no engine opens any more; "
-            f"remove {folder}"
-        )
-    check_files(folder, stored.files, required=(TOKENIZER,))
+    weights = () if stored.kind == CORE_ML or gguf else (GGUF_WEIGHTS,)
+    check_files(folder, stored.files, required=(TOKENIZER, *weights))
     return stored
 
 

@@ -147,10 +147,7 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
 
 
 def _target(base: str, revision: str | None) -> HubName | None:
-    """The model on the hub that a name without a form means; None if it means a local model.
-
-    Raises InvalidRequest for a revision of a local model.
-    """
+    """The hub's model that a name means, if any. Raises InvalidRequest: local, with a revision."""
     is_local = not is_short(base) and (as_path(base).exists() or is_app_name(base))
     if not is_local and (target := hub_name_of(base)) is not None:
         return target.at(revision)

@@ -11,7 +11,6 @@ from huggingface_hub import errors
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import QUIET, hub, pull, resolve
 from paceline.models.hub.download import find_or_fetch
-from paceline.models.names.hub_names import is_hub_name
 from support.errors import raises
 from support.fake_hub import FakeHub
 
@@ -62,17 +61,6 @@ def test_every_way_the_hub_fails_is_one_line_that_names_the_model(
 def test_a_name_that_the_hub_does_not_allow_is_no_model(name: str, tmp_path: Path):
     with pytest.raises(ModelNotFound):
         resolve(name, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "is_one"),
-    [
-        *((name, True) for name in ("owner/name", "a.b-c_d/E", "0/1")),
-        *((name, False) for name in ("a", "a/b/c", "a/b c", "./a", "../a", "a/..", "-a/b", "")),
-    ],
-)
-def test_a_hub_name_is_an_owner_and_a_name(name: str, is_one: bool):
-    assert is_hub_name(name) == is_one
 
 
 def snapshot(cache: Path, name: str, *files: str) -> Path:

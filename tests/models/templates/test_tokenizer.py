@@ -56,17 +56,6 @@ def test_text_comes_back_as_it_was(pre: str, text: str, build: Callable[..., Tok
     assert tokenizer.decode(tokenizer.encode(text)) == expected
 
 
-@pytest.mark.parametrize("pre", PRE)
-def test_merges_are_made_in_their_order_but_llama3_takes_whole_words_first(
-    pre: str, build: Callable[..., Tokenizer]
-):
-    names = vocabulary()[0]
-    # "a n" comes before " a" and "nd", so " and" is never reached by merging.
-    last = ["Ġand"] if pre.startswith("llama") else ["Ġ", "an", "d"]
-    results = [names[i] for i in build(pre).encode("the user and")]
-    assert results == ["the", "Ġ", "user", *last]
-
-
 def test_control_tokens_are_words_in_a_prompt_and_letters_in_plain_text(
     build: Callable[..., Tokenizer],
 ):

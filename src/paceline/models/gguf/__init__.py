@@ -51,10 +51,7 @@ def read(path: Path, progress: Progress) -> GgufFile:
 
 
 def write_derived(path: Path, fields: Mapping[str, Any], work: Path) -> Facts:
-    """Write tokenizer, chat template and settings of a file's metadata into the folder `work`.
-
-    Raises ModelError for metadata that is not valid, and OSError.
-    """
+    """Write tokenizer, chat template and settings into `work`. Raises ModelError and OSError."""
     facts = _facts(path, fields)
     tokenizer = build_tokenizer(path, fields)
     (work / TOKENIZER).write_text(tokenizer, encoding="utf-8")

@@ -26,10 +26,7 @@ def q8_peak_bytes(gguf_bytes: int) -> int:
 
 
 def write_q8(path: Path, work: Path, progress: Progress) -> Facts:
-    """Write weights, tokenizer, chat template and settings of a GGUF file into `work`.
-
-    Raises ModelError for a damaged file, and OSError.
-    """
+    """Write weights, and what is derived of a file, into `work`. Raises ModelError and OSError."""
     from gguf import GGMLQuantizationType, dequantize, quantize
 
     eight_bit = GGMLQuantizationType.Q8_0

@@ -104,8 +104,7 @@ def cached_snapshot(
 
 def cached_folders(files: FileSet = OPENVINO) -> Iterator[tuple[str, Path]]:
     """Hub names and folders of the models in the cache that have these files."""
-    for folder in sorted(cache_folder().glob("models--*--*")):
-        name = folder.name.removeprefix("models--").replace("--", "/", 1)
+    for name in cached_names():
         if (snapshot := cached_snapshot(name, files.required)) is not None:
             yield name, snapshot
 
@@ -124,6 +123,17 @@ def repository(name: str, revision: str | None = None) -> Repository:
             for file in info.siblings or ()
         }
         return Repository(name, str(info.sha), files)
+
+
+def cached_names() -> list[str]:
+    """Hub names of everything in the cache."""
+    folders = sorted(cache_folder().glob("models--*--*"))
+    return [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders]
+
+
+def folder_of(name: str) -> Path:
+    """Folder of a repository in the cache."""
+    return cache_folder() / f"models--{name.replace('/', '--')}"
 
 
 def cache_folder() -> Path:

@@ -88,10 +88,7 @@ def _check_disk(name: str, needed: int) -> None:
 
 
 def _fetch_blob(repository: Repository, path: str, update: Update, done: int) -> None:
-    """Download one file, after others of `done` bytes, to its blob.
-
-    Begins where the last attempt ended. Raises ModelError, which says how much is here.
-    """
+    """Download a file, after others of `done` bytes, from where the last attempt ended."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.file_download import http_get
@@ -191,8 +188,7 @@ def _is_here(repository: Repository, path: str) -> bool:
 
 def _blob(repository: Repository, file: HubFile) -> Path:
     """Where the hub's cache has the content of a file; the folder of blobs for one in git."""
-    name = "--".join(("models", *repository.name.split("/")))
-    folder = hub.cache_folder() / name / "blobs"
+    folder = hub.folder_of(repository.name) / "blobs"
     return folder / file.sha256 if file.sha256 else folder / "in-git"
 
 

@@ -29,8 +29,6 @@ from paceline.models.names.hub_names import (
 )
 from paceline.storage.progress import QUIET, Progress
 
-_FOLDER = "models--"
-"""Begins the name of a model's folder in the hub's cache."""
 _SHORTEST_COMMIT = 7
 """Characters of an abbreviated commit."""
 
@@ -52,8 +50,7 @@ def cached(name: HubName) -> Path | None:
 def cached_models() -> list[LocalFile]:
     """All models in GGUF files of the hub's cache, each under the shortest name that means it."""
     models: dict[str, LocalFile] = {}
-    for folder in sorted(hub.cache_folder().glob(f"{_FOLDER}*")):
-        repository = folder.name.removeprefix(_FOLDER).replace("--", "/")
+    for repository in hub.cached_names():
         for snapshot in _snapshots(repository, None):
             paths = _ggufs(snapshot)
             for path in models_of(paths):
@@ -127,7 +124,7 @@ def _snapshots(repository: str, revision: str | None) -> Iterator[Path]:
 
     For the main branch these are its last known commit, then all others, the newest first.
     """
-    folder = hub.cache_folder() / f"{_FOLDER}{repository.replace('/', '--')}"
+    folder = hub.folder_of(repository)
     try:
         last = (folder / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):

@@ -75,10 +75,7 @@ class HubName(NamedTuple):
         return f"{self.repository}:{self.tag}" if self.tag else self.repository
 
     def at(self, revision: str | None) -> "HubName":
-        """Name at `revision`; itself if that is None.
-
-        Raises InvalidRequest if the name has another one, or if it can be none.
-        """
+        """Name at `revision`; itself without one. Raises InvalidRequest if it has another."""
         if revision is None or revision == self.revision:
             return self
         if _REVISION.fullmatch(revision) is None:
@@ -232,10 +229,7 @@ def choose(paths: Collection[str], tag: str, repository: str) -> str:
 
 
 def shards_of(path: str, paths: Collection[str], repository: str) -> list[str]:
-    """All files of the model `path`, the first shard first.
-
-    Raises ModelError if the repository lacks one.
-    """
+    """All files of a model, the first shard first. Raises ModelError if one is missing."""
     shard = shard_of(path)
     if shard is None:
         return [path]

@@ -126,10 +126,7 @@ class ChatTemplate:
         return first if "error" in answer else answer
 
     def _ask(self, names: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Render with the variables `names`; None: only compile and list the variables.
-
-        The answer may be an error; see worker.py.
-        """
+        """Render; None: only compile. The answer may be an error; see worker.py."""
         limits = {"seconds": SECONDS, "characters": CHARACTERS}
         try:
             request = json.dumps(

@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import InvalidRequest
 from paceline.models.templates.marks import Thinking
@@ -37,8 +37,6 @@ _TOOL_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_respons
 
 _RESPONSES = ("<tool_response>", "</tool_response>")
 """Marks around what a tool returned: no answer has them."""
-
-_Value = TypeVar("_Value")
 
 
 class ControlText:
@@ -74,10 +72,9 @@ class ControlText:
         heads = {name[:2] for name in names}
         self._heads = re.compile("|".join(map(re.escape, sorted(heads))) or "(?!)")
 
-    def guarded(self, value: _Value) -> _Value:
+    def guarded(self, value: Any) -> Any:
         """A JSON value with a guard inside each name of a control token. Raises InvalidRequest."""
-        guarded: _Value = _changed(value, self._text)
-        return guarded
+        return _changed(value, self._text)
 
     def guarded_messages(self, messages: Sequence[Any]) -> list[Any]:
         """Messages as by `guarded`.

@@ -106,10 +106,7 @@ class Thinking:
         return next((wrap for wrap in _WRAPS if wrap[0] in self._template), None)
 
     def inside(self, prompt: str, bare: Callable[[], str]) -> bool:
-        """Whether a rendered prompt ends inside a thought.
-
-        `bare` renders the same prompt without the generation prompt.
-        """
+        """Whether a prompt ends inside a thought; `bare`: without its generation prompt."""
         form = self.form
         if form is None or form.channels:
             return False
