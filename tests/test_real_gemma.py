@@ -1,7 +1,7 @@
 """Gemma 3 270M as it is published: what no random tiny model shows.
 
-It is compared with llama.cpp, whose best tokens are in tests/data/gemma3_270m.json (recorded by
-support/record_gemma.py). Five of six layers have a window of 512 tokens.
+It is compared with llama.cpp, whose best tokens are in tests/data/gemma3_270m.json. Five of six
+layers have a window of 512 tokens.
 """
 
 import gc

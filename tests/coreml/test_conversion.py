@@ -35,7 +35,7 @@ from paceline_coreml.rehearsal.program import read_package
 from paceline_coreml.rehearsal.weights import Constant
 from support import mil
 from support.coreml import tiny_llama, tiny_source
-from support.zaya import zaya_artifact
+from support.coreml_checkpoints import zaya_artifact
 
 pytestmark = pytest.mark.coreml
 

@@ -86,14 +86,6 @@ def test_logits_equal_transformers_for_every_block_length(
 
 
 @causal
-def test_prefill_in_blocks_and_then_single_tokens(
-    made: TinyModel, network: TorchModel, text: list[int]
-):
-    found = run(network, text[:23], lambda number: ROWS if number < 3 else 1)
-    close(found, made.logits(text[:23]))
-
-
-@causal
 def test_rejected_rows_leave_no_trace(made: TinyModel, network: TorchModel, text: list[int]):
     text = text[:23]
     expected = made.logits(text)
@@ -123,17 +115,6 @@ def classifier(made: TinyModel) -> TorchClassifier:
 
 
 @classifiers
-def test_a_classifiers_shape(made: TinyModel):
-    family = made.family()
-    shape = family.shape
-    assert (shape.task, shape.window, shape.lags) == ("token-classification", WINDOW, 0)
-    assert shape.labels == tuple(made.model.config.id2label.values())
-    assert "S-private_person" in shape.labels
-    assert family.head() is None
-    assert not list(family.layer(0).buffers()), "a classifier's layer has states"
-
-
-@classifiers
 @pytest.mark.parametrize("length", [1, WINDOW, 2 * WINDOW + 1, 40])
 def test_labels_equal_transformers_for_every_length(
     made: TinyModel, classifier: TorchClassifier, text: list[int], length: int
@@ -155,24 +136,6 @@ def test_a_row_sees_the_window_on_both_sides(made: TinyModel, text: list[int]):
         seen = np.abs(one.read([changed]).logits - first).max(-1) > 0
         near = [row for row in range(40) if abs(row - token) <= WINDOW]
         assert seen.nonzero()[0].tolist() == near
-
-
-@classifiers
-def test_texts_of_one_call_do_not_see_each_other(
-    made: TinyModel, classifier: TorchClassifier, text: list[int]
-):
-    texts = [text[:9], text[9:10], text[10:33]]
-    found = np.split(classifier.read(texts).logits, [9, 10])
-    for here, one in zip(found, texts, strict=True):
-        close(here, made.logits(one))
-
-
-@classifiers
-def test_a_classifiers_call_may_be_padded(
-    made: TinyModel, classifier: TorchClassifier, text: list[int]
-):
-    close(classifier.read([text[:7]], width=11).logits, made.logits(text[:7]))
-    close(classifier.read([text], width=SLOTS + 50).logits, made.logits(text))
 
 
 @pytest.mark.parametrize(

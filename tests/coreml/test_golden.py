@@ -46,7 +46,6 @@ from support.coreml_checkpoints import (  # noqa: E402
     tiny_checkpoint,
     write_tokenizer,
 )
-from support.zaya import tiny_zaya  # noqa: E402
 
 pytestmark = pytest.mark.coreml
 
@@ -123,8 +122,7 @@ def test_other_families_pass(model: str, tmp_path: Path):
 
 def test_soft_routing_is_compared_with_soft_routing(tmp_path: Path):
     safetensors_torch = pytest.importorskip("safetensors.torch")
-    checkpoint = tiny_zaya(tmp_path / "checkpoint", vocab_size=VOCAB)
-    write_tokenizer(checkpoint)
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "zaya")
     options = {"head_rows": VOCAB, "weights": "f16", "routing": "soft", "topology": "2"}
     artifact = convert_tiny(checkpoint, tmp_path / "artifact", **options)
     report = check(artifact, checkpoint)

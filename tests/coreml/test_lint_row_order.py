@@ -1,4 +1,4 @@
-"""Faults in the order of rows that T = 1 hides, planted in a model and converted."""
+"""Orders of rows: faults that T = 1 hides, planted in a model, and the layouts that find them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("coremltools")
@@ -13,7 +15,6 @@ pytest.importorskip("coremltools")
 torch.set_num_threads(1)
 
 from paceline_coreml.conversion.families import open_family  # noqa: E402
-from paceline_coreml.conversion.family import Family  # noqa: E402
 from paceline_coreml.conversion.layers import Attention, ConvState, LayerInputs, RMSNorm  # noqa: E402
 from paceline_coreml.conversion.shards import (  # noqa: E402
     ShardSizes,
@@ -21,13 +22,25 @@ from paceline_coreml.conversion.shards import (  # noqa: E402
 )
 from paceline_coreml.lint import Finding, lint  # noqa: E402
 from paceline_coreml.lint.program import Program  # noqa: E402
+from paceline_coreml.lint.row_layout import (  # noqa: E402
+    ONE,
+    Axis,
+    Layout,
+    RowsMixed,
+    broadcast,
+    check_contraction,
+    check_normalized,
+    reduce_axes,
+    reshape,
+    without_rows,
+)
+from paceline_coreml.lint.row_layout import ROWS as ROW  # noqa: E402
 from paceline_coreml.lint.row_order import row_axes_of  # noqa: E402
 from paceline_coreml.lint.row_tracker import RowTracker  # noqa: E402
 from paceline_coreml.rehearsal import RehearsalModel  # noqa: E402
 from paceline_coreml.rehearsal.program import read_package  # noqa: E402
 from support import mil  # noqa: E402
 from support.coreml_checkpoints import tiny_checkpoint  # noqa: E402
-from support.marks import marked  # noqa: E402
 
 pytestmark = pytest.mark.coreml
 
@@ -78,49 +91,20 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any], str, str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Family]:
-    folders: dict[str, Path] = {}
-
-    def opened(model: str) -> Family:
-        if model not in folders:
-            folders[model] = tiny_checkpoint(tmp_path_factory.mktemp(model), model)
-        return open_family(folders[model], slots=SLOTS, conv_slots=CONV_SLOTS)
-
-    return opened
-
-
-Converted = Callable[[str, str | None], Path]
-"""The package of a model's first layer, with a fault or without; treat it as read-only."""
-
-
-@pytest.fixture(scope="module")
-def converted(
-    family: Callable[[str], Family], tmp_path_factory: pytest.TempPathFactory
-) -> Converted:
-    packages: dict[tuple[str, str | None], Path] = {}
-
-    def package(model: str, fault: str | None) -> Path:
-        if (model, fault) not in packages:
-            path = tmp_path_factory.mktemp("converted") / "model.mlpackage"
-            with pytest.MonkeyPatch.context() as patch:
-                if fault is not None:
-                    patch.setattr(*FAULTS[fault][:3])
-                convert_layers(family(model), 0, 1, sizes=SIZES).save(str(path))
-            packages[model, fault] = path
-        return packages[model, fault]
-
-    return package
-
-
 def named(path: Path, *rules: str) -> list[Finding]:
     return [one for one in lint(path) if one.rule in rules]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_invisible_with_one_row_is_found(fault: str, converted: Converted):
-    *_, model, kind = FAULTS[fault]
-    path = converted(model, fault)
+def test_a_fault_invisible_with_one_row_is_found(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    place, method, wrong, model, kind = FAULTS[fault]
+    monkeypatch.setattr(place, method, wrong)
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint", model)
+    family = open_family(checkpoint, slots=SLOTS, conv_slots=CONV_SLOTS)
+    path = tmp_path / "model.mlpackage"
+    convert_layers(family, 0, 1, sizes=SIZES).save(str(path))
     found = named(path, "row-order")
     assert found
     assert {one.verdict for one in found} == {"fail"}
@@ -202,13 +186,6 @@ def attend(mb: Any, query: Any, key: Any, value: Any) -> Any:
     return mb.matmul(x=mb.softmax(x=mb.matmul(x=q, y=k, transpose_y=True)), y=v)
 
 
-def summed_rows(mb: Any, x: Any) -> Any:
-    """A sum over rows, [1, 1, 16, 16], used for all of them."""
-    rows = mb.reshape(x=x, shape=[1, 1, 16, -1])
-    shared = mb.matmul(x=rows, y=rows, transpose_y=True)
-    return mb.matmul(x=rows, y=shared, transpose_x=True)
-
-
 ONE_OPERATION: dict[str, tuple[Callable[..., Any], str | None]] = {
     "rows of a text that see each other": (lambda mb, x: attend(mb, x, x, x), None),
     "a window of rows": (
@@ -225,21 +202,7 @@ ONE_OPERATION: dict[str, tuple[Callable[..., Any], str | None]] = {
         ),
         "row-order",
     ),
-    "what rows have in common, by products": (summed_rows, None),
     "rows beside others": (lambda mb, x: mb.concat(values=[x, x], axis=2), "row-order-unknown"),
-    "all rows but the first": (
-        lambda mb, x: mb.slice_by_index(
-            x=x, begin=[0, 0, 1, 0], end=[1, 16, 0, 1], end_mask=[True] * 4
-        ),
-        "row-order-unknown",
-    ),
-    "heads that give their axis to the rows": (
-        lambda mb, x: mb.reshape(
-            x=mb.transpose(x=mb.reshape(x=x, shape=[1, 2, 8, -1]), perm=[0, 2, 1, 3]),
-            shape=[1, 8, -1, 1],
-        ),
-        "row-order",
-    ),
 }
 
 
@@ -255,3 +218,111 @@ def test_one_operation_is_checked(what: str, tmp_path: Path):
     )
     found = {one.rule for one in named(path, "row-order", "row-order-unknown", "declared-shape")}
     assert found == ({expected} if expected else set())
+
+
+# --- layouts: where rows lie, held to arrays whose elements are their rows
+
+
+def marked(layout: Layout, rows: int) -> np.ndarray:
+    """An array of the layout whose elements are their rows; 0 without rows."""
+    shape = [axis.before * (rows if axis.rows else 1) * axis.after for axis in layout.axes]
+    result = np.zeros(shape, np.int64)
+    for number, axis in enumerate(layout.axes):
+        if axis.rows:
+            along = np.arange(shape[number]) // axis.after % rows
+            result += along.reshape([-1 if n == number else 1 for n in range(len(shape))])
+    return result
+
+
+T = 7
+"""Rows; no other size in these tests is a multiple of it."""
+
+AXES = st.lists(st.sampled_from([1, 2, 3, 4, 6]), max_size=4)
+
+
+def on_one_axis(marks: np.ndarray) -> bool:
+    """Whether the row that a number belongs to depends on its place along a single axis."""
+    return any(
+        (
+            marks
+            == marks[tuple(slice(None) if n == axis else slice(0, 1) for n in range(marks.ndim))]
+        ).all()
+        for axis in range(marks.ndim)
+    )
+
+
+def split_of(numbers: int, draw: st.DataObject) -> list[int]:
+    """Sizes whose product is `numbers`."""
+    sizes = []
+    while draw.draw(st.booleans()):
+        size = draw.draw(st.sampled_from([n for n in range(1, numbers + 1) if numbers % n == 0]))
+        sizes.append(size)
+        numbers //= size
+    return [*sizes, numbers]
+
+
+@st.composite
+def with_rows(draw: st.DrawFn) -> Layout:
+    axes = [Axis(size) for size in draw(AXES)]
+    before, after = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 3]))
+    axes.insert(draw(st.integers(0, len(axes))), Axis(before, True, after))
+    return Layout(tuple(axes))
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@given(layout=with_rows(), data=st.data())
+def test_a_reshape_is_tracked_exactly_if_rows_stay_on_one_axis(
+    fixed: bool, layout: Layout, data: st.DataObject
+):
+    marks = marked(layout, T)
+    shape = split_of(marks.size, data)
+    found = marks.reshape(shape)
+    declared = [size if fixed or size % T else None for size in shape]
+    try:
+        made = reshape(layout, tuple(declared), T if fixed else None)
+    except RowsMixed:
+        assert not on_one_axis(found)
+    else:
+        np.testing.assert_array_equal(marked(made, T), found)
+
+
+HEADS, DIM = Axis(4), Axis(16)
+
+
+def of(*axes: Axis) -> Layout:
+    return Layout(axes)
+
+
+HIDDEN, MASK = of(ONE, Axis(64), ROW, ONE), of(ONE, ONE, Axis(8), ROW)
+
+
+def test_a_row_combines_with_itself_and_with_what_has_no_rows():
+    table = without_rows((1, 1, 4, 1), constant=True)
+    for other in (without_rows((1, 64, 1, 1)), of(ROW, ONE), table):
+        assert broadcast([HIDDEN, other], 4) == HIDDEN
+    # A value of all rows may be stored.
+    kept = reduce_axes(MASK, [-1], keep=True)
+    assert broadcast([without_rows((), constant=True), kept], None).from_many_rows
+    check_contraction(ROW, ROW)
+    check_contraction(DIM, DIM)
+    scores = of(ONE, HEADS, ROW, ROW)
+    assert check_normalized(HIDDEN, [1]) == HIDDEN
+    assert check_normalized(scores, [-1]) == scores
+
+
+@pytest.mark.parametrize(
+    "mixing",
+    [
+        lambda: broadcast([HIDDEN, of(Axis(4, True), ONE)], None),
+        lambda: broadcast([HIDDEN, without_rows((1, 1, 4, 1), constant=True)], 3),
+        lambda: broadcast([HIDDEN, without_rows((1, 1, 4, 1))], 4),
+        lambda: broadcast([HIDDEN, reduce_axes(HIDDEN, [2], keep=True)], None),
+        lambda: check_contraction(ROW, DIM),
+        lambda: check_contraction(Axis(1, True, 4), Axis(4, True)),
+        lambda: check_normalized(HIDDEN, [1, 2]),
+        lambda: check_normalized(of(ONE, Axis(8, True)), [1]),
+    ],
+)
+def test_other_combinations_mix_rows(mixing: Callable[[], object]):
+    with pytest.raises(RowsMixed):
+        mixing()

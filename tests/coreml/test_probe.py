@@ -32,9 +32,9 @@ from paceline_coreml.probe import (  # noqa: E402
     run_gates,
 )
 from support.coreml import tiny_source  # noqa: E402
+from support.coreml_checkpoints import tiny_checkpoint  # noqa: E402
 from support.coreml_families import TinyModel  # noqa: E402
 from support.fake_mac import LOAD, REASON, FakeMac, mac  # noqa: E402
-from support.zaya import tiny_zaya  # noqa: E402
 
 __all__ = ["mac"]
 
@@ -86,7 +86,7 @@ def test_a_layer_of_a_model_is_compared_with_transformers(source: Source, layer:
 
 
 def test_a_layer_with_convolution_states_and_experts_is_probed(tmp_path: Path):
-    source = tiny_source(tmp_path, tiny_zaya(tmp_path / "zaya"))
+    source = tiny_source(tmp_path, tiny_checkpoint(tmp_path / "zaya", "zaya"))
     model = open_model(source, ConversionOptions(slots=64, weights="f16"))
     probed = probe_layer(source, model, 1, 4, OPTIONS._replace(weights="f16"))
     assert set(results(probed).values()) == {True, None}

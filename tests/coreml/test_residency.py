@@ -140,17 +140,6 @@ def test_operations_off_the_engine_are_named(
     assert [one["passed"] for one in found.value["plans"]].count(False) == 1
 
 
-def test_the_report_names_the_planned_shapes(folder: Path, tmp_path: Path):
-    text = report(folder, recorded=RECORDED).text
-    assert "T = 1 and T = 4, each as the default shape of a copy" in text
-    assert "--flexible" in text
-    static = artifact(tmp_path / "static", functions=[1, 4])
-    text = report(static, recorded=RECORDED).text
-    assert "T = 1 and T = 4, each in a function of its own\n" in text
-    four = artifact(tmp_path / "four", functions=[4])
-    assert "T = 4, which every call has" in report(four, recorded=RECORDED).text
-
-
 def test_supported_is_not_enough():
     verdict = evaluate(plan(op("conv"), op("conv", "cpu", 0.5), op("conv", "cpu", 0.25)))
     assert verdict.convs == Counts(on=1, off=2, unknown=0)

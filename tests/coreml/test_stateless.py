@@ -19,8 +19,8 @@ from paceline_coreml.engine.artifact import read_artifact
 from paceline_coreml.engine.engine import CoreMlEngine
 from paceline_coreml.rehearsal.program import read_package
 from support.coreml import tiny_artifact
+from support.coreml_checkpoints import zaya_artifact
 from support.fake_mac import FakeMac, mac
-from support.zaya import zaya_artifact
 
 __all__ = ["mac"]
 

@@ -12,9 +12,8 @@ transformers = pytest.importorskip("transformers", minversion="5.23")
 
 from paceline_coreml.conversion.checkpoint import read_checkpoint  # noqa: E402
 from paceline_coreml.conversion.families.zaya import Zaya, unit  # noqa: E402
-from support.coreml_families import ROWS, SLOTS, VOCAB, TinyModel  # noqa: E402
+from support.coreml_families import EXPERTS, ROWS, SLOTS, VOCAB, TinyModel  # noqa: E402
 from support.coreml_torch import TorchModel  # noqa: E402
-from support.zaya import EXPERTS  # noqa: E402
 
 pytestmark = pytest.mark.coreml
 

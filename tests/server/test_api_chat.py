@@ -53,10 +53,11 @@ def test_an_answer_is_the_one_that_generate_gives(server: Running, fields: dict[
     assert choice.message.content == expected.text
     assert choice.finish_reason == expected.finish_reason
     assert response.usage.prompt_tokens == expected.prompt_tokens
-    received = "".join(
-        chunk.choices[0].delta.content or "" for chunk in chat(server, **fields, stream=True)
-    )
-    assert received == expected.text
+    chunks = [chunk.choices[0] for chunk in chat(server, **fields, stream=True)]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == expected.text
+    assert chunks[0].delta.role == "assistant"
+    reasons = [chunk.finish_reason for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + [expected.finish_reason]
 
 
 def test_usage_in_every_chunk_grows(server: Running):

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from gguf import TokenType
 
 from paceline.runtime.load import load
@@ -43,13 +42,6 @@ def test_max_tokens_defaults_to_sixteen(server: Running):
     assert response["usage"]["completion_tokens"] == 16
 
 
-def test_answers_to_a_batch_are_numbered_prompt_by_prompt(server: Running):
-    response = ask(server, prompt=["a", "the"], n=2, seed=9, temperature=1)
-    assert [choice["index"] for choice in response["choices"]] == [0, 1, 2, 3]
-    single = ask(server, prompt="the", n=2, seed=9, temperature=1)
-    assert [c["text"] for c in response["choices"][2:]] == [c["text"] for c in single["choices"]]
-
-
 def test_an_echo_without_an_answer_is_the_prompt(server: Running):
     choice = ask(server, echo=True, max_tokens=0)["choices"][0]
     assert choice["text"] == PROMPT
@@ -57,25 +49,6 @@ def test_an_echo_without_an_answer_is_the_prompt(server: Running):
     scored = ask(server, echo=True, max_tokens=0, logprobs=0)["choices"][0]["logprobs"]
     assert len(scored["tokens"]) == len(scored["token_logprobs"])
     assert scored["top_logprobs"] is None
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_tokens_are_sent_with_their_text(server: Running, stream: bool):
-    expected = server.model.generate(
-        PROMPT, raw=True, max_tokens=20, ignore_eos=True, drafter="none"
-    )
-    fields = {"max_tokens": 20, "ignore_eos": True, "return_token_ids": True, "logprobs": 1}
-    if not stream:
-        (choice,) = ask(server, **fields)["choices"]
-        assert choice["token_ids"] == expected.token_ids
-        assert choice["prompt_token_ids"] == server.model.tokens(PROMPT, raw=True)
-        assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
-        return
-    body = {"prompt": PROMPT, "temperature": 0, **fields}
-    choices = [event["choices"][0] for event in server.events("/v1/completions", body)[:-1]]
-    assert [token for c in choices for token in c["token_ids"]] == expected.token_ids
-    received = [text for c in choices if c["logprobs"] for text in c["logprobs"]["tokens"]]
-    assert "".join(received) == "".join(c["text"] for c in choices) == expected.text
 
 
 def test_the_token_that_ends_an_answer_is_not_part_of_it(server: Running):

@@ -213,24 +213,6 @@ def test_a_request_is_a_line_of_standard_error_unless_quiet(
     assert capsys.readouterr().err == ""
 
 
-def test_shutdown_finishes_running_answers_and_accepts_no_new_ones(slow_model: Model):
-    with running(slow_model, Settings(grace_seconds=20)) as server:
-        with HTTP.stream(
-            "POST", f"{server.url}/v1/completions", json={**LONG, "max_tokens": 60, "stream": True}
-        ) as response:
-            lines = response.iter_lines()
-            next(lines)
-            server.server.stop()
-            until(lambda: server.scheduler.draining)
-            refused = server.post("/v1/completions", LONG)
-            assert refused.status_code == 503
-            assert refused.headers["retry-after"]
-            assert server.get("/health").status_code == 503
-            rest = [line for line in lines if line.startswith("data: ")]
-        assert rest[-1] == "data: [DONE]"
-        assert '"finish_reason":"length"' in rest[-2]
-
-
 def test_grammars_are_warm_before_the_first_request(model: Model, monkeypatch: pytest.MonkeyPatch):
     results = list[Server]()
     monkeypatch.setattr(Server, "run", lambda server, **_: results.append(server))

@@ -16,7 +16,6 @@ from support.scripted import (
     always,
     calling_ls,
     engine_of,
-    fails_in_its_stream,
     prompt_of,
 )
 from support.server import Running, running
@@ -158,17 +157,6 @@ def test_a_system_prompt_is_text_or_blocks_and_has_no_billing_header(server: Run
     assert "billing" not in prompt_of(server)
 
 
-def test_count_tokens_is_the_input_of_the_message(server: Running):
-    body = {**BODY, "system": "Be brief."}
-    counted = server.post(
-        f"{PATH}/count_tokens", {k: v for k, v in body.items() if k != "max_tokens"}
-    )
-    usage = asked(server, body)["usage"]
-    assert counted.json() == {
-        "input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]
-    }
-
-
 @pytest.mark.parametrize(
     ("fields", "reason", "sequence"),
     [
@@ -203,14 +191,6 @@ def test_a_choice_makes_the_answer_call_or_not_and_a_servers_tools_are_left_out(
         assert [block["type"] for block in response["content"]] == ["tool_use"]
 
 
-def test_an_output_format_constrains_the_answer(server: Running):
-    engine_of(server).rules = [always('{"files": 4}')]
-    schema = {"type": "object", "properties": {"files": {"type": "integer"}}}
-    config = {"format": {"type": "json_schema", "schema": schema}, "effort": "max"}
-    response = asked(server, {**BODY, "tools": []}, output_config=config)
-    assert json.loads(response["content"][0]["text"]) == {"files": 4}
-
-
 def test_errors_outside_of_the_endpoint_have_anthropics_form(scripted_server: Running):
     model: Model = scripted_server.model
     with running(model, Settings(api_keys=("key",), hosts=("good",))) as server:
@@ -226,16 +206,6 @@ def test_errors_outside_of_the_endpoint_have_anthropics_form(scripted_server: Ru
         text = {**keyed, "content-type": "text/plain"}
         response = server.post(PATH, b"{}", headers=text)
         fault(response, 415, "invalid_request_error")
-
-
-def test_an_error_in_a_stream_is_an_event(server: Running, monkeypatch: pytest.MonkeyPatch):
-    fails_in_its_stream(server, monkeypatch)
-    body = {**BODY, "stream": True, "speculation": {"drafter": "none"}}
-    text = server.post(PATH, body).text
-    name, data = text.strip().split("\n\n")[-1].split("\n")
-    assert name == "event: error"
-    assert json.loads(data.removeprefix("data: "))["error"]["type"] == "api_error"
-    assert "secret" not in text
 
 
 def test_a_ping_keeps_a_stream_open(scripted_server: Running, monkeypatch: pytest.MonkeyPatch):

@@ -91,34 +91,6 @@ def test_a_streamed_answer_is_the_whole_one_however_it_is_drafted(server: Runnin
     assert names == sorted(names, reverse=True), "the thought comes first"
 
 
-def test_a_thought_that_is_cut_by_length_has_no_content(server: Running):
-    response = chat(server, max_tokens=6)
-    message = response.choices[0].message
-    assert message.content == ""
-    assert message.reasoning_content
-    assert THOUGHT.startswith(message.reasoning_content)
-    assert response.choices[0].finish_reason == "length"
-    assert response.usage.completion_tokens_details.reasoning_tokens == 6
-
-
-def test_an_answer_without_a_thought_has_no_field_for_one(server: Running):
-    script(server, None, ANSWER)
-    response = chat(server)
-    assert response.choices[0].message.content == ANSWER
-    assert not hasattr(response.choices[0].message, "reasoning_content")
-    chunks = list(chat(server, stream=True))
-    assert joined(chunks) == {"content": ANSWER, "reasoning_content": "", "reasoning": ""}
-
-
-def test_a_stop_string_is_for_the_answer_and_not_for_the_thought(server: Running):
-    for fields in ({"stop": ["is"]}, {"stop": ["\n"]}):
-        result = chat(server, **fields).choices[0]
-        assert result.message.reasoning_content == THOUGHT
-        assert result.message.content == ("It " if fields["stop"] == ["is"] else ANSWER)
-        chunks = list(chat(server, **fields, stream=True))
-        assert joined(chunks)["content"] == result.message.content
-
-
 def test_include_reasoning_false_omits_thoughts(server: Running):
     response = chat(server, include_reasoning=False)
     assert response.choices[0].message.content == ANSWER
@@ -160,15 +132,6 @@ def test_a_server_without_thinking_thinks_for_a_request_with_an_effort(server: R
 def test_a_server_whose_model_cannot_think_does_not_start_with_thinking(model: Model):
     with raises(InvalidRequest, "thoughts"):
         Server(model, Settings(think=True))
-
-
-def test_thoughts_of_earlier_answers_are_left_to_the_template(server: Running):
-    turns: list[Any] = [*CHAT, {"role": "assistant", "content": "4", "reasoning_content": "hm"}]
-    more = [*turns, {"role": "user", "content": "sure?"}]
-    assert "hm" not in prompt_of(server, messages=more)
-    assert "<think>\nhm\n</think>" in prompt_of(server, messages=turns)
-    turns[-1] = {"role": "assistant", "content": "4", "reasoning": "hm"}
-    assert "<think>\nhm\n</think>" in prompt_of(server, messages=turns)
 
 
 TOOLS: list[Any] = [

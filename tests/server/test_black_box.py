@@ -186,20 +186,6 @@ def test_row_09_include_usage(server: Running, options: dict[str, Any], is_sent:
         assert whole["total_tokens"] == usage["total_tokens"]
 
 
-def test_row_10_a_stream_is_the_whole_answer(server: Running):
-    expected = good(server.post(CHAT, PLAIN))["choices"][0]
-    result = parts(server, CHAT, PLAIN, stream=True)
-    assert text_of(result) == expected["message"]["content"]
-    assert len({part["id"] for part in result}) == 1
-    choices = [part["choices"][0] for part in result]
-    assert [choice["output"].get("role") for choice in choices] == ["assistant"] + [None] * (
-        len(choices) - 1
-    )
-    reasons = [choice["finish_reason"] for choice in choices]
-    assert reasons == [None] * (len(choices) - 1) + [expected["finish_reason"]]
-    assert all("usage" not in part for part in result)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("count", [2, 3])
 def test_row_11_several_answers(server: Running, stream: bool, count: int):
@@ -251,44 +237,6 @@ def test_row_13_an_echo_with_logprobs(server: Running):
             assert max(top.values()) >= logprob
         # Decoding was greedy.
         assert received["token_logprobs"][-1] == max(received["top_logprobs"][-1].values())
-
-
-SCHEMA = {"type": "object", "properties": {"a": {"const": "b"}}, "required": ["a"]}
-CLOSED = {**SCHEMA, "additionalProperties": False}
-
-
-def of(schema: Any) -> dict[str, Any]:
-    wrapped = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    return {"response_format": wrapped}
-
-
-@pytest.mark.parametrize("drafter", ["none", "suffix"])
-@pytest.mark.parametrize(
-    ("form", "text"),
-    [
-        (of({"const": "42"}), '"42"'),
-        (of(CLOSED), '{"a": "b"}'),
-        ({"structured_outputs": {"grammar": 'start: "x" "y"'}}, "xy"),
-    ],
-)
-def test_row_15_structured_output(server: Running, form: Any, text: str, drafter: str):
-    body = {**PLAIN, "max_tokens": 99, "speculation": {"drafter": drafter}, **form}
-    (choice,) = good(server.post(CHAT, body))["choices"]
-    assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        of({"type": "nothing"}),
-        of(17),
-        {"structured_outputs": {"grammar": "start: nobody"}},
-        {"structured_outputs": {"regex": "("}},
-    ],
-)
-def test_row_15_an_invalid_structure(server: Running, form: Any):
-    fault(server.post(CHAT, {**PLAIN, **form}))
-    good(server.post(CHAT, PLAIN))
 
 
 def test_row_16_cached_tokens(server: Running):

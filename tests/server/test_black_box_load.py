@@ -21,7 +21,7 @@ from paceline.server.settings import Settings
 from support.command import served
 from support.drafters import Oracle
 from support.server import HTTP, Running, running
-from support.waiting import PATIENCE, leaves_after, until
+from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
 
@@ -39,21 +39,6 @@ def good(response: httpx.Response) -> Any:
 
 
 # -- 19 to 21: clients that do not wait, and more of them than there is room for -------------------
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_row_19_a_client_that_disconnects(slow_model: Model, stream: bool):
-    with running(slow_model, Settings(max_running=1)) as server:
-        if stream:
-            body = {**LONG, "stream": True}
-            with HTTP.stream("POST", server.url + TEXT, json=body) as response:
-                assert next(response.iter_lines())
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                server.post(TEXT, LONG, timeout=leaves_after(0.1))
-        server.rest()
-        assert server.scheduler.load.calls < LONG["max_tokens"]
-        good(server.post(TEXT, {**LONG, "max_tokens": 2}))
 
 
 def test_row_21_a_full_queue(slow_model: Model):

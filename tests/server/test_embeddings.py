@@ -4,6 +4,7 @@ import base64
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +27,28 @@ def path_of(folder: Path, pooling: int | None, *, end: bool, **more: Any) -> Pat
     return write_tiny(folder / "embedder.gguf", "qwen3", fields=fields)
 
 
-@pytest.fixture(scope="module", params=POOLINGS)
-def embedder(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
-    """A server of each pooling; that of the last token ends texts with one of its own."""
-    folder = tmp_path_factory.mktemp(request.param)
+@contextmanager
+def embedding(folder: Path, pooling: str) -> Iterator[Running]:
+    """A server of a pooling; that of the last token ends texts with one of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(folder / "cache"))
-        last = request.param == "last"
-        path = path_of(folder, POOLINGS[request.param], end=last)
+        path = path_of(folder, POOLINGS[pooling], end=pooling == "last")
         with running(paceline.load(path, cache_tokens=2048, embeddings=True)) as instance:
             yield instance
 
 
+@pytest.fixture(scope="module", params=POOLINGS)
+def embedder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    with embedding(tmp_path_factory.mktemp(request.param), request.param) as instance:
+        yield instance
+
+
 @pytest.fixture(scope="module")
 def last(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("one")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PACELINE_CACHE", str(folder / "cache"))
-        path = path_of(folder, POOLINGS["last"], end=True)
-        with running(paceline.load(path, cache_tokens=1024, embeddings=True)) as instance:
-            yield instance
+    with embedding(tmp_path_factory.mktemp("one"), "last") as instance:
+        yield instance
 
 
 def vectors(server: Running, values: Any, **more: Any) -> np.ndarray:
@@ -155,7 +156,7 @@ def test_a_client_that_leaves_ends_its_texts(last: Running, monkeypatch: pytest.
     client.join()
     last.rest()
     assert sum(calls) < 100, "of 500 texts"
-    assert last.model.engine.free_slots == 1024
+    assert last.model.engine.free_slots == 2048
 
 
 def test_embedded_texts_are_counted(last: Running):

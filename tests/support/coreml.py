@@ -25,29 +25,22 @@ FACTS = Facts(
 )
 
 
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 160,
+    "max_position_embeddings": 512,
+}
+
+
 def tiny_llama(folder: Path, **changes: Any) -> Path:
     """A random Llama as a Hugging Face checkpoint."""
-    import torch
-    import transformers
+    from support.coreml_families import TinyModel
 
-    settings = {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 160,
-        "max_position_embeddings": 512,
-        **changes,
-    }
-    torch.manual_seed(0)
-    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            # The outputs of an unscaled random model hardly depend on the tokens.
-            weight.mul_(3) if weight.dim() > 1 else weight.add_(torch.randn_like(weight) * 0.2)
-    model.save_pretrained(folder)
-    return folder
+    return TinyModel("llama", folder, **{**SIZES, "head_dim": 16, **changes}).folder
 
 
 SMALLER = {

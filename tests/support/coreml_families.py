@@ -11,10 +11,11 @@ import numpy as np
 
 from paceline_coreml.conversion.families import open_family
 from paceline_coreml.conversion.family import Family
-from support.zaya import SETTINGS as ZAYA
 
 SLOTS, ROWS = 64, 4
 VOCAB = 163
+EXPERTS = 5
+"""Of a ZAYA."""
 
 
 def heads(queries: int, keys: int, size: int) -> dict[str, int]:
@@ -86,6 +87,16 @@ LFM2_MOE = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
 }
+
+ZAYA: dict[str, Any] = {
+    **{**LLAMA, **heads(8, 2, 128)},
+    "moe_intermediate_size": 20,
+    "num_experts": EXPERTS,
+    "router_hidden_size": 24,
+    # Large enough that routers distinguish tokens.
+    "initializer_range": 0.25,
+}
+ZAYA.pop("intermediate_size")
 
 WINDOW = 5
 """Tokens that the classifier's attention sees on each side."""
@@ -214,10 +225,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2MoeForCausalLM",
         {**LFM2_MOE, "num_experts_per_tok": 4, "conv_bias": True, "tie_word_embeddings": False},
     ),
-    "zaya": (
-        "ZayaForCausalLM",
-        {**ZAYA, **heads(8, 2, 128), "num_hidden_layers": 3, "vocab_size": VOCAB},
-    ),
+    "zaya": ("ZayaForCausalLM", ZAYA),
     "privacy filter": ("OpenAIPrivacyFilterForTokenClassification", PRIVACY_FILTER),
     "privacy filter with default rope": (
         "OpenAIPrivacyFilterForTokenClassification",
@@ -235,14 +243,17 @@ ONE_PER_FAMILY = [
 class TinyModel:
     """A checkpoint on disk, and transformers' model of it, in which every weight has an effect."""
 
-    def __init__(self, form: str, folder: Path, **changes: Any) -> None:
+    def __init__(
+        self, form: str, folder: Path, *, seed: int = 0, rare: int = 0, **changes: Any
+    ) -> None:
+        """Write a form with `changes`; its last `rare` tokens have embeddings near zero."""
         import torch
         import transformers
 
         name, settings = FORMS[form]
         settings = {**settings, **changes}
         model_class = getattr(transformers, name)
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         self.model: Any = model_class(model_class.config_class(**settings)).eval().float()
         with torch.no_grad():
             # Initially norms are 1, biases 0, and outputs hardly depend on the tokens.
@@ -255,6 +266,8 @@ class TinyModel:
                     weight.mul_(3)
             if form == "zaya":
                 distinguish_tokens(self.model)
+            if rare:
+                self.model.get_input_embeddings().weight[-rare:] *= 1e-6
         self.model.save_pretrained(folder)
         self.model.config.use_cache = False
         self.folder, self.lags = folder, settings.get("conv_L_cache", 3) - 1

@@ -11,17 +11,78 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from support import http
-
 COMMIT, OLDER = "c" * 40, "0a" * 20
 TOKEN = "hf_of_a_test"
 _LARGE = (".gguf", ".bin", ".safetensors")
+
+
+class Request(NamedTuple):
+    """A request as a server got it."""
+
+    method: str
+    path: str
+    range: str | None
+    authorization: str | None
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers requests of one connection; `state` is what the test has."""
+
+    @property
+    def state(self) -> Any:
+        return self.server.state  # type: ignore[attr-defined]
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        raise NotImplementedError
+
+    def request_for(self, path: str) -> Request:
+        headers = self.headers
+        return Request(self.command, path, headers["Range"], headers["Authorization"])
+
+    def first_byte(self) -> int:
+        """Where the range begins that is requested."""
+        return int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").rstrip("-"))
+
+    def send(
+        self,
+        status: int,
+        headers: Mapping[str, str],
+        data: bytes = b"",
+        cut: int | None = None,
+        *,
+        has_length: bool = True,
+    ) -> None:
+        """Send an answer; its connection breaks off after `cut` bytes."""
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if has_length:
+            self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            with contextlib.suppress(ConnectionError):  # the client has seen enough
+                self.write(data[:cut])
+        if cut is not None:
+            self.close_connection = True
+
+    def write(self, data: bytes) -> None:
+        self.wfile.write(data)
 
 
 @dataclass
@@ -41,7 +102,7 @@ class FakeHub:
 
     url: str
     repositories: dict[str, FakeRepository] = field(default_factory=dict)
-    asked: list[http.Request] = field(default_factory=list)
+    asked: list[Request] = field(default_factory=list)
     cut_after: list[int] = field(default_factory=list)
     """Bytes after which each of the next downloads breaks off."""
     stall_after: int | None = None
@@ -56,7 +117,7 @@ class FakeHub:
         self.repositories[name] = repository
         return repository
 
-    def downloads(self) -> list[http.Request]:
+    def downloads(self) -> list[Request]:
         """Requests for the bytes of large files."""
         return [request for request in self.asked if request.path.startswith("/storage/")]
 
@@ -73,13 +134,19 @@ def content(path: str, size: int = 1000) -> bytes:
 @contextlib.contextmanager
 def serving() -> Iterator[FakeHub]:
     """A fake hub that answers until the end of the block."""
-    with http.serving(_Handler) as server:
-        hub = FakeHub(f"http://127.0.0.1:{server.server_port}")
-        server.state = hub  # type: ignore[attr-defined]
-        try:
-            yield hub
-        finally:
-            hub.closing.set()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.daemon_threads = True
+    hub = FakeHub(f"http://127.0.0.1:{server.server_port}")
+    server.state = hub  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield hub
+    finally:
+        hub.closing.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def use_hub(hub: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +165,7 @@ def use_hub(hub: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "HF_HUB_CACHE", str(cache), raising=False)
 
 
-class _Handler(http.Handler):
+class _Handler(Handler):
     protocol_version = "HTTP/1.1"
 
     def answer(self) -> None:

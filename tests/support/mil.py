@@ -77,3 +77,14 @@ def edit(package: Path, change: Callable[[Any], object]) -> Path:
     change(spec)
     (package / MODEL).write_bytes(spec.SerializeToString())
     return package
+
+
+def operations(spec: Any) -> Any:
+    """Of a specification's main function."""
+    function = spec.mlProgram.functions["main"]
+    return function.block_specializations[function.opset].operations
+
+
+def operation(spec: Any, kind: str) -> Any:
+    """The first operation of a kind."""
+    return next(op for op in operations(spec) if op.type == kind)

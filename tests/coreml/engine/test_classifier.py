@@ -87,13 +87,6 @@ def folder(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def int8(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All layers in one package, with other functions, and taps."""
-    out = tmp_path_factory.mktemp("filter") / "int8"
-    return made.convert(out, weights="int8", topology="2", functions=(8, ROWS), taps="all")
-
-
-@pytest.fixture(scope="module")
 def exact(folder: Path) -> TextClassifier:
     return TextClassifier(folder, rounding="f32")
 
@@ -102,13 +95,6 @@ def exact(folder: Path) -> TextClassifier:
 def texts() -> list[list[int]]:
     rng = np.random.default_rng(0)
     return [rng.integers(1, VOCAB, length).tolist() for length in LENGTHS]
-
-
-def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Of each row."""
-    norms = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
-    found: np.ndarray = (one * other).sum(-1) / norms
-    return found
 
 
 def called(classifier: TextClassifier, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -217,7 +203,6 @@ def test_the_classifier_refuses_a_model_that_writes(folder: Path, tmp_path: Path
             r"(?s)the labels \[\].*the last shard ends at label 33, expected 0",
         ),
         ({"labels": ["O", "O"]}, "expected at least one, and each once"),
-        ({"reach": 0}, "reach is 0, expected a number of 1 or more"),
         ({"slots": ROWS - 1}, f"slots is {ROWS - 1}, expected at least the {ROWS} rows"),
         (
             {
@@ -237,21 +222,6 @@ def test_a_manifest_that_does_not_fit_together_is_refused(
     (tmp_path / MANIFEST).write_text(json.dumps({**manifest, **changes}), encoding="utf-8")
     with pytest.raises(ModelError, match=message):
         read_artifact(tmp_path)
-
-
-def test_eight_bits_say_nearly_what_transformers_says(
-    made: Made, int8: Path, texts: list[list[int]]
-):
-    found = TextClassifier(int8, rounding="f32").label(texts)
-    rows = [cosines(one.scores, made.scores(text)) for one, text in zip(found, texts, strict=True)]
-    same = [
-        here == there
-        for one, text in zip(found, texts, strict=True)
-        for here, there in zip(one.labels, made.labels(text), strict=True)
-    ]
-    # A random model's experts are often as good as each other: then another is chosen.
-    assert np.median(np.concatenate(rows)) > 0.99
-    assert np.mean(same) > 0.8
 
 
 def test_the_command_prints_tokens_and_entities_with_their_characters(

@@ -1,5 +1,6 @@
 """The engine for Core ML artifacts, rehearsed: against torch, and what it asks of its shards."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ from paceline.engines import EngineSettings
 from paceline.errors import InvalidRequest, ModelError
 from paceline_coreml.engine.call import keep_best
 from paceline_coreml.engine.engine import CoreMlEngine
+from support import mil
 from support.coreml import STATIC, seal, tiny_artifact
 
 pytestmark = pytest.mark.coreml
@@ -126,18 +128,11 @@ def test_a_tap_that_the_artifact_does_not_give_is_refused(tiny_core_ml: Path):
 
 def test_a_shard_with_an_unknown_operation_is_named(tiny_core_ml: Path, tmp_path: Path):
     """It is found when the artifact is opened, not in the middle of an answer."""
-    import shutil
-
-    from coremltools.proto import Model_pb2
-
-    folder = tmp_path / "artifact"
-    shutil.copytree(tiny_core_ml, folder)
-    path = next(folder.glob("layers-000-*/Data/*/*.mlmodel"))
-    spec = Model_pb2.Model.FromString(path.read_bytes())
-    block = next(iter(spec.mlProgram.functions["main"].block_specializations.values()))
-    softmax = next(op for op in block.operations if op.type == "softmax")
-    softmax.type = "soft_guess"
-    path.write_bytes(spec.SerializeToString())
+    folder = Path(shutil.copytree(tiny_core_ml, tmp_path / "artifact"))
+    mil.edit(
+        next(folder.glob("layers-000-*")),
+        lambda spec: setattr(mil.operation(spec, "softmax"), "type", "soft_guess"),
+    )
     seal(folder)
     with pytest.raises(ModelError, match=r"layers-000-002.mlpackage.*soft_guess"):
         CoreMlEngine(folder)

@@ -31,7 +31,7 @@ def of_two_roles(folder: Path, model: str) -> Path:
     Functions take thrice as long to convert.
     """
     checkpoint = tiny_checkpoint(folder / "checkpoint", model)
-    layers = str(MODELS[model][1]["num_hidden_layers"])
+    layers = str(MODELS[model]["num_hidden_layers"])
     sizes: dict[str, Any] = {"slots": 192, "topology": layers, "head_rows": VOCAB}
     calls: dict[str, Any] = {"functions": (8, 64)} if model == "llama" else {"rows": 64}
     return convert_tiny(checkpoint, folder / "artifact", weights="f16", **sizes, **calls)

@@ -112,18 +112,6 @@ def test_a_row_is_bitwise_the_same_in_every_block(layer_package: Path, rounding:
                 np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
 
 
-def test_rows_that_mean_nothing_and_slots_that_are_overwritten_change_nothing(layer_package: Path):
-    model = RehearsalModel(layer_package)
-    plain, padded = model.make_state(), model.make_state()
-    run(model, padded, seed=1)
-    for rows in BLOCKS:
-        expected = model.predict(call(rows), plain)["out_hidden"]
-        given = call(rows, padding=ROWS - len(rows))
-        found = model.predict(given, padded)["out_hidden"][:, :, : len(rows)]
-        np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(padded.cells[STATES[0]].array, plain.cells[STATES[0]].array)
-
-
 # -- states and outputs ----------------------------------------------------------------------------
 
 

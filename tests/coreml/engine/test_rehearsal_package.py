@@ -13,16 +13,16 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("coremltools")
 
 from coremltools.proto import Model_pb2  # noqa: E402
-from rehearsal_layer import ROWS, SLOTS, STATES, D, call  # noqa: E402
+from rehearsal_layer import ROWS, D, call  # noqa: E402
 
 from paceline.errors import InvalidRequest, MissingExtra, ModelError  # noqa: E402
 from paceline_coreml.conversion.compress import compress  # noqa: E402
 from paceline_coreml.rehearsal import RehearsalModel, proto  # noqa: E402
 from paceline_coreml.rehearsal.program import Constant, read_package  # noqa: E402
+from support import mil  # noqa: E402
 
 pytestmark = [pytest.mark.coreml, pytest.mark.usefixtures("quiet_coremltools")]
 
-MODEL = Path("Data/com.apple.CoreML/model.mlmodel")
 WEIGHTS = Path("Data/com.apple.CoreML/weights/weight.bin")
 
 
@@ -32,50 +32,12 @@ def copy(layer_package: Path, tmp_path: Path) -> Path:
     return shutil.copytree(layer_package, tmp_path / "copy.mlpackage")
 
 
-@pytest.fixture
-def edited(copy: Path) -> Callable[[Callable[[Any], object]], Path]:
-    """The package with its specification changed."""
-
-    def edit(change: Callable[[Any], object]) -> Path:
-        spec = Model_pb2.Model.FromString((copy / MODEL).read_bytes())
-        change(spec)
-        (copy / MODEL).write_bytes(spec.SerializeToString())
-        return copy
-
-    return edit
-
-
-def operations(spec: Any) -> Any:
-    function = spec.mlProgram.functions["main"]
-    return function.block_specializations[function.opset].operations
-
-
-def operation(spec: Any, kind: str) -> Any:
-    return next(op for op in operations(spec) if op.type == kind)
-
-
 @pytest.fixture(scope="module")
 def model(layer_package: Path) -> RehearsalModel:
     return RehearsalModel(layer_package)
 
 
 # --- reading
-
-
-def test_a_package_says_what_it_declares(layer_package: Path):
-    package = read_package(layer_package)
-    assert list(package.functions) == ["main"] == [package.default_function]
-    function = package.function()
-    hidden, cos, *_ = function.inputs
-    assert (hidden.name, hidden.dtype, hidden.shape) == ("hidden", "fp16", (1, D, 1, 1))
-    assert (hidden.lower, hidden.upper) == ((1, D, 1, 1), (1, D, ROWS, 1))
-    assert not hidden.is_static
-    assert (cos.lower, cos.upper) == ((1, 8), (ROWS, 8))
-    assert [(one.name, one.dtype, one.shape) for one in function.states] == [
-        (name, "fp16", (1, 2, SLOTS, 16)) for name in STATES
-    ]
-    assert tuple(one.name for one in function.block.inputs if one.is_state) == STATES
-    assert function.block.outputs == ("out_hidden",)
 
 
 @pytest.mark.parametrize("form", ["f16", "int8", "int4"])
@@ -126,18 +88,18 @@ def test_a_folder_that_is_no_package_is_refused(tmp_path: Path):
 
 
 def test_a_damaged_specification_is_refused(copy: Path):
-    (copy / MODEL).write_bytes(b"\xff" * 100)
+    (copy / mil.MODEL).write_bytes(b"\xff" * 100)
     refused(copy, r"model\.mlmodel is no Core ML model")
-    (copy / MODEL).unlink()
+    (copy / mil.MODEL).unlink()
     refused(copy, r"model\.mlmodel cannot be read: No such file")
 
 
 def test_a_model_that_is_no_program_is_refused(copy: Path):
     spec = Model_pb2.Model(specificationVersion=4)
     spec.neuralNetwork.SetInParent()
-    (copy / MODEL).write_bytes(spec.SerializeToString())
+    (copy / mil.MODEL).write_bytes(spec.SerializeToString())
     refused(copy, "holds a neuralNetwork; expected an mlProgram")
-    (copy / MODEL).write_bytes(b"")
+    (copy / mil.MODEL).write_bytes(b"")
     refused(copy, "holds a model without content; expected an mlProgram")
 
 
@@ -166,30 +128,50 @@ def test_weights_that_are_damaged_are_refused(copy: Path):
         refused(copy, message)
 
 
-def test_weights_outside_the_package_are_refused(edited: Callable[..., Path]):
-    def elsewhere(spec: Any) -> None:
-        for op in operations(spec):
-            for value in op.attributes.values():
-                if value.WhichOneof("value") == "blobFileValue":
-                    value.blobFileValue.fileName = "@model_path/../../../secret.bin"
-
-    refused(edited(elsewhere), "is no weight file of this package")
+def elsewhere(spec: Any) -> None:
+    """Weights of a file outside the package."""
+    for op in mil.operations(spec):
+        for value in op.attributes.values():
+            if value.WhichOneof("value") == "blobFileValue":
+                value.blobFileValue.fileName = "@model_path/../../../secret.bin"
 
 
-def test_all_that_is_not_known_is_named_when_a_package_is_opened(edited: Callable[..., Path]):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (elsewhere, "is no weight file of this package"),
+        (
+            lambda spec: setattr(spec.description.input[0].type, "isOptional", True),
+            "hidden is optional; expected an array",
+        ),
+        (
+            lambda spec: setattr(spec.description.input[0], "name", "hiden"),
+            r"main declares the inputs \[.*'hiden'.*and its program has.*'hidden'",
+        ),
+    ],
+)
+def test_a_specification_that_does_not_fit_is_refused(
+    copy: Path, change: Callable[[Any], object], message: str
+):
+    refused(mil.edit(copy, change), message)
+
+
+def test_all_that_is_not_known_is_named_when_a_package_is_opened(copy: Path):
     def change(spec: Any) -> None:
-        for op in operations(spec):
+        for op in mil.operations(spec):
             value = op.attributes["val"].immediateValue.tensor if op.type == "const" else None
             if value is not None and "valid" in value.strings.values:
                 value.strings.values[0] = "mirrored"
-        operation(spec, "softmax").type = "softmax_of_tomorrow"
-        operation(spec, "rsqrt").inputs["accuracy"].CopyFrom(operation(spec, "rsqrt").inputs["x"])
-        operation(spec, "sub").inputs["y"].arguments[0].name = "nowhere"
-        del operation(spec, "tile").inputs["reps"]
-        del operation(spec, "silu").inputs["x"].arguments[:]
+        mil.operation(spec, "softmax").type = "softmax_of_tomorrow"
+        mil.operation(spec, "rsqrt").inputs["accuracy"].CopyFrom(
+            mil.operation(spec, "rsqrt").inputs["x"]
+        )
+        mil.operation(spec, "sub").inputs["y"].arguments[0].name = "nowhere"
+        del mil.operation(spec, "tile").inputs["reps"]
+        del mil.operation(spec, "silu").inputs["x"].arguments[:]
 
     with pytest.raises(ModelError) as refusal:
-        RehearsalModel(edited(change))
+        RehearsalModel(mil.edit(copy, change))
     for message in (
         r"copy\.mlpackage cannot be rehearsed",
         r"softmax_of_tomorrow '\w+' is an operation that is not known here",
@@ -217,31 +199,15 @@ def test_a_function_or_a_rounding_that_is_not_there_is_refused(layer_package: Pa
         RehearsalModel(layer_package, rounding="f8")
 
 
-def test_an_optional_input_is_refused(edited: Callable[..., Path]):
-    def change(spec: Any) -> None:
-        spec.description.input[0].type.isOptional = True
-
-    refused(edited(change), "hidden is optional; expected an array")
-
-
-def test_a_model_that_declares_other_inputs_than_its_program_is_refused(
-    edited: Callable[..., Path],
-):
-    def change(spec: Any) -> None:
-        spec.description.input[0].name = "hiden"
-
-    refused(edited(change), r"main declares the inputs \[.*'hiden'.*and its program has.*'hidden'")
-
-
 def test_operands_that_do_not_go_together_are_an_error_that_names_the_operation(
-    edited: Callable[..., Path],
+    copy: Path,
 ):
     def change(spec: Any) -> None:
         for one in spec.description.input:
             if one.name == "rope_cos":
                 one.type.multiArrayType.shapeRange.sizeRanges[1].upperBound = 9
 
-    model = RehearsalModel(edited(change))
+    model = RehearsalModel(mil.edit(copy, change))
     given = call([0])
     given["rope_cos"] = np.ones((1, 9), np.float32)
     with pytest.raises(
