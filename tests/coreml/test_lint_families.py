@@ -1,8 +1,9 @@
-"""Converted shards of every family break no rule with the verdict "fail"."""
+"""Converted shards of every family: what they compute, and that they break no failing rule."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -19,8 +20,11 @@ from paceline_coreml.conversion.shards import (  # noqa: E402
     shapes_of,
     static_functions,
 )
+from paceline_coreml.conversion.torch_model import run_layers  # noqa: E402
+from paceline_coreml.engine.inputs import CallInputs  # noqa: E402
 from paceline_coreml.lint import lint  # noqa: E402
-from support.coreml_families import ONE_PER_FAMILY, ROWS, SLOTS, TinyModel  # noqa: E402
+from paceline_coreml.rehearsal import RehearsalModel  # noqa: E402
+from support.coreml_families import CAUSAL, ONE_PER_FAMILY, ROWS, SLOTS, TinyModel  # noqa: E402
 
 pytestmark = pytest.mark.coreml
 
@@ -89,3 +93,27 @@ def test_static_functions_break_no_failing_rule(
     shapes = {rows: shapes_of(family, SIZES, rows, head=False) for rows in (1, 4)}
     static_functions(tmp_path / "flexible.mlpackage", shapes, tmp_path / "static.mlpackage")
     assert broken(tmp_path / "static.mlpackage") == []
+
+
+@pytest.mark.parametrize(
+    "family", [form for form in ONE_PER_FAMILY if form in CAUSAL], indirect=True, scope="module"
+)
+def test_rehearsed_layers_compute_what_torch_does(
+    family: Any, packages: dict[str, Any], tmp_path: Path
+):
+    packages["layers"].save(str(tmp_path / "layers.mlpackage"))
+    model = RehearsalModel(tmp_path / "layers.mlpackage", rounding="f32")
+    shape, state = family.shape, model.make_state()
+    stream = np.zeros((11, shape.stream_size), np.float32)
+    stream[:, : shape.hidden_size] = np.random.default_rng(0).normal(size=(11, shape.hidden_size))
+    lags, slots = shape.lags, SIZES.conv_slots
+    expected = run_layers(family, range(shape.layers), stream, conv_slots=slots, rows=ROWS)
+    inputs = CallInputs(ROWS, *family.rope_tables(), conv_slots=slots if lags else 0, lags=lags)
+    for start in range(0, len(stream), ROWS):
+        rows = stream[start : start + ROWS]
+        block = np.zeros((1, shape.stream_size, ROWS, 1), np.float32)
+        block[0, :, : len(rows), 0] = rows.T
+        given = {"hidden": block, **inputs.at(start, len(rows))}
+        found = model.predict(given, state)["out_hidden"][0, :, : len(rows), 0].T
+        worst = np.abs(found - expected[start : start + ROWS]).max()
+        assert worst <= 1e-3 * np.abs(expected).max()

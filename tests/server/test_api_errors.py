@@ -224,10 +224,10 @@ LAST = {RESPONSES: "response.failed", MESSAGES: "error"}
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_fault_in_a_stream_is_its_last_event(
-    own_server: Running, path: str, monkeypatch: pytest.MonkeyPatch
+    server: Running, path: str, monkeypatch: pytest.MonkeyPatch
 ):
-    fails_in_its_stream(own_server, monkeypatch)
-    events = own_server.events(path, {**BODIES[path], "speculation": {"drafter": "none"}})
+    fails_in_its_stream(server, monkeypatch)
+    events = server.events(path, {**BODIES[path], "speculation": {"drafter": "none"}})
     assert "secret" not in str(events)
     last = events[-1] if path in LAST else events[-2]
     assert last.get("type") == LAST.get(path)
@@ -236,8 +236,8 @@ def test_a_fault_in_a_stream_is_its_last_event(
         RESPONSE_EVENT.validate_python(last, strict=True)
     error = last["response"]["error"] if path == RESPONSES else last["error"]
     assert (error.get("type") or error["code"]) in ("api_error", "server_error")
-    own_server.rest()
-    assert own_server.post(path, BODIES[path]).status_code == 200
+    server.rest()
+    assert server.post(path, BODIES[path]).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -115,121 +115,81 @@ PRIVACY_FILTER = {
 }
 PRIVACY_FILTER.pop("max_position_embeddings")
 
+
+def form(
+    name: str, settings: dict[str, Any], *more: dict[str, Any], **changes: Any
+) -> tuple[str, dict[str, Any]]:
+    """A class of transformers, and the settings of its config."""
+    for part in more:
+        settings = settings | part
+    return f"{name}ForCausalLM", settings | changes
+
+
+PARTIAL = {"rope_type": "default", "partial_rotary_factor": 0.5}
+ALPHA = {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0}
+DEFAULT = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+TIED = {"tie_word_embeddings": True}
+WINDOWS = {"use_sliding_window": True, "sliding_window": SLOTS, "max_window_layers": 1}
+FACTOR = {**LONGROPE, "attention_factor": 1.5}
+CLASSIFIER = "OpenAIPrivacyFilterForTokenClassification"
+
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", LLAMA),
-    "llama, tied, with a head size of its own": (
-        "LlamaForCausalLM",
-        {**LLAMA, **heads(6, 2, 128), "tie_word_embeddings": True},
+    "llama": form("Llama", LLAMA),
+    "llama, tied, with a head size of its own": form("Llama", LLAMA, heads(6, 2, 128), TIED),
+    "llama 3's long context": form("Llama", LLAMA, heads(8, 2, 128), rope_parameters=LLAMA3_ROPE),
+    "llama with biases": form("Llama", LLAMA, heads(8, 1, 80), attention_bias=True),
+    "qwen3": form("Qwen3", LLAMA, heads(4, 2, 128)),
+    "qwen3, tied, with biases, each head with its keys": form(
+        "Qwen3", LLAMA, heads(2, 2, 128), TIED, attention_bias=True
     ),
-    "llama 3's long context": (
-        "LlamaForCausalLM",
-        {**LLAMA, **heads(8, 2, 128), "rope_parameters": LLAMA3_ROPE},
+    "qwen3 with yarn": form("Qwen3", LLAMA, heads(8, 2, 128), rope_parameters=YARN),
+    "qwen3 with a window that no text is longer than": form(
+        "Qwen3", LLAMA, heads(16, 2, 128), WINDOWS
     ),
-    "llama with biases": ("LlamaForCausalLM", {**LLAMA, **heads(8, 1, 80), "attention_bias": True}),
-    "qwen3": ("Qwen3ForCausalLM", {**LLAMA, **heads(4, 2, 128)}),
-    "qwen3, tied, with biases, each head with its keys": (
-        "Qwen3ForCausalLM",
-        {
-            **LLAMA,
-            **heads(2, 2, 128),
-            "tie_word_embeddings": True,
-            "attention_bias": True,
-        },
+    "phi-3": form("Phi3", PHI3),
+    "phi-4-mini": form(
+        "Phi3", PHI3, whole(6, 2, 128), TIED, rope_parameters=LONGROPE, sliding_window=4 * SLOTS
     ),
-    "qwen3 with yarn": (
-        "Qwen3ForCausalLM",
-        {**LLAMA, **heads(8, 2, 128), "rope_parameters": YARN},
+    "phi-4-mini, one group, with an attention factor": form(
+        "Phi3", PHI3, whole(3, 1, 128), rope_parameters=FACTOR
     ),
-    "qwen3 with a window that no text is longer than": (
-        "Qwen3ForCausalLM",
-        {
-            **LLAMA,
-            **heads(16, 2, 128),
-            "use_sliding_window": True,
-            "sliding_window": SLOTS,
-            "max_window_layers": 1,
-        },
+    "phi-3, of which half turns": form("Phi3", PHI3, rope_parameters=PARTIAL),
+    "hunyuan": form("HunYuanDenseV1", LLAMA, heads(8, 2, 128)),
+    "hunyuan with alpha, tied": form(
+        "HunYuanDenseV1", LLAMA, heads(4, 1, 128), TIED, rope_parameters=ALPHA
     ),
-    "phi-3": ("Phi3ForCausalLM", PHI3),
-    "phi-4-mini": (
-        "Phi3ForCausalLM",
-        {
-            **PHI3,
-            **whole(6, 2, 128),
-            "rope_parameters": LONGROPE,
-            "tie_word_embeddings": True,
-            "sliding_window": 4 * SLOTS,
-        },
+    "hunyuan with biases": form("HunYuanDenseV1", LLAMA, heads(2, 2, 128), attention_bias=True),
+    "lfm2": form("Lfm2", LFM2),
+    "lfm2 with biases, a longer convolution and feed-forwards as they are said": form(
+        "Lfm2",
+        LFM2,
+        conv_bias=True,
+        conv_L_cache=4,
+        block_auto_adjust_ff_dim=False,
+        tie_word_embeddings=False,
     ),
-    "phi-4-mini, one group, with an attention factor": (
-        "Phi3ForCausalLM",
-        {
-            **PHI3,
-            **whole(3, 1, 128),
-            "rope_parameters": {**LONGROPE, "attention_factor": 1.5},
-        },
+    "lfm2 with a convolution of two, and feed-forwards made wider": form(
+        "Lfm2", LFM2, conv_L_cache=2, block_ffn_dim_multiplier=1.3
     ),
-    "phi-3, of which half turns": (
-        "Phi3ForCausalLM",
-        {**PHI3, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    "lfm2 of convolutions": form("Lfm2", LFM2, layer_types=["conv"] * 4),
+    "lfm2 of attention": form(
+        "Lfm2", LFM2, layer_types=["full_attention"] * 4, num_key_value_heads=4
     ),
-    "hunyuan": ("HunYuanDenseV1ForCausalLM", {**LLAMA, **heads(8, 2, 128)}),
-    "hunyuan with alpha, tied": (
-        "HunYuanDenseV1ForCausalLM",
-        {
-            **LLAMA,
-            **heads(4, 1, 128),
-            "tie_word_embeddings": True,
-            "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0},
-        },
+    "lfm2 with experts": form("Lfm2Moe", LFM2_MOE),
+    "lfm2 with experts, one of them, without a bias": form(
+        "Lfm2Moe", LFM2_MOE, num_experts_per_tok=1, use_expert_bias=False, num_dense_layers=0
     ),
-    "hunyuan with biases": (
-        "HunYuanDenseV1ForCausalLM",
-        {**LLAMA, **heads(2, 2, 128), "attention_bias": True},
+    "lfm2 with experts, three of them, not to a sum of one, scaled": form(
+        "Lfm2Moe", LFM2_MOE, num_experts_per_tok=3, norm_topk_prob=False, routed_scaling_factor=2.5
     ),
-    "lfm2": ("Lfm2ForCausalLM", LFM2),
-    "lfm2 with biases, a longer convolution and feed-forwards as they are said": (
-        "Lfm2ForCausalLM",
-        {
-            **LFM2,
-            "conv_bias": True,
-            "conv_L_cache": 4,
-            "block_auto_adjust_ff_dim": False,
-            "tie_word_embeddings": False,
-        },
+    "lfm2 with experts, four of them, with biases": form(
+        "Lfm2Moe", LFM2_MOE, num_experts_per_tok=4, conv_bias=True, tie_word_embeddings=False
     ),
-    "lfm2 with a convolution of two, and feed-forwards made wider": (
-        "Lfm2ForCausalLM",
-        {**LFM2, "conv_L_cache": 2, "block_ffn_dim_multiplier": 1.3},
-    ),
-    "lfm2 of convolutions": ("Lfm2ForCausalLM", {**LFM2, "layer_types": ["conv"] * 4}),
-    "lfm2 of attention": (
-        "Lfm2ForCausalLM",
-        {**LFM2, "layer_types": ["full_attention"] * 4, "num_key_value_heads": 4},
-    ),
-    "lfm2 with experts": ("Lfm2MoeForCausalLM", LFM2_MOE),
-    "lfm2 with experts, one of them, without a bias": (
-        "Lfm2MoeForCausalLM",
-        {**LFM2_MOE, "num_experts_per_tok": 1, "use_expert_bias": False, "num_dense_layers": 0},
-    ),
-    "lfm2 with experts, three of them, not to a sum of one, scaled": (
-        "Lfm2MoeForCausalLM",
-        {
-            **LFM2_MOE,
-            "num_experts_per_tok": 3,
-            "norm_topk_prob": False,
-            "routed_scaling_factor": 2.5,
-        },
-    ),
-    "lfm2 with experts, four of them, with biases": (
-        "Lfm2MoeForCausalLM",
-        {**LFM2_MOE, "num_experts_per_tok": 4, "conv_bias": True, "tie_word_embeddings": False},
-    ),
-    "zaya": ("ZayaForCausalLM", ZAYA),
-    "privacy filter": ("OpenAIPrivacyFilterForTokenClassification", PRIVACY_FILTER),
+    "zaya": form("Zaya", ZAYA),
+    "privacy filter": (CLASSIFIER, PRIVACY_FILTER),
     "privacy filter with default rope": (
-        "OpenAIPrivacyFilterForTokenClassification",
-        {**PRIVACY_FILTER, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        CLASSIFIER,
+        {**PRIVACY_FILTER, "rope_parameters": DEFAULT},
     ),
 }
 """Name -> transformers' class and the settings of its config."""
@@ -268,6 +228,9 @@ class TinyModel:
                 distinguish_tokens(self.model)
             if rare:
                 self.model.get_input_embeddings().weight[-rare:] *= 1e-6
+            # As packages have them, so that what differs from them is not the weights.
+            for weight in self.model.parameters():
+                weight.copy_(weight.half())
         self.model.save_pretrained(folder)
         self.model.config.use_cache = False
         self.folder, self.lags = folder, settings.get("conv_L_cache", 3) - 1

@@ -69,13 +69,6 @@ TEMPLATES = {
         "{{ f.arguments | tojson }}}{{ ', ' if not loop.last }}{% endfor %}]</s>"
         "{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
     ),
-    "mistral-args": (
-        "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
-        "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
-        "{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]{% else %}"
-        "{{ m.content }}" + _EACH + "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"
-        "{% endfor %}</s>{% endif %}{% endfor %}"
-    ),
     "gemma": (
         _GEMMA.replace("OPEN", "<|tool_call>")
         .replace("CLOSE", "<tool_call|>")

@@ -14,14 +14,10 @@ STATES = ("layers_0_mix_attention_k_state", "layers_0_mix_attention_v_state")
 
 
 def family(folder: Path) -> Any:
-    """A Llama of one layer, whose weights are numbers that fp16 holds."""
-    from safetensors.torch import load_file, save_file
-
+    """A Llama of one layer."""
     from paceline_coreml.conversion.families import open_family
 
-    weights = tiny_llama(folder, num_hidden_layers=1) / "model.safetensors"
-    save_file({name: tensor.half() for name, tensor in load_file(weights).items()}, weights)
-    return open_family(folder, slots=SLOTS, conv_slots=ROWS)
+    return open_family(tiny_llama(folder, num_hidden_layers=1), slots=SLOTS, conv_slots=ROWS)
 
 
 def converted(family: Any) -> Any:

@@ -53,11 +53,6 @@ class Made:
         sizes = {"num_hidden_layers": 2, "hidden_size": HIDDEN, "vocab_size": VOCAB}
         sizes |= {"num_attention_heads": 4, "head_dim": 16, "swiglu_limit": 7.0}
         self.model = TinyModel("privacy filter", folder, **sizes).model
-        with torch.no_grad():
-            # As the packages have them, so that what differs is not the weights.
-            for weight in self.model.parameters():
-                weight.copy_(weight.half())
-        self.model.save_pretrained(folder)
         self.folder = folder
 
     def scores(self, tokens: Sequence[int]) -> np.ndarray:

@@ -125,6 +125,29 @@ def test_every_operation_that_computes_is_here():
     assert computing == {case.op for case in ROWS}
 
 
+SOME = np.array([[-3.0, -1.5, -0.5, 0.0], [0.5, 1.0, 2.5, 20.0]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "expected"),
+    [
+        ("cast", {"dtype": "int32"}, SOME.astype(np.int32)),
+        ("expand_dims", {"axes": [0, -1]}, SOME[None, ..., None]),
+        ("squeeze", {"axes": [-1]}, SOME),
+        ("pow", {"y": np.float32(2)}, SOME**2),
+        ("identity", {}, SOME),
+    ],
+)
+def test_operations_that_no_family_has_compute_what_numpy_does(
+    op: str, arguments: dict[str, Any], expected: np.ndarray
+):
+    """The others: tests/coreml/test_lint_families.py."""
+    x = SOME[..., None] if op == "squeeze" else SOME
+    found = OPS[op].run(x=x, **arguments)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 @given(terms=st.integers(0, 3 * SHORT), seed=st.integers(0))
 def test_dots_are_sums_of_products(terms: int, seed: int):
     rng = np.random.default_rng(seed)

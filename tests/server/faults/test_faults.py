@@ -219,7 +219,12 @@ def test_a_full_cache_that_admission_did_not_expect(own_server: Running, stream:
 @pytest.mark.parametrize(("error", "after"), [(RuntimeError("secret"), 1), (MemoryError(), 9)])
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_error_for_one_request(
-    server: Running, monkeypatch: pytest.MonkeyPatch, error: Exception, after: int, stream: bool
+    server: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    after: int,
+    stream: bool,
 ):
     """Its calls with one prompt fail, from number `after` on."""
     engine, marked, calls = server.model.engine, set[int](), 0
@@ -238,6 +243,8 @@ def test_an_engine_error_for_one_request(
     body = {**LONG, "prompt": prompt, "cache_prompt": False, "stream": stream}
     response = server.post(TEXT, body)
     assert calls >= after
-    assert "secret" not in response.text
+    assert f"{type(error).__name__} in" in caplog.text
+    assert "secret" not in response.text + caplog.text
     assert (response.status_code == 200) is (stream and after > 1)  # something was told before
     assert error_of(response, stream=stream, status=500)["type"] == "server_error"
+    assert 'paceline_requests_failed_total{reason="server_error"}' in server.get("/metrics").text
