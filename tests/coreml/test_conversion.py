@@ -6,12 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import coremltools as ct
 import numpy as np
 import pytest
-
-pytest.importorskip("coremltools")
-pytest.importorskip("torch")
-pytest.importorskip("transformers", minversion="5.23")
 
 from paceline.decoding.types import Block
 from paceline.errors import InvalidRequest, ModelError
@@ -122,7 +119,6 @@ def test_weights_are_compressed(
 def test_a_row_of_zeros_is_compressed_without_a_warning(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ):
-    ct = pytest.importorskip("coremltools")
     weight = np.ones((64, 64, 1, 1), np.float16)
     weight[3] = 0
     path = mil.save_program(

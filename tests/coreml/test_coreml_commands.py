@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("coremltools")
-pytest.importorskip("transformers", minversion="5.23")
-
 import paceline
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest, ModelNotFound

@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
 
-torch = pytest.importorskip("torch")
-
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from hypothesis.extra import numpy as st_numpy  # noqa: E402
-
-from paceline_coreml.conversion.experts import Experts, Stack, swiglu, top_k_mask  # noqa: E402
+from paceline_coreml.conversion.experts import Experts, Stack, swiglu, top_k_mask
 
 pytestmark = pytest.mark.coreml
 

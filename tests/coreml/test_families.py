@@ -10,17 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch as safetensors_torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", minversion="5.23")
-safetensors_torch = pytest.importorskip("safetensors.torch")
-
-# Starting threads takes longer than tensors this small.
-torch.set_num_threads(1)
-
-from paceline.errors import ModelError  # noqa: E402
-from paceline_coreml.conversion.families import open_family  # noqa: E402
-from support.coreml_families import (  # noqa: E402
+from paceline.errors import ModelError
+from paceline_coreml.conversion.families import open_family
+from support.coreml_families import (
     CAUSAL,
     CLASSIFIERS,
     LFM2,
@@ -37,7 +32,7 @@ from support.coreml_families import (  # noqa: E402
     TinyModel,
     whole,
 )
-from support.coreml_torch import TorchClassifier, TorchModel  # noqa: E402
+from support.coreml_torch import TorchClassifier, TorchModel
 
 pytestmark = pytest.mark.coreml
 

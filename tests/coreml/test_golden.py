@@ -8,37 +8,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import coremltools as ct
 import numpy as np
 import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", minversion="5.23")
-ct = pytest.importorskip("coremltools")
-torch.set_num_threads(1)
-
-from paceline.errors import InvalidRequest, ModelError  # noqa: E402
-from paceline.models import QUIET  # noqa: E402
-from paceline.models.checkpoints import read_facts  # noqa: E402
-from paceline.models.manifest import TOKENIZER  # noqa: E402
-from paceline.storage.coreml import EMBEDDINGS  # noqa: E402
-from paceline.storage.manifest import MANIFEST  # noqa: E402
-from paceline.storage.report import Report  # noqa: E402
-from paceline_coreml import golden  # noqa: E402
-from paceline_coreml.conversion import layers  # noqa: E402
-from paceline_coreml.conversion.checkpoint import read_checkpoint  # noqa: E402
-from paceline_coreml.conversion.compress import compress  # noqa: E402
-from paceline_coreml.conversion.convert import CONV_SLOTS  # noqa: E402
-from paceline_coreml.conversion.families import open_family  # noqa: E402
-from paceline_coreml.conversion.shards import ShardSizes, convert_layers  # noqa: E402
-from paceline_coreml.engine.artifact import (  # noqa: E402
+from paceline.errors import InvalidRequest, ModelError
+from paceline.models import QUIET
+from paceline.models.checkpoints import read_facts
+from paceline.models.manifest import TOKENIZER
+from paceline.storage.coreml import EMBEDDINGS
+from paceline.storage.manifest import MANIFEST
+from paceline.storage.report import Report
+from paceline_coreml import golden
+from paceline_coreml.conversion import layers
+from paceline_coreml.conversion.checkpoint import read_checkpoint
+from paceline_coreml.conversion.compress import compress
+from paceline_coreml.conversion.convert import CONV_SLOTS
+from paceline_coreml.conversion.families import open_family
+from paceline_coreml.conversion.shards import ShardSizes, convert_layers
+from paceline_coreml.engine.artifact import (
     ROTARY,
     TOKEN_CLASSIFICATION,
     read_artifact,
 )
-from paceline_coreml.golden.reference import Reference  # noqa: E402
-from paceline_coreml.golden.texts import LOW_NORM  # noqa: E402
-from support.coreml import seal  # noqa: E402
-from support.coreml_checkpoints import (  # noqa: E402
+from paceline_coreml.golden.reference import Reference
+from paceline_coreml.golden.texts import LOW_NORM
+from support.coreml import seal
+from support.coreml_checkpoints import (
     BOS,
     RARE,
     VOCAB,
@@ -121,7 +120,6 @@ def test_other_families_pass(model: str, tmp_path: Path):
 
 
 def test_soft_routing_is_compared_with_soft_routing(tmp_path: Path):
-    safetensors_torch = pytest.importorskip("safetensors.torch")
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "zaya")
     options = {"head_rows": VOCAB, "weights": "f16", "routing": "soft", "topology": "2"}
     artifact = convert_tiny(checkpoint, tmp_path / "artifact", **options)
@@ -132,7 +130,7 @@ def test_soft_routing_is_compared_with_soft_routing(tmp_path: Path):
     assert "soft routing, compared with top-1: " in report.text
     weights = dict(read_checkpoint(checkpoint).weights)
     weights["model.layers.1.mlp.experts.down_proj"][0] *= -1
-    safetensors_torch.save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
     (fault, *_) = check(artifact, checkpoint).value["faults"]
     assert fault.startswith("layer 1, out_hidden")
 
@@ -316,11 +314,10 @@ def test_another_familys_checkpoint_is_rejected(good: Path, tmp_path: Path):
 
 
 def test_a_checkpoint_without_a_weight_is_rejected(good: Path, checkpoint: Path, tmp_path: Path):
-    safetensors_torch = pytest.importorskip("safetensors.torch")
     lacking = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
     weights = dict(read_checkpoint(checkpoint).weights)
     del weights["model.layers.1.mlp.up_proj.weight"]
-    safetensors_torch.save_file(weights, lacking / "model.safetensors", {"format": "pt"})
+    save_file(weights, lacking / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
         check(good, lacking)
 

@@ -3,9 +3,6 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from paceline_coreml.golden import compare
 from paceline_coreml.golden.compare import (
     Nearness,

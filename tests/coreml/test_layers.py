@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from paceline_coreml.conversion.layers import (  # noqa: E402
+from paceline_coreml.conversion.layers import (
     RMSNorm,
 )
 

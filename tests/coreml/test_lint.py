@@ -10,16 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from coremltools.converters.mil.mil import types
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("coremltools")
-
-from coremltools.converters.mil.mil import types  # noqa: E402
-
-from paceline.errors import ModelError  # noqa: E402
-from paceline_coreml.lint import Finding, lint, report, run_rules  # noqa: E402
-from paceline_coreml.lint.run_rules import RULES  # noqa: E402
-from support import mil  # noqa: E402
+from paceline.errors import ModelError
+from paceline_coreml.lint import Finding, lint, report, run_rules
+from paceline_coreml.lint.run_rules import RULES
+from support import mil
 
 pytestmark = pytest.mark.coreml
 

@@ -6,25 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers", minversion="5.23")
-pytest.importorskip("coremltools")
-
-torch.set_num_threads(1)
-
-from paceline_coreml.conversion.compress import compress  # noqa: E402
-from paceline_coreml.conversion.shards import (  # noqa: E402
+from paceline_coreml.conversion.compress import compress
+from paceline_coreml.conversion.shards import (
     ShardSizes,
     convert_head,
     convert_layers,
     shapes_of,
     static_functions,
 )
-from paceline_coreml.conversion.torch_model import run_layers  # noqa: E402
-from paceline_coreml.engine.inputs import CallInputs  # noqa: E402
-from paceline_coreml.lint import lint  # noqa: E402
-from paceline_coreml.rehearsal import RehearsalModel  # noqa: E402
-from support.coreml_families import CAUSAL, ONE_PER_FAMILY, ROWS, SLOTS, TinyModel  # noqa: E402
+from paceline_coreml.conversion.torch_model import run_layers
+from paceline_coreml.engine.inputs import CallInputs
+from paceline_coreml.lint import lint
+from paceline_coreml.rehearsal import RehearsalModel
+from support.coreml_families import CAUSAL, ONE_PER_FAMILY, ROWS, SLOTS, TinyModel
 
 pytestmark = pytest.mark.coreml
 

@@ -6,23 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("coremltools")
-
-torch.set_num_threads(1)
-
-from paceline_coreml.conversion.families import open_family  # noqa: E402
-from paceline_coreml.conversion.layers import Attention, ConvState, LayerInputs, RMSNorm  # noqa: E402
-from paceline_coreml.conversion.shards import (  # noqa: E402
+from paceline_coreml.conversion.families import open_family
+from paceline_coreml.conversion.layers import Attention, ConvState, LayerInputs, RMSNorm
+from paceline_coreml.conversion.shards import (
     ShardSizes,
     convert_layers,
 )
-from paceline_coreml.lint import Finding, lint  # noqa: E402
-from paceline_coreml.lint.program import Program  # noqa: E402
-from paceline_coreml.lint.row_layout import (  # noqa: E402
+from paceline_coreml.lint import Finding, lint
+from paceline_coreml.lint.program import Program
+from paceline_coreml.lint.row_layout import (
     ONE,
     Axis,
     Layout,
@@ -34,13 +30,13 @@ from paceline_coreml.lint.row_layout import (  # noqa: E402
     reshape,
     without_rows,
 )
-from paceline_coreml.lint.row_layout import ROWS as ROW  # noqa: E402
-from paceline_coreml.lint.row_order import row_axes_of  # noqa: E402
-from paceline_coreml.lint.row_tracker import RowTracker  # noqa: E402
-from paceline_coreml.rehearsal import RehearsalModel  # noqa: E402
-from paceline_coreml.rehearsal.program import read_package  # noqa: E402
-from support import mil  # noqa: E402
-from support.coreml_checkpoints import tiny_checkpoint  # noqa: E402
+from paceline_coreml.lint.row_layout import ROWS as ROW
+from paceline_coreml.lint.row_order import row_axes_of
+from paceline_coreml.lint.row_tracker import RowTracker
+from paceline_coreml.rehearsal import RehearsalModel
+from paceline_coreml.rehearsal.program import read_package
+from support import mil
+from support.coreml_checkpoints import tiny_checkpoint
 
 pytestmark = pytest.mark.coreml
 

@@ -8,33 +8,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers", minversion="5.23")
-pytest.importorskip("coremltools")
-torch.set_num_threads(1)
-
-from paceline.cli.app import main  # noqa: E402
-from paceline.errors import InvalidRequest  # noqa: E402
-from paceline.models import QUIET  # noqa: E402
-from paceline.storage.report import Report  # noqa: E402
-from paceline_coreml import compute_plan, probe  # noqa: E402
-from paceline_coreml.compute_plan import ComputePlan, PlannedOp  # noqa: E402
-from paceline_coreml.conversion.conversion_options import ConversionOptions  # noqa: E402
-from paceline_coreml.conversion.convert import open_model  # noqa: E402
-from paceline_coreml.conversion.layers import Attention  # noqa: E402
-from paceline_coreml.conversion.source import Source  # noqa: E402
-from paceline_coreml.probe import (  # noqa: E402
+from paceline.cli.app import main
+from paceline.errors import InvalidRequest
+from paceline.models import QUIET
+from paceline.storage.report import Report
+from paceline_coreml import compute_plan, probe
+from paceline_coreml.compute_plan import ComputePlan, PlannedOp
+from paceline_coreml.conversion.conversion_options import ConversionOptions
+from paceline_coreml.conversion.convert import open_model
+from paceline_coreml.conversion.layers import Attention
+from paceline_coreml.conversion.source import Source
+from paceline_coreml.probe import (
     ProbeOptions,
     parse_shape,
     probe_layer,
     probe_shape,
     run_gates,
 )
-from support.coreml import tiny_source  # noqa: E402
-from support.coreml_checkpoints import tiny_checkpoint  # noqa: E402
-from support.coreml_families import TinyModel  # noqa: E402
-from support.fake_mac import LOAD, REASON, FakeMac, mac  # noqa: E402
+from support.coreml import tiny_source
+from support.coreml_checkpoints import tiny_checkpoint
+from support.coreml_families import TinyModel
+from support.fake_mac import LOAD, REASON, FakeMac, mac
 
 __all__ = ["mac"]
 

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("coremltools")
-pytest.importorskip("transformers", minversion="5.23")
-
 import paceline
 from paceline.cli.app import main
 from paceline.models import QUIET

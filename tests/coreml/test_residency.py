@@ -87,19 +87,6 @@ def test_a_recorded_plan_is_evaluated_without_a_mac(folder: Path):
     assert json.loads(json.dumps(found.value)) == found.value
 
 
-def test_the_tables_have_a_line_per_package_and_number_of_rows(folder: Path, tmp_path: Path):
-    plans = changed(
-        tmp_path / "plans.json",
-        lambda value: op_of(value, LAYERS, 1, "rows").update(preferred="cpu"),
-    )
-    (_, head, rows), (_, _, off) = report(folder, recorded=plans).tables
-    assert head[:3] == ["package", "T", "convs on"]
-    assert [row[:2] for row in rows] == [[LAYERS, "1"], [LAYERS, "4"], [HEAD, "1"], [HEAD, "4"]]
-    assert {len(row) for row in rows} == {len(head)}
-    assert off[0] == [LAYERS, "1", "transpose", "cpu", "1", "1", "4.0 %"]
-    assert off[2][-1] == "", "the plan has no cost of a state"
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -8,10 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers", minversion="5.23")
-pytest.importorskip("coremltools")
-
 from paceline.cli.app import main
 from paceline.decoding.types import Block, tap_name
 from paceline.engines import EngineSettings

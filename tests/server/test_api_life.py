@@ -16,18 +16,9 @@ from paceline.server.http_server import request_log
 from paceline.server.run import Server, serve
 from paceline.server.settings import Settings
 from paceline.storage.processes import Interrupt, Interrupted
-from support.others import slowed
+from support.others import LONG, slowed
 from support.server import HTTP, Running, running
 from support.waiting import PATIENCE, until
-
-LONG: dict[str, Any] = {
-    "prompt": "this is the one",
-    "max_tokens": 450,
-    "ignore_eos": True,
-    "temperature": 0,
-    "speculation": {"drafter": "none"},
-}
-"""4.5 seconds at least with `slow_model`."""
 
 JSON = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "an answer"}}}
 

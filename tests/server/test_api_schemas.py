@@ -9,8 +9,6 @@ import pytest
 
 from support.server import Running
 
-pytest.importorskip("llguidance")
-
 LARGE = 2**53 - 1
 SCHEMA = {"enum": [LARGE]}
 TURN = {"role": "user", "content": "a"}

@@ -143,7 +143,6 @@ TOOLS: list[Any] = [
 def test_a_call_after_a_thought_is_a_call_and_one_in_a_thought_is_none(
     server: Running, stream: bool
 ):
-    pytest.importorskip("llguidance")
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     script(server, "I call now", call)
     response = chat(server, tools=TOOLS, stream=stream)

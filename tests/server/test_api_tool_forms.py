@@ -20,8 +20,6 @@ from support.thinking import Scripted
 from support.tool_templates import TEMPLATES, write_calling
 from support.toy import ToyEngine
 
-pytest.importorskip("llguidance")
-
 DEEPSEEK = FORMS["deepseek"]
 GEMMA = FORMS["gemma"]
 KIMI = FORMS["kimi"]

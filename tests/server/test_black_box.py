@@ -14,11 +14,9 @@ import pytest
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
 from support.command import free_port, served
-from support.others import fault
+from support.others import CHAT, TEXT, fault
 from support.server import Running, running
 
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
 TURN = {"role": "user", "content": "this is the one and this is the one"}
 PROMPT = "the rain in the rain in the"
 PLAIN: dict[str, Any] = {"messages": [TURN], "max_tokens": 24, "temperature": 0}

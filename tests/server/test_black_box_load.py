@@ -20,13 +20,12 @@ from paceline.runtime.model import Model
 from paceline.server.settings import Settings
 from support.command import served
 from support.drafters import Oracle
+from support.others import CHAT, TEXT
 from support.server import HTTP, Running, running
 from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
 
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
 PROMPT = "th is is all that it is"
 BARE: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
 LONG: dict[str, Any] = {**BARE, "max_tokens": 450, "speculation": {"drafter": "none"}}

@@ -119,20 +119,3 @@ def test_every_published_template_renders_every_order_of_roles(published: dict[s
         if places != sorted(places) or -1 in places:
             faults.append((model, order, places))
     assert faults == []
-
-
-def test_every_published_template_renders_all_calls_of_a_message(published: dict[str, ModelFiles]):
-    words = ("ONE_1", "TWO_1")
-    functions = [{"name": "get_weather", "arguments": json.dumps({"city": w})} for w in words]
-    calls = [
-        {"id": word, "function": function} for word, function in zip(words, functions, strict=True)
-    ]
-    chat: list[Mapping[str, Any]] = [
-        USER,
-        {"role": "assistant", "content": "", "tool_calls": calls},
-    ]
-    chat += [{"role": "tool", "tool_call_id": word, "content": f"OF_{word}"} for word in words]
-    for files in published.values():
-        messages, tools = template_chat(files, chat, [TOOL])
-        text = files.template().render(messages, tools=tools)
-        assert min(text.count(word) for word in words) >= 2, text

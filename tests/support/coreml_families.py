@@ -5,12 +5,13 @@ A new family is a new entry of `FORMS`.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline_coreml.conversion.families import open_family
-from paceline_coreml.conversion.family import Family
+if TYPE_CHECKING:
+    from paceline_coreml.conversion.family import Family
+
 
 SLOTS, ROWS = 64, 4
 VOCAB = 163
@@ -235,7 +236,9 @@ class TinyModel:
         self.model.config.use_cache = False
         self.folder, self.lags = folder, settings.get("conv_L_cache", 3) - 1
 
-    def family(self) -> Family:
+    def family(self) -> "Family":
+        from paceline_coreml.conversion.families import open_family
+
         return open_family(self.folder, slots=SLOTS, conv_slots=ROWS + self.lags)
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:

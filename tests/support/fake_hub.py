@@ -32,59 +32,6 @@ class Request(NamedTuple):
     authorization: str | None
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Answers requests of one connection; `state` is what the test has."""
-
-    @property
-    def state(self) -> Any:
-        return self.server.state  # type: ignore[attr-defined]
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.answer()
-
-    def do_GET(self) -> None:
-        self.answer()
-
-    def answer(self) -> None:
-        raise NotImplementedError
-
-    def request_for(self, path: str) -> Request:
-        headers = self.headers
-        return Request(self.command, path, headers["Range"], headers["Authorization"])
-
-    def first_byte(self) -> int:
-        """Where the range begins that is requested."""
-        return int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").rstrip("-"))
-
-    def send(
-        self,
-        status: int,
-        headers: Mapping[str, str],
-        data: bytes = b"",
-        cut: int | None = None,
-        *,
-        has_length: bool = True,
-    ) -> None:
-        """Send an answer; its connection breaks off after `cut` bytes."""
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        if has_length:
-            self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command != "HEAD":
-            with contextlib.suppress(ConnectionError):  # the client has seen enough
-                self.write(data[:cut])
-        if cut is not None:
-            self.close_connection = True
-
-    def write(self, data: bytes) -> None:
-        self.wfile.write(data)
-
-
 @dataclass
 class FakeRepository:
     """A model on the fake hub."""
@@ -165,12 +112,26 @@ def use_hub(hub: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "HF_HUB_CACHE", str(cache), raising=False)
 
 
-class _Handler(Handler):
+class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def answer(self) -> None:
+    @property
+    def state(self) -> FakeHub:
+        hub: FakeHub = self.server.state  # type: ignore[attr-defined]
+        return hub
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        self.state.asked.append(self.request_for(path))
+        headers = self.headers
+        self.state.asked.append(
+            Request(self.command, path, headers["Range"], headers["Authorization"])
+        )
         parts = path.strip("/").split("/")
         if parts[0] == "storage":
             self._send_range("/".join(parts[1:3]), parts[3], "/".join(parts[4:]))
@@ -224,7 +185,7 @@ class _Handler(Handler):
         data = self._files(name, commit)[path]
         if self.state.other_bytes:
             data = bytes(len(data))
-        begin = self.first_byte()
+        begin = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").rstrip("-"))
         headers = {"Accept-Ranges": "bytes"}
         if begin:
             headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
@@ -251,9 +212,24 @@ class _Handler(Handler):
         repository = self.state.repositories[name]
         return repository.older if commit == OLDER else repository.files
 
-    def write(self, data: bytes) -> None:
+    def send(
+        self, status: int, headers: Mapping[str, str], data: bytes = b"", cut: int | None = None
+    ) -> None:
+        """Send an answer; its connection breaks off after `cut` bytes."""
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            with contextlib.suppress(ConnectionError):  # the client has seen enough
+                self._write(data[:cut])
+        if cut is not None:
+            self.close_connection = True
+
+    def _write(self, data: bytes) -> None:
         stall = self.state.stall_after if self.path.startswith("/storage/") else None
-        super().write(data[:stall])
+        self.wfile.write(data[:stall])
         if stall is not None:
             self.wfile.flush()
             self.state.closing.wait()

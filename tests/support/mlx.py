@@ -13,6 +13,7 @@ from paceline.engines.base import Engine
 from paceline.engines.rows import RowRange, RowRules
 from paceline.runtime.model import Model
 from paceline.storage.files import read_json, write_json
+from support import coreml_families
 from support.coreml_checkpoints import write_tokenizer
 
 Opened = Callable[..., Any]
@@ -36,23 +37,13 @@ _SIZES: dict[str, Any] = {
 }
 
 
-def _heads(queries: int, keys: int, size: int) -> dict[str, int]:
-    """Heads of queries, those of keys and values, and the size of one: as a published model's."""
-    return {"num_attention_heads": queries, "num_key_value_heads": keys, "head_dim": size}
-
-
-def whole(queries: int, keys: int, size: int) -> dict[str, int]:
-    """The same where the heads divide the model's width."""
-    sizes = _heads(queries, keys, size)
-    del sizes["head_dim"]
-    return {**sizes, "hidden_size": queries * size}
-
+heads, whole = coreml_families.heads, coreml_families.whole
 
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", "LlamaForCausalLM", _heads(8, 2, 64)),
-    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _heads(4, 2, 128)),
+    "llama": ("LlamaConfig", "LlamaForCausalLM", heads(8, 2, 64)),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", heads(4, 2, 128)),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", whole(4, 2, 16)),
-    "hunyuan_v1_dense": ("HunYuanDenseV1Config", "HunYuanDenseV1ForCausalLM", _heads(8, 2, 128)),
+    "hunyuan_v1_dense": ("HunYuanDenseV1Config", "HunYuanDenseV1ForCausalLM", heads(8, 2, 128)),
     "lfm2": (
         "Lfm2Config",
         "Lfm2ForCausalLM",
@@ -66,7 +57,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Qwen3_5TextConfig",
         "Qwen3_5ForCausalLM",
         {
-            **_heads(8, 2, 256),
+            **heads(8, 2, 256),
             "full_attention_interval": 2,
             "layer_types": ["linear_attention", "full_attention"],
             "linear_num_value_heads": 4,
@@ -78,7 +69,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma3": (
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",
-        {**_heads(4, 1, 256), "sliding_window": 24, "sliding_window_pattern": 2},
+        {**heads(4, 1, 256), "sliding_window": 24, "sliding_window_pattern": 2},
     ),
 }
 """Transformers' classes, and settings beside the common ones."""

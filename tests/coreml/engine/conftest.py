@@ -11,11 +11,9 @@ import pytest
 @pytest.fixture(scope="session")
 def quiet_coremltools() -> Iterator[None]:
     """coremltools says much about versions and progress, none of which is about these tests."""
-    pytest.importorskip("torch")
     logging.getLogger("coremltools").setLevel(logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pytest.importorskip("coremltools")
         yield
 
 

@@ -27,19 +27,18 @@ def converted(family: Any) -> Any:
     return convert_layers(family, 0, 1, sizes=ShardSizes(ROWS, SLOTS, ROWS))
 
 
-def hidden(seed: int = 0) -> np.ndarray:
+def hidden() -> np.ndarray:
     """[SLOTS, D]: the rows of a text."""
-    return half(np.random.default_rng(seed).normal(size=(SLOTS, D)))
+    return half(np.random.default_rng(0).normal(size=(SLOTS, D)))
 
 
-def call(rows: Sequence[int], *, padding: int = 0, seed: int = 0) -> dict[str, np.ndarray]:
-    """The inputs for consecutive rows of a text, and rows after them that mean nothing."""
-    count = len(rows) + padding
+def call(rows: Sequence[int]) -> dict[str, np.ndarray]:
+    """The inputs for consecutive rows of a text."""
+    count = len(rows)
     angles = np.arange(SLOTS)[:, None] * 10_000.0 ** (-np.arange(0, HEAD, 2) / HEAD)
     tables = (table.astype(np.float32) for table in (np.cos(angles), np.sin(angles)))
-    block = half(np.random.default_rng(count).normal(size=(1, D, count, 1)))
-    block[0, :, : len(rows), 0] = hidden(seed)[list(rows)].T
-    inputs = CallInputs(count, *tables).at(rows[0], len(rows))
+    block = hidden()[list(rows)].T[None, :, :, None]
+    inputs = CallInputs(count, *tables).at(rows[0], count)
     return {"hidden": block, **{name: array.copy() for name, array in inputs.items()}}
 
 

@@ -9,24 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("coremltools")
-transformers = pytest.importorskip("transformers", minversion="5.23")
-
-from paceline.cli.app import main  # noqa: E402
-from paceline.errors import InvalidRequest, ModelError  # noqa: E402
-from paceline.models import QUIET  # noqa: E402
-from paceline.storage.manifest import MANIFEST  # noqa: E402
-from paceline_coreml.conversion.conversion_options import ConversionOptions  # noqa: E402
-from paceline_coreml.conversion.convert import convert  # noqa: E402
-from paceline_coreml.engine.artifact import read_artifact  # noqa: E402
-from paceline_coreml.engine.classifier import TextClassifier  # noqa: E402
-from paceline_coreml.engine.engine import CoreMlEngine  # noqa: E402
-from support.coreml import tiny_source  # noqa: E402
-from support.coreml_families import TinyModel  # noqa: E402
-from support.errors import raises  # noqa: E402
-from support.fake_mac import FakeMac, mac  # noqa: E402
+from paceline.cli.app import main
+from paceline.errors import InvalidRequest, ModelError
+from paceline.models import QUIET
+from paceline.storage.manifest import MANIFEST
+from paceline_coreml.conversion.conversion_options import ConversionOptions
+from paceline_coreml.conversion.convert import convert
+from paceline_coreml.engine.artifact import read_artifact
+from paceline_coreml.engine.classifier import TextClassifier
+from paceline_coreml.engine.engine import CoreMlEngine
+from support.coreml import tiny_source
+from support.coreml_families import TinyModel
+from support.errors import raises
+from support.fake_mac import FakeMac, mac
 
 __all__ = ["mac"]
 

@@ -5,20 +5,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import coremltools as ct
 import numpy as np
 import pytest
+from rehearsal_layer import ROWS, SLOTS, STATES, call, hidden
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("coremltools")
-
-import coremltools as ct  # noqa: E402
-from rehearsal_layer import ROWS, SLOTS, STATES, call, hidden  # noqa: E402
-
-from paceline.errors import InvalidRequest  # noqa: E402
-from paceline_coreml.conversion.compress import compress  # noqa: E402
-from paceline_coreml.conversion.torch_model import run_layers  # noqa: E402
-from paceline_coreml.rehearsal import RehearsalModel, RehearsalState  # noqa: E402
-from paceline_coreml.rehearsal.program import read_package  # noqa: E402
+from paceline.errors import InvalidRequest
+from paceline_coreml.conversion.compress import compress
+from paceline_coreml.conversion.torch_model import run_layers
+from paceline_coreml.rehearsal import RehearsalModel, RehearsalState
+from paceline_coreml.rehearsal.program import read_package
 
 pytestmark = [pytest.mark.coreml, pytest.mark.usefixtures("quiet_coremltools")]
 
@@ -26,29 +22,9 @@ BLOCKS = ([0], [1, 2], [3, 4, 5, 6], [7, 8, 9], [10])
 """Rows 0 to 10 of a text, in blocks of several sizes."""
 
 
-@pytest.fixture(scope="module")
-def functions(layer_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Functions t1 to t4, each for so many rows, that share their weights."""
-    path = tmp_path_factory.mktemp("functions") / "functions.mlpackage"
-    shapes = {
-        f"t{count}": {name: array.shape for name, array in call(range(count)).items()}
-        for count in range(1, ROWS + 1)
-    }
-    ct.models.utils.materialize_dynamic_shape_mlmodel(layer_model, shapes, str(path))
-    return path
-
-
-def run(
-    model: RehearsalModel | dict[int, RehearsalModel],
-    state: RehearsalState,
-    blocks: Any = BLOCKS,
-    seed: int = 0,
-) -> np.ndarray:
-    """[rows, D] of all blocks, each by the model for its number of rows."""
-    found = []
-    for rows in blocks:
-        one = model[len(rows)] if isinstance(model, dict) else model
-        found.append(one.predict(call(rows, seed=seed), state)["out_hidden"])
+def run(model: RehearsalModel, state: RehearsalState, blocks: Any = BLOCKS) -> np.ndarray:
+    """[rows, D] of all blocks."""
+    found = [model.predict(call(rows), state)["out_hidden"] for rows in blocks]
     return np.concatenate(found, 2)[0, :, :, 0].T
 
 
@@ -78,21 +54,6 @@ def test_compressed_weights_are_what_coremltools_says_they_are(
     stored = {op.type for op in read_package(tmp_path / "small.mlpackage").function().block.ops}
     assert any(name.startswith("constexpr_") for name in stored)
     np.testing.assert_array_equal(run(small, small.make_state()), run(whole, whole.make_state()))
-
-
-def test_functions_of_a_package_share_a_state(functions: Path, layer_package: Path):
-    models = {
-        count: RehearsalModel(functions, function_name=f"t{count}") for count in range(1, ROWS + 1)
-    }
-    flexible = RehearsalModel(layer_package)
-    state, other = models[1].make_state(), flexible.make_state()
-    np.testing.assert_array_equal(run(models, state), run(flexible, other))
-    for name in STATES:
-        np.testing.assert_array_equal(state.cells[name].array, other.cells[name].array)
-    with pytest.raises(InvalidRequest, match="another model"):
-        flexible.predict(call([0]), state)
-    with pytest.raises(InvalidRequest, match=r"hidden has shape \[1, 64, 1, 1\], expected \[1, 64"):
-        models[2].predict(call([0]), state)
 
 
 @pytest.mark.parametrize("rounding", ["f16", "engine"])

@@ -6,9 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("coremltools")
-
 from paceline_coreml.rehearsal import RehearsalModel
 from support import mil
 

@@ -8,17 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from coremltools.proto import Model_pb2
+from rehearsal_layer import ROWS, D, call
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("coremltools")
-
-from coremltools.proto import Model_pb2  # noqa: E402
-from rehearsal_layer import ROWS, D, call  # noqa: E402
-
-from paceline.errors import InvalidRequest, MissingExtra, ModelError  # noqa: E402
-from paceline_coreml.rehearsal import RehearsalModel, proto  # noqa: E402
-from paceline_coreml.rehearsal.program import read_package  # noqa: E402
-from support import mil  # noqa: E402
+from paceline.errors import InvalidRequest, MissingExtra, ModelError
+from paceline_coreml.rehearsal import RehearsalModel, proto
+from paceline_coreml.rehearsal.program import read_package
+from support import mil
 
 pytestmark = [pytest.mark.coreml, pytest.mark.usefixtures("quiet_coremltools")]
 
