@@ -12,13 +12,7 @@ from paceline.errors import ModelError
 from paceline.storage.files import sha256_of
 from paceline.storage.processes import Finished
 from paceline_coreml import compute_plan
-from paceline_coreml.compute_plan import (
-    ComputePlan,
-    PlannedOp,
-    copy_with_default,
-    ops_of,
-    record,
-)
+from paceline_coreml.compute_plan import ComputePlan, PlannedOp, copy_with_default, ops_of, record
 
 LAYERS = "layers-000-001.mlpackage"
 

@@ -299,10 +299,7 @@ def without(name: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            lambda folder: changed_config(folder, model_type="gpt2"),
-            "gpt2",
-        ),
+        (lambda folder: changed_config(folder, model_type="gpt2"), "gpt2"),
         (
             without("model.layers.2.mlp.up_proj.weight"),
             r"has no tensor model\.layers\.2\.mlp\.up_proj\.weight",

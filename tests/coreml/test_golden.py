@@ -29,11 +29,7 @@ from paceline_coreml.conversion.compress import compress
 from paceline_coreml.conversion.convert import CONV_SLOTS
 from paceline_coreml.conversion.families import open_family
 from paceline_coreml.conversion.shards import ShardSizes, convert_layers
-from paceline_coreml.engine.artifact import (
-    ROTARY,
-    TOKEN_CLASSIFICATION,
-    read_artifact,
-)
+from paceline_coreml.engine.artifact import ROTARY, TOKEN_CLASSIFICATION, read_artifact
 from paceline_coreml.golden.reference import Reference
 from paceline_coreml.golden.texts import LOW_NORM
 from support.coreml import seal

@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 
 from paceline_coreml.golden import compare
-from paceline_coreml.golden.compare import (
-    Nearness,
-    centred,
-    cosines,
-)
+from paceline_coreml.golden.compare import Nearness, centred, cosines
 from paceline_coreml.golden.texts import Text, rows_of
 
 pytestmark = pytest.mark.coreml

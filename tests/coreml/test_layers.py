@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline_coreml.conversion.layers import (
-    RMSNorm,
-)
+from paceline_coreml.conversion.layers import RMSNorm
 
 pytestmark = pytest.mark.coreml
 

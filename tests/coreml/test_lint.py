@@ -251,16 +251,11 @@ PLANTS = [
     Plant("state-update-type", kept, X, STATE, also="float16", change=wide_update),
     # weights
     Plant(
-        "int4-blocks",
-        lambda mb, x: scaled(mb, x, FOUR_BITS, 8, 2, name="blocks"),
-        where="blocks",
+        "int4-blocks", lambda mb, x: scaled(mb, x, FOUR_BITS, 8, 2, name="blocks"), where="blocks"
     ),
     Plant("table-scale", lambda mb, x: scaled(mb, x, table(mb), 8, 1)),
     Plant(
-        "table-state",
-        lambda mb, x, k: [convolution(mb, x, table(mb)), *kept(mb, x, k)],
-        X,
-        STATE,
+        "table-state", lambda mb, x, k: [convolution(mb, x, table(mb)), *kept(mb, x, k)], X, STATE
     ),
     Plant("expert-scale", lambda mb, x: scaled(mb, x, BYTES, 1, 1, name=EXPERT), where=EXPERT),
     Plant("small", silu),

@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 
 from paceline_coreml.conversion.families import open_family
 from paceline_coreml.conversion.layers import Attention, ConvState, LayerInputs, RMSNorm
-from paceline_coreml.conversion.shards import (
-    ShardSizes,
-    convert_layers,
-)
+from paceline_coreml.conversion.shards import ShardSizes, convert_layers
 from paceline_coreml.lint import Finding, lint
 from paceline_coreml.lint.program import Program
 from paceline_coreml.lint.row_layout import (

@@ -20,13 +20,7 @@ from paceline_coreml.conversion.conversion_options import ConversionOptions
 from paceline_coreml.conversion.convert import open_model
 from paceline_coreml.conversion.layers import Attention
 from paceline_coreml.conversion.source import Source
-from paceline_coreml.probe import (
-    ProbeOptions,
-    parse_shape,
-    probe_layer,
-    probe_shape,
-    run_gates,
-)
+from paceline_coreml.probe import ProbeOptions, parse_shape, probe_layer, probe_shape, run_gates
 from support.coreml import tiny_source
 from support.coreml_checkpoints import tiny_checkpoint
 from support.coreml_families import TinyModel

@@ -8,16 +8,7 @@ import pytest
 
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
-from support.scripted import (
-    CALL,
-    DONE,
-    SAID,
-    THOUGHT,
-    always,
-    calling_ls,
-    engine_of,
-    prompt_of,
-)
+from support.scripted import CALL, DONE, SAID, THOUGHT, always, calling_ls, engine_of, prompt_of
 from support.server import Running, running
 
 PATH = "/v1/messages"

@@ -26,10 +26,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("source", ["--api-key", VARIABLE, "--api-key-file"])
 def test_an_empty_api_key_from_any_source_is_refused(
-    source: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     for empty in ("", " ", "\t"):
         words = ["serve", "--port", "0", source, empty]

@@ -82,10 +82,7 @@ def write_dflash2(path: Path, *, perfect: bool, seed: int = 1) -> Path:
     convolutions = {
         f"blk.0.{part}_conv_{name}": rng.normal(0, 0.2, shape)
         for part in ("attn", "ffn")
-        for name, shape in (
-            ("base", (2, kernel, D)),
-            ("proj.weight", (2 * kernel * D // group, D)),
-        )
+        for name, shape in (("base", (2, kernel, D)), ("proj.weight", (2 * kernel * D // group, D)))
     }
     if perfect:  # they leave rows as they are
         for part in ("attn", "ffn"):

@@ -59,7 +59,7 @@ SWEEP = Record(
             row(f"code, {length} tokens", "code", name, ratio, at={"prompt_tokens": length})
             for length in (100, 800)
             for name, ratio in (("plain", 1.0), ("x", length / 100 + 1))
-        ),
+        )
     ],
     **HEAD,
 )

@@ -190,10 +190,7 @@ def test_the_classifier_refuses_a_model_that_writes(folder: Path, tmp_path: Path
     ("changes", "message"),
     [
         ({"task": "causal-lm"}, "it has 33 labels, expected none"),
-        (
-            {"labels": []},
-            r"(?s)the labels \[\].*the last shard ends at label 33, expected 0",
-        ),
+        ({"labels": []}, r"(?s)the labels \[\].*the last shard ends at label 33, expected 0"),
         ({"labels": ["O", "O"]}, "expected at least one, and each once"),
         ({"slots": ROWS - 1}, f"slots is {ROWS - 1}, expected at least the {ROWS} rows"),
         (

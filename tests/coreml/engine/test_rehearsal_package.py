@@ -162,9 +162,7 @@ def test_a_function_or_a_rounding_that_is_not_there_is_refused(layer_package: Pa
         RehearsalModel(layer_package, rounding="f8")
 
 
-def test_operands_that_do_not_go_together_are_an_error_that_names_the_operation(
-    copy: Path,
-):
+def test_operands_that_do_not_go_together_are_an_error_that_names_the_operation(copy: Path):
     def change(spec: Any) -> None:
         for one in spec.description.input:
             if one.name == "rope_cos":

@@ -52,9 +52,7 @@ ROWS = [
     channels("cast", dtype="fp16"),
     *map(paired, ("add", "sub", "mul", "real_div", "maximum", "pow")),
     Rows(
-        "mul",
-        lambda make, t, d: {"x": make(1, d, t, 1), "y": make(1, d, 1, 1)},
-        {"x": 2, "out": 2},
+        "mul", lambda make, t, d: {"x": make(1, d, t, 1), "y": make(1, d, 1, 1)}, {"x": 2, "out": 2}
     ),
     *(
         make(op, axes=axes, keep_dims=True)
