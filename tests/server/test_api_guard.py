@@ -12,7 +12,7 @@ from paceline.runtime.model import Model
 from paceline.server.run import Server
 from paceline.server.settings import Settings
 from support.errors import raises
-from support.server import Running, running
+from support.server import Running, head, running
 from support.waiting import PATIENCE
 
 ASK: dict[str, Any] = {"prompt": "a", "max_tokens": 1}
@@ -58,12 +58,8 @@ def test_a_client_that_is_still_sending_gets_the_error_of_its_large_body(
     server: Running, path: str
 ):
     body = b"a" * 20_000_000
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
     with socket.create_connection(("127.0.0.1", server.server.port), PATIENCE) as client:
-        client.sendall(head.encode() + body)
+        client.sendall(head(len(body), "Connection: close", path=path) + body)
         assert client.recv(12) == b"HTTP/1.1 " + (b"413" if "comp" in path else b"404")
 
 
@@ -121,10 +117,7 @@ def test_slow_headers_and_bodies_time_out(model: Model):
             connection.sendall(b"GET /hea")
             wait_for_hang_up(connection)
         with socket.create_connection(place) as connection:
-            connection.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
-                b"Content-Type: application/json\r\n\r\n{"
-            )
+            connection.sendall(head(9) + b"{")
             connection.settimeout(PATIENCE)
             assert b" 408 " in connection.recv(4096)
         assert server.get("/health").status_code == 200

@@ -1,6 +1,5 @@
 """Clients that leave, wait or do not read; engines that break; a server that ends."""
 
-import json
 import re
 import socket
 import struct
@@ -17,7 +16,7 @@ from paceline.server.run import Server, serve
 from paceline.server.settings import Settings
 from paceline.storage.processes import Interrupt, Interrupted
 from support.others import LONG, slowed
-from support.server import HTTP, Running, running
+from support.server import HTTP, Running, request, running
 from support.waiting import PATIENCE, until
 
 JSON = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "an answer"}}}
@@ -25,12 +24,8 @@ JSON = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 
 
 def sent(server: Running, body: dict[str, Any]) -> socket.socket:
     """A connection on which a request was sent, and nothing read."""
-    text = json.dumps(body).encode()
     connection = socket.create_connection(("127.0.0.1", server.server.port))
-    connection.sendall(
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Content-Length: " + str(len(text)).encode() + b"\r\n\r\n" + text
-    )
+    connection.sendall(request(body))
     return connection
 
 

@@ -1,6 +1,5 @@
 """Memory of a server after a storm of requests: what only they needed is given back."""
 
-import json
 import socket
 import time
 from contextlib import ExitStack
@@ -11,7 +10,7 @@ import pytest
 from paceline.models import cache_dir
 from paceline.models.names import DEFAULT_MODEL
 from support.command import Command, served
-from support.server import HTTP
+from support.server import HTTP, request
 from support.waiting import until
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
@@ -28,11 +27,7 @@ def own_bytes(command: Command) -> int:
 
 def asked(number: int) -> bytes:
     """A stream for a prompt that no other one begins with."""
-    body = json.dumps({"prompt": f"{number} " + "word " * 150, "stream": True, "max_tokens": 100})
-    return (
-        "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n{body}"
-    ).encode()
+    return request({"prompt": f"{number} " + "word " * 150, "stream": True, "max_tokens": 100})
 
 
 def test_memory_comes_back_after_streams_that_nobody_read_and_cancelled_ones():

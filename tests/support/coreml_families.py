@@ -194,8 +194,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Name -> transformers' class and the settings of its config."""
-CLASSIFIERS = [form for form in FORMS if form.startswith("privacy")]
-CAUSAL = [form for form in FORMS if form not in CLASSIFIERS]
+CAUSAL = [form for form in FORMS if not form.startswith("privacy")]
 ONE_PER_FAMILY = [
     *("llama", "qwen3", "phi-3", "hunyuan", "lfm2", "lfm2 with experts", "zaya", "privacy filter")
 ]

@@ -22,6 +22,18 @@ CLIENT = OpenAI(base_url="http://127.0.0.1:1/v1", api_key="none", max_retries=0)
 HTTP = httpx.Client(timeout=PATIENCE)
 
 
+def head(length: int | str, *more: str, path: str = "/v1/completions") -> bytes:
+    """The headers of a request as they are sent."""
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *more]
+    return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
+
+
+def request(body: Any, *more: str) -> bytes:
+    """A request for a completion as it is sent."""
+    text = json.dumps(body).encode()
+    return head(len(text), *more) + text
+
+
 class Running:
     """A server that answers."""
 

@@ -50,7 +50,7 @@ def test_rows_are_those_of_the_layers_in_torch(engine: CoreMlEngine, tiny_core_m
     from support.coreml_torch import TorchModel
 
     family = open_family(tiny_core_ml.parent / "checkpoint", slots=192, conv_slots=64)
-    network = TorchModel(family, slots=192, rows=4)
+    network = TorchModel(family, rows=4)
     expected, streams = [], []
     for at in range(0, len(TEXT), 4):
         ran = network.step(TEXT[at : at + 4])

@@ -1,7 +1,6 @@
 """Connections that take descriptors and do nothing: a server keeps answering others."""
 
 import errno
-import json
 import signal
 import socket
 import time
@@ -18,7 +17,7 @@ from paceline.server import connections, page
 from paceline.server.connections import connection_limit
 from paceline.server.settings import Settings
 from support.command import Command, served
-from support.server import HTTP, Running, running
+from support.server import HTTP, Running, request, running
 from support.tiny import SIZES, write_tiny
 from support.waiting import PATIENCE, until
 
@@ -31,11 +30,7 @@ BODY = {"prompt": "the rain in the rain", "max_tokens": 8, "temperature": 0}
 
 
 def completion(**more: object) -> bytes:
-    body = json.dumps({**BODY, **more})
-    return (
-        "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n{body}"
-    ).encode()
+    return request({**BODY, **more})
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import pytest
 
 from paceline.server.settings import Settings
 from support.others import ASKED, CHAT, LONG, TEXT, fault
-from support.server import Running
+from support.server import Running, head, request
 from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
@@ -32,17 +32,6 @@ def clients_gone(server: Running) -> float:
     """How many clients are known to have left before their answer's end."""
     lines = server.get("/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if 'reason="client_gone"' in line)
-
-
-def head(length: int | str, *more: str) -> bytes:
-    """The headers of a request for a completion."""
-    lines = [f"POST {TEXT} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *more]
-    return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
-
-
-def request(body: dict[str, Any], *more: str) -> bytes:
-    text = json.dumps(body).encode()
-    return head(len(text), *more) + text
 
 
 def connected(server: Running, *, small: bool = False) -> socket.socket:
