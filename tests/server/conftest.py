@@ -4,12 +4,21 @@ from pathlib import Path
 import pytest
 
 from paceline.models import resolve
+from paceline.runtime.batching import scheduler
 from paceline.runtime.model import Model
 from support.others import slowed
 from support.scripted import scripted_model
 from support.server import Running, running
 from support.thinking import Scripted
 from support.toy import ToyEngine
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_rest() -> Iterator[None]:
+    """Servers of a file share an engine: none may park its sequences while another has a call."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "_REST_SECONDS", None)
+        yield
 
 
 @pytest.fixture(scope="module")
