@@ -245,7 +245,10 @@ def test_auto_goes_on_without_a_drafter_that_does_not_fit_and_says_so_once(
 
 @pytest.mark.mlx
 def test_auto_drafts_for_a_checkpoint_with_a_head_in_safetensors(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     from support import mlx
 
@@ -263,3 +266,5 @@ def test_auto_drafts_for_a_checkpoint_with_a_head_in_safetensors(
         found = model.generate("a b", raw=True, max_tokens=20)
         assert found.drafter == f"suffix+dflash:{FOLDER}"
         assert found.token_ids == plain.token_ids
+    said(capsys, "rm", FOLDER)
+    assert all(drafter.find() is None for drafter in known.drafters)

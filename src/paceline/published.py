@@ -14,7 +14,7 @@ from typing import Literal
 
 from paceline import drafters
 from paceline.drafters import DrafterResources, HeadFacts, Sizes
-from paceline.errors import ModelError, ModelNotFound
+from paceline.errors import ModelError, ModelNotFound, PacelineError
 from paceline.models import (
     ModelFiles,
     Progress,
@@ -152,7 +152,7 @@ class Installed:
                 try:
                     for drafter in drafters.create(spec, resources):
                         drafter.close()
-                except ModelError as error:
+                except PacelineError as error:
                     self._leave_out(error)
                     self._specs.remove(spec)
         return [spec for spec in self._specs if spec.partition(":")[0] not in resources.shipped]
@@ -166,13 +166,13 @@ class Installed:
             if drafter.kind not in kinds and drafter.find() is not None:
                 try:
                     _check(drafter, files)
-                except ModelError as error:
+                except PacelineError as error:
                     self._leave_out(error)
                 else:
                     kinds.add(drafter.kind)
                     yield f"{drafter.kind}:{drafter.name}"
 
-    def _leave_out(self, error: ModelError) -> None:
+    def _leave_out(self, error: PacelineError) -> None:
         self._progress.say(f"{' '.join(str(error).split())}; auto goes on without it")
 
 
