@@ -62,17 +62,14 @@ ALLOWED = {
         "": set[str](),
     },
     LAB: {
+        "agent": {"bench"},
         "bench": set[str](),
         "peers": {"bench"},
         "report": {"bench"},
-        "trace": set[str](),
-        "simulate": {"bench", "trace"},
+        "simulate": {"bench"},
         "learn": {"simulate"},
         "sweep": {"bench"},
-        "cli": {
-            *("bench", "learn", "peers", "report", "simulate", "sweep"),
-            "trace",
-        },
+        "cli": {"agent", "bench", "learn", "peers", "report", "simulate", "sweep"},
         "": set[str](),
     },
     MLX: {

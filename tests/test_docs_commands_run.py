@@ -18,6 +18,7 @@ from support.docs import ROOT, commands, words_of
 
 # First words of commands that do not run here, and why. The longest that fits holds.
 NOT_RUN = {
+    "bench agent": "minutes; tests/lab/test_agent.py",
     "bench peers": "other runtimes; tests/lab/test_peers.py",
     "bench report": "draws charts for seconds; tests/lab/test_report.py",
     "bench run": "minutes; tests/lab/bench/test_run.py",

@@ -38,7 +38,6 @@ ABOVE: dict[str, int] = {
     "src/paceline/cli": 3_440,
     "src/paceline/verify": 957,
     "src/paceline_mlx": 4_038,
-    "src/paceline_lab": 6_347,
     "tests": 50_887,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""

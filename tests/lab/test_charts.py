@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import InvalidRequest
 from paceline_lab.bench.record import Record, Row, Spread, parse_record
 from paceline_lab.report.charts import record_charts
-from paceline_lab.report.plan import is_plan, plan_record
-from paceline_lab.report.shapes import Chart, Curves, Dots, Stacks
-from support.results import BLOCKS, HEAD, PLAN, RUN, SWEEP
+from paceline_lab.report.shapes import Chart, Curves, Dots
+from support.results import BLOCKS, HEAD, RUN, SWEEP
 
-_Kind = TypeVar("_Kind", Dots, Curves, Stacks)
+_Kind = TypeVar("_Kind", Dots, Curves)
 
 
 def charts(record: Record) -> dict[str, Chart]:
@@ -47,7 +45,6 @@ def test_a_run_has_speed_and_tau_by_kind_acceptance_and_time():
         "ratio-by-kind",
         "tokens_per_step-by-kind",
         "acceptance-by-position",
-        "time-by-bucket",
     ]
     speed = the(Dots, found["ratio-by-kind"])
     assert speed.groups == ["all", "chat", "code"]
@@ -72,16 +69,6 @@ def test_acceptance_is_charted_by_position_where_enough_was_drafted():
     assert [at for at, _ in the(Curves, few["acceptance-by-position"]).series["x"]] == [1, 2, 3]
 
 
-def test_time_is_milliseconds_a_token_in_four_parts():
-    found = the(Stacks, charts(RUN)["time-by-bucket"])
-    assert found.names == ["plain", "x", "y"]
-    # Medians 3.0, of which 2.25, 0.375 and 0.1875, for ten tokens after the first.
-    parts = {part: values[1] for part, values in found.parts.items()}
-    assert parts == pytest.approx(
-        {"verify": 225, "draft": 37.5, "sample and text": 18.75, "the rest of the host": 18.75}
-    )
-
-
 def test_a_sweep_has_curves():
     found = charts(SWEEP)
     assert [*found] == [
@@ -90,7 +77,6 @@ def test_a_sweep_has_curves():
         "decode_tokens_per_second-by-prompt_tokens",
         "prefill_tokens_per_second-by-prompt_tokens",
         "acceptance-by-position",
-        "time-by-bucket",
     ]
     speed = the(Curves, found["ratio-by-prompt_tokens"])
     assert [(at, *each) for at, each in speed.series["x"]] == [
@@ -116,7 +102,6 @@ NAMES = st.sampled_from(
         *("ratio", "tokens_per_step", "decode_tokens_per_second", "prefill_tokens_per_second"),
         *("first_token_seconds", "decode_seconds", "verify_seconds"),
         *("draft_seconds", "sample_seconds"),
-        *("cost_ratio", "break_even"),
     ]
 )
 SMALL = st.sampled_from(["a", "b", "plain", "cold"])
@@ -143,36 +128,3 @@ ROWS = st.builds(
 @given(rows=st.lists(ROWS, max_size=6, unique_by=lambda row: row.key))
 def test_any_record_has_charts_or_none(rows: list[Row]):
     charts(parse_record(json.loads(json.dumps(Record("any", rows, **HEAD).as_dict())), "it"))
-
-
-# -- plans -----------------------------------------------------------------------------------------
-
-
-def test_a_plan_has_costs_and_what_drafting_must_bring():
-    assert is_plan(PLAN)
-    found = charts(plan_record(PLAN, "it"))
-    costs = the(Curves, found["cost-by-rows"])
-    assert {
-        name: [(at, each.median) for at, each in points] for name, points in costs.series.items()
-    } == {
-        "m, here": [(1, 1.0), (2, 1.0), (4, 1.2)],
-        "the same at a context of 4096 tokens": [(1, 1.0), (2, 2.1)],
-    }
-    assert costs.bound is not None
-    assert costs.bound[1] == [(1, 1), (2, 2), (4, 4)]
-    even = the(Curves, found["break-even-by-rows"])
-    assert [*even.series] == ["m, here"], "at the longer context even certainty does not pay"
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {**PLAN, "rows": [5]},
-        {**PLAN, "rows": [{"rows": "2", "milliseconds": "x", "ratio": 1}]},
-        {**PLAN, "deep": {"context": 1}},
-        {name: value for name, value in PLAN.items() if name != "model"},
-    ],
-)
-def test_a_broken_plan_is_rejected_by_name(broken: dict[str, object]):
-    with pytest.raises(InvalidRequest, match=r"^it\b"):
-        plan_record(broken, "it")

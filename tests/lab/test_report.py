@@ -21,8 +21,8 @@ from paceline.errors import InvalidRequest, MissingExtra
 from paceline.storage.report import json_file
 from paceline_lab.bench.record import Row
 from paceline_lab.report.charts import record_charts
-from paceline_lab.report.command import bench_report, read_result
-from support.results import BLOCKS, PLAN, RUN, SWEEP
+from paceline_lab.report.command import bench_report, read_record
+from support.results import BLOCKS, RUN, SWEEP
 
 VOID = {"meta", "img"}
 
@@ -59,8 +59,7 @@ def results(tmp_path: Path) -> list[Path]:
     records = {"run": RUN, "sweep": SWEEP, "blocks": BLOCKS}
     for name, record in records.items():
         (tmp_path / f"{name}.json").write_bytes(json_file(record.as_dict()))
-    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
-    return [tmp_path / f"{name}.json" for name in (*records, "plan")]
+    return [tmp_path / f"{name}.json" for name in records]
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -68,7 +67,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_report_made_twice_is_the_same_bytes(results: Sequence[Path], tmp_path: Path):
-    results = [results[0], results[2], results[3]]
+    results = [results[0], results[2]]
     written = bench_report(results, tmp_path / "one")
     assert written[0] == tmp_path / "one" / "index.html"
     assert {path.name for path in written} == content(tmp_path / "one").keys()
@@ -108,7 +107,7 @@ def test_the_page_is_whole_in_itself(results: Sequence[Path], tmp_path: Path):
     groups = len(RUN.contenders) - 1
     assert len(page.all("table")) == len(pictures) + len(results) + groups
     assert len(page.all("figure")) == len(pictures)
-    assert len(pictures) == sum(len(record_charts(read_result(path))) for path in results)
+    assert len(pictures) == sum(len(record_charts(read_record(path))) for path in results)
     assert all(each["scope"] in ("col", "row") for each in page.all("th"))
     links = [each["href"] for each in page.all("a")]
     anchors = [each["id"] for each in page.all("h2")]
@@ -168,7 +167,6 @@ def test_mistakes_are_one_line(
     broken = {
         "torn.json": (whole[: len(whole) // 2], "is no result of `paceline bench`, or is trunc"),
         "other.json": (b'{"a": 1}', "is no result of `paceline bench`: expected"),
-        "plan.json": (b'{"plain_milliseconds": 1, "rows": 1, "best": 1}', "is not what `paceline"),
     }
     for name, (bytes_, reason) in broken.items():
         (tmp_path / name).write_bytes(bytes_)
@@ -187,7 +185,7 @@ def test_mistakes_are_one_line(
 def test_from_the_command_line(
     results: Sequence[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    command = ["bench", "report", str(results[3]), "--output", str(tmp_path / "out")]
+    command = ["bench", "report", str(results[2]), "--output", str(tmp_path / "out")]
     assert main(command) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == str(tmp_path / "out" / "index.html")

@@ -25,11 +25,11 @@ from paceline_lab.simulate.replay import (
     simulate,
     steps,
 )
-from paceline_lab.trace.reader import read_trace
 from support.costs import give_costs
 from support.drafters import write_toy_table
 from support.driver import CHEAP, answer, generation
 from support.toy import ToyEngine
+from support.traces import RecordedTrace
 
 EVEN = CostTable({1: 1.0, 32: 1.0})
 
@@ -225,7 +225,7 @@ def assert_same_steps(model: Model, options: Options, path: Path, max_tokens: in
     give_costs(fresh, cost)  # as the replay has them: calls of the answer change nothing
     with fresh.stream(PROMPT, **asked) as stream, Trace(path, fresh, stream, asked) as traced:
         list(traced)
-    trace = read_trace(path)
+    trace = RecordedTrace(path)
     recording = Recording("one", "any", trace.prompt, trace.answer, max_tokens)
     shared = DrafterResources(
         shipped=model.drafting.resources.shipped, vocab_size=model.engine.vocab_size

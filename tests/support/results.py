@@ -80,19 +80,3 @@ BLOCKS = Record(
     ],
     **HEAD,
 )
-
-PLAN: dict[str, Any] = {
-    "model": "m",
-    "engine": {"engine": "llamacpp"},
-    "plain_milliseconds": 10.0,
-    "rows": [
-        {"rows": 2, "milliseconds": 10.0, "ratio": 1.0, "break_even": 0.0},
-        {"rows": 4, "milliseconds": 12.0, "ratio": 1.2, "break_even": 0.2},
-    ],
-    "deep": {
-        "context": 4096,
-        "plain_milliseconds": 20.0,
-        "rows": [{"rows": 2, "milliseconds": 42.0, "ratio": 2.1, "break_even": None}],
-    },
-    "best": {"0.5": {"rows": 4, "speed_up": 1.56}},
-}

@@ -48,9 +48,7 @@ def generate(
     prediction: Annotated[
         Path | None, declare.file(help="text that the answer shares much of")
     ] = None,
-    trace: Annotated[
-        Path | None, declare.file(help="write a line for each step, for `bench trace`")
-    ] = None,
+    trace: Annotated[Path | None, declare.file(help="write a line of JSON for each step")] = None,
     answer: AnswerArguments,
     model: ModelOptions,
     output: Output,

@@ -1,7 +1,7 @@
 """Writes a trace: what happened in each step of an answer, as a file of JSON lines.
 
 The first line has the request and the model, each further line a step, the last line the result.
-Without a result the answer was broken off; the steps are valid. `bench trace` reads traces.
+Without a result the answer was broken off; the steps are valid.
 
 Invariant: a whole line is in the file before its step is passed on.
 """

@@ -15,13 +15,13 @@ app = group()
     app,
     examples=(
         "paceline bench report run.json --output report.html",
-        "paceline bench report run.json plan.json --output report",
+        "paceline bench report run.json lengths.json --output report",
     ),
 )
 def report(
     *,
     results: Annotated[
-        list[Path], Argument(parser=Path, metavar="FILE", help="JSON of `bench ...`, or of `plan`")
+        list[Path], Argument(parser=Path, metavar="FILE", help="JSON of `bench ...`")
     ],
     folder: Annotated[
         Path,

@@ -38,7 +38,7 @@ def simulate(
         declare.several(
             parser=Path,
             metavar="FILE...",
-            help="JSON lines with prompt and answer, a trace, a result, or text",
+            help="JSON lines with prompt and answer, a result, or text",
         ),
     ],
     raw: Annotated[bool, Option("--raw", help="prompts without the chat template")] = False,

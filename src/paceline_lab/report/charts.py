@@ -11,8 +11,7 @@ from statistics import fmean, geometric_mean, median
 
 from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW
 from paceline_lab.bench.record import Record, Row, Spread, spread
-from paceline_lab.report.plan import cost_charts
-from paceline_lab.report.shapes import Chart, Curves, Dots, Stacks
+from paceline_lab.report.shapes import Chart, Curves, Dots
 
 _OVER = {
     "prompt_tokens": "tokens of the prompt",
@@ -30,7 +29,6 @@ _CURVES = (
 )
 _OWN = ("ratio_own_plain", "Speed over its own plain decoding", 1.0)
 """Speed-up of a peer's own speculation."""
-_PARTS = {"verify": "verify_seconds", "draft": "draft_seconds", "sample and text": "sample_seconds"}
 _MIN_DRAFTS = 5
 """Positions with fewer draft tokens are left out: their acceptance rate is noise."""
 
@@ -45,7 +43,7 @@ def record_charts(record: Record) -> list[Chart]:
         charts += _curves(rows, axis)
     if not axes:
         charts += _by_group(rows)
-    return [*charts, *_positions(rows), *_times(rows), *cost_charts(rows)]
+    return [*charts, *_positions(rows)]
 
 
 def _axes(rows: Sequence[Row]) -> list[str]:
@@ -155,41 +153,6 @@ def _positions(rows: Sequence[Row]) -> Iterator[Chart]:
         )
 
 
-def _times(rows: Sequence[Row]) -> Iterator[Chart]:
-    """Decode time per token, by part."""
-    names, parts = [], {part: [0.0] * 0 for part in (*_PARTS, "the rest of the host")}
-    for name in dict.fromkeys(row.contender for row in rows):
-        contender_rows = [
-            row
-            for row in rows
-            if row.contender == name
-            and {"decode_seconds", *_PARTS.values()} <= row.measures.keys()
-            and _decoded(row)
-        ]
-        tokens = sum(map(_decoded, contender_rows))
-        if not tokens:
-            continue
-        names.append(name)
-        spent = {
-            part: 1e3 * sum(median(row.measures[measure]) for row in contender_rows) / tokens
-            for part, measure in _PARTS.items()
-        }
-        whole = 1e3 * sum(median(row.measures["decode_seconds"]) for row in contender_rows) / tokens
-        spent["the rest of the host"] = max(whole - sum(spent.values()), 0.0)
-        for part, value in spent.items():
-            parts[part].append(value)
-    if names:
-        yield Stacks(
-            "time-by-bucket",
-            "Where decode time goes",
-            "Over all cases, without prefill. Verify is the time in engine calls; all else is "
-            "the host's.",
-            "milliseconds a token",
-            names,
-            parts,
-        )
-
-
 def _joined(rows: Sequence[Row], measure: str) -> Spread:
     """Spread of a row over its rounds; of several rows the mean and range of their medians.
 
@@ -225,12 +188,6 @@ def _summed(rows: Sequence[Row], name: str) -> list[int]:
         if isinstance(counts, list):
             sums = [a + b for a, b in zip_longest(sums, counts, fillvalue=0)]
     return sums
-
-
-def _decoded(row: Row) -> int:
-    """Tokens after the first."""
-    tokens = row.facts.get("tokens")
-    return max(tokens - 1, 0) if isinstance(tokens, int) else 0
 
 
 def _single(value: float) -> Spread:

@@ -10,21 +10,20 @@ from pathlib import Path
 from paceline.errors import InvalidRequest
 from paceline.storage.files import write_bytes, writing
 from paceline.storage.report import Table
-from paceline_lab.bench.record import Record, Row, parse_record, read_value
+from paceline_lab.bench.record import Record, Row, read_record
 from paceline_lab.bench.summary import group_tables, notes
 from paceline_lab.report.charts import record_charts
 from paceline_lab.report.drawing import picture
 from paceline_lab.report.page import Section, page
-from paceline_lab.report.plan import is_plan, plan_record
 
 _PAGE = "index.html"
 
 _ABOUT = {
     "run": "drafters against plain decoding, by prompt",
     "sweep": "drafters against plain decoding, over lengths, depths or temperatures",
-    "plan": "cost of a call by its rows, and the acceptance that drafting needs",
     "peers": "other runtimes on the same prompts",
     "simulate": "drafters on recorded texts, without the model",
+    "agent": "an agent's session, turn by turn",
 }
 
 _COLUMNS = (
@@ -35,19 +34,17 @@ _COLUMNS = (
     ("first_token_seconds", "first token, s", 2),
     ("tokens_per_step", "tau", 2),
     ("acceptance_rate", "accepted", 2),
-    ("cost_ratio", "cost / plain", 2),
-    ("break_even", "break-even", 2),
 )
 
 
 def bench_report(paths: Sequence[Path], output: Path) -> list[Path]:
-    """Draw results of `bench ... --output` or `plan --output`; the paths written, the page first.
+    """Draw results of `bench ... --output`; the paths written, the page first.
 
     The output is a folder for the page and every chart as PNG, or the page alone if its name ends
     in `.html`. Raises InvalidRequest if a file is no result, or the output cannot be written, and
     MissingExtra if matplotlib is not installed.
     """
-    records = dict(zip(_names(paths), map(read_result, paths), strict=True))
+    records = dict(zip(_names(paths), map(read_record, paths), strict=True))
     sections, pictures = [], {}
     alone = output.suffix == ".html"
     for name, record in records.items():
@@ -72,15 +69,6 @@ def bench_report(paths: Sequence[Path], output: Path) -> list[Path]:
         with writing(path):
             write_bytes(path, content)
     return [*written]
-
-
-def read_result(path: Path) -> Record:
-    """Read a record, or the output of `paceline plan`.
-
-    Raises InvalidRequest if the file is neither, or cannot be read.
-    """
-    value = read_value(path)
-    return plan_record(value, str(path)) if is_plan(value) else parse_record(value, str(path))
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

@@ -1,6 +1,6 @@
 """Draws charts (`shapes.py`) with matplotlib.
 
-Invariants: markers, dashes and hatches distinguish what colours do; a range is drawn if there is
+Invariants: markers and dashes distinguish what colours do; a range is drawn if there is
 one; the same chart gives the same bytes, whatever the user's matplotlib settings are.
 """
 
@@ -13,28 +13,28 @@ from typing import Any, Literal
 from paceline.errors import MissingExtra
 from paceline.models import cache_dir
 from paceline_lab.bench.record import Spread
-from paceline_lab.report.shapes import Chart, Curves, Dots, Stacks
+from paceline_lab.report.shapes import Chart, Curves, Dots
 
 _WIDTH = 7.5  # inches
 _LINE_LETTERS = 80
 """Letters that fit on a line below a chart; a mark is as wide as six."""
 
 _LOOKS = (
-    ("#0072b2", "o", "-", "///"),
-    ("#d55e00", "s", "--", "..."),
-    ("#009e73", "^", "-.", "xxx"),
-    ("#cc79a7", "D", ":", "\\\\\\"),
-    ("#e69f00", "v", (0, (5, 1, 1, 1, 1, 1)), "+++"),
-    ("#56b4e9", "P", (0, (8, 2)), "|||"),
-    ("#000000", "X", (0, (1, 3)), "---"),
-    ("#7f7f7f", "*", (0, (3, 1)), "ooo"),
-    ("#332288", "<", (0, (1, 1)), "//"),
-    ("#882255", ">", (0, (6, 1)), ".."),
-    ("#44aa99", "p", (0, (2, 4)), "xx"),
-    ("#999933", "d", (0, (9, 2, 2, 2)), "++"),
+    ("#0072b2", "o", "-"),
+    ("#d55e00", "s", "--"),
+    ("#009e73", "^", "-."),
+    ("#cc79a7", "D", ":"),
+    ("#e69f00", "v", (0, (5, 1, 1, 1, 1, 1))),
+    ("#56b4e9", "P", (0, (8, 2))),
+    ("#000000", "X", (0, (1, 3))),
+    ("#7f7f7f", "*", (0, (3, 1))),
+    ("#332288", "<", (0, (1, 1))),
+    ("#882255", ">", (0, (6, 1))),
+    ("#44aa99", "p", (0, (2, 4))),
+    ("#999933", "d", (0, (9, 2, 2, 2))),
 )
-"""Colour (Okabe and Ito's, then some of Tol's, both safe for the colour-blind), marker, dashes,
-hatch."""
+"""Colour (Okabe and Ito's, then some of Tol's, both safe for the colour-blind), marker,
+dashes."""
 
 _SETTINGS: Mapping[str, Any] = {
     "svg.hashsalt": "paceline",
@@ -43,7 +43,6 @@ _SETTINGS: Mapping[str, Any] = {
     "axes.spines.right": False,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "hatch.linewidth": 0.6,
     "lines.linewidth": 1.6,
 }
 
@@ -57,14 +56,12 @@ def picture(chart: Chart, form: Literal["png", "svg"], names: Sequence[str] = ()
     """
     with _new_figure() as figure:
         axes = figure.add_subplot()
-        if not isinstance(chart, Stacks) and chart.series.keys().isdisjoint(names):
+        if chart.series.keys().isdisjoint(names):
             names = ()
         if isinstance(chart, Dots):
             _draw_dots(chart, axes, names)
-        elif isinstance(chart, Curves):
-            _draw_curves(chart, axes, names)
         else:
-            _draw_stacks(chart, axes)
+            _draw_curves(chart, axes, names)
         if form == "png":
             axes.set_title(chart.title)
         return _saved(figure, form)
@@ -104,7 +101,7 @@ def _draw_dots(chart: Dots, axes: Any, names: Sequence[str]) -> None:
     if chart.line is not None:
         axes.axvline(chart.line, color="black", linewidth=0.8)
     for number, (name, column) in enumerate(chart.series.items()):
-        colour, marker, _, _ = _look(name, names, number)
+        colour, marker, _ = _look(name, names, number)
         marks = [(place, spread) for place, spread in enumerate(column) if spread is not None]
         heights = [place - 0.4 + room * (number + 0.5) for place, _ in marks]
         middle = [spread.median for _, spread in marks]
@@ -146,7 +143,7 @@ def _draw_curves(chart: Curves, axes: Any, names: Sequence[str]) -> None:
     if chart.line is not None:
         axes.axhline(chart.line, color="black", linewidth=0.8)
     for number, (name, points) in enumerate(chart.series.items()):
-        colour, marker, dashes, _ = _look(name, names, number)
+        colour, marker, dashes = _look(name, names, number)
         positions = [where[at] for at, _ in points]
         middle = [spread.median for _, spread in points]
         below = [spread.median - spread.least for _, spread in points]
@@ -179,38 +176,7 @@ def _draw_curves(chart: Curves, axes: Any, names: Sequence[str]) -> None:
     _legend(axes)
 
 
-def _draw_stacks(chart: Stacks, axes: Any) -> None:
-    axes.figure.set_size_inches(_WIDTH, 1.6 + 0.5 * len(chart.names))
-    axes.set_xlabel(chart.measure)
-    begin = [0.0] * len(chart.names)
-    for number, (part, values) in enumerate(chart.parts.items()):
-        colour, _, _, hatch = _look(part, (), number)
-        axes.barh(
-            range(len(chart.names)),
-            values,
-            left=begin,
-            height=0.6,
-            label=part,
-            facecolor=_pale(colour),
-            edgecolor="black",
-            hatch=hatch,
-            linewidth=0.8,
-        )
-        begin = [a + b for a, b in zip(begin, values, strict=True)]
-    for place, total in enumerate(begin):
-        axes.annotate(
-            f"{total:.1f}", (total, place), (4, 0), textcoords="offset points", va="center"
-        )
-    axes.set_yticks(range(len(chart.names)), chart.names)
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(chart.names) - 0.5, -0.5)
-    axes.margins(x=0.1)
-    axes.grid(axis="x", color="0.9")
-    axes.set_axisbelow(True)
-    _legend(axes)
-
-
-def _look(name: str, names: Sequence[str], number: int) -> tuple[str, str, Any, str]:
+def _look(name: str, names: Sequence[str], number: int) -> tuple[str, str, Any]:
     """Look by the index in `names`; of another name, by its number after those."""
     place = names.index(name) if name in names else len(names) + number
     return _LOOKS[place % len(_LOOKS)]
@@ -234,9 +200,3 @@ def _legend(axes: Any) -> None:
     columns = max(_LINE_LETTERS // (max(map(len, labels)) + 6), 1)
     ncols = min(columns, len(labels))
     axes.figure.legend(loc="outside lower center", ncols=ncols, frameon=False)
-
-
-def _pale(colour: str) -> tuple[float, ...]:
-    """A colour mixed with white, for areas under a black hatch."""
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    return tuple(0.5 + part / 2 for part in parts)

@@ -1,4 +1,4 @@
-"""Three kinds of chart as plain data: dots by group, curves over a number, stacked bars.
+"""Two kinds of chart as plain data: dots by group, and curves over a number.
 
 They have their values as tables, too. `drawing.py` draws them.
 """
@@ -82,27 +82,4 @@ class Curves:
         return self.measure, [self.over, *self.series], rows
 
 
-@dataclass(frozen=True, slots=True)
-class Stacks:
-    """A stacked bar per name."""
-
-    slug: str
-    title: str
-    note: str
-    measure: str
-    names: Sequence[str]
-    parts: Mapping[str, Sequence[float]]
-    """Part -> one value per name."""
-
-    @property
-    def table(self) -> Table:
-        """The values: a line per name, a column per part, and their sum."""
-        columns = [*zip(*self.parts.values(), strict=True)]
-        rows = [
-            [name, *(f"{value:.2f}" for value in column), f"{sum(column):.2f}"]
-            for name, column in zip(self.names, columns, strict=True)
-        ]
-        return self.measure, ["", *self.parts, "all"], rows
-
-
-Chart = Dots | Curves | Stacks
+Chart = Dots | Curves

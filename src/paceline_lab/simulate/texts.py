@@ -1,8 +1,8 @@
 """Reads recordings from files of several formats.
 
-JSON lines with token ids or text, answers of `learn` among them; output of `generate --json`,
-`generate --trace` and `bench run`; and plain text, the beginning of which is the prompt. The
-tokenizer is opened only for text. Errors name the file and the line.
+JSON lines with token ids or text, answers of `learn` among them; output of `generate --json` and
+`bench run`; and plain text, the beginning of which is the prompt. The tokenizer is opened only for
+text. Errors name the file and the line.
 """
 
 import json
@@ -13,11 +13,9 @@ from typing import Any
 
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
-from paceline.runtime.trace import FORM as TRACE
 from paceline_lab.bench.record import FORM as RECORD
 from paceline_lab.bench.record import parse_record
 from paceline_lab.simulate.replay import Recording
-from paceline_lab.trace.reader import parse_trace
 
 _JSON = (".json", ".jsonl")
 
@@ -70,11 +68,7 @@ class Texts:
         whole = _json(text)
         if isinstance(whole, dict) and whole.get("form") == RECORD:
             return _from_record(whole, str(path))
-        lines = text.split("\n")
-        first = _json(lines[0])
-        if isinstance(first, dict) and first.get("form") == TRACE:
-            return _from_trace(lines, path)
-        return self._entries([text] if isinstance(whole, dict) else lines, path)
+        return self._entries([text] if isinstance(whole, dict) else text.split("\n"), path)
 
     def _plain(self, path: Path, text: str) -> Iterator[Recording]:
         tokens = self._files().tokenizer().encode(text)
@@ -157,20 +151,6 @@ def _from_record(value: Mapping[str, Any], name: str) -> Iterator[Recording]:
         yield Recording(row.case, row.kind, prompt, answer, limit)
     if not seen:
         raise InvalidRequest(f"{name} has no tokens of answers in it, only figures")
-
-
-def _from_trace(lines: Sequence[str], path: Path) -> Iterator[Recording]:
-    trace = parse_trace(lines[:-1], str(path))
-    if not trace.answer:
-        raise InvalidRequest(f"{path} has no answer: it was interrupted before the first token")
-    limit = trace.about["settings"].get("max_tokens")
-    ended = trace.result is not None and trace.result.get("finish_reason") == "stop"
-    if ended and not isinstance(limit, int):
-        limit = len(trace.answer) + _SPARE
-    prediction = trace.about["settings"].get("prediction") or ()
-    yield Recording(
-        path.stem, "any", trace.prompt, trace.answer, limit if ended else None, prediction
-    )
 
 
 def _json(text: str) -> Any:

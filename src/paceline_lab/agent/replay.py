@@ -1,0 +1,128 @@
+"""Replays the turns of a session, here or at a server.
+
+Here the recorded answer is what the model says: each row of logits is computed, and the recorded
+token taken. So every model does the work of the real session, one of random weights too, and drafts
+are judged by the recorded answer. All else is what `serve` runs: scheduler, prefix cache, drafters.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.decoding.types import Best, Block, Step
+from paceline.engines.base import Engine, KVSequence, StepResult
+from paceline.errors import PacelineError
+from paceline.options import GREEDY, Options
+from paceline.runtime.batching.request import BatchRequest, Event
+from paceline.runtime.batching.scheduler import Scheduler
+from paceline.runtime.model import Model
+from paceline.runtime.result import Result
+from paceline.verify.client import ServedModel, closed_loop
+from paceline.verify.suite import SuitePrompt
+from paceline_lab.agent.session import SessionTurn
+
+
+class Replayed(NamedTuple):
+    """One turn."""
+
+    seconds: float
+    first_token_seconds: float
+    tokens: int = 0
+    cached_tokens: int = 0
+    """Tokens of the prompt that were not computed again."""
+    steps: int = 0
+    same: bool | None = None
+    """Whether the answer is the recorded one; None: a server has its own."""
+    error: str = ""
+
+
+class ForcedEngine:
+    """An engine that says a recorded text: the best token after each position is the text's.
+
+    text      the, cat, sat, on, a
+    block     [cat, sat, by]          at position 1: the last token and a draft
+    best       sat, on,  a            what the text has at positions 2, 3 and 4
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.text: Sequence[int] = ()
+        """Token ids of prompt and answer of the request that runs."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
+        """Compute all rows, and replace the best token of each."""
+        result = self._engine.step(work)
+        return result._replace(best=[self._best(sequence, block) for sequence, block in work])
+
+    def _best(self, sequence: KVSequence, block: Block) -> Best:
+        first = sequence.length + len(block.tokens) - block.rows + 1
+        tokens = np.zeros(block.rows, np.int64)
+        recorded = self.text[first : first + block.rows]
+        tokens[: len(recorded)] = recorded
+        return Best(tokens, np.zeros(block.rows, np.float32))
+
+
+def replay_here(model: Model, turns: Sequence[SessionTurn], options: Options) -> list[Replayed]:
+    """Answer the turns in order; nothing of earlier sessions is left.
+
+    The error of a turn is in its place, and the next one goes on.
+    """
+    model = model.fresh()
+    model.engine = engine = ForcedEngine(model.engine)
+    scheduler = Scheduler(model)
+    scheduler.start()
+    replayed = []
+    try:
+        for turn in turns:
+            engine.text = [*turn.prompt, *turn.answer]
+            limits: Options = {"max_tokens": len(turn.answer), "ignore_eos": True}
+            request = model.request({**GREEDY, **limits, **options})
+            replayed.append(_answer(scheduler, BatchRequest(turn.prompt, request), turn.answer))
+    finally:
+        scheduler.close()
+    return replayed
+
+
+def replay_there(server: ServedModel, turns: Sequence[SessionTurn]) -> list[Replayed]:
+    """Send the turns in order to a server, which answers with as many tokens of its own."""
+    replayed = []
+    fields = {"cache_prompt": True, "ignore_eos": True}
+    for turn in turns:
+        prompt = SuitePrompt(turn.name, "agent", turn.messages)
+        asked = replace(server, max_tokens=len(turn.answer), fields=fields)
+        (sample,) = closed_loop(asked, [prompt], clients=1, requests=1)
+        first = sample.seconds if sample.first is None else sample.first
+        counts = sample.tokens, sample.cached_tokens
+        replayed.append(Replayed(sample.seconds, first, *counts, error=sample.error or ""))
+    return replayed
+
+
+def _answer(scheduler: Scheduler, request: BatchRequest, recorded: Sequence[int]) -> Replayed:
+    events: SimpleQueue[Event] = SimpleQueue()
+    began = perf_counter()
+    try:
+        scheduler.submit(request, events.put)
+    except PacelineError as error:
+        events.put(error)
+    while isinstance(result := events.get(), Step):
+        pass
+    seconds = perf_counter() - began
+    if isinstance(result, Exception):
+        return Replayed(seconds, seconds, error=str(result))
+    assert isinstance(result, Result)
+    stats = result.stats
+    return Replayed(
+        seconds,
+        stats.first_token_seconds,
+        result.completion_tokens,
+        stats.cached_tokens,
+        stats.steps,
+        list(result.token_ids) == list(recorded),
+    )

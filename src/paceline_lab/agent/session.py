@@ -1,0 +1,90 @@
+"""Recorded sessions of agents: messages, a JSON object with `role` and `content` on each line.
+
+A turn is an answer of the assistant, and what was said before it is its prompt. Tool calls and
+their results are text in messages, so that every chat template renders them.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.errors import InvalidRequest
+from paceline.runtime.model import Model
+from paceline.storage.validation import validated
+from paceline.verify.suite import packaged, prompt_for
+
+SESSIONS = ("coding", "documents")
+"""Sessions of paceline's own, of ten turns each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    role: str
+    content: str
+
+
+class SessionTurn(NamedTuple):
+    """A recorded answer, and the messages before it."""
+
+    name: str
+    number: int
+    """From 1."""
+    messages: list[dict[str, Any]]
+    prompt: list[int]
+    """The messages in the model's chat template, encoded."""
+    answer: list[int]
+    """The recorded answer, encoded, with the token that ends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A session as its file has it."""
+
+    name: str
+    messages: list[dict[str, Any]]
+    sha256: str
+
+    def turns(self, model: Model) -> list[SessionTurn]:
+        """Its turns for a model."""
+        encode = model.files.tokenizer().encode
+        turns: list[SessionTurn] = []
+        for place, message in enumerate(self.messages):
+            if message["role"] == "assistant":
+                number, before = len(turns) + 1, self.messages[:place]
+                prompt = model.tokens(prompt_for(model.files, before))
+                answer = [*encode(message["content"]), *model.files.stop_token_ids[:1]]
+                name = f"{self.name}, turn {number}"
+                turns.append(SessionTurn(name, number, before, prompt, answer))
+        return turns
+
+
+def load_sessions(path: Path | None) -> list[Session]:
+    """The session in a file, or paceline's own. Raises InvalidRequest, naming the file and line."""
+    if path is None:
+        names = ((name, f"agent_{name}.jsonl") for name in SESSIONS)
+        return [_parsed(name, packaged("paceline_lab.agent", file), file) for name, file in names]
+    try:
+        return [_parsed(path.stem, path.read_bytes(), str(path))]
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+
+
+def _parsed(name: str, content: bytes, file: str) -> Session:
+    messages: list[dict[str, Any]] = []
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"line {number} of {file}"
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{where} is not JSON: {error}; expected a message") from error
+        messages.append(asdict(validated(_Message, entry, where)))
+    if "assistant" not in [message["role"] for message in messages[1:]]:
+        raise InvalidRequest(
+            f"{file} has no answer to replay; expected messages with role and content, one a line, "
+            "among them the assistant's"
+        )
+    return Session(name, messages, sha256(content).hexdigest())
