@@ -7,11 +7,8 @@ from hypothesis import strategies as st
 
 from paceline.decoding.auto import Acceptance, Auto, prior_probability
 from paceline.decoding.costs import CostTable
-from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Drafter, Proposal
-from support.drafters import Oracle, Says, drafted
-from support.driver import generation, run
-from support.toy import ToyEngine
+from support.drafters import Says, drafted
 
 FLAT = CostTable({1: 1.0, 16: 1.0})
 CHEAP = CostTable({1: 1.0, 16: 2.0})
@@ -176,22 +173,6 @@ def test_auto_learns_from_proposals_that_were_not_verified():
 
 
 # --- in a whole request
-
-
-def test_a_drafter_that_is_always_accepted_soon_gets_full_blocks():
-    engine, prompt = ToyEngine(context_length=512), [1, 2, 3]
-    (plain,) = run(engine, [generation(engine, prompt, stopping=Stopping(max_tokens=400))])
-    oracle = Oracle(prompt + plain.tokens, match=0)
-    one = generation(
-        engine,
-        prompt,
-        stopping=Stopping(max_tokens=400),
-        drafters=[oracle],
-        policy=Auto(16, CHEAP, Acceptance()),
-    )
-    run(engine, [one])
-    assert one.counters.steps < 400 / 16 + 15
-    assert one.counters.accepted == one.counters.drafted
 
 
 # --- costly drafters

@@ -24,21 +24,6 @@ from support.generation import (
 # -- stopping --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("most", [1, 2, 7, 11])
-@pytest.mark.parametrize("block", [1, 3, 16])
-def test_max_tokens_is_met_exactly_and_no_draft_exceeds_it(most: int, block: int):
-    oracle = Oracle(TEXT)
-    generation = new_generation(
-        stopping=Stopping(max_tokens=most), drafters=[oracle], policy=Fixed(block)
-    )
-    while not generation.finished:
-        rest = most - len(generation.answer)
-        assert generation.prefilling or len(generation.next_block().tokens) <= rest
-        step(generation)
-    assert generation.answer == ANSWER[:most]
-    assert generation.finish_reason is FinishReason.LENGTH
-
-
 @pytest.mark.parametrize("max_tokens", [None, 10, 11])
 def test_the_context_limit_ends_the_answer(max_tokens: int | None):
     generation = new_generation(

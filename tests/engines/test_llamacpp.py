@@ -187,21 +187,6 @@ def test_a_sequence_that_outgrows_its_context_changes_no_bit(
         assert first.tobytes() == second.tobytes()
 
 
-@pytest.mark.parametrize("context", [700, CONTEXT])
-def test_both_libraries_take_the_factors_of_longrope_that_the_model_has(
-    tmp_path: Path, context: int
-):
-    path = write_longrope(tmp_path / "m.gguf", context)
-    tokens = np.random.default_rng(3).integers(3, 250, 600).tolist()
-    rows = []
-    for name in (IK, UPSTREAM):
-        settings = EngineSettings(threads=1)
-        with closing(LlamaCppEngine(path, context, settings, binding=library(name))) as engine:
-            (logits,) = engine.step([(engine.open(), Block(tokens, 200, prefill=True))]).logits
-            rows.append(logits.copy())
-    assert divergence(*rows) < 0.02  # keys of fewer digits
-
-
 @pytest.mark.parametrize(
     ("metadata", "heads"),
     [

@@ -151,8 +151,7 @@ def test_a_chain_ends_where_it_is_likely_wrong(head_of: Make):
         assert drafted == (tokens[:3], chances[:3])
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("width", [192, 96, 72], ids=["groups of 64", "of 32", "not all"])
+@pytest.mark.parametrize(("bits", "width"), [(8, 192), (4, 96), (8, 72)])
 def test_quantized_weights_equal_the_dequantized(tmp_path: Path, bits: int, width: int):
     import mlx.core as mx
 
@@ -192,8 +191,7 @@ def test_half_precision_weights_are_kept(tmp_path: Path, head_of: Make, kind: st
     assert {layer.keys.dtype for layer in cache.layers} == {expected}
 
 
-@pytest.mark.parametrize("family", ["phi3", "llama", "lfm2"])
-@pytest.mark.parametrize("bits", [None, 4], ids=str)
+@pytest.mark.parametrize(("family", "bits"), [("phi3", None), ("llama", 4), ("lfm2", None)])
 def test_the_head_of_some_tokens_has_their_logits(family: str, bits: int | None, tmp_path: Path):
     import mlx.core as mx
 

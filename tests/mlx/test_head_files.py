@@ -185,7 +185,7 @@ def test_weights_of_another_type_are_rejected(tmp_path: Path):
         read_tensors(tmp_path, CONFIG)
 
 
-@pytest.mark.parametrize("end", [None, 0, 4, 500, -1])
+@pytest.mark.parametrize("end", [None, 4, -1])
 def test_a_folder_without_a_whole_file_is_rejected(tmp_path: Path, end: int | None):
     path = tmp_path / "model.safetensors"
     for kind, name in (("dflash", "block"), ("mtp", "eagle"), ("mtp", "own")):
@@ -199,21 +199,6 @@ def test_a_folder_without_a_whole_file_is_rejected(tmp_path: Path, end: int | No
             path.write_bytes(path.read_bytes()[:end])
         with raises(ModelError, "model.safetensors" if end is not None else ".safetensors"):
             opened(tmp_path, kind)
-
-
-@pytest.mark.parametrize(
-    ("form", "name"),
-    [
-        ("dflash 2", "candidate_selector.successor_codebook"),
-        ("dflash 2", "layers.1.mlp_conv.base_kernel"),
-        ("dspark, vanilla", "markov_head.markov_w2.weight"),
-        ("dspark, vanilla", "confidence_head.proj.bias"),
-    ],
-)
-def test_a_form_without_one_of_its_tensors_is_rejected(tmp_path: Path, form: str, name: str):
-    write_checkpoint(tmp_path, tiny_config(**CHAINED[form]), tensors={name: LEFT_OUT})
-    with raises(ModelError, name):
-        opened(tmp_path, "dflash")
 
 
 def test_a_head_for_another_target_is_rejected(tmp_path: Path):

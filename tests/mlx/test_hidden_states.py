@@ -200,27 +200,3 @@ def test_several_requests_at_once_have_the_tokens_of_plain_decoding(tapped: Mode
             for turn in TURNS * 2
         ]
         assert [request.result().token_ids for request in sent] == expected * 4
-
-
-@pytest.mark.parametrize("end", ["closed early", "removed"])
-def test_the_drafters_state_is_that_of_the_kept_tokens(tapped: Model, dflash: str, end: str):
-    options: Any = {"max_tokens": 12, "drafter": dflash, "policy": "fixed"}
-    chat = tapped.conversation()
-    if end == "removed":
-        said(chat.say(TURNS[0], **options))
-        messages = chat.messages
-        said(chat.say(TURNS[1], **options))
-        chat.messages = messages
-    else:
-        with chat.say(TURNS[0], **options) as stream:
-            next(stream)
-            next(stream)
-        messages = chat.messages
-    found = said(chat.say(TURNS[2], **options))
-    chat.close()
-    fresh = tapped.conversation(messages)
-    expected = said(fresh.say(TURNS[2], **options))
-    assert found.token_ids == expected.token_ids
-    assert found.stats.drafted_by == expected.stats.drafted_by
-    assert found.stats.accepted_by == expected.stats.accepted_by
-    fresh.close()

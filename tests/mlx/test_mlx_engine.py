@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import closing
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.engines.exact import measure_invariance
 from paceline.errors import InvalidRequest, ModelError
 from paceline_mlx.engine import MlxEngine
-from paceline_mlx.kv_sequence import MlxSequence
 from support import mlx
 from support.errors import raises
 from support.mlx_rows import TEXT, rows_of, step
@@ -21,21 +21,6 @@ from support.mlx_rows import TEXT, rows_of, step
 pytestmark = pytest.mark.mlx
 
 RECURRENT = ["lfm2", "qwen3_5"]
-
-
-def in_cache(sequence: MlxSequence) -> list[np.ndarray]:
-    """Every number that is held of a sequence, slots and recurrences."""
-    import mlx.core as mx
-    from mlx.utils import tree_flatten
-
-    sequence.states.accept(sequence.length)
-    results = []
-    for cache in sequence.states.caches:
-        held = cache.state
-        if hasattr(cache, "offset"):
-            held = [entry[..., : cache.offset, :] for entry in held[:2]]
-        results += [np.array(item) for _, item in tree_flatten(held) if isinstance(item, mx.array)]
-    return results
 
 
 @pytest.mark.parametrize("family", mlx.FAMILIES)
@@ -46,21 +31,6 @@ def test_rows_are_those_of_transformers(
     for cuts in ([40], [1] * 4 + [3, 9, 24]):
         rows = rows_of(opened(family), TEXT, cuts)
         assert np.abs(rows - expected).max() < 1e-5 * np.abs(expected).max() + 2e-5
-
-
-@pytest.mark.parametrize(
-    ("family", "sizes"),
-    [("phi3", mlx.whole(2, 2, 96)), ("lfm2", {**mlx.whole(4, 2, 64), "block_dim": 256})],
-)
-def test_heads_of_published_sizes_that_divide_the_width_give_the_rows_of_transformers(
-    family: str, sizes: dict[str, int], checkpoint_of: mlx.Checkpoints
-):
-    folder = checkpoint_of(family, **sizes)
-    expected = mlx.reference_logits(folder, family, TEXT)
-    settings = EngineSettings(cache_tokens=512)
-    engine = MlxEngine(folder, mlx.CONTEXT, settings, rules=mlx.rules(1, 32))
-    rows = rows_of(engine, TEXT, [1] * 4 + [3, 9, 24])
-    assert np.abs(rows - expected).max() < 1e-5 * np.abs(expected).max() + 2e-5
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -113,8 +83,7 @@ def test_the_best_are_the_highest_of_all_logits(opened: mlx.Opened, rows: int):
     assert np.array_equal(best.scores, whole[40 - rows :].max(axis=1))
 
 
-@pytest.mark.parametrize("reads", [1, 7, 16, 512])
-@pytest.mark.parametrize("family", ["phi3", "lfm2"])
+@pytest.mark.parametrize(("family", "reads"), [("phi3", 16), ("lfm2", 1), ("lfm2", 7)])
 def test_a_prompt_may_be_read_in_calls_of_any_length(family: str, reads: int, opened: mlx.Opened):
     expected = rows_of(opened(family), TEXT, [40])
     engine = opened(family, rules=mlx.rules(2, 8, prefill=reads))
@@ -126,28 +95,6 @@ def test_a_prompt_may_be_read_in_calls_of_any_length(family: str, reads: int, op
 
 
 # -- accepting part of a block ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", mlx.FAMILIES)
-def test_the_state_after_acceptance_is_that_after_plain_decoding(family: str, opened: mlx.Opened):
-    plain = opened(family)
-    states: list[list[np.ndarray]] = []
-    with closing(plain.open()) as sequence:
-        for token in TEXT[:21]:
-            step(plain, sequence, [token])
-            sequence.commit(1)
-            states.append(in_cache(sequence))
-    wrong = [(token + 1) % mlx.VOCAB for token in TEXT]
-    for rows in ((1, 32), (2, 4), (8, 8)):
-        drafting = opened(family, mlx.rules(*rows))
-        for kept in range(10):
-            with closing(drafting.open()) as sequence:
-                drafting.step([(sequence, Block(TEXT[:12], 0))])
-                sequence.commit(12)
-                step(drafting, sequence, TEXT[12 : 12 + kept] + wrong[12 + kept : 21])
-                sequence.commit(kept)
-                held = zip(in_cache(sequence), states[11 + kept], strict=True)
-                assert all(np.array_equal(one, other) for one, other in held), f"{rows} {kept=}"
 
 
 @pytest.mark.parametrize("rows", [(1, 32), (2, 8), (8, 8)], ids=str)
@@ -233,8 +180,7 @@ def test_few_states_of_recurrences_are_kept(opened: mlx.Opened):
             assert other.length == 36
 
 
-@pytest.mark.parametrize("cut", [1, 8])
-def test_a_window_moves_on_and_keeps_what_its_rows_need(checkpoint_of: mlx.Checkpoints, cut: int):
+def test_a_window_moves_on_and_keeps_what_its_rows_need(checkpoint_of: mlx.Checkpoints):
     long = np.random.default_rng(0).integers(0, mlx.VOCAB, 900).tolist()
     folder = checkpoint_of("gemma3", max_position_embeddings=1024)
     engine = MlxEngine(folder, 1024, EngineSettings(cache_tokens=4096), rules=mlx.rules(1, 32))
@@ -244,10 +190,12 @@ def test_a_window_moves_on_and_keeps_what_its_rows_need(checkpoint_of: mlx.Check
         assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
         engine.step([(sequence, Block(long[:500], 0))])
         sequence.commit(500)
-        for at in range(500, 900 - cut, cut):
-            result = step(engine, sequence, long[at : at + cut])
-            assert np.array_equal(result, logits[at : at + cut]), f"at {at}"
-            sequence.commit(cut)
+        for rows in cycle((1, 8, 1, 3)):
+            at = sequence.length
+            if at >= 890:
+                break
+            assert np.array_equal(step(engine, sequence, long[at:][:rows]), logits[at:][:rows]), at
+            sequence.commit(rows)
         # 24 positions are looked at; not all 900 are held.
         held = [cache.slots.offset for cache in sequence.states.caches if hasattr(cache, "slots")]
         assert 24 <= max(held) < 700

@@ -65,10 +65,10 @@ def test_the_command_line_takes_a_checkpoint(
 def test_a_smaller_one_drafts_for_it(folder: Path, cache: Path):
     model = paceline.load(folder, engine="mlx", cache_tokens=1024)
     plain = model.generate("abcabc", raw=True, max_tokens=12, drafter="none")
-    drafter = f"model:{folder}@mlx"
-    drafted = model.generate("abcabc", raw=True, max_tokens=12, drafter=drafter, policy="fixed")
-    assert drafted.token_ids == plain.token_ids
-    assert drafted.stats.accepted > 0
+    for drafter in (f"model:{folder}@mlx", f"ahead:model:{folder}@mlx"):
+        drafted = model.generate("abcabc", raw=True, max_tokens=12, drafter=drafter, policy="fixed")
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.stats.accepted > 0
 
 
 def change(folder: Path, **changes: Any) -> None:

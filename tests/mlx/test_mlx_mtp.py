@@ -20,7 +20,7 @@ from paceline.storage.files import read_json, write_json
 from paceline_mlx.heads.weights import stored_tensors
 from support import mlx
 from support.dflash import write_tensors
-from support.driver import generation, run, total
+from support.driver import generation, run
 from support.errors import raises
 from support.mtp import (
     HeadForm,
@@ -129,43 +129,6 @@ def test_all_drafts_of_a_perfect_head_are_accepted(
             assert one.counters.steps == -(-(LENGTH - 1) // block)
 
 
-@pytest.mark.parametrize("reads", ["hidden", "token"])
-@pytest.mark.parametrize("form", [EAGLE, FORM], ids=["eagle3", "qwen3_5"])
-def test_a_head_with_inputs_of_the_position_before_is_never_right(
-    engine: Any,
-    target: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    form: HeadForm,
-    reads: str,
-):
-    # Without this, the test above might pass with positions that are not aligned.
-    import mlx.core as mx
-
-    from paceline_mlx.heads.mtp.network import ChainNetwork
-
-    write_head(tmp_path, form, perfect_weights(form, Rounds(mlx.VOCAB), reads=reads))
-    layer, append = ChainNetwork._layer, ChainNetwork._append
-    turn = mx.array(Rounds(mlx.VOCAB).turn.astype(np.float32))
-
-    def late_tokens(self: Any, cache: Any, tokens: Any, hidden: Any, start: int) -> Any:
-        return layer(self, cache, tokens // 8 * 8 + (tokens - 1) % 8, hidden, start)
-
-    def late_hidden(self: Any, cache: Any, rows: Any) -> Any:
-        parts = mx.split(rows.tapped, len(form.taps), axis=1)
-        tapped = mx.concatenate([part @ turn for part in parts], axis=1)
-        return append(self, cache, rows._replace(tapped=tapped))
-
-    if reads == "token":
-        monkeypatch.setattr(ChainNetwork, "_layer", late_tokens)
-    else:
-        monkeypatch.setattr(ChainNetwork, "_append", late_hidden)
-    shared = resources(engine, target)
-    ran = answers_in_rounds(engine, f"mtp:{tmp_path}", shared, 4)
-    assert total(ran).drafted > 0
-    assert total(ran).accepted == 0
-
-
 def test_a_cut_vocabulary_drafts_its_tokens_alone(engine: Any, target: Path, tmp_path: Path):
     write_head(tmp_path / "own", FORM, perfect_weights(FORM, Rounds(mlx.VOCAB), reads="token"))
     write_head(tmp_path / "eagle", EAGLE)
@@ -211,15 +174,12 @@ def test_a_model_answers_with_its_own_head(model: Model):
     assert model.engine.taps == (1,), "auto has it, so the engine was opened for it"
     plain = [model.generate(text, drafter="none", **OPTIONS).token_ids for text in TEXTS]
     drafted = 0
-    for spec in ("auto", "mtp", "suffix+mtp:length=2,bits=8", "mtp:vocab=90"):
-        for policy in ("fixed", "auto"):
-            for text, expected in zip(TEXTS, plain, strict=True):
-                result = model.generate(text, drafter=spec, policy=policy, max_block=5, **OPTIONS)
-                assert result.token_ids == expected
-                assert result.exact
-                drafted += result.stats.drafted_by.get("mtp", 0)
-        together = model.generate(TEXTS, drafter=spec, policy="fixed", **OPTIONS)
-        assert [result.token_ids for result in together] == plain
+    for spec, policy in (("auto", "auto"), ("suffix+mtp:length=2,bits=8", "fixed")):
+        for text, expected in zip(TEXTS, plain, strict=True):
+            result = model.generate(text, drafter=spec, policy=policy, max_block=5, **OPTIONS)
+            assert result.token_ids == expected
+            assert result.exact
+            drafted += result.stats.drafted_by.get("mtp", 0)
     assert drafted > 0
     with closing(Scheduler(model)) as scheduler:
         scheduler.start()
@@ -229,23 +189,3 @@ def test_a_model_answers_with_its_own_head(model: Model):
             for text in TEXTS * 2
         ]
         assert [request.result().token_ids for request in sent] == plain * 4
-
-
-@pytest.mark.usefixtures("cache")
-def test_a_conversation_that_goes_back_equals_plain_answers(model: Model):
-    options: dict[str, Any] = {"policy": "fixed", "max_tokens": 12}
-    answers = []
-    for drafter in ("none", "mtp"):
-        talk = model.conversation()
-        told = []
-        for text in [*TEXTS, "", "abc"]:
-            if not text:
-                talk.drop_oldest()  # the rest is read again, from where it differs
-                continue
-            stream = talk.say(text, drafter=drafter, **options)
-            for _ in stream:
-                pass
-            told.append(stream.result.token_ids)
-        talk.close()
-        answers.append(told)
-    assert answers[0] == answers[1]

@@ -140,7 +140,8 @@ def test_without_a_number_each_sequence_has_a_call_of_its_own(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return mlx.checkpoint(tmp_path_factory.mktemp("mlx") / "llama", "llama", num_hidden_layers=1)
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return mlx.checkpoint(tmp_path_factory.mktemp("mlx") / "llama", "llama", head_dim=16, **sizes)
 
 
 def hooked(folder: Path, off: Callable[[int], float]) -> LoadedModel:

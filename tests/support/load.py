@@ -67,6 +67,11 @@ CACHES: list[dict[str, Any]] = [
     *({}, {}, {"cache_prompt": False}, {"cache_salt": "one"}, {"cache_salt": "two"})
 ]
 
+DRAFTERS = {"ngram", "table", "prediction"}
+"""Those that must have drafted."""
+PREDICTIONS = 0.15
+"""How many of the requests bring a prediction."""
+
 
 @dataclass(frozen=True)
 class Load:
@@ -75,15 +80,8 @@ class Load:
     requests: int
     tokens: int
     """Of an answer, at most."""
-    speculations: Sequence[Mapping[str, Any]] = SPECULATIONS
-    drafters: frozenset[str] = frozenset({"ngram", "table", "prediction"})
-    """Those that must have drafted."""
     samplings: int = len(SAMPLINGS)
     """How many of them."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Of every request."""
-    predictions: float = 0.15
-    """How many of the requests bring a prediction."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +191,7 @@ def questions(load: Load) -> list[Question]:
     """All of them; each is asked several times."""
     asked = []
     for sampling in SAMPLINGS[: load.samplings]:
-        options = {"max_tokens": load.tokens, **sampling, **load.options}
+        options = {"max_tokens": load.tokens, **sampling}
         asked += [Question(text, options) for text in TEXTS]
         asked += [Question(_chat(question), options) for question in QUESTIONS]
         asked.append(Question(_chat(QUESTIONS[2]), {**options, "max_tokens": 40}, form=True))
@@ -211,12 +209,12 @@ def requests(load: Load, answers: Sequence[Result]) -> Iterator[Asked]:
         at = drawn.randrange(len(asked))
         way = {
             "stream": drawn.random() < 0.6,
-            "speculation": drawn.choice(load.speculations),
+            "speculation": drawn.choice(SPECULATIONS),
             **drawn.choice(CACHES),
         }
         if drawn.random() < 0.3:
             way["logprobs"] = True
-        if drawn.random() < load.predictions:
+        if drawn.random() < PREDICTIONS:
             words = answers[at].text.split(" ")
             words[len(words) // 2 : len(words) // 2] = ["indeed"]  # right but for a word
             way["prediction"] = {"type": "content", "content": " ".join(words)}
@@ -283,4 +281,4 @@ def check_load(model: Model, load: Load, answers: Sequence[Result], drafter: str
     assert sum(told.cached == 0 for told in whole) > len(whole) / 10
     assert sum(told.accepted for told in whole) > len(whole)
     assert calls < sum(told.steps for told in whole)
-    assert set[str]().union(*(told.drafters for told in whole)) >= load.drafters
+    assert set[str]().union(*(told.drafters for told in whole)) >= DRAFTERS
