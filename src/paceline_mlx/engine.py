@@ -185,14 +185,9 @@ class MlxEngine(PooledEngine[MlxSequence]):
         while waiting := [decode for decode in decodes if decode.parts]:
             for group in grouped(waiting, self.rules.together):
                 parts = [decode.next() for decode in group]
-                if len(parts) == 1:
-                    ((states, tokens),) = parts
-                    called = self.model.call(states, tokens, min_rows=min_rows, drafted=True)
-                    group[0].calls.append(called)
-                else:
-                    together = self.model.call_together(parts, min_rows=min_rows)
-                    for decode, called in zip(group, together, strict=True):
-                        decode.calls.append(called)
+                calls = self.model.call_together(parts, min_rows=min_rows)
+                for decode, called in zip(group, calls, strict=True):
+                    decode.calls.append(called)
 
     def _prefill(self, sequence: MlxSequence, tokens: Sequence[int]) -> list[dict[int, Array]]:
         """Run tokens without logits; returns the taps of the calls."""

@@ -13,7 +13,6 @@ from paceline.decoding.types import Block
 from paceline.engines.kv_blocks import BlockPool, PrefillTable
 from paceline.errors import CacheFull
 from paceline_mlx.model import LoadedModel
-from paceline_mlx.states import States
 
 
 class MlxSequence(PrefillTable):
@@ -23,17 +22,11 @@ class MlxSequence(PrefillTable):
         """An empty sequence of a model."""
         super().__init__(pool, context_length)
         self._model = model
-        self._states: States | None = None
+        self.states = model.empty()
+        """Caches of the model; they may hold more or fewer than `length` slots."""
         self.tokens: list[int] = []
         """Committed tokens: run again where a recurrent state cannot be rolled back."""
         self._block: Sequence[int] = ()
-
-    @property
-    def states(self) -> States:
-        """Caches of the model; they may hold more or fewer than `length` slots."""
-        if self._states is None:
-            self._states = self._model.empty()
-        return self._states
 
     def ran(self, block: Block) -> None:
         """Record the block that was run last."""
@@ -42,7 +35,7 @@ class MlxSequence(PrefillTable):
 
     def forget(self) -> None:
         """Drop the caches: their contents are unknown after a failed call."""
-        self._states = None
+        self.states = self._model.empty()
         self.rewind(self.length)  # the failed block cannot be committed
 
     def commit(self, rows: int) -> None:
@@ -75,7 +68,7 @@ class MlxSequence(PrefillTable):
         except CacheFull:
             return other
         super(MlxSequence, other).commit(states.held)
-        other._states, other.tokens = states, self.tokens[: states.held]
+        other.states, other.tokens = states, self.tokens[: states.held]
         other._shareable_length = states.held
         mx.eval(states.arrays())
         return other
@@ -83,6 +76,6 @@ class MlxSequence(PrefillTable):
     def close(self) -> None:
         """Free all slots."""
         super().close()
-        self._states = None
+        self.states = self._model.empty()
         self.tokens = []
         self._block = ()

@@ -97,6 +97,8 @@ class LoadedModel:
 
         `parts` has each sequence's caches and tokens, as for `call` with `drafted`.
         """
+        if len(parts) == 1:
+            return [self.call(*parts[0], min_rows=min_rows, drafted=True)]
         rows = [_padded(tokens, min_rows) for _, tokens in parts]
         counts = [len(padded) for padded in rows]
         with ExitStack() as stack:

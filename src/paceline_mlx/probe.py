@@ -72,7 +72,8 @@ def choose_rows(model: LoadedModel, context_length: int) -> RowRules | None:
     slots = [cache for cache in leaves(states.caches) if not is_recurrent(cache)]
     if context_length >= THRESHOLDS[0] and not all(map(kernel_by_position, slots)):
         return None
-    kinds = _kinds(calls)
+    # One call of every kind: sinks have other values in every layer.
+    kinds = list({str(call._replace(sinks=None)): call for call in calls}.values())
     unfused = len(calls) < len(slots)  # some layers compute attention with products of their own
     windows = {cache.max_size if isinstance(cache, SlidingCache) else None for cache in slots}
     rules = candidates(
@@ -132,7 +133,7 @@ def choose_together(model: LoadedModel, rows: RowRange, context_length: int) -> 
 
     def agrees(counts: list[int]) -> bool:
         pairs = list(zip(alone, counts, strict=False))
-        parts = [(_fork(one.states), one.tokens[:count]) for one, count in pairs]
+        parts = [(one.states.fork(one.states.held), one.tokens[:count]) for one, count in pairs]
         try:
             calls = model.call_together(parts, min_rows=rows.least)
         except Exception:  # of any type: code of the model got what it does not expect
@@ -162,14 +163,10 @@ def _alone(model: LoadedModel, rows: RowRange, number: int, context_length: int)
     tokens, prompt = (rng.integers(0, _TOKENS, count).tolist() for count in (max_rows, length))
     states = model.empty()
     _evaluate(states, model.call(states, prompt).logits)
-    other = _fork(states)
+    other = states.fork(states.held)
     called = model.call(other, tokens, min_rows=rows.least, drafted=True)
     _evaluate(other, called.logits)
     return _Alone(states, tokens, _bits(called.logits))
-
-
-def _fork(states: States) -> States:
-    return states.fork(states.held)
 
 
 def _attention_bits(kind: AttentionShapes, window: int | None, context_length: int) -> RowBits:
@@ -228,11 +225,6 @@ def _fused(kind: AttentionShapes, rows: int) -> bool:
     except (TypeError, ValueError):  # an MLX without that option, or no such kernel
         return False
     return True
-
-
-def _kinds(calls: Sequence[AttentionShapes]) -> list[AttentionShapes]:
-    """One call of every kind: sinks have other values in every layer."""
-    return list({str(call._replace(sinks=None)): call for call in calls}.values())
 
 
 @contextmanager

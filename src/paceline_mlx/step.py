@@ -10,15 +10,12 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from paceline.decoding.types import Best, DeferredRows, Logits, tap_name
 from paceline.engines.rows import RowRules
 from paceline_mlx.hooks import Array
 from paceline_mlx.model import LazyOutputs
 from paceline_mlx.states import States
-
-Floats = npt.NDArray[np.float32]
 
 
 class Decode:
@@ -60,7 +57,7 @@ def grouped(decodes: Sequence[Decode], max_rows: int) -> Iterator[list[Decode]]:
         yield group
 
 
-class TapArrays(Mapping[str, Floats]):
+class TapArrays(Mapping[str, Logits]):
     """The tapped hidden states of a block; copied to the host on access."""
 
     def __init__(self, arrays: dict[int, Array]) -> None:
@@ -68,7 +65,7 @@ class TapArrays(Mapping[str, Floats]):
         self.arrays = arrays
         """Arrays on the device, by layer: for a drafter that computes there too."""
 
-    def __getitem__(self, name: str) -> Floats:
+    def __getitem__(self, name: str) -> Logits:
         """[T, d] float32, by `tap_name`."""
         named = {tap_name(layer): array for layer, array in self.arrays.items()}
         return np.array(named[name].astype(mx.float32))

@@ -215,7 +215,7 @@ def drafter_of(head: Head, cache: Any = None) -> Any:
     cache = head.network.new_cache() if cache is None else cache
     if head.kind == "dflash":
         return DFlashDrafter(head.network, cache, Sampling(), 0)
-    return MtpDrafter(head.network, cache, Sampling(), 0, DRAFTS)
+    return MtpDrafter(head.network, cache, Sampling(), 0)
 
 
 def assert_drafts(drafter: Any, head: Head, *parts: Any, text: Text, shift: int = 0) -> None:

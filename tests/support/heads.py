@@ -211,7 +211,9 @@ class Head:
         from paceline_mlx.heads.mtp.network import ChainNetwork
 
         target: Any = Ends(dtype)
-        return (Network if self.kind == "dflash" else ChainNetwork)(self.folder, target, **options)
+        if self.kind == "dflash":
+            return Network(self.folder, target, **options)
+        return ChainNetwork(self.folder, target, length=DRAFTS, **options)
 
     def text(self, count: int, seed: int = 0) -> Text:
         """Random hidden states of `count` tokens, and one token more."""

@@ -10,9 +10,6 @@ from paceline.decoding.types import ComputedBlock, DeferredRows, Drafter, Propos
 from paceline.drafters.draft_sampling import DraftSampler
 from paceline_mlx.heads.cache import PREFILL_CHUNK, ChainCache, HeadCache
 
-LONGEST_CHAIN = 8
-"""Most tokens of a chain without the option `length`."""
-
 MIN_CHANCE = 0.15
 """A chain ends where all its drafts are right with less than this probability by the head's own
 estimate: one more row of the target costs about a tenth of a call."""
@@ -53,8 +50,7 @@ class HeadDrafter(Drafter):
 
     def cost(self, limit: int) -> float:
         """Seconds of a draft, whatever its length: mostly the network's for its first token."""
-        seconds: float = self._network.cost.seconds
-        return seconds
+        return float(self._network.cost.seconds)
 
     def observe(self, computed: ComputedBlock) -> None:
         """Keep the hidden states of the rows that are now part of the sequence."""
@@ -100,22 +96,10 @@ class DFlashDrafter(HeadDrafter):
 
 
 class MtpDrafter(HeadDrafter):
-    """Drafts a chain, one token a step, of at most `length` tokens."""
+    """Drafts a chain, one token a step."""
 
     name = "mtp"
     _cache: ChainCache
-
-    def __init__(
-        self,
-        network: Any,
-        cache: ChainCache,
-        sampling: Sampling,
-        prompt_length: int,
-        length: int = LONGEST_CHAIN,
-    ) -> None:
-        """See `HeadDrafter`."""
-        super().__init__(network, cache, sampling, prompt_length)
-        self._length = length
 
     def drafts(self, context: Sequence[int], limit: int) -> tuple[Sequence[int], Sequence[float]]:
         """A chain after the last token.
@@ -128,7 +112,7 @@ class MtpDrafter(HeadDrafter):
         cache.complete(context[-1])
         rows = cache.take_pending()
         assert rows is not None
-        sampler, count = self._sampler.following(context), min(limit, self._length)
+        sampler, count = self._sampler.following(context), min(limit, self._network.length)
         drafted: tuple[Sequence[int], Sequence[float]] = self._network.draft(
             cache, rows, count, MIN_CHANCE, sampler=sampler
         )

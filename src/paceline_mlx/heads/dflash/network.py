@@ -53,13 +53,8 @@ class Network(HeadNetwork):
     ) -> None:
         """Check that the checkpoint in a folder fits the target, and read the weights.
 
-        Args:
-            folder: see `config_file`.
-            target: with embeddings and head.
-            window: tokens of context in attention at most; None: all.
-            bits: 8 or 4 bits per weight; None: as in the checkpoint.
-
-        Raises ModelError if the checkpoint cannot be used, or not with this target.
+        `window`: tokens of context in attention at most; None: all. `bits` per weight: 8 or 4;
+        None: as in the checkpoint. Raises ModelError if it cannot be used, or not with this target.
         """
         config = read_config(folder)
         super().__init__(folder, config, target)

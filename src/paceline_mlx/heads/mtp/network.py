@@ -14,12 +14,15 @@ from paceline.decoding.sampling import Sampling
 from paceline.drafters.draft_sampling import DraftSampler
 from paceline.errors import ModelError
 from paceline_mlx.heads.cache import PREFILL_CHUNK, ChainCache, NewRows
-from paceline_mlx.heads.drafter import LONGEST_CHAIN, MtpDrafter
+from paceline_mlx.heads.drafter import MtpDrafter
 from paceline_mlx.heads.mtp import eagle3, qwen3_5, read_config
 from paceline_mlx.heads.mtp.head import ChainConfig
 from paceline_mlx.heads.network import HeadNetwork, swiglu
 from paceline_mlx.hooks import Array
 from paceline_mlx.model import LoadedModel
+
+_LENGTH = 8
+"""Most tokens of a chain without the option `length`."""
 
 
 class ChainNetwork(HeadNetwork):
@@ -32,27 +35,24 @@ class ChainNetwork(HeadNetwork):
         folder: Path,
         target: LoadedModel,
         *,
-        length: int = LONGEST_CHAIN,
+        length: int = _LENGTH,
         vocab: int | None = None,
         bits: int | None = None,
     ) -> None:
-        """Check that the head fits the target, and put its weights on the device.
+        """Check that an EAGLE-3 head, or one in a Qwen3.5 checkpoint, fits the target; read it.
 
-        Args:
-            folder: of an EAGLE-3 head, or of a Qwen3.5 checkpoint.
-            target: with embeddings and head.
-            length: most tokens of a chain.
-            vocab: draft only this number of tokens, the first ones; None: all.
-            bits: 8 or 4 bits per weight; None: in the precision of the target's embeddings.
-
-        Raises ModelError if the head cannot be used, or not with this target.
+        `vocab`: draft only this number of tokens, the first ones; None: all. `bits` per weight: 8
+        or 4; None: as the target's embeddings. Raises ModelError if the head cannot be used, or not
+        with this target.
         """
         config = read_config(folder, lambda: target.layers)
         super().__init__(folder, config, target)
         self.dtype = self._target_dtype
         read_weights = qwen3_5.read_weights if config.own else eagle3.read_weights
         self._weights = read_weights(folder, config, self.dtype, bits)
-        self._length, self._rotary_dims = length, config.rotary_dims
+        self._rotary_dims = config.rotary_dims
+        self.length = length
+        """Most tokens of a chain."""
         self._tokens = self._weights.draft_vocab
         if vocab is not None:
             if config.draft_vocab_size is not None:
@@ -75,7 +75,7 @@ class ChainNetwork(HeadNetwork):
 
     def drafter(self, cache: ChainCache, sampling: Sampling, prompt_length: int) -> MtpDrafter:
         """The drafter of one request."""
-        return MtpDrafter(self, cache, sampling, prompt_length, self._length)
+        return MtpDrafter(self, cache, sampling, prompt_length)
 
     def prefill(self, cache: ChainCache, rows: NewRows) -> None:
         """Append rows to the cache, which has those before them, without drafting."""
