@@ -79,7 +79,7 @@ ALLOWED = {
         "entry": {"engine"},
         "heads": {"caches", "hooks", "model"},
         "hooks": set[str](),
-        "kv_sequence": {"model", "states"},
+        "kv_sequence": {"model"},
         "model": {"caches", "hooks", "rollback", "states", "together"},
         "probe": {"caches", "hooks", "model", "rows", "states", "thresholds"},
         "rollback": {"hooks"},

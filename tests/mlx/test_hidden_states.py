@@ -200,3 +200,18 @@ def test_several_requests_at_once_have_the_tokens_of_plain_decoding(tapped: Mode
             for turn in TURNS * 2
         ]
         assert [request.result().token_ids for request in sent] == expected * 4
+
+
+def test_the_cache_of_a_chats_drafter_goes_back_with_the_chat(tapped: Model, dflash: str):
+    options: Any = {"max_tokens": 12, "drafter": dflash, "policy": "fixed"}
+    chat = tapped.conversation()
+    said(chat.say(TURNS[0], **options))
+    messages = chat.messages
+    with chat.say(TURNS[1], **options) as stream:
+        next(stream)
+        next(stream)
+    chat.messages = messages
+    said(chat.say(TURNS[2], **options))
+    (cache,) = chat._memory.values()
+    assert cache.positions == [*range(len(cache))], "each position once"
+    chat.close()
