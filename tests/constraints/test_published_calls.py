@@ -15,7 +15,7 @@ from paceline.constraints.tool_calls import (
 )
 from paceline.constraints.tool_forms import ToolForm, tool_form
 from paceline.models import ChatTemplate
-from paceline.runtime.chat import fit_calls
+from paceline.runtime.tool_messages import fit_calls
 from support.grammars import streamed
 from support.published import llama_cpp_models
 

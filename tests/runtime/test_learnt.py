@@ -7,9 +7,9 @@ from shutil import rmtree
 
 import pytest
 
-from paceline.runtime.drafting import Drafting
-from paceline.runtime.learnt import (
+from paceline.runtime.drafting import (
     HEADER,
+    Drafting,
     all_learnt,
     install,
     installed_drafters,

@@ -29,7 +29,7 @@ def test_a_thread_that_asks_again_at_once_gets_the_lock_after_those_that_wait():
     for thread in threads:
         thread.join(PATIENCE)
     assert order == ["waiting 0", "waiting 1", "waiting 2", "again"]
-    assert not turns.taken
+    assert turns._owner is None
 
 
 def test_one_thread_at_a_time_has_the_lock_however_often_it_takes_it():
@@ -49,28 +49,28 @@ def test_one_thread_at_a_time_has_the_lock_however_often_it_takes_it():
     for thread in threads:
         thread.join(PATIENCE)
     assert most == [1]
-    assert not turns.taken
+    assert turns._owner is None
 
 
 def test_an_error_in_a_turn_releases_the_lock():
     turns = Turns()
     with pytest.raises(ZeroDivisionError), turns, turns:
         _ = 1 / 0
-    assert not turns.taken
+    assert turns._owner is None
 
 
 def test_what_runs_soon_runs_at_once_or_at_the_end_of_a_turn_and_never_waits():
     turns, order = Turns(), list[str]()
-    turns.run_soon(lambda: order.append(f"at once, {turns.taken}"))
+    turns.run_soon(lambda: order.append(f"at once, {turns._owner is not None}"))
     with turns:
         with turns:
-            turns.run_soon(lambda: order.append(f"soon, {turns.taken}"))
+            turns.run_soon(lambda: order.append(f"soon, {turns._owner is not None}"))
             thread = threading.Thread(target=turns.run_soon, args=(lambda: order.append("other"),))
             thread.start()
             thread.join(PATIENCE)
         order.append("in the turn")
     assert order == ["at once, True", "in the turn", "soon, True", "other"]
-    assert not turns.taken
+    assert turns._owner is None
 
 
 def test_a_finalizer_while_the_lock_is_handed_on_wakes_no_second_thread():
@@ -99,4 +99,4 @@ def test_a_finalizer_while_the_lock_is_handed_on_wakes_no_second_thread():
     for thread in threads:
         thread.join(PATIENCE)
     assert most == [1]
-    assert not turns.taken
+    assert turns._owner is None

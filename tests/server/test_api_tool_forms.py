@@ -13,8 +13,9 @@ from openai import BadRequestError
 from paceline.constraints.tool_calls import ToolCall, written_calls
 from paceline.constraints.tool_forms import FORMS, HERMES, ToolForm, tool_form
 from paceline.models import resolve
-from paceline.runtime.chat import describe_tools, fit_calls, template_messages
 from paceline.runtime.model import Model
+from paceline.runtime.prompt import template_messages
+from paceline.runtime.tool_messages import describe_tools, fit_calls
 from support.server import Running, running
 from support.thinking import Scripted
 from support.tool_templates import TEMPLATES, write_calling

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
-from paceline.runtime.chat import template_chat
+from paceline.runtime.prompt import template_chat
 from support.published import llama_cpp_models
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]

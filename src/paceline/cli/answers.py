@@ -33,7 +33,6 @@ _drafting = partial(Option, rich_help_panel="Speculation")
 
 
 def _number(name: str, about: str) -> Any:
-    """A sampling option with its range."""
     return _sampling(parser=numbers.of(name), help=about)
 
 
@@ -174,16 +173,18 @@ class AnswerArguments:
         }
         if self.max_tokens == -1:
             options["max_tokens"] = None
-        detect = self.repetition_detection
-        options["repetition_detection"] = not self.ignore_eos if detect is None else detect
         if self.stop:
             options["stop"] = self.stop
-        if self.logit_bias:
-            options["logit_bias"] = dict(self.logit_bias)
-        if self.chat_template_kwargs is not None:
-            options["template_kwargs"] = self.chat_template_kwargs
-        options |= {"think": self.think, "ignore_eos": self.ignore_eos, "raw": raw}
-        options["parse_special"] = self.parse_special
+        detect = self.repetition_detection
+        options |= {
+            "repetition_detection": not self.ignore_eos if detect is None else detect,
+            "logit_bias": dict(self.logit_bias or ()),
+            "template_kwargs": self.chat_template_kwargs or {},
+            "think": self.think,
+            "ignore_eos": self.ignore_eos,
+            "parse_special": self.parse_special,
+            "raw": raw,
+        }
         result: Options = options
         return result
 
@@ -195,7 +196,7 @@ def load_for_answers(
     check: "Callable[[ModelFiles], object]",
 ) -> "Model":
     """The model, with MAX_TOKENS as the limit of answers without one; `check` as for `load`."""
-    drafters = [answer.drafter or "auto", *([] if answer.probe is None else [answer.probe])]
+    drafters = [answer.drafter or "auto", *filter(None, [answer.probe])]
     check_kept(drafters, keep=answer.keep)
     if not output.quiet and (notice := trial_notice(model.model)):
         say(notice)
@@ -239,29 +240,53 @@ def step_printer(
     """
     if output.json:
         return lambda _: None
-    from paceline.runtime.highlight import dim, highlighter
-
-    def plain(step: "Step") -> None:
-        print(step.text, end="", flush=True)
-
-    show: Callable[[Step], None] = plain
-    if answer.tint:
-        show = highlighter()
+    show = highlighter() if answer.tint else lambda step: print(step.text, end="", flush=True)
     if output.quiet or stream.request.thoughts is None:
         return show
-    think, thinking = dim(), False
+    think, thinking = printer("dim", stderr=True), False
 
     def show_both(step: "Step") -> None:
         nonlocal thinking
         if step.reasoning:
-            think(step.reasoning)
+            think(step.reasoning, "")
             thinking = True
         if thinking and step.text:
-            think("\n\n")
+            think("\n\n", "")
             thinking = False
         show(step)
 
     return show_both
+
+
+def highlighter() -> "Callable[[Step], None]":
+    """A function that prints a step with its accepted draft tokens underlined, and green."""
+    show = printer("green underline")
+
+    def show_step(step: "Step") -> None:
+        texts = [piece.final for piece in step.pieces]
+        show("".join(texts[: step.accepted]), "".join(texts[step.accepted :]))
+
+    return show_step
+
+
+def printer(style: str, *, stderr: bool = False) -> "Callable[[str, str], None]":
+    """A function that prints a text in a style, then one without.
+
+    Rich decides what the terminal supports: no colours with NO_COLOR, and plain text where the
+    output is no terminal, unless FORCE_COLOR is set.
+    """
+    from rich.console import Console
+    from rich.segment import Segment, Segments
+    from rich.style import Style
+
+    console, parsed = Console(stderr=stderr), Style.parse(style)
+
+    def show(styled: str, plain: str) -> None:
+        # crop=False: lines are not wrapped, and tabs stay tabs.
+        segments = Segments([Segment(styled, parsed), Segment(plain)])
+        console.print(segments, end="", crop=False)
+
+    return show
 
 
 def print_end(result: "Result", output: Output, statistics: str | None = None) -> None:

@@ -1,7 +1,4 @@
-"""What several commands load and print with.
-
-Reports go to standard output, everything else to standard error.
-"""
+"""What several commands load and print with: reports to standard output, the rest to the other."""
 
 import json
 import os

@@ -30,8 +30,8 @@ def forget(
     --model also messages that were typed in a chat.
     """
     from paceline.cli.chat.history import history_file
+    from paceline.runtime.drafting import all_learnt
     from paceline.runtime.kept import all_kept
-    from paceline.runtime.learnt import all_learnt
     from paceline.storage.files import megabytes
 
     stored = {"answers": all_kept(), "what was learnt": all_learnt()}

@@ -1,9 +1,8 @@
 """Parsers of option values: numbers in a range, and the few values that are not one number.
 
-The ranges of an answer's options are those of `paceline.options`. Invariant: every number is
-checked where the command line is read, so that no command gets one that is not finite or is out of
-its range. `int` and `float` without a parser are not used as the type of an option. Every parser
-raises BadParameter.
+Every parser raises BadParameter. Invariant: every number is checked where the command line is read,
+so that no command gets one that is not finite or is out of its range: `int` and `float` without a
+parser are not used as the type of an option.
 """
 
 import json
@@ -27,9 +26,8 @@ class WholeParser(options.Whole):
     max_value: int | None = _MAX
 
     def __str__(self) -> str:
-        return str(
-            options.Whole(self.min_value, None if self.max_value == _MAX else self.max_value)
-        )
+        limit = None if self.max_value == _MAX else self.max_value
+        return str(options.Whole(self.min_value, limit))
 
     def __call__(self, text: str) -> int:
         """Parse a value."""

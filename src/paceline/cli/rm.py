@@ -22,7 +22,7 @@ def rm(
     Your own files and those of other programs stay; only what was made of them is removed.
     """
     from paceline.models import find_removal
-    from paceline.runtime.learnt import learnt_of
+    from paceline.runtime.drafting import learnt_of
     from paceline.runtime.load import packed_copies
     from paceline.storage.files import megabytes, size_of
 

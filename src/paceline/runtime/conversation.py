@@ -2,14 +2,11 @@
 
 Invariant: a turn that fails, in whatever way, leaves the messages as they were.
 
-Which KV is reused depends on the engine (`KVSequence.shareable_length`). With OpenVINO it is
-that of prefilled rows: an answer's rows were decoded, and their bits may differ from prefill's.
-So the last answer is prefilled again with the next message.
+Which KV is reused depends on the engine (`KVSequence.shareable_length`). If bits of decoded rows
+may differ from prefill's, the last answer is prefilled again with the next message.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Unpack
 
@@ -17,15 +14,12 @@ from paceline.decoding.types import common_prefix_length
 from paceline.drafters import DraftKV
 from paceline.errors import ContextFull, InvalidRequest
 from paceline.options import Options
-from paceline.runtime.chat import Message
+from paceline.runtime.prompt import SYSTEM_ROLES, Message
 from paceline.runtime.request import Request
 from paceline.runtime.stream import Stream
 
 if TYPE_CHECKING:
     from paceline import Model
-
-_PINNED = ("system", "developer")
-"""Roles of messages that `drop_oldest` keeps."""
 
 _ANSWER_SHARE = 4
 """1 / this of the context is left for the answer when turns are dropped."""
@@ -39,8 +33,7 @@ class Conversation:
 
     def __init__(self, model: "Model", messages: Sequence[Message] = ()) -> None:
         """Begin with `messages`: a system message, or the turns of an earlier chat."""
-        self.messages: list[Message] = list(messages)
-        """The turns so far; may be edited between turns."""
+        self.messages: list[Message] = list(messages)  # may be edited between turns
         self.model = model
         with model.lock:
             self._sequence = model.open_sequence()
@@ -76,14 +69,10 @@ class Conversation:
             InvalidRequest: the message or an option cannot be served, or the last answer has not
                 ended.
             ModelError: the chat template fails, or a drafter cannot be read.
-
-        The chat is then unchanged, as it is when the stream raises.
-
         """
         if not text:
             raise InvalidRequest("the message is empty; expected some text")
-        if self._answering:
-            raise InvalidRequest("the last answer has not ended: read on, or close its stream")
+        self._check_ended()
         with self.model.lock:
             return self._say(text, options)
 
@@ -98,8 +87,7 @@ class Conversation:
         context = self.context
         if len(tokens) >= context:
             raise self._full(user, request, len(tokens), context)
-        room = context - len(tokens)
-        request = replace(request, max_tokens=min(request.max_tokens or room, room))
+        request = request.within(context - len(tokens))
         self._reuse(tokens)
 
         def end(stream: Stream) -> None:
@@ -117,13 +105,11 @@ class Conversation:
         return stream
 
     def drop_oldest(self, turns: int = 1) -> list[Message]:
-        """Drop the oldest turns, each whole: a user's message and what answers it.
+        """Drop the oldest turns, each whole, but no system message; return what was dropped.
 
-        System messages stay. Returns the messages that were dropped. Raises InvalidRequest if there
-        are fewer turns, or the last answer has not ended.
+        Raises InvalidRequest if there are fewer turns, or the last answer has not ended.
         """
-        if self._answering:
-            raise InvalidRequest("the last answer has not ended: read on, or close its stream")
+        self._check_ended()
         if not 0 <= turns <= self.turns:
             raise InvalidRequest(f"cannot drop {turns} turns; the chat has {self.turns}")
         dropped, self.messages = _split(self.messages, turns)
@@ -136,6 +122,10 @@ class Conversation:
             with self.model.lock:
                 self.model.close_sequence(self._sequence)
             self._held = []
+
+    def _check_ended(self) -> None:
+        if self._answering:
+            raise InvalidRequest("the last answer has not ended: read on, or close its stream")
 
     def _reuse(self, tokens: Sequence[int]) -> None:
         """Keep the KV of the longest common prefix that the engine can share with a prompt."""
@@ -152,18 +142,18 @@ class Conversation:
             return len(self.model.encode_prompt(messages, request)[0])
 
         room = max(min(request.max_tokens or context, context // _ANSWER_SHARE), 1)
-        drops = range(self.turns + 1)
-        turns = bisect_left(drops, -(context - room), key=lambda drop: -length(drop))
-        turns = min(turns, self.turns)  # a short answer is better than none
+        enough = (drop for drop in range(self.turns) if length(drop) <= context - room)
+        turns = next(enough, self.turns)  # a short answer is better than none
         fits = length(turns) < context
-        about = f"the conversation and the new message have {count} tokens, and the context holds "
-        about += f"{context}, the answer included; "
+        advice = "the message is too long even without the earlier turns; shorten it"
         if fits:
             advice = f"shorten the message, or drop the oldest {turns} of {self.turns} turns"
-        else:
-            advice = "the message is too long even without the earlier turns; shorten it"
         return ContextFull(
-            about + advice, tokens=count, context=context, turns=turns if fits else None
+            f"the conversation and the new message have {count} tokens, and the context holds "
+            f"{context}, the answer included; {advice}",
+            tokens=count,
+            context=context,
+            turns=turns if fits else None,
         )
 
 
@@ -171,7 +161,7 @@ def _turns(messages: Sequence[Message]) -> list[list[int]]:
     """Indices of the messages of each turn, without pinned messages."""
     turns: list[list[int]] = []
     for place, message in enumerate(messages):
-        if message.get("role") in _PINNED:
+        if message.get("role") in SYSTEM_ROLES:
             continue
         if message.get("role") == "user" or not turns:
             turns.append([])

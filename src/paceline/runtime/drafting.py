@@ -1,12 +1,19 @@
 """The drafters of a model's answers: what they share, what they have learnt, and their files.
 
 `load` makes one `Drafting` for each model. `auto` becomes drafters here and nowhere else.
-Independent of how an answer is made. Invariant: what is learnt here changes which tokens are
-drafted, and no token of an answer.
+
+`paceline learn` makes drafters for a model. A small file for each form of its weights names those
+that `auto` takes, and is replaced by one rename; the folder of a model has what they were made
+from, and belongs to the learner.
+
+Invariants: what is learnt here changes which tokens are drafted, and no token of an answer; a file
+that is missing or damaged means that nothing was learnt, and ends no answer.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from paceline import drafters
 from paceline.decoding.auto import Acceptance
@@ -29,10 +36,16 @@ from paceline.errors import ModelError
 from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, resolve_drafter
 from paceline.published import Installed
 from paceline.runtime.exactness import MEASUREMENTS
-from paceline.runtime.kept import KeptAnswers, kept_answers
-from paceline.runtime.learnt import installed_drafters
+from paceline.runtime.kept import FOLDER, KeptAnswers, Stored
 from paceline.runtime.request import Request, RequestDrafters
 from paceline.runtime.stream import Stream
+from paceline.storage.files import read_json, write_json
+from paceline.storage.manifest import MANIFEST
+
+HEADER = "learnt.json"
+"""Says which model a folder of the learner is of."""
+
+_LEARNT, _INSTALLED = "learnt", "installed"
 
 
 class Drafting:
@@ -41,17 +54,10 @@ class Drafting:
     def __init__(
         self, files: ModelFiles, progress: Progress = QUIET, *, keep: bool = False
     ) -> None:
-        """Open nothing yet; `use` comes before the first answer.
-
-        Args:
-            files: the model's.
-            progress: gets the progress of long work.
-            keep: keep answers in the cache folder, and draft from those kept: see `KeptAnswers`.
-        """
+        """Open nothing yet; `use` comes before the first answer. `keep`: see `KeptAnswers`."""
         self.files, self.progress = files, progress
         self.kept: KeptAnswers | None = None
-        self.acceptance = Acceptance()
-        """Of the drafts of earlier answers."""
+        self.acceptance = Acceptance()  # of the drafts of earlier answers
         self.resources = DrafterResources(
             target=files.name,
             engine=files.engine,
@@ -74,7 +80,9 @@ class Drafting:
         self.resources.opened, self.resources.heads = engine, {}
         self.resources.vocab_size, self._slots = engine.vocab_size, engine.free_slots
         if self._keeps and self.kept is None:
-            self.kept = kept_answers(self.files, engine.vocab_size, self.progress)
+            name, fingerprint = self.files.name, self.files.fingerprint
+            folder = cache_dir() / FOLDER
+            self.kept = KeptAnswers(name, fingerprint, engine.vocab_size, self.progress, folder)
 
     def fresh(self) -> "Drafting":
         """Return another with the same drafters open, and nothing learnt or kept."""
@@ -86,12 +94,9 @@ class Drafting:
     def resolve(
         self, spec: DrafterSpec, *, private: bool = True, prediction: bool = False
     ) -> DrafterSpec:
-        """Replace `auto` by the drafters that this model has.
+        """Replace `auto` by the drafters that this model has; `private`: without kept answers.
 
-        Args:
-            spec: what was asked for.
-            private: leave out the drafter that reads kept answers.
-            prediction: whether the answer has a prediction, which then is drafted first.
+        If the answer has a `prediction`, that is drafted first.
         """
         published = self.published.specs(self.resources) if spec.auto else ()
         kinds = {*self.resources.shipped, *published}
@@ -102,9 +107,8 @@ class Drafting:
     def prepare(self, names: Sequence[str]) -> set[int]:
         """Find the files of drafters; return the layers whose hidden states they read.
 
-        Raises:
-            InvalidRequest: there is no such drafter for this model.
-            ModelError: one cannot be found or read, or does not fit the model.
+        Raises InvalidRequest if there is no such drafter for this model, and ModelError if one
+        cannot be found or read, or does not fit the model.
         """
         specs = [self.resolve(DrafterSpec.parse(name)) for name in names]
         for part in (part for spec in specs for part in spec.parts):
@@ -187,3 +191,54 @@ def _draft_files(name: str, target: ModelFiles, progress: Progress) -> ModelFile
             f"tokens are not the same, and it has {len(theirs)}"
         )
     return files
+
+
+def learnt_dir() -> Path:
+    """The folder of what was learnt of all models."""
+    return cache_dir() / _LEARNT
+
+
+def installed_drafters(files: ModelFiles) -> dict[str, Path]:
+    """Kind of drafter -> folder, of the drafters that were learnt for a model and installed."""
+    # A folder that was forgotten is gone; heads that earlier versions made have no manifest.
+    return {kind: path for kind, path in _installed(files).items() if (path / MANIFEST).is_file()}
+
+
+def install(files: ModelFiles, kind: str, folder: Path) -> None:
+    """Let `auto` take the drafter in `folder`, in place of one of its kind. Raises OSError."""
+    path = _index(files.fingerprint)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folders = {kind: str(folder) for kind, folder in {**_installed(files), kind: folder}.items()}
+    write_json(path, {"model": files.name, "drafters": folders})
+
+
+def _installed(files: ModelFiles) -> dict[str, Path]:
+    try:
+        drafters = read_json(_index(files.fingerprint))["drafters"]
+        return {str(kind): Path(folder) for kind, folder in drafters.items()}
+    except (ModelError, AttributeError, KeyError, TypeError):
+        return {}
+
+
+def _index(fingerprint: str) -> Path:
+    return learnt_dir() / _INSTALLED / f"{fingerprint[:24]}.json"
+
+
+def all_learnt() -> list[Stored]:
+    """What was learnt of each model, in the order of their names."""
+    folders = [path for path in learnt_dir().glob("*") if path.name != _INSTALLED and path.is_dir()]
+    headers = {folder: folder / HEADER for folder in sorted(folders)}
+    headers |= {path: path for path in sorted((learnt_dir() / _INSTALLED).glob("*.json"))}
+    paths: dict[str, list[Path]] = {}
+    for path, header in headers.items():
+        model = ""
+        with contextlib.suppress(ModelError):
+            model = str(read_json(header).get("model", ""))
+        paths.setdefault(model, []).append(path)
+    return [Stored(model, tuple(paths[model])) for model in sorted(paths)]
+
+
+def learnt_of(model: str) -> list[Path]:
+    """The paths of what was learnt of a model, by its name in any case."""
+    named = (learnt for learnt in all_learnt() if learnt.model.casefold() == model.casefold())
+    return [path for learnt in named for path in learnt.paths]

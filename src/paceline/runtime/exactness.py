@@ -1,26 +1,18 @@
 """What was compared of a model's rows on this machine: what `exact` in a result rests on.
 
 A condition is measured when the first answer that depends on it has ended, so that no token waits
-for it, and kept for all processes. Independent of costs. Invariant: a comparison is used only with
-the engine, the model and the machine that it was made with.
+for it, and stored for all processes. Invariant: a comparison is used only with the engine, the
+model and the machine that it was made with.
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from paceline.engines.base import Engine
-from paceline.engines.exact import (
-    BATCH,
-    BLOCK_LENGTH,
-    CHUNKED_PREFILL,
-    CONDITIONS,
-    PREFIX_CACHE,
-    Compared,
-    measure_invariance,
-)
+from paceline.engines.exact import CONDITIONS, Compared, measure_invariance
 from paceline.errors import CacheFull, ModelError
 from paceline.models import cache_dir
 from paceline.storage.files import digest_of, read_json, write_json
@@ -38,25 +30,18 @@ class Exactness:
     """The comparisons of an engine with a model."""
 
     def __init__(self, engine: Engine, fingerprint: str, folder: Path) -> None:
-        """Read what was compared before.
-
-        Args:
-            engine: the engine with its model.
-            fingerprint: identity of the model's weights.
-            folder: of stored measurements.
-        """
+        """Read what was compared before; `fingerprint` is that of the model's weights."""
         self._engine = engine
         self._depends = {**engine.describe(), "model": fingerprint, "form": str(_FORM)}
         self._path = folder / f"{digest_of(sorted(self._depends.items()))}{_ENDING}"
         self._compared = _read(self._path)[1]
 
-    def compared(self, names: Iterable[str] = CONDITIONS) -> Mapping[str, Compared] | None:
+    def compared(self, names: Set[str] = frozenset(CONDITIONS)) -> Mapping[str, Compared] | None:
         """Conditions -> comparison, measured now where one is missing.
 
         Conditions that do not fit into the free slots are missing. None: there are no slots at all.
         """
-        wanted = {*names}
-        missing = wanted - self._compared.keys()
+        missing = names - self._compared.keys()
         if missing:
             try:
                 self._compared |= measure_invariance(self._engine, missing)
@@ -66,25 +51,8 @@ class Exactness:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 compared = {name: asdict(result) for name, result in self._compared.items()}
                 write_json(self._path, {"depends_on": self._depends, "compared": compared})
-        known = {name: result for name, result in self._compared.items() if name in wanted}
-        return known if known or not wanted else None
-
-    def of_answer(
-        self, *, blocks: bool, cached: bool, shared: bool
-    ) -> Mapping[str, Compared] | None:
-        """What was compared of the conditions that an answer depends on; see `Model.exactness`.
-
-        `blocks`: whether a block may have several rows.
-        """
-        conditions = {
-            BLOCK_LENGTH: blocks,
-            CHUNKED_PREFILL: cached or shared,
-            PREFIX_CACHE: cached or shared,
-            BATCH: shared,
-        }
-        names = {name for name, applies in conditions.items() if applies}
-        compared = self.compared(names)
-        return compared if compared is not None and compared.keys() == names else None
+        known = {name: result for name, result in self._compared.items() if name in names}
+        return known if known or not names else None
 
 
 def stored_exactness(fingerprint: str) -> list[dict[str, Any]]:

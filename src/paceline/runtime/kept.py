@@ -10,11 +10,11 @@ written.
 """
 
 import contextlib
-import errno
 import json
-import os
+import shutil
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ from paceline.decoding.stopping import Repetition, RepetitionDetector
 from paceline.decoding.types import FinishReason
 from paceline.drafters.kept import KeptFacts, KeptText, due
 from paceline.errors import ModelError
-from paceline.models import ModelFiles, Progress, cache_dir
-from paceline.runtime.learnt import Stored
+from paceline.models import Progress, cache_dir
 from paceline.runtime.stream import Stream
-from paceline.storage.files import write_bytes
+from paceline.storage.files import append_bytes, size_of, write_bytes
 
 KIND = "paceline kept answers"
-_FOLDER, _LOG, _COUNTS = "kept", "answers.jsonl", "counts.bin"
+FOLDER = "kept"
+_LOG, _COUNTS = "answers.jsonl", "counts.bin"
 
 MAX_TOKENS = 500_000
 """Of a model; older answers are dropped. About 12 MB with the counts."""
@@ -36,8 +36,7 @@ MAX_TOKENS = 500_000
 _SPARE = 1.25
 """The file of answers is rewritten when it has this many times `MAX_TOKENS`."""
 
-_TOKEN_BYTES = 6
-"""Of a token in `answers.jsonl`, about."""
+_TOKEN_BYTES = 6  # of a token in `answers.jsonl`, about
 
 LOOP = Repetition(max_pattern_size=128, min_count=4, min_tokens=64)
 """An answer with such a repetition is not kept: a table would learn to go round in it. Smaller than
@@ -50,7 +49,7 @@ class KeptAnswers:
     def __init__(
         self, model: str, fingerprint: str, vocab_size: int, progress: Progress, folder: Path
     ) -> None:
-        """Read nothing yet. `folder` is that of all models; `progress` gets lines about faults."""
+        """Read nothing yet; `folder` is that of all models."""
         self._model, self._fingerprint, self._vocab_size = model, fingerprint, vocab_size
         self._say = progress.say
         self._folder = folder / fingerprint[:24]
@@ -77,7 +76,8 @@ class KeptAnswers:
             return
         try:
             self._check()
-            self._append(f"\n{_line(answer)}\n")
+            # It begins with a newline, so that a line that was cut spoils no other.
+            append_bytes(self._log, f"\n{_line(answer)}\n".encode())
             size = self._log.stat().st_size
         except (OSError, ModelError) as error:
             self._fail(error)
@@ -117,34 +117,17 @@ class KeptAnswers:
         if self._log.exists():
             with self._log.open("rb") as file:
                 line = file.readline()
-        begun = f"{json.dumps(self._header())}\n"
+        begun = f"{json.dumps(self._header())}\n".encode()
         if not line:  # several processes may write one: each of their lines is a header
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._append(begun)
-            line = begun.encode()
+            append_bytes(self._log, line := begun)
         elif not line.endswith(b"\n"):  # writing it was interrupted
-            write_bytes(self._log, line := begun.encode())
-        header = _parsed(line)
-        if not self._is_ours(header):
+            write_bytes(self._log, line := begun)
+        if not self._is_ours(_parsed(line)):
             raise ModelError(
                 f"{self._log} has answers of another model or version; `paceline forget` removes it"
             )
         self._may_write = True
-
-    def _append(self, text: str) -> None:
-        """Append to the file of answers in one write: those of several processes do not mix.
-
-        An answer begins with a newline, so that a line which a crash or a full disk has cut spoils
-        no other.
-        """
-        content = text.encode()
-        descriptor = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            written = os.write(descriptor, content)
-        finally:
-            os.close(descriptor)
-        if written < len(content):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._log))
 
     def _count(self) -> None:
         """Count all answers and replace the counts; runs in a thread."""
@@ -166,10 +149,7 @@ class KeptAnswers:
             self._fail(error)
 
     def _answers(self, content: bytes) -> list[list[int]]:
-        """Whole answers in the file, oldest first. Raises ModelError if some are another model's.
-
-        Lines that were cut are left out.
-        """
+        """Whole answers, oldest first. Raises ModelError if some are another model's."""
         answers = []
         for line in content.split(b"\n"):
             value = _parsed(line)
@@ -191,26 +171,46 @@ class KeptAnswers:
         }
 
     def _is_ours(self, header: Any) -> bool:
-        ours = self._header()
-        names = ("kind", "version", "fingerprint", "vocab_size")
-        return isinstance(header, dict) and all(header.get(name) == ours[name] for name in names)
+        return isinstance(header, dict) and {**header, "model": self._model} == self._header()
 
     def _fail(self, error: Exception) -> None:
         """Keep nothing further in this process."""
         if not self._failed:
-            self._failed = True
-            self._fault = f"answers are not kept: {_reason(error)}"
+            self._failed, self._fault = True, f"answers are not kept: {_reason(error)}"
 
     def _say_fault(self) -> None:
-        fault, self._fault = self._fault, ""
-        if fault:
-            self._say(fault)
+        if self._fault:
+            self._say(self._fault)
+            self._fault = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What was kept of a model's answers, or learnt for it (`drafting.py`)."""
+
+    model: str
+    """Its name; empty if the files do not say."""
+    paths: tuple[Path, ...]
+    """Folders, and files that name drafters in them."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(map(size_of, self.paths))
+
+    def remove(self) -> None:
+        """Remove all of it. Raises OSError."""
+        for path in sorted(self.paths, key=Path.is_dir):  # first the files that name folders
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def all_kept() -> list[Stored]:
     """What is kept of each model, in the order of their names."""
     models = []
-    for folder in (cache_dir() / _FOLDER).glob("*"):
+    for folder in (cache_dir() / FOLDER).glob("*"):
         header = None
         with contextlib.suppress(OSError), (folder / _LOG).open("rb") as file:
             header = _parsed(file.readline())
@@ -219,12 +219,6 @@ def all_kept() -> list[Stored]:
         if stored.bytes:
             models.append(stored)
     return sorted(models, key=lambda stored: stored.model)
-
-
-def kept_answers(files: ModelFiles, vocab_size: int, progress: Progress) -> KeptAnswers:
-    """The kept answers of a model in the cache folder."""
-    folder = cache_dir() / _FOLDER
-    return KeptAnswers(files.name, files.fingerprint, vocab_size, progress, folder)
 
 
 def _repeats(stream: Stream) -> bool:
@@ -236,15 +230,13 @@ def _repeats(stream: Stream) -> bool:
     return reason == FinishReason.REPETITION or any(map(detector.push, stream.answer))
 
 
-def _newest(answers: Sequence[list[int]], tokens: int) -> list[list[int]]:
+def _newest(answers: Sequence[list[int]], tokens: int) -> Sequence[list[int]]:
     """The newest answers with at most `tokens` tokens together, oldest first."""
-    newest: list[list[int]] = []
-    for answer in reversed(answers):
-        tokens -= len(answer)
-        if tokens < 0:
-            break
-        newest.append(answer)
-    return newest[::-1]
+    first = len(answers)
+    while first and len(answers[first - 1]) <= tokens:
+        first -= 1
+        tokens -= len(answers[first])
+    return answers[first:]
 
 
 def _line(answer: Sequence[int]) -> str:

@@ -26,9 +26,6 @@ from paceline.runtime.request import Defaults, defaults_of
 PACKED = "packed"
 """Folder of the cache with copies of weights in an engine's own form."""
 
-AUTO = "auto"
-"""The engine that a model's files are for."""
-
 
 def load(
     name_or_path: str | Path = DEFAULT_MODEL,
@@ -49,7 +46,7 @@ def load(
     check: Callable[[ModelFiles], object] | None = None,
     progress: Progress = QUIET,
 ) -> Model:
-    """Load a model; fetch or convert it first if it is not in the cache folder.
+    """Load a model; fetch it first if it is not on this machine.
 
     Args:
         name_or_path: a name (`smollm2-135m`), the path of a GGUF file or of an OpenVINO folder, a
@@ -60,12 +57,11 @@ def load(
         cache_tokens: KV slots of all sequences together; None: `contexts` full contexts, at most
             2 GiB, or for several contexts a quarter of the machine's memory.
         contexts: see `cache_tokens`; for many requests at once.
-        parallel: requests that are to share calls. With more than 1, llamacpp takes the library
-            whose calls several sequences share, for the models that it can share them for.
+        parallel: requests that are to share calls, in a library that can share them.
         threads: CPU threads; None: the engine's own choice.
         kv: `q8_0`: keys and values in half the memory, in llamacpp; None: the engine's own type.
-        compute_units: the devices for Core ML: `all`, `cpu-only`, `cpu-and-gpu` or `cpu-and-ne`;
-            None: `cpu-and-ne`. It has no effect on other systems than macOS.
+        compute_units: on macOS the devices for Core ML: `all`, `cpu-only`, `cpu-and-gpu` or
+            `cpu-and-ne`, which is None.
         drafters: those that requests will use: for others the engine may have to be opened again.
         generation_config: `auto`: options that a request leaves out come from the registry, else
             from the model's own files; `none`: from neither, which is greedy.
@@ -73,7 +69,7 @@ def load(
         keep: keep the tokens of answers in the cache folder, for all processes of this user, and
             draft later answers from them; `Model.settle` waits until they are counted.
         embeddings: an embedding model's engine also returns what its vectors are made of, for
-            which `Model.embed` else opens it again; of other models it has no effect.
+            which `Model.embed` else opens it again.
         check: called with the model's files before its engine is opened; what it raises ends this.
         progress: gets the progress of long work.
 
@@ -81,7 +77,6 @@ def load(
         ModelNotFound: there is no such model.
         ModelError: it cannot be fetched, read or run.
         InvalidRequest: a setting is out of range.
-
     """
     started = perf_counter()
     if generation_config not in ("auto", "none"):
@@ -98,11 +93,10 @@ def load(
         packed=cache_dir() / PACKED,
         say=progress.say,
     )
-    if engine != AUTO:  # before anything is fetched
+    if engine != "auto":  # before anything is fetched
         check_engine(engine)
         check_settings(engine, settings)
-    named = None if engine == AUTO else engine
-    files = resolve(str(name_or_path), progress=progress, engine=named, revision=revision)
+    files = find_files(str(name_or_path), engine, progress=progress, revision=revision)
     if files.chat_template is not None:
         start_templates()  # ready when the tokenizer is
     files.tokenizer()  # read now rather than with the first prompt
@@ -124,9 +118,12 @@ def load(
     return model
 
 
-def find_files(name: str, engine: str = AUTO, *, progress: Progress = QUIET) -> ModelFiles:
-    """The files that `load` opens, fetched or converted first. Raises as `load` does."""
-    return resolve(name, progress=progress, engine=None if engine == AUTO else engine)
+def find_files(
+    name: str, engine: str = "auto", *, progress: Progress = QUIET, revision: str | None = None
+) -> ModelFiles:
+    """The files that `load` opens, fetched first. Raises as `load` does."""
+    named = None if engine == "auto" else engine
+    return resolve(name, progress=progress, engine=named, revision=revision)
 
 
 def packed_copies(weights: Iterable[Path]) -> list[Path]:

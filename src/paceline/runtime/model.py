@@ -1,13 +1,11 @@
 """A loaded model, as Python programs use it: answers, one or many at a time, chats and embeddings.
 
 A single answer runs in the caller's thread; lists of prompts and coroutines share the calls of a
-thread (`batching/`). Callers that manage KV themselves, such as conversations and the scheduler,
-use `request`, `open_sequence` and `open_stream`. Invariant: neither way, nor who else asks,
-changes a token of an answer.
+thread (`batching/`). Callers that manage KV themselves use `request`, `open_sequence` and
+`open_stream`. Invariant: neither way, nor who else asks, changes a token of an answer.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import cached_property, partial
 from operator import itemgetter
@@ -23,16 +21,15 @@ from paceline.decoding.types import FINAL_NORM
 from paceline.drafters import DrafterSpec, DraftKV, Fault
 from paceline.engines.base import Closes, Engine, KVSequence
 from paceline.engines.costs import StoredCosts, measure
-from paceline.engines.exact import Compared
+from paceline.engines.exact import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PREFIX_CACHE, Compared
 from paceline.errors import InvalidRequest
 from paceline.models import TOKENIZER, ModelFiles, TokenBytes, cache_dir
 from paceline.options import Options
-from paceline.runtime.chat import Message
 from paceline.runtime.conversation import Conversation
 from paceline.runtime.drafting import Drafting
 from paceline.runtime.exactness import MEASUREMENTS, Exactness
 from paceline.runtime.pooled import NO_EMBEDDINGS, Embedding
-from paceline.runtime.prompt import Prompt, Prompts, batch_of, check_ids, encode_prompt
+from paceline.runtime.prompt import Message, Prompt, Prompts, batch_of, check_ids, encode_prompt
 from paceline.runtime.request import Defaults, Request, check, defaults_of, structure
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
@@ -44,8 +41,7 @@ if TYPE_CHECKING:
     from paceline.runtime.batching.batches import AsyncStream, Batches
     from paceline.runtime.batching.request import BatchRequest, Listener
 
-_SMALL_BYTES = 200_000_000
-"""Most bytes of the weights of a small model."""
+_SMALL_BYTES = 200_000_000  # most that the weights of a small model have
 
 
 class Model:
@@ -66,12 +62,7 @@ class Model:
     ) -> None:
         """Join an engine and the files it was opened from; `load` is the usual way.
 
-        Args:
-            files: the model's files.
-            engine: opened from `files`.
-            defaults: for options that requests leave out; None: the registry's, else the model's.
-            drafting: its drafters; None: those of its files.
-            open_with: opens the engine again with other taps, for a drafter that needs them.
+        `open_with` opens the engine again with other taps, for a drafter that needs them.
         """
         self.files = files
         self.defaults = defaults_of(files) if defaults is None else defaults
@@ -90,7 +81,6 @@ class Model:
         self.engine = engine
         folder, fingerprint = cache_dir() / MEASUREMENTS, self.files.fingerprint
         self.costs = StoredCosts(engine, fingerprint, self.files.weights_bytes, folder)
-        """What calls cost on this machine, as far as answers have shown it."""
         self._exactness = Exactness(engine, fingerprint, folder)
         self.drafting.use(engine, self.costs.table)
 
@@ -123,8 +113,7 @@ class Model:
     ) -> Result | list[Result]:
         """Return the whole answer, or those to a list of prompts, which run together.
 
-        `Options` has what can be set; it is that of every prompt. An answer that reaches the end of
-        the context or of the KV cache ends with `length`.
+        An answer that reaches the end of the context or of the KV cache ends with `length`.
 
         Raises:
             InvalidRequest: a prompt or an option cannot be served.
@@ -133,24 +122,22 @@ class Model:
         prompts = batch_of(prompt)
         if prompts is not None:
             requests = [*self._requests(prompts, options)]  # a wrong one is refused before any runs
-            results = sorted(self.as_they_end(iter(requests)), key=itemgetter(0))
-            return [result for _, result in results]
+            return self._together(requests, "prompt")
+        prompt = cast("Prompt", prompt)
         with self.lock:
             if not self._batching:
-                for _ in (stream := self.stream(cast("Prompt", prompt), **options)):
+                for _ in (stream := self.stream(prompt, **options)):
                     pass
                 return stream.result
-        request = self.batch_request(cast("Prompt", prompt), options)
-        ((_, result),) = self.as_they_end(iter([request]), noun=None)
-        return result
+        (result,) = self._together([self.batch_request(prompt, options)], None)
+        return cast("Result", result)
 
     def map(
         self, prompts: Iterable[Prompt], **options: Unpack[Options]
     ) -> Iterator[tuple[int, Result]]:
         """Answer prompts together; yield the number of each, from 0, and its result, as it ends.
 
-        Prompts are read as places become free, so there may be any number of them. Raises as
-        `generate` does; an error of one ends all.
+        Prompts are read as places become free. Raises as `generate` does; an error ends all.
         """
         if isinstance(prompts, str | Mapping):
             raise InvalidRequest("map answers several prompts, and this is one; use generate")
@@ -217,12 +204,7 @@ class Model:
         return Conversation(self, messages)
 
     def open_drafters(self, drafter: str) -> None:
-        """Read and compile what `drafter` needs, so that no request waits for it.
-
-        Raises:
-            InvalidRequest: there is no such drafter for this model.
-            ModelError: it cannot be read, or does not fit the model.
-        """
+        """Open a drafter now, so that no request waits for it; raises what `load` raises of one."""
         self.drafting.open(drafter)
 
     def settle(self) -> None:
@@ -246,8 +228,12 @@ class Model:
                 self._batches = Batches(self)
             return self._batches
 
+    def _together(self, requests: Sequence["BatchRequest"], noun: str | None) -> list[Any]:
+        """The results of requests that run together, in their order."""
+        pairs = self._running_batches.as_they_end(iter(requests), noun)
+        return [result for _, result in sorted(pairs, key=itemgetter(0))]
+
     def _requests(self, prompts: Iterable[Prompt], options: Options) -> Iterator["BatchRequest"]:
-        """Return a request for each prompt. Raises InvalidRequest, which names a wrong prompt."""
         self.request(options)  # a wrong option is no fault of the first prompt
         for number, prompt in enumerate(prompts):
             try:
@@ -265,33 +251,20 @@ class Model:
         return BatchRequest(tokens, request)
 
     def as_they_end(
-        self,
-        requests: Iterator["BatchRequest"],
-        noun: str | None = "prompt",
-        at_once: int | None = None,
+        self, requests: Iterator["BatchRequest"], at_once: int | None = None
     ) -> Generator[tuple[int, Result], None, None]:
-        """Run requests together; see `Batches.as_they_end`."""
-        with closing(self._running_batches.as_they_end(requests, noun, at_once)) as pairs:
-            for number, result in pairs:
-                assert isinstance(result, Result)
-                yield number, result
+        """Run requests for answers together; see `Batches.as_they_end`."""
+        pairs = self._running_batches.as_they_end(requests, "prompt", at_once)
+        return cast("Generator[tuple[int, Result], None, None]", pairs)
 
     # -- texts, tokens and vectors -----------------------------------------------------------------
 
     def tokens(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
-        """Return the prompt as token ids.
-
-        Raises:
-            InvalidRequest: an empty prompt, or messages that the chat template refuses.
-            ModelError: the model has no chat template and the prompt needs one.
-        """
+        """Return the prompt as token ids. Raises as `generate` does."""
         return self.encode_prompt(prompt, check({"raw": raw}))[0]
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, without control tokens.
-
-        Raises InvalidRequest for ids that are not in the vocabulary.
-        """
+        """Return the text of token ids without control tokens. Raises InvalidRequest."""
         check_ids("detokenize", token_ids, self.engine.vocab_size)
         return self.files.tokenizer().decode(token_ids)
 
@@ -299,17 +272,10 @@ class Model:
         """See `prompt.encode_prompt`."""
         return encode_prompt(self.files, prompt, request, self.engine.vocab_size)
 
-    @overload
-    def embed(self, text: str) -> npt.NDArray[np.float32]: ...
-
-    @overload
-    def embed(self, text: Sequence[str]) -> npt.NDArray[np.float32]: ...
-
     def embed(self, text: str | Sequence[str]) -> npt.NDArray[np.float32]:
         """Return the vector of a text, [d] of length 1, or those of several texts, [texts, d].
 
-        Raises:
-            InvalidRequest: the model makes no embeddings, or a text is empty or too long.
+        Raises InvalidRequest if the model makes no embeddings, or a text is empty or too long.
         """
         texts = [text] if isinstance(text, str) else [*text]
         kinds = ["nothing" if one == "" else type(one).__name__ for one in texts]
@@ -322,9 +288,8 @@ class Model:
         requests = [self.embedding_request(encode(one, special=True)) for one in texts]
         with self.lock:
             self._ensure_taps({FINAL_NORM}, "embed")
-        pairs = self._running_batches.as_they_end(iter(requests), "text")
-        results = sorted(pairs, key=itemgetter(0))
-        vectors = np.stack([cast("Embedding", result).vector for _, result in results])
+        results: list[Embedding] = self._together(requests, "text")
+        vectors = np.stack([result.vector for result in results])
         return vectors[0] if isinstance(text, str) else vectors
 
     def embedding_request(self, tokens: Sequence[int]) -> "BatchRequest":
@@ -335,12 +300,8 @@ class Model:
         if pooling is None:
             raise InvalidRequest(f"{self.files.name} {NO_EMBEDDINGS}")
         ended = [] if end is None or (tokens and tokens[-1] == end) else [end]
-        return BatchRequest(
-            [*tokens, *ended],
-            self.request({"max_tokens": 1, "drafter": "none"}),
-            cached=False,
-            pooling=pooling,
-        )
+        request = self.request({"max_tokens": 1, "drafter": "none"})
+        return BatchRequest([*tokens, *ended], request, cached=False, pooling=pooling)
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
@@ -365,13 +326,8 @@ class Model:
     ) -> Request:
         """Check options; the drafter `auto` becomes the drafters that this model has.
 
-        Args:
-            options: what the caller gives.
-            defaults: for the options left out; None: the model's own.
-            private: the answer is neither kept nor drafted from kept ones.
-
-        Raises InvalidRequest if an option cannot be served, or the grammar of the answer is wrong,
-        and PacelineError in a forked child.
+        An answer that is `private` is neither kept nor drafted from kept ones. Raises
+        InvalidRequest if an option cannot be served, and PacelineError in a forked child.
         """
         use_native_threads()
         request = check(options, self.defaults if defaults is None else defaults)
@@ -389,10 +345,7 @@ class Model:
         self._ensure_taps(self.drafting.taps(request), f"drafter {request.drafter}")
 
     def _ensure_taps(self, taps: set[int], user: str) -> None:
-        """Open the engine again if it does not return the hidden states of `taps`.
-
-        Raises InvalidRequest, which names their `user`, while others use the engine.
-        """
+        """Raise InvalidRequest, which names the taps' `user`, while others use the engine."""
         if taps <= {*self.engine.taps}:
             return
         if self._opened or self._batching or self._open_with is None:
@@ -426,7 +379,7 @@ class Model:
     ) -> Stream:
         """Return a stream on `sequence`, which already holds the KV of a prefix of `tokens`.
 
-        For callers that manage KV themselves; others call `stream`. Of a chat's second turn:
+        Of a chat's second turn:
 
             tokens     5 8 2 9 4 7    the prompt
             sequence   5 8 2          three are cached: the first block is 9 4 7
@@ -441,13 +394,10 @@ class Model:
             started: when the request came (`perf_counter`).
             end: called once, when the stream has ended in any way.
             memory: the drafters' own state of the sequence, kept from one stream to the next.
-            fault: called with a drafter's name and error when one fails and is silenced; None: the
-                error of a drafter ends the answer.
+            fault: called when a drafter fails and is silenced; None: its error ends the answer.
             shared: whether calls may have other sequences too.
 
-        Raises:
-            InvalidRequest: the prompt or an option cannot be served.
-            ModelError: a drafter cannot be read or does not fit the model.
+        Raises InvalidRequest for the prompt or an option, and ModelError for a drafter.
         """
         cost = self.costs.table
         drafters = self.drafting.of_request(request, len(tokens), cost, memory, fault)
@@ -472,7 +422,7 @@ class Model:
     # -- costs and exactness -----------------------------------------------------------------------
 
     def measured_costs(self) -> CostTable:
-        """Return what calls cost, after calls that are made to learn it if none were seen."""
+        """Return what calls cost, after calls to learn it if none were seen."""
         if not self.costs.known:
             self.measure_costs()
         return self.costs.table()
@@ -490,19 +440,21 @@ class Model:
     def exactness(
         self, drafter: DrafterSpec, *, cached: bool = False, shared: bool = False
     ) -> Mapping[str, Compared] | None:
-        """Return what was measured of the conditions under which an answer is computed.
+        """Return what was compared of the conditions (`engines/exact.py`) an answer depends on.
 
-        Args:
-            drafter: without one, no block has several rows.
-            cached: whether KV of an earlier prompt is used.
-            shared: whether calls may have other sequences too, which also divides prompts.
-
-        Returns:
-            Condition (see `engines/exact.py`) -> what was compared. None: the KV cache had too
-            few free slots to measure.
+        None: the KV cache had too few free slots to measure. Without a drafter no block has several
+        rows; `cached`: KV of an earlier prompt is used; `shared`: calls may have other sequences
+        too, which also divides prompts.
         """
-        blocks = not drafter.none or self.engine.min_rows < 2
-        return self._exactness.of_answer(blocks=blocks, cached=cached, shared=shared)
+        names = set[str]()
+        if not drafter.none or self.engine.min_rows < 2:
+            names |= {BLOCK_LENGTH}
+        if cached or shared:
+            names |= {CHUNKED_PREFILL, PREFIX_CACHE}
+        if shared:
+            names |= {BATCH}
+        compared = self._exactness.compared(names)
+        return compared if compared is not None and compared.keys() == names else None
 
     # -- its life ----------------------------------------------------------------------------------
 
@@ -515,9 +467,9 @@ class Model:
         return other
 
     def close(self) -> None:
-        """End all answers and free the engine; what is asked of the model later is refused.
+        """End all answers and free the engine, which models of `fresh` share.
 
-        Models of `fresh` have the same engine. Further calls do nothing, nor one in a forked child.
+        Further calls do nothing, nor does one in a forked child.
         """
         if in_forked_child():
             return

@@ -1,7 +1,7 @@
 """An embedding as it is made: the blocks of a text, and the vector of their hidden states.
 
-It takes the place of a `Stream` in calls of the engine, so that embeddings and answers share them.
-Invariant: the vector does not depend on how the text was cut into blocks.
+It takes the place of a `Stream` in calls, so that embeddings and answers share them. Invariant: the
+vector does not depend on how the text was cut into blocks.
 """
 
 from collections.abc import Sequence
@@ -33,16 +33,14 @@ class Embedding(NamedTuple):
 class PooledStream:
     """The blocks of one text, and its vector once all have run."""
 
-    policy = None
-    """Nothing is drafted."""
+    policy = None  # nothing is drafted
     recomputing = False
 
     def __init__(self, sequence: KVSequence, tokens: Sequence[int], pooling: Pooling) -> None:
         """Run `tokens`, at least one, in an empty `sequence` of an engine with `FINAL_NORM`."""
         self.sequence = sequence
         self.tokens = list(tokens)
-        self.result: Embedding | None = None
-        """None until all blocks have run."""
+        self.result: Embedding | None = None  # until all blocks have run
         self._pooling = pooling
         self._block: Sequence[int] = ()
         self._sum: npt.NDArray[np.float64] | None = None
@@ -59,7 +57,7 @@ class PooledStream:
 
     @property
     def prefilling(self) -> bool:
-        """Whether the next block is part of the text, as always."""
+        """Whether blocks are left: all are prefill."""
         return not self.finished
 
     def next_block(self, max_rows: int | None = None) -> Block:
@@ -84,10 +82,10 @@ class PooledStream:
         return Step(len(self._block), ())
 
     def finish(self) -> None:
-        """Nothing is left to do: the last rows have made the result."""
+        """Nothing is left to do."""
 
     def close(self) -> None:
-        """End here: without a result if blocks are left. The sequence is the caller's."""
+        """End here, without a result if blocks are left."""
 
 
 def normalized(vector: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:

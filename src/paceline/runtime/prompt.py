@@ -1,13 +1,28 @@
-"""Prompts as token ids: a chat through its template (`chat.py`), text through the tokenizer."""
+"""Prompts as token ids: a chat through the model's template, text through the tokenizer.
 
+All doors come here: Python's messages and those of the server's APIs, in OpenAI's form. What a
+template cannot express, such as tools or the results of calls, becomes text (`tool_messages.py`);
+`models/templates/roles.py` changes orders of roles that a template does not render.
+
+A template also decides how the answer's reasoning is marked (`models/templates/marks.py`); the
+marks go on to `decoding/reasoning.py`, which divides the answer.
+
+Invariant: a text of a message is guarded before ours are added to it.
+"""
+
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, NamedTuple, cast
 
+from paceline.decoding.reasoning import ReasoningMarks
 from paceline.errors import InvalidRequest
-from paceline.models import ModelFiles
-from paceline.runtime.chat import Message, render_chat, template_chat
+from paceline.models import ModelFiles, Thinking
 from paceline.runtime.request import Request
+from paceline.runtime.tool_messages import TOOL_FIELDS, fit_tools
+
+Message = Mapping[str, Any]
+"""{"role": "user", "content": "..."}"""
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """A user's message, the messages of a chat, or token ids."""
@@ -15,8 +30,10 @@ Prompt = str | Sequence[Message] | Sequence[int]
 Prompts = list[str] | list[list[Message]] | list[list[int]] | list[Prompt]
 """Several prompts, which are answered together."""
 
-_SYSTEM = ("system", "developer")
-"""Roles of a system message."""
+SYSTEM_ROLES = ("system", "developer")
+
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Type of a part of a content -> its field with text."""
 
 
 def batch_of(prompt: Prompt | Prompts) -> list[Prompt] | None:
@@ -30,42 +47,28 @@ def batch_of(prompt: Prompt | Prompts) -> list[Prompt] | None:
         return None
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         raise InvalidRequest(f"the prompt is of type {type(prompt).__name__}; expected {_EXPECTED}")
-    kinds = [_kind(item) for item in prompt]
-    if "" in kinds:
-        wrong = prompt[kinds.index("")]
-        raise InvalidRequest(
-            f"item {kinds.index('')} of the prompt is of type {type(wrong).__name__}; expected "
-            f"{_EXPECTED}"
-        )
-    distinct = {*kinds}
-    if distinct and distinct <= _OF_BATCH:
+    kinds = set[str]()
+    for number, item in enumerate(prompt):
+        kind = next((name for name, types in _KINDS.items() if isinstance(item, types)), None)
+        if kind is None or isinstance(item, bool):
+            raise InvalidRequest(
+                f"item {number} of the prompt is of type {type(item).__name__}; expected "
+                f"{_EXPECTED}"
+            )
+        kinds.add(kind)
+    if kinds and kinds <= {"strings", "lists"}:
         return list(cast("Sequence[Prompt]", prompt))
-    if len(distinct) > 1:
+    if len(kinds) > 1:
         raise InvalidRequest(
-            f"the prompt is a list of {' and '.join(sorted(distinct))}; a list of strings is a "
+            f"the prompt is a list of {' and '.join(sorted(kinds))}; a list of strings is a "
             "batch, and a list of messages is one chat: give one of them"
         )
     return None
 
 
-_OF_BATCH = {"strings", "lists"}
 _EXPECTED = "a string, messages, token ids, or a list of these"
-
-
-def _kind(item: object) -> str:
-    """Return what a list with this item is a list of; empty: of nothing that is known."""
-    match item:
-        case str():
-            return "strings"
-        case list() | tuple():
-            return "lists"
-        case Mapping():
-            return "messages"
-        case bool():
-            return ""
-        case int():
-            return "token ids"
-    return ""
+_KINDS = {"strings": str, "lists": list | tuple, "messages": Mapping, "token ids": int}
+"""What a list is a list of -> the type of its items."""
 
 
 def encode_prompt(
@@ -73,10 +76,8 @@ def encode_prompt(
 ) -> tuple[list[int], Request]:
     """Return the prompt's token ids, and the request with the marks of the reasoning to expect.
 
-    Raises:
-        InvalidRequest: an empty prompt, token ids of no vocabulary, messages that the chat template
-            refuses, or a template that cannot turn thinking on or off.
-        ModelError: the model has no chat template and the prompt needs one.
+    Raises InvalidRequest for what is no prompt or what the chat template refuses, and ModelError if
+    there is no template and the prompt needs one.
     """
     tokens, request = _encoded(files, prompt, request)
     check_ids("the prompt", tokens, vocab_size)
@@ -134,8 +135,166 @@ def _encoded(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[list[
 
 
 def _with_system(messages: Sequence[Message], system: str) -> Sequence[Message]:
-    if any(message.get("role") in _SYSTEM for message in messages):
+    if any(message.get("role") in SYSTEM_ROLES for message in messages):
         raise InvalidRequest(
             "system is given, and the messages have a system message; leave out one of them"
         )
     return [{"role": "system", "content": system}, *messages]
+
+
+class TemplateChat(NamedTuple):
+    """What a chat template renders."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Mapping[str, Any]] | None
+    """Tools that the template describes; None: it cannot, or there are none."""
+
+
+def template_chat(
+    files: ModelFiles,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    parse_special: bool = False,
+) -> TemplateChat:
+    """Messages and tools in OpenAI's form, as the chat template of a model reads them.
+
+    Names of control tokens in them are guarded, unless they are to be parsed. Raises InvalidRequest
+    for a content that is no text, and for a tool's result without its call.
+    """
+    chat, listed = template_messages(messages, files.thinking()), [*tools]
+    if not parse_special:
+        control = files.control_text()
+        chat, listed = control.guarded_messages(chat), control.guarded(listed)
+    if not listed and not any(message.keys() & TOOL_FIELDS for message in chat):
+        return TemplateChat(chat, None)
+    return TemplateChat(*fit_tools(chat, listed, files.chat_template or ""))
+
+
+class RenderedChat(NamedTuple):
+    """A prompt that the chat template made."""
+
+    text: str
+    thoughts: ReasoningMarks | None
+    """How the answer's reasoning is marked; None: in no known way."""
+
+
+def render_chat(
+    files: ModelFiles,
+    messages: Sequence[Message],
+    variables: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> RenderedChat:
+    """Return the text of the prompt; `variables` and `tools` are for the template.
+
+    Raises:
+        InvalidRequest: the template refuses the messages.
+        ModelError: there is no template, or it fails.
+    """
+    template, thinking = files.template(), files.thinking()
+    text = template.render(messages, tools=tools, **variables)
+    form = thinking.form
+    if form is None:
+        return RenderedChat(text, None)
+
+    def bare() -> str:
+        return template.render(messages, tools=tools, **variables, add_generation_prompt=False)
+
+    return RenderedChat(text, reasoning_marks(thinking, inside=thinking.inside(text, bare)))
+
+
+def reasoning_marks(
+    thinking: Thinking, *, inside: bool, continued: tuple[int, ...] = ()
+) -> ReasoningMarks:
+    """How to tell thoughts in an answer, of a model that has a form for them."""
+    form = thinking.form
+    assert form is not None
+    return ReasoningMarks(
+        form.opens,
+        form.closes,
+        thinking.tokens_of(form),
+        label=form.label,
+        wrap=thinking.wrap,
+        inside=inside,
+        channels=form.channels,
+        continued=continued,
+    )
+
+
+def text_of(content: Any) -> str:
+    """The text of a content: a string, or a list of parts, which newlines join.
+
+    Newlines as llama.cpp and vLLM have them. Raises InvalidRequest for other parts and values.
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise InvalidRequest(f"is of type {type(content).__name__}; expected text or a list of it")
+    texts = []
+    for place, part in enumerate(content):
+        name = _TEXTS.get(str(part.get("type"))) if isinstance(part, Mapping) else None
+        if name is None:
+            raise InvalidRequest(
+                f"part {place} is not of type text; images, audio and files are not supported"
+            )
+        if not isinstance(part.get(name), str):
+            raise InvalidRequest(f"part {place} has no {name}")
+        texts.append(part[name])
+    return "\n".join(texts)
+
+
+def template_messages(messages: Sequence[Message], thinking: Thinking) -> list[dict[str, Any]]:
+    """Messages with text as their content and parsed arguments; `developer` becomes `system`.
+
+    `thinking` has the names under which the template expects the thoughts of earlier answers.
+    Raises InvalidRequest as `template_chat` does.
+    """
+    chat = []
+    called: set[str | None] = set()
+    for place, message in enumerate(messages):
+        fields, where = dict(message), f"messages[{place}]"
+        role, content = fields.get("role"), fields.get("content")
+        try:
+            is_absent = content is None and role == "assistant"
+            fields["content"] = "" if is_absent else text_of(content)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{where}.content: {error}") from None
+        if role == "developer":
+            fields["role"] = "system"
+        fields |= thinking.message_fields(
+            fields.get("reasoning_content") or fields.get("reasoning")
+        )
+        calls = fields.pop("tool_calls", None)
+        if calls:
+            fields["tool_calls"] = [_call(call, f"{where}.tool_calls") for call in calls]
+            called |= {call["id"] for call in fields["tool_calls"]}
+        if role == "tool" and not {None, fields.get("tool_call_id")} & called:
+            raise InvalidRequest(
+                f"{where}.tool_call_id: the result of a tool without its call; expected the id of "
+                "a call in an earlier message of the assistant"
+            )
+        chat.append(fields)
+    return chat
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    """A call with its id and parsed arguments."""
+    try:
+        function = {**call["function"], "arguments": _arguments(call["function"]["arguments"])}
+        call = {"id": None, "type": "function", **call, "function": function}
+    except (TypeError, KeyError):
+        raise InvalidRequest(
+            f"{where}: expected {{'id': ..., 'function': {{'name': ..., 'arguments': ...}}}}"
+        ) from None
+    return call  # type: ignore[no-any-return]
+
+
+def _arguments(value: Any) -> Any:
+    """Parsed arguments; text that is no object remains as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        parsed = json.loads(value or "{}")
+    except (ValueError, RecursionError):
+        return value
+    return parsed if isinstance(parsed, dict) else value

@@ -5,9 +5,9 @@ entry for the model, the model's own files, the fallback. `paceline.options` has
 """
 
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
@@ -33,8 +33,6 @@ _RULE_BLOCK = 8
 _DRAWN_BITS = 32
 """Bits of a seed that is drawn: few, because people type it."""
 
-Source = Literal["request", "registry", "model", "fallback"]
-
 NEUTRAL: Mapping[str, Any] = {
     "temperature": 0.0,
     "top_k": 0,
@@ -52,7 +50,7 @@ class Setting(NamedTuple):
     """A value and the layer that it comes from."""
 
     value: Any
-    source: Source
+    source: Literal["request", "registry", "model", "fallback"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +58,19 @@ class Defaults:
     """The layers under a request; without arguments: greedy, for any model."""
 
     registry: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the registry's entry for the model."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """Settings in the model's own files."""
     fallback: Mapping[str, Any] = field(default_factory=dict)
     """Fallbacks that differ from `NEUTRAL`."""
 
-    def neutral(self) -> Self:
-        """Return the same without registry and model: `--generation-config none`."""
-        return replace(self, registry={}, model={})
-
     def resolve(self, request: Mapping[str, Any]) -> dict[str, Setting]:
         """Return every setting of `NEUTRAL`, from the first layer that has it."""
-        layers: Iterable[tuple[Source, Mapping[str, Any]]] = (
-            ("request", request),
-            ("registry", self.registry),
-            ("model", self.model),
-            ("fallback", {**NEUTRAL, **self.fallback}),
-        )
-        return {
-            name: next(Setting(layer[name], source) for source, layer in layers if name in layer)
-            for name in NEUTRAL
-        }
+        settings = {name: Setting(value, "fallback") for name, value in NEUTRAL.items()}
+        settings |= {name: Setting(value, "fallback") for name, value in self.fallback.items()}
+        settings |= {name: Setting(value, "model") for name, value in self.model.items()}
+        settings |= {name: Setting(value, "registry") for name, value in self.registry.items()}
+        settings |= {name: Setting(value, "request") for name, value in request.items()}
+        return {name: settings[name] for name in NEUTRAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,27 +104,24 @@ class Request:
     """Control tokens that are in the answer's text: id -> text."""
     repetition: Repetition | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    """The sources of sampling settings and `max_tokens`."""
 
     def stopping(self, stop_token_ids: Collection[int]) -> Stopping:
-        """Return when to end, for a model with these end-of-sequence tokens."""
+        """When to end, for a model with these end-of-sequence tokens."""
         ends = frozenset() if self.ignore_eos else frozenset(stop_token_ids)
         return Stopping(self.max_tokens, ends, self.stop, self.min_tokens, self.repetition)
 
+    def within(self, room: int) -> "Request":
+        """Return the same with at most `room` tokens in the answer."""
+        return replace(self, max_tokens=min(self.max_tokens or room, room))
+
     def fitted(self, prompt: int, *, context: int, free: int) -> "Request":
-        """Return the same, with `max_tokens` limited to the free KV slots.
+        """Return the same with an answer that fits beside a prompt of so many tokens.
 
-        Args:
-            prompt: tokens of its prompt.
-            context: the most tokens of a sequence.
-            free: KV slots that no sequence holds.
-
-        Raises:
-            CacheFull: the prompt fits into the context, but leaves no free slot for an answer.
+        Raises CacheFull if the prompt fits into the context, but leaves no free KV slot.
         """
         room = min(context, free) - prompt
         if room >= 1:
-            return replace(self, max_tokens=min(self.max_tokens or room, room))
+            return self.within(room)
         if prompt >= context:
             return self  # refused by `Generation`, with the context in the message
         raise CacheFull(
@@ -147,12 +133,9 @@ class Request:
     def policy_for(
         self, cost: Callable[[], CostTable], acceptance: Acceptance, context: int
     ) -> Policy:
-        """Return the policy that limits drafts.
+        """Return the policy that limits drafts, for a prompt of `context` tokens.
 
-        Args:
-            cost: returns seconds per call by rows; called only for `auto`.
-            acceptance: the estimate of acceptance; it learns as the request runs.
-            context: tokens of its prompt.
+        `cost` is called only for `auto`; `acceptance` learns as the request runs.
         """
         if self.drafter.none:
             return Fixed(2)  # for probes
@@ -165,11 +148,9 @@ class RequestDrafters(NamedTuple):
     """The drafters of one request, and the policy that asks them."""
 
     asked: Sequence[Drafter]
-    probes: Sequence[Probe]
-    """Drafters that are only watched."""
+    probes: Sequence[Probe]  # are only watched
     policy: Policy
-    acceptance: Acceptance
-    """That of earlier answers, which the policy goes on to learn."""
+    acceptance: Acceptance  # of earlier answers, which the policy goes on to learn
 
 
 _SAMPLING = tuple(field.name for field in fields(Sampling) if field.name != "seed")
@@ -188,7 +169,7 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
     """
     layers = defaults or Defaults()
     if options.get("generation_config") == "none":
-        layers = layers.neutral()
+        layers = replace(layers, registry={}, model={})
     settings = layers.resolve(options)
     values: dict[str, Any] = {**options, **{name: settings[name].value for name in settings}}
     if wrong := faults(values):
@@ -225,10 +206,7 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
 def structure(options: Options, grammars: "Callable[[], Grammars]") -> Constraint | None:
     """Compile the structure that checked options give an answer; None: they give it none.
 
-    Raises:
-        InvalidRequest: it is invalid, matches nothing, or is too complex.
-        MissingExtra: llguidance is not installed.
-        ModelError: llguidance cannot use the model's tokenizer.
+    Raises InvalidRequest if it is wrong or too complex, and what `Grammars` raises.
     """
     if (schema := options.get("json_schema")) is not None:
         return grammars().json_schema(schema)

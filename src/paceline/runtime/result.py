@@ -16,32 +16,20 @@ _SHOWN = 60
 class Stats(Counters):
     """What a generation did and where its time went. Times are seconds."""
 
-    cached_tokens: int = 0
-    """Prompt tokens whose KV was cached."""
-    load_seconds: float = 0.0
-    """Loading the model, once per process."""
-    first_token_seconds: float = 0.0
-    """From the call to the first token: template, tokenizer and prompt."""
-    prefill_seconds: float = 0.0
-    """The prompt's engine calls, and sampling of the first token."""
-    decode_seconds: float = 0.0
-    """The answer after its first token: draft, verify and the rest."""
-    draft_seconds: float = 0.0
-    """Drafters and policy."""
-    verify_seconds: float = 0.0
-    """The engine's calls, the head included: it is part of the graph."""
-    sample_seconds: float = 0.0
-    """Sampling, acceptance, detokenisation."""
-    preempted: int = 0
-    """How often the request was preempted, because a server's KV cache was full."""
-    recomputed: int = 0
-    """Rows that were computed again after preemption."""
-    recompute_seconds: float = 0.0
-    """Time of the recomputed rows; part of no other time."""
+    cached_tokens: int = 0  # of the prompt
+    load_seconds: float = 0.0  # once per process
+    first_token_seconds: float = 0.0  # from the call: template, tokenizer and prompt
+    prefill_seconds: float = 0.0  # the prompt's engine calls, and sampling of the first token
+    decode_seconds: float = 0.0  # the answer after its first token: draft, verify and the rest
+    draft_seconds: float = 0.0  # drafters and policy
+    verify_seconds: float = 0.0  # the engine's calls, the head included
+    sample_seconds: float = 0.0  # sampling, acceptance, detokenisation
+    preempted: int = 0  # how often, because a server's KV cache was full
+    recomputed: int = 0  # rows, after preemption
+    recompute_seconds: float = 0.0  # of these rows; part of no other time
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds by part of the engine's calls, prefill included, if the engine has parts."""
-    decoded: int = 0
-    """Tokens after the first."""
+    decoded: int = 0  # tokens after the first
     probe: dict[str, dict[str, int]] | None = None
     """With a probe: drafter -> the steps, drafted and accepted that it would have had."""
 
@@ -51,7 +39,7 @@ class Stats(Counters):
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted draft tokens over all of them; 0.0 without drafts."""
+        """Accepted over drafted tokens; 0.0 without drafts."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
@@ -88,14 +76,13 @@ class Stats(Counters):
 
     def line(self) -> str:
         """One line for people."""
-        rate = f"{self.decode_tokens_per_second:.1f} tokens/s"
         if not self.steps:
             return f"1 token in {self.first_token_seconds:.2f} s"
-        if not self.drafted:
-            drafts = "no drafts"
-        else:
+        drafts = "no drafts"
+        if self.drafted:
             by = ", ".join(f"{name} {count}" for name, count in self.accepted_by.items() if count)
             drafts = f"{self.accepted} of {self.drafted} drafts accepted ({by or 'none'})"
+        rate = f"{self.decode_tokens_per_second:.1f} tokens/s"
         return (
             f"{self.decoded + 1} tokens, {rate}, {self.tokens_per_step:.2f} tokens per step, "
             f"{drafts}; first token after {self.first_token_seconds:.2f} s, "
@@ -124,8 +111,7 @@ class Result:
     seed: int
     """Seed of the sampler; the same seed gives the same tokens."""
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    """Sampling settings and `max_tokens`: name -> value and its source, which is `request`,
-    `registry`, `model` (its own files) or `fallback`."""
+    """Sampling settings and `max_tokens`: name -> value and its source."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     """Logprobs of the answer's tokens, if they were requested."""
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
@@ -137,10 +123,8 @@ class Result:
     stopped_by: str | None = None
     """The stop string that ended the answer; None: none did."""
     exactness: Mapping[str, Compared] = field(default_factory=dict)
-    """The evidence for `exact`: condition -> how many rows were compared, and how many differ. An
-    answer of `generate` depends on `block_length` alone; one of a conversation's later turns on
-    `chunked_prefill` and `prefix_cache`, too; one of the server also on `batch`. Empty where
-    nothing can differ, and where there was no room to measure."""
+    """The evidence for `exact`: condition -> how many rows were compared, and how many differ.
+    Empty where nothing can differ, and where there was no room to measure."""
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
@@ -152,14 +136,14 @@ class Result:
         return "temperature" in self.settings and self.settings["temperature"].value > 0
 
     def line(self) -> str:
-        """Return one line for people: statistics, and the engine and seed that give it again."""
+        """One line for people: statistics, and the engine and seed that give it again."""
         seed = f", seed {self.seed}" if self.sampled else ""
         statistics = self.stats.line() if self.token_ids else "no tokens"
         return f"{statistics}; {self.engine}, drafter {self.drafter}{seed}"
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens in the answer."""
+        """Tokens of the answer."""
         return len(self.token_ids)
 
     def as_dict(self) -> dict[str, Any]:

@@ -10,8 +10,7 @@ engine's call, or as sampling.
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from time import perf_counter
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from paceline.decoding.generation import Generation
 from paceline.decoding.reasoning import answer_text
@@ -20,25 +19,12 @@ from paceline.decoding.types import Block, FinishReason, Step, TokenLogprob
 from paceline.engines.base import Engine, KVSequence, StepResult
 from paceline.engines.exact import Compared
 from paceline.errors import InvalidRequest
+from paceline.runtime.pooled import PooledStream
 from paceline.runtime.request import Request, RequestDrafters
 from paceline.runtime.result import Result, Stats
 
 if TYPE_CHECKING:
     from paceline import Model
-
-
-class Runnable(Protocol):
-    """What runs blocks in calls of the engine: an answer, or an embedding."""
-
-    sequence: KVSequence
-
-    def accept(self, rows: StepResult, place: int) -> Step:
-        """Take the rows of its block, at `place` in the call."""
-        ...
-
-    def finish(self) -> None:
-        """If it has ended, make the result; the rows of the whole call are accepted by now."""
-        ...
 
 
 class Stream:
@@ -59,14 +45,14 @@ class Stream:
         exactness: Callable[[], Mapping[str, Compared] | None],
         on_end: Sequence[Callable[["Stream"], None]] = (),
     ) -> None:
-        """Answer `tokens`; `Model.stream` is the usual way to get one.
+        """Answer `tokens`; `Model.open_stream` makes streams.
 
         Args:
-            model: what answers; its lock is taken for each step.
+            model: its lock is taken for each step.
             tokens: the prompt.
             request: what was asked for.
             sequence: the KV sequence, which holds the cached prefix of the prompt.
-            drafters: those of the request, for the state machine of the answer.
+            drafters: those of the request.
             started: when the request came (`perf_counter`).
             exactness: called at the end for `Result.exactness`; None: it could not be measured.
             on_end: called once each, in this order, when the answer has ended in any way.
@@ -74,12 +60,10 @@ class Stream:
         Raises InvalidRequest if the prompt fills the context, or an option is of an unknown token.
         """
         self.request, self.drafters = request, drafters
-        self.failed = False
-        """Whether an error ended the answer."""
+        self.failed = False  # whether an error ended the answer
         self.engine, self.sequence, self.lock = model.engine, sequence, model.lock
         self.policy = drafters.policy
         self.stats = Stats(load_seconds=model.load_seconds, cached_tokens=sequence.length)
-        """Counters and times so far."""
         self._model, self._costs = model.files.name, model.costs
         self._exactness, self._on_end = exactness, on_end
         self._block_length = 0
@@ -89,6 +73,7 @@ class Stream:
         self._steps = self._run()
         stopping = request.stopping(model.files.stop_token_ids)
         decode = model.files.tokenizer().continuation
+        text = answer_text(showing(decode, request.shown), stopping.stop, request.thoughts)
         try:
             self._generation = Generation(
                 tokens,
@@ -104,7 +89,7 @@ class Stream:
                 logprobs=request.logprobs,
                 prompt_logprobs=request.prompt_logprobs,
                 name=model.token_bytes.name,
-                text=answer_text(showing(decode, request.shown), stopping.stop, request.thoughts),
+                text=text,
                 counters=self.stats,
             )
         except ValueError as error:
@@ -185,12 +170,7 @@ class Stream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self) -> Generator[Step, None, None]:
@@ -219,7 +199,7 @@ class Stream:
         return step
 
     def next_block(self, max_rows: int | None = None) -> Block:
-        """Return the next block to run; see `Generation.next_block`."""
+        """See `Generation.next_block`."""
         self._began = perf_counter()
         block = self._generation.next_block(max_rows)
         self._drafted = perf_counter()
@@ -268,10 +248,9 @@ class Stream:
 
     def _finish(self) -> None:
         """Make the result and release what was held; only the first call does anything."""
-        if self._result is not None:
-            return
-        with self.lock:
-            self._make_result()
+        if self._result is None:
+            with self.lock:
+                self._make_result()
 
     def _make_result(self) -> None:
         generation, stats = self._generation, self.stats
@@ -307,9 +286,13 @@ class Stream:
             call(self)
 
 
+Work = tuple[Stream | PooledStream, Block]
+"""An answer or an embedding, and its next block."""
+
+
 def run_step(
     engine: Engine,
-    work: Sequence[tuple[Runnable, Block]],
+    work: Sequence[Work],
     observe: Callable[[StepResult], None] = lambda _: None,
 ) -> list[Step | Exception]:
     """Run a block of each stream in one call of the engine, and accept the rows of each.
@@ -319,7 +302,7 @@ def run_step(
 
     Args:
         engine: that of all the streams.
-        work: streams, each with its next block; embeddings may be among them.
+        work: streams, each with its next block.
         observe: called with the engine's result before rows are accepted.
 
     Returns:

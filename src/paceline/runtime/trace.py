@@ -6,9 +6,9 @@ Without a result the answer was broken off; the steps are valid.
 Invariant: a whole line is in the file before its step is passed on.
 """
 
-import datetime
 import json
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -25,14 +25,11 @@ VERSION = 1
 
 
 class Seconds(NamedTuple):
-    """Where the time of a step went."""
+    """Where the time of a step went; the parts as in `Stats`."""
 
     draft: float
-    """Drafters and policy."""
     verify: float
-    """The engine's call."""
     sample: float
-    """Sampling, acceptance, detokenisation."""
     whole: float
 
     @property
@@ -56,20 +53,13 @@ class Trace:
         stream: "Stream",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin a file, and overwrite one that is there.
+        """Begin a file for a stream of which nothing was read, and overwrite one that is there.
 
-        Args:
-            path: the file.
-            model: the model that answers.
-            stream: the answer; nothing of it may have been read.
-            settings: the options of `Model.stream`; those that JSON cannot represent are left out.
-
-        Raises:
-            InvalidRequest: the file cannot be written.
+        `settings` are the options; those that JSON cannot represent are left out. Raises
+        InvalidRequest if the file cannot be written.
         """
         self._path, self._stream = path, stream
         self._decode = model.files.tokenizer().continuation
-        self._closed = False
         with writing(path):
             self._file = path.open("w", encoding="utf-8")
         asked = {name: value for name, value in (settings or {}).items() if _is_json(value)}
@@ -77,7 +67,7 @@ class Trace:
             {
                 "form": FORM,
                 "version": VERSION,
-                "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "made": datetime.now(UTC).isoformat(timespec="seconds"),
                 "paceline": paceline.__version__,
                 "model": model.files.name,
                 "fingerprint": model.files.fingerprint,
@@ -89,10 +79,7 @@ class Trace:
         )
 
     def __iter__(self) -> Iterator[Step]:
-        """Yield the stream's steps, each after it was written.
-
-        Raises InvalidRequest if the file cannot be written.
-        """
+        """Yield the stream's steps, each after it was written."""
         stats, before = self._stream.stats, Seconds(0.0, 0.0, 0.0, 0.0)
         for number, step in enumerate(self._stream):
             pieces = [piece.reasoning + piece.final for piece in step.pieces]
@@ -101,12 +88,8 @@ class Trace:
                 self._append({**line, "prefill_seconds": stats.prefill_seconds})
                 yield step
                 continue
-            now = Seconds(
-                stats.draft_seconds,
-                stats.verify_seconds,
-                stats.sample_seconds,
-                stats.decode_seconds,
-            )
+            parts = stats.draft_seconds, stats.verify_seconds, stats.sample_seconds
+            now = Seconds(*parts, stats.decode_seconds)
             took = (after - earlier for after, earlier in zip(now, before, strict=True))
             before, proposal = now, step.proposal
             self._append(
@@ -127,9 +110,8 @@ class Trace:
 
     def close(self) -> None:
         """End the answer and write its result. Further calls do nothing."""
-        if self._closed:
+        if self._file.closed:
             return
-        self._closed = True
         self._stream.close()
         try:
             if not self._stream.failed:

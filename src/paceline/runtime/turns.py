@@ -1,4 +1,4 @@
-"""A lock of which threads take turns, in the order in which they ask for it.
+"""A lock that threads get in the order in which they ask for it.
 
 With a plain lock a thread that releases it and asks again at once, as a scheduler does between its
 calls, nearly always gets it back before those that wait have woken.
@@ -22,11 +22,6 @@ class Turns:
     """The lock. The thread that has it may take it again; it is released as often as it was taken.
 
     Taking it raises PacelineError in a forked child, which lacks the threads of the model's engine.
-
-    >>> turns = Turns()
-    >>> with turns, turns:
-    ...     turns.taken
-    True
     """
 
     def __init__(self) -> None:
@@ -36,11 +31,6 @@ class Turns:
         self._depth = 0
         self._waiting: deque[tuple[int, threading.Lock]] = deque()
         self._soon: deque[Callable[[], None]] = deque()
-
-    @property
-    def taken(self) -> bool:
-        """Whether a thread has it now."""
-        return self._owner is not None
 
     def __enter__(self) -> None:
         if self._process != os.getpid():

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, mo
 from pydantic_core import PydanticCustomError, from_json
 
 from paceline.errors import InvalidRequest
-from paceline.runtime.chat import text_of
+from paceline.runtime.prompt import text_of
 from paceline.server.errors import ApiError
 
 

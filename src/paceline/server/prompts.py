@@ -1,6 +1,6 @@
 """From a body to a prompt: a chat through the model's template, text and token ids as they are.
 
-A chat's messages and tools are in OpenAI's form; `runtime/chat.py` fits them to the template.
+A chat's messages and tools are in OpenAI's form; `runtime/prompt.py` fits them to the template.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from paceline.decoding.text import showing
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import infill_of
 from paceline.options import TEMPLATE_NAMES
-from paceline.runtime.chat import (
+from paceline.runtime.model import Model
+from paceline.runtime.prompt import (
     RenderedChat,
     TemplateChat,
     reasoning_marks,
     render_chat,
     template_chat,
 )
-from paceline.runtime.model import Model
 from paceline.server.body import ChatBody, Message
 from paceline.server.errors import ApiError, prompt_too_long
 from paceline.server.settings import Settings

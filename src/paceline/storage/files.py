@@ -1,6 +1,7 @@
 """Reads and writes single files: JSON, atomic replacement, SHA-256."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -42,6 +43,17 @@ def write_bytes(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def append_bytes(path: Path, content: bytes) -> None:
+    """Append to a private file in one write: those of several processes do not mix. OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        written = os.write(descriptor, content)
+    finally:
+        os.close(descriptor)
+    if written < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 @contextlib.contextmanager

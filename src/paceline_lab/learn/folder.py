@@ -14,7 +14,7 @@ import paceline
 from paceline.decoding.types import FinishReason
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
-from paceline.runtime.learnt import HEADER, learnt_dir
+from paceline.runtime.drafting import HEADER, learnt_dir
 from paceline.storage.files import read_json, sha256_of, write_json, writing
 from paceline.storage.json_lines import Append, appending, read_entries
 

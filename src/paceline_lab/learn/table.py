@@ -20,8 +20,7 @@ from paceline.drafters.table import COLUMNS, KIND, entry_bytes, halves
 from paceline.drafters.table_counts import Entries, accuracy, count_table
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles, Progress
-from paceline.runtime.drafting import Drafting
-from paceline.runtime.learnt import install
+from paceline.runtime.drafting import Drafting, install
 from paceline.runtime.request import check
 from paceline.storage.files import megabytes, size_of, writing
 from paceline.storage.manifest import begin_artifact, write_manifest

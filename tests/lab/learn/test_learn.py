@@ -15,7 +15,7 @@ from paceline.cli.app import main
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET, ModelFiles
 from paceline.runtime.batching.request import BatchRequest
-from paceline.runtime.learnt import HEADER, installed_drafters, learnt_dir
+from paceline.runtime.drafting import HEADER, installed_drafters, learnt_dir
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline_lab.cli.learn import app

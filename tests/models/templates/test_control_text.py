@@ -19,8 +19,7 @@ from paceline.models.gguf.tokenizer import build_tokenizer
 from paceline.models.manifest import TOKENIZER, Facts
 from paceline.models.templates.control_text import GUARD
 from paceline.models.templates.tokenizer import TokenBytes
-from paceline.runtime.chat import template_chat
-from paceline.runtime.prompt import encode_prompt
+from paceline.runtime.prompt import encode_prompt, template_chat
 from paceline.runtime.request import check
 from support.errors import raises
 from support.tiny import vocabulary

@@ -9,6 +9,7 @@ import json
 import os
 from pathlib import Path
 
+from paceline.storage.files import append_bytes
 from paceline.storage.system import cache_dir
 
 MAX_MESSAGES = 1000
@@ -37,7 +38,7 @@ class KeptHistory:
         if len(messages) > 2 * MAX_MESSAGES:
             with contextlib.suppress(OSError):
                 shorter = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-                _append(shorter, b"".join(map(_line, newest)))
+                append_bytes(shorter, b"".join(map(_line, newest)))
                 shorter.replace(self._path)
         return newest
 
@@ -45,15 +46,9 @@ class KeptHistory:
         """Keep one more message; nothing is kept where the file cannot be written."""
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _append(self._path, b"\n" + _line(message))  # after a line that a full disk has cut
-
-
-def _append(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(descriptor, content)
-    finally:
-        os.close(descriptor)
+            append_bytes(
+                self._path, b"\n" + _line(message)
+            )  # after a line that a full disk has cut
 
 
 def _line(message: str) -> bytes:

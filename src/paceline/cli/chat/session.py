@@ -9,6 +9,7 @@ import gc
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.cli.answers import (
@@ -18,7 +19,6 @@ from paceline.cli.answers import (
     short_statistics,
     step_printer,
 )
-from paceline.cli.chat.saved import path_of, read_chat, write_chat
 from paceline.cli.chat.terminal import Terminal
 from paceline.cli.console import as_unicode, progress_of, say
 from paceline.cli.options import ModelOptions, Output
@@ -30,11 +30,14 @@ from paceline.runtime.model import Model
 from paceline.runtime.prompt import prompt_length
 from paceline.runtime.request import check
 from paceline.runtime.stream import Stream
+from paceline.storage.files import write_bytes, writing
 
 Messages = list[Mapping[str, Any]]
 
 _MAX_UNDONE = 1000
 """Steps that can be undone."""
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class _Before(NamedTuple):
@@ -277,3 +280,54 @@ class Session:
                 say(f"paceline: {error}")
             else:
                 say(f"{len(self.messages)} messages are in {path}.")
+
+
+def path_of(name: str) -> Path:
+    """The path that a user means. Raises InvalidRequest for a ~user that is unknown."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise InvalidRequest(f"{name} is no path: {error}") from error
+
+
+def write_chat(path: Path, messages: Sequence[Mapping[str, Any]]) -> None:
+    """Write messages. Raises InvalidRequest if the file cannot be written."""
+    text = json.dumps(messages, ensure_ascii=False, indent=1)
+    try:
+        with writing(path):
+            write_bytes(path, text.encode("utf-8", "surrogatepass"))
+    except InvalidRequest:
+        raise
+    except ValueError as error:  # a zero byte in the name
+        raise InvalidRequest(f"cannot write {path}: {error}") from error
+
+
+def read_chat(path: Path) -> list[Mapping[str, Any]]:
+    """Messages of a file that `write_chat` wrote, or of a request to a chat API.
+
+    Raises InvalidRequest if it cannot be read, or is no such file.
+    """
+    try:
+        value = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{path} is no saved chat: {error}") from error
+    messages = value.get("messages") if isinstance(value, dict) else value
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest(f"{path} is no saved chat: expected a list of messages")
+    for number, message in enumerate(messages, start=1):
+        if not _is_message(message):
+            raise InvalidRequest(
+                f"{path} is no saved chat: message {number} of {len(messages)} should have a role "
+                f"({', '.join(_ROLES)}) and a text as content"
+            )
+    return messages
+
+
+def _is_message(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.get("role") in _ROLES
+        and isinstance(value.get("content"), str)
+    )

@@ -9,7 +9,6 @@ Independent of engine calls and of their order.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from paceline.drafters import DrafterSpec
 from paceline.engines.base import Engine
@@ -29,15 +28,12 @@ class Admission:
         self,
         engine: Engine,
         prefix_cache: PrefixCache,
-        draft_slots: Callable[[DrafterSpec], int | None] = lambda _: None,
+        draft_slots: Callable[[DrafterSpec], int | None],
     ) -> None:
         """Count the engine's slots: no sequence may be open.
 
-        Args:
-            engine: whose KV cache it is.
-            prefix_cache: its prefix cache, which is evicted for requests.
-            draft_slots: drafter spec -> slots of its own KV cache, which all requests share; None
-                for a drafter without one.
+        `draft_slots`: slots of a drafter's own KV cache, which all requests share; None: it has
+        none.
         """
         self._engine, self._prefix_cache, self._draft_slots = engine, prefix_cache, draft_slots
         self._slots = engine.free_slots
@@ -65,10 +61,9 @@ class Admission:
                 f"the prompt has {count} tokens and the cache holds {self._slots}; shorten the "
                 "prompt, or start with more cache_tokens"
             )
-        request = queued.request
-        queued.request = replace(request, max_tokens=min(request.max_tokens or room, room))
+        queued.request = queued.request.within(room)
         # Logprobs of the prompt need every row of it.
-        queued.cached = queued.cached and not request.prompt_logprobs
+        queued.cached = queued.cached and not queued.request.prompt_logprobs
 
     def admit(self, queued: BatchRequest, running: Sequence[BatchRequest]) -> CachedPrefix | None:
         """A sequence with the cached prefix of the prompt; None: the request has to wait.
@@ -108,8 +103,7 @@ class Admission:
 
     def _fits_drafter(self, queued: BatchRequest, running: Sequence[BatchRequest]) -> bool:
         """Whether the drafter's own KV cache has slots for the request beside its other users."""
-        spec = queued.request.drafter
-        slots = self._draft_slots(spec)
+        slots = self._draft_slots(queued.request.drafter)
         if slots is None or not running:
             return True
         users = [queued]

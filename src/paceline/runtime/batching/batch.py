@@ -14,22 +14,14 @@ from paceline.engines.base import Engine, StepResult
 from paceline.engines.costs import SharedCosts
 from paceline.runtime.batching.request import BatchRequest, Load
 from paceline.runtime.pooled import PooledStream
-from paceline.runtime.stream import Stream, run_step
-
-Work = tuple[Stream | PooledStream, Block]
-"""An answer or an embedding, and its next block."""
+from paceline.runtime.stream import Stream, Work, run_step
 
 Fail = Callable[[BatchRequest, Exception], None]
 """Ends a request whose block could not be made."""
 
-_PREFILL_ROWS = 512
-"""Prefill rows of a call without decodes."""
-
-_PREFILL_SECONDS = 0.1
-"""Time that prefills may add to a call with decodes."""
-
-_MIN_CHUNK = 16
-"""Fewest rows of a prefill in a call."""
+_PREFILL_ROWS = 512  # of a call without decodes
+_PREFILL_SECONDS = 0.1  # that prefills may add to a call with decodes
+_MIN_CHUNK = 16  # fewest rows of a prefill in a call
 
 _MAX_LOSS = 1.0
 """Tokens that asking drafters may lose before calls go without."""
@@ -54,7 +46,7 @@ class Batcher:
     """
 
     def __init__(self, engine: Engine, alone: CostTable, load: Load) -> None:
-        """Start from the costs of calls with one sequence; `load` counts the calls."""
+        """Start from the costs of calls with one sequence."""
         self.cost = SharedCosts(alone, shared=engine.shares_calls)
         self._credit = 0.0  # tokens that asking drafters has gained
         self._plain_calls = 0  # calls left that do not ask

@@ -15,18 +15,12 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from queue import SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from weakref import ref
 
 from paceline.decoding.types import Step
 from paceline.errors import InvalidRequest
-from paceline.runtime.batching.request import (
-    BatchRequest,
-    Draining,
-    Event,
-    Listener,
-)
+from paceline.runtime.batching.request import BatchRequest, Draining, Event, Listener
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.pooled import Embedding
 from paceline.runtime.result import Result
@@ -45,7 +39,6 @@ class Batches:
     """The batches of one model. Thread-safe."""
 
     def __init__(self, model: "Model") -> None:
-        """Start nothing yet."""
         self._model = model
         self._scheduler: Scheduler | None = None
         self._guard = threading.Lock()
@@ -80,8 +73,8 @@ class Batches:
     ) -> Generator[tuple[int, Result | Embedding], None, None]:
         """Run requests together; yield each one's number, from 0, and its result when it has ended.
 
-        At most `at_once` requests are taken before one has ended. An error of one, or closing the
-        generator, ends all of them. The error of one that is too long has its number, after `noun`.
+        At most `at_once` are taken before one has ended. An error of one, or closing the generator,
+        ends all of them. The error of one that is too long has its number, after `noun`.
         """
         events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
         queued: dict[int, BatchRequest] = {}
@@ -121,9 +114,8 @@ class Batches:
 
 
 def _close(batches: "ref[Batches]") -> None:
-    """Close batches that are still there."""
-    if (batches_left := batches()) is not None:
-        batches_left.close()
+    if (still_there := batches()) is not None:
+        still_there.close()
 
 
 class AsyncStream:
@@ -151,17 +143,16 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> Step:
-        if self._result is not None:
-            raise StopAsyncIteration
         if not self._started:
             await self._start()
-        match await self._events.get():
-            case Step() as step:
-                return step
-            case Exception() as error:
-                raise error
-            case Result() as result:
-                self._result = result
+        if self._result is None:
+            match await self._events.get():
+                case Step() as step:
+                    return step
+                case Exception() as error:
+                    raise error
+                case Result() as result:
+                    self._result = result
         raise StopAsyncIteration
 
     async def finish(self) -> Result:
@@ -198,12 +189,7 @@ class AsyncStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 

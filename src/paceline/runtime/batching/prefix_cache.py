@@ -1,10 +1,8 @@
 """Prefix cache: KV of earlier prompts, shared with prompts that begin with the same tokens.
 
 A request that ends leaves its KV as an entry; the least recently used entry is evicted first. A
-running request registers its KV too, so that others share what is computed so far.
-
-Independent of requests and of the scheduler. Lookup compares every entry with the prompt: there are
-at most `_MAX_ENTRIES`.
+running request registers its KV too, so that others share what is computed so far. Prompts share
+only under the same salt. Independent of requests and of the scheduler.
 """
 
 import logging
@@ -25,8 +23,7 @@ class CachedPrefix:
     sequence: KVSequence
     memory: DraftKV = field(default_factory=DraftKV)
     """The drafters' state of those tokens."""
-    hit_tokens: int = 0
-    """Tokens that the cache had."""
+    hit_tokens: int = 0  # that the cache had
     moved: bool = False
     """Whether the entry itself was taken out of the cache, because its KV could not be shared."""
 
@@ -53,16 +50,10 @@ class PrefixCache:
     """The prefix cache of one engine. Not thread-safe."""
 
     def __init__(self, engine: Engine, store: PromptStore | None = None) -> None:
-        """An empty cache; its entries may fill all slots that no request holds.
-
-        `store` keeps prompts without a salt on disk, too.
-        """
+        """Start empty; `store` keeps prompts without a salt on disk, too."""
         self._engine, self._store = engine, store
         self._entries: list[_Entry] = []  # least recently used first
-        self.queried_tokens = 0
-        """Prompt tokens that were looked up."""
-        self.hit_tokens = 0
-        """Prompt tokens that were found."""
+        self.queried_tokens = self.hit_tokens = 0  # of prompts: looked up, found
 
     def __len__(self) -> int:
         return len(self._owned())
@@ -73,12 +64,7 @@ class PrefixCache:
         return sum(len(entry.tokens) for entry in self._owned())
 
     def open(self, prompt: Tokens, salt: str = "") -> CachedPrefix:
-        """A new sequence with the longest cached prefix of a prompt.
-
-        Args:
-            prompt: [n] token ids.
-            salt: only entries with the same salt match.
-        """
+        """A new sequence with the longest cached prefix of a prompt, [n] token ids."""
         self.queried_tokens += len(prompt)
         length = self.find(prompt, salt)
         if not length:
@@ -127,25 +113,21 @@ class PrefixCache:
         self._entries.append(_Entry(prompt, prefix.sequence, prefix.memory, salt, owned=False))
 
     def unregister(self, prefix: CachedPrefix) -> None:
-        """Stop sharing the KV of a running request; sequences that share it already keep it."""
+        """Stop sharing the KV of a running request; what shares it already keeps it."""
         self._entries = [e for e in self._entries if e.owned or e.sequence is not prefix.sequence]
 
     def pending_prefix(self, prompt: Tokens, salt: str = "") -> int:
         """Tokens of `prompt` that prefills now in flight will add to the cache."""
+        prompt = prompt[:-1]
         entries = [entry for entry in self._entries if entry.salt == salt]
-        ready = max((entry.match(prompt[:-1]) for entry in entries), default=0)
-        later = max(
-            (common_prefix_length(entry.tokens, prompt[:-1]) for entry in entries), default=0
-        )
+        ready = max((entry.match(prompt) for entry in entries), default=0)
+        later = max((common_prefix_length(entry.tokens, prompt) for entry in entries), default=0)
         return later - ready
 
     def insert(self, tokens: Tokens, prefix: CachedPrefix, salt: str = "") -> None:
-        """Take over a sequence that has ended.
+        """Take over a sequence that has ended, without what cannot be shared of it.
 
-        Args:
-            tokens: [n] ids of at least the tokens whose KV it holds.
-            prefix: the sequence; what cannot be shared is cut off.
-            salt: see `open`.
+        `tokens`: [n] ids of at least the tokens whose KV it holds.
         """
         sequence = prefix.sequence
         if sequence.shareable_length < sequence.length:
@@ -155,9 +137,9 @@ class PrefixCache:
         if not len(tokens):
             close_sequence(sequence)
             return
-        for entry in [covered for covered in self._owned() if covered.salt == salt]:
-            # The new one has all of it.
-            if common_prefix_length(entry.tokens, tokens) == len(entry.tokens):
+        for entry in self._owned():
+            shared = common_prefix_length(entry.tokens, tokens) if entry.salt == salt else -1
+            if shared == len(entry.tokens):  # the new one has all of it
                 self._remove(entry)
         if self._store is not None and not salt:
             self._store.save(sequence, tokens)
@@ -180,10 +162,7 @@ class PrefixCache:
         return self._engine.free_slots >= slots
 
     def evict(self) -> bool:
-        """Evict the least recently used entry; False if there is none.
-
-        Slots that other sequences share are not freed by it.
-        """
+        """Evict the least recently used entry; False if there is none."""
         owned = self._owned()
         if owned:
             self._remove(owned[0])

@@ -6,7 +6,6 @@ recently used are removed first.
 
 Invariants: a file of another model, engine or format is never used, nor one whose checksum is not
 that of its content (numpy's archives have one); no fault of a file or of the disk fails a request.
-The first fault of the disk ends the keeping until the next start, with one line in the log.
 """
 
 import io
@@ -30,15 +29,12 @@ log = logging.getLogger("paceline.server")
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
 
-_MIN_TOKENS = 128
-"""Fewest tokens that are written, or read."""
+_FORM = 2  # version of the files
+_MIN_TOKENS = 128  # fewest that are written, or read
 
 _COVERED = 3 / 4
 """Share of a prompt in one file from which on it is not written again, so that all files of a chat
 that grows have at most four times the bytes of its last one."""
-
-_FORM = 2
-"""Version of the files."""
 
 
 class PromptStore:
@@ -78,12 +74,8 @@ class PromptStore:
     def extend(self, sequence: KVSequence, prompt: Tokens) -> int:
         """Put what a file has of a prompt into its sequence; returns the tokens that this added.
 
-        The number is negative if the sequence lost what it had before.
-
-        Args:
-            sequence: open, with the KV of the prompt's first tokens.
-            prompt: [n] token ids. The last is always computed: its row picks the answer's first
-                token.
+        The number is negative if the sequence, which has the KV of the prompt's first tokens, lost
+        some. The last token is always computed: its row picks the answer's first token.
         """
         engine, start = self._engine, sequence.length  # the writer may give up meanwhile
         length, path = self._longest(prompt[:-1])
@@ -102,7 +94,7 @@ class PromptStore:
         return sequence.length - start
 
     def save(self, sequence: KVSequence, tokens: Tokens) -> None:
-        """Write a sequence that holds `tokens`, unless a file has most of them, in the background.
+        """Write a sequence that holds `tokens` in the background, if no file has most of them.
 
         While another is written, nothing is: it is left for the next time.
         """
@@ -127,9 +119,8 @@ class PromptStore:
 
     def _longest(self, prompt: Tokens) -> tuple[int, Path | None]:
         """The file that has most of a prompt, and how many tokens of it."""
-        lengths = [
-            (common_prefix_length(tokens, prompt), path) for path, tokens in self._prompts.items()
-        ]
+        prompts = self._prompts.items()
+        lengths = [(common_prefix_length(tokens, prompt), path) for path, tokens in prompts]
         return max(lengths, default=(0, None))
 
     def _read(self, path: Path, name: str) -> npt.NDArray[Any] | None:
@@ -158,8 +149,7 @@ class PromptStore:
             path.unlink(missing_ok=True)
 
     def _write(self, path: Path, tokens: Tokens, state: KVState) -> None:
-        """Write a file, in the thread for it."""
-        try:
+        try:  # in the thread for it
             content = io.BytesIO()
             np.savez(content, identity=np.array(self._identity), tokens=tokens, state=state.data)
             write_bytes(path, content.getvalue())
@@ -168,10 +158,7 @@ class PromptStore:
             self._give_up(error)
 
     def _prune(self) -> None:
-        """Remove the least recently used files of all models beyond the limit.
-
-        Among them is what servers that were killed left half-written.
-        """
+        """Remove the least recently used files beyond the limit, half-written ones included."""
         files = []
         for path in self._root.glob("*/*.kv*"):
             with suppress(OSError):
@@ -194,6 +181,5 @@ class PromptStore:
 
 
 def _touch(path: Path) -> None:
-    """A file is used now."""
     with suppress(OSError):
         os.utime(path)

@@ -1,7 +1,7 @@
-"""Requests to the scheduler, and the events that their listeners get."""
+"""Requests to the scheduler, the events that their listeners get, and counts of both."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -52,21 +52,18 @@ class BatchRequest:
     """Prompts share cached KV only under the same salt."""
     cached: bool = True
     """Whether the prompt may use the prefix cache, and be added to it."""
-    timeout: float | None = None
-    """Seconds that it may take, the queue included; None: no limit."""
+    timeout: float | None = None  # in seconds, the queue included
     prefill_only: bool = False
     """Whether only the prompt is computed: the client gets no token of the answer."""
-    index: int = 0
-    """Its index among the answers to its prompt."""
+    index: int = 0  # among the answers to its prompt
     pooling: Pooling | None = None
     """How the prompt is pooled to an embedding; None: it is answered."""
     constraint: Callable[[Grammars], Constraint] | None = None
-    """Compiles the constraint of the answer, which may take seconds; None: it has none."""
+    """Compiles the constraint of the answer, which may take seconds."""
 
+    # Set by the scheduler:
     listener: Listener = field(default=lambda _: None, init=False)
-    """Gets its events, in the engine's thread."""
-    submitted: float = field(default=0.0, init=False)
-    """On the clock of `perf_counter`."""
+    submitted: float = field(default=0.0, init=False)  # `perf_counter`
     cancelled: bool = field(default=False, init=False)
     prefix: CachedPrefix | None = field(default=None, init=False)
     """Its KV; None in the queue, before it is admitted or after it was preempted."""
@@ -122,31 +119,23 @@ class Load:
     running: int = 0
     waiting: int = 0
     submitted: int = 0
-    rejected: int = 0
-    """Requests for which the queue was full."""
-    failed: int = 0
-    preempted: int = 0
-    """Preemptions; a request may be preempted several times."""
+    preempted: int = 0  # a request may be preempted several times
     failed_drafters: Counter[str] = field(default_factory=Counter)
     """Drafter -> requests in which it failed or exceeded its time limit."""
     cut: Counter[str] = field(default_factory=Counter)
     """Reason -> requests that ended before their answer did."""
     cut_tokens: Counter[str] = field(default_factory=Counter)
     """Reason -> tokens of their answers: work whose end no client got."""
-    faults: int = 0
-    """Errors of the scheduler that belong to no request."""
+    faults: int = 0  # errors that belong to no request
     calls: int = 0
     call_seconds: float = 0.0
     rows: int = 0
 
     def count_cut(self, queued: BatchRequest, error: Exception | None) -> None:
         """Count a request that ends, if it ends before its answer."""
-        reason = _CUT.get(type(error), "cancelled" if error is None else None)
+        reasons = {TimedOut: "timeout", Draining: "draining", type(None): "cancelled"}
+        reason = reasons.get(type(error))
         stream = queued.stream
         if reason is not None and (stream is None or not stream.finished):
             self.cut[reason] += 1
             self.cut_tokens[reason] += queued.count - len(queued.tokens)
-
-
-_CUT: Mapping[type, str] = {TimedOut: "timeout", Draining: "draining"}
-"""Error -> reason for which an answer is cut."""

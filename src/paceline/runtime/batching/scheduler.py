@@ -5,8 +5,7 @@ rows as do not delay those (`batch.py`). Other threads submit requests; listener
 
 A request is admitted when the KV cache has slots for it (`admission.py`), and takes KV blocks as it
 grows. When none is left, entries of the prefix cache are evicted, then the youngest request is
-preempted: it returns to the queue and later continues to the same tokens. A request that ends
-leaves its KV to the prefix cache.
+preempted: it returns to the queue and later continues to the same tokens.
 
 Invariant: an error of one request ends that request alone, a drafter that fails is silenced, and no
 slot is lost. Every call that concerns one request is made where its error ends that request. Other
@@ -27,7 +26,7 @@ import numpy as np
 from paceline.decoding.types import Step
 from paceline.errors import CacheFull, InvalidRequest
 from paceline.runtime.batching.admission import Admission
-from paceline.runtime.batching.batch import Batcher, Work
+from paceline.runtime.batching.batch import Batcher
 from paceline.runtime.batching.prefix_cache import CachedPrefix, PrefixCache, close_sequence
 from paceline.runtime.batching.prompt_store import PromptStore
 from paceline.runtime.batching.request import (
@@ -41,7 +40,7 @@ from paceline.runtime.batching.request import (
 )
 from paceline.runtime.pooled import Embedding, PooledStream
 from paceline.runtime.result import Result
-from paceline.runtime.stream import Stream
+from paceline.runtime.stream import Stream, Work
 from paceline.storage.system import release_memory
 
 if TYPE_CHECKING:
@@ -49,14 +48,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_JOIN_SECONDS = 60.0
-"""How long `close` waits for the engine call in progress."""
+_JOIN_SECONDS = 60.0  # that `close` waits for the engine call in progress
+_REST_SECONDS = 5.0  # without a request, after which the engine rests
 
 _MIN_PENDING = 32
 """Tokens of a prefix in another request's prefill for which a request waits in the queue."""
-
-_REST_SECONDS = 5.0
-"""Time without a request after which the engine rests."""
 
 _MAX_FAULTS = 8
 """Consecutive errors that belong to no request after which all requests are failed."""
@@ -77,11 +73,10 @@ class Scheduler:
         """Prepare; `start` starts the thread.
 
         Args:
-            model: loaded, with the drafters that requests may use. Other users of its KV cache take
-                slots from requests.
+            model: loaded, with the drafters that requests may use.
             max_waiting: requests in the queue.
             max_running: requests that run at once.
-            store: keeps prompts on disk; None: they are kept in memory alone.
+            store: keeps prompts on disk, too.
             until_idle: close with the last request, before its listener gets the result; the prefix
                 cache is then empty.
         """
@@ -93,13 +88,10 @@ class Scheduler:
         self._until_idle = until_idle
         self._waiting: deque[BatchRequest] = deque()
         self._running: list[BatchRequest] = []
-        self.unfinished = 0
-        """Requests that were submitted and have not ended."""
+        self.unfinished = 0  # requests that were submitted and have not ended
         self._wake = threading.Condition()
-        self.draining = False
-        """Whether it accepts no more requests."""
-        self.failing = False
-        """Whether it failed all requests, and completed no iteration since."""
+        self.draining = False  # it accepts no more requests
+        self.failing = False  # it failed all requests, and completed no iteration since
         self._stopped = self._rests = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._batcher = Batcher(model.engine, model.costs.table(), self.load)
@@ -128,12 +120,8 @@ class Scheduler:
     def submit(self, queued: BatchRequest, listener: Listener) -> BatchRequest:
         """Put a request into the queue; returns it.
 
-        The listener gets the request's events in the engine's thread, and must return quickly.
-
-        Raises:
-            InvalidRequest: it can never be served.
-            QueueFull: too many requests wait.
-            Draining: it is shutting down.
+        The listener gets its events in the engine's thread, and must return quickly. Raises
+        InvalidRequest if it can never be served, QueueFull, and Draining.
         """
         missing = self.model.drafting.taps(queued.request) - set(self.model.engine.taps)
         if missing:
@@ -147,7 +135,6 @@ class Scheduler:
             if self.draining:
                 raise Draining("the model is shutting down and accepts no more requests")
             if len(self._waiting) >= self.max_waiting:
-                self.load.rejected += 1
                 raise QueueFull(f"{len(self._waiting)} requests wait already; try again later")
             self._waiting.append(queued)
             self.unfinished += 1
@@ -390,7 +377,6 @@ class Scheduler:
         if self._until_idle and not self.unfinished:
             self.prefix_cache.clear()
         if error is not None:
-            self.load.failed += 1
             self._send(queued, error)
         elif result is not None:
             self._send(queued, result)

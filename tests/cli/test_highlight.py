@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli.answers import highlighter
 from paceline.cli.app import main
 from paceline.decoding.text import TextPiece
 from paceline.decoding.types import NO_PROPOSAL, Proposal, Step
-from paceline.runtime.highlight import highlighter
 from paceline.runtime.model import Model
 
 UNDERLINE = "\x1b[4m"
