@@ -9,8 +9,7 @@ import pytest
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
-from paceline.server.api_keys import VARIABLE, api_keys
-from paceline.server.settings import Settings
+from paceline.server.settings import Settings, api_keys
 from support.errors import raises
 from support.server import HTTP, running
 
@@ -18,20 +17,20 @@ from support.server import HTTP, running
 @pytest.fixture(autouse=True)
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that loads a model by a command fails; the environment has no key."""
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv("PACELINE_API_KEY", raising=False)
     monkeypatch.setattr(
         "paceline.cli.serve.load_model", lambda *_, **__: pytest.fail("a model was loaded")
     )
 
 
-@pytest.mark.parametrize("source", ["--api-key", VARIABLE, "--api-key-file"])
+@pytest.mark.parametrize("source", ["--api-key", "PACELINE_API_KEY", "--api-key-file"])
 def test_an_empty_api_key_from_any_source_is_refused(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     for empty in ("", " ", "\t"):
         words = ["serve", "--port", "0", source, empty]
-        if source == VARIABLE:
-            monkeypatch.setenv(VARIABLE, empty)
+        if source == "PACELINE_API_KEY":
+            monkeypatch.setenv("PACELINE_API_KEY", empty)
             words = words[:3]
         elif source == "--api-key-file":
             words[-1] = str(tmp_path / "keys.txt")
@@ -70,11 +69,11 @@ def test_a_key_file_without_a_valid_key_on_every_line_is_refused(tmp_path: Path)
 def test_keys_of_flags_and_a_file_are_joined_and_the_environment_is_for_neither(tmp_path: Path):
     path = tmp_path / "keys.txt"
     path.write_bytes(b"# mine\ntwo\r\nthree")
-    environment = {VARIABLE: "four"}
+    environment = {"PACELINE_API_KEY": "four"}
     assert api_keys(["one"], path, environment) == ("one", "two", "three")
     assert api_keys([], None, environment) == ("four",)
     assert api_keys([], None, {}) == ()
-    assert api_keys(["one"], None, {VARIABLE: ""}) == ("one",)
+    assert api_keys(["one"], None, {"PACELINE_API_KEY": ""}) == ("one",)
 
 
 @pytest.mark.parametrize("key", ["voilà", "a b", "xy\udcff"])

@@ -36,8 +36,7 @@ def _number(name: str, about: str) -> Any:
     return _sampling(parser=numbers.of(name), help=about)
 
 
-_TRIAL_SHARE = 3
-"""1 / this of memory is what the weights of a suggested model take at most."""
+_TRIAL_SHARE = 3  # 1 / this of memory, at most, has a suggested model
 
 SAME_NAME = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
@@ -234,9 +233,9 @@ def trial_notice(name: str) -> str | None:
 def step_printer(
     answer: AnswerArguments, output: Output, stream: "Stream"
 ) -> "Callable[[Step], None]":
-    """A function that prints the steps of one answer; with --json it prints nothing.
+    """A function that prints the steps of one answer; with --json nothing.
 
-    The answer goes to standard output; thoughts go to standard error, dim, unless --quiet.
+    Thoughts go to standard error, dim, unless --quiet.
     """
     if output.json:
         return lambda _: None

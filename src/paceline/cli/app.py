@@ -27,18 +27,13 @@ COMMANDS = (
     *("pull", "models", "convert", "generate", "chat", "serve", "bench", "verify", "plan"),
     *("ps", "rm", "forget"),
 )
-"""Each of these commands, or families of commands, is the module of the same name in this folder.
+"""Each is the module of the same name in this folder; other packages add more."""
 
-Other packages add more (`paceline.plugins`).
-"""
+_OTHER_NAMES = {"list": "models", "ls": "models", "remove": "rm"}  # in other programs
 
-_OTHER_NAMES = {"list": "models", "ls": "models", "remove": "rm"}
-"""Names of other programs -> commands."""
-
+# Commands and options of earlier versions -> what to use instead.
 _GONE = {"train": "learn"}
-"""Commands of earlier versions -> those to use instead."""
 _INSTEAD = {"--weights": "a model has its file's: choose another file (owner/name:Q8_0 on the hub)"}
-"""Options of earlier versions -> what to use instead."""
 
 _UNKNOWN = re.compile("No such command '(.+?)'")
 

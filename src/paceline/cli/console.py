@@ -5,7 +5,8 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from paceline.cli.options import ModelOptions, Output
 from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from paceline.models import ModelFiles, Progress
+    from paceline.models import Progress
     from paceline.runtime.model import Model
     from paceline.storage.report import Report
 
@@ -23,8 +24,7 @@ _BYTE = re.compile("[\udc80-\udcff]")
 _TEXT_SHARE = 3
 """1 / this of the characters of a text are such bytes at most; with more it is another encoding."""
 
-_PATIENCE = 2.0
-"""Seconds without a word on what a command waits for."""
+_PATIENCE = 2.0  # seconds without a word on what a command waits for
 
 
 def say(text: str) -> None:
@@ -40,40 +40,15 @@ def progress_of(output: Output) -> "Progress":
 
 
 def load_model(
-    options: ModelOptions,
-    output: Output,
-    *,
-    drafters: Sequence[str] = (),
-    rows: int | None = None,
-    contexts: int = 1,
-    parallel: int = 1,
-    generation_config: str = "auto",
-    keep: bool = False,
-    embeddings: bool = False,
-    check: "Callable[[ModelFiles], object] | None" = None,
+    options: ModelOptions, output: Output, *, drafters: Sequence[str] = (), **more: Any
 ) -> "Model":
-    """Load a model as `load` does; `rows` takes precedence over --rows, no drafters are `auto`."""
-    obey_offline(options.offline)
+    """Load a model; `more` has arguments of `load`, before those that `options` has, too."""
+    arguments = asdict(options)
+    obey_offline(arguments.pop("offline"))
     from paceline.runtime.load import load
 
-    return load(
-        options.model,
-        revision=options.revision,
-        engine=options.engine,
-        rows=options.rows if rows is None else rows,
-        cache_tokens=options.cache_tokens,
-        contexts=contexts,
-        parallel=parallel,
-        threads=options.threads,
-        kv=options.kv,
-        compute_units=options.compute_units,
-        drafters=[*drafters] or ["auto"],
-        generation_config=generation_config,
-        keep=keep,
-        embeddings=embeddings,
-        check=check,
-        progress=progress_of(output),
-    )
+    arguments |= {"drafters": drafters or ["auto"], **more}
+    return load(arguments.pop("model"), progress=progress_of(output), **arguments)
 
 
 def check_kept(drafters: Sequence[str], *, keep: bool) -> None:
@@ -163,8 +138,7 @@ def read_stdin() -> str:
 def as_unicode(text: str, source: str) -> str:
     """The text with U+FFFD for each byte that is not UTF-8, after a line that says where one is.
 
-    Python reads such a byte of an argument or an input as half a surrogate pair. Raises
-    InvalidRequest for a text of another encoding, and for what is no text.
+    Raises InvalidRequest for a text of another encoding, and for what is no text.
     """
     wrong = _BYTE.search(text)
     if wrong is None:
@@ -183,10 +157,7 @@ def as_unicode(text: str, source: str) -> str:
 
 
 def piped_text(output: Output) -> str:
-    """The text of a pipe or file at standard input; empty if it is something else.
-
-    Other inputs, such as a socket or a service's, may never end. Raises as `read_stdin` does.
-    """
+    """The text of a pipe or file at standard input; empty for others, which may never end."""
     try:
         kind = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError):  # closed, or not a file of the system

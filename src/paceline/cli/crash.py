@@ -1,8 +1,8 @@
 """One line when a native library ends the process, by an assert or a bad address.
 
-Python runs its own signal handlers between two bytecodes, and a library that has crashed never
-returns to them. So the C handler of the signal is a callback of ctypes. Invariant: it writes the
-line and ends the process, and touches nothing else, as any state may be broken.
+Python runs its own signal handlers between two bytecodes, to which a library that has crashed never
+returns. So the C handler of the signal is a callback of ctypes. Invariant: it writes the line and
+ends the process, and touches nothing else, as any state may be broken.
 """
 
 import ctypes
@@ -10,8 +10,7 @@ import os
 import signal
 import sys
 
-EXIT = 70
-"""Exit code after a crash: EX_SOFTWARE of sysexits.h."""
+EXIT = 70  # EX_SOFTWARE of sysexits.h
 
 _CAUSES = {
     signal.SIGABRT: "an assert failed",

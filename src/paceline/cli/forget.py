@@ -52,15 +52,15 @@ def forget(
             if not dry_run:
                 with _removing(place):
                     one.remove()
-    typed = history_file() if model is None else None
-    history = None if typed is None or not typed.is_file() else typed.stat().st_size
-    if typed is not None and history is not None and not dry_run:
-        with _removing(typed):
-            typed.unlink()
-    if history is not None:
-        lines.append(f"{done}: messages typed in chat, {megabytes(history)}")
+    typed, history_bytes = history_file(), 0
+    if model is None and typed.is_file():
+        history_bytes = typed.stat().st_size
+        lines.append(f"{done}: messages typed in chat, {megabytes(history_bytes)}")
+        if not dry_run:
+            with _removing(typed):
+                typed.unlink()
     learnt = values["what was learnt"]
-    value = {done: values["answers"], "learnt": learnt, "history_bytes": history or 0}
+    value = {done: values["answers"], "learnt": learnt, "history_bytes": history_bytes}
     print_value(output, value, "\n".join(lines) or "no answers are kept")
     return 0
 

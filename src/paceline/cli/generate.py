@@ -82,9 +82,8 @@ def generate(
         for step in steps:
             show(step)
     if output.json:
-        # `bench simulate` needs the prompt as well.
-        prompt_token_ids = stream.tokens[: stream.result.prompt_tokens]
-        result = {**stream.result.as_dict(), "prompt_token_ids": prompt_token_ids}
+        ids = stream.tokens[: stream.result.prompt_tokens]  # `bench simulate` needs them
+        result = {**stream.result.as_dict(), "prompt_token_ids": ids}
         print(json.dumps(result, ensure_ascii=False))
     else:
         print_end(stream.result, output, stream.result.line() if answer.stats else None)

@@ -1,6 +1,6 @@
 """Groups of commands to which other packages add commands, and commands to which they add forms.
 
-Both are found by entry point, and imported when they are named or listed.
+They are found by entry point, and imported when they are named or listed.
 """
 
 from typing import Any
@@ -20,10 +20,7 @@ def added_names(prefix: str) -> list[str]:
 
 
 def load_command(entry: str, name: str) -> Any:
-    """The command of an entry point, which gets the name `name`.
-
-    One that cannot be imported is listed, and an error if it is run.
-    """
+    """The command of an entry point, as `name`; one that cannot be imported is still listed."""
     try:
         app = plugins.load(plugins.COMMANDS, entry)
     except plugins.PluginError as error:

@@ -12,8 +12,6 @@ import time
 from typing import Any
 
 EXIT = 128 + signal.SIGINT
-"""Exit code of a command that was stopped with Ctrl-C."""
-
 LINE = "\npaceline: stopped\n"
 
 _AGAIN_SECONDS = 0.01

@@ -21,7 +21,7 @@ _MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class WholeParser(options.Whole):
-    """Parses a whole number in the range."""
+    """Parses a whole number."""
 
     max_value: int | None = _MAX
 
@@ -62,22 +62,8 @@ def of(name: str) -> WholeParser | RealParser:
 
 
 @dataclass(frozen=True, slots=True)
-class Wholes:
-    """Whole numbers with commas between them, each in a range; or one word instead."""
-
-    number: WholeParser
-    word: str | None = None
-
-    def __call__(self, text: str) -> tuple[int, ...] | str:
-        """Parse a value."""
-        if text == self.word:
-            return text
-        return tuple(self.number(part) for part in text.split(","))
-
-
-@dataclass(frozen=True, slots=True)
 class WholeOr:
-    """A whole number of `min_value` or more, or a word for a number."""
+    """A whole number of `min_value` or more, or a word for a value."""
 
     min_value: int
     word: str
@@ -121,15 +107,13 @@ _BIAS_TOKEN = WholeParser(options.BIAS_TOKEN.min_value)
 _BIAS = RealParser(options.BIAS.min_value, options.BIAS.max_value)
 
 BLOCK = of("max_block")
-"""Rows of a block."""
 COUNT = WholeParser(1)
 GIGABYTES = RealParser(0, 1e6, open=True)
 LIMIT = WholeOr(1, "-1", "-1 for no limit", -1)
 PROBABILITY = RealParser(0, 1)
 PARALLEL = WholeParser(1, 32)
 PORT = WholeParser(0, 2**16 - 1)
-RATE = RealParser(1e-3, 1e5)
-"""Requests per second."""
+RATE = RealParser(1e-3, 1e5)  # requests per second
 SECONDS = RealParser(0, 365 * 24 * 3600)
 SEED = of("seed")
 TEMPERATURE = of("temperature")

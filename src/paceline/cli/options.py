@@ -22,8 +22,7 @@ from paceline.cli import declare, numbers
 from paceline.cli.groups import Group
 from paceline.errors import InvalidRequest
 
-MODEL_VARIABLE = "PACELINE_MODEL"
-"""Names the default model."""
+MODEL_VARIABLE = "PACELINE_MODEL"  # names the default model
 
 MAX_TOKENS = 2048
 """Maximum tokens of an answer of `generate` and `chat` without --max-tokens."""
@@ -91,12 +90,8 @@ def command(
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Decorator: add a function to `app` as a command; a dataclass parameter becomes options.
 
-    Args:
-        app: of `group`.
-        name: of the command; None: the function's.
-        kind: its class, if it is more than a `Command`.
-        first: the options that --help shows, by parameter; empty: all. --help-all has the others.
-        examples: command lines for --help, each with a comment after #.
+    `kind` is its class. --help shows the options `first`, by parameter, and --help-all all; without
+    `first` both do. `examples` are command lines for --help, each with a comment after #.
     """
 
     def add(function: Callable[..., int]) -> Callable[..., int]:
@@ -192,12 +187,8 @@ class Command(TyperCommand):
         options = [known for known in self.get_params(ctx) if isinstance(known, TyperOption)]
         names = {name for known in options for name in (*known.opts, *known.secondary_opts)}
         taking = {name for known in options if not known.is_flag for name in known.opts}
-        many = {
-            name
-            for known in options
-            if (known.metavar or "").endswith("...")
-            for name in known.opts
-        }
+        dotted = [known for known in options if (known.metavar or "").endswith("...")]
+        many = {name for known in dotted for name in known.opts}
         arguments: list[str] = []
         last, value_follows = "", False
         for number, word in enumerate(words):

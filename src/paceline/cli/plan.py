@@ -43,9 +43,8 @@ def plan(
 
 def _advice(value: Mapping[str, Any]) -> str:
     """What the tables say, in two lines."""
-    pays = {
-        row["break_even"]: row["rows"] for row in value["rows"] if row["break_even"] is not None
-    }
+    rows = value["rows"]
+    pays = {row["break_even"]: row["rows"] for row in rows if row["break_even"] is not None}
     if not pays:
         return "Drafting cannot pay here: a call of several rows costs too much. --drafter none."
     lowest = min(pays)

@@ -22,9 +22,7 @@ app = group()
 _DEFAULT = "http://127.0.0.1:8000/v1"
 """Where `serve` listens unless told otherwise: one that another user or a service has started."""
 
-_FOLDER = "serving"
-"""Folder of the cache in which running servers register."""
-
+_FOLDER = "serving"  # of the cache
 _URL = re.compile(r" at (http\S+/v1)")
 _SECONDS = 5.0
 

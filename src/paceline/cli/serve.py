@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -25,6 +25,11 @@ _access = partial(Option, rich_help_panel="Access")
 _load = partial(Option, rich_help_panel="Load")
 _default = partial(Option, rich_help_panel="Defaults of requests")
 _all = partial(Option, rich_help_panel="Several models")
+
+_SAME_NAME = (
+    *("host", "port", "name", "anyone", "think", "parse_special", "drafter", "policy", "max_block"),
+)
+"""Options that `Settings` has under the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,20 +113,14 @@ class ServerArguments:
 
     def settings(self, *, behind_router: bool) -> "Settings":
         """The settings. Raises InvalidRequest if a key, a host or an origin is not valid."""
-        from paceline.server.api_keys import api_keys
-        from paceline.server.settings import Settings
+        from paceline.server.settings import Settings, api_keys
 
         return Settings(
-            host=self.host,
-            port=self.port,
-            name=self.name,
+            **{name: getattr(self, name) for name in _SAME_NAME},
             aliases=tuple(self.alias or ()),
             api_keys=api_keys(self.api_key or (), self.api_key_file, os.environ),
             hosts=None if self.allow_host is None else tuple(self.allow_host),
-            anyone=self.anyone,
             behind_router=behind_router,
-            think=self.think,
-            parse_special=self.parse_special,
             origins=tuple(self.origin or ()),
             max_waiting=self.queue,
             max_running=self.at_once,
@@ -129,9 +128,6 @@ class ServerArguments:
             request_seconds=self.timeout,
             prompt_cache_bytes=None if self.prompt_cache is None else int(self.prompt_cache * 1e9),
             grace_seconds=self.grace,
-            drafter=self.drafter,
-            policy=self.policy,
-            max_block=self.max_block,
         )
 
 
@@ -206,10 +202,9 @@ def serve(
         memory = memory_bytes() if several.memory is None else int(several.memory * 1e9)
         limits = Limits(several.loaded, memory, several.idle, settings.max_waiting)
         words = _child_words(server, model, generation_config, parallel=parallel, keep=keep)
+        quiet = output.quiet
         with _registered() as say:
-            serve_all(
-                model.model, words, settings=settings, limits=limits, say=say, quiet=output.quiet
-            )
+            serve_all(model.model, words, settings=settings, limits=limits, say=say, quiet=quiet)
         return 0
     from paceline.cli.crash import say_crashes
     from paceline.server.http_server import bound
@@ -282,15 +277,10 @@ def _child_words(
             raise InvalidRequest(f"--{name} is of one model; leave out --all")
     if server.name or server.alias:
         raise InvalidRequest("--name and --alias are of one model; leave out --all")
-    values: dict[str, Any] = {
-        name: getattr(options, name)
-        for options, names in (
-            (server, ("queue", "at_once", "timeout", "prompt_cache", "grace", "drafter")),
-            (server, ("policy", "max_block")),
-            (model, ("rows", "cache_tokens", "threads", "kv", "compute_units")),
-        )
-        for name in names
-    }
+    of_server = ("queue", "at_once", "timeout", "prompt_cache", "grace", "drafter", "policy")
+    values = {name: getattr(server, name) for name in (*of_server, "max_block")}
+    of_model = ("rows", "cache_tokens", "threads", "kv", "compute_units")
+    values |= {name: getattr(model, name) for name in of_model}
     values |= {"parallel": parallel, "generation_config": generation_config}
     words = [
         f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None

@@ -84,9 +84,9 @@ class Connections:
                 await loop.connect_accepted_socket(self._connection, client)
 
     def close_unfinished(self) -> None:
-        """Close connections without a complete request, but not those that an answer is read from.
+        """Close those without a complete request, but not those that an answer is read from.
 
-        A request could come in part before uvicorn closes them, and it would log a traceback.
+        Else uvicorn would log a traceback for one that sends a part of a request meanwhile.
         """
         for connection in self._waiting():
             if connection.kind != _READING:
@@ -97,11 +97,11 @@ class Connections:
 
     def _waiting(self) -> "list[Connection]":
         """Those without a complete request."""
-        connections = [*self._server.server_state.connections]
+        connections = [
+            one for one in self._server.server_state.connections if isinstance(one, Connection)
+        ]
         return [
-            one
-            for one in connections
-            if isinstance(one, Connection) and one.kind is not None and not one.is_closing
+            one for one in connections if one.kind is not None and not one.transport.is_closing()
         ]
 
     def _make_room(self) -> bool:
@@ -136,11 +136,6 @@ class Connection(H11Protocol):
         if self.cycle.response_complete:
             return _READING if self.transport.get_write_buffer_size() else _ANSWERED
         return _SENDING if self.cycle.more_body else None
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether it is closed, or about to be."""
-        return bool(self.transport.is_closing())
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time for the headers."""

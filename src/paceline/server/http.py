@@ -20,9 +20,8 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.server.api_keys import encode_keys
 from paceline.server.errors import ApiError
-from paceline.server.settings import Settings
+from paceline.server.settings import Settings, encode_keys
 
 log = logging.getLogger("paceline.server")
 
@@ -89,7 +88,7 @@ async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes
 
 
 async def disconnected(receive: Receive) -> None:
-    """Wait until the client closes the connection. The body must have been read."""
+    """Wait until the client, whose body was read, closes the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -41,12 +41,7 @@ class HttpServer:
     """A server, bound to its address and not yet running."""
 
     def __init__(self, settings: Settings) -> None:
-        """Bind the address.
-
-        Raises:
-            InvalidRequest: other machines can reach it, and it requires no API key.
-            PacelineError: it cannot listen at the address.
-        """
+        """Bind the address; raises as `bound` does."""
         host = settings.host
         if _is_local(host) and settings.hosts is None:
             settings = replace(settings, hosts=(*_LOCAL_NAMES, host))
@@ -169,7 +164,11 @@ def _is_local(host: str) -> bool:
 
 
 def bound(settings: Settings) -> socket.socket:
-    """A socket that listens at the address of the settings; raises what `HttpServer` does."""
+    """A socket that listens at the address of the settings.
+
+    Raises InvalidRequest if other machines can reach it and it requires no API key, and
+    PacelineError if it cannot listen there.
+    """
     host, port = settings.host, settings.port
     if not (_is_local(host) or settings.api_keys or settings.anyone):
         raise InvalidRequest(

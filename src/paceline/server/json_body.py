@@ -29,10 +29,7 @@ class Body(BaseModel):
 
 
 def type_tag(value: Any, missing: str = "") -> str | None:
-    """For a Discriminator: the field `type`, or `missing`, in capitals.
-
-    Errors name the tag as a step on the way to a field, and `_path` leaves out those in capitals.
-    """
+    """For a Discriminator: the field `type` in capitals, which `_path` leaves out."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     kind = kind or missing
     return kind.upper() if isinstance(kind, str) else None
@@ -78,10 +75,7 @@ _Parsed = TypeVar("_Parsed", bound=Body)
 
 
 def parse(kind: type[_Parsed], body: bytes) -> _Parsed:
-    """The body of a request.
-
-    Raises ApiError if it is not JSON, or has a wrong value; the message names the first one.
-    """
+    """The body of a request. Raises ApiError, which names the first wrong value."""
     try:
         data = from_json(body, allow_inf_nan=False)
     except ValueError as error:

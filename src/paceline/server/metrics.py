@@ -1,8 +1,7 @@
 """GET /metrics in Prometheus' text format: counters since the start.
 
-Independent of prompts and texts. Invariants: the counters of answers are sums of the fields of
-their responses, to the token; and a value that vLLM also has is exported under both names, so that
-its tools work.
+Invariants: the counters of answers are sums of the fields of their responses, to the token; and a
+value that vLLM also has is exported under both names, so that its tools work.
 
 Our names begin with `paceline_`: Prometheus reserves the colon in vLLM's names for recording rules.
 An answer that is cut counts in `requests_cut` and `cut_tokens` alone; the engine's counters include
@@ -92,10 +91,9 @@ _VLLM = {
 
 
 class Metrics(Collector):
-    """The metrics of one served model.
+    """The metrics of one served model, for the event loop's thread alone.
 
-    For the event loop's thread alone. Counters of the engine's thread may be one call ahead of
-    those of the answers.
+    Counters of the engine's thread may be one call ahead of those of the answers.
     """
 
     def __init__(self, scheduler: Scheduler, name: str, fingerprint: str) -> None:
@@ -146,7 +144,7 @@ class Metrics(Collector):
         self._add("embedded_tokens", embedding.tokens)
 
     def on_error(self, error: ApiError) -> None:
-        """A request ended with an error, perhaps in its stream, or because its client is gone."""
+        """See `Host.on_error`."""
         code, kind = error.fields["code"], error.fields["type"]
         unavailable = error.status == HTTPStatus.SERVICE_UNAVAILABLE
         failed = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR or code == "client_gone"

@@ -41,9 +41,7 @@ class Prompts:
     """The prompts of one model. Thread-safe."""
 
     def __init__(self, model: Model, name: str, settings: Settings, max_length: int) -> None:
-        """Prepare; `max_length` is the most tokens of prompt and answer together.
-
-        `name` is the model's in the API.
+        """Prepare; `name` is the model's in the API, `max_length` of prompt and answer together.
 
         Raises InvalidRequest if the chat template cannot do what the setting `think` says.
         """
@@ -61,10 +59,7 @@ class Prompts:
         return tool_form(self.files.chat_template)
 
     def tokens(self, prompt: str | list[int], field: str = "prompt") -> list[int]:
-        """Token ids of a prompt without the chat template; `field` is the body's, for errors.
-
-        Raises ApiError: it is empty or too long, or has an unknown token id.
-        """
+        """Token ids of a prompt without the chat template; `field` is the body's, for ApiError."""
         if isinstance(prompt, str):
             self.check_length(prompt)
         elif len(prompt) > self._max_length:  # not worth checking
@@ -168,11 +163,8 @@ class Prompts:
         """The text of a chat, and the form of the answer's thoughts.
 
         With `generate` the text ends with the prompt for an answer. Without a reasoning effort
-        among the variables, those of the setting `think` are added.
-
-        Raises:
-            InvalidRequest: the template rejects the messages.
-            ApiError: the model has no template, or the template fails.
+        among the variables, those of the setting `think` are added. Raises InvalidRequest if the
+        template rejects the messages, and ApiError if there is none, or it fails.
         """
         variables = dict(variables or {})
         if _EFFORT not in variables:

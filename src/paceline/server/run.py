@@ -44,10 +44,7 @@ def serve(
             started this one.
         quiet: False: write a line for each request to standard error.
 
-    Raises:
-        InvalidRequest: the address requires an API key, or the model's chat template cannot turn
-            thinking on or off as the settings say.
-        PacelineError: the server cannot listen at the address.
+    Raises InvalidRequest and PacelineError as `bound` does, and for the setting `think`.
     """
     server = Server(model, settings)
     with suppress(PacelineError):  # a request for structured output gets the error
@@ -70,7 +67,7 @@ class Server:
             model,
             max_waiting=settings.max_waiting,
             max_running=settings.max_running,
-            store=_store(model, settings),
+            store=_store(model, settings.prompt_cache_bytes),
         )
         self.service = Service(model, self.scheduler, self.settings)
         self._app = make_app(self.service)
@@ -84,12 +81,10 @@ class Server:
         self.http.run(self._app, close, lambda: say(line), signals=signals, quiet=quiet)
 
 
-def _store(model: Model, settings: Settings) -> PromptStore | None:
-    if settings.prompt_cache_bytes is None:
+def _store(model: Model, max_bytes: int | None) -> PromptStore | None:
+    if max_bytes is None:
         return None
-    folder = cache_dir() / "prompts"
-    fingerprint = model.files.fingerprint
-    return PromptStore(folder, model.engine, fingerprint, settings.prompt_cache_bytes)
+    return PromptStore(cache_dir() / "prompts", model.engine, model.files.fingerprint, max_bytes)
 
 
 def _stop_at_end(server: Server) -> None:

@@ -56,10 +56,7 @@ class Service:
     """One model for many clients. Its methods are thread-safe."""
 
     def __init__(self, model: Model, scheduler: Scheduler, settings: Settings) -> None:
-        """Serve a model by its scheduler.
-
-        Raises InvalidRequest if its chat template cannot do what the setting `think` says.
-        """
+        """Serve a model by its scheduler; raises as `Prompts` does."""
         files = model.files
         self.model, self.scheduler = model, scheduler
         self.settings = settings
@@ -104,9 +101,7 @@ class Service:
     def prepare(self, body: ChatBody | CompletionBody | EmbeddingsBody) -> list[BatchRequest]:
         """What the scheduler has to do for a body: `n` answers to each prompt, in their order.
 
-        Raises:
-            ApiError: the server does not support a value, or a prompt is too long.
-            InvalidRequest: a value is out of its range, or the template rejects the chat.
+        Raises ApiError and InvalidRequest for what cannot be served.
         """
         self.check_model(body.model)
         match body:
@@ -119,10 +114,7 @@ class Service:
 
     @property
     def answer_form(self) -> ToolForm | None:
-        """The form of calls in an answer's text: signed if the mark is a token of the model.
-
-        Raises MissingExtra or ModelError, as `Grammars` does.
-        """
+        """The form of calls in an answer's text: signed if the mark is a token of the model."""
         form = self.prompts.tool_form
         if form is None or self.grammars.token_of(form.mark) is None:
             return form

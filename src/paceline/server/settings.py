@@ -1,8 +1,14 @@
-"""Settings of a server: one frozen object, made where the server is started."""
+"""Settings of a server: one frozen object, made where the server is started; and its API keys.
+
+Invariant: an empty key is an error, whatever its source. An unset shell variable must not start a
+server without keys.
+"""
 
 import ipaddress
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from paceline.errors import InvalidRequest
 
@@ -11,6 +17,9 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 """An origin, as browsers serialize it: RFC 6454, section 6.2."""
+
+_KEY = "PACELINE_API_KEY"  # environment variable
+_MAX_BYTES = 2**20  # of a key file
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +105,61 @@ def _is_host(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def api_keys(
+    words: Sequence[str], file: Path | None, environment: Mapping[str, str]
+) -> tuple[str, ...]:
+    """The keys of `--api-key` and `--api-key-file`; without them, of the environment.
+
+    Raises InvalidRequest if a key is not valid, or the file cannot be read or has no key. The
+    message names the source, never the key.
+    """
+    keys = [_checked(key, "--api-key") for key in words]
+    if file is not None:
+        keys += _from_file(file)
+    if not keys and _KEY in environment:
+        keys = [_checked(environment[_KEY], f"the environment variable {_KEY}")]
+    return tuple(keys)
+
+
+def _fault(key: str) -> str | None:
+    """Why a key is not valid; None: it is valid."""
+    if not key.strip():
+        return "is empty"
+    if key != key.strip():
+        return "begins or ends with white space"
+    if any(ord(letter) < 0x20 or ord(letter) == 0x7F for letter in key):
+        return "has a control character, which no header can carry"
+    return None
+
+
+def encode_keys(keys: Iterable[str]) -> list[bytes]:
+    """Keys as clients send them: UTF-8, or the shell's bytes if those are not UTF-8."""
+    return [key.encode("utf-8", "surrogateescape") for key in keys]
+
+
+def _checked(key: str, source: str) -> str:
+    if fault := _fault(key):
+        raise InvalidRequest(f"{source}: the API key {fault}; set it, or remove the option")
+    return key
+
+
+def _from_file(path: Path) -> list[str]:
+    """Read one key a line; lines with # are comments, as in llama.cpp."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidRequest(f"cannot read --api-key-file {path}: {error.strerror}") from error
+    if len(content) > _MAX_BYTES:
+        raise InvalidRequest(f"--api-key-file {path} is larger than {_MAX_BYTES} bytes")
+    lines = content.decode("utf-8", "surrogateescape").removesuffix("\n").split("\n")
+    keys = [
+        _checked(line.removesuffix("\r"), f"--api-key-file {path}, line {number}")
+        for number, line in enumerate(lines, 1)
+        if not line.startswith("#")
+    ]
+    if not keys:
+        raise InvalidRequest(f"--api-key-file {path} has no key; expected one a line")
+    return keys

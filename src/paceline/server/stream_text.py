@@ -100,12 +100,12 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """Tokens sent so far."""
+        """How many were sent so far."""
         return len(self.pieces)
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens of thoughts sent so far."""
+        """How many of them are of thoughts."""
         return min(self._reasoning_tokens, self.tokens)
 
     @property
@@ -258,7 +258,7 @@ class Answers:
         return [self._delta(index, event) for index, event in events]
 
     async def finish(self) -> None:
-        """Return once all answers have ended. Raises what `deltas` raises."""
+        """Wait until all answers have ended. Raises what `deltas` raises."""
         while self.unfinished:
             await self.deltas()
 

@@ -20,6 +20,19 @@ app = group()
 
 
 @dataclass(frozen=True, slots=True)
+class _Wholes:
+    """Whole numbers with commas between them, each in a range; or one word instead."""
+
+    number: numbers.WholeParser
+    word: str | None = None
+
+    def __call__(self, text: str) -> tuple[int, ...] | str:
+        if text == self.word:
+            return text
+        return tuple(self.number(part) for part in text.split(","))
+
+
+@dataclass(frozen=True, slots=True)
 class ConversionArguments:
     """Fields of `ConversionOptions`; None where an option was not given."""
 
@@ -27,7 +40,7 @@ class ConversionArguments:
     functions: Annotated[
         Any | None,
         Option(
-            parser=numbers.Wholes(numbers.COUNT),
+            parser=_Wholes(numbers.COUNT),
             metavar="T,T",
             help="static functions for these numbers of rows; the most are for prompts",
         ),
@@ -49,7 +62,7 @@ class ConversionArguments:
     taps: Annotated[
         Any | None,
         Option(
-            parser=numbers.Wholes(numbers.WholeParser(0), "all"),
+            parser=_Wholes(numbers.WholeParser(0), "all"),
             metavar="N,N",
             help="layers to tap, or all",
         ),

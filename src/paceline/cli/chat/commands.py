@@ -26,14 +26,10 @@ Ctrl-X Ctrl-E          write the message in your editor ($EDITOR)
 Ctrl-C                 stop an answer, or clear the line; twice ends the chat, as Ctrl-D does"""
 
 
-_OPTIONS = (*SAME_NAME, "think", "stop", "ignore_eos", "repetition_detection")
-"""Options that can be set."""
-
-_DEFAULT = "default"
-"""The value with which an option is left out again."""
-
-_SWITCHES = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
 _FLAGS = ("think", "ignore_eos", "repetition_detection")
+_OPTIONS = (*SAME_NAME, *_FLAGS, "stop")
+_DEFAULT = "default"  # the value with which an option is left out again
+_SWITCHES = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
 
 
 class EndOfChat(Exception):
@@ -67,14 +63,11 @@ def run_chat(session: Session, terminal: Terminal, output: Output) -> None:
         except BrokenPipeError:
             raise
         except Exception as error:
-            reason = str(error) if isinstance(error, PacelineError) else _fault(error)
+            fault = f"this turn failed: {' '.join(f'{type(error).__name__}: {error}'.split())}"
+            reason = str(error) if isinstance(error, PacelineError) else fault
             say(f"paceline: {reason}")
             if output.json:
                 print(json.dumps({"error": reason}, ensure_ascii=False), flush=True)
-
-
-def _fault(error: Exception) -> str:
-    return f"this turn failed: {' '.join(f'{type(error).__name__}: {error}'.split())}"
 
 
 def run_command(session: Session, message: str) -> bool:
@@ -167,9 +160,8 @@ def _parsed(name: str, text: str) -> Any:
 def _model(session: Session, argument: str) -> None:
     if argument:
         session.change_model(argument)
-        say(f"{session.model} answers from now on; the conversation is the same.")
-    else:
-        say(session.model)
+    more = " answers from now on; the conversation is the same." if argument else ""
+    say(f"{session.model}{more}")
 
 
 def _save(session: Session, argument: str) -> None:

@@ -1,7 +1,6 @@
-"""Messages that were typed in chats, kept for the history of later ones.
+"""Messages that were typed in chats, kept for the history of later ones where answers are (--keep).
 
-Only where answers are kept, too (--keep). Invariant: readable by this user alone; what cannot be
-read or written is left out, and the chat goes on.
+Invariant: readable by this user alone; what cannot be read or written is left out.
 """
 
 import contextlib

@@ -34,8 +34,7 @@ from paceline.storage.files import write_bytes, writing
 
 Messages = list[Mapping[str, Any]]
 
-_MAX_UNDONE = 1000
-"""Steps that can be undone."""
+_MAX_UNDONE = 1000  # steps
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -63,15 +62,13 @@ class Session:
         self._terminal: Terminal | None = None
         self._loaded: Model | None = None
         self._conversation: Conversation | None = None
-        self.saved_as = ""
-        """The file that this chat was written to or read from, and may write again; empty: none."""
+        self.saved_as = ""  # the file that this chat was written to or read from
         self._before: list[_Before] = []
         self._messages: Messages = []  # where no model is loaded
         if answer.system is not None:
             system = as_unicode(answer.system, "--system")
             self._messages = [{"role": "system", "content": system}]
-        self.options: dict[str, Any] = {**answer.options()}
-        """Options of the next answers."""
+        self.options: dict[str, Any] = {**answer.options()}  # of the next answers
 
     def open(self, terminal: Terminal | None = None) -> None:
         """Load the model; `terminal` asks the user when the context is full, None: no one."""
@@ -275,11 +272,9 @@ class Session:
         name = self._terminal.ask("File: ")
         if name:
             try:
-                path = self.save(name)
+                say(f"{len(self.messages)} messages are in {self.save(name)}.")
             except InvalidRequest as error:
                 say(f"paceline: {error}")
-            else:
-                say(f"{len(self.messages)} messages are in {path}.")
 
 
 def path_of(name: str) -> Path:

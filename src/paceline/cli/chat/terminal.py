@@ -18,13 +18,9 @@ from paceline.storage.system import unseen_keys
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-QUOTES = '"""'
-"""Around a message of several lines."""
-
+QUOTES = '"""'  # around a message of several lines
 HINT = 'Enter sends, """ begins several lines, Ctrl-C stops an answer; /help has the rest.'
-_DUMB = ("dumb", "unknown")
-"""Values of TERM of terminals that cannot move a cursor."""
-
+_DUMB = ("dumb", "unknown")  # values of TERM of terminals that cannot move a cursor
 _ENDS = "Ctrl-C again, Ctrl-D or /bye ends the chat."
 
 

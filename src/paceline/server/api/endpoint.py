@@ -72,10 +72,7 @@ class ApiRequest(ABC, Generic[_B]):
     """Whether the request has a prediction."""
 
     def __init__(self, service: Service, body: _B, client: int) -> None:
-        """Prepare; `client` is the number of the request's key.
-
-        Raises ApiError or PacelineError if the body is wrong, or cannot be served.
-        """
+        """Raise ApiError or PacelineError if the body cannot be served; `client`: its key."""
         self._service, self._body, self._client = service, body, client
         self.streamed = body.stream
         self._base: dict[str, Any] = {
@@ -94,16 +91,10 @@ class ApiRequest(ABC, Generic[_B]):
         """Token ids of the prompts."""
         return [request.tokens for request in self.requests[:: self._body.n]]
 
-    @property
-    def constrained(self) -> bool:
-        """Whether an answer has a constraint that is not compiled yet."""
-        return any(request.constraint for request in self.requests)
-
     def compile(self, caller: Caller) -> None:
         """Compile the constraints, which may take seconds.
 
-        Raises InvalidRequest if one cannot be compiled, and Busy if the caller has to wait too long
-        for those of others, or leaves.
+        Raises InvalidRequest, and Busy if the caller has to wait too long for others, or leaves.
         """
         grammars = self._service.grammars.for_caller(caller)
         self.requests = [request.compiled(grammars) for request in self.requests]
@@ -237,7 +228,7 @@ def generation(service: Service, kind: type[ApiRequest[Any]]) -> Endpoint:
         lane = Lane.of(body)
         is_quick = lane is Lane.SHORT and not kind.templated
         request = read() if is_quick else await service.readers.run(lane, read)
-        if request.constrained:
+        if any(one.constraint for one in request.requests):
             with Caller(_GRAMMAR_SECONDS) as caller:  # it leaves with its client
                 await service.readers.run(Lane.GRAMMAR, request.compile, caller)
         on_answer = service.metrics.on_answer

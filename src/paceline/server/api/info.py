@@ -56,11 +56,7 @@ class InfoHandlers:
         self._service = service
 
     async def health(self, _request: Request) -> Response:
-        """200 if requests are accepted.
-
-        503 if the server shuts down, if every engine call fails, or if one does not return, or the
-        reading of a body.
-        """
+        """200 if requests are accepted; 503 at shutdown, and if calls fail or do not return."""
         scheduler = self._service.scheduler
         if scheduler.draining:
             return JSONResponse({"status": "draining"}, 503)

@@ -47,12 +47,8 @@ def openapi_route(without: Collection[str] = ()) -> Route:
         content = {"application/json": {"schema": schemas[kind, "validation"]}}
         body = {"required": True, "content": content}
         paths[path] = {"post": {"requestBody": body, "responses": _RESPONSES}}
-    document = {
-        "openapi": "3.1.0",
-        "info": {"title": "paceline", "version": __version__},
-        "paths": paths,
-        "components": {"schemas": objects["$defs"]},
-    }
+    info, components = {"title": "paceline", "version": __version__}, {"schemas": objects["$defs"]}
+    document = {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
 
     async def describe(_request: Request) -> Response:
         return JSONResponse(document)

@@ -13,12 +13,7 @@ from paceline.server.api.endpoint import ApiRequest
 from paceline.server.api.logprobs import chat_logprobs
 from paceline.server.api.parts import Change, Part, PartEvent, PartKind, PartStream, as_message
 from paceline.server.api.response_body import LOGPROBS, ResponsesBody
-from paceline.server.api.response_items import (
-    content_of,
-    conversation,
-    item_id,
-    item_of,
-)
+from paceline.server.api.response_items import content_of, conversation, item_id, item_of
 from paceline.server.api.response_tools import Place
 from paceline.server.body import Message
 from paceline.server.errors import ApiError

@@ -59,13 +59,9 @@ class Router:
         settings: Settings,
         default: str,
     ) -> None:
-        """Serve the models of `listed`, loaded by `pool`.
-
-        `default` is the model of a request that names none.
-        """
+        """Serve the models of `listed`; `default` is that of a request that names none."""
         self.settings = settings
-        self.errors = 0
-        """Requests that ended with an error here, not in a model's process."""
+        self.errors = 0  # requests that ended with one here, not in a model's process
         self._listed, self._pool, self._default = listed, pool, default
         self._models: dict[str, Listed] = {}
         self._read = -_LIST_SECONDS

@@ -31,9 +31,7 @@ class _Families(CollectorRegistry):
 def labelled(texts: Mapping[str, str], counters: Mapping[str, int]) -> bytes:
     """Metrics in Prometheus' text format.
 
-    Args:
-        texts: a model's name -> the metrics of its server, in that format.
-        counters: values of `loads` and `errors` of the server in front of them.
+    `texts`: a model's name -> the metrics of its server; `counters`: the values of `_OWN`.
     """
     families: dict[str, Metric] = {}
     for model, text in texts.items():

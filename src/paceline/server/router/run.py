@@ -71,10 +71,8 @@ def serve_all(
         say: gets the line with the URL once the server listens, then what the models' servers say.
         quiet: False: write a line for each request to standard error.
 
-    Raises:
-        InvalidRequest: the address requires an API key, or the default model is not here. The one
-            of every command need not be: requests may name others.
-        PacelineError: the server cannot listen at the address.
+    Raises as `bound` does, and InvalidRequest if the default model is not here. The one of every
+    command need not be: requests may name others.
     """
     names = sorted(listed.name for listed in list_models() if listed.here)
     if default not in names and default != DEFAULT_MODEL:
