@@ -83,10 +83,7 @@ class Prompts:
             raise prompt_too_long(min_length, self._max_length, at_least=True)
 
     def infill_tokens(self, prompt: str | list[int], suffix: str) -> list[int]:
-        """Token ids of a prompt that asks for the text between `prompt` and `suffix`.
-
-        Raises ApiError: it is too long, or the model does not fill in the middle.
-        """
+        """Token ids of a prompt that asks for the text between `prompt` and `suffix`."""
         prefix = self.tokens(prompt)
         if self.infill is None:
             raise ApiError(
