@@ -1,15 +1,12 @@
 """`paceline forget`: removes what was kept and learnt for later drafts, and typed messages."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 
 from paceline.cli.console import print_value
 from paceline.cli.options import Output, command, group
-from paceline.errors import InvalidRequest, PacelineError
+from paceline.errors import InvalidRequest
 
 app = group()
 
@@ -32,7 +29,7 @@ def forget(
     from paceline.cli.chat.history import history_file
     from paceline.runtime.drafting import all_learnt
     from paceline.runtime.kept import all_kept
-    from paceline.storage.files import megabytes
+    from paceline.storage.files import megabytes, remove
 
     stored = {"answers": all_kept(), "what was learnt": all_learnt()}
     known = {one.model for of_models in stored.values() for one in of_models}
@@ -50,25 +47,14 @@ def forget(
             lines.append(f"{done}: {what} of {name}, {megabytes(size)}")
             values[what].append({"model": one.model, "folder": str(place), "bytes": size})
             if not dry_run:
-                with _removing(place):
-                    one.remove()
+                one.remove()
     typed, history_bytes = history_file(), 0
     if model is None and typed.is_file():
         history_bytes = typed.stat().st_size
         lines.append(f"{done}: messages typed in chat, {megabytes(history_bytes)}")
         if not dry_run:
-            with _removing(typed):
-                typed.unlink()
+            remove(typed)
     learnt = values["what was learnt"]
     value = {done: values["answers"], "learnt": learnt, "history_bytes": history_bytes}
     print_value(output, value, "\n".join(lines) or "no answers are kept")
     return 0
-
-
-@contextmanager
-def _removing(path: Path) -> Iterator[None]:
-    """Turn an OSError of the body into a line that names `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise PacelineError(f"cannot remove {path}: {error.strerror}") from error

@@ -1,8 +1,8 @@
 """`paceline generate`: one prompt, one answer."""
 
-import contextlib
 import json
 import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,14 +17,10 @@ from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from contextlib import AbstractContextManager
 
     from paceline.decoding.types import Step
     from paceline.models import ModelFiles
-    from paceline.options import Options
-    from paceline.runtime.model import Model
     from paceline.runtime.request import Request
-    from paceline.runtime.stream import Stream
 
 app = group()
 
@@ -74,10 +70,12 @@ def generate(
     )
     if expected is not None:
         options["prediction"] = loaded.files.tokenizer().encode(expected)
-    with (
-        loaded.stream(messages, **options) as stream,
-        _traced(trace, loaded, stream, options) as steps,
-    ):
+    with loaded.stream(messages, **options) as stream, ExitStack() as stack:
+        steps: Iterable[Step] = stream
+        if trace is not None:
+            from paceline.runtime.trace import Trace
+
+            steps = stack.enter_context(Trace(trace, loaded, stream, options))
         show = step_printer(answer, output, stream)
         for step in steps:
             show(step)
@@ -94,14 +92,9 @@ def generate(
 
 def _check(files: "ModelFiles", messages: Any, request: "Request") -> None:
     """Raise what the prompt and the options would raise once the model is open."""
-    from paceline.runtime.prompt import prompt_length
+    from paceline.runtime.prompt import check_room, encode_prompt
 
-    length, context = prompt_length(files, messages, request), files.context_length
-    if length >= context:
-        raise InvalidRequest(
-            f"the prompt has {length} tokens and the context holds {context}, the answer included; "
-            "shorten the prompt"
-        )
+    check_room(len(encode_prompt(files, messages, request)[0]), files.context_length)
 
 
 def _prompt(prompt: str | None, file: Path | None, output: Output) -> str:
@@ -117,14 +110,3 @@ def _prompt(prompt: str | None, file: Path | None, output: Output) -> str:
     if sys.stdin.isatty() and prompt is None:
         raise InvalidRequest("there is no prompt; give it as an argument, with --file, or piped in")
     return read_stdin()
-
-
-def _traced(
-    path: Path | None, model: "Model", stream: "Stream", options: "Options"
-) -> "AbstractContextManager[Iterable[Step]]":
-    """The steps of an answer, also written to `path` as they come."""
-    if path is None:
-        return contextlib.nullcontext(stream)
-    from paceline.runtime.trace import Trace
-
-    return Trace(path, model, stream, options)

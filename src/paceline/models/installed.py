@@ -6,7 +6,6 @@ a list is what its removal frees, and what stays of it.
 """
 
 import difflib
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from paceline.models.names import (
 from paceline.models.names.hub_names import shards_beside
 from paceline.models.names.other_apps import ollama_models
 from paceline.models.prepare import models_dir
-from paceline.storage.files import size_of
+from paceline.storage.files import remove, size_of
 from paceline.storage.gguf_file import architecture_of
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import QUIET, Progress
@@ -189,13 +188,7 @@ class Removal:
     def remove(self) -> None:
         """Remove all of it. Raises ModelError for what cannot be removed."""
         for path in self.paths:
-            try:
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
-            except OSError as error:
-                raise ModelError(f"cannot remove {path}: {error.strerror}") from error
+            remove(path)
 
 
 def find_removal(name: str, cache: Path | None = None) -> Removal:

@@ -11,7 +11,6 @@ written.
 
 import contextlib
 import json
-import shutil
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from paceline.drafters.kept import KeptFacts, KeptText, due
 from paceline.errors import ModelError
 from paceline.models import Progress, cache_dir
 from paceline.runtime.stream import Stream
-from paceline.storage.files import append_bytes, size_of, write_bytes
+from paceline.storage.files import append_bytes, remove, size_of, write_bytes
 
 KIND = "paceline kept answers"
 FOLDER = "kept"
@@ -199,12 +198,9 @@ class Stored:
         return sum(map(size_of, self.paths))
 
     def remove(self) -> None:
-        """Remove all of it. Raises OSError."""
+        """Remove all of it. Raises ModelError."""
         for path in sorted(self.paths, key=Path.is_dir):  # first the files that name folders
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            remove(path)
 
 
 def all_kept() -> list[Stored]:

@@ -269,8 +269,10 @@ class Model:
         return self.files.tokenizer().decode(token_ids)
 
     def encode_prompt(self, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
-        """See `prompt.encode_prompt`."""
-        return encode_prompt(self.files, prompt, request, self.engine.vocab_size)
+        """Do as `prompt.encode_prompt`; ids that are not in the vocabulary are refused, too."""
+        tokens, request = encode_prompt(self.files, prompt, request)
+        check_ids("the prompt", tokens, self.engine.vocab_size)
+        return tokens, request
 
     def embed(self, text: str | Sequence[str]) -> npt.NDArray[np.float32]:
         """Return the vector of a text, [d] of length 1, or those of several texts, [texts, d].

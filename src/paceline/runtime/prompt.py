@@ -71,22 +71,13 @@ _KINDS = {"strings": str, "lists": list | tuple, "messages": Mapping, "token ids
 """What a list is a list of -> the type of its items."""
 
 
-def encode_prompt(
-    files: ModelFiles, prompt: Prompt, request: Request, vocab_size: int
-) -> tuple[list[int], Request]:
-    """Return the prompt's token ids, and the request with the marks of the reasoning to expect.
-
-    Raises InvalidRequest for what is no prompt or what the chat template refuses, and ModelError if
-    there is no template and the prompt needs one.
-    """
-    tokens, request = _encoded(files, prompt, request)
-    check_ids("the prompt", tokens, vocab_size)
-    return tokens, request
-
-
-def prompt_length(files: ModelFiles, prompt: Prompt, request: Request) -> int:
-    """Return the tokens of a prompt, of a model that is not open. Raises as `encode_prompt`."""
-    return len(_encoded(files, prompt, request)[0])
+def check_room(count: int, context: int) -> None:
+    """Raise InvalidRequest if a prompt of so many tokens leaves no room for an answer."""
+    if count >= context:
+        raise InvalidRequest(
+            f"the prompt has {count} tokens and the context holds {context}, the answer included; "
+            "shorten the prompt"
+        )
 
 
 def check_ids(what: str, tokens: Sequence[int], vocab_size: int) -> None:
@@ -99,7 +90,12 @@ def check_ids(what: str, tokens: Sequence[int], vocab_size: int) -> None:
             )
 
 
-def _encoded(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
+def encode_prompt(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
+    """Return the prompt's token ids, and the request with the marks of the reasoning to expect.
+
+    Raises InvalidRequest for what is no prompt or what the chat template refuses, and ModelError if
+    there is no template and the prompt needs one.
+    """
     if batch_of(prompt) is not None:
         raise InvalidRequest(
             f"this is a list of {len(prompt)} prompts; give one, or use generate or map"
@@ -187,9 +183,8 @@ def render_chat(
 ) -> RenderedChat:
     """Return the text of the prompt; `variables` and `tools` are for the template.
 
-    Raises:
-        InvalidRequest: the template refuses the messages.
-        ModelError: there is no template, or it fails.
+    Raises InvalidRequest if the template refuses the messages, and ModelError if there is none, or
+    it fails.
     """
     template, thinking = files.template(), files.thinking()
     text = template.render(messages, tools=tools, **variables)

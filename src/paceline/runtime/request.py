@@ -27,12 +27,10 @@ if TYPE_CHECKING:
 
 _RULES: Mapping[str, type[Fixed]] = {"fixed": Fixed, "adaptive": Adaptive, "kelly": Kelly}
 
-_RULE_BLOCK = 8
-"""Default block of the policies that do not weigh costs, in rows."""
+_RULE_BLOCK = 8  # default rows of the policies that do not weigh costs
+_DRAWN_BITS = 32  # of a seed that is drawn: few, because people type it
 
-_DRAWN_BITS = 32
-"""Bits of a seed that is drawn: few, because people type it."""
-
+# The settings that have layers, with neutral values: greedy, without a limit.
 NEUTRAL: Mapping[str, Any] = {
     "temperature": 0.0,
     "top_k": 0,
@@ -43,7 +41,6 @@ NEUTRAL: Mapping[str, Any] = {
     "frequency_penalty": 0.0,
     "max_tokens": None,
 }
-"""The settings that have layers, with neutral values: greedy, without a limit."""
 
 
 class Setting(NamedTuple):
@@ -154,11 +151,10 @@ class RequestDrafters(NamedTuple):
 
 
 _SAMPLING = tuple(field.name for field in fields(Sampling) if field.name != "seed")
-_AS_THEY_ARE = (
+_AS_GIVEN = (
     *("max_tokens", "ignore_eos", "raw", "system", "parse_special", "min_tokens", "logprobs"),
     *("prompt_logprobs", "constraint", "think", "template_kwargs"),
 )
-"""Options that a request has as they are given."""
 
 
 def check(options: Options, defaults: Defaults | None = None) -> Request:
@@ -199,7 +195,7 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
         prediction=values.get("prediction") or (),
         repetition=_repetition(values.get("repetition_detection")),
         settings=settings,
-        **{name: values[name] for name in _AS_THEY_ARE if name in values},
+        **{name: values[name] for name in _AS_GIVEN if name in values},
     )
 
 

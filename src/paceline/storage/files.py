@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,17 @@ def sha256_of(path: Path, update: Callable[[int], object] | None = None, done: i
 def digest_of(value: Any) -> str:
     """First 16 hex digits of the SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there, or a folder. Raises ModelError if it cannot be removed."""
+    try:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ModelError(f"cannot remove {path}: {error.strerror}") from error
 
 
 def size_of(path: Path, *, links: bool = False) -> int:

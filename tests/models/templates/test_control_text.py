@@ -115,8 +115,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
 def ids_of(files: ModelFiles, messages: Any, tools: Any = None, **options: Any) -> list[int]:
     """The prompt's ids, as every command and endpoint makes them."""
     if tools is None:
-        vocab_size = files.tokenizer().vocab_size
-        return encode_prompt(files, messages, check(options), vocab_size)[0]
+        return encode_prompt(files, messages, check(options))[0]
     prepared = template_chat(files, messages, tools)
     text = files.template().render(prepared.messages, tools=prepared.tools)
     return files.control_text().encode(text)

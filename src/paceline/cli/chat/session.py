@@ -27,7 +27,7 @@ from paceline.models import ModelFiles
 from paceline.runtime.conversation import Conversation
 from paceline.runtime.load import find_files
 from paceline.runtime.model import Model
-from paceline.runtime.prompt import prompt_length
+from paceline.runtime.prompt import encode_prompt
 from paceline.runtime.request import check
 from paceline.runtime.stream import Stream
 from paceline.storage.files import write_bytes, writing
@@ -221,7 +221,7 @@ class Session:
     def _check(self, files: ModelFiles) -> None:
         """Raise what the template raises for the conversation with one more message."""
         messages = [*self.messages, {"role": "user", "content": "Hello"}]
-        prompt_length(files, messages, check(self.options))  # type: ignore[arg-type]
+        encode_prompt(files, messages, check(self.options))  # type: ignore[arg-type]
 
     def _change(self, messages: Sequence[Mapping[str, Any]], step: str) -> None:
         self._record(self.messages, step)

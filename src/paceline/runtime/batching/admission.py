@@ -15,6 +15,7 @@ from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.runtime.batching.prefix_cache import CachedPrefix, PrefixCache, close_sequence
 from paceline.runtime.batching.request import BatchRequest
+from paceline.runtime.prompt import check_room
 
 _HEADROOM = 128
 """Tokens by which each running answer can grow before a request is admitted beside it. Fewer admit
@@ -49,12 +50,8 @@ class Admission:
 
         Raises InvalidRequest if its prompt does not fit.
         """
-        count, context = len(queued.tokens), self._engine.context_length
-        if count >= context:
-            raise InvalidRequest(
-                f"the prompt has {count} tokens and the context holds {context}, the answer "
-                "included; shorten the prompt"
-            )
+        count = len(queued.tokens)
+        check_room(count, self._engine.context_length)
         room = self.max_length - count
         if room < 1:
             raise InvalidRequest(

@@ -94,23 +94,18 @@ class Scheduler:
         self.failing = False  # it failed all requests, and completed no iteration since
         self._stopped = self._rests = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
-        self._batcher = Batcher(model.engine, model.costs.table(), self.load)
+        self.batcher = Batcher(model.engine, model.costs.table(), self.load)
 
     def start(self) -> None:
         """Start the thread that drives the engine."""
         with self.model.lock:
-            self._batcher.warm_up()
+            self.batcher.warm_up()
         self._thread.start()
 
     @property
     def alive(self) -> bool:
         """Whether the thread that drives the engine runs."""
         return self._thread.is_alive()
-
-    @property
-    def call_seconds(self) -> float:
-        """Seconds that the current engine call has taken so far; 0.0 between calls."""
-        return self._batcher.call_seconds
 
     @property
     def usage(self) -> float:
@@ -202,7 +197,7 @@ class Scheduler:
         self._end_expired()
         self._admit()
         if self._running:
-            self._execute(list(self._batcher.next_batch(self._running, self._end)))
+            self._execute(list(self.batcher.next_batch(self._running, self._end)))
 
     def _end_all(self, error: Exception) -> None:
         with self._wake:
@@ -277,7 +272,7 @@ class Scheduler:
         """Run a batch and accept its rows. If the call fails, run each request's block alone."""
         while batch := [(queued, work) for queued, work in batch if queued in self._running]:
             try:
-                steps = self._batcher.run([work for _, work in batch])
+                steps = self.batcher.run([work for _, work in batch])
             except Exception as error:
                 if isinstance(error, CacheFull) and self._free_slots(batch):
                     continue

@@ -63,7 +63,7 @@ class InfoHandlers:
         if scheduler.failing or not scheduler.alive:
             return JSONResponse({"status": "error"}, 503)
         readers = self._service.readers
-        if max(scheduler.call_seconds, readers.busy_seconds) > _STUCK_SECONDS:
+        if max(scheduler.batcher.call_seconds, readers.busy_seconds) > _STUCK_SECONDS:
             return JSONResponse({"status": "stuck"}, 503)
         return JSONResponse({"status": "ok"})
 
