@@ -115,9 +115,8 @@ class Model:
 
         An answer that reaches the end of the context or of the KV cache ends with `length`.
 
-        Raises:
-            InvalidRequest: a prompt or an option cannot be served.
-            CacheFull: other streams and conversations leave no KV slots for a prompt.
+        Raises InvalidRequest for a prompt or an option, and CacheFull if other streams and
+        conversations leave no KV slots.
         """
         prompts = batch_of(prompt)
         if prompts is not None:
@@ -150,14 +149,15 @@ class Model:
         tokens, request = self.encode_prompt(prompt, self.request(options))
         with self.lock:
             self.ensure_taps(request)
-            request = request.fitted(
-                len(tokens), context=self.engine.context_length, free=self.engine.free_slots
-            )
+            context, free = self.engine.context_length, self.engine.free_slots
+            request = request.fitted(len(tokens), context=context, free=free)
             sequence = self.open_sequence()
+
+            def end(_: Stream) -> None:
+                self.close_sequence(sequence)
+
             try:
-                return self.open_stream(
-                    tokens, request, sequence, started, end=lambda _: self.close_sequence(sequence)
-                )
+                return self.open_stream(tokens, request, sequence, started, end=end)
             except BaseException:
                 self.close_sequence(sequence)
                 raise
@@ -317,11 +317,8 @@ class Model:
         """Compiles what answers are constrained to."""
         from paceline.constraints.grammar import Grammars
 
-        return Grammars(
-            self.files.folder / TOKENIZER,
-            vocab_size=self.engine.vocab_size,
-            stop_token_ids=self.files.stop_token_ids,
-        )
+        path, stops = self.files.folder / TOKENIZER, self.files.stop_token_ids
+        return Grammars(path, vocab_size=self.engine.vocab_size, stop_token_ids=stops)
 
     def request(
         self, options: Options, defaults: Defaults | None = None, *, private: bool = False

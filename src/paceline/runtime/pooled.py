@@ -14,20 +14,17 @@ from paceline.decoding.types import FINAL_NORM, Block, Step, tap_name
 from paceline.engines.base import KVSequence, StepResult
 from paceline.models import Pooling
 
-NO_EMBEDDINGS = (
+NO_EMBEDDINGS = (  # said of other models
     "makes no embeddings; take an embedding model whose GGUF file names its pooling (mean, first "
     "or last) and whose attention is causal, such as Qwen3-Embedding"
 )
-"""Said of other models."""
 
 
 class Embedding(NamedTuple):
     """A text's vector."""
 
-    vector: npt.NDArray[np.float32]
-    """[d], of length 1."""
-    tokens: int
-    """Tokens of the text."""
+    vector: npt.NDArray[np.float32]  # [d], of length 1
+    tokens: int  # of the text
 
 
 class PooledStream:

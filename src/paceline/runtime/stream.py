@@ -45,18 +45,9 @@ class Stream:
         exactness: Callable[[], Mapping[str, Compared] | None],
         on_end: Sequence[Callable[["Stream"], None]] = (),
     ) -> None:
-        """Answer `tokens`; `Model.open_stream` makes streams.
+        """Answer `tokens`; `Model.open_stream`, which says what the arguments are, makes streams.
 
-        Args:
-            model: its lock is taken for each step.
-            tokens: the prompt.
-            request: what was asked for.
-            sequence: the KV sequence, which holds the cached prefix of the prompt.
-            drafters: those of the request.
-            started: when the request came (`perf_counter`).
-            exactness: called at the end for `Result.exactness`; None: it could not be measured.
-            on_end: called once each, in this order, when the answer has ended in any way.
-
+        At the end `exactness` is called for `Result.exactness`, then each of `on_end` in its order.
         Raises InvalidRequest if the prompt fills the context, or an option is of an unknown token.
         """
         self.request, self.drafters = request, drafters
@@ -131,17 +122,14 @@ class Stream:
         return self._generation.recomputing
 
     def restart(self, sequence: KVSequence) -> None:
-        """Go on in another sequence, which holds a prefix of the prompt: `Generation.restart`."""
+        """Go on in another sequence, which holds a prefix of the prompt."""
         self._generation.restart(sequence.length)
         self.sequence = sequence
         self.stats.preempted += 1
 
     @property
     def result(self) -> Result:
-        """The finished answer.
-
-        Raises RuntimeError if it has not ended; iterate to its end, or close it.
-        """
+        """The finished answer. Raises RuntimeError if it has not ended."""
         if self._result is None:
             raise RuntimeError("the answer has not ended: iterate to its end, or close the stream")
         return self._result

@@ -3,9 +3,7 @@
 A request is admitted if the KV cache has slots for the rest of its prompt and for some tokens of
 its answer, beside what the running requests were admitted for. Longer answers take blocks as they
 grow; when none is left, the scheduler preempts. The prefix cache is evicted only for a request that
-is then admitted. Of a hybrid model no more requests run than one call has states for.
-
-Independent of engine calls and of their order.
+is then admitted.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,10 +44,7 @@ class Admission:
         return min(self._engine.context_length, self._slots)
 
     def limit(self, queued: BatchRequest) -> None:
-        """Set `max_tokens` of a request so that it fits the cache when it runs alone.
-
-        Raises InvalidRequest if its prompt does not fit.
-        """
+        """Limit `max_tokens` to what fits the cache alone. Raises InvalidRequest if none fit."""
         count = len(queued.tokens)
         check_room(count, self._engine.context_length)
         room = self.max_length - count

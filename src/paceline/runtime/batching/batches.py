@@ -2,8 +2,6 @@
 
 A scheduler and its thread exist while there is work. With the last answer the KV cache is as it was
 before, so that streams and conversations find its slots. Requests that come meanwhile join.
-
-Independent of prompts and options: it gets requests.
 """
 
 import asyncio
@@ -28,11 +26,8 @@ from paceline.runtime.result import Result
 if TYPE_CHECKING:
     from paceline import Model
 
-AT_ONCE = 64
-"""Requests of a caller that run at once."""
-
-_AHEAD = 2 * AT_ONCE
-"""Requests of a caller in the scheduler: those that wait fill the places of those that end."""
+AT_ONCE = 64  # requests of a caller that run
+_AHEAD = 2 * AT_ONCE  # those in the scheduler: the waiting take the places of those that end
 
 
 class Batches:
@@ -51,10 +46,7 @@ class Batches:
         return self._scheduler is not None and self._scheduler.unfinished > 0
 
     def submit(self, request: BatchRequest, listener: Listener) -> BatchRequest:
-        """Run a request beside the others; its events go to the listener, in another thread.
-
-        Raises InvalidRequest if it can never be served.
-        """
+        """Run a request beside the others; see `Scheduler.submit`."""
         with self._guard:
             if self._scheduler is not None:
                 with suppress(Draining):  # it ended with its last request
