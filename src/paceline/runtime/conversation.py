@@ -6,7 +6,7 @@ Which KV is reused depends on the engine (`KVSequence.shareable_length`). If bit
 may differ from prefill's, the last answer is prefilled again with the next message.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Unpack
 
@@ -56,7 +56,7 @@ class Conversation:
     @property
     def turns(self) -> int:
         """Number of turns: a user's message, and all before the next one."""
-        return len(_turns(self.messages))
+        return max((turn for turn, _ in _by_turn(self.messages)), default=0)
 
     def say(self, text: str, **options: Unpack[Options]) -> Stream:
         """Answer one more message; both are added to `messages` when the answer has ended.
@@ -157,20 +157,18 @@ class Conversation:
         )
 
 
-def _turns(messages: Sequence[Message]) -> list[list[int]]:
-    """Indices of the messages of each turn, without pinned messages."""
-    turns: list[list[int]] = []
-    for place, message in enumerate(messages):
-        if message.get("role") in SYSTEM_ROLES:
-            continue
-        if message.get("role") == "user" or not turns:
-            turns.append([])
-        turns[-1].append(place)
-    return turns
+def _by_turn(messages: Sequence[Message]) -> Iterator[tuple[int, Message]]:
+    """Each message after the number of its turn, from 1; that of system messages is 0."""
+    turns = 0
+    for message in messages:
+        is_system = message.get("role") in SYSTEM_ROLES
+        if not is_system and (message.get("role") == "user" or not turns):
+            turns += 1
+        yield (0 if is_system else turns), message
 
 
 def _split(messages: Sequence[Message], count: int) -> tuple[list[Message], list[Message]]:
     """Divide messages into those of the oldest `count` turns, and all others in their order."""
-    gone = {place for turn in _turns(messages)[:count] for place in turn}
-    dropped = [messages[place] for place in sorted(gone)]
-    return dropped, [message for place, message in enumerate(messages) if place not in gone]
+    pairs = [*_by_turn(messages)]
+    dropped = [message for turn, message in pairs if 0 < turn <= count]
+    return dropped, [message for turn, message in pairs if not 0 < turn <= count]

@@ -280,10 +280,11 @@ class Model:
         Raises InvalidRequest if the model makes no embeddings, or a text is empty or too long.
         """
         texts = [text] if isinstance(text, str) else [*text]
-        kinds = ["nothing" if one == "" else type(one).__name__ for one in texts]
-        for number, kind in enumerate(kinds):
-            if kind != "str":
-                raise InvalidRequest(f"text {number} is {kind}; expected a string with characters")
+        for number, one in enumerate(texts):
+            if not (isinstance(one, str) and one):
+                raise InvalidRequest(
+                    f"text {number} is {one!r:.60}; expected a string with characters"
+                )
         if not texts:
             raise InvalidRequest("there is no text; expected a string, or several")
         encode = self.files.tokenizer().encode
