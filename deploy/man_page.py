@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from paceline import __version__
 from paceline.cli.app import app
-from paceline.server.api_keys import VARIABLE
+from paceline.server.settings import KEY_VARIABLE
 
 PAGE = Path(__file__).with_name("paceline.1")
 _NAME = "paceline \\- run language models here, faster by exact speculation"
@@ -21,7 +21,7 @@ _ENVIRONMENT = (
     ("PACELINE_CACHE", "folder of models and measurements, instead of the user's cache folder"),
     ("PACELINE_MODEL", "name of the model where none is given"),
     ("PACELINE_KEEP", "1: generate and chat keep answers and typed messages, as with --keep"),
-    (VARIABLE, "key of a server, for serve and for what asks one"),
+    (KEY_VARIABLE, "key of a server, for serve and for what asks one"),
     ("HF_TOKEN, HF_ENDPOINT, HF_HOME", "as the tools of Hugging Face read them"),
 )
 

@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 """An origin, as browsers serialize it: RFC 6454, section 6.2."""
 
-_KEY = "PACELINE_API_KEY"  # environment variable
+KEY_VARIABLE = "PACELINE_API_KEY"  # environment variable
 _MAX_BYTES = 2**20  # of a key file
 
 
@@ -118,8 +118,8 @@ def api_keys(
     keys = [_checked(key, "--api-key") for key in words]
     if file is not None:
         keys += _from_file(file)
-    if not keys and _KEY in environment:
-        keys = [_checked(environment[_KEY], f"the environment variable {_KEY}")]
+    if not keys and KEY_VARIABLE in environment:
+        keys = [_checked(environment[KEY_VARIABLE], f"the environment variable {KEY_VARIABLE}")]
     return tuple(keys)
 
 
