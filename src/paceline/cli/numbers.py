@@ -113,7 +113,6 @@ LIMIT = WholeOr(1, "-1", "-1 for no limit", -1)
 PROBABILITY = RealParser(0, 1)
 PARALLEL = WholeParser(1, 32)
 PORT = WholeParser(0, 2**16 - 1)
-RATE = RealParser(1e-3, 1e5)  # requests per second
 SECONDS = RealParser(0, 365 * 24 * 3600)
 SEED = of("seed")
 TEMPERATURE = of("temperature")
