@@ -23,7 +23,7 @@ def listed(url: str, capsys: pytest.CaptureFixture[str]) -> Any:
 def test_the_served_model_is_listed(model: Model, capsys: pytest.CaptureFixture[str]):
     with running(model) as server:
         (served,) = listed(f"{server.url}/v1", capsys)
-        assert served["state"] == "loaded"
+        assert (served["state"], served["drafter"]) == ("loaded", "suffix")
         assert main(["ps", "--url", f"{server.url}/v1"]) == 0
         assert served["id"] in capsys.readouterr().out
 
