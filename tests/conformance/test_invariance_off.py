@@ -11,22 +11,14 @@ import numpy as np
 import pytest
 
 from paceline.engines import EngineSettings
-from paceline.engines.base import Engine
-from paceline.engines.exact import BLOCK_LENGTH, measure_invariance
+from paceline.engines.exact import BLOCK_LENGTH
 from paceline.engines.rows import RowRange, RowRules
 from paceline.verify import checks
 from paceline.verify.checks import Verdict, row_checks, run_checks
 from support import metal, mlx
+from support.engine_rows import differing
 from support.llamacpp import library
 from support.tiny import SIZES, WIDE, Type, write_tiny
-
-
-def differing(engine: Engine) -> tuple[int, int]:
-    """Rows that differ by block length, as each of the two checks counts them."""
-    verdict = Verdict()
-    run_checks(row_checks(engine, verdict))
-    measured = measure_invariance(engine, (BLOCK_LENGTH,))
-    return verdict.conditions[BLOCK_LENGTH].differing, measured[BLOCK_LENGTH].differing
 
 
 def test_single_rows_of_the_llamacpp_engine_are_found_where_keys_are_dropped(
@@ -86,7 +78,8 @@ def test_an_mlx_engine_that_ignores_its_rule_is_found(
         return original(q, k, v, **options) * mx.array(off, q.dtype)
 
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attention)
-    folder = mlx.checkpoint(tmp_path_factory.mktemp("mlx") / "llama", "llama")
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    folder = mlx.checkpoint(tmp_path_factory.mktemp("mlx") / "llama", "llama", **sizes)
     engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=4 * mlx.CONTEXT))
     assert engine.rules.decode == RowRange(1, 4)
     assert differing(engine) == (0, 0)

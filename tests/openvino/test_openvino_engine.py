@@ -15,6 +15,7 @@ from paceline.runtime.model import Model
 from paceline_openvino import engine
 from paceline_openvino.engine import OpenVinoEngine, open_engine
 from paceline_openvino.graph import GRAPH
+from support.engine_rows import differing
 from support.errors import raises
 from support.plain import PROMPTS, plain
 from support.waiting import PATIENCE
@@ -119,6 +120,30 @@ def test_requests_share_calls_and_answers_are_those_of_each_alone(tiny_ir: Model
         together = model.generate(PROMPTS, **options)
         assert [result.token_ids for result in together] == alone
         assert all(result.exact for result in together)
+
+
+# -- row invariance switched off: both checks of it must find that
+
+
+def test_single_rows_of_the_openvino_engine_are_found(tiny_ir: ModelFiles):
+    values = {}
+    for min_rows in (1, 2):
+        settings = EngineSettings(min_rows=min_rows, cache_tokens=2048)
+        opened = open_engine(tiny_ir.path, tiny_ir.context_length, settings)
+        values[min_rows] = differing(opened)
+    assert all(values[1])
+    assert values[2] == (0, 0)
+
+
+def test_an_eight_bit_kv_cache_of_the_openvino_engine_is_found(
+    tiny_ir: ModelFiles, monkeypatch: pytest.MonkeyPatch
+):
+    # A scale for 32 slots of a key's channel.
+    monkeypatch.setattr(engine, "_KV_PRECISION", "u8")
+    settings = EngineSettings(cache_tokens=2048)
+    opened = open_engine(tiny_ir.path, tiny_ir.context_length, settings)
+    assert opened.describe()["kv_cache"] == "u8"
+    assert all(differing(opened))
 
 
 ENDED = """

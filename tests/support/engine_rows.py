@@ -6,6 +6,8 @@ import numpy as np
 
 from paceline.decoding.types import Block
 from paceline.engines.base import Engine, KVSequence
+from paceline.engines.exact import BLOCK_LENGTH, measure_invariance
+from paceline.verify.checks import Verdict, row_checks, run_checks
 
 Rows = np.ndarray
 Plain = Callable[[Sequence[int], int], Rows]
@@ -34,3 +36,11 @@ def feed(engine: Engine, sequence: KVSequence, tokens: Sequence[int]) -> None:
 def same(rows: Rows, expected: Rows) -> bool:
     """Bitwise, NaN and the sign of zero included."""
     return rows.shape == expected.shape and rows.tobytes() == expected.tobytes()
+
+
+def differing(engine: Engine) -> tuple[int, int]:
+    """Rows that differ by block length, as each of the two checks counts them."""
+    verdict = Verdict()
+    run_checks(row_checks(engine, verdict))
+    measured = measure_invariance(engine, (BLOCK_LENGTH,))
+    return verdict.conditions[BLOCK_LENGTH].differing, measured[BLOCK_LENGTH].differing
