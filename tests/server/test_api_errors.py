@@ -39,49 +39,63 @@ def content(*parts: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*parts]}]
 
 
+VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
+    CHAT: {
+        "temperature": ("1", -1),
+        "top_p": (2,),
+        "n": (0,),
+        "max_tokens": (-2,),
+        "stop": (["a"] * 17, ""),
+        "logit_bias": ({"x": 1}, {"99999": 1}),
+        "top_logprobs": (1,),
+        "response_format": ({"type": "json_schema"}, {"type": "text", "schema": SCHEMA}),
+        "structured_outputs": ({},),
+        "tool_choice": (ALLOWED,),
+        "functions": ([{}],),
+        "guided_json": ({"type": "object"},),
+        "continue_final_message": (True,),
+        "modalities": (["audio"],),
+        "chat_template_kwargs": ({"messages": []},),
+        "reasoning_effort": ("enormous",),
+        "repetition_detection": ({**LOOP, "min_count": 1}, {**LOOP, "max_pattern_size": 10**9}),
+        "messages": (None, []),
+    },
+    TEXT: {
+        "prompt": (None, "", {"a": 1}, ["a"] * 129),
+        "suffix": ("b",),
+        "best_of": (3,),
+        "logprobs": (21,),
+    },
+    RESPONSES: {
+        "previous_response_id": ("resp_0",),
+        "model": ("gpt-0",),
+        "tool_choice": ({"type": "function", "name": "rm"}, {"type": "web_search"}),
+        "prompt": ({"id": "p"},),
+        "background": (True,),
+        "truncation": ("auto",),
+    },
+}
+"""Path -> field -> values that are refused by its name."""
+
 WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     CHAT: [
-        ({"temperature": "1"}, "temperature"),
-        ({"temperature": -1}, "temperature"),
-        ({"top_p": 2}, "top_p"),
-        ({"n": 0}, "n"),
-        ({"max_tokens": -2}, "max_tokens"),
-        ({"stop": ["a"] * 17}, "stop"),
-        ({"stop": ""}, "stop"),
-        ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"logit_bias": {"99999": 1}}, "logit_bias"),
         ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
-        ({"top_logprobs": 1}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
             "response_format.json_schema.schema",
         ),
-        ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tool_choice": "required"}, "tools"),
-        ({"tool_choice": ALLOWED}, "tool_choice"),
-        ({"functions": [{}]}, "functions"),
-        ({"guided_json": {"type": "object"}}, "guided_json"),
-        ({"continue_final_message": True}, "continue_final_message"),
-        ({"modalities": ["audio"]}, "modalities"),
         ({"speculation": {"policy": "wild"}}, "policy"),
         ({"speculation": {"max_block": 99}}, "max_block"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
-        ({"reasoning_effort": "enormous"}, "reasoning_effort"),
         ({"prediction": {"type": "content"}}, "prediction.content"),
-        ({"repetition_detection": {**LOOP, "min_count": 1}}, "repetition_detection"),
-        ({"repetition_detection": {**LOOP, "max_pattern_size": 10**9}}, "repetition_detection"),
         (
             {"repetition_detection": {**LOOP, "max_pattern_size": "3"}},
             "repetition_detection.max_pattern_size",
         ),
-        ({"messages": None}, "messages"),
-        ({"messages": []}, "messages"),
         ({"messages": [TURN, {"role": "nobody", "content": "a"}]}, "messages[1].role"),
         ({"messages": [{"role": "user", "content": 123}]}, FIRST),
         ({"messages": content({"type": "image_url"})}, FIRST),
@@ -95,18 +109,8 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
             "messages[1].tool_call_id",
         ),
     ],
-    TEXT: [
-        ({"prompt": None}, "prompt"),
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": {"a": 1}}, "prompt"),
-        ({"prompt": ["a"] * 129}, "prompt"),
-        ({"suffix": "b"}, "suffix"),
-        ({"best_of": 3}, "best_of"),
-        ({"logprobs": 21}, "logprobs"),
-        ({"echo": True, "logprobs": 1, "stream": True}, "echo"),
-    ],
+    TEXT: [({"echo": True, "logprobs": 1, "stream": True}, "echo")],
     RESPONSES: [
-        ({"previous_response_id": "resp_0"}, "previous_response_id"),
         ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "input[0].id"),
         ({"input": [{"type": "computer_call"}]}, "input[0]"),
         ({"input": content({"type": "input_image", "image_url": "data:,"})}, "input[0].content"),
@@ -114,16 +118,10 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
             {"input": [{"type": "function_call_output", "call_id": "c", "output": "a"}]},
             "input[0].call_id",
         ),
-        ({"model": "gpt-0"}, "model"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"tool_choice": {"type": "function", "name": "rm"}}, "tool_choice"),
-        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tool_choice": "required", "tools": []}, "tools"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
-        ({"prompt": {"id": "p"}}, "prompt"),
-        ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
     ],
     MESSAGES: [
         ({"model": "claude-0"}, "claude-0"),
@@ -174,7 +172,8 @@ def message_of(response: Any, path: str, status: int) -> str:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_wrong_value_is_named_in_the_form_of_its_api(server: Running, path: str):
-    for fields, named in WRONG[path]:
+    wrong = [({name: value}, name) for name, v in VALUES.get(path, {}).items() for value in v]
+    for fields, named in wrong + WRONG[path]:
         status = 404 if "model" in fields else 400
         for stream in (False, True):
             response = server.post(path, {**BODIES[path], "stream": stream, **fields})

@@ -21,8 +21,6 @@ from support.waiting import until
 REPEATED = "this is the one and this is the one and this is the one and this"
 LONG: dict[str, Any] = {"prompt": REPEATED, "max_tokens": 450, "ignore_eos": True, "stream": True}
 
-E2E = "e2e_request_latency"
-
 ALIASES = {
     "requests_running": "num_requests_running",
     "requests_waiting": "num_requests_waiting",
