@@ -27,26 +27,20 @@ def chosen(module_model: Model) -> Iterator[Running]:
         yield instance
 
 
-def test_sampling_that_a_request_leaves_out_comes_from_registry_and_model(chosen: Running):
-    response = chosen.post("/v1/chat/completions", {"messages": CHAT, "seed": 5}).json()
-    expected = chosen.model.generate(CHAT, seed=5, drafter="none")
-    assert response["choices"][0]["message"]["content"] == expected.text
-    assert response["usage"]["completion_tokens"] <= 14
-    settings = response["settings"]
-    assert settings["temperature"] == {"value": 0.8, "source": "registry"}
-    assert settings["repetition_penalty"] == {"value": 1.3, "source": "model"}
-    assert settings["max_tokens"] == {"value": 14, "source": "model"}
-    assert settings["min_p"] == {"value": 0.0, "source": "fallback"}
-    assert response["speculation"]["seed"] == 5
-
-
-def test_sampling_that_a_request_names_wins_field_by_field(chosen: Running):
-    asked = {"temperature": 1.4, "repetition_penalty": 1.0, "max_tokens": 20, "seed": 5}
-    response = chosen.post("/v1/chat/completions", {"messages": CHAT, **asked}).json()
-    expected = chosen.model.generate(CHAT, drafter="none", **asked)  # type: ignore[arg-type]
-    assert response["choices"][0]["message"]["content"] == expected.text
-    assert response["settings"]["temperature"] == {"value": 1.4, "source": "request"}
-    assert response["settings"]["top_p"] == {"value": 0.9, "source": "registry"}
+def test_sampling_comes_field_by_field_from_the_request_the_registry_and_the_model(
+    chosen: Running,
+):
+    for asked in ({"seed": 5}, {"temperature": 1.4, "max_tokens": 20, "seed": 5}):
+        response = chosen.post("/v1/chat/completions", {"messages": CHAT, **asked}).json()
+        expected = chosen.model.generate(CHAT, drafter="none", **asked)  # type: ignore[arg-type]
+        assert response["choices"][0]["message"]["content"] == expected.text
+        settings = response["settings"]
+        assert settings["top_p"] == {"value": 0.9, "source": "registry"}
+        assert settings["repetition_penalty"] == {"value": 1.3, "source": "model"}
+        assert settings["min_p"] == {"value": 0.0, "source": "fallback"}
+        whose = "request" if "temperature" in asked else "registry"
+        assert settings["temperature"] == {"value": asked.get("temperature", 0.8), "source": whose}
+        assert response["usage"]["completion_tokens"] <= settings["max_tokens"]["value"]
 
 
 def test_null_differs_from_values_that_disable_sampling_options(chosen: Running):

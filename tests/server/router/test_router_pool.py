@@ -174,16 +174,6 @@ async def test_a_model_that_cannot_be_loaded_fails_its_own_requests_and_can_be_a
 
 
 @runs
-async def test_a_model_that_ends_by_itself_is_loaded_again(loader: Loader):
-    pool = loader.pool()
-    (await ask(pool, "a")).ended.set()
-    await settle()
-    assert pool.states == {}
-    await ask(pool, "a")
-    assert loader.names == ["a", "a"]
-
-
-@runs
 async def test_idle_models_are_unloaded_and_used_ones_are_not(loader: Loader):
     pool = loader.pool(models=2, idle_seconds=0.05)
     idle = await ask(pool, "a")
