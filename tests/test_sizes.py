@@ -13,7 +13,7 @@ CEILINGS = {
     "src/paceline": 30_000,
     "src/paceline/decoding": 2_200,
     "src/paceline/drafters": 2_700,
-    "src/paceline/engines": 4_900,
+    "src/paceline/engines": 4_970,
     "src/paceline/constraints": 2_500,
     "src/paceline/models": 4_300,
     "src/paceline/runtime": 4_100,

@@ -347,6 +347,28 @@ def test_keys_and_values_in_q8_0_take_less_memory_and_rows_stay_equal(
         LlamaCppEngine(odd, 512, settings, binding=binding)
 
 
+@pytest.mark.parametrize(("weights", "shared"), [(Type.Q8_0, 44), (Type.Q4_K, 40)])
+def test_a_fork_shares_an_answer_whose_rows_are_in_the_class_of_prompts(
+    tmp_path: Path, weights: Type, shared: int
+):
+    """In llama.cpp those of Q4_K are not; in ik_llama.cpp those of packed weights alone are."""
+    path = write_tiny(tmp_path / "m.gguf", sizes=WIDE, weights=weights)
+    tokens = np.random.default_rng(5).integers(3, 250, 50).tolist()
+    with closing(LlamaCppEngine(path, 512, ONE_THREAD, binding=library(UPSTREAM))) as engine:
+        sequence, fresh = engine.open(), engine.open()
+        feed(engine, sequence, tokens[:40])
+        for token in tokens[40:44]:
+            engine.step([(sequence, Block([token], 1))])
+            sequence.commit(1)
+        fork = sequence.fork(44)
+        assert fork.length == shared
+        feed(engine, fresh, tokens[:44])
+        feed(engine, fork, tokens[shared:44])
+        block = Block(tokens[44:50], 6)
+        logits = [engine.step([(each, block)]).logits[0].copy() for each in (fork, fresh)]
+    assert np.array_equal(*logits)
+
+
 def test_a_refused_file_is_named_with_the_librarys_own_words(tmp_path: Path, binding: Binding):
     path = write_tiny(tmp_path / "m.gguf", fields={"llama.embedding_length": 96})
     with raises(ModelError, "m.gguf"):

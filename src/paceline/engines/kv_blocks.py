@@ -178,11 +178,13 @@ class BlockTable:
 
 
 class PrefillTable(BlockTable):
-    """A block table that shares prefilled slots only.
+    """A block table that shares prefilled slots only, unless it `shares_answers`.
 
     For engines whose prefill and decode take different kernels: the KV of a decoded answer may then
     differ in the last bits from a prefill of the same tokens.
     """
+
+    shares_answers = False
 
     def __init__(self, pool: BlockPool, context_length: int) -> None:
         """An empty sequence that can grow to `context_length` slots."""
@@ -192,7 +194,7 @@ class PrefillTable(BlockTable):
 
     @property
     def shareable_length(self) -> int:
-        """Length of the prefilled prefix."""
+        """Length of the prefix that forks may share."""
         return self._shareable_length
 
     def ran(self, block: Block) -> None:
@@ -203,7 +205,7 @@ class PrefillTable(BlockTable):
         """Keep the first `rows` rows of the last block."""
         before = self.length
         super().commit(rows)
-        if self._prefill and self._shareable_length == before:
+        if (self._prefill or self.shares_answers) and self._shareable_length == before:
             self._shareable_length = self.length
 
     def rewind(self, length: int) -> None:

@@ -64,6 +64,11 @@ class RowRules(NamedTuple):
     """Keys at which kernels change, ascending: no call of an answer crosses them."""
 
     @property
+    def one_class(self) -> bool:
+        """Whether an answer's rows have the bits of a prompt's, which a later prompt may share."""
+        return self.prefill.least == self.decode.least > 1
+
+    @property
     def outputs(self) -> int:
         """Least rows of a call with logits, if any: after attention they run without the others."""
         return 1 if self.single else min(self.decode.least, 2)

@@ -81,6 +81,8 @@ class CallLimits(NamedTuple):
     """Most rows of an answer's call: with more, products take another kernel."""
     single: bool = True
     """Whether products of one row add in the order of several."""
+    prompt: int = 2
+    """Fewest rows of a prompt's call: with fewer, an answer's, products add in another order."""
 
 
 class Heads(NamedTuple):
@@ -143,11 +145,19 @@ class Binding(ABC):
         self._log = ErrorLog(self.library)
 
     @abstractmethod
-    def limits(self, name: str, content: GgufFile) -> CallLimits:
+    def limits(
+        self, name: str, content: GgufFile, *, packed: bool = False, quantized: bool = False
+    ) -> CallLimits:
         """Calls that the library computes right with a file's weights; by its source.
 
+        Args:
+            name: the file's, for the message.
+            content: its metadata and tensors.
+            packed: whether its packed copy runs.
+            quantized: see `ContextSettings`.
+
         Raises ModelError if the family or a type of weights was not compared with other
-        implementations. `name` is the file's, for the message.
+        implementations.
         """
 
     @property

@@ -20,6 +20,7 @@ UNMEASURED = RowRules(RowRange(1, 16), RowRange(1, MOST_ROWS))
 """Without padding: where `min_rows` is 1, and for models of which no class of rows is known."""
 
 CANDIDATES = (
+    RowRules(RowRange(2, 16), RowRange(2, 256)),
     RowRules(RowRange(2, 16), RowRange(32, 256)),
     RowRules(RowRange(2, 16), RowRange(64, 256)),
     RowRules(RowRange(2, 7), RowRange(8, 256)),
@@ -31,7 +32,7 @@ CANDIDATES = (
 expert gets any number of a call's rows."""
 
 _PADDED = 2
-"""Rows to which a call may be padded at any position."""
+"""Rows to which a call may be padded where it may not cross some positions."""
 
 ROLLED_BACK = (
     RowRules(RowRange(2, 16), RowRange(2, 256)),
@@ -40,8 +41,7 @@ ROLLED_BACK = (
     RowRules(RowRange(2, 16), RowRange(2, 16)),
     RowRules(RowRange(2, 7), RowRange(2, 7)),
 )
-"""For recurrent layers, whose states are copied once per row that may be dropped; and the first
-and the last two for calls that may not cross some positions, where more padding would."""
+"""For recurrent layers, whose states are copied once per row that may be dropped."""
 
 
 def measured(
@@ -54,8 +54,9 @@ def measured(
     """The cheapest rules within a library's limits that give equal bits; see `measure_rules`."""
     candidates = [
         rules
-        for rules in (ROLLED_BACK if model.recurrent or model.span else CANDIDATES)
+        for rules in (ROLLED_BACK if model.recurrent else CANDIDATES)
         if (not model.span or rules.prefill.least <= _PADDED)
+        and (rules.prefill.least >= limits.prompt or rules.prefill == rules.decode)
         and rules.most <= (limits.rows or MOST_ROWS)
         and rules.decode.most <= (limits.decode or MOST_ROWS)
     ]

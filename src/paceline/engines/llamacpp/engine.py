@@ -58,7 +58,7 @@ _STATE_BYTES = 2 << 30
 _EMBEDDED_ROWS = 64
 """Most rows of a call for embeddings: each also gets logits, which nothing reads."""
 
-_FORM = 8
+_FORM = 11
 """Version of the measurement of row rules: of another one, nothing is taken."""
 
 _ROWS = "one sequence in a call, or rows of several in a class"
@@ -148,7 +148,9 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
     def open(self) -> LlamaSequence:
         """A new, empty sequence."""
-        return self._table_type(self._pool, self.context_length, self._contexts)
+        sequence = self._table_type(self._pool, self.context_length, self._contexts)
+        sequence.shares_answers = self.rules.one_class and not self._model.recurrent
+        return sequence
 
     def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
         """Run blocks of different sequences; see `Engine.step`."""
@@ -299,7 +301,12 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         return f"{digest_of([_FORM, *settings, *depends, *identity])}.rows"
 
     def _measured(self) -> RowRules | None:
-        limits = self._binding.limits(str(self._path), read_gguf(self._path))
+        limits = self._binding.limits(
+            str(self._path),
+            read_gguf(self._path),
+            packed=self._model.path != self._path,
+            quantized=self._quantized,
+        )
         may_be_single = self._may_be_single if limits.single else lambda _: False
         rules = measured(self._model, limits, may_be_single, self.context_length, self._threads)
         if rules is None or self._parallel == 1:

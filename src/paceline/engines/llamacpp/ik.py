@@ -57,6 +57,12 @@ reads beyond a row whose groups are no multiple of four. KL 0.7 at 576 inputs.""
 _RIGHT_ROWS = 16
 """Most rows of a call that computes a packed type right at any width."""
 
+_REPACKED = 32
+"""Rows of a call from which weights are packed anew, unless their packed copy runs."""
+
+_UNPACKED_KEYS = 7
+"""Most rows of a call that reads keys in Q8_0 as they are: they are packed for more."""
+
 _UNSCALED = {"phi3.rope.scaling.type": "none"}
 """The library ends the process at a type that it does not know, such as Phi's longrope. Nothing
 depends on it there: LongRoPE is a tensor of factors, and the file's attn_factor."""
@@ -161,8 +167,10 @@ class IkLlama(Binding):
         self._readers: dict[int, _TapReader] = {}
         """By context; of one that was freed until another has its address."""
 
-    def limits(self, name: str, content: GgufFile) -> CallLimits:
-        """See `Binding.limits`."""
+    def limits(
+        self, name: str, content: GgufFile, *, packed: bool = False, quantized: bool = False
+    ) -> CallLimits:
+        """See `Binding.limits`; `_REPACKED` and `_UNPACKED_KEYS`."""
         family = content.fields.get("general.architecture")
         scaling = content.fields.get(f"{family}.rope.scaling.type")
         window = window_of(self.name, name, content)
@@ -182,7 +190,9 @@ class IkLlama(Binding):
         for kind, tensor in kinds(self.name, name, content, COMPARED):
             if kind in _PACKED and tensor.shape[-1] // _GROUP % _PACKED_GROUPS:
                 rows = _RIGHT_ROWS
-        return CallLimits(rows)
+        keys = _UNPACKED_KEYS + 1 if quantized else 2
+        decode = _UNPACKED_KEYS if quantized else None
+        return CallLimits(rows, decode, prompt=keys if packed else _REPACKED)
 
     def packs(self, content: GgufFile) -> bool:
         """See `Binding.packs`. Experts are left out: their products were not compared packed."""

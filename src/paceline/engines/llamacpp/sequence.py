@@ -23,7 +23,7 @@ PADDING = 0
 
 
 class LlamaSequence(PrefillTable):
-    """See `KVSequence` in `engines/base.py`. Prompts and answers have row classes of their own."""
+    """See `KVSequence` in `engines/base.py`."""
 
     def __init__(self, pool: BlockPool, context_length: int, contexts: Contexts) -> None:
         """An empty sequence."""
@@ -75,6 +75,7 @@ class LlamaSequence(PrefillTable):
         if length < 0:
             raise ValueError(f"fork({length}) of a sequence of {self.length} slots")
         fork = type(self)(self._pool, self._context_length, self._contexts)
+        fork.shares_answers = self.shares_answers
         shared = self.fork_length(length)
         if not shared:
             return fork

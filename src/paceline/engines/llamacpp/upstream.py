@@ -83,7 +83,9 @@ class Llama(Binding):
         self._header: State | None = None
         """Of a sequence's state."""
 
-    def limits(self, name: str, content: GgufFile) -> CallLimits:
+    def limits(
+        self, name: str, content: GgufFile, *, packed: bool = False, quantized: bool = False
+    ) -> CallLimits:
         """See `Binding.limits`."""
         window_of(self.name, name, content)
         family = content.fields.get("general.architecture")
@@ -100,7 +102,7 @@ class Llama(Binding):
         for kind, tensor in kinds(self.name, name, content, COMPARED):
             dimensions = len(tensor.shape)
             if kind in _TILED:
-                limits = limits._replace(decode=_FEW_ROWS)
+                limits = limits._replace(decode=_FEW_ROWS, prompt=_FEW_ROWS + 1)
                 if dimensions == _EXPERTS:
                     limits = limits._replace(rows=_FEW_ROWS)
             elif kind in FLOATS and dimensions > 1 and not tensor.name.endswith(_CONVOLUTIONS):
