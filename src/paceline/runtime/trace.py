@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import paceline
 from paceline.decoding.types import Step
@@ -23,19 +23,13 @@ if TYPE_CHECKING:
 FORM = "paceline-trace"
 VERSION = 1
 
-
-class Seconds(NamedTuple):
-    """Where the time of a step went; the parts as in `Stats`."""
-
-    draft: float
-    verify: float
-    sample: float
-    whole: float
-
-    @property
-    def host(self) -> float:
-        """Outside the engine's call, drafting included."""
-        return self.whole - self.verify
+_SECONDS = {
+    "draft": "draft_seconds",
+    "verify": "verify_seconds",
+    "sample": "sample_seconds",
+    "whole": "decode_seconds",
+}
+"""Part of a step's time -> the field of `Stats` that it adds to."""
 
 
 class Trace:
@@ -80,7 +74,7 @@ class Trace:
 
     def __iter__(self) -> Iterator[Step]:
         """Yield the stream's steps, each after it was written."""
-        stats, before = self._stream.stats, Seconds(0.0, 0.0, 0.0, 0.0)
+        stats, before = self._stream.stats, dict.fromkeys(_SECONDS, 0.0)
         for number, step in enumerate(self._stream):
             pieces = [piece.reasoning + piece.final for piece in step.pieces]
             line: dict[str, Any] = {"tokens": [*step.tokens], "pieces": pieces}
@@ -88,9 +82,8 @@ class Trace:
                 self._append({**line, "prefill_seconds": stats.prefill_seconds})
                 yield step
                 continue
-            parts = stats.draft_seconds, stats.verify_seconds, stats.sample_seconds
-            now = Seconds(*parts, stats.decode_seconds)
-            took = (after - earlier for after, earlier in zip(now, before, strict=True))
+            now = {part: getattr(stats, field) for part, field in _SECONDS.items()}
+            took = {part: now[part] - before[part] for part in now}
             before, proposal = now, step.proposal
             self._append(
                 {
@@ -103,7 +96,7 @@ class Trace:
                     "guess": self._decode(proposal.tokens),
                     "stood": step.matched,
                     **line,
-                    "seconds": Seconds(*took)._asdict(),
+                    "seconds": took,
                 }
             )
             yield step
