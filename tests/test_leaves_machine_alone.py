@@ -192,26 +192,14 @@ def test_pull_and_a_server_of_several_models_call_the_hub_for_the_files_of_the_m
     assert_alone(home)
 
 
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": word}) + "\n" for word in ("Hello", "zebra")))
-    return path
-
-
-def test_learn_leaves_the_machine_alone(home: Home, tiny_gguf: Path, prompts: Path):
-    home.run("learn", tiny_gguf, "--prompts", prompts, "--tokens", 1)
-    assert_alone(home)
-
-
 @pytest.mark.slow
-def test_verify_leaves_the_machine_alone(home: Home, tiny_gguf: Path, suite_file: Path):
+def test_learn_verify_and_a_report_with_charts_leave_the_machine_alone(
+    home: Home, tiny_gguf: Path, suite_file: Path, tmp_path: Path
+):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hello"}\n{"prompt": "zebra"}\n')
+    home.run("learn", tiny_gguf, "--prompts", tmp_path / "prompts.jsonl", "--tokens", 1)
     options = ("--max-tokens", 1, "--drafter", "none", "--suite", suite_file)
     home.run("verify", "--model", tiny_gguf, *options)
-    assert_alone(home)
-
-
-def test_a_report_with_charts_leaves_the_machine_alone(home: Home, tmp_path: Path):
     (tmp_path / "run.json").write_text(json.dumps(RUN.as_dict()))
     home.run("bench", "report", tmp_path / "run.json", "--output", "report")
     assert_alone(home, "report")

@@ -20,7 +20,7 @@ from support.metal import CHIPS, Chip, Shape
 CONTEXT = 66_100
 
 SHAPES = {
-    **{f"gqa {gqa}": Shape(4 * gqa, 4) for gqa in (1, 2, 4, 5, 6, 8, 12, 16)},
+    **{f"gqa {gqa}": Shape(4 * gqa, 4) for gqa in (1, 4, 5, 6, 8, 16)},
     **{f"gqa {gqa}, bf16": Shape(4 * gqa, 4, quantized=False) for gqa in (1, 4)},
     "head 64": Shape(32, 4, head_size=64),
     "head 80": Shape(32, 32, head_size=80),
