@@ -5,8 +5,9 @@
 The time and memory of a call depend on shapes and weights forms, not on values. The types of the
 tensors are those that llama.cpp's quantize gives them: the embedding, which is the head as well,
 has 6 bits in the 4-bit forms, and Q4_K_M mixes Q4_K and Q6_K. The tokenizer is whole: byte-level
-BPE with as many tokens and merges as Qwen3's, made of strings of letters. Tensors are written one
-by one, so memory is that of the largest.
+BPE with as many tokens and merges as Qwen3's, made of strings of letters; `--tokenizer` takes
+that of another GGUF file, by which a text has as many tokens as it has for people. Tensors are
+written one by one, so memory is that of the largest.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from gguf import (
     GGML_QUANT_SIZES,
     GGMLQuantizationType,
+    GGUFReader,
     GGUFWriter,
     LlamaFileType,
     TokenType,
@@ -83,16 +85,27 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("weights", choices=FILE_TYPES)
     parser.add_argument("output", type=Path)
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    write_random(options.output, SHAPES[options.shape], options.weights, seed=options.seed)
+    shape, weights = SHAPES[options.shape], options.weights
+    write_random(options.output, shape, weights, seed=options.seed, tokenizer=options.tokenizer)
     print(f"{options.output}: {options.output.stat().st_size / 1e9:.2f} GB")
 
 
-def write_random(path: Path, shape: Shape, weights: str, *, seed: int = 0) -> None:
-    """Write a file with weights of the form `weights`, a key of `FILE_TYPES`."""
+def write_random(
+    path: Path, shape: Shape, weights: str, *, seed: int = 0, tokenizer: Path | None = None
+) -> None:
+    """Write a file with weights of the form `weights`, a key of `FILE_TYPES`.
+
+    `tokenizer` is a GGUF file of byte-level BPE that has the tokens of the template.
+    """
     writer = GGUFWriter(path, ARCHITECTURE)
     _add_fields(writer, shape, weights)
+    if tokenizer is None:
+        _add_letters(writer, shape)
+    else:
+        _add_tokenizer(writer, shape, tokenizer)
     tensors = list(_tensors(shape, weights))
     for name, sizes, kind in tensors:
         stored = _stored_shape(sizes, kind)
@@ -126,6 +139,27 @@ def _add_fields(writer: GGUFWriter, shape: Shape, weights: str) -> None:
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1e6)
     writer.add_vocab_size(shape.vocabulary)
+    writer.add_chat_template(TEMPLATE)
+    writer.add_add_bos_token(False)
+
+
+def _add_tokenizer(writer: GGUFWriter, shape: Shape, path: Path) -> None:
+    """The tokenizer of another file, with unused tokens up to the shape's vocabulary."""
+    fields = GGUFReader(path).fields
+    model, pre, tokens, types, merges, end = (
+        fields[f"tokenizer.ggml.{name}"].contents()
+        for name in ("model", "pre", "tokens", "token_type", "merges", "eos_token_id")
+    )
+    unused = range(shape.vocabulary - len(tokens))
+    writer.add_tokenizer_model(model)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([*tokens, *(f"[unused {number}]" for number in unused)])
+    writer.add_token_types([*types, *[TokenType.UNUSED] * len(unused)])
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(end)
+
+
+def _add_letters(writer: GGUFWriter, shape: Shape) -> None:
     letters = _byte_letters()
     known = len(SPECIAL) + len(letters)
     words = list(_words(shape.vocabulary - known))
@@ -137,8 +171,6 @@ def _add_fields(writer: GGUFWriter, shape: Shape, weights: str) -> None:
     writer.add_token_merges([f"{word[:-1]} {word[-1]}" for word in words])
     writer.add_eos_token_id(SPECIAL.index("<|im_end|>"))
     writer.add_pad_token_id(SPECIAL.index("<|endoftext|>"))
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(TEMPLATE)
 
 
 def _byte_letters() -> list[str]:

@@ -64,6 +64,8 @@ def test_any_model_says_the_recorded_answers_with_drafts_and_without(model: Mode
         assert plain.counts["steps"] == 2 * (len(turn.answer) - 1)
         assert plain.facts["same_tokens"] is drafted.facts["same_tokens"] is True
         assert plain.facts["prompt_tokens"] == len(turn.prompt)
+        assert plain.measures["ratio"] == [1.0, 1.0]
+        assert len(drafted.measures["ratio_with_prefill"]) == 2
     first, second = (rows[f"session, turn {n}", "suffix"] for n in (1, 2))
     plain = rows["session, turn 1", PLAIN]
     assert first.counts["steps"] < plain.counts["steps"], "the answer repeats its prompt"

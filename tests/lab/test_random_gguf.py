@@ -62,3 +62,12 @@ def test_its_tokenizer_joins_letters_and_keeps_any_text(files: ModelFiles):
     for text in ("the model", "Grüße, 世界!", "a b  c\n"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert len(tokenizer.encode("is it of us")) < len("is it of us")
+
+
+def test_the_tokenizer_of_another_file_encodes_as_it_does_there(tmp_path: Path, tiny_gguf: Path):
+    path = tmp_path / "random.gguf"
+    random_gguf.write_random(path, SMALL, "Q4_0", tokenizer=tiny_gguf)
+    files, other = (resolve(str(one), tmp_path / "cache") for one in (path, tiny_gguf))
+    text = "this is one and the user"
+    assert files.tokenizer().encode(text) == other.tokenizer().encode(text)
+    assert files.stop_token_ids == other.stop_token_ids

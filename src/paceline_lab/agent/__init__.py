@@ -1,4 +1,1 @@
-"""`bench agent`: recorded sessions of agents, replayed turn by turn.
-
-`session.py` reads them, `replay.py` answers them here or at a server, `command.py` reports.
-"""
+"""`bench agent`: recorded sessions of agents, replayed turn by turn."""

@@ -124,10 +124,11 @@ def _row(
 ) -> Row:
     """A turn by a contender; one that failed in a round has the error in its facts."""
     first = replayed[0]
-    pairs = zip(plain, replayed, strict=True)
+    pairs = [*zip(plain, replayed, strict=True)]
     measures = {
         SECONDS: [answer.seconds for answer in replayed],
         FIRST: [answer.first_token_seconds for answer in replayed],
+        "ratio": [base.decode_seconds / answer.decode_seconds for base, answer in pairs],
         "ratio_with_prefill": [base.seconds / answer.seconds for base, answer in pairs],
     }
     error = next((answer.error for answer in replayed if answer.error), "")

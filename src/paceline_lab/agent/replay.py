@@ -39,6 +39,11 @@ class Replayed(NamedTuple):
     """Whether the answer is the recorded one; None: a server has its own."""
     error: str = ""
 
+    @property
+    def decode_seconds(self) -> float:
+        """After the first token; more than 0."""
+        return max(self.seconds - self.first_token_seconds, 1e-9)
+
 
 class ForcedEngine:
     """An engine that says a recorded text: the best token after each position is the text's.

@@ -11,25 +11,11 @@ from paceline.models import Progress
 from paceline.verify.client import Access
 from paceline_lab.peers.base import NotComparable, Peer, TargetModel
 from paceline_lab.peers.llama_server.binary import PROGRAM
+from paceline_lab.peers.llama_server.peer import LlamaServer
+from paceline_lab.peers.mlx import MlxLm
 from paceline_lab.peers.server import ServerPeer
 
-
-def _open_llama_server(target: TargetModel) -> Peer:
-    from paceline_lab.peers.llama_server.peer import LlamaServer
-
-    return LlamaServer(target)
-
-
-def _open_mlx_lm(target: TargetModel) -> Peer:
-    from paceline_lab.peers.mlx import MlxLm
-
-    return MlxLm(target)
-
-
-KNOWN: dict[str, Callable[[TargetModel], Peer]] = {
-    PROGRAM: _open_llama_server,
-    "mlx-lm": _open_mlx_lm,
-}
+KNOWN: dict[str, Callable[[TargetModel], Peer]] = {PROGRAM: LlamaServer, "mlx-lm": MlxLm}
 """Name -> opens the peer, or raises MissingExtra if it is not installed."""
 
 
