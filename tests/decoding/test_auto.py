@@ -223,6 +223,28 @@ def test_a_costly_drafter_that_improves_is_asked_more_often_again():
     assert len(good.asked) > 130
 
 
+def test_a_request_knows_what_a_costly_drafter_brought_to_earlier_ones():
+    slow, acceptance = Says(sure(1, "slow", 0.1), seconds=3.0), Acceptance()
+    for _ in range(10):
+        acceptance = acceptance.discounted()
+        steps(Auto(16, CHEAP, acceptance), slow, accepted=0, count=20)
+    assert len(slow.asked) == 2  # in the first step, and after 150
+
+
+def test_a_costly_drafter_is_asked_for_about_as_many_tokens_as_are_worth_a_row():
+    steep = CostTable({1: 1.0, 4: 1.1, 5: 9.0, 16: 99.0})
+    for cost, least, most in ((steep, 4, 6), (CHEAP, 15, 15)):
+        slow = Says(sure(15, "slow"), seconds=0.2)
+        times_asked(slow, steps=60, cost=cost)
+        assert least <= slow.asked[-1] <= most
+
+
+def test_time_is_worth_what_plain_decoding_makes_of_it():
+    policy = Auto(16, CostTable({1: 1.0, 2: 1.8}), Acceptance())
+    steps(policy, Says(sure(1, "slow"), seconds=0.1), accepted=0, count=5)
+    assert policy.rate == 1.0
+
+
 # --- a drafter's own estimates
 
 

@@ -15,6 +15,7 @@ from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.drafters import DrafterResources, DraftKV, RequestContext, create, taps
+from paceline.drafters.heads import DraftCost
 from paceline.engines import EngineSettings
 from paceline.engines.base import Engine
 from paceline.engines.llamacpp.engine import LlamaCppEngine
@@ -149,6 +150,22 @@ def test_a_text_that_goes_on_keeps_what_the_drafter_read(
         assert run(engine, [one])[0].tokens[:4] == [48, 49, 48, 49]
         assert sequence.length == 0
     assert one.counters.accepted > TOKENS // 2
+
+
+def test_a_prompt_that_a_draft_reads_is_not_its_price(
+    engine: LlamaCppEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    reads: list[int] = []
+    monkeypatch.setattr(DraftCost, "observe", lambda _, seconds, read: reads.append(read))
+    spec = f"dflash:{write_dflash(tmp_path / 'drafter.gguf', perfect=True)}"
+    answers(engine, PROMPTS[:1], SAMPLINGS[0], spec, resources(engine))
+    assert reads[0] == len(PROMPTS[0])
+    assert 1 <= max(reads[1:]) <= 6
+    monkeypatch.undo()
+    cost = DraftCost()
+    for seconds, read in ((3.0, 0), (0.5, 6), (9.0, 100)):
+        cost.observe(seconds, read)
+    assert cost.seconds == 0.5
 
 
 def damaged(path: Path) -> Path:

@@ -14,10 +14,10 @@ import pytest
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock
 from paceline.drafters import DraftKV, RequestContext, create
+from paceline.drafters.heads import DraftCost
 from paceline_mlx.heads import drafter as module
 from paceline_mlx.heads import drafter as shared_part
 from paceline_mlx.heads.drafter import DFlashDrafter, MtpDrafter
-from paceline_mlx.heads.network import DraftCost
 from support import mlx
 from support.dflash import random_weights, tiny_config
 from support.heads import (

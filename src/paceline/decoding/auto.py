@@ -6,7 +6,8 @@ Invariant: a policy changes speed, never a token.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import ceil
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
@@ -74,6 +75,8 @@ class Acceptance:
 
     counts: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
     """(source, match length or estimate bin) -> (weight seen, weight accepted), both decaying."""
+    costly: dict[str, "_CostlyDrafter"] = field(default_factory=dict)
+    """By the drafter's name: a request asks a head by what earlier ones gained from it."""
 
     def probabilities(
         self, proposal: Proposal, others_agree: bool | None = None
@@ -109,7 +112,7 @@ class Acceptance:
         for key, (seen, accepted) in self.counts.items():
             scale = min(1.0, _INHERITED_WEIGHT / seen)
             scaled[key] = (seen * scale, accepted * scale)
-        return Acceptance(scaled)
+        return Acceptance(scaled, {name: replace(one) for name, one in self.costly.items()})
 
 
 def _evidence(
@@ -169,6 +172,8 @@ class _CostlyDrafter:
     tokens: float = 0.0
     """Running mean of the tokens per step that its proposals promise, verified in `seconds`."""
     seconds: float = 0.0
+    length: float = 2.0
+    """Running mean of the draft tokens that were worth a row; it is asked for some more."""
     asked: bool = False
     steps: int = 0
     """Steps since it was last asked."""
@@ -192,6 +197,7 @@ class _CostlyDrafter:
         weight = _GAIN_WEIGHT if self.asked else 1.0
         self.tokens += weight * (choice.tokens - self.tokens)
         self.seconds += weight * (choice.seconds - self.seconds)
+        self.length += weight * (len(choice.proposal.tokens) - self.length)
         self.asked = True
         self.steps = 0
 
@@ -233,7 +239,6 @@ class Auto:
         self._batch_rate: float | None = None  # tokens per second of the others in the batch
         self._asks = True  # whether drafters are asked
         self._acceptance = acceptance
-        self._costly: dict[str, _CostlyDrafter] = {}
         self._tokens = 1.0
         self._seconds = self._cost[1]
         self._offered: list[tuple[Proposal, bool | None]] = []  # of this step
@@ -244,8 +249,8 @@ class Auto:
 
     @property
     def rate(self) -> float:
-        """Recent tokens per second of this request."""
-        return self._tokens / self._seconds
+        """Recent tokens per second of this request, and at least what plain decoding makes."""
+        return max(self._tokens / self._seconds, 1 / self._cost[1])
 
     def set_batch_load(
         self, seconds: float, row: float, rate: float, *, drafts: bool = True
@@ -299,10 +304,11 @@ class Auto:
             best = max(best, choice, key=_gain)
         for seconds, drafter in asked[len(free) :]:
             price = rate * seconds
-            costly = self._costly.setdefault(drafter.name, _CostlyDrafter())
+            costly = self._acceptance.costly.setdefault(drafter.name, _CostlyDrafter())
             if costly.should_ask(rate, price, best.gain):
+                most = min(limit, 1 + ceil(1.5 * costly.length))
                 # It reads more than the last few tokens: no match contradicts it.
-                choice = self._choice(drafter.propose(context, limit), rate, None)
+                choice = self._choice(drafter.propose(context, most), rate, None)
                 costly.learn(choice, paid=choice.gain - price > best.gain)
                 best = max(best, choice, key=_gain)
                 self._draft_seconds += seconds

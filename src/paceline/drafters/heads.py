@@ -13,6 +13,16 @@ from paceline import plugins
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import Drafter
 
+_PRIOR = 1e-3
+"""Seconds of a draft before one was timed: so few that a head is asked."""
+
+_WEIGHT = 0.2
+"""Weight of the newest draft in the mean of their seconds."""
+
+_MOST_READ = 32
+"""Rows of the text that a draft may read before it, and still cost what drafts do: a prompt's are
+read once, and would make a head too dear to be asked again in its answer."""
+
 
 class HeadCache(Protocol):
     """A head's own KV of one sequence."""
@@ -76,6 +86,24 @@ class HeadKind(Protocol):
     def facts(self, folder: Path) -> HeadFacts | None:
         """None: it is no such head. Raises ModelError for one that is faulty."""
         ...
+
+
+class DraftCost:
+    """Seconds of a head's draft, a running mean."""
+
+    def __init__(self) -> None:
+        self.seconds = _PRIOR
+        self._drafts = 0
+
+    def observe(self, seconds: float, read: int) -> None:
+        """Learn from a draft that read `read` rows; the first, which may compile, is left out."""
+        if read > _MOST_READ:
+            return
+        if self._drafts == 1:
+            self.seconds = seconds
+        elif self._drafts > 1:
+            self.seconds += _WEIGHT * (seconds - self.seconds)
+        self._drafts += 1
 
 
 class DraftKV(dict[str, HeadCache]):

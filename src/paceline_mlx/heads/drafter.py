@@ -39,12 +39,12 @@ class HeadDrafter(Drafter):
         """The draft after the last token; empty before hidden states were observed."""
         if self._drafted_at != len(context):
             self._drafted_at = len(context)
-            started = perf_counter()
+            started, read = perf_counter(), self._cache.pending_count
             tokens, chances = self.drafts(context, limit)
             if isinstance(chances, DeferredRows):
-                chances = self._timed(chances, started)
+                chances = self._timed(chances, started, read)
             elif tokens:
-                self._network.cost.observe(perf_counter() - started)
+                self._network.cost.observe(perf_counter() - started, read)
             self._draft = Proposal(tokens, self.name, 0, chances)
         return self._draft.cut(limit)
 
@@ -66,12 +66,14 @@ class HeadDrafter(Drafter):
             cache.pending_start = computed.start
         cache.pending.append(self._network.tapped(computed.taps, computed.accepted_rows))
 
-    def _timed(self, chances: DeferredRows[float], started: float) -> DeferredRows[float]:
+    def _timed(
+        self, chances: DeferredRows[float], started: float, rows: int
+    ) -> DeferredRows[float]:
         """The same probabilities, which `auto` reads before verification; a read is timed."""
 
         def read() -> Sequence[float]:
             values = list(chances)
-            self._network.cost.observe(perf_counter() - started)
+            self._network.cost.observe(perf_counter() - started, rows)
             return values
 
         return DeferredRows(read, len(chances))

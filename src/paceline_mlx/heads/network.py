@@ -9,17 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.types import tap_name
+from paceline.drafters.heads import DraftCost
 from paceline.errors import ModelError
 from paceline_mlx.heads.cache import evaluate
 from paceline_mlx.heads.config import HeadConfig
 from paceline_mlx.heads.weights import LayerWeights, Matrix
 from paceline_mlx.hooks import Array
 from paceline_mlx.model import LoadedModel
-
-_PRIOR = 1e-3
-"""Seconds of a draft before one was timed: so few that a head is asked."""
-_WEIGHT = 0.2
-"""Weight of the newest draft in the mean of their seconds."""
 
 
 class HeadNetwork:
@@ -120,19 +116,3 @@ def swiglu(gate_up: Matrix, down: Matrix, rows: Array) -> Array:
     """[R, d] -> [R, d]; `gate_up` has the rows of both matrices."""
     gate, up = mx.split(gate_up(rows), 2, axis=-1)
     return down(gate * mx.sigmoid(gate) * up)
-
-
-class DraftCost:
-    """Seconds of a draft, learnt from those that were read before they were verified."""
-
-    def __init__(self) -> None:
-        self.seconds = _PRIOR
-        self._drafts = 0
-
-    def observe(self, seconds: float) -> None:
-        """Learn from a draft; the first one, which compiles, is left out."""
-        if self._drafts == 1:
-            self.seconds = seconds
-        elif self._drafts > 1:
-            self.seconds += _WEIGHT * (seconds - self.seconds)
-        self._drafts += 1

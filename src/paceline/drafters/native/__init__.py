@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.decoding.sampling import Sampling
-from paceline.decoding.types import Drafter
 from paceline.drafters.heads import HeadFacts
 from paceline.drafters.native.block import BlockNetwork
-from paceline.drafters.native.cache import DraftCache, NativeDrafter, Network
+from paceline.drafters.native.cache import Network
 from paceline.drafters.native.chain import LONGEST_CHAIN, ChainNetwork
 from paceline.drafters.native.file import (
     INSIDE,
@@ -44,12 +42,12 @@ class _Kind:
     def taps(self, folder: Path, target: Path) -> tuple[int, ...]:
         return self._read(folder, target).taps
 
-    def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> "_Open":
+    def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> Network:
         file = self._read(folder, engine.path)
         model = engine.open_drafter(file.path)
         if file.kind == "dflash":
-            return _Open(BlockNetwork(file, model))
-        return _Open(ChainNetwork(file, model, options.get("length", LONGEST_CHAIN)))
+            return BlockNetwork(file, model)
+        return ChainNetwork(file, model, options.get("length", LONGEST_CHAIN))
 
     def facts(self, folder: Path) -> HeadFacts | None:
         path = find_file(folder)
@@ -68,19 +66,6 @@ class _Kind:
             )
         check_target(file, target)
         return file
-
-
-class _Open:
-    """A drafter opened for a target; an `OpenHead`."""
-
-    def __init__(self, network: Network) -> None:
-        self._network, self.taps = network, network.taps
-
-    def new_cache(self) -> DraftCache:
-        return self._network.new_cache()
-
-    def drafter(self, cache: DraftCache, sampling: Sampling, prompt_length: int) -> Drafter:
-        return NativeDrafter(self._network, cache, sampling, prompt_length)
 
 
 DFLASH, MTP = _Kind("dflash"), _Kind("mtp", ("length",))

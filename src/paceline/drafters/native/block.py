@@ -9,32 +9,24 @@ head; the library computes them, and what is read of a row differs:
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from paceline.decoding.types import Logits
 from paceline.drafters.draft_sampling import DraftSampler
-from paceline.drafters.native.cache import DraftCache
-from paceline.drafters.native.file import DraftFile
+from paceline.drafters.native.cache import DraftCache, Network
 
 _NEAR = 16
 """Scores further below the best are left out: 200,000 of them are less than 0.03 of it."""
 
 
-class BlockNetwork:
-    """A `Network`."""
+class BlockNetwork(Network):
+    """Fills a block."""
 
     name = "dflash"
 
-    def __init__(self, file: DraftFile, model: Any) -> None:
-        """Of an open drafter, `DraftModel`."""
-        self._file, self._model = file, model
-        self.taps, self.vocab_size = file.taps, file.vocab_size
-        self.seconds = 0.0
-
     def new_cache(self) -> DraftCache:
-        """An empty cache for a sequence."""
+        """See `Network.new_cache`."""
         hidden = "all" if self._file.candidates else "outputs" if self._file.confident else "no"
         return DraftCache(self._model.open(causal=self._file.causal, hidden=hidden))
 

@@ -4,21 +4,21 @@ Observed hidden states wait in `pending` until a draft needs them: an answer who
 the text alone does not pay for the network. A long prompt goes in as it comes.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock, Drafter, Logits, Proposal, tap_name
 from paceline.drafters.draft_sampling import DraftSampler
+from paceline.drafters.heads import DraftCost
+from paceline.drafters.native.file import DraftFile
 
 _MOST_PENDING = 512
 """Rows that wait at most."""
-
-_WEIGHT = 0.2
-"""Weight of the newest draft in the mean of seconds and lengths."""
 
 
 class DraftCache:
@@ -85,23 +85,30 @@ class DraftCache:
         del self.following[max(keep - 1, 0) :]
 
 
-class Network(Protocol):
-    """A drafter's network, which fills a cache and drafts from it."""
+class Network(ABC):
+    """A drafter's network, which fills a cache and drafts from it; an `OpenHead`."""
 
     name: str
-    taps: tuple[int, ...]
-    vocab_size: int
-    seconds: float
-    """Of a draft, a running mean; 0.0 before the first."""
 
+    def __init__(self, file: DraftFile, model: Any) -> None:
+        """Of an open drafter, `DraftModel`."""
+        self._file, self._model = file, model
+        self.taps, self.vocab_size = file.taps, file.vocab_size
+        self.cost = DraftCost()
+
+    def drafter(self, cache: DraftCache, sampling: Sampling, prompt_length: int) -> Drafter:
+        """The drafter of one request; all requests to a target share its network."""
+        return NativeDrafter(self, cache, sampling, prompt_length)
+
+    @abstractmethod
     def new_cache(self) -> DraftCache:
         """An empty cache for a sequence."""
-        ...
 
+    @abstractmethod
     def fill(self, cache: DraftCache) -> None:
         """Put what is pending into the cache's context."""
-        ...
 
+    @abstractmethod
     def draft(
         self, cache: DraftCache, context: Sequence[int], limit: int, sampler: DraftSampler | None
     ) -> tuple[list[int], list[float]]:
@@ -109,11 +116,10 @@ class Network(Protocol):
 
         Returns draft tokens and the chance of each.
         """
-        ...
 
 
 class NativeDrafter(Drafter):
-    """The drafter of one request; all requests to a target share its network."""
+    """See `Network.drafter`."""
 
     def __init__(
         self, network: Network, cache: DraftCache, sampling: Sampling, prompt_length: int
@@ -132,12 +138,11 @@ class NativeDrafter(Drafter):
             self._drafted_at = len(context)
             self._draft = Proposal((), self.name)
             if self._cache.end == len(context) - 1 > 0:
-                started = perf_counter()
+                started, read = perf_counter(), sum(map(len, self._cache.pending))
                 sampler = self._sampler.following(context)
                 tokens, chances = self._network.draft(self._cache, context, limit, sampler)
                 self._draft = Proposal(tokens, self.name, 0, chances)
-                taken, mean = perf_counter() - started, self._network.seconds
-                self._network.seconds = mean + _WEIGHT * (taken - mean) if mean else taken
+                self._network.cost.observe(perf_counter() - started, read)
         return self._draft.cut(limit)
 
     def observe(self, computed: ComputedBlock) -> None:
@@ -150,7 +155,7 @@ class NativeDrafter(Drafter):
 
     def cost(self, limit: int) -> float:
         """Seconds of a draft, as the last ones took."""
-        return self._network.seconds
+        return self._network.cost.seconds
 
 
 def joined(taps: Mapping[str, Logits], layers: Sequence[int], rows: int) -> Logits:

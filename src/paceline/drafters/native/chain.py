@@ -16,7 +16,7 @@ import numpy as np
 from paceline.decoding.types import Logits
 from paceline.drafters.draft_sampling import DraftSampler
 from paceline.drafters.native.block import picked
-from paceline.drafters.native.cache import DraftCache
+from paceline.drafters.native.cache import DraftCache, Network
 from paceline.drafters.native.file import DraftFile
 
 LONGEST_CHAIN = 8
@@ -30,21 +30,20 @@ _PIECE = 64
 """Rows of a call."""
 
 
-class ChainNetwork:
-    """A `Network`."""
+class ChainNetwork(Network):
+    """Drafts a chain."""
 
     name = "mtp"
 
     def __init__(self, file: DraftFile, model: Any, length: int) -> None:
         """Of an open drafter, `DraftModel`; `length` is the most tokens of a chain."""
-        self._model, self._length = model, length
+        super().__init__(file, model)
+        self._length = length
         self._shift = int(file.form == "MTP")
         """From a state's position to that of its row."""
-        self.taps, self.vocab_size = file.taps, file.vocab_size
-        self.seconds = 0.0
 
     def new_cache(self) -> DraftCache:
-        """An empty cache for a sequence."""
+        """See `Network.new_cache`."""
         return DraftCache(self._model.open(causal=True, hidden="outputs"), self._shift)
 
     def fill(self, cache: DraftCache) -> None:
