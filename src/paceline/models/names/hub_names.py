@@ -34,8 +34,6 @@ _REVISION = re.compile(rf"{_PART}(?:/{_PART})*")
 _HOSTS = ("huggingface.co", "hf.co", "www.huggingface.co")
 _OTHERS = ("datasets", "spaces", "kernels", "buckets", "collections", "papers")
 """First parts of an address that is not a model's."""
-_LATEST = "latest"
-"""The tag that selects no file, as in other programs."""
 SUFFIX = ".gguf"
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 """Name of a shard: stem, number and count."""
@@ -115,11 +113,12 @@ def parse_hub_name(name: str) -> HubName | None:
 def _of_address(address: str) -> HubName | None:
     try:
         split = urlsplit(address)
-        hosts = (*_HOSTS, urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname or "")
+        own_host = urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname
     except ValueError:  # such as an IPv6 address without its end
         return None
     path = unquote(split.path).strip("/")
-    if (split.hostname or "?") not in hosts or path.partition("/")[0] in _OTHERS:
+    is_hub = split.hostname is not None and split.hostname in (*_HOSTS, own_host)
+    if not is_hub or path.partition("/")[0] in _OTHERS:
         return None
     if route := _ROUTE.fullmatch(path):
         model = _hub_name(route["repository"] + (route["file"] or ""))
@@ -136,7 +135,8 @@ def _hub_name(text: str) -> HubName | None:
     # A repository is not called x.gguf: that is a path whose file is not there.
     if repository.lower().endswith(SUFFIX) or (file and not is_file):
         return None
-    return HubName(repository, "" if tag.lower() == _LATEST else tag, file)
+    # In other programs this tag selects no file.
+    return HubName(repository, "" if tag.lower() == "latest" else tag, file)
 
 
 def _is_plain(part: str) -> bool:
