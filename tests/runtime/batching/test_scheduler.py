@@ -208,6 +208,7 @@ def test_an_error_of_one_request_leaves_the_others_alone(
     monkeypatch.undo()
     for prompt, result in zip(PROMPTS, results, strict=True):
         assert result.token_ids == alone(model, prompt, {"max_tokens": 12})
+    assert scheduler.load.failed == 1
 
 
 class Stuck:

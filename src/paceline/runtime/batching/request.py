@@ -119,6 +119,7 @@ class Load:
     running: int = 0
     waiting: int = 0
     submitted: int = 0
+    failed: int = 0
     preempted: int = 0  # a request may be preempted several times
     failed_drafters: Counter[str] = field(default_factory=Counter)
     """Drafter -> requests in which it failed or exceeded its time limit."""

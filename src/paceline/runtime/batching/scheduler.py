@@ -372,6 +372,7 @@ class Scheduler:
         if self._until_idle and not self.unfinished:
             self.prefix_cache.clear()
         if error is not None:
+            self.load.failed += 1
             self._send(queued, error)
         elif result is not None:
             self._send(queued, result)
