@@ -17,6 +17,8 @@ from support.published import llama_cpp_models
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
 TEMPLATES = 70
+NO_TOOLS = "fireworks-ai-llama-3-firefunction-v2"
+"""Its template reads a field of its own service, `functions`, and not `tools`."""
 THOUGHTS = ("reasoning_content", "message.thinking", "message.reasoning")
 """A template with one of these renders the thoughts between a call and its result."""
 WITHOUT_THOUGHTS = {"Apriel-1.6-15b-Thinker-fixed"}
@@ -53,7 +55,11 @@ def published(tiny_files: ModelFiles) -> dict[str, ModelFiles]:
     """The tiny model with each of the templates."""
     paths = sorted((llama_cpp_models() / "templates").glob("*.jinja"))
     assert len(paths) == TEMPLATES
-    return {path.stem: replace(tiny_files, chat_template=path.read_text("utf-8")) for path in paths}
+    return {
+        path.stem: replace(tiny_files, chat_template=path.read_text("utf-8"))
+        for path in paths
+        if path.stem != NO_TOOLS
+    }
 
 
 def test_every_published_template_renders_tools_thoughts_calls_and_results(

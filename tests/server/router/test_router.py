@@ -93,15 +93,6 @@ def router(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Ru
         yield instance
 
 
-@pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of models where LM Studio has them: `lmstudio/owner/repo/`."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    folder = tmp_path / ".lmstudio" / "models" / "owner" / "repo"
-    folder.mkdir(parents=True)
-    return folder
-
-
 def test_models_are_listed_and_loaded_by_name_or_by_default(router: RunningRouter):
     page = router.get("/v1/models").json()
     listed, names = page["data"], [router.name(stem) for stem in ("broken", "one", "two")]
@@ -207,12 +198,16 @@ def test_a_model_whose_process_is_killed_is_loaded_again(router: RunningRouter):
 
 
 def test_the_command_serves_what_is_here_and_its_models_end_with_it(
-    repository: Path, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    write_tiny(repository / "tiny.gguf")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub" / "models--owner--repo"
+    (repository / "snapshots" / "abc").mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    write_tiny(repository / "snapshots" / "abc" / "tiny.gguf")
     port = str(free_port())
-    name = Path("lmstudio/owner/repo/tiny.gguf")
-    with served(name, tmp_path, "--all", "--port", port) as command:
+    with served("owner/repo/tiny.gguf", tmp_path, "--all", "--port", port) as command:
         url = command.url
         listed = [item["id"] for item in HTTP.get(f"{url}/v1/models").json()["data"]]
         assert len(listed) == 1
