@@ -14,7 +14,7 @@ from paceline.constraints.tool_calls import ToolCall, written_calls
 from paceline.constraints.tool_forms import FORMS, HERMES, ToolForm, tool_form
 from paceline.models import resolve
 from paceline.runtime.model import Model
-from paceline.runtime.prompt import template_messages
+from paceline.runtime.prompt import template_chat, template_messages
 from paceline.runtime.tool_messages import describe_tools, fit_calls
 from support.server import Running, running
 from support.thinking import Scripted
@@ -68,6 +68,16 @@ def server(form: ToolForm, calling: Running, monkeypatch: pytest.MonkeyPatch) ->
     yield calling
     prompts.__dict__.pop("tool_form", None)
     calling.rest()
+
+
+def test_the_tools_of_a_first_message_reach_the_template_or_are_text(calling: Running):
+    files = calling.server.service.files
+    assert template_chat(files, [USER], [TOOL]).tools == [TOOL]
+    assert template_chat(files, [USER]).tools is None
+    without = replace(files, chat_template="{{ messages[0].content }}")
+    messages, tools = template_chat(without, [USER], [TOOL])
+    assert tools is None
+    assert '"lines"' in messages[0]["content"]
 
 
 def script(server: Running, text: str) -> None:
