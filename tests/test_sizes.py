@@ -30,13 +30,12 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 57_382,
-    "src/paceline": 35_268,
+    "src": 55_578,
+    "src/paceline": 34_262,
     "src/paceline/models": 4_502,
     "src/paceline/runtime": 4_304,
     "src/paceline/verify": 957,
-    "src/paceline_mlx": 4_038,
-    "tests": 50_887,
+    "tests": 47_938,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 
