@@ -252,6 +252,7 @@ def test_auto_drafts_for_a_checkpoint_with_a_head_in_safetensors(
 ):
     from support import mlx
 
+    mlx.needs()
     checkpoint = mlx.checkpoint(tmp_path / "cycles", "llama", num_hidden_layers=4)
     config = {"num_target_layers": 4, "vocab_size": mlx.VOCAB, "mask_token_id": mlx.VOCAB - 1}
     write_checkpoint(tmp_path / "head", tiny_config(**config, taps=(1, 2)))
