@@ -326,9 +326,8 @@ def test_a_head_of_floats_gets_two_rows_in_llama_cpp(tmp_path: Path):
         assert run(engine, tokens, 40, [1] * 12).tobytes() != whole.tobytes()
 
 
-def test_keys_and_values_in_q8_0_take_less_memory_and_rows_stay_equal(
-    tmp_path: Path, binding: Binding
-):
+def test_keys_and_values_in_q8_0_take_less_memory_and_rows_stay_equal(tmp_path: Path):
+    binding = library(UPSTREAM)
     path = write_tiny(tmp_path / "m.gguf", sizes=WIDE, weights=Type.Q8_0)
     tokens = np.random.default_rng(5).integers(3, 250, 80).tolist()
     logits, slots = [], []
@@ -341,6 +340,8 @@ def test_keys_and_values_in_q8_0_take_less_memory_and_rows_stay_equal(
             slots.append(engine._model.sizes(1).slot)
     assert slots[1] < 0.8 * slots[0]
     assert 0 < divergence(*logits) < 0.01
+    with raises(ModelError, "m.gguf", "calls of 7 rows", "--kv"):
+        LlamaCppEngine(path, 512, settings, binding=library(IK))
     odd = write_tiny(tmp_path / "odd.gguf")  # heads of 16
     settings = EngineSettings(threads=1, kv="q8_0")
     with raises(ModelError, "odd.gguf", "no multiple of 32", "--kv"):

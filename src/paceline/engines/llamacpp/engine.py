@@ -58,7 +58,7 @@ _STATE_BYTES = 2 << 30
 _EMBEDDED_ROWS = 64
 """Most rows of a call for embeddings: each also gets logits, which nothing reads."""
 
-_FORM = 11
+_FORM = 12
 """Version of the measurement of row rules: of another one, nothing is taken."""
 
 _ROWS = "one sequence in a call, or rows of several in a class"
@@ -116,6 +116,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             ),
             lambda library: self._kept(library) is not None,
             shared=settings.parallel > 1,
+            quantized=self._quantized,
         )
         if self._parallel > 1 and not self._binding.shares_calls(read_gguf(path)):
             self._parallel = 1

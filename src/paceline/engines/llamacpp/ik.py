@@ -14,7 +14,6 @@ import numpy as np
 
 from paceline.decoding.types import Logits
 from paceline.engines.llamacpp.binding import (
-    TYPES,
     Binding,
     CallLimits,
     ContextSettings,
@@ -59,9 +58,6 @@ _RIGHT_ROWS = 16
 
 _REPACKED = 32
 """Rows of a call from which weights are packed anew, unless their packed copy runs."""
-
-_UNPACKED_KEYS = 7
-"""Most rows of a call that reads keys in Q8_0 as they are: they are packed for more."""
 
 _UNSCALED = {"phi3.rope.scaling.type": "none"}
 """The library ends the process at a type that it does not know, such as Phi's longrope. Nothing
@@ -170,7 +166,12 @@ class IkLlama(Binding):
     def limits(
         self, name: str, content: GgufFile, *, packed: bool = False, quantized: bool = False
     ) -> CallLimits:
-        """See `Binding.limits`; `_REPACKED` and `_UNPACKED_KEYS`."""
+        """See `Binding.limits`."""
+        if quantized:
+            raise ModelError(
+                f"{name} cannot have keys and values in q8_0 in {self.name}, whose calls of 7 rows "
+                "then differ; leave --kv out, or use llama.cpp"
+            )
         family = content.fields.get("general.architecture")
         scaling = content.fields.get(f"{family}.rope.scaling.type")
         window = window_of(self.name, name, content)
@@ -190,9 +191,7 @@ class IkLlama(Binding):
         for kind, tensor in kinds(self.name, name, content, COMPARED):
             if kind in _PACKED and tensor.shape[-1] // _GROUP % _PACKED_GROUPS:
                 rows = _RIGHT_ROWS
-        keys = _UNPACKED_KEYS + 1 if quantized else 2
-        decode = _UNPACKED_KEYS if quantized else None
-        return CallLimits(rows, decode, prompt=keys if packed else _REPACKED)
+        return CallLimits(rows, prompt=2 if packed else _REPACKED)
 
     def packs(self, content: GgufFile) -> bool:
         """See `Binding.packs`. Experts are left out: their products were not compared packed."""
@@ -221,8 +220,6 @@ class IkLlama(Binding):
         params.n_seq_max = 1
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn = True
-        if settings.quantized:
-            params.type_k = params.type_v = TYPES["q8_0"]
         reader = _TapReader(self.library, settings.taps) if settings.taps else None
         if reader is not None:
             params.cb_eval = ctypes.cast(reader.callback, type(params.cb_eval))

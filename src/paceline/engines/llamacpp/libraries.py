@@ -39,6 +39,7 @@ def library_for(
     is_known: Callable[[Binding], bool],
     *,
     shared: bool = False,
+    quantized: bool = False,
 ) -> Binding:
     """The first library that computes a GGUF file right.
 
@@ -47,6 +48,7 @@ def library_for(
         libraries: those to choose from, as `installed` has them.
         is_known: whether a library was chosen for the file before: then the file is not read.
         shared: whether one whose calls several sequences share is better.
+        quantized: whether keys and values are to be in Q8_0.
 
     Raises ModelError if no library computes the file right, and what `installed` raises.
     """
@@ -59,7 +61,7 @@ def library_for(
             return binding
         content = content or read_gguf(path)
         try:
-            binding.limits(str(path), content)
+            binding.limits(str(path), content, quantized=quantized)
         except ModelError as error:
             refusals.append(str(error))
         else:
