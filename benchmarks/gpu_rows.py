@@ -32,9 +32,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.engines.llamacpp.binding import TYPES, ContextSettings
+from paceline.engines.llamacpp.binding import ContextSettings
 from paceline.engines.llamacpp.contexts import whole
-from paceline.engines.llamacpp.llama_h import FLASH_ATTENTION
+from paceline.engines.llamacpp.llama_h import FLASH_ATTENTION, TYPES
 from paceline.engines.llamacpp.native import NativeContext, NativeModel, NativeSequence, Rows
 from paceline.engines.llamacpp.upstream import Llama
 

@@ -60,7 +60,6 @@ def test_a_data_set_is_answered_by_two_actors_and_after_a_stop_the_rest_of_it(
         f"runpy.run_path({str(FOLDER / '11_ray.py')!r}, run_name='__main__')"
     )
     words = [str(prompts), str(answers), "--model", str(tiny_gguf)]
-    texts = dict[str, str]()
     for count, said in ((20, "0 are answered, 20 are left"), (40, "20 are answered, 20 are left")):
         lines = [json.dumps({"prompt": f"number {number}"}) for number in range(count)]
         prompts.write_text("\n".join(lines))
@@ -72,9 +71,8 @@ def test_a_data_set_is_answered_by_two_actors_and_after_a_stop_the_rest_of_it(
             check=True,
         )
         assert said in done.stdout
-    for path in answers.glob("*.json"):
-        rows = map(json.loads, path.read_text().splitlines())
-        texts |= {row["prompt"]: row["text"] for row in rows}
+    lines = [line for path in answers.glob("*.json") for line in path.read_text().splitlines()]
+    texts = {row["prompt"]: row["text"] for row in map(json.loads, lines)}
     with load(tiny_gguf) as model:
         alone = {
             prompt: model.generate(prompt, max_tokens=100, temperature=0).text for prompt in texts

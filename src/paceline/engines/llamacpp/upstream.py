@@ -20,7 +20,6 @@ import numpy as np
 
 from paceline.decoding.types import Logits
 from paceline.engines.llamacpp.binding import (
-    TYPES,
     Binding,
     CallLimits,
     ContextSettings,
@@ -32,6 +31,7 @@ from paceline.engines.llamacpp.llama_h import (
     FLASH_ATTENTION,
     NO_POOLING,
     STATES,
+    TYPES,
     load_library,
 )
 from paceline.engines.llamacpp.loading import library_folder, short_spins, version_of
