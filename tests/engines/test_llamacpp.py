@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,19 @@ from paceline.decoding.types import Block, Logits
 from paceline.engines.base import EngineSettings
 from paceline.engines.exact import measure_invariance
 from paceline.engines.llamacpp import libraries, llama_h
-from paceline.engines.llamacpp.binding import Binding, ContextSettings, Heads, heads_of
+from paceline.engines.llamacpp.binding import (
+    Binding,
+    CallLimits,
+    ContextSettings,
+    Heads,
+    heads_of,
+)
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.engines.llamacpp.loading import PATHS, version_of
 from paceline.engines.llamacpp.native import NativeModel, NativeSequence
 from paceline.engines.rows import RowRange, RowRules
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
+from paceline.storage.gguf_file import read_gguf
 from support import tiny
 from support.divergence import divergence
 from support.engine_rows import feed
@@ -326,8 +334,9 @@ def test_a_head_of_floats_gets_two_rows_in_llama_cpp(tmp_path: Path):
         assert run(engine, tokens, 40, [1] * 12).tobytes() != whole.tobytes()
 
 
-def test_keys_and_values_in_q8_0_take_less_memory_and_rows_stay_equal(tmp_path: Path):
-    binding = library(UPSTREAM)
+@pytest.mark.parametrize("name", [UPSTREAM, IK])
+def test_keys_and_values_in_q8_0_take_less_memory_and_rows_stay_equal(tmp_path: Path, name: str):
+    binding = library(name)
     path = write_tiny(tmp_path / "m.gguf", sizes=WIDE, weights=Type.Q8_0)
     tokens = np.random.default_rng(5).integers(3, 250, 80).tolist()
     logits, slots = [], []
@@ -340,12 +349,29 @@ def test_keys_and_values_in_q8_0_take_less_memory_and_rows_stay_equal(tmp_path: 
             slots.append(engine._model.sizes(1).slot)
     assert slots[1] < 0.8 * slots[0]
     assert 0 < divergence(*logits) < 0.01
-    with raises(ModelError, "m.gguf", "calls of 7 rows", "--kv"):
-        LlamaCppEngine(path, 512, settings, binding=library(IK))
     odd = write_tiny(tmp_path / "odd.gguf")  # heads of 16
     settings = EngineSettings(threads=1, kv="q8_0")
     with raises(ModelError, "odd.gguf", "no multiple of 32", "--kv"):
         LlamaCppEngine(odd, 512, settings, binding=binding)
+
+
+@pytest.mark.parametrize(
+    ("heads", "threads", "rows", "single"),
+    [((3, 3), 2, 6, True), ((3, 3), 1, 3, True), ((8, 4), 8, 3, False), ((9, 1), 8, 7, True)],
+)
+def test_with_keys_in_q8_0_ik_llama_cpp_computes_few_rows_with_keys_as_they_are(
+    heads: tuple[int, int], threads: int, rows: int, single: bool
+):
+    """Otherwise their bits depend on the rows of a call; 286 of 384 differed of a real model."""
+    limits = library(IK).quantized(CallLimits(), Heads(*heads), threads)
+    assert (limits.decode, limits.single, limits.prompt) == (rows, single, 8)
+
+
+def test_with_keys_in_q8_0_a_model_with_a_window_is_another_library_s(tmp_path: Path):
+    content = read_gguf(write_tiny(tmp_path / "m.gguf"))
+    fields = {**content.fields, "llama.attention.sliding_window": 512, "llama.context_length": 256}
+    with raises(ModelError, "m.gguf", "window of attention and keys in q8_0", "--kv"):
+        library(IK).limits("m.gguf", replace(content, fields=fields), quantized=True)
 
 
 @pytest.mark.parametrize(("weights", "shared"), [(Type.Q8_0, 44), (Type.Q4_K, 40)])

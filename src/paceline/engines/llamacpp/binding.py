@@ -157,6 +157,10 @@ class Binding(ABC):
         implementations.
         """
 
+    def quantized(self, limits: CallLimits, heads: Heads | None, threads: int) -> CallLimits:
+        """Limits of a file if keys and values are in Q8_0; see `may_be_single`."""
+        return limits
+
     @property
     def is_full(self) -> bool:
         """Whether no more may be opened."""

@@ -52,9 +52,13 @@ def measured(
     threads: int,
 ) -> RowRules | None:
     """The cheapest rules within a library's limits that give equal bits; see `measure_rules`."""
+    known = ROLLED_BACK if model.recurrent else CANDIDATES
+    if limits.decode:
+        by_source = RowRules(RowRange(2, limits.decode), RowRange(limits.prompt, MOST_ROWS))
+        known = (by_source, *known)
     candidates = [
         rules
-        for rules in (ROLLED_BACK if model.recurrent else CANDIDATES)
+        for rules in known
         if (not model.span or rules.prefill.least <= _PADDED)
         and (rules.prefill.least >= limits.prompt or rules.prefill == rules.decode)
         and rules.most <= (limits.rows or MOST_ROWS)

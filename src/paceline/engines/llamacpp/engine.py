@@ -308,6 +308,8 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             packed=self._model.path != self._path,
             quantized=self._quantized,
         )
+        if self._quantized:
+            limits = self._binding.quantized(limits, self._model.heads, self._threads)
         may_be_single = self._may_be_single if limits.single else lambda _: False
         rules = measured(self._model, limits, may_be_single, self.context_length, self._threads)
         if rules is None or self._parallel == 1:

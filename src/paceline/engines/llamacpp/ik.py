@@ -20,6 +20,7 @@ from paceline.engines.llamacpp.binding import (
     Heads,
     Signature,
 )
+from paceline.engines.llamacpp.llama_h import TYPES
 from paceline.engines.llamacpp.loading import short_spins, version_of
 from paceline.engines.llamacpp.weights import kinds, window_of
 from paceline.errors import ModelError
@@ -58,6 +59,10 @@ _RIGHT_ROWS = 16
 
 _REPACKED = 32
 """Rows of a call from which weights are packed anew, unless their packed copy runs."""
+
+_FEW_QUERIES, _MANY_ROWS = 3, 8
+"""Rows of queries that a thread multiplies with keys in Q8_0 as they are, and rows of a call from
+which keys are packed anew."""
 
 _UNSCALED = {"phi3.rope.scaling.type": "none"}
 """The library ends the process at a type that it does not know, such as Phi's longrope. Nothing
@@ -167,11 +172,6 @@ class IkLlama(Binding):
         self, name: str, content: GgufFile, *, packed: bool = False, quantized: bool = False
     ) -> CallLimits:
         """See `Binding.limits`."""
-        if quantized:
-            raise ModelError(
-                f"{name} cannot have keys and values in q8_0 in {self.name}, whose calls of 7 rows "
-                "then differ; leave --kv out, or use llama.cpp"
-            )
         family = content.fields.get("general.architecture")
         scaling = content.fields.get(f"{family}.rope.scaling.type")
         window = window_of(self.name, name, content)
@@ -179,6 +179,8 @@ class IkLlama(Binding):
         fault = None
         if family not in FAMILIES:
             fault = f"the family {short(repr(family))}; expected one of {', '.join(FAMILIES)}"
+        elif window is not None and quantized:
+            fault = "a window of attention and keys in q8_0; leave --kv out, or use llama.cpp"
         elif window is not None and window < _LEAST_WINDOW:
             fault = f"a window of attention of {window}; expected {_LEAST_WINDOW} or more"
         elif factors or scaling not in (*_SCALINGS, "longrope" if family == "phi3" else None):
@@ -192,6 +194,23 @@ class IkLlama(Binding):
             if kind in _PACKED and tensor.shape[-1] // _GROUP % _PACKED_GROUPS:
                 rows = _RIGHT_ROWS
         return CallLimits(rows, prompt=2 if packed else _REPACKED)
+
+    def quantized(self, limits: CallLimits, heads: Heads | None, threads: int) -> CallLimits:
+        """See `Binding.quantized`; `iqk_flash_attn_noalibi` and `compute_helper_q`.
+
+        Four rows of a head that a thread has are multiplied with keys that are packed anew, as all
+        rows of a call of eight and more are; those products add in another order. Threads that
+        cannot have whole heads divide a head's rows; a single row's has a head of keys:
+
+            9 heads, 2 threads    a thread has half of the rows: up to 6 are 3 and 3
+            32 heads, 8 threads   a thread has all rows of 4 heads: up to 3
+        """
+        divided = threads // gcd(heads.keys * heads.queries, threads) if heads else 1
+        return limits._replace(
+            decode=min(_FEW_QUERIES * divided, _MANY_ROWS - 1),
+            single=heads is not None and heads.queries <= _FEW_QUERIES,
+            prompt=max(limits.prompt, _MANY_ROWS),
+        )
 
     def packs(self, content: GgufFile) -> bool:
         """See `Binding.packs`. Experts are left out: their products were not compared packed."""
@@ -220,6 +239,8 @@ class IkLlama(Binding):
         params.n_seq_max = 1
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn = True
+        if settings.quantized:
+            params.type_k = params.type_v = TYPES["q8_0"]
         reader = _TapReader(self.library, settings.taps) if settings.taps else None
         if reader is not None:
             params.cb_eval = ctypes.cast(reader.callback, type(params.cb_eval))
