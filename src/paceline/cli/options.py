@@ -277,7 +277,7 @@ class ModelOptions:
         int | None, _model(parser=numbers.THREADS, help="CPU threads; default: the engine's choice")
     ] = None
     kv: Annotated[
-        Literal["q8_0"] | None, _model(help="q8_0: keys and values in half the memory, slower")
+        Literal["q8_0"] | None, _model(help="q8_0: keys and values in half the memory")
     ] = None
     compute_units: Annotated[
         ComputeUnits | None, _model(help="for the engine coreml; default: cpu-and-ne")

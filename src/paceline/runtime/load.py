@@ -59,7 +59,7 @@ def load(
         contexts: see `cache_tokens`; for many requests at once.
         parallel: requests that are to share calls, in a library that can share them.
         threads: CPU threads; None: the engine's own choice.
-        kv: `q8_0`: keys and values in half the memory, by llama.cpp alone; None: the library's own.
+        kv: `q8_0`: keys and values in half the memory; None: the library's own.
         compute_units: on macOS the devices for Core ML: `all`, `cpu-only`, `cpu-and-gpu` or
             `cpu-and-ne`, which is None.
         drafters: those that requests will use: for others the engine may have to be opened again.
