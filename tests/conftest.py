@@ -1,5 +1,6 @@
 import gc
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import settings
 
 from paceline.engines import EngineSettings, open_engine
-from paceline.models import DEFAULT_MODEL, ModelFiles, cache_dir, resolve
+from paceline.models import DEFAULT_MODEL, ModelFiles, cache_dir, open_folder, resolve
+from paceline.models.manifest import GGUF_WEIGHTS, write_manifest
 from paceline.runtime.model import Model
 from support.bench import write_suite
 from support.coreml import converted_once, tiny_artifact
@@ -107,10 +109,13 @@ def tiny_files(tiny_gguf: Path, tiny_cache: Path) -> ModelFiles:
 
 
 @pytest.fixture(scope="session")
-def tiny_joined(tmp_path_factory: pytest.TempPathFactory, tiny_cache: Path) -> ModelFiles:
-    """A tiny model of several files, which are joined in the folder of the prepared model."""
-    shard = write_tiny(tmp_path_factory.mktemp("shards") / "tiny.gguf", seed=1, split=10)
-    return resolve(str(shard), tiny_cache)
+def tiny_stored(tmp_path_factory: pytest.TempPathFactory, tiny_files: ModelFiles) -> ModelFiles:
+    """A prepared model whose folder has its weights, as that of the default model."""
+    folder = tmp_path_factory.mktemp("stored") / "tiny"
+    shutil.copytree(tiny_files.folder, folder)
+    shutil.copy(tiny_files.path, folder / GGUF_WEIGHTS)
+    write_manifest(folder, "tiny", {"kind": "wheel", "from": "tiny==1"}, tiny_files.facts)
+    return open_folder(folder, "tiny")
 
 
 @pytest.fixture(scope="session")

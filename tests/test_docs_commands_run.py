@@ -87,7 +87,7 @@ def test_a_command_of_the_docs_runs(
     assert main(words) == 0, capsys.readouterr().err
     done = capsys.readouterr()
     assert done.out.strip() or done.err.strip(), f"{line} printed nothing"
-    for name in after(words, "--output") + after(words, "--trace"):
+    for name in after(words, "--output"):
         assert (folder / name).exists(), f"{line} wrote no {name}"
 
 

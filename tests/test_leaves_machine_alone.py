@@ -157,12 +157,12 @@ def assert_alone(home: Home, *named: str) -> None:
 
 
 def test_generate_chat_and_models_leave_the_machine_alone(home: Home, tiny_gguf: Path):
-    home.run("generate", "hello", "--model", tiny_gguf, *ANSWER, "--trace", "trace.jsonl")
+    home.run("generate", "hello", "--model", tiny_gguf, *ANSWER)
     home.run("generate", "hello", "--model", tiny_gguf, *ANSWER, "--keep", "--offline")
     home.run("chat", "--model", tiny_gguf, *ANSWER, stdin="hello\nagain\n")
     home.run("models")
     home.run("forget")
-    assert_alone(home, "trace.jsonl")
+    assert_alone(home)
 
 
 def test_serve_leaves_the_machine_alone(home: Home, tiny_gguf: Path):

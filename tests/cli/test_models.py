@@ -9,13 +9,12 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.models import DEFAULT_MODEL
-from paceline.models.manifest import GGUF_WEIGHTS
+from paceline.models.manifest import TOKENIZER
 from paceline.models.names import known_models
 from paceline.models.prepare import models_dir
 from support.dflash import tiny_config, write_checkpoint
 from support.ollama import pulled
 from support.process import Run
-from support.tiny import write_tiny
 
 
 def test_pull_makes_a_model_ready_and_says_where(run: Run, tiny_gguf: Path, tiny_files: Any):
@@ -165,15 +164,15 @@ def test_heads_in_the_hubs_cache_are_listed_with_what_they_are_for(
 
 
 def test_a_check_of_models_fails_with_exit_1(
-    run: Run, refused: Any, tmp_path: Path, environment: dict[str, str]
+    run: Run, refused: Any, tiny_gguf: Path, tmp_path: Path, environment: dict[str, str]
 ):
     environment["PACELINE_CACHE"] = str(tmp_path / "cache")
-    name = str(write_tiny(tmp_path / "split.gguf", split=10))
+    name = str(tiny_gguf)
     assert run("pull", name).returncode == 0
     assert json.loads(run("models", "--check", "--json").stdout) == {"checked": 1}
     (folder,) = models_dir(tmp_path / "cache").iterdir()
-    os.truncate(folder / GGUF_WEIGHTS, 1000)
-    assert f"{GGUF_WEIGHTS} has 1000 bytes" in refused("models", "--check", code=1)
+    os.truncate(folder / TOKENIZER, 1000)
+    assert f"{TOKENIZER} has 1000 bytes" in refused("models", "--check", code=1)
     assert "has 1000 bytes" in refused("generate", "x", "--model", name)
 
 

@@ -13,16 +13,14 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models import ModelFiles, resolve
+from paceline.models import ModelFiles
 from paceline.runtime.model import Model
 from paceline.verify import client
 from paceline.verify.client import AS_SERVED, Access
-from paceline_lab.peers import mlx
-from paceline_lab.peers.base import NotComparable, PeerAnswer, Question, TargetModel
+from paceline_lab.peers.base import PeerAnswer, Question, TargetModel
 from paceline_lab.peers.llama_server import peer as llama_server
 from paceline_lab.peers.llama_server.binary import PROGRAM
 from paceline_lab.peers.server import ServerPeer
-from support.mlx import checkpoint, needs
 from support.server import running
 from support.tiny import reference_logits
 
@@ -52,19 +50,6 @@ def test_llama_server_says_what_the_model_says_in_every_mode(
         assert peer.answer(question, 24, mode).same(first), "whatever was asked before"
 
 
-@pytest.mark.mlx
-def test_mlx_lm_gives_the_same_answer_plain_and_with_a_draft_model(
-    question: Question, tmp_path: Path, cache: Path
-):
-    needs()
-    files = resolve(str(checkpoint(tmp_path / "checkpoint", "llama")), engine="mlx")
-    target = TargetModel(files=files, context=200, say=print, draft=files)
-    peer = mlx.MlxLm(target)
-    plain, drafted = (peer.answer(question, 24, mode) for mode in peer.modes)
-    _check(plain)
-    assert plain.same(drafted)
-
-
 def _check(answer: PeerAnswer) -> None:
     assert answer.tokens is not None
     assert answer.count == len(answer.tokens) == 24
@@ -83,10 +68,8 @@ def _check_greedy(gguf: Path, question: Question, found: PeerAnswer) -> None:
 
 def test_a_model_of_another_format_is_not_for_a_peer(tiny_files: ModelFiles):
     checkpoint = replace(tiny_files, weights=None)
-    with pytest.raises(NotComparable, match="is no GGUF file"):
+    with pytest.raises(ModelError, match="is no GGUF file"):
         _ = TargetModel(files=checkpoint, context=9, say=print).gguf
-    with pytest.raises(NotComparable, match="mlx-lm runs what the engine mlx does"):
-        mlx.MlxLm(TargetModel(files=tiny_files, context=9, say=print))
 
 
 def test_a_server_of_ours_is_asked_with_and_without_speculation(

@@ -3,23 +3,22 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.errors import InvalidRequest, MissingExtra, ModelError
-from paceline.models import QUIET, Progress
+from paceline.errors import InvalidRequest, ModelError
+from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
 from paceline.verify.client import Access
 from paceline_lab.bench.record import Row, parse_record
-from paceline_lab.peers import command, registry
+from paceline_lab.peers import command
 from paceline_lab.peers.base import Peer, PeerAnswer, Question
+from paceline_lab.peers.llama_server.binary import ServerBinary
 from paceline_lab.peers.measure import DECODE, OWN, WHOLE, PeerContender, contenders_of, measure
 from paceline_lab.peers.paceline_peer import PacelinePeer
-from paceline_lab.peers.registry import check_names, open_all
 from paceline_lab.peers.summary import is_exact, speeds, tables
 from support.faulty import FaultyEngine, other_picks_when_drafting
 
@@ -101,11 +100,6 @@ def test_texts_are_compared_with_the_peers_own_and_with_ours(
     assert (facts["same_tokens"], facts["same_as_paceline"]) == (same, ours)
 
 
-def test_a_rate_counts_the_tokens_behind_those_that_came_with_the_first():
-    assert answered(1, 2, 3, 4, 5, seconds=2).rate == 2.0
-    assert answered(1, 2, 3, 4, 5, seconds=2, at_first=3).rate == 1.0
-
-
 def test_an_answer_without_decoding_has_no_speed_and_is_no_obstacle():
     found = rows_of(Fake({"plain": [answered(7)], "lookup": [answered(7, 8)]}))
     assert DECODE not in found["fake, plain"].measures
@@ -185,67 +179,18 @@ def test_a_peer_that_fails_is_named_with_the_question():
         rows_of(Broken({"plain": []}))
 
 
-def test_a_name_that_means_nothing_here_is_refused():
-    with pytest.raises(InvalidRequest, match="no peer is called 'ollama'; expected llama-server"):
-        check_names(["http://127.0.0.1:1/v1", "ollama"])
-
-
 @pytest.fixture
-def peers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, Any]], None]:
-    """Makes these the peers that there are: a `Fake`, or an error."""
-
-    def opens(what: Any) -> Callable[[Any], Peer]:
-        def open_(_: Any) -> Peer:
-            if isinstance(what, Exception):
-                raise what
-            return what  # type: ignore[no-any-return]
-
-        return open_
-
-    def peers(found: Mapping[str, Any]) -> None:
-        monkeypatch.setattr(registry, "KNOWN", {name: opens(what) for name, what in found.items()})
-
-    return peers
-
-
-def test_those_that_cannot_answer_are_left_out_with_a_line_each(
-    peers: Callable[..., None], model: Model
-):
-    fake = Fake({"plain": []})
-    peers(
-        {
-            "a": MissingExtra("pip install the-a"),
-            "b": ValueError("no such\nlayer"),
-            "c": fake,
-            "d": ModelError("not for d"),
-        }
-    )
-    said = StringIO()
-    target: Any = type("TargetModel", (), {"files": model.files})
-    assert open_all([], target, Access(), Progress(said)) == [fake]
-    left = [line for line in said.getvalue().splitlines() if "skipped" in line]
-    assert left == [
-        "a is skipped: pip install the-a",
-        f"b is skipped: b cannot open {model.files.name}: no such layer",
-        "d is skipped: not for d",
-    ]
-
-
-@pytest.mark.parametrize("error", [ValueError("no such layer"), ModelError("no such layer")])
-def test_one_that_was_asked_for_is_opened_or_is_an_error(
-    error: Exception, peers: Callable[..., None], model: Model
-):
-    peers({"b": error})
-    target: Any = type("TargetModel", (), {"files": model.files})
-    with pytest.raises(ModelError, match="no such layer"):
-        open_all(["b"], target, Access(), QUIET)
+def peers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Peer], None]:
+    """Makes this the peer that there is."""
+    binary = ServerBinary(Path("llama-server"), "1", ())
+    monkeypatch.setattr(command, "server_binary", lambda _: binary)
+    return lambda peer: monkeypatch.setattr(command, "LlamaServer", lambda _: peer)
 
 
 def bench(model: Model, suite: Path, **options: Any) -> Report:
     settings: dict[str, Any] = {
         "peers": [],
         "access": Access(),
-        "draft": None,
         "threads": None,
         "kinds": [],
         "per_kind": None,
@@ -259,10 +204,10 @@ def bench(model: Model, suite: Path, **options: Any) -> Report:
 
 
 def test_a_run_has_every_way_of_every_peer_on_every_prompt(
-    model: Model, suite_file: Path, peers: Callable[..., None]
+    model: Model, suite_file: Path, peers: Callable[[Peer], None]
 ):
     fake = Fake({"plain": [answered(7, 8)], "lookup": [answered(7, 9)]}, packages=["pytest"])
-    peers({"fake": fake})
+    peers(fake)
     report = bench(model, suite_file, rounds=2)
     record = parse_record(json.loads(json.dumps(report.value)), "it")
     assert record.contenders == ["plain", "auto", "fake, plain", "fake, lookup"]
@@ -280,9 +225,9 @@ def test_a_run_has_every_way_of_every_peer_on_every_prompt(
 
 
 def test_a_run_fails_where_our_own_speculation_changes_a_token(
-    model: Model, suite_file: Path, peers: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    model: Model, suite_file: Path, peers: Callable[[Peer], None], monkeypatch: pytest.MonkeyPatch
 ):
-    peers({"fake": Fake({"plain": [answered(7)]})})
+    peers(Fake({"plain": [answered(7)]}))
     liar = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
     generate = Model.generate
 
@@ -294,12 +239,9 @@ def test_a_run_fails_where_our_own_speculation_changes_a_token(
     assert not bench(liar, suite_file, max_tokens=60).passed
 
 
-def test_without_any_peer_there_is_nothing_to_compare(
-    model: Model, suite_file: Path, peers: Callable[..., None]
-):
-    peers({"a": MissingExtra("pip install the-a")})
-    with pytest.raises(MissingExtra, match="no peer can be compared with here"):
-        bench(model, suite_file)
+def test_a_name_that_means_nothing_here_is_refused(model: Model, suite_file: Path):
+    with pytest.raises(InvalidRequest, match="no peer is called 'ollama'; expected llama-server"):
+        bench(model, suite_file, peers=["http://127.0.0.1:1/v1", "ollama"])
 
 
 def test_ours_is_asked_as_a_first_request_each_time(model: Model):

@@ -16,7 +16,6 @@ from paceline.errors import InvalidRequest
 from paceline.options import Options
 from paceline.runtime.model import Model
 from paceline.runtime.request import check as check_options
-from paceline.runtime.trace import Trace
 from paceline_lab.simulate.replay import (
     Recording,
     SimulatedStep,
@@ -29,7 +28,6 @@ from support.costs import give_costs
 from support.drafters import write_toy_table
 from support.driver import CHEAP, answer, generation
 from support.toy import ToyEngine
-from support.traces import RecordedTrace
 
 EVEN = CostTable({1: 1.0, 32: 1.0})
 
@@ -203,45 +201,45 @@ PROMPT = "this is one and the user, this is one and the user, this is one"
     ],
     ids=str,
 )
-def test_a_trace_of_an_engine_simulates_to_itself(options: Options, model: Model, tmp_path: Path):
-    assert_same_steps(model, options, tmp_path / "trace.jsonl", max_tokens=50)
+def test_an_answer_of_an_engine_simulates_to_itself(options: Options, model: Model):
+    assert_same_steps(model, options, max_tokens=50)
 
 
 @pytest.mark.real_model
 @pytest.mark.parametrize(("drafter", "name"), [("auto", "auto"), ("ngram", "fixed")])
-def test_the_default_model_takes_the_simulated_steps(
-    drafter: str, name: str, real_model: Model, tmp_path: Path
-):
+def test_the_default_model_takes_the_simulated_steps(drafter: str, name: str, real_model: Model):
     options: Options = {"drafter": drafter, "policy": name}
-    drafted = assert_same_steps(real_model, options, tmp_path / "trace.jsonl", max_tokens=40)
-    assert drafted > 0
+    assert assert_same_steps(real_model, options, max_tokens=40) > 0
 
 
-def assert_same_steps(model: Model, options: Options, path: Path, max_tokens: int) -> int:
-    """Trace an answer, simulate it, compare step by step; how many guesses there were."""
+def assert_same_steps(model: Model, options: Options, max_tokens: int) -> int:
+    """Make an answer, simulate it, compare step by step; how many draft tokens there were."""
     asked: Options = {**options, "max_tokens": max_tokens}
     fresh = model.fresh()
     cost = model.measured_costs()
     give_costs(fresh, cost)  # as the replay has them: calls of the answer change nothing
-    with fresh.stream(PROMPT, **asked) as stream, Trace(path, fresh, stream, asked) as traced:
-        list(traced)
-    trace = RecordedTrace(path)
-    recording = Recording("one", "any", trace.prompt, trace.answer, max_tokens)
+    stream = fresh.stream(PROMPT, **asked)
+    _, *made = stream  # without the step that ends the prompt
+    prompt = fresh.tokens(PROMPT)
+    recording = Recording("one", "any", prompt, stream.answer, max_tokens)
     shared = DrafterResources(
         shipped=model.drafting.resources.shipped, vocab_size=model.engine.vocab_size
     )
     (found,) = simulate([recording], check_options(asked), cost, shared)
-    assert found.counters.steps == len(trace.steps)
+    assert found.counters.steps == len(made)
     chosen = check_options(asked)
     rule = (
-        Auto(chosen.max_block, cost, Acceptance(), len(trace.prompt))
+        Auto(chosen.max_block, cost, Acceptance(), len(prompt))
         if chosen.policy == "auto"
         else {"fixed": Fixed, "adaptive": Adaptive}[chosen.policy](chosen.max_block)
     )
     simulated = steps(recording, create(chosen.drafter.resolve(shared.shipped), shared), rule, cost)
-    for mine, theirs in zip(simulated, trace.steps, strict=True):
-        assert (mine.rows, mine.context) == (theirs.rows, theirs.context)
-        assert list(mine.step.proposal.tokens) == list(theirs.proposed)
-        assert mine.step.proposal.source == (theirs.source if theirs.proposed else "none")
-        assert (mine.step.matched, list(mine.step.tokens)) == (theirs.stood, list(theirs.tokens))
+    context = len(prompt)
+    for mine, theirs in zip(simulated, made, strict=True):
+        drafted = theirs.proposal
+        assert (mine.rows, mine.context) == (len(drafted.tokens) + 1, context)
+        assert list(mine.step.proposal.tokens) == list(drafted.tokens)
+        assert mine.step.proposal.source == (drafted.source if drafted.tokens else "none")
+        assert (mine.step.matched, [*mine.step.tokens]) == (theirs.matched, [*theirs.tokens])
+        context += len(theirs.tokens)
     return found.counters.drafted

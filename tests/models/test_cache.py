@@ -15,7 +15,6 @@ from paceline.models import gguf, prepare, resolve
 from paceline.models.cache import PARTIAL, publish, workspace
 from paceline.models.prepare import models_dir
 from support.errors import raises
-from support.tiny import write_tiny
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -126,10 +125,14 @@ def test_two_processes_that_pull_the_same_model_at_once_both_get_it(
 
 
 @pytest.mark.parametrize(
-    ("module", "step"), [(gguf, "build_tokenizer"), (prepare, "join"), (prepare, "write_manifest")]
+    ("module", "step"), [(gguf, "build_tokenizer"), (prepare, "write_manifest")]
 )
 def test_an_interrupted_preparation_leaves_nothing(
-    module: ModuleType, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType,
+    step: str,
+    tiny_gguf: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     real: Callable[..., object] = getattr(module, step)
 
@@ -138,7 +141,6 @@ def test_an_interrupted_preparation_leaves_nothing(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, step, interrupted)
-    path = write_tiny(tmp_path / "split.gguf", split=10)
     with pytest.raises(KeyboardInterrupt):
-        resolve(str(path), tmp_path)
+        resolve(str(tiny_gguf), tmp_path)
     assert not [*models_dir(tmp_path).iterdir()]

@@ -23,9 +23,9 @@ from support.errors import raises
 
 
 @pytest.fixture
-def prepared(tiny_joined: ModelFiles, tmp_path: Path, cache: Path) -> Path:
+def prepared(tiny_stored: ModelFiles, tmp_path: Path, cache: Path) -> Path:
     """A copy of a prepared model that has its weights."""
-    return Path(shutil.copytree(tiny_joined.folder, tmp_path / "copy"))
+    return Path(shutil.copytree(tiny_stored.folder, tmp_path / "copy"))
 
 
 @pytest.fixture

@@ -80,10 +80,10 @@ def test_a_folder_with_a_gguf_file_comes_with_its_path(tmp_path: Path):
 
 
 def test_a_prepared_folder_whose_weights_are_cut_off_or_not_listed_is_refused(
-    tiny_joined: ModelFiles, tmp_path: Path
+    tiny_stored: ModelFiles, tmp_path: Path
 ):
     folder = tmp_path / "m"
-    shutil.copytree(tiny_joined.folder, folder)
+    shutil.copytree(tiny_stored.folder, folder)
     os.truncate(folder / GGUF_WEIGHTS, 1000)
     assert f"{GGUF_WEIGHTS} has 1000 bytes, expected" in refusal(folder)
     manifest = json.loads((folder / MANIFEST).read_text())

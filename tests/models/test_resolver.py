@@ -15,13 +15,12 @@ from paceline.models import (
     prepare,
     resolve,
 )
-from paceline.models.manifest import GGUF_WEIGHTS, MANIFEST, TOKENIZER
+from paceline.models.manifest import MANIFEST, TOKENIZER
 from paceline.models.names import known_models
 from paceline.models.names.hub_names import is_hub_name
 from paceline.models.prepare import models_dir
 from support.checkpoints import write_checkpoint
 from support.errors import raises
-from support.tiny import write_tiny
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +34,6 @@ def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "cache_folder", lambda: tmp_path / "no-hub")
     monkeypatch.setattr(hub, "cached_snapshot", lambda *_, **__: None)
     monkeypatch.setattr(hub, "cached_folders", list)
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> Path:
-    """The first of the files of a tiny model."""
-    return write_tiny(tmp_path / "split.gguf", split=10)
 
 
 # -- what a name means -----------------------------------------------------------------------------
@@ -121,12 +114,12 @@ def test_with_an_empty_cache_the_list_is_what_can_be_had(tmp_path: Path):
 
 
 def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(
-    tiny_gguf: Path, shards: Path, tmp_path: Path
+    tiny_gguf: Path, thinking_gguf: Path, tmp_path: Path
 ):
     files = resolve(str(tiny_gguf), tmp_path)
-    resolve(str(shards), tmp_path)
+    resolve(str(thinking_gguf), tmp_path)
     by_name = {model.name: model for model in list_models(tmp_path) if model.here}
-    assert by_name.keys() == {str(tiny_gguf), str(shards)}
+    assert by_name.keys() == {str(tiny_gguf), str(thinking_gguf)}
     for name, model in by_name.items():
         assert resolve(name, tmp_path).folder == model.folder
     mine = by_name[str(tiny_gguf)]
@@ -138,12 +131,12 @@ def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(
     assert mine.bytes == sum(path.stat().st_size for path in (*listed, tiny_gguf))
 
 
-def test_a_broken_model_is_listed_with_what_is_wrong(shards: Path, tmp_path: Path):
-    files = resolve(str(shards), tmp_path)
-    (files.folder / GGUF_WEIGHTS).unlink()
+def test_a_broken_model_is_listed_with_what_is_wrong(tiny_gguf: Path, tmp_path: Path):
+    files = resolve(str(tiny_gguf), tmp_path)
+    (files.folder / TOKENIZER).unlink()
     broken = [model for model in list_models(tmp_path) if model.folder == files.folder]
     assert [model.here for model in broken] == [False]
-    assert f"{GGUF_WEIGHTS} is missing" in broken[0].about
+    assert f"{TOKENIZER} is missing" in broken[0].about
 
 
 def test_models_of_the_hubs_cache_are_listed(
@@ -155,14 +148,14 @@ def test_models_of_the_hubs_cache_are_listed(
     assert by_name["owner/name"].bytes > 0
 
 
-def test_a_check_names_every_fault_of_every_model(shards: Path, tmp_path: Path):
+def test_a_check_names_every_fault_of_every_model(tiny_gguf: Path, tmp_path: Path):
     assert check_models(tmp_path) == 0
-    first = resolve(str(shards), tmp_path).folder
+    first = resolve(str(tiny_gguf), tmp_path).folder
     assert check_models(tmp_path) == 1
     second, third = (models_dir(tmp_path) / name for name in ("second", "third"))
     for copy in (second, third):
         shutil.copytree(first, copy)
-    with (first / GGUF_WEIGHTS).open("r+b") as file:
+    with (first / TOKENIZER).open("r+b") as file:
         file.seek(100)
         file.write(b"other bytes")
     os.truncate(second / TOKENIZER, 10)
@@ -171,7 +164,7 @@ def test_a_check_names_every_fault_of_every_model(shards: Path, tmp_path: Path):
     with pytest.raises(CheckFailed) as caught:
         check_models(tmp_path)
     message = str(caught.value)
-    assert f"{first.name}: {GGUF_WEIGHTS} is not what was made: SHA-256 is" in message
+    assert f"{first.name}: {TOKENIZER} is not what was made: SHA-256 is" in message
     assert f"{TOKENIZER} has 10 bytes" in message
     assert "context_length: " in message
     assert caught.value.exit_code == 1

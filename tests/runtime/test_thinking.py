@@ -241,11 +241,3 @@ def test_no_think_and_variables_reach_the_template_and_json_has_the_thought(
     for value in ("[]", "{"):
         assert main(["generate", "x", "--chat-template-kwargs", value]) == 2
         assert "is not a JSON object" in capsys.readouterr().err
-
-
-def test_a_trace_has_the_text_of_thoughts(command: Any, tmp_path: Path):
-    path = tmp_path / "trace"
-    command("generate", "2 + 2?", "--trace", str(path), "--drafter", "suffix")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    pieces = "".join(piece for line in lines for piece in line.get("pieces", []))
-    assert pieces == THOUGHT + ANSWER

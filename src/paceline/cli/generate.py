@@ -2,7 +2,6 @@
 
 import json
 import sys
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,14 +10,11 @@ from typer import Argument, Option
 
 from paceline.cli import declare
 from paceline.cli.answers import AnswerArguments, load_for_answers, print_end, step_printer
-from paceline.cli.console import as_unicode, check_writable, piped_text, read_stdin, read_text
+from paceline.cli.console import as_unicode, piped_text, read_stdin, read_text
 from paceline.cli.options import ModelOptions, Output, command, group
 from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from paceline.decoding.types import Step
     from paceline.models import ModelFiles
     from paceline.runtime.request import Request
 
@@ -44,7 +40,6 @@ def generate(
     prediction: Annotated[
         Path | None, declare.file(help="text that the answer shares much of")
     ] = None,
-    trace: Annotated[Path | None, declare.file(help="write a line of JSON for each step")] = None,
     answer: AnswerArguments,
     model: ModelOptions,
     output: Output,
@@ -62,7 +57,6 @@ def generate(
             {"role": "user", "content": text},
         ]
     expected = None if prediction is None else read_text(prediction)
-    check_writable(trace)
     options = answer.options(raw=raw)
     request = check(options)  # before the model is looked for
     loaded = load_for_answers(
@@ -70,14 +64,9 @@ def generate(
     )
     if expected is not None:
         options["prediction"] = loaded.files.tokenizer().encode(expected)
-    with loaded.stream(messages, **options) as stream, ExitStack() as stack:
-        steps: Iterable[Step] = stream
-        if trace is not None:
-            from paceline.runtime.trace import Trace
-
-            steps = stack.enter_context(Trace(trace, loaded, stream, options))
+    with loaded.stream(messages, **options) as stream:
         show = step_printer(answer, output, stream)
-        for step in steps:
+        for step in stream:
             show(step)
     if output.json:
         ids = stream.tokens[: stream.result.prompt_tokens]  # `bench simulate` needs them

@@ -29,6 +29,7 @@ from paceline.models.templates.tokenizer import Tokenizer
 from paceline.storage.files import size_of
 from paceline.storage.manifest import MANIFEST, is_checked
 from paceline.storage.progress import QUIET, Progress
+from paceline.storage.shards import shards_beside
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class ModelFiles:
     @cached_property
     def weights_bytes(self) -> int:
         """Bytes of what its engine opens."""
-        return size_of(self.path, links=True)  # models of the hub's cache are links to blobs
+        # Models of the hub's cache are links to blobs.
+        return sum(size_of(path, links=True) for path in shards_beside(self.path))
 
     @property
     def settings(self) -> Settings:

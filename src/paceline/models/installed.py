@@ -22,13 +22,13 @@ from paceline.models.names import (
     canonical,
     known_models,
 )
-from paceline.models.names.hub_names import shards_beside
 from paceline.models.names.other_apps import ollama_models
 from paceline.models.prepare import models_dir
 from paceline.storage.files import remove, size_of
 from paceline.storage.gguf_file import architecture_of
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import QUIET, Progress
+from paceline.storage.shards import shards_beside
 
 _TESTED = {None: "not tried yet", "file": "the file tested", "shape": "its shape tested"}
 """What was run of a known model, in words."""
@@ -150,7 +150,7 @@ def _listed(folder: Path, files: dict[Path, LocalFile]) -> Listed:
     if kind == GGUF and not path.is_file():
         gone = "its file is gone; `paceline rm` frees the rest"
         return Listed(name, False, gone, folder, size, path)
-    if not (kind.startswith("gguf") and path.is_file()):
+    if kind != GGUF:
         return Listed(name, True, about, folder, size, fits=fits(size), context_length=context)
     weights = sum(size_of(shard, links=True) for shard in shards_beside(path))
     file = files.get(path.resolve(), LocalFile(name, path, weights, about))

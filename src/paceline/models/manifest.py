@@ -29,8 +29,6 @@ GGUF_WEIGHTS = "model.gguf"
 """Weights that were made for a model, in the same folder."""
 GGUF = "gguf file"
 """`kind` of a model whose weights stay in the GGUF file `from`; the folder has the rest."""
-GGUF_SHARDS = "gguf shards"
-"""`kind` of a model whose shards were joined to `GGUF_WEIGHTS`."""
 
 
 Pooling = Literal["mean", "first", "last"]

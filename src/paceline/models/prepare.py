@@ -4,19 +4,19 @@ import hashlib
 import re
 from pathlib import Path
 
+from paceline.errors import ModelError
 from paceline.models.cache import publish, workspace
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
 from paceline.models.gguf import read, write_derived
 from paceline.models.gguf.eight_bit import q8_peak_bytes, write_q8
-from paceline.models.gguf.shards import first_shard, join
 from paceline.models.gguf.support import check_layout
 from paceline.models.hub.wheel import fetch_member
-from paceline.models.manifest import GGUF, GGUF_SHARDS, GGUF_WEIGHTS, write_manifest
+from paceline.models.manifest import GGUF, write_manifest
 from paceline.models.names import WheelModel, canonical
-from paceline.models.names.hub_names import shards_beside
 from paceline.storage.files import megabytes
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import Progress
+from paceline.storage.shards import shards_beside
 from paceline.storage.system import cache_dir
 
 _FORM = 3
@@ -53,32 +53,38 @@ def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFile
 
 
 def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
-    """Files of a GGUF model, whose weights stay where they are; those of a split one are joined.
+    """Files of a GGUF model, whose weights stay where they are.
 
     What is derived from its metadata, such as the tokenizer, is made in the folder `models` at the
     first call. Raises ModelError if a shard is missing or wrong, or the model cannot be read.
     """
     # Links are kept: one in the hub's cache has the name that shards share, its blob has not.
-    path = first_shard(path.parent.resolve() / path.name)
-    shards = shards_beside(path)
-    fingerprint = stat_fingerprint(shards)
+    shards = _complete(path.parent.resolve() / path.name)
+    path, fingerprint = shards[0], stat_fingerprint(shards)
     final = models / f"gguf-{_slug(path.stem)}-{_short_hash(f'{path} {fingerprint} {_FORM}')}"
     if not (final / MANIFEST).is_file():
-        is_split = len(shards) > 1
-        needed = _DERIVED_BYTES + is_split * sum(shard.stat().st_size for shard in shards)
-        with workspace(models, final.name, needed=needed) as work:
+        with workspace(models, final.name, needed=_DERIVED_BYTES) as work:
             folder = work / "model"
             folder.mkdir()
             content = read(path, progress)
             check_layout(path, content)
             source = {"kind": GGUF, "from": str(path), "fingerprint": fingerprint}
-            if is_split:
-                content = join(shards, folder / GGUF_WEIGHTS, progress)
-                source["kind"] = GGUF_SHARDS
             facts = write_derived(path, content.fields, folder)
             write_manifest(folder, str(path), source, facts, progress)
             publish(folder, final)
     return open_folder(final, str(path), progress)
+
+
+def _complete(path: Path) -> list[Path]:
+    """All files of a model, of any of its shards. Raises ModelError if one is missing."""
+    shards = shards_beside(path)
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing and len(shards) > 1:
+        raise ModelError(
+            f"{path.name} is one of {len(shards)} files of a model; missing in {path.parent}: "
+            f"{', '.join(missing)}"
+        )
+    return shards
 
 
 def core_ml_folder(name: str, cache: Path | None = None) -> Path:

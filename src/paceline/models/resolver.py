@@ -27,11 +27,12 @@ from paceline.models.names import (
     split_form,
     unknown,
 )
-from paceline.models.names.hub_names import HubName, is_hub_name, parse_hub_name, shards_beside
+from paceline.models.names.hub_names import HubName, is_hub_name, parse_hub_name
 from paceline.models.names.other_apps import find_app_model, is_app_name
 from paceline.storage.files import size_of
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import QUIET, Progress
+from paceline.storage.shards import shards_beside
 
 
 def resolve(

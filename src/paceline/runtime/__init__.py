@@ -1,1 +1,1 @@
-"""Runs a model: `Model`, the streams of its answers, options, results and traces."""
+"""Runs a model: `Model`, the streams of its answers, options and results."""

@@ -29,6 +29,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def json_lines(content: bytes, file: object) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Objects of JSON lines, each with its place (`line 3 of FILE`); empty lines are left out.
+
+    Raises InvalidRequest, which names the line, if one is no JSON object.
+    """
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"line {number} of {file}"
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{where} is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise InvalidRequest(f"{where} is not a JSON object")
+        yield where, value
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON as `write_bytes` does. Raises OSError."""
     write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())

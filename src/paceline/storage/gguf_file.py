@@ -1,4 +1,4 @@
-"""Reads GGUF files (versions 2 and 3, little-endian), and writes one with other weights.
+"""Reads GGUF files (versions 2 and 3, little-endian) and their shards, and writes other weights.
 
 Independent of what the metadata means. Invariant: a file is untrusted; every count is compared with
 the remaining bytes before allocation, so memory is proportional to the file, and any fault is a
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ModelError
+from paceline.storage.shards import shards_beside
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -28,6 +29,9 @@ _MAX_METADATA = 256 * 2**20
 
 _BEGINNING = 1 << 16
 """Bytes in which a file's own keys are, but for its tokenizer's."""
+
+_NUMBER, _COUNT, _TENSORS = _SPLIT = ("split.no", "split.count", "split.tensors.count")
+"""Fields of a shard."""
 
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {
@@ -59,7 +63,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """Content of a file."""
+    """Content of a model's files."""
 
     fields: Mapping[str, Any]
     """Metadata: numbers, strings, lists of strings, and arrays of numbers."""
@@ -69,10 +73,32 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read the metadata of a file; tensors are views of the file.
+    """Read the metadata of a file; tensors are views of it, and of the other shards of a model.
 
-    Raises ModelError if it cannot be read, or is not a complete GGUF file.
+    Raises ModelError if a file cannot be read, is not complete, or is not a part of this model.
     """
+    shards = shards_beside(path)
+    files = [_read(shard) for shard in shards]
+    if len(shards) == 1 and files[0].fields.get(_COUNT, 1) in (0, 1):
+        return files[0]
+    for number, (shard, file) in enumerate(zip(shards, files, strict=True)):
+        for field, expected in ((_NUMBER, number), (_COUNT, len(shards))):
+            if (value := file.fields.get(field)) != expected:
+                raise ModelError(
+                    f"{shard} is not part {number + 1} of {len(shards)} of its model, as its name "
+                    f"has it: its {field} is {short(value)}, expected {expected}; fetch it again"
+                )
+    tensors = [tensor for file in files for tensor in file.tensors]
+    if (count := files[0].fields.get(_TENSORS, len(tensors))) != len(tensors):
+        raise ModelError(
+            f"{shards[0]} and its other parts have {len(tensors)} tensors, expected "
+            f"{short(count)}: they are not of the same model; fetch them again"
+        )
+    fields = {name: value for name, value in files[0].fields.items() if name not in _SPLIT}
+    return GgufFile(fields, {name: files[0].raw[name] for name in fields}, tensors)
+
+
+def _read(path: Path) -> GgufFile:
     _check_header(path)
     try:
         return _Reader(np.memmap(path, np.uint8, mode="r")).read()

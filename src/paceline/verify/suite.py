@@ -4,7 +4,6 @@ A suite is paceline's own file, a user's, or Spec-Bench's `question.jsonl` (arXi
 questions may have a second turn, sent after the answer to the first.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline.runtime.prompt import Prompt
+from paceline.storage.files import json_lines
 from paceline.storage.validation import Limit, validated
 
 CONVERSATION = "multi-turn conversation"
@@ -62,7 +62,7 @@ def prompt_for(files: ModelFiles, messages: Sequence[dict[str, Any]]) -> Prompt:
 def load_suite(path: Path | None = None) -> Suite:
     """Read a suite: one JSON object per line, with `messages`, or with `prompt`, a user message.
 
-    `id` and `kind` are optional, by default the line's number and `any`. Lines of Spec-Bench have
+    `id` and `kind` are optional, by default the prompt's number and `any`. Lines of Spec-Bench have
     `question_id`, `category` and `turns`, the user's messages; their kinds are Spec-Bench's six
     groups. Other fields are ignored.
 
@@ -76,15 +76,8 @@ def load_suite(path: Path | None = None) -> Suite:
     except OSError as error:
         raise InvalidRequest(f"cannot read {error.filename}: {error.strerror}") from error
     prompts: dict[str, SuitePrompt] = {}
-    for number, line in enumerate(content.decode("utf-8", "replace").split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"line {number} of {path or 'the suite'}"
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"{where}: {error}") from error
-        prompt = _prompt(entry, number, where)
+    for where, entry in json_lines(content, path or "the suite"):
+        prompt = _prompt(entry, len(prompts) + 1, where)
         if prompt.id in prompts:
             raise InvalidRequest(f"two prompts have the id {prompt.id!r}; expected ids that differ")
         prompts[prompt.id] = prompt
@@ -108,8 +101,8 @@ class _Question:
     turns: Annotated[list[Annotated[str, Limit(min_length=1)]], Limit(min_length=1)]
 
 
-def _prompt(entry: Any, number: int, where: str) -> SuitePrompt:
-    if isinstance(entry, dict) and "turns" in entry:
+def _prompt(entry: dict[str, Any], number: int, where: str) -> SuitePrompt:
+    if "turns" in entry:
         first, *turns = validated(_Question, entry, where).turns
         category = str(entry.get("category", "any"))
         return SuitePrompt(
@@ -119,7 +112,7 @@ def _prompt(entry: Any, number: int, where: str) -> SuitePrompt:
             turns,
             category,
         )
-    if not isinstance(entry, dict) or not ("messages" in entry or "prompt" in entry):
+    if not ("messages" in entry or "prompt" in entry):
         raise InvalidRequest(f"{where}: expected an object with messages, prompt or turns")
     messages = entry.get("messages", [{"role": "user", "content": entry.get("prompt")}])
     validated(_Messages, {"messages": messages}, where)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from paceline.errors import ModelError
 from paceline.models import TOKENIZER, Facts, ModelFiles, Progress, open_origin
 from paceline.storage.files import digest_of, sha256_of
+from paceline.storage.shards import shards_beside
 
 
 class Source(NamedTuple):
@@ -72,13 +73,16 @@ def checkpoint_from_gguf(gguf: Path, folder: Path) -> None:
 
     transformers converts, because it is the authority on the names and order of tensors.
 
-    Needs torch and transformers. Raises ModelError if transformers does not read the file.
+    Needs torch and transformers. Raises ModelError if transformers does not read the file, or it
+    is a shard.
     """
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    if len(shards_beside(gguf)) > 1:
+        raise ModelError(f"{gguf} is one of several files; give the model's Hugging Face form")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

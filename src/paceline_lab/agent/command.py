@@ -10,7 +10,6 @@ from statistics import median
 from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.runtime.request import check
-from paceline.storage.json_lines import journal_path
 from paceline.storage.report import Report, Table
 from paceline.verify.client import Access, connect
 from paceline_lab.agent.replay import Replayed, replay_here, replay_there
@@ -26,6 +25,7 @@ from paceline_lab.bench.ab_test import (
 from paceline_lab.bench.journal import measured_rows, open_journal
 from paceline_lab.bench.record import Record, Row, here
 from paceline_lab.bench.turns import Skipped
+from paceline_lab.journals import journal_path
 
 SECONDS, FIRST = "seconds", "first_token_seconds"
 

@@ -4,7 +4,6 @@ A turn is an answer of the assistant, and what was said before it is its prompt.
 their results are text in messages, so that every chat template renders them.
 """
 
-import json
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
+from paceline.storage.files import json_lines
 from paceline.storage.validation import validated
 from paceline.verify.suite import packaged, prompt_for
 
@@ -73,14 +73,7 @@ def load_sessions(path: Path | None) -> list[Session]:
 
 def _parsed(name: str, content: bytes, file: str) -> Session:
     messages: list[dict[str, Any]] = []
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"line {number} of {file}"
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"{where} is not JSON: {error}; expected a message") from error
+    for where, entry in json_lines(content, file):
         messages.append(asdict(validated(_Message, entry, where)))
     if "assistant" not in [message["role"] for message in messages[1:]]:
         raise InvalidRequest(

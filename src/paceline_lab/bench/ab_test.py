@@ -18,9 +18,9 @@ from paceline.options import GREEDY, Options
 from paceline.runtime.model import Model
 from paceline.runtime.prompt import Prompt
 from paceline.runtime.result import Result
-from paceline.storage.json_lines import Journal
 from paceline_lab.bench.journal import measured_rows
 from paceline_lab.bench.record import Row
+from paceline_lab.journals import Journal
 
 _T = TypeVar("_T")
 

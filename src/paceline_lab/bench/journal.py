@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import median
 
 from paceline.models import Progress
-from paceline.storage.json_lines import Journal, resuming
 from paceline_lab.bench.record import Record, Row
+from paceline_lab.journals import Journal, resuming
 
 _MAY_DIFFER = ("made", "command", "summary", "rows")
 """Fields of the head in which two processes of one run may differ."""

@@ -8,7 +8,6 @@ from paceline.models import Progress
 from paceline.options import Options
 from paceline.runtime.model import Model
 from paceline.runtime.request import check
-from paceline.storage.json_lines import journal_path
 from paceline.storage.report import Report
 from paceline_lab.bench.ab_test import (
     PLAIN,
@@ -26,6 +25,7 @@ from paceline_lab.bench.prompts import chosen_prompts
 from paceline_lab.bench.record import Record, here
 from paceline_lab.bench.summary import all_same_tokens, case_table, group_tables, notes, summary
 from paceline_lab.bench.turns import PromptTurn, measure_turns
+from paceline_lab.journals import journal_path
 
 _MAX_PRINTED = 64
 """Cases. Of a longer run only the result file has the rows."""

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.runtime.model import Model
-from paceline.storage.json_lines import Journal
 from paceline.verify.suite import SuitePrompt, prompt_for
 from paceline_lab.bench.journal import measured_rows
 from paceline_lab.bench.record import Row
+from paceline_lab.journals import Journal
 
 
 @dataclass(frozen=True, slots=True)

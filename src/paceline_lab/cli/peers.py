@@ -27,8 +27,7 @@ def peers(
         list[str],
         declare.several(
             metavar="NAME",
-            help="llama-server, mlx-lm, or the base URL of a server; may be repeated; "
-            "default: the first two, where they are installed",
+            help="llama-server, which is the default, or the base URL of a server; may be repeated",
         ),
     ],
     llama_server: Annotated[
@@ -36,9 +35,6 @@ def peers(
         Option(metavar="PATH", help="llama.cpp's server, a peer then; default: that on PATH"),
     ] = None,
     limit: Limit = None,
-    draft_model: Annotated[
-        str | None, Option(metavar="MODEL", help="a smaller model, for mlx-lm to draft with")
-    ] = None,
     served_model: Annotated[
         str | None, Option(metavar="NAME", help="model of a server; default: its first")
     ] = None,
@@ -58,7 +54,6 @@ def peers(
         peers=peer,
         llama_server=llama_server,
         access=Access(served_model, api_key),
-        draft=draft_model,
         threads=model.threads,
         progress=progress_of(output),
     )

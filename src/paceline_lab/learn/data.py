@@ -17,8 +17,8 @@ from paceline.options import GREEDY, Options
 from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.model import Model
 from paceline.runtime.prompt import Prompt
-from paceline.storage.json_lines import Append
 from paceline.verify.suite import Suite, prompt_for
+from paceline_lab.journals import Append
 from paceline_lab.learn.folder import LearntFolder, TrainingAnswer
 from paceline_lab.learn.openings import WAY_OUT, Opening, follow_ups, mixed, openings
 from paceline_lab.learn.variety import Variety

@@ -16,7 +16,7 @@ from paceline.errors import ModelError
 from paceline.models import ModelFiles
 from paceline.runtime.drafting import HEADER, learnt_dir
 from paceline.storage.files import read_json, sha256_of, write_json, writing
-from paceline.storage.json_lines import Append, appending, read_entries
+from paceline_lab.journals import Append, appending, read_entries
 
 KIND = "paceline learnt drafters"
 ANSWERS = "answers.jsonl"

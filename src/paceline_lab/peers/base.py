@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from paceline_lab.peers.llama_server.binary import ServerBinary
 
 
-class NotComparable(ModelError):
-    """A runtime that cannot run this model here."""
-
-
 @dataclass(frozen=True, slots=True)
 class Question:
     """A prompt, as messages and as token ids: a peer gets what it takes."""
@@ -45,8 +41,6 @@ class PeerAnswer:
     """From the request to the first token and those accepted with it."""
     decode_seconds: float
     """From the first token to the end."""
-    at_first: int = 1
-    """Tokens of the first step: more than 1 if a draft is verified with the prompt."""
     seconds: float | None = None
     """The whole answer, as the client of a server measures it; None: the two parts are all."""
     draft: tuple[int, int] | None = None
@@ -60,8 +54,8 @@ class PeerAnswer:
 
     @property
     def rate(self) -> float | None:
-        """Decode throughput, tokens/s after the first step; None if there are no such tokens."""
-        after = self.count - self.at_first
+        """Decode throughput, tokens/s after the first token; None if there are no such tokens."""
+        after = self.count - 1
         return after / self.decode_seconds if after > 0 and self.decode_seconds > 0 else None
 
     def same(self, other: "PeerAnswer") -> bool:
@@ -82,8 +76,6 @@ class TargetModel:
     """Prints a note for the user."""
     threads: int | None = None
     """None: the runtime's default."""
-    draft: ModelFiles | None = None
-    """A smaller model, for runtimes that draft with one."""
     llama_server: "ServerBinary | None" = None
     """None: the one on PATH."""
 
@@ -99,9 +91,9 @@ class TargetModel:
 
     @property
     def gguf(self) -> Path:
-        """The GGUF file. Raises NotComparable if there is none."""
+        """The GGUF file. Raises ModelError if there is none."""
         if self.files.weights is None:
-            raise NotComparable(f"{self.files.name} is no GGUF file; expected one")
+            raise ModelError(f"{self.files.name} is no GGUF file; expected one")
         return self.files.weights
 
     def answered(
@@ -110,7 +102,6 @@ class TargetModel:
         first: float,
         decode: float,
         *,
-        at_first: int = 1,
         seconds: float | None = None,
         draft: tuple[int, int] | None = None,
     ) -> PeerAnswer:
@@ -119,7 +110,7 @@ class TargetModel:
         while answer and answer[-1] in self.stops:
             answer.pop()
         text = self.files.tokenizer().continuation(answer)
-        return PeerAnswer(text, answer, len(tokens), first, decode, at_first, seconds, draft)
+        return PeerAnswer(text, answer, len(tokens), first, decode, seconds, draft)
 
 
 class Peer(Protocol):

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.models import Progress, resolve
+from paceline.errors import InvalidRequest
+from paceline.models import Progress
 from paceline.runtime.model import Model
-from paceline.storage.json_lines import journal_path
 from paceline.storage.report import Report
 from paceline.verify.client import Access
 from paceline.verify.suite import SuitePrompt, prompt_for
@@ -15,11 +15,13 @@ from paceline_lab.bench.journal import open_journal
 from paceline_lab.bench.prompts import chosen_prompts
 from paceline_lab.bench.record import PACKAGES, Record, here
 from paceline_lab.bench.turns import PromptTurn, measure_turns
-from paceline_lab.peers.base import Question, TargetModel
+from paceline_lab.journals import journal_path
+from paceline_lab.peers.base import Peer, Question, TargetModel
 from paceline_lab.peers.llama_server.binary import PROGRAM, server_binary
+from paceline_lab.peers.llama_server.peer import LlamaServer
 from paceline_lab.peers.measure import contenders_of, measure
 from paceline_lab.peers.paceline_peer import PacelinePeer
-from paceline_lab.peers.registry import check_names, open_all
+from paceline_lab.peers.server import ServerPeer
 from paceline_lab.peers.summary import is_exact, speeds, tables
 
 _SPARE = 64
@@ -39,24 +41,28 @@ def bench_peers(
     peers: Sequence[str],
     llama_server: str | None = None,
     access: Access,
-    draft: str | None,
     threads: int | None,
     progress: Progress,
 ) -> Report:
     """Every peer and paceline, plain and with speculation, on a suite, interleaved.
 
-    `load` opens the model, `access` is for requests to servers, and `draft` is a smaller model for
-    peers that use one; the rest is as on the command line.
+    `load` opens the model, and `access` is for requests to servers; the rest is as on the command
+    line.
 
     Raises:
         InvalidRequest: there is no such peer, server or program, or a value is invalid.
-        MissingExtra: a named peer is not installed, or without names none is.
-        ModelError: a named peer cannot run this model.
+        MissingExtra: llama-server is not installed.
+        ModelError: a peer cannot run this model.
     """
     prompts = chosen_prompts(suite, kinds, per_kind, limit)
-    if llama_server is not None and PROGRAM not in peers:
+    if llama_server is not None or not peers:
         peers = [*peers, PROGRAM]
-    check_names(peers)
+    for name in peers:
+        if not (name == PROGRAM or _is_url(name)):
+            raise InvalidRequest(
+                f"no peer is called {name!r}; expected {PROGRAM}, or a server's base URL, as "
+                "http://127.0.0.1:8080/v1"
+            )
     binary = server_binary(llama_server) if PROGRAM in peers else None
     model = load()
     model.measured_costs()
@@ -66,10 +72,12 @@ def bench_peers(
         context=context,
         say=progress.say,
         threads=threads,
-        draft=None if draft is None else resolve(draft, progress=progress),
         llama_server=binary,
     )
-    opened = open_all(peers, target, access, progress)
+    opened: list[Peer] = []
+    for name in dict.fromkeys(peers):
+        with progress.task(f"opening {name}"):
+            opened.append(ServerPeer(name, access) if _is_url(name) else LlamaServer(target))
     contenders = contenders_of(PacelinePeer(model), opened)
     head = Record(
         "peers",
@@ -113,6 +121,10 @@ def bench_peers(
         tables=[*tables(rows)],
         journal=journal_path(output),
     )
+
+
+def _is_url(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
 
 
 def _question(turn: PromptTurn) -> Question:

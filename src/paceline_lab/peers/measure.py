@@ -13,7 +13,6 @@ from paceline_lab.bench.ab_test import PLAIN, interleaved
 from paceline_lab.bench.record import Row
 from paceline_lab.peers.base import Peer, PeerAnswer, Question
 from paceline_lab.peers.paceline_peer import PacelinePeer
-from paceline_lab.peers.registry import one_line
 
 DECODE, WHOLE = "decode_tokens_per_second", "answer_tokens_per_second"
 """Names in `Row.measures`: speed after the first token, and of the whole answer with its prompt."""
@@ -37,7 +36,9 @@ class PeerContender(NamedTuple):
         except Exception as error:  # every runtime has its own types
             if isinstance(self.peer, PacelinePeer):
                 raise
-            raise ModelError(f"{self.name} fails at {question.id}: {one_line(error)}") from error
+            raise ModelError(
+                f"{self.name} fails at {question.id}: {' '.join(str(error).split())}"
+            ) from error
 
 
 def contenders_of(ours: PacelinePeer, peers: Sequence[Peer]) -> list[PeerContender]:

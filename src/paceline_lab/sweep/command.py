@@ -12,7 +12,6 @@ from paceline.models import Progress
 from paceline.options import Options
 from paceline.runtime.model import Model
 from paceline.runtime.request import check
-from paceline.storage.json_lines import journal_path
 from paceline.storage.report import Report
 from paceline_lab.bench.ab_test import (
     Contender,
@@ -26,6 +25,7 @@ from paceline_lab.bench.journal import open_journal
 from paceline_lab.bench.prompts import chosen_prompts
 from paceline_lab.bench.record import Record, here
 from paceline_lab.bench.summary import all_same_tokens, case_table, summary
+from paceline_lab.journals import journal_path
 from paceline_lab.sweep.cases import TokenCount, dense_text, depth_cases, length_cases
 
 

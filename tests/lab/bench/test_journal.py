@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidRequest
-from paceline.storage.json_lines import journal_path
 from paceline_lab.bench.journal import open_journal
 from paceline_lab.bench.record import Record, Row, here
+from paceline_lab.journals import journal_path
 
 HEAD = Record("run", [], {"rounds": 2, "drafters": ["auto"]}, {"name": "m"}, **here())
 ROWS = [Row("one", "chat", name, {"ratio": [1.0, 2.5]}, {"depth": 3}) for name in ("plain", "auto")]

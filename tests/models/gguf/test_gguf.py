@@ -110,7 +110,6 @@ def test_what_is_no_gguf_file_is_refused(content: bytes, reason: str, refused: A
         ({"tokenizer.ggml.tokens": None}, "no tokenizer: tokenizer.ggml.tokens"),
         ({"tokenizer.ggml.model": "t5"}, "tokenizer of kind t5/smollm"),
         ({"tokenizer.ggml.pre": "kimi-k2"}, "tokenizer of kind gpt2/kimi-k2"),
-        ({"split.count": 2}, "one part of a split model"),
         ({"llama.attention.layer_norm_rms_epsilon": 0.0}, "epsilon of 0.0; expected more than 0"),
         ({"llama.rope.scaling.type": "magic"}, "scaling.type of 'magic'"),
         ({"llama.context_length": 0}, "has no context length"),

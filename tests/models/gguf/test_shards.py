@@ -3,7 +3,6 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +10,9 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
-from paceline.models import prepare, resolve
-from paceline.models.gguf.shards import join
+from paceline.models import resolve
 from paceline.models.installed import check_models, list_models
-from paceline.storage.progress import QUIET
+from paceline.storage.gguf_file import read_gguf
 from support.errors import raises
 from support.tiny import gguf_writer, write_tiny
 
@@ -47,11 +45,10 @@ def test_missing_shards_are_one_clear_error(shards: list[Path], tmp_path: Path):
         resolve(str(shards[2]), tmp_path / "cache")
 
 
-def test_shards_that_do_not_belong_together_are_refused_by_name(shards: list[Path], tmp_path: Path):
+def test_shards_that_do_not_belong_together_are_refused_by_name(shards: list[Path]):
     def refused(*names: object) -> None:
         with raises(ModelError, *names):
-            join(shards, tmp_path / "joined", QUIET)
-        assert not (tmp_path / "joined").exists()
+            read_gguf(shards[0])
 
     shutil.copy(shards[1], shards[2])
     refused(shards[2], "split.no")
@@ -67,6 +64,9 @@ def test_shards_that_do_not_belong_together_are_refused_by_name(shards: list[Pat
 def test_a_whole_file_with_the_name_of_a_shard_is_refused_unless_it_is_the_only_one(
     tmp_path: Path, tiny_gguf: Path
 ):
+    shutil.copy(write_shard(tmp_path / "part", 0), tmp_path / "renamed.gguf")
+    with raises(ModelError, "split.count"):
+        resolve(str(tmp_path / "renamed.gguf"), tmp_path / "a")
     for name in ("m-00001-of-00001.gguf", "m-00001-of-00002.gguf", "m-00002-of-00002.gguf"):
         shutil.copy(tiny_gguf, tmp_path / name)
     assert resolve(str(tmp_path / "m-00001-of-00001.gguf"), tmp_path / "a").context_length == 512
@@ -75,7 +75,7 @@ def test_a_whole_file_with_the_name_of_a_shard_is_refused_unless_it_is_the_only_
     assert not any((tmp_path / "b" / "models").iterdir()), "nothing is half-made"
 
 
-def test_a_split_model_is_joined_once_and_runs_as_the_whole_one(tmp_path: Path):
+def test_a_split_model_runs_as_the_whole_one(tmp_path: Path):
     whole = write_tiny(tmp_path / "whole.gguf")
     first = write_tiny(tmp_path / "m.gguf", split=8)
     cache = tmp_path / "cache"
@@ -86,23 +86,19 @@ def test_a_split_model_is_joined_once_and_runs_as_the_whole_one(tmp_path: Path):
         open_engine("llamacpp", item.path, item.context_length, EngineSettings())
         for item in (files, resolve(str(whole), cache))
     ]
+    assert files.weights_bytes > files.path.stat().st_size
     rows = [engine.step([(engine.open(), Block([1, 2, 3], 3))]).logits[0] for engine in engines]
     assert np.array_equal(*rows)
     assert str(first) in {model.name for model in list_models(cache)}
     assert check_models(cache) == 2
 
 
-def test_shards_are_joined_again_only_when_one_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    first, joined = write_tiny(tmp_path / "m.gguf", split=8), list[Any]()
-    monkeypatch.setattr(prepare, "join", lambda *given: (joined.append(given), join(*given))[1])
-    files = [resolve(str(first), tmp_path / "cache") for _ in range(3)]
-    assert len(joined) == 1
+def test_a_shard_that_has_changed_makes_another_model(tmp_path: Path):
+    first = write_tiny(tmp_path / "m.gguf", split=8)
+    files = resolve(str(first), tmp_path / "cache")
     second = next(tmp_path.glob("m-00002-of-*.gguf"))
     os.utime(second, ns=(1, 1))
-    assert resolve(str(first), tmp_path / "cache").fingerprint == files[0].fingerprint
-    assert len(joined) == 2
+    assert resolve(str(first), tmp_path / "cache").fingerprint != files.fingerprint
     second.write_bytes(second.read_bytes()[:-99])
     with raises(ModelError, second):
         resolve(str(first), tmp_path / "cache")

@@ -1,4 +1,4 @@
-"""GGUF files of ollama and LM Studio, used where they are."""
+"""GGUF files of ollama, used where they are."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 
 from paceline.errors import ModelNotFound
 from paceline.models import list_models, resolve
-from paceline.models.names import other_apps
 from paceline.models.names.other_apps import find_app_model, is_app_name, ollama_models
 from support.errors import raises
 from support.ollama import MODEL_LAYER, pulled
@@ -20,13 +19,6 @@ TENSOR_LAYER = "application/vnd.ollama.image.tensor"
 def ollama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "ollama"
     monkeypatch.setenv("OLLAMA_MODELS", str(folder))
-    return folder
-
-
-@pytest.fixture
-def lm_studio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "lmstudio"
-    monkeypatch.setattr(other_apps, "_LM_STUDIO_FOLDER", str(folder))
     return folder
 
 
@@ -47,14 +39,12 @@ def test_ollamas_models_have_its_names(ollama: Path):
         assert find_app_model(name) == blob
 
 
-def test_a_model_that_another_program_lacks_is_told_which_it_has(ollama: Path, lm_studio: Path):
+def test_a_model_that_another_program_lacks_is_told_which_it_has(ollama: Path):
     with raises(ModelNotFound, "hf.co/ollama/qwen3"):
         find_app_model("ollama/qwen3")
     pulled(ollama, "registry.ollama.ai/library/qwen3/0.6b")
     with raises(ModelNotFound, "ollama/qwen3", "ollama/qwen3:0.6b"):
         find_app_model("ollama/qwen3")
-    with raises(ModelNotFound, "lmstudio"):
-        find_app_model("lmstudio/a/b/c.gguf")
 
 
 @pytest.mark.parametrize(
@@ -84,22 +74,16 @@ def test_a_damaged_manifest_is_left_out_and_so_is_what_is_no_folder(ollama: Path
 
 
 def test_a_model_of_another_program_is_used_where_it_is_and_listed_once(
-    ollama: Path, lm_studio: Path, tiny_gguf: Path, tmp_path: Path
+    ollama: Path, tiny_gguf: Path, tmp_path: Path
 ):
     blob = pulled(ollama, "registry.ollama.ai/library/tiny/1b", tiny_gguf.read_bytes())
-    copy = lm_studio / "owner" / "tiny" / "tiny-F16.gguf"
-    copy.parent.mkdir(parents=True)
-    shutil.copy(tiny_gguf, copy)
-    before = [*ollama.rglob("*"), *lm_studio.rglob("*")]
-    for name, path in (("ollama/tiny:1b", blob), ("lmstudio/owner/tiny/tiny-F16.gguf", copy)):
-        files = resolve(name, tmp_path / "cache")
-        assert files.name == name
-        assert files.context_length == 512
-        listed_name = name if name.startswith("ollama") else str(path)
-        by_name = {model.name: model for model in list_models(tmp_path / "cache")}
-        listed = by_name[listed_name]
-        assert listed.here
-        assert (listed.file, listed.folder) == (path, files.folder)
-        assert listed.fits
-    assert [*ollama.rglob("*"), *lm_studio.rglob("*")] == before
+    before = [*ollama.rglob("*")]
+    files = resolve("ollama/tiny:1b", tmp_path / "cache")
+    assert (files.name, files.context_length) == ("ollama/tiny:1b", 512)
+    by_name = {model.name: model for model in list_models(tmp_path / "cache")}
+    listed = by_name["ollama/tiny:1b"]
+    assert listed.here
+    assert (listed.file, listed.folder) == (blob, files.folder)
+    assert listed.fits
+    assert [*ollama.rglob("*")] == before
     assert str(blob) not in {model.name for model in list_models(tmp_path / "cache")}

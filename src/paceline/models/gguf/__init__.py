@@ -69,8 +69,6 @@ def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
         raise ModelError(f"{path} has no tokenizer: {', '.join(missing)} missing")
     if fault := vocabulary_fault(fields):
         raise ModelError(f"{path} has an invalid tokenizer: {fault}")
-    if fields.get("split.count", 0) not in (0, 1):
-        raise ModelError(f"{path} is one part of a split model; join the parts first")
     context = fields.get(f"{architecture}.context_length")
     if not isinstance(context, int) or context < 1:
         raise ModelError(f"{path} has no context length ({short(architecture)}.context_length)")

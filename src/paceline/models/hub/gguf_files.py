@@ -15,7 +15,6 @@ from paceline.models.hub import INSTEAD, Repository
 from paceline.models.hub.download import download
 from paceline.models.names import LocalFile
 from paceline.models.names.hub_names import (
-    SUFFIX,
     HubName,
     choose,
     is_model,
@@ -23,11 +22,11 @@ from paceline.models.names.hub_names import (
     models_of,
     parse_hub_name,
     quantization,
-    shard_of,
     shards_of,
     tag_of,
 )
 from paceline.storage.progress import QUIET, Progress
+from paceline.storage.shards import SUFFIX, shard_of
 
 _SHORTEST_COMMIT = 7
 """Characters of an abbreviated commit."""

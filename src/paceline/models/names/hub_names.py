@@ -16,11 +16,11 @@ Independent of the disk and of the network: it says what a name means, not wheth
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from paceline.errors import InvalidRequest, ModelError, ModelNotFound
+from paceline.storage.shards import SUFFIX, shard_of
 
 _PART = r"\w[\w.-]*"
 _NAME = re.compile(rf"{_PART}/{_PART}")
@@ -34,9 +34,6 @@ _REVISION = re.compile(rf"{_PART}(?:/{_PART})*")
 _HOSTS = ("huggingface.co", "hf.co", "www.huggingface.co")
 _OTHERS = ("datasets", "spaces", "kernels", "buckets", "collections", "papers")
 """First parts of an address that is not a model's."""
-SUFFIX = ".gguf"
-SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
-"""Name of a shard: stem, number and count."""
 _QUANTIZATION = re.compile(
     r"(?:^|[-._/])((?:UD-)?(?:I?Q|TQ)\d(?:_[A-Z0-9]+)*|BF16|FP?(?:16|32)|(?:MX|NV)FP\d(?:_MOE)?)"
     r"(?=$|[-._/])",
@@ -142,38 +139,6 @@ def _hub_name(text: str) -> HubName | None:
 def _is_plain(part: str) -> bool:
     """Whether a part of a path names a file or folder, without control characters."""
     return part not in ("", ".", "..") and part.isprintable() and "\\" not in part
-
-
-class SplitFile(NamedTuple):
-    """A file of a split model, from its name."""
-
-    stem: str
-    """The name without the numbers."""
-    number: int
-    """From 1."""
-    total: int
-
-    def paths(self) -> list[str]:
-        """Paths of all shards, in order."""
-        numbers = range(1, self.total + 1)
-        return [f"{self.stem}-{number:05}-of-{self.total:05}{SUFFIX}" for number in numbers]
-
-
-def shard_of(path: str) -> SplitFile | None:
-    """What the name of a shard says; None for a file that is whole."""
-    match = SHARD.fullmatch(path)
-    if match is None:
-        return None
-    stem, number, total = match[1], int(match[2]), int(match[3])
-    return SplitFile(stem, number, total) if 1 <= number <= total else None
-
-
-def shards_beside(path: Path) -> list[Path]:
-    """All shards of the model that the shard `path` is of; of a file that is whole, itself."""
-    shard = shard_of(path.name)
-    if shard is None or shard.total == 1:
-        return [path]
-    return [path.parent / name for name in shard.paths()]
 
 
 def is_model(path: str) -> bool:

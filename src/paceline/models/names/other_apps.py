@@ -1,9 +1,6 @@
-"""GGUF files that ollama and LM Studio have fetched, used where they are.
+"""GGUF files that ollama has fetched, used where they are: `ollama/NAME:TAG`, else `NAME:latest`.
 
-    ollama/qwen3:0.6b                 ollama's model of this name; without a tag: latest
-    lmstudio/owner/name/file.gguf     a file in LM Studio's folder of models
-
-Invariant: their folders are only read, and what is damaged in them is left out.
+Invariant: ollama's folders are only read, and what is damaged in them is left out.
 """
 
 import os
@@ -12,15 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import ModelError, ModelNotFound
-from paceline.models.names import LocalFile, as_path
+from paceline.models.names import LocalFile
 from paceline.storage.files import read_json
 from paceline.storage.validation import Count, validated
 
-_OLLAMA, _LM_STUDIO = "ollama", "lmstudio"
+_OLLAMA = "ollama"
 
 _OLLAMA_FOLDERS = ("~/.ollama/models", "/usr/share/ollama/.ollama/models")
 """The user's, and that of the service which ollama's installer makes on Linux."""
-_LM_STUDIO_FOLDER = "~/.lmstudio/models"
 _DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _SHOWN = 8
@@ -40,17 +36,12 @@ class _Manifest:
 
 
 def is_app_name(name: str) -> bool:
-    """Whether `name` is that of a model of another program."""
-    return name.startswith((f"{_OLLAMA}/", f"{_LM_STUDIO}/"))
+    """Whether `name` is that of a model of ollama."""
+    return name.startswith(f"{_OLLAMA}/")
 
 
 def find_app_model(name: str) -> Path:
-    """Path of another program's GGUF file. Raises ModelNotFound, which names those of ollama."""
-    if name.startswith(_LM_STUDIO):
-        path = as_path(_LM_STUDIO_FOLDER) / name.removeprefix(f"{_LM_STUDIO}/")
-        if not path.is_file():
-            raise ModelNotFound(f"there is no model {name}: expected the file {path}")
-        return path
+    """Path of ollama's GGUF file. Raises ModelNotFound, which names those there are."""
     tagged = name if ":" in name.rpartition("/")[2] else f"{name}:latest"
     models = ollama_models()
     for model in models:

@@ -73,14 +73,12 @@ class LlamaServer:
     def _options(self, mode: str) -> list[str]:
         target = self._target
         speculation = [] if mode == PLAIN else ["--spec-type", mode]
-        # Only the engine mlx has a GPU.
-        device = [] if target.files.engine == "mlx" else ["--device", "none"]
         return [
             *("--model", str(target.gguf)),
             *("--ctx-size", str(target.context + _LONGEST_DRAFT + 1)),
             *("--threads", str(target.cores)),
             *("--parallel", "1"),
-            *device,
+            *("--device", "none"),  # as the engine llamacpp
             *speculation,
         ]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.errors import InvalidRequest
-from paceline.storage.files import held, writing
+from paceline.storage.files import held, json_lines, writing
 from paceline.storage.validation import validated
 
 Append = Callable[[dict[str, Any]], None]
@@ -33,32 +33,22 @@ def read_entries(path: Path, kind: type[_T]) -> list[_T]:
     Raises InvalidRequest if the file cannot be read; or for the first line that is no such entry,
     with all its faults.
     """
-    numbered = enumerate(read_journal(path), start=1)
-    return [validated(kind, entry, f"line {number} of {path}") for number, entry in numbered]
+    return [validated(kind, entry, where) for where, entry in read_journal(path)]
 
 
-def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Entries of the file, in order; empty when there is no file.
+def read_journal(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Places and entries as of `json_lines`, in order; empty when there is no file.
 
     A last line without a newline is ignored: an interrupted run was writing it. Raises
     InvalidRequest if the file cannot be read, or a line is no JSON object.
     """
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        content = path.read_bytes()
     except FileNotFoundError:
         return []
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
-    entries = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"line {number} of {path} is not JSON: {error}") from error
-        if not isinstance(entry, dict):
-            raise InvalidRequest(f"line {number} of {path} is not a JSON object")
-        entries.append(entry)
-    return entries
+    return [*json_lines(content[: content.rfind(b"\n") + 1], path)]
 
 
 @contextlib.contextmanager
@@ -131,13 +121,10 @@ def resuming(output: Path | None, about: Mapping[str, Any]) -> Iterator[Journal]
     entries = read_journal(path)
     with appending(path) as append:
         if entries:
-            _check_same_run(path, entries[0].get("about"), about)
+            _check_same_run(path, entries[0][1].get("about"), about)
         else:
             append({"about": dict(about)})
-        done = [
-            validated(_Entry, entry, f"line {number} of {path}")
-            for number, entry in enumerate(entries[1:], start=2)
-        ]
+        done = [validated(_Entry, entry, where) for where, entry in entries[1:]]
         yield Journal(path, done, append)
 
 

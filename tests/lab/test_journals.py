@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidRequest
-from paceline.storage.json_lines import appending, read_journal
+from paceline_lab import journals
+from paceline_lab.journals import appending
 from support.errors import raises
 
 ENTRIES: list[dict[str, Any]] = [
@@ -19,6 +20,10 @@ ENTRIES: list[dict[str, Any]] = [
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.jsonl"
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    return [entry for _, entry in journals.read_journal(path)]
 
 
 def write(path: Path, *entries: dict[str, Any]) -> None:
@@ -69,9 +74,7 @@ def test_a_torn_last_line_does_not_count_and_the_next_entry_takes_its_place(path
             assert read_journal(path) == [*whole, ENTRIES[2]]
 
 
-@pytest.mark.parametrize(
-    "line", [b"not json", b"", b'{"a": "\xff"}', b"[]", b"null", b"[" * 100_000]
-)
+@pytest.mark.parametrize("line", [b"not json", b'{"a": "\xff"}', b"[]", b"null", b"[" * 100_000])
 def test_a_line_that_is_no_object_is_named_by_its_number(line: bytes, path: Path):
     path.write_bytes(b"{}\n" + line + b"\n{}\n")
     with raises(InvalidRequest, f"line 2 of {path}"):
