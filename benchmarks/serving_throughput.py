@@ -21,7 +21,7 @@ from clients.server import Server, served
 
 import paceline
 from paceline.cli.options import default_model
-from paceline.verify.client import PLAIN, Access, closed_loop, connect
+from paceline.client import PLAIN, Access, closed_loop, connect
 from paceline.verify.suite import SuitePrompt
 from paceline_lab.bench.prompts import chosen_prompts
 
@@ -65,7 +65,8 @@ def ours(server: Server, drafter: str, clients: int, *, known: bool = False) -> 
         endpoint = replace(plain, max_tokens=max_tokens, fields=fields)
         before = {name: server.metric(f"paceline_{name}_total") for name in COUNTED}
         began = perf_counter()
-        samples = closed_loop(endpoint, prompts, clients=clients, requests=len(prompts))
+        asked = [(prompt.id, prompt.messages) for prompt in prompts]
+        samples = closed_loop(endpoint, asked, clients=clients, requests=len(asked))
         seconds = perf_counter() - began
         if faults := {sample.error for sample in samples if sample.error}:
             raise RuntimeError(f"the server failed: {faults}")

@@ -40,11 +40,12 @@ ALLOWED = {
         "server": {
             *("constraints", "decoding", "drafters", "models", "options", "runtime", "storage"),
         },
-        "verify": {"drafters", "engines", "models", "options", "runtime", "storage"},
+        "verify": {"client", "drafters", "engines", "models", "options", "runtime", "storage"},
         "plan": {"decoding", "engines", "runtime", "storage"},
+        "client": set[str](),
         "cli": {
-            *("decoding", "drafters", "models", "options", "plan", "plugins", "published"),
-            *("runtime", "server", "storage", "verify"),
+            *("client", "decoding", "drafters", "models", "options", "plan", "plugins"),
+            *("published", "runtime", "server", "storage", "verify"),
         },
         "": {"options", "runtime"},
         "__main__": {"cli"},
@@ -104,14 +105,13 @@ ALLOWED = {
 # import what `paceline.models` exports, and nothing from its parts.
 PARTS = {
     "manifest": set[str](),
-    "cache": set[str](),
     "names": {"manifest"},
     "templates": set[str](),
-    "gguf": {"cache", "manifest", "names"},
+    "gguf": {"manifest", "names"},
     "hub": {"gguf", "manifest", "names"},
     "checkpoints": {"gguf", "hub", "manifest", "templates"},
     "files": {"checkpoints", "hub", "manifest", "templates"},
-    "prepare": {"cache", "files", "gguf", "hub", "manifest", "names"},
+    "prepare": {"files", "gguf", "hub", "manifest", "names"},
     "installed": {"gguf", "hub", "manifest", "names", "prepare"},
     "resolver": {"checkpoints", "files", "gguf", "hub", "manifest", "names", "prepare"},
 }

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from paceline.cli.app import main
+from paceline.client import Access
 from paceline.errors import InvalidRequest
 from paceline.models import QUIET
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline.verify.client import Access
 from paceline_lab.agent.command import bench_agent
 from paceline_lab.agent.session import SESSIONS, load_sessions
 from paceline_lab.bench.ab_test import PLAIN

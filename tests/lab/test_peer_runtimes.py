@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline import client
+from paceline.client import AS_SERVED, Access
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ModelFiles
 from paceline.runtime.model import Model
-from paceline.verify import client
-from paceline.verify.client import AS_SERVED, Access
 from paceline_lab.peers.base import PeerAnswer, Question, TargetModel
 from paceline_lab.peers.llama_server import peer as llama_server
 from paceline_lab.peers.llama_server.binary import PROGRAM

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from paceline.client import Access
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline.verify.client import Access
 from paceline_lab.bench.record import Row, parse_record
 from paceline_lab.peers import command
 from paceline_lab.peers.base import Peer, PeerAnswer, Question

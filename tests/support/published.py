@@ -16,8 +16,8 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.models import cache_dir
-from paceline.models.cache import publish, workspace
 from paceline.storage.files import sha256_of
+from paceline.storage.workspace import publish, workspace
 
 SOURCES = "llama-cpp-python==0.3.36"
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"

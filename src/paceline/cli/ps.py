@@ -56,7 +56,7 @@ def _served(url: str) -> list[dict[str, Any]]:
     """
     import httpx
 
-    from paceline.verify.client import key_for, key_headers
+    from paceline.client import key_for, key_headers
 
     headers = key_headers(key_for(url, None))
     try:

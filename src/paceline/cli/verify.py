@@ -88,7 +88,7 @@ def verify(
     if server.url is not None:
         if verification.drafters or verification.quick:
             raise InvalidRequest("--drafter and --quick are of a model here; leave out --url")
-        from paceline.verify.client import Access
+        from paceline.client import Access
         from paceline.verify.server import verify_server
 
         outcome = verify_server(

@@ -30,9 +30,6 @@ from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import QUIET, Progress
 from paceline.storage.shards import shards_beside
 
-_TESTED = {None: "not tried yet", "file": "the file tested", "shape": "its shape tested"}
-"""What was run of a known model, in words."""
-
 
 @dataclass(frozen=True, slots=True)
 class Listed:
@@ -53,8 +50,6 @@ class Listed:
     """Bytes of a model that is not here."""
     context_length: int | None = None
     """In tokens; None: not known before it is prepared."""
-    tested: str = ""
-    """What was run of a model that is not here."""
 
 
 def list_models(cache: Path | None = None) -> list[Listed]:
@@ -128,8 +123,7 @@ def _to_fetch() -> Iterator[Listed]:
         fitting = fits(wheel.member_bytes)
         yield Listed(name, False, wheel.about, fits=fitting, to_fetch=wheel.wheel_bytes)
     for name, known in known_models().items():
-        model = Listed(name, False, known.about, fits=fits(known.bytes), to_fetch=known.bytes)
-        yield replace(model, tested=_TESTED[known.ran])
+        yield Listed(name, False, known.about, fits=fits(known.bytes), to_fetch=known.bytes)
 
 
 def _listed(folder: Path, files: dict[Path, LocalFile]) -> Listed:

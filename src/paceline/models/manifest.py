@@ -34,7 +34,6 @@ GGUF = "gguf file"
 Pooling = Literal["mean", "first", "last"]
 """Which rows of the last norm's output an embedding is made of."""
 
-
 Settings = Mapping[str, float | int]
 """Sampling settings: option of `paceline.Options` -> value."""
 

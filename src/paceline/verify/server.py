@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import paceline
-from paceline.errors import InvalidRequest
-from paceline.models import Progress
-from paceline.storage.report import Report
-from paceline.verify.client import (
+from paceline.client import (
     PLAIN,
     SPECULATION,
     Access,
+    Asked,
     Sample,
     ServedModel,
     closed_loop,
     connect,
 )
-from paceline.verify.suite import SuitePrompt, load_suite
+from paceline.errors import InvalidRequest
+from paceline.models import Progress
+from paceline.storage.report import Report
+from paceline.verify.suite import load_suite
 
 _SHOWN = 10
 """Changed texts and failed requests that are printed; the JSON has all of them."""
@@ -34,6 +35,7 @@ _SHOWN = 10
 _EXCERPT = 24
 """Characters shown from the first difference on."""
 
+_NOT_PLAIN = "tokens were drafted for plain answers: that server was started with speculation"
 _SILENT = (
     "no answer with speculation reports drafted tokens: either this server does not report them, "
     "or it did not speculate, and nothing was checked; see its log"
@@ -52,17 +54,17 @@ def verify_server(
 ) -> Report:
     """Compare a server's texts; the report passes if none changed and no request failed.
 
-    `clients` is the number of requests at once, `rounds` that of repetitions. A plain answer for
-    which tokens were drafted is a failed request. Raises InvalidRequest if there is no
-    OpenAI-compatible server at a URL, it requires another key, or does not answer the first
-    request, plainly where it should.
+    `clients` is the number of requests at once, `rounds` that of repetitions. Tokens that were
+    drafted for a plain answer fail it, too. Raises InvalidRequest if there is no OpenAI-compatible
+    server at a URL, it requires another key, or does not answer the first request.
     """
-    prompts = load_suite(suite)
+    loaded = load_suite(suite)
+    prompts = [(prompt.id, prompt.messages) for prompt in loaded.prompts]
     endpoints = {
         mode: replace(endpoint, max_tokens=max_tokens)
         for mode, endpoint in connect(url, access).items()
     }
-    expected = _first_answers(endpoints, prompts.prompts, progress)
+    expected = _first_answers(endpoints, prompts, progress)
     failed = [
         f"{name} (first): {answer.error}" for name, answer in expected.items() if answer.error
     ]
@@ -73,14 +75,14 @@ def verify_server(
     for turn, mode, (company, at_once) in passes:
         condition = f"{mode}, {company}"
         # Another order, and so another company, in every round.
-        order = [*prompts.prompts[turn:], *prompts.prompts[:turn]]
+        order = [*prompts[turn:], *prompts[:turn]]
         requests = max(len(order), at_once)  # few prompts are repeated
         with progress.task(condition, requests, unit="requests") as reach:
             answers = closed_loop(
                 endpoints[mode], order, clients=at_once, requests=requests, watch=reach
             )
         counts = conditions.setdefault(condition, {"texts": 0, "changed": 0, "failed": 0})
-        for answer in (_checked(answer, mode) for answer in answers):
+        for answer in answers:
             drafted[mode] += answer.drafted
             first = expected[answer.prompt]
             if first.error:
@@ -92,7 +94,10 @@ def verify_server(
             counts["texts"] += not answer.error
             counts["failed"] += bool(answer.error)
             counts["changed"] += not answer.error and answer.text != first.text
-    exact = not (changed or failed)
+    warnings = [_NOT_PLAIN] if drafted.get(PLAIN) else []
+    exact = not (changed or failed or warnings)
+    if drafted.get(SPECULATION) == 0:
+        warnings.append(_SILENT)
     server = [*endpoints.values()][-1]
     value = {
         "paceline": paceline.__version__,
@@ -100,8 +105,8 @@ def verify_server(
         "server": server.name,
         "model": server.model,
         "plain_server": endpoints.get(PLAIN, server).name,
-        "suite_sha256": prompts.sha256,
-        "prompts": len(prompts.prompts),
+        "suite_sha256": loaded.sha256,
+        "prompts": len(prompts),
         "max_tokens": max_tokens,
         "clients": clients,
         "rounds": rounds,
@@ -109,7 +114,7 @@ def verify_server(
         "changed": changed,
         "failed": failed,
         "drafted": drafted,
-        "warnings": [_SILENT] if drafted.get(SPECULATION) == 0 else [],
+        "warnings": warnings,
         "exact": exact,
     }
     head = ("requests", "texts", "changed", "failed")
@@ -118,15 +123,8 @@ def verify_server(
     return Report(value, exact, text, [(f"texts of {server.name}", head, rows)])
 
 
-def _checked(answer: Sample, mode: str) -> Sample:
-    """The answer; one that should be plain, and for which tokens were drafted, is a failure."""
-    if mode == PLAIN and answer.drafted and not answer.error:
-        return replace(answer, error=f"{answer.drafted} tokens were drafted for a plain answer")
-    return answer
-
-
 def _first_answers(
-    endpoints: Mapping[str, ServedModel], prompts: Sequence[SuitePrompt], progress: Progress
+    endpoints: Mapping[str, ServedModel], prompts: Sequence[Asked], progress: Progress
 ) -> Mapping[str, Sample]:
     """Prompt -> its answer in the first mode, alone. Raises InvalidRequest if the first fails."""
     mode, endpoint = next(iter(endpoints.items()))
@@ -136,13 +134,11 @@ def _first_answers(
             (answer,) = closed_loop(endpoint, [prompt], clients=1, requests=1)
             if not (answer.text or answer.error):
                 answer = replace(answer, error="the answer has no text to compare")
-            answer = _checked(answer, mode)
             if answer.error and not answers:
                 raise InvalidRequest(
-                    f"{endpoint.url} does not answer for the model {endpoint.model}"
-                    f"{', plainly' if mode == PLAIN else ''}: {answer.error}"
+                    f"{endpoint.url} does not answer for the model {endpoint.model}: {answer.error}"
                 )
-            answers[prompt.id] = answer
+            answers[answer.prompt] = answer
             reach(number)
     return answers
 
@@ -163,8 +159,9 @@ def _lines(value: Mapping[str, Any]) -> Iterator[str]:
         yield f"and {more} more"
     yield from (f"warning: {warning}" for warning in value["warnings"])
     texts = sum(counts["texts"] for counts in value["conditions"].values())
+    is_same = not (value["changed"] or value["failed"])
     yield (
-        f"{value['server']} {'gave' if value['exact'] else 'did NOT give'} the same text every "
+        f"{value['server']} {'gave' if is_same else 'did NOT give'} the same text every "
         f"time: {len(value['changed'])} of {texts} texts changed, {len(value['failed'])} requests "
         "failed"
     )

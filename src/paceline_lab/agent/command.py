@@ -7,11 +7,11 @@ from hashlib import sha256
 from pathlib import Path
 from statistics import median
 
+from paceline.client import Access, connect
 from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.runtime.request import check
 from paceline.storage.report import Report, Table
-from paceline.verify.client import Access, connect
 from paceline_lab.agent.replay import Replayed, replay_here, replay_there
 from paceline_lab.agent.session import SessionTurn, load_sessions
 from paceline_lab.bench.ab_test import (

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paceline.client import ServedModel, closed_loop
 from paceline.decoding.types import Best, Block, Step
 from paceline.engines.base import Engine, KVSequence, StepResult
 from paceline.errors import PacelineError
@@ -21,8 +22,6 @@ from paceline.runtime.batching.request import BatchRequest, Event
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from paceline.runtime.result import Result
-from paceline.verify.client import ServedModel, closed_loop
-from paceline.verify.suite import SuitePrompt
 from paceline_lab.agent.session import SessionTurn
 
 
@@ -100,9 +99,8 @@ def replay_there(server: ServedModel, turns: Sequence[SessionTurn]) -> list[Repl
     replayed = []
     fields = {"cache_prompt": True, "ignore_eos": True}
     for turn in turns:
-        prompt = SuitePrompt(turn.name, "agent", turn.messages)
         asked = replace(server, max_tokens=len(turn.answer), fields=fields)
-        (sample,) = closed_loop(asked, [prompt], clients=1, requests=1)
+        (sample,) = closed_loop(asked, [(turn.name, turn.messages)], clients=1, requests=1)
         first = sample.seconds if sample.first is None else sample.first
         counts = sample.tokens, sample.cached_tokens
         replayed.append(Replayed(sample.seconds, first, *counts, error=sample.error or ""))

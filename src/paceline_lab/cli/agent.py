@@ -45,7 +45,7 @@ def agent(
     output: Output,
 ) -> int:
     """Replay an agent's session, whose answers are recorded."""
-    from paceline.verify.client import Access
+    from paceline.client import Access
     from paceline_lab.agent.command import bench_agent
 
     check_writable(result)

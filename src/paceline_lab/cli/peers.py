@@ -44,7 +44,7 @@ def peers(
     output: Output,
 ) -> int:
     """Compare with other runtimes, and with servers."""
-    from paceline.verify.client import Access
+    from paceline.client import Access
     from paceline_lab.peers.command import bench_peers
 
     result = bench_peers(

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.client import Access
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline.verify.client import Access
 from paceline.verify.suite import SuitePrompt, prompt_for
 from paceline_lab.bench.ab_test import about, max_context
 from paceline_lab.bench.journal import open_journal

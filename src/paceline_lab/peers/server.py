@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from paceline.client import Access, closed_loop, connect
 from paceline.errors import ModelError
-from paceline.verify.client import Access, closed_loop, connect
-from paceline.verify.suite import SuitePrompt
 from paceline_lab.peers.base import PeerAnswer, Question
 
 
@@ -27,7 +26,7 @@ class ServerPeer:
     def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
         """See `Peer`. Raises ModelError if the server fails, or reports no token count."""
         endpoint = replace(self._endpoints[mode], max_tokens=max_tokens)
-        prompt = SuitePrompt(question.id, question.kind, question.messages)
+        prompt = (question.id, question.messages)
         sample = closed_loop(endpoint, [prompt], clients=1, requests=1)[0]
         if sample.error is not None:
             raise ModelError(sample.error.partition(": ")[2])

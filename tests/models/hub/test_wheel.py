@@ -109,8 +109,8 @@ def test_the_disk_that_a_model_needs_is_said_and_missing_before_the_download(
     free = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free._replace(free=3 * size))
     resolve("tiny", tmp_path / "a", Progress(said), engine="llamacpp")
-    assert f"tiny needs {megabytes(size + size * 34 // 20)} in {tmp_path}" in said.getvalue()
-    message = refusal(entry, tmp_path / "b", wheel_bytes=1 << 60)
+    assert f"tiny needs {megabytes(int(2.7 * size))} in {tmp_path}" in said.getvalue()
+    message = refusal(entry, tmp_path / "b", member_bytes=1 << 60)
     assert message.startswith("the disk is full: tiny needs")
 
 

@@ -20,11 +20,6 @@ _GROUP, _GROUP_BYTES = 32, 34
 """Weights of a group of Q8_0, and its bytes."""
 
 
-def q8_peak_bytes(gguf_bytes: int) -> int:
-    """Disk bytes of a file of Q4_1, 20 for a group, and of its Q8_0 form, at most."""
-    return gguf_bytes + gguf_bytes * _GROUP_BYTES // 20
-
-
 def write_q8(path: Path, work: Path, progress: Progress) -> Facts:
     """Write weights, and what is derived of a file, into `work`. Raises ModelError and OSError."""
     from gguf import GGMLQuantizationType, dequantize, quantize

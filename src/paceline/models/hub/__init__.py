@@ -16,8 +16,7 @@ from paceline.errors import ModelError, ModelNotFound, PacelineError
 from paceline.models.manifest import REQUIRED
 
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
-_TIMEOUT = 10
-"""Seconds until a request for a listing fails, as long as huggingface_hub waits for a file."""
+_TIMEOUT = 10  # seconds for a listing, as long as huggingface_hub waits for a file
 
 
 class FileSet(NamedTuple):

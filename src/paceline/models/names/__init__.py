@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models.manifest import Settings
@@ -85,8 +85,6 @@ class KnownModel:
     bytes: Positive
     """Size of the file."""
     license: str
-    ran: Literal["file", "shape"] | None = None
-    """What the makers of paceline have run: the file, random layers in its shape, or nothing."""
     revision: str | None = None
     """Commit; None: the main branch."""
 

@@ -1,7 +1,7 @@
-"""The cache folder of prepared models: free space, atomic publishing.
+"""Folders that are made whole: free space, atomic publishing.
 
-Invariant: a model's folder appears complete, by one rename, or not at all; failures and crashes
-leave no partial model.
+Invariant: a folder appears complete, by one rename, or not at all; failures and crashes leave no
+partial one.
 """
 
 import contextlib

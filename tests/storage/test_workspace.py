@@ -12,8 +12,8 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.models import gguf, prepare, resolve
-from paceline.models.cache import PARTIAL, publish, workspace
 from paceline.models.prepare import models_dir
+from paceline.storage.workspace import PARTIAL, publish, workspace
 from support.errors import raises
 
 Usage = namedtuple("Usage", "total used free")

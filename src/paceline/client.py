@@ -17,9 +17,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from paceline.errors import InvalidRequest, ModelError
-from paceline.verify.suite import SuitePrompt
 
 _TIMEOUT_SECONDS = 600.0
+
+Asked = tuple[str, Sequence[Mapping[str, Any]]]
+"""The id and the messages of a prompt."""
 
 PLAIN, SPECULATION, AS_SERVED = "plain", "speculation", "as served"
 
@@ -99,7 +101,7 @@ class Sample:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     drafted: int = 0
-    """Draft tokens, as far as the server reports them."""
+    """Draft tokens, which llama.cpp and paceline report."""
     text: str = ""
     """Of thoughts, too."""
     error: str | None = None
@@ -130,7 +132,7 @@ def _served(url: str, key: str | None) -> list[tuple[str, Any]]:
 
 def closed_loop(
     endpoint: ServedModel,
-    prompts: Sequence[SuitePrompt],
+    prompts: Sequence[Asked],
     *,
     clients: int,
     requests: int,
@@ -160,14 +162,15 @@ def closed_loop(
     return samples
 
 
-async def _send(client: Any, endpoint: ServedModel, prompt: SuitePrompt) -> Sample:
+async def _send(client: Any, endpoint: ServedModel, prompt: Asked) -> Sample:
     """Send one streaming request and read its answer."""
     import httpx
 
     started = perf_counter()
+    name, messages = prompt
     body = {
         "model": endpoint.model,
-        "messages": list(prompt.messages),
+        "messages": [*messages],
         "max_tokens": endpoint.max_tokens,
         # Greedy, whatever the server's defaults are. No seed: there is nothing to draw, and
         # mlx-lm's server takes a request that has one out of its batch.
@@ -197,7 +200,7 @@ async def _send(client: Any, endpoint: ServedModel, prompt: SuitePrompt) -> Samp
         read["error"] = str(error)
     except (ValueError, LookupError, TypeError, AttributeError):
         read["error"] = "an event is no chunk of a chat completion"
-    return Sample(prompt.id, perf_counter() - started, text="".join(pieces), **read)
+    return Sample(name, perf_counter() - started, text="".join(pieces), **read)
 
 
 async def _check(answer: Any) -> None:
@@ -235,22 +238,9 @@ def _read_line(line: str, started: float, fields: dict[str, Any], pieces: list[s
         fields["prompt_tokens"] = usage.get("prompt_tokens", 0)
         details = usage.get("prompt_tokens_details") or {}
         fields["cached_tokens"] = details.get("cached_tokens") or 0
-    if drafted := _drafted(chunk):
-        fields["drafted"] = drafted
+    if drafted := (chunk.get("timings") or {}).get("draft_n"):
+        fields["drafted"] = int(drafted)
     return ended
-
-
-def _drafted(chunk: dict[str, Any]) -> int:
-    """Draft tokens of an answer, in the forms in which servers report them; 0 if none does."""
-    timings, stats = chunk.get("timings") or {}, chunk.get("stats") or {}
-    details = (chunk.get("usage") or {}).get("completion_tokens_details") or {}
-    counts = (
-        timings.get("draft_n"),  # llama.cpp and paceline, if they drafted
-        stats.get("total_draft_tokens_count"),  # LM Studio
-        (details.get("accepted_prediction_tokens") or 0)  # OpenAI's predicted outputs
-        + (details.get("rejected_prediction_tokens") or 0),
-    )
-    return max(int(count or 0) for count in counts)
 
 
 def key_for(url: str, key: str | None) -> str | None:
