@@ -30,12 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_609,
-    "src/paceline": 34_293,
-    "src/paceline/models": 4_502,
-    "src/paceline/runtime": 4_304,
-    "src/paceline/verify": 957,
-    "tests": 48_012,
+    "src": 55_231,
+    "src/paceline": 33_931,
+    "tests": 47_689,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 
