@@ -30,9 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_231,
-    "src/paceline": 33_931,
-    "tests": 47_689,
+    "src": 55_232,
+    "src/paceline": 33_932,
+    "tests": 47_344,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

@@ -7,34 +7,10 @@ import pytest
 
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
-from paceline.options import POLICIES, Options
 from paceline.runtime.model import Model
-from support.plain import DRAFTERS, END, PROMPT, PROMPTS, SAMPLED, plain
+from support.plain import END, PROMPT, SAMPLED, plain
 
 # -- one answer ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
-def test_tokens_equal_plain_decoding_with_every_drafter(
-    drafter: str, sampling: Options, model: Model
-):
-    for prompt in PROMPTS:
-        expected = plain(model, prompt, **sampling)
-        found = plain(model, prompt, **sampling, drafter=drafter)
-        assert (found.token_ids, found.text) == (expected.token_ids, expected.text)
-        assert found.finish_reason == expected.finish_reason
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("block", [2, 5, 32])
-def test_tokens_equal_plain_decoding_with_every_policy_and_block(
-    policy: str, block: int, model: Model
-):
-    expected = plain(model).token_ids
-    found = plain(model, drafter="auto", policy=policy, max_block=block)
-    assert found.token_ids == expected
-    assert found.policy == policy
 
 
 def test_accepted_drafts_save_calls(model: Model):

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,17 +225,3 @@ def test_row_31_fields_of_others_and_nulls(server: Running):
     ours = {"min_tokens": 9, "return_token_ids": True, "cache_prompt": False}
     (choice,) = good(server.post(CHAT, {**chat, **ours}))["choices"]
     assert len(choice["token_ids"]) == 9
-
-
-def test_row_32_a_malicious_template(server: Running, tmp_path: Path):
-    service, file = server.server.service, tmp_path / "owned"
-    source = "{{{{ cycler.__init__.__globals__.os.system('touch {file}') }}}}"
-    files = service.files
-    service.prompts.files = replace(files, chat_template=source.format(file=file))
-    try:
-        response = server.post(CHAT, {"messages": [{"role": "user", "content": "a"}]})
-    finally:
-        service.prompts.files = files
-    assert response.status_code == 400
-    assert "template" in response.json()["error"]["message"]
-    assert not file.exists()

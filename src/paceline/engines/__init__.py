@@ -3,12 +3,14 @@
 Other packages add engines by entry point (`paceline.plugins`).
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from paceline import plugins
 from paceline.engines.base import Engine, EngineSettings
 from paceline.errors import InvalidRequest
 from paceline.storage.processes import use_native_threads
+from paceline.storage.shards import shards_beside
 
 ENGINES = ("llamacpp",)
 """Names of the engines in this folder."""
@@ -58,6 +60,8 @@ def open_engine(name: str, path: Path, context_length: int, settings: EngineSett
     if name == "llamacpp":
         from paceline.engines.llamacpp.engine import LlamaCppEngine
 
+        if len(shards_beside(path)) > 1:  # files of that size leave no room for a packed copy
+            settings = replace(settings, packed=None)
         return LlamaCppEngine(path, context_length, settings)
     engine: Engine = plugins.load(plugins.ENGINES, name)(path, context_length, settings)
     return engine

@@ -22,7 +22,6 @@ from paceline.runtime.drafting import Drafting
 from paceline.runtime.exactness import MEASUREMENTS
 from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults, defaults_of
-from paceline.storage.shards import shards_beside
 
 PACKED = "packed"
 """Folder of the cache with copies of weights in an engine's own form."""
@@ -51,7 +50,7 @@ def load(
 
     Args:
         name_or_path: a name (`smollm2-135m`), the path of a GGUF file or of an OpenVINO folder, a
-            hub name (`owner/name`, `owner/name:Q4_K_M`), or a model of ollama.
+            hub name (`owner/name`, `owner/name:Q4_K_M`), or a model of ollama or LM Studio.
         engine: `llamacpp`, `mlx`, or that of an installed package, such as `openvino` or `coreml`;
             `auto`: the one that the model's files are for, llamacpp for a GGUF file.
         rows: the fewest rows of a sequence in a call. 2 is exact; 1 is not (see the guide).
@@ -105,10 +104,8 @@ def load(
         check(files)
 
     def open_with(taps: tuple[int, ...]) -> Engine:
-        # Files of the size that is split leave no room on a disk for a copy.
-        packed = settings.packed if len(shards_beside(files.path)) == 1 else None
-        opened = replace(settings, taps=taps, packed=packed)
-        return open_engine(files.engine, files.path, files.context_length, opened)
+        tapped = replace(settings, taps=taps)
+        return open_engine(files.engine, files.path, files.context_length, tapped)
 
     drafting = Drafting(files, progress, keep=keep)
     taps = drafting.prepare(drafters)
