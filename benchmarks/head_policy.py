@@ -18,6 +18,7 @@ from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Drafter, Proposal
 from paceline.drafters import DrafterResources, DrafterSpec, RequestContext, create
+from paceline.drafters.heads import DraftCost
 from paceline_lab.simulate.replay import Recording, _CallCosts, _replay
 
 TEXTS = Path(__file__).parent / "results" / "spec-bench-sampled.json"
@@ -43,11 +44,13 @@ class Head(Drafter):
 
     name = "head"
 
-    def __init__(self, text: Sequence[int], mean: float, seconds: Sequence[float]) -> None:
-        """`seconds` are those of a draft of as many tokens, up to the longest."""
-        self._text, self._mean, self._seconds = text, mean, seconds
+    def __init__(
+        self, text: Sequence[int], mean: float, seconds: Sequence[float], cost: DraftCost
+    ) -> None:
+        """`seconds` are those of a draft of as many tokens, up to the longest; `cost` is learnt."""
+        self._text, self._mean, self._seconds, self._cost = text, mean, seconds, cost
         self._rng = np.random.default_rng(len(text))
-        self._cost = self.taken = 0.0
+        self.taken = 0.0
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         """What follows, with errors."""
@@ -55,15 +58,14 @@ class Head(Drafter):
         sure = self._rng.beta(3 * self._mean, 3 * (1 - self._mean), count)
         after = [*self._text[len(context) :], *[-1] * count]
         right = self._rng.random(count) < sure
-        seconds = self._seconds[count]
-        self.taken += seconds
-        self._cost += (seconds - self._cost) * (0.2 if self._cost else 1.0)
+        self.taken += self._seconds[count]
+        self._cost.observe(self._seconds[count], 0)
         tokens = [token if ok else -1 for token, ok in zip(after, right, strict=False)]
         return Proposal(tokens, self.name, 0, sure.tolist())
 
     def cost(self, limit: int) -> float:
-        """A running mean, as heads have it."""
-        return self._cost
+        """A running mean, which all answers share."""
+        return self._cost.seconds
 
 
 def speeds(
@@ -72,13 +74,13 @@ def speeds(
     """Over plain: without the head, with it, and with it in the answer that gains least."""
     found = []
     for is_there in (False, True):
-        acceptance, plain, seconds = Acceptance(), [], []
+        acceptance, cost, plain, seconds = Acceptance(), DraftCost(), [], []
         for one in recordings:
             acceptance = acceptance.discounted()
             policy = Auto(16, table, acceptance, len(one.prompt))
             context = RequestContext(prompt_length=len(one.prompt))
             drafters = [*create(DrafterSpec.parse("ngram+suffix"), DrafterResources(), context)]
-            head = Head([*one.prompt, *one.answer], mean, taken)
+            head = Head([*one.prompt, *one.answer], mean, taken, cost)
             result = _replay(
                 one, [*drafters, head][: None if is_there else -1], policy, _CallCosts(table)
             )

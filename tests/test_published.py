@@ -134,13 +134,13 @@ def test_a_drafter_is_announced_fetched_listed_beside_its_model_and_removed(
     hub: FakeHub, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     line = said(capsys, "pull", target).splitlines()[1]
-    assert "a drafter for Cycles (DFlash) is published" in line
-    assert f"paceline pull {target} --drafter" in line
+    way = f"is published: `paceline pull {target} --drafter` fetches it"
+    assert line == f"a drafter for Cycles (DFlash) {way}"
     assert hub.downloads() == []
     assert "is here" in said(capsys, "pull", target, "--drafter").splitlines()[1]
     asked = len(hub.downloads())
     value = json.loads(said(capsys, "pull", target, "--drafter", "--offline", "--json"))
-    assert value["drafter"] == {"name": GGUF, "form": "DFlash", "here": True}
+    assert value["drafter"] == {"name": GGUF, "form": "DFlash", "bytes": None, "here": True}
     assert len(hub.downloads()) == asked, "what is here is not fetched again"
     listed = json.loads(said(capsys, "models", "--json"))
     (head,) = (model for model in listed if model["head"])
@@ -150,6 +150,9 @@ def test_a_drafter_is_announced_fetched_listed_beside_its_model_and_removed(
     said(capsys, "rm", head["name"])
     assert not [*(tmp_path / "hub").rglob("*.gguf")]
     assert "is published" in said(capsys, "pull", target)
+    folder = published.registry().drafters[1]
+    hub.repositories[FOLDER] = FakeRepository({"model.safetensors": bytes(2_000_000)})
+    assert "(DSpark, 2.0 MB) is published" in folder.line("model", folder.size())
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, **_: Any) -> None:
@@ -165,8 +168,7 @@ def unknown(monkeypatch: pytest.MonkeyPatch, **_: Any) -> None:
 
 
 def of_another(hub: FakeHub, tmp_path: Path, **_: Any) -> None:
-    tokens = [f"t{i}" for i in range(COUNT - 1)]
-    fields = {"tokenizer.ggml.tokens": tokens}
+    fields = {"tokenizer.ggml.tokens": [f"t{i}" for i in range(COUNT - 1)]}
     put(hub, write_dflash(tmp_path / "other.gguf", perfect=False, **fields))
 
 
@@ -225,8 +227,8 @@ def test_auto_drafts_with_the_drafter_that_is_here(
         assert found.drafter == f"suffix+dflash:{GGUF}"
         assert found.token_ids == plain.token_ids
         assert f"drafter suffix+dflash:{GGUF}" in found.line()
-        named = f"dflash:{GGUF}"
-        fixed = model.generate(PROMPT, raw=True, max_tokens=60, policy="fixed", drafter=named)
+        named = {"policy": "fixed", "drafter": f"dflash:{GGUF}"}
+        fixed = model.generate(PROMPT, raw=True, max_tokens=60, **named)
         assert fixed.stats.accepted_by.keys() == {"dflash"}
         assert "(dflash " in fixed.line()
 

@@ -32,7 +32,7 @@ CEILINGS = {
 ABOVE: dict[str, int] = {
     "src": 55_232,
     "src/paceline": 33_932,
-    "tests": 47_344,
+    "tests": 47_343,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

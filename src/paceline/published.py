@@ -19,6 +19,7 @@ from paceline.models import (
     ModelFiles,
     Progress,
     cached_drafter,
+    drafter_bytes,
     list_drafters,
     resolve_drafter,
 )
@@ -65,9 +66,13 @@ class Published:
         """The engine of the models that it drafts for here."""
         return _ENGINES[self.format]
 
-    def line(self, model: str) -> str:
-        """What it is, costs and gains, and how a user of `model` gets it."""
-        size = f", {megabytes(self.bytes)}" if self.bytes else ""
+    def size(self) -> int | None:
+        """Bytes to fetch: the hub is asked where the registry does not say. None: unknown."""
+        return self.bytes or (drafter_bytes(self.name) if self.find() is None else None)
+
+    def line(self, model: str, bytes_: int | None) -> str:
+        """What it is, its size and gains, and how a user of `model` gets it."""
+        size = f", {megabytes(bytes_)}" if bytes_ else ""
         gain = f", {self.gain.times} times as fast on {self.gain.where}" if self.gain else ""
         way = f"is published: `paceline pull {model} --drafter` fetches it"
         if self.find() is not None:
@@ -115,13 +120,12 @@ def fetch(files: ModelFiles, progress: Progress) -> None:
         ModelNotFound: none is published.
         ModelError: it cannot be fetched, or is not one for this model.
     """
-    found = published_for(files)
-    if not found:
+    drafter = next(iter(published_for(files)), None)
+    if drafter is None:
         raise ModelNotFound(
             f"no drafter for {files.name} is known to be published for the engine {files.engine}; "
             "docs/drafters.md lists those that are, and --drafter dflash:owner/name takes another"
         )
-    drafter = found[0]
     path = resolve_drafter(drafter.name, progress, gguf=drafter.format == "gguf")
     try:
         _check(drafter, files)

@@ -37,14 +37,15 @@ def pull(
     if drafter:
         published.fetch(files, progress)
     best = next(iter(published.published_for(files)), None)
-    line = "" if best is None else f"\n{best.line(files.name)}"
+    size, here = (None, False) if best is None else (best.size(), best.find() is not None)
+    line = "" if best is None else f"\n{best.line(files.name, size)}"
     facts = {
         "name": files.name,
         "folder": str(files.folder),
         "source": files.source,
         "license": files.facts.license,
         "context_length": files.context_length,
-        "drafter": best and {"name": best.name, "form": best.form, "here": best.find() is not None},
+        "drafter": best and {"name": best.name, "form": best.form, "bytes": size, "here": here},
     }
     print_value(output, facts, f"{files.name} is ready in {files.folder}{line}")
     return 0

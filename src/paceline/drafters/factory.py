@@ -220,14 +220,10 @@ def taps(spec: str | DrafterSpec, shared: DrafterResources) -> tuple[int, ...]:
 
 def slots(spec: str | DrafterSpec, shared: DrafterResources) -> int | None:
     """KV slots of the smallest open draft model of `spec`; None: there is none."""
-    slot_counts = []
-    for part in DrafterSpec.parse(spec).parts:
-        models = shared.models
-        if part.kind == "ahead":
-            models = shared.ahead.models if shared.ahead else {}
-        if part.kind in ("model", "ahead") and part.name in models:
-            slot_counts.append(models[part.name].slots)
-    return min(slot_counts, default=None)
+    ahead = shared.ahead.models if shared.ahead else {}
+    models = {"model": shared.models, "ahead": ahead}
+    found = (models.get(part.kind, {}).get(part.name) for part in DrafterSpec.parse(spec).parts)
+    return min((model.slots for model in found if model is not None), default=None)
 
 
 def _parts(spec: str | DrafterSpec) -> tuple[DrafterPart, ...]:
@@ -354,8 +350,9 @@ def _head(part: DrafterPart, shared: DrafterResources, request: RequestContext) 
         kind, folder = _kind(part, shared), _folder(part, shared)
         shared.heads[name] = kind.open(folder, shared.opened, part.options)
     head = shared.heads[name]
-    cache = request.kv.setdefault(name, head.new_cache())
-    return head.drafter(cache, request.sampling, request.prompt_length)
+    if name not in request.kv:
+        request.kv[name] = head.new_cache()
+    return head.drafter(request.kv[name], request.sampling, request.prompt_length)
 
 
 _MAKERS: Mapping[str, Callable[[DrafterPart, DrafterResources, RequestContext], Drafter]] = {

@@ -28,6 +28,7 @@ from paceline.models.names import CORE_ML_SUFFIX, DEFAULT_MODEL, settings_of
 from paceline.models.prepare import core_ml_folder
 from paceline.models.resolver import (
     cached_drafter,
+    drafter_bytes,
     open_origin,
     pull,
     resolve,
@@ -60,6 +61,7 @@ __all__ = [
     "check_models",
     "check_unicode",
     "core_ml_folder",
+    "drafter_bytes",
     "find_removal",
     "go_offline",
     "infill_of",

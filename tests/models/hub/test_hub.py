@@ -9,8 +9,8 @@ import pytest
 from huggingface_hub import errors
 
 from paceline.errors import ModelError, ModelNotFound
-from paceline.models import QUIET, hub, pull, resolve
-from paceline.models.hub.download import find_or_fetch
+from paceline.models import QUIET, hub, pull, resolve, resolve_drafter
+from paceline.models.hub.download import fetch_files
 from support.errors import raises
 from support.fake_hub import FakeHub
 
@@ -100,12 +100,11 @@ def test_what_is_in_the_hubs_cache_is_used_without_asking_the_hub_and_pull_asks_
 
 def test_only_what_a_kind_of_model_needs_is_fetched_and_what_it_lacks_is_named(fake: FakeHub):
     fake.add("some/model", *hub.REQUIRED, "config.json", "model.safetensors", "a.png")
-    folder = find_or_fetch("some/model", hub.OPENVINO, QUIET)
+    folder = fetch_files(hub.repository("some/model"), hub.OPENVINO, None, QUIET)
     assert {path.name for path in folder.iterdir()} == {*hub.REQUIRED, "config.json"}
+    assert hub.cached_snapshot("some/model") == folder
     fake.asked.clear()
-    assert find_or_fetch("some/model", hub.OPENVINO, QUIET) == folder
-    assert fake.asked == []
     fake.add("some/head", "model.safetensors")
     with raises(ModelError, "some/head has no config.json on the hub, so it is not a drafter"):
-        find_or_fetch("some/head", hub.DRAFTER, QUIET)
+        resolve_drafter("some/head")
     assert fake.downloads() == []

@@ -20,6 +20,7 @@ from paceline.models import hub
 from paceline.models.hub import FileSet, HubFile, Repository
 from paceline.storage.files import megabytes, sha256_of
 from paceline.storage.progress import Progress, Update
+from paceline.storage.workspace import full_disk
 
 _LARGEST = 50_000_000_000
 """Bytes. The hub sends larger files only through huggingface_hub's own protocol (Xet)."""
@@ -68,23 +69,12 @@ def fetch_files(
     return download(repository, [*paths], revision, progress).parent
 
 
-def find_or_fetch(name: str, files: FileSet, progress: Progress) -> Path:
-    """Folder of `name`, downloaded if it is not complete on this machine."""
-    folder = hub.cached_snapshot(name, files.required)
-    return folder or fetch_files(hub.repository(name), files, None, progress)
-
-
 def _check_disk(name: str, needed: int) -> None:
     """Raise ModelError if the hub's cache has not `needed` bytes free."""
     folder = hub.cache_folder()
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    free = shutil.disk_usage(existing).free
-    if needed > free:
-        raise ModelError(
-            f"the disk is full: {name} needs {megabytes(needed)} ({needed} bytes) free in "
-            f"{folder}, which has {megabytes(free)}; free some space or choose another folder with "
-            "$HF_HOME"
-        )
+    if needed > shutil.disk_usage(existing).free:
+        raise ModelError(full_disk(existing, name, needed, "HF_HOME"))
 
 
 def _fetch_blob(repository: Repository, path: str, update: Update, done: int) -> None:
