@@ -97,7 +97,7 @@ def resolve_drafter(name: str, progress: Progress = QUIET, *, gguf: bool = False
         return path
     target = parse_hub_name(name)
     if target is None or not (gguf or is_hub_name(name)):
-        raise ModelNotFound(f"there is no folder {name}; expected one, or a hub name (owner/name)")
+        raise ModelNotFound(f"there is no drafter {name}; expected a path or hub name (owner/name)")
     if (cached := cached_drafter(name, gguf=gguf)) is not None:
         return cached
     repository = _listing(target, name)
