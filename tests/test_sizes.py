@@ -30,9 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_232,
+    "src": 55_212,
     "src/paceline": 33_932,
-    "tests": 47_343,
+    "tests": 47_314,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

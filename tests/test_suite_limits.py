@@ -1,7 +1,6 @@
 """The test suite itself: no test can hang for ever."""
 
 import os
-import signal
 import subprocess
 import sys
 from itertools import combinations, product
@@ -13,7 +12,6 @@ from support.pairs import pairs
 from support.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
-WAITING = "import time; print('here', flush=True); time.sleep(3600)"
 
 
 def run_pytest(*arguments: object) -> "subprocess.CompletedProcess[str]":
@@ -55,33 +53,6 @@ def test_a_test_that_waits_for_ever_fails_at_its_timeout(tmp_path: Path):
     ended = run_pytest("-p", "no:xdist", "--timeout", 1, "--rootdir", tmp_path, path)
     assert ended.returncode == pytest.ExitCode.TESTS_FAILED, ended.stdout + ended.stderr
     assert "Timeout" in ended.stdout
-
-
-def test_a_crash_of_a_worker_is_named_and_ends_the_run(tmp_path: Path):
-    crash = "import os\n\ndef test_crashes():\n    os._exit(3)\n"
-    (tmp_path / "test_crashes.py").write_text(crash + "\ndef test_after():\n    pass\n")
-    for number in range(4):
-        (tmp_path / f"test_{number}.py").write_text("def test_passes():\n    pass\n")
-    workers = ("-p", "conftest", "-n", 2, "--dist", "loadfile")
-    ended = run_pytest(*workers, "--rootdir", tmp_path, tmp_path)
-    assert ended.returncode != pytest.ExitCode.OK
-    assert "crashed while running 'test_crashes.py::test_crashes'" in ended.stdout
-
-
-def test_sigint_ends_a_child_process():
-    with subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE) as child:
-        try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"here\n"
-            child.send_signal(signal.SIGINT)
-            child.wait(10)
-        finally:
-            child.kill()
-
-
-def test_sigint_ends_a_child_process_where_the_shell_ignores_sigint():
-    ended = run_pytest("-p", "no:xdist", f"{__file__}::{test_sigint_ends_a_child_process.__name__}")
-    assert ended.returncode == pytest.ExitCode.OK, ended.stdout + ended.stderr
 
 
 def test_any_two_values_of_different_axes_meet_in_a_row_of_pairs():

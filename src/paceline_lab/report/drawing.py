@@ -135,8 +135,6 @@ def _draw_curves(chart: Curves, axes: Any, names: Sequence[str]) -> None:
     where = {at: float(place) for place, at in enumerate(places)}
     if chart.spacing != "even":
         where = {at: at for at in places}
-    if chart.spacing == "log":
-        axes.set_xscale("log", base=2)
     if chart.spacing != "linear":
         axes.set_xticks([*where.values()], [f"{at:g}" for at in places])
         axes.minorticks_off()
@@ -160,17 +158,7 @@ def _draw_curves(chart: Curves, axes: Any, names: Sequence[str]) -> None:
             capsize=3,
             elinewidth=1,
         )
-    if chart.log:
-        spreads = [spread for points in chart.series.values() for _, spread in points]
-        _log(axes.yaxis, spreads, chart.line)
-    else:
-        axes.set_ylim(bottom=0)
-    limits = axes.get_ylim()
-    if chart.bound is not None:
-        label, bounds = chart.bound
-        known = [(where[at], value) for at, value in bounds if at in where]
-        axes.plot(*zip(*known, strict=True), color="0.4", linestyle=":", label=label)
-    axes.set_ylim(limits)
+    axes.set_ylim(bottom=0)
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
     _legend(axes)

@@ -55,12 +55,8 @@ class Curves:
     measure: str
     series: Mapping[str, Sequence[Point]]
     line: float | None = None
-    bound: tuple[str, Sequence[tuple[float, float]]] | None = None
-    """A dotted line that was not measured: its name and points."""
-    spacing: Literal["even", "log", "linear"] = "even"
+    spacing: Literal["even", "linear"] = "even"
     """Of the x axis; `even`: equal distances between the numbers that occur."""
-    log: bool = False
-    """True: logarithmic y axis."""
     digits: int = 2
 
     @property

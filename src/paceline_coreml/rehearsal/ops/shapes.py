@@ -39,11 +39,7 @@ def _concat(values: Arrays, axis: int, interleave: bool = False) -> Array:
 
 
 @op("split", moves=True)
-def _split(
-    x: Array, axis: int, num_splits: int | None = None, split_sizes: Ints | None = None
-) -> Arrays:
-    if split_sizes is None:
-        return tuple(np.split(x, num_splits or 1, axis))
+def _split(x: Array, axis: int, split_sizes: Ints) -> Arrays:
     if sum(split_sizes) != x.shape[axis]:
         raise ValueError(f"sizes {list(split_sizes)} do not make up {x.shape[axis]}")
     return tuple(np.split(x, np.cumsum(split_sizes)[:-1], axis))
