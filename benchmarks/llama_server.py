@@ -2,9 +2,9 @@
 
     python benchmarks/llama_server.py FILE.gguf [LOOKUP]
 
-LOOKUP is one of its lookups of n-grams, such as `ngram_mod`; without, it decodes plainly. It has one
-slot of the whole context, as `--parallel 1` gives, and keeps prompts, as it does by default. Prints
-the address, and serves until Ctrl-C.
+LOOKUP is one of its lookups of n-grams, such as `ngram_mod`; without, it decodes plainly. One slot
+has the whole context, as with `--parallel 1`, and keeps prompts, as by default. Prints the address,
+and serves until Ctrl-C.
 """
 
 import sys

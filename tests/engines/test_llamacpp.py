@@ -223,6 +223,23 @@ def test_a_processor_without_the_instructions_of_the_wheel_is_named(
         next(libraries.installed())
 
 
+def test_a_build_for_the_processor_is_proposed_where_the_wheel_has_not_its_instructions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    new, old = tmp_path / "new", tmp_path / "old"
+    new.write_text("flags\t\t: avx2 avx512f avx512bw avx512dq avx512vl avx512_vnni\n")
+    old.write_text("flags\t\t: avx2 avx512f\n")
+    ik = library(IK)
+    monkeypatch.setattr(ik.library, "llama_print_system_info", lambda: b"AVX512_VNNI = 0 | ")
+    assert "pip install --no-binary ik-llama-cpp-python" in libraries.faster_build(ik, new)
+    assert not libraries.faster_build(ik, old) and not libraries.faster_build(
+        library(UPSTREAM), new
+    )
+    monkeypatch.setattr(ik.library, "llama_print_system_info", lambda: b"AVX512_VNNI = 1 | ")
+    assert not libraries.faster_build(ik, new)
+
+
 @pytest.fixture
 def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has loaded no library yet."""
@@ -288,7 +305,8 @@ def test_a_file_that_no_library_computes_right_is_refused_by_both(tmp_path: Path
 def test_a_library_of_ones_own_is_named_with_its_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    packaged = version_of("numpy", IK)
+    packaged, build = version_of("numpy", IK).split()
+    assert len(build) == 10  # a digest
     file = tmp_path / "libllama.so"
     file.write_bytes(b"1")
     monkeypatch.setenv(PATHS[IK], str(file))

@@ -25,7 +25,7 @@ from paceline.engines.kv_blocks import BlockPool, PooledEngine
 from paceline.engines.llamacpp.binding import MOST_OUTPUTS, Binding, ContextSettings
 from paceline.engines.llamacpp.calls import MOST_ROWS, UNMEASURED, measured
 from paceline.engines.llamacpp.contexts import Contexts, whole
-from paceline.engines.llamacpp.libraries import installed, library_for, load
+from paceline.engines.llamacpp.libraries import faster_build, installed, library_for, load
 from paceline.engines.llamacpp.native import NativeModel, NativeSequence, Sizes
 from paceline.engines.llamacpp.packed import PackedWeights
 from paceline.engines.llamacpp.recurrent import RecurrentSequence
@@ -218,6 +218,11 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         """Free contexts and model; sequences are gone."""
         self._contexts.close()
         self._model.close()
+
+    @property
+    def remark(self) -> str:
+        """What `plan` says beside the costs."""
+        return faster_build(self._binding)
 
     def describe(self) -> dict[str, str]:
         """Everything that costs and exactness depend on; recorded results hold these strings."""

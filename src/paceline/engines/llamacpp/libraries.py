@@ -8,9 +8,10 @@ The processor must have what a wheel was built for: an illegal instruction ends 
 is asked before the library is loaded. A library that was compiled here has what the processor has.
 """
 
+import ctypes
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +27,9 @@ NAMES = ("ik_llama.cpp", "llama.cpp")
 
 _FLAGS = ("avx2", "fma", "f16c")
 """Instructions of x86 that the wheels are built with, as in /proc/cpuinfo."""
+
+_FASTER = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
+"""Instructions of ik_llama.cpp's fastest kernels (`HAVE_FANCY_SIMD`), which no wheel has."""
 
 _INSTALL = (
     "`pip install xllamacpp==2026.10.11549` installs llama.cpp, `pip install ik-llama-cpp-python` "
@@ -114,8 +118,10 @@ def load(name: str) -> Binding:
     return IkLlama()
 
 
-def missing_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Instructions of `_FLAGS` that an x86 processor lacks; empty where that cannot be read."""
+def missing_instructions(
+    cpuinfo: Path = Path("/proc/cpuinfo"), wanted: Sequence[str] = _FLAGS
+) -> list[str]:
+    """Those of `wanted` that an x86 processor lacks; empty where that cannot be read."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return []
     try:
@@ -123,7 +129,23 @@ def missing_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     except OSError:
         return []
     flags = next((line for line in text.splitlines() if line.startswith("flags")), "").split()
-    return [flag for flag in _FLAGS if flags and flag not in flags]
+    return [flag for flag in wanted if flags and flag not in flags]
+
+
+def faster_build(binding: Binding, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """How to get ik_llama.cpp for the instructions of this processor; empty: it is, or has none."""
+    if binding.name != NAMES[0] or platform.machine() != "x86_64" or not cpuinfo.exists():
+        return ""
+    describe = binding.library.llama_print_system_info
+    describe.restype = ctypes.c_char_p
+    if b"AVX512_VNNI = 0" not in describe() or missing_instructions(cpuinfo, _FASTER):
+        return ""
+    return (
+        "This processor has AVX-512 VNNI, and the wheel of ik_llama.cpp does not use it. With a "
+        "compiler here, ten minutes make one that does (docs/platforms.md has what it brings):\n"
+        "  pip install --no-binary ik-llama-cpp-python --force-reinstall --no-deps "
+        "--no-cache-dir ik-llama-cpp-python"
+    )
 
 
 def _allowed() -> tuple[str, ...]:

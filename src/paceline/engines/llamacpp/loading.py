@@ -45,16 +45,16 @@ def library_folder(name: str) -> Path | None:
 
 
 def version_of(package: str, name: str) -> str:
-    """Version of the package of the library `name`.
+    """Version of the package of the library `name`, with a digest that changes with its build.
 
-    Of a library of one's own, with its path and a digest of its folder's libraries, which changes
-    with a new build.
+    It may have been built here. A library of one's own is named with its path, too.
     """
-    from importlib.metadata import version
+    from importlib.metadata import distribution
 
+    packaged = distribution(package)
     path = os.environ.get(PATHS[name])
     if not path:
-        return version(package)
+        return f"{packaged.version} ({digest_of([packaged.read_text('RECORD')])[:8]})"
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     stats = [
         (file.name, stat.st_size, stat.st_mtime_ns)
@@ -62,4 +62,4 @@ def version_of(package: str, name: str) -> str:
         if set(file.suffixes).intersection(_SUFFIXES)
         for stat in [file.stat()]
     ]
-    return f"{version(package)}, own build {path} {digest_of(stats)[:8]}"
+    return f"{packaged.version}, own build {path} {digest_of(stats)[:8]}"
