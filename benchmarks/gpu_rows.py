@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.engines.llamacpp.binding import ContextSettings
+from paceline.engines.llamacpp.binding import ContextSettings, Offload
 from paceline.engines.llamacpp.contexts import whole
 from paceline.engines.llamacpp.llama_h import FLASH_ATTENTION, TYPES
 from paceline.engines.llamacpp.native import NativeContext, NativeModel, NativeSequence, Rows
@@ -71,10 +71,10 @@ class Device(Llama):
         self._layers = layers
         self.types, self.flash = ("f16", "f16"), True
 
-    def model_params(self) -> Any:
+    def model_params(self, offload: Offload | None = None) -> Any:
         """See `Binding.model_params`."""
-        params = super().model_params()
-        params.n_gpu_layers = self._layers
+        params = super().model_params(offload)
+        params.devices, params.n_gpu_layers = None, self._layers  # all devices
         return params
 
     def context(self, model: int, settings: ContextSettings) -> int | None:

@@ -1,6 +1,7 @@
 """Rules for rows, measured on simulated kernels, and comparisons of engines that break one rule."""
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from paceline.engines.exact import (
     measure_invariance,
     measure_rules,
 )
-from paceline.engines.llamacpp.calls import CANDIDATES
+from paceline.engines.llamacpp.binding import Device
+from paceline.engines.llamacpp.calls import CANDIDATES, device_rules
 from paceline.engines.rows import RowRange, RowRules, keep, kept
 from paceline.runtime.exactness import Exactness
 from support.toy import ToyEngine
@@ -81,6 +83,28 @@ def test_the_cheapest_rules_whose_rows_are_equal_are_taken(starts, decode, prefi
 
 def test_a_model_whose_rows_depend_on_every_number_of_rows_has_no_rules():
     assert measure_rules(Simulated(lambda keys, rows: rows), CANDIDATES) is None
+
+
+@pytest.mark.parametrize(
+    ("starts", "decode"),
+    [
+        ((), (2, 16)),
+        ((2, 5, 9, 17), (2, 4)),  # a CUDA card with 2 queries per head of keys, f16 : f16
+        ((2, 3, 5, 9, 17), (3, 4)),  # the same with 4
+        ((2, 3), (3, 8)),  # Mesa's software device
+        ((2, 3, 4, 5, 9), (5, 8)),
+        (range(128), (1, 1)),  # rows that run alone are exact, and drafts gain nothing
+    ],
+)
+def test_the_cheapest_class_of_a_devices_kernels_is_taken(starts, decode):
+    device = Device("CUDA0", "a card", 1 << 33, 0)
+    rules = measure_rules(Simulated(by_size(*starts)), device_rules(device))
+    assert rules is not None
+    assert (rules.decode, rules.prefill) == (decode, (128, 128))
+    assert rules.outputs == decode[0]
+    assert not rules.single
+    calls = count()  # bits that do not repeat
+    assert measure_rules(Simulated(lambda *_: next(calls)), device_rules(device)) is None
 
 
 def test_rows_are_compared_after_every_context_and_in_calls_of_every_named_size():

@@ -48,7 +48,7 @@ class Opener:
         """Slots of the contexts that are open."""
         self.binding: Any = self
         self.is_full = False
-        self.span = 0
+        self.span, self.offload = 0, None
 
     def context(self, settings: ContextSettings) -> OpenContext:
         return OpenContext(settings, self.held)

@@ -1,5 +1,6 @@
 """The engines that all conformance tests run, each with a tiny model."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,24 @@ def _llamacpp(name: str, path: Path, parallel: int = 1) -> Engine:
     settings = EngineSettings(cache_tokens=3 * 512, threads=1, parallel=parallel)
     engine = LlamaCppEngine(path, 512, settings, binding=library(name))
     assert engine.shares_calls == (parallel > 1)
+    return engine
+
+
+def _on_device(path: Path, *, whole: bool) -> Engine:
+    """All layers on a device of the library that LLAMA_CPP_LIB_PATH names, or the last ones."""
+    from paceline.engines.llamacpp import devices
+
+    binding = library("llama.cpp")
+    found = binding.devices()
+    if not found:
+        pytest.skip(f"{binding.version} has no device")
+    settings = EngineSettings(cache_tokens=3 * 512, threads=1, device=found[0].name)
+    with pytest.MonkeyPatch.context() as patch:
+        if not whole:
+            little = found[0]._replace(free=devices._RESERVE + (600 << 10))
+            patch.setattr(binding, "devices", lambda: [little])
+        engine = devices.open_llamacpp(path, 512, settings, binding)
+    assert ("all layers" in engine.describe()["device"]) is whole
     return engine
 
 
@@ -93,6 +112,13 @@ ENGINES: dict[str, Callable[[pytest.FixtureRequest], Engine]] = {
     "coreml": lambda request: _coreml(request.getfixturevalue("tmp_path_factory")),
     **{f"mlx-{name}": partial(mlx.engine, name) for name in mlx.CASES},
 }
+if os.environ.get("LLAMA_CPP_LIB_PATH"):
+    ENGINES |= {
+        f"llamacpp-{name}": lambda request, whole=whole: _on_device(
+            request.getfixturevalue("tiny_gguf"), whole=whole
+        )
+        for name, whole in (("device", True), ("part-device", False))
+    }
 NEEDS = {
     "openvino": "openvino",
     "llamacpp": "ik_llama.cpp",

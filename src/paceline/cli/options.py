@@ -276,6 +276,9 @@ class ModelOptions:
     threads: Annotated[
         int | None, _model(parser=numbers.THREADS, help="CPU threads; default: the engine's choice")
     ] = None
+    device: Annotated[
+        str, _model(help="for GGUF files: auto, cpu, gpu, or a device that `paceline plan` names")
+    ] = "auto"
     kv: Annotated[
         Literal["q8_0"] | None, _model(help="q8_0: keys and values in half the memory")
     ] = None

@@ -279,7 +279,7 @@ def _child_words(
         raise InvalidRequest("--name and --alias are of one model; leave out --all")
     of_server = ("queue", "at_once", "timeout", "prompt_cache", "grace", "drafter", "policy")
     values = {name: getattr(server, name) for name in (*of_server, "max_block")}
-    of_model = ("rows", "cache_tokens", "threads", "kv", "compute_units")
+    of_model = ("rows", "cache_tokens", "threads", "device", "kv", "compute_units")
     values |= {name: getattr(model, name) for name in of_model}
     values |= {"parallel": parallel, "generation_config": generation_config}
     words = [

@@ -15,6 +15,13 @@ from paceline.storage.shards import shards_beside
 ENGINES = ("llamacpp",)
 """Names of the engines in this folder."""
 
+_OF_ONE_ENGINE = {
+    "compute_units": ("coreml", "a Core ML model"),
+    "device": ("llamacpp", "a GGUF file"),
+    "kv": ("llamacpp", "a GGUF file"),
+}
+"""Setting -> the engine that has it, and its models."""
+
 __all__ = ["ENGINES", "Engine", "EngineSettings", "check_engine", "check_settings", "open_engine"]
 
 
@@ -31,16 +38,13 @@ def check_engine(name: str) -> None:
 
 def check_settings(name: str, settings: EngineSettings) -> None:
     """Raise InvalidRequest for a setting that the engine `name` does not have."""
-    if settings.compute_units is not None and name != "coreml":
-        raise InvalidRequest(
-            f"compute_units is {settings.compute_units!r}, and only the engine coreml has compute "
-            f"units; leave it out, or use a Core ML model (this one is for {name})"
-        )
-    if settings.kv is not None and name != "llamacpp":
-        raise InvalidRequest(
-            f"kv is {settings.kv!r}, and only the engine llamacpp has keys and values in another "
-            f"type; leave it out, or use a GGUF file (this model is for {name})"
-        )
+    for setting, (engine, models) in _OF_ONE_ENGINE.items():
+        value = getattr(settings, setting)
+        if value not in (None, "auto") and name != engine:
+            raise InvalidRequest(
+                f"{setting} is {value!r}, and only the engine {engine} has that setting; leave it "
+                f"out, or use {models} (this model is for {name})"
+            )
 
 
 def open_engine(name: str, path: Path, context_length: int, settings: EngineSettings) -> Engine:
@@ -58,10 +62,10 @@ def open_engine(name: str, path: Path, context_length: int, settings: EngineSett
     check_settings(name, settings)
     use_native_threads()
     if name == "llamacpp":
-        from paceline.engines.llamacpp.engine import LlamaCppEngine
+        from paceline.engines.llamacpp.devices import open_llamacpp
 
         if len(shards_beside(path)) > 1:  # files of that size leave no room for a packed copy
             settings = replace(settings, packed=None)
-        return LlamaCppEngine(path, context_length, settings)
+        return open_llamacpp(path, context_length, settings)
     engine: Engine = plugins.load(plugins.ENGINES, name)(path, context_length, settings)
     return engine

@@ -144,6 +144,9 @@ class EngineSettings:
     """Sequences that are to share calls: for more than one, llamacpp takes a library that can."""
     min_rows: int = 2
     """2 is exact. 1 computes less for plain decoding, but a row's bits then depend on T."""
+    device: str = "auto"
+    """`cpu`, `gpu`, or the name of a device of llama.cpp's library; `auto`: a GPU that takes all of
+    the model, else the processor."""
     kv: str | None = None
     """Type of keys and values: "q8_0" takes half the memory; None: the engine's own."""
     taps: tuple[int, ...] = ()

@@ -88,10 +88,11 @@ def measure_rules(
     Candidates are ordered by ascending cost. `may_be_single` returns whether a single row after so
     many keys may have the bits of others.
     """
-    rules = next((rules for rules in candidates if _agree(prober, rules)), None)
+    started, runs = perf_counter(), 0
+    rules = next((rules for rules in candidates if _agree(prober, rules, started)), None)
     if rules is None:
         return None
-    started, runs = perf_counter(), 0
+    started = perf_counter()
     for context in _SINGLE_CONTEXTS:
         late = runs and perf_counter() - started > _SECONDS
         if late or context + rules.decode.most > prober.room:
@@ -107,12 +108,17 @@ def measure_rules(
     return rules._replace(single=runs > 0)
 
 
-def _agree(prober: Prober, rules: RowRules) -> bool:
-    """True if calls of several sizes give the same bits, in both roles, after every context."""
+def _agree(prober: Prober, rules: RowRules, started: float) -> bool:
+    """True if calls of several sizes give the same bits, in both roles, after every context.
+
+    After `_SECONDS` since `started` the first context is compared alone.
+    """
     for context in prober.contexts:
+        if context != prober.contexts[0] and perf_counter() - started > _SECONDS:
+            break
         prober.prefill(context, rules.prefill)
         roles = dict.fromkeys((rules.decode, rules.prefill))
-        if not all(_equal(prober, context, rows, rules.decode.most) for rows in roles):
+        if not all(_equal(prober, context, rows, rules.decode) for rows in roles):
             return False
         if rules.one_class and len(roles) > 1 and not _equal_after(prober, context, rules):
             return False
@@ -139,18 +145,17 @@ def _equal_after(prober: Prober, context: int, rules: RowRules) -> bool:
     return bits[0] == bits[1]
 
 
-def _equal(prober: Prober, context: int, rows: RowRange, outputs: int) -> bool:
+def _equal(prober: Prober, context: int, rows: RowRange, outputs: RowRange) -> bool:
     """True if calls of several sizes in `rows` give the same bits after a context.
 
-    At most `outputs` rows get logits, and two or more: the head is a product of its own, and one
-    row of it differed from two at 2 of 300 positions. Only runs of single rows show that it may be
-    one.
+    Numbers of rows in `outputs` get logits: the head is a product of its own, and one row of it
+    differed from two at 2 of 300 positions. Only runs of single rows show that it may be one.
     """
     least, most = rows.least, min(rows.most, prober.room - context)
     if most < least:
         return False
     expected = _bits(prober, context, most, outputs)
-    fewest = prober.rows(context, least, min(least, 2))
+    fewest = prober.rows(context, least, min(least, outputs.least))
     if fewest[0].tobytes() != expected[0]:
         return False
     # At other places in calls of one size.
@@ -160,11 +165,12 @@ def _equal(prober: Prober, context: int, rows: RowRange, outputs: int) -> bool:
     return all(_bits(prober, context, size, outputs) == expected for size in sorted(sizes))
 
 
-def _bits(prober: Prober, start: int, size: int, max_outputs: int) -> Sequence[bytes]:
+def _bits(prober: Prober, start: int, size: int, outputs: RowRange) -> Sequence[bytes]:
     """Bits of `_ROWS` positions from `start` on, from calls of `size` rows."""
     bits: list[bytes] = []
     while len(bits) < _ROWS:
-        logits = prober.rows(start + len(bits), size, min(size, max_outputs, _ROWS))
+        count = min(size, outputs.most, max(outputs.least, _ROWS))
+        logits = prober.rows(start + len(bits), size, count)
         bits += [row.tobytes() for row in logits]
     return bits[:_ROWS]
 

@@ -71,7 +71,7 @@ class RowRules(NamedTuple):
     @property
     def outputs(self) -> int:
         """Least rows of a call with logits, if any: after attention they run without the others."""
-        return 1 if self.single else min(self.decode.least, 2)
+        return 1 if self.single else self.decode.least
 
     @property
     def most(self) -> int:

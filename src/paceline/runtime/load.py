@@ -36,6 +36,7 @@ def load(
     contexts: int = 1,
     parallel: int = 1,
     threads: int | None = None,
+    device: str = "auto",
     kv: str | None = None,
     compute_units: str | None = None,
     drafters: Sequence[str] = ("auto",),
@@ -59,6 +60,8 @@ def load(
         contexts: see `cache_tokens`; for many requests at once.
         parallel: requests that are to share calls, in a library that can share them.
         threads: CPU threads; None: the engine's own choice.
+        device: for GGUF files `cpu`, `gpu`, or the name of a device of llama.cpp's library; `auto`:
+            a GPU if there is one and the whole model fits into its memory.
         kv: `q8_0`: keys and values in half the memory; None: the library's own.
         compute_units: on macOS the devices for Core ML: `all`, `cpu-only`, `cpu-and-gpu` or
             `cpu-and-ne`, which is None.
@@ -87,6 +90,7 @@ def load(
         parallel=parallel,
         min_rows=rows,
         threads=threads,
+        device=device,
         kv=kv,
         compute_units=compute_units,
         measurements=cache_dir() / MEASUREMENTS,

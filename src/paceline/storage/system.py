@@ -154,6 +154,19 @@ def cpu_cores() -> int:
     return os.cpu_count() or 1
 
 
+def may_have_gpu() -> bool:
+    """Whether this machine may have a GPU; True where the system does not say."""
+    names = ("nvidia[0-9]*", "dri/renderD*", "kfd", "dxg")
+    return sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in names)
+
+
+def gpu_drivers() -> str:
+    """Changes with the drivers of GPUs: version and build of NVIDIA's and the kernel's."""
+    with suppress(OSError):
+        return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").strip()
+    return f"{platform.release()} {platform.version()}"
+
+
 def processor() -> str:
     """Name of the processor, as far as the system has it."""
     try:

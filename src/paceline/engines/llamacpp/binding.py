@@ -49,6 +49,40 @@ State = npt.NDArray[np.uint8]
 """A sequence's keys and values as the library writes them, in the order of positions."""
 
 
+class Device(NamedTuple):
+    """A device of a library, besides the processor."""
+
+    name: str
+    """As the library has it, such as `CUDA0`."""
+    about: str
+    free: int
+    """Bytes of its memory."""
+    pointer: int
+
+    @property
+    def is_software(self) -> bool:
+        """Whether the processor computes it: Mesa's device for machines without a GPU."""
+        return self.about.startswith("llvmpipe")
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.about}, {self.free >> 20} MiB free)"
+
+
+class Offload(NamedTuple):
+    """The last layers of a model, which run on a device with their keys and values."""
+
+    device: Device
+    layers: int
+    """Their number; the output counts as one."""
+    is_whole: bool
+    slots: int
+    """Slots of a KV cache that fit beside them."""
+
+    def __str__(self) -> str:
+        part = "all" if self.is_whole else f"the output and {self.layers - 1}"
+        return f"{part} layers on {self.device.name} ({self.device.about})"
+
+
 class ContextSettings(NamedTuple):
     """Settings of a context."""
 
@@ -67,6 +101,8 @@ class ContextSettings(NamedTuple):
     """Layers whose hidden states every call leaves; see `EngineSettings.taps`."""
     quantized: bool = False
     """Whether keys and values are in Q8_0."""
+    offloaded: bool = False
+    """Whether layers run on a device, with their keys and values."""
 
 
 class CallLimits(NamedTuple):
@@ -174,19 +210,23 @@ class Binding(ABC):
         """Whether the library computes a file faster in a packed copy; see `packed.py`."""
         return False
 
-    def load(self, path: Path) -> int | None:
+    def devices(self) -> list[Device]:
+        """The library's devices besides the processor, with what is free of their memory now."""
+        return []
+
+    def load(self, path: Path, offload: Offload | None = None) -> int | None:
         """Map a GGUF file; a pointer to the model, or None."""
-        model = self._load(path, self.replaced)
+        model = self._load(path, self.replaced, offload)
         length = self._longrope_length(model) if model else None
         if model is None or length is None:
             return model
         self.free_model(model)
         family, value = length
         key = f"{family}.rope.scaling.original_context_length"
-        return self._load(path, {**self.replaced, key: value})
+        return self._load(path, {**self.replaced, key: value}, offload)
 
-    def model_params(self) -> Any:
-        """The library's parameters of a model."""
+    def model_params(self, offload: Offload | None = None) -> Any:
+        """The library's parameters of a model, without `offload` on the processor."""
         return self.api.llama_model_default_params()
 
     @abstractmethod
@@ -270,7 +310,9 @@ class Binding(ABC):
         length = self.library.llama_model_meta_val_str(model, key.encode(), value, _VALUE_BYTES)
         return value.value.decode(errors="replace") if length >= 0 else None
 
-    def _load(self, path: Path, replaced: Mapping[str, int | str]) -> int | None:
+    def _load(
+        self, path: Path, replaced: Mapping[str, int | str], offload: Offload | None
+    ) -> int | None:
         """Map a file, with some values of its metadata replaced."""
         values = (self.api.llama_model_kv_override * (len(replaced) + 1))()  # the last is empty
         for struct, (key, value) in zip(values, replaced.items(), strict=False):
@@ -279,7 +321,7 @@ class Binding(ABC):
                 struct.tag, struct.value.val_i64 = _NUMBER, value
             else:
                 struct.tag, struct.value.val_str = _TEXT, value.encode()
-        params = self.model_params()
+        params = self.model_params(offload)
         params.kv_overrides = values
         model: int | None = self.api.llama_model_load_from_file(str(path).encode(), params)
         return model

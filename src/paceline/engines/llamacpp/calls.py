@@ -7,7 +7,7 @@ import numpy as np
 
 from paceline.decoding.types import Logits
 from paceline.engines.exact import LONGEST, measure_rules
-from paceline.engines.llamacpp.binding import CallLimits, ContextSettings, State
+from paceline.engines.llamacpp.binding import CallLimits, ContextSettings, Device, State
 from paceline.engines.llamacpp.contexts import whole
 from paceline.engines.llamacpp.native import NativeModel
 from paceline.engines.llamacpp.sequence import call
@@ -44,6 +44,30 @@ ROLLED_BACK = (
 """For recurrent layers, whose states are copied once per row that may be dropped."""
 
 
+ON_DEVICE = ((2, 16), (2, 8), (3, 8), (2, 4), (3, 4), (5, 8), (9, 16), (1, 1))
+"""Rows of an answer's calls where layers are on a device, by ascending cost. A GPU's kernels are
+for a few numbers of rows each: those of a CUDA build were {1}, {2..4}, {5..8}, {9..16}. Where no
+class has two rows, each runs alone, and drafts gain nothing."""
+
+_DEVICE_PREFILL = RowRange(128, 128)
+"""Rows of a prompt's calls there: between two multiples of 256 keys are two calls."""
+
+_DEVICE_CONTEXTS = (40, 1100, 4000)
+"""Keys before compared calls there, which end before a multiple of 256."""
+
+_SOFTWARE_ROWS = 4
+"""Most rows of a call on a software device: each number of rows above is compiled in 10 to 50 s,
+and those of a prompt in minutes."""
+
+
+def device_rules(device: Device) -> list[RowRules]:
+    """Candidates for a device."""
+    if device.is_software:
+        roles = [RowRange(*rows) for rows in ON_DEVICE if rows[1] <= _SOFTWARE_ROWS]
+        return [RowRules(rows, rows) for rows in roles]
+    return [RowRules(RowRange(*rows), _DEVICE_PREFILL) for rows in ON_DEVICE]
+
+
 def measured(
     model: NativeModel,
     limits: CallLimits,
@@ -52,14 +76,17 @@ def measured(
     threads: int,
 ) -> RowRules | None:
     """The cheapest rules within a library's limits that give equal bits; see `measure_rules`."""
-    known = ROLLED_BACK if model.recurrent else CANDIDATES
-    if limits.decode:
+    offload = model.offload
+    known: Sequence[RowRules] = ROLLED_BACK if model.recurrent else CANDIDATES
+    if offload is not None:
+        known, limits = device_rules(offload.device), CallLimits() if offload.is_whole else limits
+    elif limits.decode:
         by_source = RowRules(RowRange(2, limits.decode), RowRange(limits.prompt, MOST_ROWS))
         known = (by_source, *known)
     candidates = [
         rules
         for rules in known
-        if (not model.span or rules.prefill.least <= _PADDED)
+        if (offload or not model.span or rules.prefill.least <= _PADDED)
         and (rules.prefill.least >= limits.prompt or rules.prefill == rules.decode)
         and rules.most <= (limits.rows or MOST_ROWS)
         and rules.decode.most <= (limits.decode or MOST_ROWS)
@@ -80,6 +107,10 @@ class Calls:
     ) -> None:
         """Make a context; see `ContextSettings`."""
         self.room = min(context_length, LONGEST)
+        if model.offload is not None:
+            self.room = min(context_length, _DEVICE_CONTEXTS[-1] + MOST_ROWS)
+            fitting = (keys for keys in _DEVICE_CONTEXTS if keys + MOST_ROWS <= self.room)
+            self.contexts = [*fitting] or self.contexts
         slots = whole(self.room + MOST_ROWS)
         self._sequence = model.sequence(ContextSettings(slots, MOST_ROWS, threads, rollback))
         self._tokens = np.random.default_rng(0).integers(0, model.vocab_size, slots).tolist()
@@ -87,7 +118,6 @@ class Calls:
         self._kept: tuple[int, State] | None = None  # recurrent state after the last prefill
 
     def prefill(self, length: int, rows: RowRange) -> None:
-        """See `Prober.prefill`."""
         if length < self._sequence.length:
             self._go_back(length)
         missing = self._tokens[self._sequence.length : length]
@@ -97,7 +127,6 @@ class Calls:
             self._kept = length, self._sequence.recurrent_state()
 
     def rows(self, length: int, count: int, outputs: int) -> Logits:
-        """See `Prober.rows`."""
         self._go_back(length)
         assert self._sequence.length == length
         return self._sequence.decode(

@@ -63,6 +63,8 @@ class Contexts:
         self._model, self._settings = model, settings
         self.span = model.span
         """See `NativeModel`."""
+        self.counts_padding = model.offload is not None
+        """Whether no call crosses it even with its padding, but those of the rows before it."""
         self._longest = whole(context_length + settings.rows)
         self._most, self._most_slots = most, most_slots
         self._lent: OrderedDict[Hashable, NativeSequence] = OrderedDict()  # least recent first

@@ -22,7 +22,7 @@ import numpy as np
 from paceline.decoding.types import FINAL_NORM, Block, Logits, Taps, tap_name
 from paceline.engines.base import EngineSettings, KVSequence, KVState, StepResult
 from paceline.engines.kv_blocks import BlockPool, PooledEngine
-from paceline.engines.llamacpp.binding import MOST_OUTPUTS, Binding, ContextSettings
+from paceline.engines.llamacpp.binding import MOST_OUTPUTS, Binding, ContextSettings, Offload
 from paceline.engines.llamacpp.calls import MOST_ROWS, UNMEASURED, measured
 from paceline.engines.llamacpp.contexts import Contexts, whole
 from paceline.engines.llamacpp.libraries import faster_build, installed, library_for, load
@@ -41,7 +41,7 @@ from paceline.engines.rows import RowRules, keep, kept
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.files import digest_of
 from paceline.storage.gguf_file import read_gguf
-from paceline.storage.system import cpu_cores, memory_bytes, processor
+from paceline.storage.system import cpu_cores, gpu_drivers, memory_bytes, processor
 
 if TYPE_CHECKING:
     from paceline.engines.llamacpp.draft_context import DraftModel
@@ -83,6 +83,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         *,
         binding: Binding | None = None,
         rules: RowRules | None = None,
+        offload: Offload | None = None,
     ) -> None:
         """Map a GGUF file, and measure which rows its calls may have.
 
@@ -92,6 +93,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             settings: see `EngineSettings`. With `min_rows` 1 calls are not padded.
             binding: the library; None: the first that is installed and computes the file right.
             rules: rows of a call; None: measured.
+            offload: layers on a device of `binding`; see `devices.py`.
 
         Raises:
             MissingExtra: no library is installed, or not for this processor.
@@ -105,7 +107,11 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         self._measurements = settings.measurements
         self._path = path
         self._packed = PackedWeights(settings.packed)
-        self._parallel = settings.parallel
+        # On a GPU rows of several sequences in a call differed from those of each alone.
+        self._parallel = 1 if offload else settings.parallel
+        self._offload = offload
+        self.remark = ""
+        """Where it runs, and the devices that there are, if there are any; `plan` shows it."""
         self._quantized = settings.kv is not None
         self._binding = library_for(
             path,
@@ -126,7 +132,10 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             self._table_type = RecurrentSequence
         sizes = self._model.sizes(self._threads)
         slots = settings.slots(context_length, sizes.slot)
-        self._check_memory(slots, sizes)
+        if offload is None:
+            self._check_memory(slots, sizes)
+        else:
+            slots = min(slots, offload.slots)
         self._pool = BlockPool(-(-slots // SLOTS), SLOTS)
         if rules is None and settings.min_rows > 1:
             rules = self._row_rules()
@@ -182,7 +191,6 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
     @property
     def keeps_kv(self) -> bool:
-        """See `KeepsKV`."""
         return not self._model.recurrent
 
     def state_of(self, sequence: KVSequence) -> KVState:
@@ -226,7 +234,8 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
     def describe(self) -> dict[str, str]:
         """Everything that costs and exactness depend on; recorded results hold these strings."""
-        cache = "keys and values in q8_0" if self._quantized else self._binding.cache
+        cache = "keys and values in f16" if self._offload else self._binding.cache
+        cache = "keys and values in q8_0" if self._quantized else cache
         packed = "; packed weights" * (self._model.path != self._path)
         return {
             **self._depends(self._binding),
@@ -252,7 +261,8 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
     def _open(self, say: Callable[[str], None]) -> NativeModel:
         """Map the packed copy of the file, or else the file."""
-        open_ = partial(NativeModel, self._binding, quantized=self._quantized)
+        offload = self._offload
+        open_ = partial(NativeModel, self._binding, quantized=self._quantized, offload=offload)
         copy = self._packed.find_or_make(self._path, self._binding, say)
         if copy is None:
             return open_(self._path)
@@ -329,11 +339,13 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         return self._binding.may_be_single(keys, self._model.heads, self._threads)
 
     def _depends(self, binding: Binding) -> dict[str, str]:
+        device = {"device": str(self._offload), "drivers": gpu_drivers()} if self._offload else {}
         return {
             "engine": self.name,
             "library": f"{binding.name} {binding.version}",
             "processor": processor(),
             "threads": str(self._threads),
+            **device,
         }
 
     @contextmanager

@@ -171,7 +171,6 @@ class IkLlama(Binding):
     def limits(
         self, name: str, content: GgufFile, *, packed: bool = False, quantized: bool = False
     ) -> CallLimits:
-        """See `Binding.limits`."""
         family = content.fields.get("general.architecture")
         scaling = content.fields.get(f"{family}.rope.scaling.type")
         window = window_of(self.name, name, content)
@@ -232,7 +231,6 @@ class IkLlama(Binding):
         return code
 
     def context(self, model: int, settings: ContextSettings) -> int | None:
-        """See `Binding.context`."""
         params = self.api.llama_context_default_params()
         params.n_ctx = settings.slots
         params.n_batch = params.n_ubatch = settings.rows
@@ -254,19 +252,15 @@ class IkLlama(Binding):
         return max(taps, default=-1) < layers - 1
 
     def tapped(self, context: int, tap: int, shape: tuple[int, int]) -> Logits:
-        """See `Binding.tapped`."""
         return self._readers[context].rows[tap].reshape(shape)
 
     def free_model(self, model: int) -> None:
-        """See `Binding.free_model`."""
         self.api.llama_free_model(model)
 
     def is_recurrent(self, model: int) -> bool:
-        """See `Binding.is_recurrent`."""
         return bool(self.library.llama_model_has_recurrent(model))
 
     def truncate(self, context: int, sequence: int, length: int) -> bool:
-        """See `Binding.truncate`."""
         return bool(self.library.llama_kv_cache_seq_rm(context, sequence, length, -1))
 
     def may_be_single(self, keys: int, heads: Heads | None, threads: int) -> bool:

@@ -83,7 +83,7 @@ def installed() -> Iterator[Binding]:
         InvalidRequest: `VARIABLE` names no library.
     """
     reasons, count = [], 0
-    for name in _allowed():
+    for name in allowed():
         try:
             binding = load(name)
         except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -148,7 +148,7 @@ def faster_build(binding: Binding, cpuinfo: Path = Path("/proc/cpuinfo")) -> str
     )
 
 
-def _allowed() -> tuple[str, ...]:
+def allowed() -> tuple[str, ...]:
     """Names of the libraries that `VARIABLE` allows."""
     name = os.environ.get(VARIABLE)
     if name and name not in NAMES:

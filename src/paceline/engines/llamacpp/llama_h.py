@@ -8,10 +8,13 @@ field there is room, which a library with a longer struct may write to.
 
 import ctypes
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from paceline.errors import ModelError
 
 _BOOL, _FLOAT, _INT, _INT8 = ctypes.c_bool, ctypes.c_float, ctypes.c_int32, ctypes.c_int8
 _LONG, _SIZE, _TEXT, _UINT = ctypes.c_int64, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_uint32
@@ -24,6 +27,9 @@ TYPES: Mapping[str, int] = {"f16": 1, "q8_0": 8, "bf16": 30}
 
 FLASH_ATTENTION = 1
 """`LLAMA_FLASH_ATTN_TYPE_ENABLED`."""
+
+GPUS = (1, 2)
+"""`GGML_BACKEND_DEVICE_TYPE_GPU` and `_IGPU`."""
 
 NO_POOLING = 0
 """`LLAMA_POOLING_TYPE_NONE`."""
@@ -71,27 +77,21 @@ class ModelOverride(ctypes.Structure):
     _fields_ = (("tag", _INT), ("key", ctypes.c_char * 128), ("value", _Value))
 
 
+def _run(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Fields of one type, one after another."""
+    return [(name, kind) for name in names.split()]
+
+
 class ModelParams(ctypes.Structure):
     """`llama_model_params`."""
 
     _fields_ = (
-        ("devices", _VOID),
+        ("devices", ctypes.POINTER(_VOID)),
         ("tensor_buft_overrides", _VOID),
-        ("n_gpu_layers", _INT),
-        ("split_mode", _INT),
-        ("load_mode", _INT),
-        ("lazy_mode", _INT),
-        ("main_gpu", _INT),
-        ("tensor_split", _VOID),
-        ("progress_callback", _VOID),
-        ("progress_callback_user_data", _VOID),
+        *_run(_INT, "n_gpu_layers split_mode load_mode lazy_mode main_gpu"),
+        *_run(_VOID, "tensor_split progress_callback progress_callback_user_data"),
         ("kv_overrides", ctypes.POINTER(ModelOverride)),
-        ("vocab_only", _BOOL),
-        ("check_tensors", _BOOL),
-        ("use_extra_bufts", _BOOL),
-        ("no_host", _BOOL),
-        ("no_alloc", _BOOL),
-        ("load_mtp", _BOOL),
+        *_run(_BOOL, "vocab_only check_tensors use_extra_bufts no_host no_alloc load_mtp"),
         _ROOM,
     )
 
@@ -100,46 +100,30 @@ class ContextParams(ctypes.Structure):
     """`llama_context_params`."""
 
     _fields_ = (
-        ("n_ctx", _UINT),
-        ("n_batch", _UINT),
-        ("n_ubatch", _UINT),
-        ("n_seq_max", _UINT),
-        ("n_rs_seq", _UINT),
-        ("n_outputs_max", _UINT),
-        ("n_outputs_max_per_seq", _UINT),
-        ("n_threads", _INT),
-        ("n_threads_batch", _INT),
-        ("ctx_type", _INT),
-        ("rope_scaling_type", _INT),
-        ("pooling_type", _INT),
-        ("attention_type", _INT),
-        ("flash_attn_type", _INT),
-        ("rope_freq_base", _FLOAT),
-        ("rope_freq_scale", _FLOAT),
-        ("yarn_ext_factor", _FLOAT),
-        ("yarn_attn_factor", _FLOAT),
-        ("yarn_beta_fast", _FLOAT),
-        ("yarn_beta_slow", _FLOAT),
+        *_run(_UINT, "n_ctx n_batch n_ubatch n_seq_max n_rs_seq"),
+        *_run(_UINT, "n_outputs_max n_outputs_max_per_seq"),
+        *_run(_INT, "n_threads n_threads_batch ctx_type rope_scaling_type pooling_type"),
+        *_run(_INT, "attention_type flash_attn_type"),
+        *_run(_FLOAT, "rope_freq_base rope_freq_scale yarn_ext_factor yarn_attn_factor"),
+        *_run(_FLOAT, "yarn_beta_fast yarn_beta_slow"),
         ("yarn_orig_ctx", _UINT),
         ("defrag_thold", _FLOAT),
-        ("cb_eval", _VOID),
-        ("cb_eval_user_data", _VOID),
-        ("type_k", _INT),
-        ("type_v", _INT),
+        *_run(_VOID, "cb_eval cb_eval_user_data"),
+        *_run(_INT, "type_k type_v"),
         ("moe_cache_size", _SIZE),
-        ("abort_callback", _VOID),
-        ("abort_callback_data", _VOID),
-        ("embeddings", _BOOL),
-        ("offload_kqv", _BOOL),
-        ("no_perf", _BOOL),
-        ("op_offload", _BOOL),
-        ("swa_full", _BOOL),
-        ("kv_unified", _BOOL),
+        *_run(_VOID, "abort_callback abort_callback_data"),
+        *_run(_BOOL, "embeddings offload_kqv no_perf op_offload swa_full kv_unified"),
         ("samplers", _VOID),
         ("n_samplers", _SIZE),
         ("ctx_other", _VOID),
         _ROOM,
     )
+
+
+class EarlierContextParams(ctypes.Structure):
+    """The same as releases had it up to 0.5.0 (September 2026)."""
+
+    _fields_ = tuple(field for field in ContextParams._fields_ if field[0] != "moe_cache_size")
 
 
 DEFAULTS: dict[type[ctypes.Structure], Mapping[str, float]] = {
@@ -158,48 +142,55 @@ DEFAULTS: dict[type[ctypes.Structure], Mapping[str, float]] = {
 }  # fmt: skip
 """Default values by which a struct's layout is checked; all others are 0, False or None."""
 
+
+def _alike(result: Any, arguments: list[Any], names: str) -> dict[str, tuple[Any, list[Any]]]:
+    """Functions with the same types."""
+    return dict.fromkeys(names.split(), (result, arguments))
+
+
 _FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
     "llama_backend_init": (None, []),
-    "llama_model_default_params": (ModelParams, []),
-    "llama_context_default_params": (ContextParams, []),
     "llama_model_load_from_file": (_VOID, [_TEXT, ModelParams]),
-    "llama_init_from_model": (_VOID, [_VOID, ContextParams]),
-    "llama_model_free": (None, [_VOID]),
-    "llama_free": (None, [_VOID]),
-    "llama_model_get_vocab": (_VOID, [_VOID]),
-    "llama_vocab_n_tokens": (_INT, [_VOID]),
+    **_alike(None, [_VOID], "llama_model_free llama_free"),
+    **_alike(_VOID, [_VOID], "llama_model_get_vocab llama_get_model llama_get_memory"),
+    **_alike(_VOID, [_VOID], "llama_get_logits llama_get_embeddings"),
+    **_alike(_BOOL, [_VOID], "llama_model_is_recurrent llama_model_is_hybrid"),
+    **_alike(_INT, [_VOID], "llama_vocab_n_tokens llama_model_n_swa llama_model_n_layer"),
+    **_alike(_INT, [_VOID], "llama_model_n_embd llama_model_n_head"),
+    **_alike(_UINT, [_VOID], "llama_n_rs_seq llama_n_seq_max"),
+    **_alike(None, [_VOID, _BOOL], "llama_set_causal_attn llama_set_embeddings"),
     "llama_model_meta_val_str": (_INT, [_VOID, _TEXT, _TEXT, _SIZE]),
-    "llama_model_is_recurrent": (_BOOL, [_VOID]),
-    "llama_model_is_hybrid": (_BOOL, [_VOID]),
-    "llama_model_n_swa": (_INT, [_VOID]),
-    "llama_model_n_layer": (_INT, [_VOID]),
-    "llama_model_n_embd": (_INT, [_VOID]),
-    "llama_model_n_head": (_INT, [_VOID]),
-    "llama_get_model": (_VOID, [_VOID]),
-    "llama_n_rs_seq": (_UINT, [_VOID]),
-    "llama_n_seq_max": (_UINT, [_VOID]),
-    "llama_get_memory": (_VOID, [_VOID]),
     "llama_memory_seq_rm": (_BOOL, [_VOID, _INT, _INT, _INT]),
     "llama_decode": (_INT, [_VOID, LlamaBatch]),
-    "llama_process": (_INT, [_VOID, _INT, _VOID]),
-    "llama_batch_ext_init": (_VOID, [_VOID]),
-    "llama_batch_ext_free": (None, [_VOID]),
-    "llama_batch_ext_add_token": (_INT, [_VOID, _INT, _INT]),
-    "llama_batch_ext_add_embd": (_INT, [_VOID, _INT, Embedding]),
-    "llama_batch_ext_set_embd_token": (_BOOL, [_VOID, _INT, Embedding]),
-    "llama_batch_ext_set_embd_state": (_BOOL, [_VOID, _INT, Embedding]),
-    "llama_batch_ext_set_pos": (_BOOL, [_VOID, _INT, ctypes.POINTER(_INT)]),
-    "llama_batch_ext_set_output_logits": (_BOOL, [_VOID, _INT, _BOOL]),
-    "llama_set_causal_attn": (None, [_VOID, _BOOL]),
-    "llama_get_logits": (_VOID, [_VOID]),
-    "llama_set_embeddings": (None, [_VOID, _BOOL]),
-    "llama_get_embeddings": (_VOID, [_VOID]),
     "llama_state_get_size": (_SIZE, [_VOID]),
     "llama_state_get_data": (_SIZE, [_VOID, _VOID, _SIZE]),
     "llama_state_seq_get_size_ext": (_SIZE, [_VOID, _INT, _UINT]),
     "llama_state_seq_get_data_ext": (_SIZE, [_VOID, _VOID, _SIZE, _INT, _UINT]),
     "llama_state_seq_set_data_ext": (_SIZE, [_VOID, _VOID, _SIZE, _INT, _UINT]),
 }
+
+_MAY_LACK: Mapping[str, tuple[Any, list[Any]]] = {
+    "ggml_backend_load_all_from_path": (None, [_TEXT]),
+    "ggml_backend_dev_count": (_SIZE, []),
+    "ggml_backend_dev_get": (_VOID, [_SIZE]),
+    "ggml_backend_dev_type": (_INT, [_VOID]),
+    **_alike(_TEXT, [_VOID], "ggml_backend_dev_name ggml_backend_dev_description"),
+    "ggml_backend_dev_memory": (None, [_VOID, *[ctypes.POINTER(_SIZE)] * 2]),
+    "llama_process": (_INT, [_VOID, _INT, _VOID]),
+    "llama_batch_ext_init": (_VOID, [_VOID]),
+    "llama_batch_ext_free": (None, [_VOID]),
+    "llama_batch_ext_add_token": (_INT, [_VOID, _INT, _INT]),
+    "llama_batch_ext_add_embd": (_INT, [_VOID, _INT, Embedding]),
+    **_alike(
+        _BOOL,
+        [_VOID, _INT, Embedding],
+        "llama_batch_ext_set_embd_token llama_batch_ext_set_embd_state",
+    ),
+    "llama_batch_ext_set_pos": (_BOOL, [_VOID, _INT, ctypes.POINTER(_INT)]),
+    "llama_batch_ext_set_output_logits": (_BOOL, [_VOID, _INT, _BOOL]),
+}
+"""Functions for devices, which are in other libraries on Windows, and for drafters with a network,
+which release 0.5.0 lacks."""
 
 STATES = [name for name in _FUNCTIONS if name.startswith("llama_state_seq")]
 """Functions that size, read and write a sequence's state."""
@@ -233,23 +224,36 @@ def load_library(folder: Path | None) -> SimpleNamespace:
     api = SimpleNamespace(
         _lib=library, llama_batch=LlamaBatch, llama_model_kv_override=ModelOverride
     )
-    for name, (result, arguments) in _FUNCTIONS.items():
+    layouts = [(ContextParams, EarlierContextParams), (ModelParams,)]
+    contexts, models = (_layout(library, *of_one) for of_one in layouts)
+    functions = {
+        **_FUNCTIONS,
+        "llama_context_default_params": (contexts, []),
+        "llama_model_default_params": (models, []),
+        "llama_init_from_model": (_VOID, [_VOID, contexts]),
+        **_MAY_LACK,
+    }
+    for name, (result, arguments) in functions.items():
+        if name in _MAY_LACK and not hasattr(library, name):
+            setattr(api, name, partial(_refuse, name))
+            continue
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
         setattr(api, name, function)
-    for params in (api.llama_model_default_params(), api.llama_context_default_params()):
-        _check_layout(params)
     api.llama_backend_init()
     return api
+
+
+def _refuse(name: str, *_: object) -> None:
+    raise ModelError(f"this build of llama.cpp exports no {name}; use the wheel of xllamacpp")
 
 
 def _path(folder: Path | None) -> Path:
     """The library's file; the package, whose import takes long, is not imported."""
     if folder is not None:
-        names = ("libllama.so", "libllama.dylib", "llama.dll")
-        for path in (folder / name for name in names):
-            if path.exists():
-                return path
+        names = ("libllama.so", "libllama.dylib", "llama.dll", "libllama.*")
+        for path in (path for name in names for path in sorted(folder.glob(name))):
+            return path
         raise OSError(f"no file is called {', '.join(names[:-1])} or {names[-1]}")
     package = find_spec("xllamacpp")
     if package is None or not package.submodule_search_locations:
@@ -260,14 +264,20 @@ def _path(folder: Path | None) -> Path:
     raise ImportError("xllamacpp has no library")
 
 
-def _check_layout(params: ctypes.Structure) -> None:
-    """Raise OSError if default values are not where they are expected."""
-    expected = DEFAULTS[type(params)]
-    for name, *_ in params._fields_:
-        value = getattr(params, name)
-        is_expected = value == expected[name] if name in expected else not value
-        if name != _ROOM[0] and not is_expected:
-            raise OSError(
-                f"its structs are not those of build 11549 ({name} of "
-                f"{type(params).__name__} has another value); install xllamacpp 2026.10.11549"
-            )
+def _layout(library: ctypes.CDLL, *layouts: type[ctypes.Structure]) -> type[ctypes.Structure]:
+    """The first layout that has default values where the library writes them, or OSError."""
+    kind = "model" if ModelParams in layouts else "context"
+    defaults = getattr(library, f"llama_{kind}_default_params")
+    expected, faults = DEFAULTS[layouts[0]], []
+    for layout in layouts:
+        defaults.restype = layout
+        params = defaults()
+        names = [name for name, *_ in params._fields_ if name != _ROOM[0]]
+        others = (name for name in names if (getattr(params, name) or 0) != expected.get(name, 0))
+        if (fault := next(others, None)) is None:
+            return layout
+        faults.append(fault)
+    raise OSError(
+        f"its structs are not those of build 11549 ({faults[0]} of {layouts[0].__name__} has "
+        "another value); install xllamacpp 2026.10.11549"
+    )

@@ -22,6 +22,7 @@ from paceline.engines.llamacpp.binding import (
     Batch,
     Binding,
     ContextSettings,
+    Offload,
     State,
     heads_of,
 )
@@ -29,7 +30,7 @@ from paceline.engines.llamacpp.log import interrupts_after
 from paceline.errors import ModelError
 
 _SOME_ROWS = 16
-"""Rows of the calls that measure the size of a position."""
+"""Rows of the calls that measure the size of a position; a fourth of them on a device."""
 
 _FLOATS = ctypes.POINTER(ctypes.c_float)
 
@@ -77,31 +78,39 @@ class _Open:
 class NativeModel:
     """A mapped GGUF file."""
 
-    def __init__(self, binding: Binding, path: Path, *, quantized: bool = False) -> None:
-        """Map `path`; see `ContextSettings.quantized`.
+    def __init__(
+        self,
+        binding: Binding,
+        path: Path,
+        *,
+        quantized: bool = False,
+        offload: Offload | None = None,
+    ) -> None:
+        """Map `path`; see `ContextSettings.quantized`. Without `offload` the processor runs it.
 
         Raises ModelError, with the library's own words, if it is refused.
         """
         _check_room(binding)
         self.binding = binding
-        self.path, self._quantized = path, quantized
+        self.path, self._quantized, self.offload = path, quantized, offload
         binding.forget_errors()
         with interrupts_after():
-            pointer = binding.load(path)
+            pointer = binding.load(path, offload)
             if pointer:
                 self.open = _Open(binding, pointer)
                 self._drop = finalize(self, self.open.drop)
         if not pointer:
             raise ModelError(
                 f"{binding.name} cannot open {path}: {binding.last_errors() or 'no reason given'}; "
-                "get the file again, or another quantization"
+                + ("use --device cpu, or " * (offload is not None))
+                + "get the file again, or another quantization"
             )
         self.pointer: int = pointer
         self.vocab_size = binding.vocab_size(pointer)
         window = binding.has_window(pointer)
         self.heads = None if window else heads_of(partial(binding.metadata, pointer))
         """Heads of attention, if all layers have the same, without a window."""
-        self.span = binding.window_span * window
+        self.span = LEAST_CONTEXT if offload else binding.window_span * window
         """No call crosses a multiple of so many positions; 0: any may."""
         self.recurrent = binding.is_recurrent(pointer)
         """Whether some layers have a state instead of keys and values."""
@@ -116,6 +125,8 @@ class NativeModel:
             fault = "recurrent layers"
         elif self.recurrent and window:
             fault = "recurrent layers beside a window of attention"
+        elif self.recurrent and offload:
+            fault = f"recurrent layers on {offload.device.name}"
         if fault:
             self.close()
             raise ModelError(
@@ -130,13 +141,14 @@ class NativeModel:
         """
         rollback = int(self.recurrent)
         sequence = self.sequence(ContextSettings(LEAST_CONTEXT, _SOME_ROWS, threads, rollback))
+        rows = _SOME_ROWS // 4 if self.offload else _SOME_ROWS
         sizes = []
         for _ in range(2):
-            sequence.decode([0] * _SOME_ROWS, slice(0, 0))
+            sequence.decode([0] * rows, slice(0, 0))
             sizes.append(self.binding.state_size(sequence.context.pointer, sequence.number))
         state = sequence.recurrent_state().size if self.recurrent else 0
         sequence.context.close()
-        return Sizes((sizes[1] - sizes[0]) // _SOME_ROWS, state)
+        return Sizes((sizes[1] - sizes[0]) // rows, state)
 
     def close(self) -> None:
         """Unmap the file, once its contexts are closed. Further calls do nothing."""
@@ -144,7 +156,10 @@ class NativeModel:
 
     def context(self, settings: ContextSettings) -> "NativeContext":
         """A new context with empty sequences. Raises ModelError if there is no memory for it."""
-        return NativeContext(self, settings._replace(quantized=self._quantized))
+        on_device = self.offload is not None
+        return NativeContext(
+            self, settings._replace(quantized=self._quantized, offloaded=on_device)
+        )
 
     def sequence(self, settings: ContextSettings) -> "NativeSequence":
         """The sequence of a new context that has one."""

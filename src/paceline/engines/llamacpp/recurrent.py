@@ -80,7 +80,6 @@ class RecurrentSequence(LlamaSequence):
         self._keep(place, self.shareable_length == self.length)
 
     def parts(self, block: Block, at: int, rows: RowRange, outputs: int) -> list[slice]:
-        """See `LlamaSequence.parts`."""
         count, first = len(block.tokens), len(block.tokens) - block.rows
         cuts = {0, count}
         if block.prefill:

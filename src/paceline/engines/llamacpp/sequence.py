@@ -57,7 +57,10 @@ class LlamaSequence(PrefillTable):
                 own, which are padded as any.
         """
         count, span = len(block.tokens), self._contexts.span
-        cuts = range(span - at % span, count, span) if span else ()
+        # Bits depend on keys up to the call's last row, in steps of `span`. With calls of 4 rows,
+        # row 252 is the last one whose padded call ends before 256; those after it go together.
+        last = at + rows.least - 1 if self._contexts.counts_padding else at
+        cuts = range(span - last % span, count, span) if span else ()
         return parts_between(block, {0, *cuts, count}, rows, outputs)
 
     def reached(self, place: NativeSequence, rows: int) -> None:

@@ -11,6 +11,9 @@ decides a row's bits there (ggml/src/ggml-cpu of build 11549):
   where keys and values are of one type (`ggml_compute_forward_flash_attn_ext_f16`): so values are
   F16, and keys Q8_0, or BF16 in heads that are no multiple of its groups of 32. Both decode as fast
   as F16 alone. Masked keys are left out one by one.
+
+On a GPU kernels are chosen by rows, too, and measured (`calls.py`). Keys and values are F16 there:
+with keys in Q8_0 one and two rows were a class, and no class had more than one draft for less.
 """
 
 import ctypes
@@ -23,12 +26,15 @@ from paceline.engines.llamacpp.binding import (
     Binding,
     CallLimits,
     ContextSettings,
+    Device,
     Heads,
+    Offload,
     State,
 )
 from paceline.engines.llamacpp.llama_h import (
     EXTENSIONS,
     FLASH_ATTENTION,
+    GPUS,
     NO_POOLING,
     STATES,
     TYPES,
@@ -77,16 +83,18 @@ class Llama(Binding):
         Raises ImportError or OSError if it is not installed, not loadable, or of another version,
         AttributeError for a library without a function that is called.
         """
+        folder = library_folder(self.name)
         with short_spins():
-            api = load_library(library_folder(self.name))
+            api = load_library(folder)
         super().__init__(api, version_of("xllamacpp", self.name), {}, STATES)
+        if folder is not None and self._device_count() == 0:  # its backends are plug-ins
+            api.ggml_backend_load_all_from_path(str(folder).encode())
         self._header: State | None = None
         """Of a sequence's state."""
 
     def limits(
         self, name: str, content: GgufFile, *, packed: bool = False, quantized: bool = False
     ) -> CallLimits:
-        """See `Binding.limits`."""
         window_of(self.name, name, content)
         family = content.fields.get("general.architecture")
         sections = content.fields.get(f"{family}.rope.dimension_sections")
@@ -116,15 +124,34 @@ class Llama(Binding):
         recurrent = any(tensor.name.endswith(_CONVOLUTIONS) for tensor in content.tensors)
         return not window and not recurrent
 
-    def model_params(self) -> Any:
-        """See `Binding.model_params`."""
+    def devices(self) -> list[Device]:
+        api, devices = self.api, []
+        for number in range(self._device_count() or 0):
+            pointer = api.ggml_backend_dev_get(number)
+            if api.ggml_backend_dev_type(pointer) in GPUS:
+                free, total = ctypes.c_size_t(), ctypes.c_size_t()
+                api.ggml_backend_dev_memory(pointer, ctypes.byref(free), ctypes.byref(total))
+                name, about = (
+                    function(pointer).decode(errors="replace")
+                    for function in (api.ggml_backend_dev_name, api.ggml_backend_dev_description)
+                )
+                devices.append(Device(name, about, free.value, pointer))
+        return devices
+
+    def _device_count(self) -> int | None:
+        """Devices, the processor among them; None: the library exports none (on Windows)."""
+        known = hasattr(self.library, "ggml_backend_dev_count")
+        return int(self.api.ggml_backend_dev_count()) if known else None
+
+    def model_params(self, offload: Offload | None = None) -> Any:
         params = super().model_params()
         params.use_extra_bufts = False
-        params.n_gpu_layers = 0  # rows of other devices were never compared
+        pointers = [] if offload is None else [offload.device.pointer]
+        params.devices = (ctypes.c_void_p * (len(pointers) + 1))(*pointers)  # the last is none
+        params.n_gpu_layers = 0 if offload is None else offload.layers
         return params
 
     def context(self, model: int, settings: ContextSettings) -> int | None:
-        """See `Binding.context`."""
         params = self.api.llama_context_default_params()
         params.n_ctx = settings.slots * settings.sequences
         params.n_batch = params.n_ubatch = settings.rows
@@ -134,10 +161,12 @@ class Llama(Binding):
         params.pooling_type = NO_POOLING
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn_type = FLASH_ATTENTION
-        params.type_k = TYPES["q8_0" if self.has_whole_groups(model) else "bf16"]
+        keys = "q8_0" if self.has_whole_groups(model) else "bf16"
+        is_f16 = settings.offloaded and not settings.quantized
+        params.type_k = TYPES["f16" if is_f16 else keys]
         params.type_v = TYPES["q8_0" if settings.quantized else "f16"]
         params.swa_full = True  # a window's dropped positions could not be rolled back to
-        params.offload_kqv = params.op_offload = False
+        params.offload_kqv = params.op_offload = settings.offloaded
         pointer: int | None = self.api.llama_init_from_model(model, params)
         if pointer:
             self._set_taps(pointer, settings.taps)
@@ -146,7 +175,6 @@ class Llama(Binding):
         return pointer
 
     def has_taps(self, taps: tuple[int, ...], layers: int) -> bool:
-        """See `Binding.has_taps`."""
         return True
 
     def _set_taps(self, context: int, taps: tuple[int, ...]) -> None:
@@ -158,7 +186,6 @@ class Llama(Binding):
                 self.extension("set_embeddings_layer_inp")(context, tap + 1, True)
 
     def tapped(self, context: int, tap: int, shape: tuple[int, int]) -> Logits:
-        """See `Binding.tapped`."""
         if self._is_last(context, tap):
             address = self.extension("get_embeddings_nextn")(context)
         else:
@@ -183,11 +210,9 @@ class Llama(Binding):
         return function
 
     def free_model(self, model: int) -> None:
-        """See `Binding.free_model`."""
         self.api.llama_model_free(model)
 
     def is_recurrent(self, model: int) -> bool:
-        """See `Binding.is_recurrent`."""
         kinds = (self.api.llama_model_is_recurrent, self.api.llama_model_is_hybrid)
         return any(kind(model) for kind in kinds)
 
@@ -196,7 +221,6 @@ class Llama(Binding):
         return int(self.api.llama_n_rs_seq(context))
 
     def truncate(self, context: int, sequence: int, length: int) -> bool:
-        """See `Binding.truncate`."""
         memory = self.api.llama_get_memory(context)
         return bool(self.api.llama_memory_seq_rm(memory, sequence, length, -1))
 
@@ -243,7 +267,6 @@ class Llama(Binding):
         return alone
 
     def write_state(self, context: int, sequence: int, state: State, flags: int = 0) -> int:
-        """See `Binding.write_state`."""
         others = self.api.llama_n_seq_max(context) - 1
         if others and not flags:
             count = np.array([1 + others], np.uint32).view(np.uint8)

@@ -1,0 +1,152 @@
+"""The engine llamacpp on devices: which one is taken, how much of a model, and where calls are cut.
+
+Devices here are made up. With a library that has one, in LLAMA_CPP_LIB_PATH, `llamacpp-device` and
+`llamacpp-part-device` run the conformance tests on it.
+"""
+
+import os
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import paceline
+from paceline.decoding.types import FINAL_NORM, Block
+from paceline.engines.base import EngineSettings
+from paceline.engines.llamacpp import devices
+from paceline.engines.llamacpp.binding import Binding, Device, Offload
+from paceline.engines.llamacpp.devices import open_llamacpp
+from paceline.engines.llamacpp.sequence import LlamaSequence
+from paceline.engines.rows import RowRange
+from paceline.errors import InvalidRequest, MissingExtra, ModelError
+from support.errors import raises
+from support.llamacpp import library
+
+UPSTREAM = "llama.cpp"
+MUCH = 4 << 30
+
+
+def device(name: str = "CUDA0", free: int = MUCH, about: str = "a card") -> Device:
+    return Device(name, about, free, 0)
+
+
+def chosen(path: Path, asked: str, *found: Device, **settings: Any) -> tuple[Offload | None, str]:
+    """The layers that a device takes, and what was said."""
+    lines: list[str] = []
+    binding: Any = SimpleNamespace(name=UPSTREAM, version="1")
+    asking = EngineSettings(device=asked, say=lines.append, **settings)
+    return devices.offload_for(binding, found, path, 512, asking), " ".join(lines)
+
+
+@pytest.mark.skipif("LLAMA_CPP_LIB_PATH" not in os.environ, reason="LLAMA_CPP_LIB_PATH has none")
+def test_a_library_with_a_device_runs_the_conformance_tests_on_it():
+    assert library(UPSTREAM).devices()
+
+
+def test_the_device_with_most_memory_or_of_a_name_takes_all_layers(tiny_gguf: Path):
+    found = [device(free=2 << 30), device("CUDA1"), device("Vulkan0", 8 << 30, "llvmpipe (LLVM)")]
+    for asked, name in {"auto": "CUDA1", "CUDA0": "CUDA0", "gpu": "Vulkan0"}.items():
+        offload, said = chosen(tiny_gguf, asked, *found)
+        assert offload is not None
+        assert (offload.device.name, offload.layers, offload.is_whole) == (name, 3, True)
+        assert not said
+    assert chosen(tiny_gguf, "auto", found[2]) == (None, "")  # the processor is faster
+    assert chosen(tiny_gguf, "gpu", *found, taps=(FINAL_NORM,)) == (None, "")
+
+
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(tiny_gguf: Path):
+    with raises(
+        InvalidRequest, "CUDA7", "CUDA0 (a card, 4096 MiB free)", "--device cpu", "gpus.md"
+    ):
+        chosen(tiny_gguf, "CUDA7", device())
+    with raises(InvalidRequest, "gpu", "none but the processor", "--device cpu"):
+        chosen(tiny_gguf, "gpu")
+    assert chosen(tiny_gguf, "auto") == (None, "")
+
+
+def test_layers_that_fit_are_offloaded_where_a_device_is_asked_for_and_auto_says_so(
+    tiny_gguf: Path,
+):
+    little = device(free=devices._RESERVE + (300 << 10))
+    offload, said = chosen(tiny_gguf, "gpu", little)
+    assert offload is not None
+    assert 1 <= offload.layers <= 2
+    assert not offload.is_whole
+    offload, said = chosen(tiny_gguf, "auto", little)
+    assert offload is None
+    for word in (tiny_gguf.name, "runs on the processor", "CUDA0", "--device gpu puts"):
+        assert word in said
+    with raises(ModelError, tiny_gguf.name, "CUDA0", "--device cpu"):
+        chosen(tiny_gguf, "gpu", device(free=1 << 20))
+    assert "puts 0 layers" in chosen(tiny_gguf, "auto", device(free=1 << 20))[1]
+
+
+def test_a_cache_that_is_not_asked_for_takes_what_a_device_has_left(tiny_gguf: Path):
+    few = device(free=devices._RESERVE + (1 << 20))
+    offload, _ = chosen(tiny_gguf, "auto", few, contexts=1000)
+    assert offload is not None
+    assert 512 <= offload.slots < 1000 * 512
+    assert chosen(tiny_gguf, "auto", few, cache_tokens=1000 * 512)[0] is None
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Binding:
+    """A library whose device has too little memory when a file is opened."""
+    binding = library(UPSTREAM)
+    load = binding.load
+    monkeypatch.setattr(binding, "devices", lambda: [device()])
+    monkeypatch.setattr(binding, "load", lambda path, offload=None: None if offload else load(path))
+    return binding
+
+
+def test_where_a_device_fails_the_processor_goes_on_if_auto_chose(
+    tiny_gguf: Path, failing: Binding
+):
+    lines: list[str] = []
+    settings = EngineSettings(threads=1, say=lines.append)
+    with closing(open_llamacpp(tiny_gguf, 512, settings, failing)) as engine:
+        assert "device" not in engine.describe()
+        assert "CUDA0" in engine.remark
+    assert len(lines) == 1
+    assert "runs on the processor" in lines[0]
+    with raises(ModelError, tiny_gguf.name, "--device cpu"):
+        settings = EngineSettings(threads=1, device="gpu")
+        open_llamacpp(tiny_gguf, 512, settings, failing)
+
+
+def test_the_library_of_a_named_device_has_to_be_there(monkeypatch: pytest.MonkeyPatch):
+    def load(name: str) -> Binding:
+        raise OSError(f"no {name}")
+
+    monkeypatch.setattr(devices, "load", load)
+    for asked in ("gpu", "CUDA0"):
+        with raises(MissingExtra, asked, "no llama.cpp", "docs/gpus.md"):
+            devices._library_with_devices(asked)
+    for asked in ("auto", "cpu"):
+        assert devices._library_with_devices(asked) is None
+    monkeypatch.setenv("PACELINE_LLAMACPP", "ik_llama.cpp")
+    with raises(MissingExtra, "PACELINE_LLAMACPP"):
+        devices._library_with_devices("gpu")
+
+
+def test_a_device_is_of_the_engine_llamacpp():
+    with raises(InvalidRequest, "device", "gpu", "llamacpp", "mlx"):
+        paceline.engines.check_settings("mlx", EngineSettings(device="gpu"))
+
+
+@pytest.mark.parametrize("rows", [RowRange(2, 16), RowRange(3, 4), RowRange(128, 128)])
+def test_keys_of_a_devices_call_depend_on_the_position_alone(rows: RowRange):
+    """A library pads keys to a multiple of 256 after the call's last row, padding included."""
+    contexts: Any = SimpleNamespace(span=256, counts_padding=True)
+    sequence = LlamaSequence.__new__(LlamaSequence)
+    sequence._contexts = contexts
+    keys: dict[int, int] = {}
+    for start in range(0, 600, 7):
+        for count in (1, 2, 5, 16, 300):
+            for part in sequence.parts(Block([0] * count, 0), start, rows, 16):
+                end = start + max(part.stop, part.start + rows.least)
+                for row in range(part.start, part.stop):
+                    assert keys.setdefault(start + row, -(-end // 256)) == -(-end // 256)
+    assert len(set(keys.values())) > 2
