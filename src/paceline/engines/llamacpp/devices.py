@@ -53,7 +53,8 @@ def open_llamacpp(
             settings.say(f"{path.name} runs on the processor: {error}")
     where = str(offload) if engine else "all layers on the processor"
     engine = engine or LlamaCppEngine(path, context_length, settings, binding=binding)
-    engine.remark = f"{where}; devices: {', '.join(map(str, devices))}" if devices else ""
+    if devices:
+        engine.remark = f"{where}; devices: {', '.join(map(str, devices))}"
     return engine
 
 

@@ -110,8 +110,6 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         # On a GPU rows of several sequences in a call differed from those of each alone.
         self._parallel = 1 if offload else settings.parallel
         self._offload = offload
-        self.remark = ""
-        """Where it runs, and the devices that there are, if there are any; `plan` shows it."""
         self._quantized = settings.kv is not None
         self._binding = library_for(
             path,
@@ -124,6 +122,8 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             shared=settings.parallel > 1,
             quantized=self._quantized,
         )
+        self.remark = faster_build(self._binding)
+        """What `plan` says beside the costs."""
         if self._parallel > 1 and not self._binding.shares_calls(read_gguf(path)):
             self._parallel = 1
         self._model = self._open(settings.say)
@@ -226,11 +226,6 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         """Free contexts and model; sequences are gone."""
         self._contexts.close()
         self._model.close()
-
-    @property
-    def remark(self) -> str:
-        """What `plan` says beside the costs."""
-        return faster_build(self._binding)
 
     def describe(self) -> dict[str, str]:
         """Everything that costs and exactness depend on; recorded results hold these strings."""
