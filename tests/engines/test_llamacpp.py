@@ -232,7 +232,7 @@ def test_a_build_for_the_processor_is_proposed_where_the_wheel_has_not_its_instr
     old.write_text("flags\t\t: avx2 avx512f\n")
     ik = library(IK)
     monkeypatch.setattr(ik.library, "llama_print_system_info", lambda: b"AVX512_VNNI = 0 | ")
-    assert "pip install --no-binary ik-llama-cpp-python" in libraries.faster_build(ik, new)
+    assert "-DGGML_NATIVE=ON" in libraries.faster_build(ik, new)
     assert not libraries.faster_build(ik, old) and not libraries.faster_build(
         library(UPSTREAM), new
     )

@@ -140,11 +140,14 @@ def faster_build(binding: Binding, cpuinfo: Path = Path("/proc/cpuinfo")) -> str
     describe.restype = ctypes.c_char_p
     if b"AVX512_VNNI = 0" not in describe() or missing_instructions(cpuinfo, _FASTER):
         return ""
+    package = f"ik-llama-cpp-python=={binding.version.split()[0]}"
     return (
-        "This processor has AVX-512 VNNI, and the wheel of ik_llama.cpp does not use it. With a "
-        "compiler here, ten minutes make one that does (docs/platforms.md has what it brings):\n"
-        "  pip install --no-binary ik-llama-cpp-python --force-reinstall --no-deps "
-        "--no-cache-dir ik-llama-cpp-python"
+        "This processor has AVX-512 VNNI, and the wheel of ik_llama.cpp does not use it. A build "
+        "that does takes ten minutes (docs/platforms.md says what it brings):\n"
+        f"  pip download --no-deps --no-binary :all: -d ik {package} && tar xzf ik/*.gz -C ik "
+        "--strip-components 1 && cmake -S ik/vendor/ik_llama.cpp -B ik/build -DGGML_NATIVE=ON "
+        "-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON && cmake --build ik/build -j -t llama "
+        f"&& export {PATHS[binding.name]}=$PWD/ik/build/src/libllama.so"
     )
 
 
