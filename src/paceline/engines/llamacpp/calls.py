@@ -81,8 +81,7 @@ def measured(
     if offload is not None:
         known, limits = device_rules(offload.device), CallLimits() if offload.is_whole else limits
     elif limits.decode:
-        by_source = RowRules(RowRange(2, limits.decode), RowRange(limits.prompt, MOST_ROWS))
-        known = (by_source, *known)
+        known = (RowRules(RowRange(2, limits.decode), RowRange(limits.prompt, MOST_ROWS)), *known)
     candidates = [
         rules
         for rules in known

