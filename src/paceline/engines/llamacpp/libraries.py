@@ -141,7 +141,7 @@ def faster_build(binding: Binding, cpuinfo: Path = Path("/proc/cpuinfo")) -> str
     if b"AVX512_VNNI = 0" not in describe() or missing_instructions(cpuinfo, _FASTER):
         return ""
     return (
-        "This processor has AVX-512 VNNI, which the wheel of ik_llama.cpp does not use. Ten minutes "
+        "This processor has AVX-512 VNNI, unused by the wheel of ik_llama.cpp. Ten minutes "
         "make a build that does (docs/platforms.md says what it brings):\n"
         "  pip download --no-deps --no-binary :all: -d ik ik-llama-cpp-python=="
         f"{binding.version.split()[0]} && tar xzf ik/*.gz -C ik --strip-components 1 && cmake -S "
