@@ -123,7 +123,7 @@ def test_a_drafter_is_the_file_of_a_repository_that_its_name_means(
     fake.asked.clear()
     assert resolve_drafter(NAME, gguf=True) == path
     assert fake.asked == []
-    with raises(ModelNotFound, "no folder"):
+    with raises(ModelNotFound, "no drafter"):
         resolve_drafter("head", gguf=True)
 
 

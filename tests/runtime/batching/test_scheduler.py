@@ -250,7 +250,7 @@ def test_a_constraint_that_fails_ends_its_answer_alone(
 
 @pytest.mark.parametrize(
     ("prompt", "options", "value"),
-    [("this is the one " * 400, {}, "512"), ("a", {"drafter": "dflash:x"}, "no folder x")],
+    [("this is the one " * 400, {}, "512"), ("a", {"drafter": "dflash:x"}, "no drafter x")],
 )
 def test_a_request_that_can_never_be_served_is_rejected_at_once(
     scheduler: Scheduler, prompt: str, options: dict[str, Any], value: str

@@ -45,16 +45,15 @@ def library_folder(name: str) -> Path | None:
 
 
 def version_of(package: str, name: str) -> str:
-    """Version of the package of the library `name`, with a digest that changes with its build.
-
-    It may have been built here. A library of one's own is named with its path, too.
-    """
+    """Version of a library's package, with a digest of its build; with the path of one's own."""
     from importlib.metadata import distribution
 
     packaged = distribution(package)
     path = os.environ.get(PATHS[name])
     if not path:
-        return f"{packaged.version} ({digest_of([packaged.read_text('RECORD')])[:8]})"
+        files = packaged.files or ()
+        built = [str(file.hash) for file in files if set(file.suffixes).intersection(_SUFFIXES)]
+        return f"{packaged.version} ({digest_of(built)[:8]})"
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     stats = [
         (file.name, stat.st_size, stat.st_mtime_ns)
