@@ -19,10 +19,10 @@ from support import mil
 
 pytestmark = pytest.mark.coreml
 
-COMMON = {"small", "padding", "flexible"}
+COMMON = {"small"}
 """Rules that every package of a few operations breaks."""
 
-LARGE = {"large", "over-250-mb", "process"}
+LARGE = {"large", "process"}
 """Rules about the size of packages; see test_lint."""
 
 
@@ -180,7 +180,6 @@ PLANTS = [
         change=unknown,
         where="weights",
     ),
-    Plant("unseen-operation", lambda mb, x: mb.mul(x=mb.exp(x=x), y=np.float16(2))),
     # precision
     Plant(
         "float16",
@@ -220,8 +219,6 @@ PLANTS = [
         lambda mb, x: convolution(mb, x, normal(1, 65537, 1, 1)),
         {"hidden": half(1, 65537, 1, 1)},
     ),
-    Plant("padding", silu),
-    Plant("flexible", silu, flexible={"hidden": 2}),
     Plant("unbounded", silu, flexible={"hidden": 2}, change=without_bound, where="hidden"),
     Plant("listed-shapes", kept, X, STATE, {"hidden": 2}, change=with_list, where="hidden"),
     Plant(
@@ -244,7 +241,6 @@ PLANTS = [
     # states
     Plant("state-type", kept, X, STATE, change=of_float32, where="k"),
     Plant("state-width", kept, X, {"k": (1, 2, 32, 40)}, where="k"),
-    Plant("state-count", many, X, dict.fromkeys(("k", "v", "window"), (1, 32))),
     Plant("over-40-states", many, X, {f"k{layer}": (1, 32) for layer in range(41)}),
     Plant("state-shift", shifted, X, {"window": (1, 64, 32)}, where="moved"),
     Plant("state-part", in_part, X, {"window": (1, 32, 64)}, where="part"),
@@ -296,9 +292,7 @@ def test_a_planted_fault_breaks_its_rule(planted: Plant, tmp_path: Path):
         assert planted.where in {one.where for one in named}
     assert {one.shard for one in found} == {"model.mlpackage"}
     others = {one.rule for one in found} - COMMON - {planted.rule, "row-order-unknown"}
-    assert others <= {planted.also, "unseen-operation"}
-    rule = next(one for one in RULES if one.name == planted.rule)
-    assert {one.verdict for one in named} == {rule.verdict}
+    assert others <= {planted.also}
     assert report(path).passed == all(one.verdict != "fail" for one in found)
 
 
@@ -306,10 +300,8 @@ def test_every_rule_has_a_planted_fault():
     assert {one.name for one in RULES} == {one.rule for one in PLANTS} | LARGE
 
 
-def test_only_high_confidence_fails_and_every_rule_has_a_source():
+def test_every_rule_has_a_source_and_a_meaning():
     for one in RULES:
-        assert one.verdict != "fail" or one.confidence == "high", one.name
-        assert one.verdict == "warn" or one.confidence != "medium" or one.verdict == "info"
         assert one.source
         assert one.meaning.endswith("."), one.name
     assert len({one.name for one in RULES}) == len(RULES)
@@ -327,7 +319,7 @@ def test_a_package_that_breaks_no_rule_has_no_findings(tmp_path: Path):
     found = report(path)
     assert found.passed
     assert found.tables == []
-    assert found.text.startswith("lint: clean.mlpackage passes: 0 fail, 0 warn, 0 info")
+    assert found.text.startswith("lint: clean.mlpackage passes: 0 fail, 0 warn")
 
 
 NEAR_MISSES: dict[str, Callable[..., Any]] = {
@@ -349,7 +341,7 @@ NEAR_MISSES: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("what", NEAR_MISSES)
 def test_a_near_miss_is_not_a_fault(what: str, tmp_path: Path):
     path = mil.save_program(tmp_path / "model.mlpackage", NEAR_MISSES[what], X)
-    assert {one.rule for one in lint(path)} <= COMMON | {"unseen-operation"}
+    assert {one.rule for one in lint(path)} <= COMMON
 
 
 # --- sizes
@@ -362,22 +354,12 @@ def fill_up(package: Path, megabytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("megabytes", "rule", "verdict"),
-    [
-        (13, "small", "warn"),
-        (100, None, None),
-        (1500, "over-250-mb", "info"),
-        (2049, "large", "warn"),
-    ],
+    ("megabytes", "rules"), [(13, {"small": "warn"}), (1500, {}), (2049, {"large": "warn"})]
 )
-def test_the_size_of_a_package_is_checked(
-    megabytes: int, rule: str | None, verdict: str | None, tmp_path: Path
-):
+def test_the_size_of_a_package_is_checked(megabytes: int, rules: dict[str, str], tmp_path: Path):
     path = mil.save_program(tmp_path / "model.mlpackage", lambda mb, hidden: mb.silu(x=hidden), X)
     fill_up(path, megabytes)
-    found = {one.rule: one.verdict for one in lint(path)}
-    sizes = {name: found[name] for name in ("small", "large", "over-250-mb") if name in found}
-    assert sizes == ({rule: verdict} if rule else {})
+    assert {one.rule: one.verdict for one in lint(path)} == rules
 
 
 # --- artifacts
@@ -434,7 +416,7 @@ def test_a_report_has_text_tables_and_json(tmp_path: Path):
     assert [line[2] for line in lines[:2]] == ["linear", "topk"]
     assert "and 1 more" in lines[0][3]
     assert [line[0] for line in lines] == sorted(
-        (line[0] for line in lines), key=["fail", "warn", "info"].index
+        (line[0] for line in lines), key=["fail", "warn"].index
     )
     value = json.loads(json.dumps(found.value))
     assert value["counts"]["fail"] == 3

@@ -1,6 +1,5 @@
 """Rules about types of operation: those that run on other devices, and unknown ones."""
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -20,18 +19,10 @@ _NAMED: Final = _FROM_DATA | _ON_THE_HOST | {"linear", "einsum", "topk"}
 _SHAPING: Final = ("shape", "begin", "end", "reps", "size", "split_sizes", "pad")
 """Parameters that determine the output shape."""
 
-_SEEN: Final = {
-    "add", "concat", "conv", "matmul", "mul", "pow", "read_state", "reduce_mean", "reduce_sum",
-    "reshape", "rsqrt", "silu", "slice_by_index", "slice_update", "softmax", "sub", "tile",
-    "transpose", "write_state",
-}  # fmt: skip
-"""Operations of shards that a plan on a Mac put entirely on the Neural Engine."""
-
 
 @rule(
     PROGRAM_RULES,
     "linear",
-    "fail",
     "high",
     "ane-book, converters; Apple, ml-ane-transformers; Anemll, its rules",
 )
@@ -59,31 +50,19 @@ def linear(program: Program) -> Iterator[Fault]:
                 )
 
 
-@rule(PROGRAM_RULES, "topk", "fail", "high", "ane-book, experiment 22: topk ran on the CPU")
+@rule(PROGRAM_RULES, "topk", "high", "ane-book, experiment 22: topk ran on the CPU")
 def topk(program: Program) -> Iterator[Fault]:
     """Top-k leaves the Neural Engine. Use comparisons, or the host."""
     yield from _of_kinds(program, {"topk"})
 
 
-@rule(
-    PROGRAM_RULES,
-    "host-operation",
-    "warn",
-    "medium",
-    "hollance/neural-engine; john-rocky/CoreML-LLM",
-)
+@rule(PROGRAM_RULES, "host-operation", "medium", "hollance/neural-engine; john-rocky/CoreML-LLM")
 def host_operation(program: Program) -> Iterator[Fault]:
     """Gather, scatter, sort and argmax run on the CPU. Do them on the host."""
     yield from _of_kinds(program, _ON_THE_HOST)
 
 
-@rule(
-    PROGRAM_RULES,
-    "control-flow",
-    "fail",
-    "high",
-    "every source: the Neural Engine runs fixed programs",
-)
+@rule(PROGRAM_RULES, "control-flow", "high", "every source: the Neural Engine runs fixed programs")
 def control_flow(program: Program) -> Iterator[Fault]:
     """A branch, loop or shape that depends on the data. Compute everything, and mask."""
     for op in program.ops:
@@ -99,7 +78,6 @@ def control_flow(program: Program) -> Iterator[Fault]:
 @rule(
     PROGRAM_RULES,
     "depthwise",
-    "warn",
     "medium",
     "john-rocky/CoreML-LLM: 1,024 groups of 3 taps ran on the CPU; ane-book says otherwise",
 )
@@ -115,7 +93,6 @@ def depthwise(program: Program) -> Iterator[Fault]:
 @rule(
     PROGRAM_RULES,
     "unknown-operation",
-    "warn",
     "low",
     "paceline's rehearsal, which rejects unknown operations",
 )
@@ -124,27 +101,6 @@ def unknown_operation(program: Program) -> Iterator[Fault]:
     for op in program.ops:
         if op.type not in OPS and op.type not in _NAMED and not op.blocks:
             yield Fault(op.name, f"a {op.type}, which the rehearsal lacks")
-
-
-@rule(
-    PROGRAM_RULES,
-    "unseen-operation",
-    "info",
-    "low",
-    "the seed experiments: shards of which all else was resident did not have them",
-)
-def unseen_operation(program: Program) -> Iterator[Fault]:
-    """Not yet reported on the Neural Engine in a decoder. Check with a plan on a Mac."""
-    counts = Counter(
-        op.type
-        for op in program.ops
-        if op.type in OPS
-        and op.type not in _SEEN | _ON_THE_HOST | {"linear", "topk", "cast"}
-        and not _is_constant(program, op)
-    )
-    if counts:
-        kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(counts.items()))
-        yield Fault("", kinds)
 
 
 def _of_kinds(program: Program, kinds: set[str]) -> Iterator[Fault]:

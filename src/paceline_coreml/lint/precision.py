@@ -20,7 +20,6 @@ _SUMS_OF_SQUARES: Final = ("reduce_sum_square", "reduce_l2_norm", "l2_norm")
 @rule(
     PROGRAM_RULES,
     "float16",
-    "fail",
     "high",
     "hollance/neural-engine: the Neural Engine computes in float16",
 )
@@ -35,7 +34,6 @@ def float16(program: Program) -> Iterator[Fault]:
 @rule(
     PROGRAM_RULES,
     "whole-numbers",
-    "warn",
     "medium",
     "anemll-profile: 'Unsupported tensor data type: int32'",
 )
@@ -51,7 +49,6 @@ def whole_numbers(program: Program) -> Iterator[Fault]:
 @rule(
     PROGRAM_RULES,
     "cast",
-    "warn",
     "medium",
     "ane-book, experiment 22: a cast, beside a topk, ran on the CPU",
 )
@@ -64,7 +61,7 @@ def cast(program: Program) -> Iterator[Fault]:
             yield Fault(op.name, f"a cast from {dtype} to {op.outputs[0].dtype}")
 
 
-@rule(PROGRAM_RULES, "overflow", "fail", "high", "ane-book, experiment 27; Anemll, its norms")
+@rule(PROGRAM_RULES, "overflow", "high", "ane-book, experiment 27; Anemll, its norms")
 def overflow(program: Program) -> Iterator[Fault]:
     """The residual stream is squared unscaled: squares overflow float16 from 256 on. Divide before.
 
@@ -83,11 +80,7 @@ def overflow(program: Program) -> Iterator[Fault]:
 
 
 @rule(
-    PROGRAM_RULES,
-    "infinity",
-    "fail",
-    "high",
-    "ane-book and john-rocky/CoreML-LLM: masks of -1e4, not -inf",
+    PROGRAM_RULES, "infinity", "high", "ane-book and john-rocky/CoreML-LLM: masks of -1e4, not -inf"
 )
 def infinity(program: Program) -> Iterator[Fault]:
     """A constant out of float16's range: infinity times 0 is NaN. Use -1e4 for a mask."""

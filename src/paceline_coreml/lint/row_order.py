@@ -33,7 +33,6 @@ _ROW_AXES: Final[Mapping[str, tuple[int, ...]]] = {
 @rule(
     PROGRAM_RULES,
     "row-order",
-    "fail",
     "high",
     "the seed experiments, ane-book 26: heads and tokens permuted, invisible with one row",
 )
@@ -52,7 +51,6 @@ def row_order(program: Program) -> Iterator[Fault]:
 @rule(
     PROGRAM_RULES,
     "row-order-unknown",
-    "warn",
     "medium",
     "paceline: an untracked operation is not proven right",
 )
@@ -66,7 +64,6 @@ def row_order_unknown(program: Program) -> Iterator[Fault]:
 @rule(
     PROGRAM_RULES,
     "declared-shape",
-    "fail",
     "high",
     "paceline: coremltools 9 declares a select of two numbers so; the rehearsal rejects it",
 )

@@ -2,7 +2,7 @@
 
 A rule is a function that checks a program, a package or a whole artifact and yields faults. Its
 docstring is the message; `rule` adds the source and the confidence. The verdict follows: a
-well-established rule fails, others warn, and "info" is not a fault.
+well-established rule fails, others warn.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 from paceline_coreml.lint.program import Program
 from paceline_coreml.rehearsal.program import MilPackage
 
-Verdict = Literal["fail", "warn", "info"]
+Verdict = Literal["fail", "warn"]
 Confidence = Literal["high", "medium", "low"]
 
 
@@ -55,13 +55,17 @@ class LintRule(Generic[_Subject]):
     """One rule; `check` yields a fault per place that breaks it."""
 
     name: str
-    verdict: Verdict
     confidence: Confidence
     source: str
     """Who measured or documented it."""
     meaning: str
     """The fault and its remedy."""
     check: Callable[[_Subject], Iterable[Fault]]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Only a well-established rule fails."""
+        return "fail" if self.confidence == "high" else "warn"
 
     def findings(self, subject: _Subject, shard: str) -> Iterator[Finding]:
         """The faults that `check` finds in a shard."""
@@ -88,17 +92,13 @@ _Check = Callable[[_Subject], Iterable[Fault]]
 
 
 def rule(
-    rules: list[LintRule[_Subject]],
-    name: str,
-    verdict: Verdict,
-    confidence: Confidence,
-    source: str,
+    rules: list[LintRule[_Subject]], name: str, confidence: Confidence, source: str
 ) -> Callable[[_Check[_Subject]], _Check[_Subject]]:
     """Register a function as a rule; its docstring is the meaning."""
 
     def register(check: _Check[_Subject]) -> _Check[_Subject]:
         meaning = " ".join((check.__doc__ or "").split())
-        rules.append(LintRule(name, verdict, confidence, source, meaning, check))
+        rules.append(LintRule(name, confidence, source, meaning, check))
         return check
 
     return register

@@ -107,7 +107,7 @@ def _of_package(loaded: SizedPackage) -> Iterator[Finding]:
 
 
 def _meanings(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
-    broken = {finding.rule for finding in findings if finding.verdict != "info"}
+    broken = {finding.rule for finding in findings}
     return ((rule.name, rule.meaning) for rule in RULES if rule.name in broken)
 
 

@@ -10,11 +10,9 @@ from paceline_coreml.rehearsal.program import Feature
 _MAX_AXES: Final = 4
 _LONGEST: Final = 16384
 _MAX_CHANNELS: Final = 65536
-_PADDED_TO: Final = 32
-"""float16 elements in 64 bytes."""
 
 
-@rule(PROGRAM_RULES, "rank", "warn", "medium", "Anemll, its rules")
+@rule(PROGRAM_RULES, "rank", "medium", "Anemll, its rules")
 def rank(program: Program) -> Iterator[Fault]:
     """More than four axes. Merge some of them, or compute heads one after another."""
     for op in program.ops:
@@ -23,7 +21,7 @@ def rank(program: Program) -> Iterator[Fault]:
                 yield Fault(op.name, f"a {op.type} that makes {shape_text(out.shape)}")
 
 
-@rule(PROGRAM_RULES, "axis-length", "warn", "medium", "Anemll, its rules")
+@rule(PROGRAM_RULES, "axis-length", "medium", "Anemll, its rules")
 def axis_length(program: Program) -> Iterator[Fault]:
     """One of the last two of four axes is longer than 16,384. Split it, or make it channels."""
     values = [*program.function.block.inputs, *(out for op in program.ops for out in op.outputs)]
@@ -36,7 +34,6 @@ def axis_length(program: Program) -> Iterator[Fault]:
 @rule(
     PROGRAM_RULES,
     "channels",
-    "warn",
     "medium",
     "ane-book, privacy filter: 81,920 channels ran on the CPU, 20,480 did not; 65,536 by Anemll",
 )
@@ -49,22 +46,7 @@ def channels(program: Program) -> Iterator[Fault]:
             yield Fault(op.name, f"a conv of {count} channels")
 
 
-@rule(
-    PROGRAM_RULES,
-    "padding",
-    "info",
-    "high",
-    "Apple, Deploying Transformers on the Apple Neural Engine",
-)
-def padding(program: Program) -> Iterator[Fault]:
-    """The last axis is padded to 64 bytes, so short ones waste memory. [1, C, T, 1] has passed."""
-    outs = [out for op in program.ops for out in op.outputs if not program.constant(out.name)]
-    short = [out for out in outs if out.shape and (out.shape[-1] or 1) < _PADDED_TO]
-    if short:
-        yield Fault("", f"{len(short)} of {len(outs)} tensors end in an axis of under 64 bytes")
-
-
-@rule(PROGRAM_RULES, "unbounded", "fail", "high", "apple/coremltools#2370, #2548")
+@rule(PROGRAM_RULES, "unbounded", "high", "apple/coremltools#2370, #2548")
 def unbounded(program: Program) -> Iterator[Fault]:
     """An input without a maximum length. Give its range an upper bound."""
     for feature in program.function.inputs:
@@ -75,7 +57,6 @@ def unbounded(program: Program) -> Iterator[Fault]:
 @rule(
     PROGRAM_RULES,
     "mixed-inputs",
-    "warn",
     "medium",
     "apple/coremltools#2548: EnumeratedWithRangeInputsException",
 )
@@ -96,7 +77,6 @@ def mixed_inputs(program: Program) -> Iterator[Fault]:
 @rule(
     PROGRAM_RULES,
     "listed-shapes",
-    "warn",
     "medium",
     "the seed experiments: std::bad_cast when loaded; ane-book, experiment 26",
 )
@@ -109,33 +89,13 @@ def listed_shapes(program: Program) -> Iterator[Fault]:
                 yield Fault(feature.name, f"has {count} listed shapes, and there are states")
 
 
-@rule(
-    PROGRAM_RULES,
-    "whole-input",
-    "warn",
-    "medium",
-    "apple/coremltools#2500: std::bad_cast, error -14",
-)
+@rule(PROGRAM_RULES, "whole-input", "medium", "apple/coremltools#2500: std::bad_cast, error -14")
 def whole_input(program: Program) -> Iterator[Fault]:
     """An integer input of flexible length in a model with states. Embed on the host."""
     if program.stateful:
         for feature in program.function.inputs:
             if feature.dtype.startswith("int") and not feature.is_static:
                 yield Fault(feature.name, f"is {feature.dtype} of any length, and there are states")
-
-
-@rule(
-    PROGRAM_RULES,
-    "flexible",
-    "info",
-    "medium",
-    "apple/coremltools#2370: the default shape only; contested: the seed experiments ran four",
-)
-def flexible(program: Program) -> Iterator[Fault]:
-    """Contested: only the default shape may run on the engine. Measure, or use static functions."""
-    ranged = [feature for feature in program.function.inputs if not feature.is_static]
-    if ranged:
-        yield Fault("", f"{len(ranged)} inputs of more than one shape")
 
 
 def _is_ranged(feature: Feature) -> bool:

@@ -9,7 +9,6 @@ from paceline_coreml.lint.rules import PROGRAM_RULES, Fault, rule
 from paceline_coreml.rehearsal.program import Op, Operand
 
 _WIDTH: Final = 32
-_MANY: Final = 3
 _PARTS: Final = MOVE_OPS | {"slice_by_index", "slice_by_size"}
 """Operations that give some or all elements of one operand."""
 
@@ -17,7 +16,6 @@ _PARTS: Final = MOVE_OPS | {"slice_by_index", "slice_by_size"}
 @rule(
     PROGRAM_RULES,
     "state-type",
-    "fail",
     "high",
     "coremltools 9, backend/mil/load.py; apple/coremltools#2537",
 )
@@ -32,7 +30,7 @@ def state_type(program: Program) -> Iterator[Fault]:
             yield Fault(state.name, "has more than one shape")
 
 
-@rule(PROGRAM_RULES, "state-width", "warn", "medium", "apple/coremltools#2631: 256 ran, 270 failed")
+@rule(PROGRAM_RULES, "state-width", "medium", "apple/coremltools#2631: 256 ran, 270 failed")
 def state_width(program: Program) -> Iterator[Fault]:
     """The last axis of a state is not a multiple of 32.
 
@@ -43,21 +41,7 @@ def state_width(program: Program) -> Iterator[Fault]:
             yield Fault(state.name, f"has the shape {list(state.shape)}")
 
 
-@rule(
-    PROGRAM_RULES,
-    "state-count",
-    "info",
-    "medium",
-    "john-rocky/CoreML-LLM: error 0x1d from three on; contested: the seed experiments ran 40",
-)
-def state_count(program: Program) -> Iterator[Fault]:
-    """Three or more states failed on some Macs, while forty ran on others."""
-    count = len(program.function.states)
-    if _MANY <= count <= MAX_STATES:
-        yield Fault("", f"{count} states")
-
-
-@rule(PROGRAM_RULES, "over-40-states", "warn", "medium", "the seed experiments: 40 states ran")
+@rule(PROGRAM_RULES, "over-40-states", "medium", "the seed experiments: 40 states ran")
 def over_40_states(program: Program) -> Iterator[Fault]:
     """More states than were seen to run. Put fewer layers into a package."""
     count = len(program.function.states)
@@ -65,7 +49,7 @@ def over_40_states(program: Program) -> Iterator[Fault]:
         yield Fault("", f"{count} states; expected {MAX_STATES} or fewer")
 
 
-@rule(PROGRAM_RULES, "state-shift", "warn", "medium", "john-rocky/CoreML-LLM: error -14")
+@rule(PROGRAM_RULES, "state-shift", "medium", "john-rocky/CoreML-LLM: error -14")
 def state_shift(program: Program) -> Iterator[Fault]:
     """A state is shifted and extended by concat. Write to a ring buffer through a mask."""
     for op in program.ops:
@@ -86,7 +70,6 @@ def state_shift(program: Program) -> Iterator[Fault]:
 @rule(
     PROGRAM_RULES,
     "state-part",
-    "warn",
     "medium",
     "Anemll#27 (more than 32 rows failed); FluidInference/mobius#77",
 )
@@ -101,9 +84,7 @@ def state_part(program: Program) -> Iterator[Fault]:
             yield Fault(op.name, f"writes {shape_text(part)} of {shape_text(shape)}")
 
 
-@rule(
-    PROGRAM_RULES, "state-update-type", "warn", "medium", "Anemll#39: an error of BNNS on macOS 26"
-)
+@rule(PROGRAM_RULES, "state-update-type", "medium", "Anemll#39: an error of BNNS on macOS 26")
 def state_update_type(program: Program) -> Iterator[Fault]:
     """A write to a state has another type than the state."""
     for op in program.ops:
