@@ -90,8 +90,6 @@ def _endpoint(url: str, access: Access) -> tuple[ServedModel, bool]:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request."""
-
     prompt: str
     seconds: float
     """Of the whole answer."""

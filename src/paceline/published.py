@@ -33,8 +33,6 @@ _ENGINES = {"gguf": "llamacpp", "safetensors": "mlx"}
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """A published figure."""
-
     times: str
     """How many times as fast as plain decoding."""
     where: str

@@ -41,8 +41,6 @@ _OPSET = re.compile(r"^ios\d+\.")
 
 @dataclass(frozen=True, slots=True)
 class PlannedOp:
-    """One operation of a plan."""
-
     name: str
     """Name of its first output; empty if it has none."""
     type: str

@@ -56,8 +56,6 @@ class OffEngine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanVerdict:
-    """The evaluation of a plan."""
-
     convs: Counts
     others: Counts
     """Operations that are computed in a call and are not convolutions."""

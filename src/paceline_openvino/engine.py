@@ -130,7 +130,6 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             self._pack()
 
     def open(self) -> PrefillTable:
-        """A new, empty sequence."""
         return PrefillTable(self._pool, self.context_length)
 
     def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:

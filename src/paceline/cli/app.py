@@ -53,7 +53,6 @@ class Commands(Group):
         return [*dict.fromkeys((*COMMANDS, *super().list_commands(ctx)))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command, or None."""
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
         command = get_command(import_module(f"paceline.cli.{cmd_name}").app)

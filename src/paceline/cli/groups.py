@@ -54,7 +54,6 @@ class Group(TyperGroup):
         return [*dict.fromkeys((*self.commands, *added_names(self.prefix())))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command, or None."""
         if cmd_name not in self.commands and cmd_name in added_names(self.prefix()):
             return load_command(f"{self.prefix()}{cmd_name}", cmd_name)
         return self.commands.get(cmd_name)

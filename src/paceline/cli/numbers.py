@@ -21,8 +21,6 @@ _MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class WholeParser(options.Whole):
-    """Parses a whole number."""
-
     max_value: int | None = _MAX
 
     def __str__(self) -> str:
@@ -30,7 +28,6 @@ class WholeParser(options.Whole):
         return str(options.Whole(self.min_value, limit))
 
     def __call__(self, text: str) -> int:
-        """Parse a value."""
         return int(_parsed(self, int, text))
 
 
@@ -39,7 +36,6 @@ class RealParser(options.Real):
     """Parses a finite number in the range."""
 
     def __call__(self, text: str) -> float:
-        """Parse a value."""
         return float(_parsed(self, float, text))
 
 
@@ -71,7 +67,6 @@ class WholeOr:
     value: int | str
 
     def __call__(self, text: str) -> int | str:
-        """Parse a value."""
         if text == self.word:
             return self.value
         try:
@@ -89,7 +84,6 @@ def bias(text: str) -> tuple[int, float]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """A JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -140,7 +140,6 @@ class Command(TyperCommand):
     _shows_all = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """See the class."""
         words = args if ctx.resilient_parsing else [*self._plain(ctx, args)]
         return super().parse_args(ctx, words)
 

@@ -31,7 +31,6 @@ class CallText:
     """An answer's text so far, and the position of its reader."""
 
     def __init__(self) -> None:
-        """Start with no text."""
         self.text = ""
         self.at = 0
         self.ended = False

@@ -84,7 +84,6 @@ class MatcherProcesses:
     """The processes for one model's tokenizer, which start at the first grammar. Thread-safe."""
 
     def __init__(self, tokenizer: Path, *, vocab_size: int, stops: Sequence[int]) -> None:
-        """Prepare; see `Grammars`."""
         model = {"tokenizer": str(tokenizer), "vocab_size": vocab_size, "stops": list(stops)}
         argument = json.dumps(model)
         self._tokenizer = tokenizer

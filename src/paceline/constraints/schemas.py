@@ -29,8 +29,6 @@ _DRAFT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/20(19-09|20-
 
 
 class SchemaPart(NamedTuple):
-    """A keyword and its value."""
-
     path: str
     """`properties.age.maximum`."""
     value: Any

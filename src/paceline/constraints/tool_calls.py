@@ -28,8 +28,6 @@ class ToolCall(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """A parsed answer."""
-
     content: str
     """Text outside of calls; the unchanged answer if there are no calls."""
     calls: tuple[ToolCall, ...]

@@ -44,15 +44,12 @@ class GuardedDrafter(Drafter):
         return self._guard(lambda: self._inner.propose(context, limit), Proposal((), self.name))
 
     def before_verify(self, context: Sequence[int], draft: Sequence[int]) -> None:
-        """See `Drafter.before_verify`."""
         self._guard(lambda: self._inner.before_verify(context, draft), None)
 
     def observe(self, computed: ComputedBlock) -> None:
-        """See `Drafter.observe`."""
         self._guard(lambda: self._inner.observe(computed), None)
 
     def cost(self, limit: int) -> float:
-        """See `Drafter.cost`."""
         return self._guard(lambda: self._inner.cost(limit), 0.0)
 
     def close(self) -> None:

@@ -137,7 +137,6 @@ class ModelDrafter(Drafter):
         return self._model.cost.at_context(len(self._held))(1) * min(limit, self._length)
 
     def close(self) -> None:
-        """Free the slots."""
         self._sequence.close()
 
     def _catch_up(self, context: Sequence[int]) -> Logits | None:

@@ -33,11 +33,9 @@ class Probe(Drafter):
         return Proposal((), self.name)
 
     def observe(self, computed: ComputedBlock) -> None:
-        """See `Drafter.observe`."""
         self._drafter.observe(computed)
 
     def close(self) -> None:
-        """See `Drafter.close`."""
         self._drafter.close()
 
     def count_open(self, context: Sequence[int], *, ended: bool = False) -> None:

@@ -10,8 +10,6 @@ from paceline.storage.gguf_file import read_gguf
 
 
 class Sizes(NamedTuple):
-    """Of a model."""
-
     architecture: str
     layers: int
     """Without those that draft."""

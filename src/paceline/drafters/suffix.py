@@ -32,7 +32,6 @@ class SuffixAutomaton:
     """The automaton of `text`, which only grows."""
 
     def __init__(self) -> None:
-        """Start with an empty text."""
         self.text: list[int] = []
         self._next: list[dict[int, int]] = [{}]
         self._link: list[int] = [-1]
@@ -41,7 +40,6 @@ class SuffixAutomaton:
         self._last = 0  # the state of the whole text
 
     def append(self, token: int) -> None:
-        """Add one token."""
         self._mark_whole_text()
         nexts, links, lengths = self._next, self._link, self._length
         new = self._state(lengths[self._last] + 1, {}, len(self.text))
@@ -130,7 +128,6 @@ class AnswerHistory:
         """Replaced by a new one when answers are evicted."""
 
     def add(self, answer: Sequence[int]) -> None:
-        """Add a finished answer."""
         self._answers.append(list(answer))
         if len(self.automaton.text) + len(answer) > self._max_tokens:
             # Evicts half at once, so that rebuilding is rare.

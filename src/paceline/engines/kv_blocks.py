@@ -149,7 +149,6 @@ class BlockTable:
         self._release(-(-length // self._pool.block_size))
 
     def fork_length(self, length: int) -> int:
-        """The length that `fork(length)` would have."""
         return min(length, self._length) // self._pool.block_size * self._pool.block_size
 
     def fork(self, length: int) -> Self:
@@ -214,7 +213,6 @@ class PrefillTable(BlockTable):
         self._shareable_length = min(self._shareable_length, self.length)
 
     def fork_length(self, length: int) -> int:
-        """The length that `fork(length)` would have."""
         return super().fork_length(min(length, self._shareable_length))
 
     def fork(self, length: int) -> Self:

@@ -156,8 +156,6 @@ def _listed(folder: Path, files: dict[Path, LocalFile]) -> Listed:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What removing a model removes."""
-
     paths: tuple[Path, ...]
     """Folders and files."""
     weights: tuple[Path, ...]

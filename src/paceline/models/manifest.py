@@ -76,7 +76,6 @@ class Manifest:
 
     @property
     def engine(self) -> str:
-        """Its engine's name."""
         return "coreml" if self.kind == CORE_ML else "llamacpp"
 
     def gguf(self, folder: Path) -> Path | None:

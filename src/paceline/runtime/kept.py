@@ -43,8 +43,6 @@ what ends an answer, because leaving one out costs nothing."""
 
 
 class KeptAnswers:
-    """The kept answers of one model."""
-
     def __init__(
         self, model: str, fingerprint: str, vocab_size: int, progress: Progress, folder: Path
     ) -> None:

@@ -21,8 +21,6 @@ NO_EMBEDDINGS = (  # said of other models
 
 
 class Embedding(NamedTuple):
-    """A text's vector."""
-
     vector: npt.NDArray[np.float32]  # [d], of length 1
     tokens: int  # of the text
 

@@ -142,8 +142,6 @@ class Request:
 
 
 class RequestDrafters(NamedTuple):
-    """The drafters of one request, and the policy that asks them."""
-
     asked: Sequence[Drafter]
     probes: Sequence[Probe]  # are only watched
     policy: Policy

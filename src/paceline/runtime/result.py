@@ -58,7 +58,6 @@ class Stats(Counters):
         return self.decoded / self.decode_seconds if self.decode_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         names = [
             *("steps", "drafted", "accepted", "forced", "fallbacks"),
             *("acceptance_rate", "tokens_per_step"),
@@ -92,8 +91,6 @@ class Stats(Counters):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Result:
-    """A finished answer."""
-
     text: str
     """The answer, without the model's reasoning if its form is known."""
     token_ids: list[int]
@@ -143,11 +140,9 @@ class Result:
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens of the answer."""
         return len(self.token_ids)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "text": self.text,
             "reasoning": self.reasoning,

@@ -187,7 +187,6 @@ class Stream:
         return step
 
     def next_block(self, max_rows: int | None = None) -> Block:
-        """See `Generation.next_block`."""
         self._began = perf_counter()
         block = self._generation.next_block(max_rows)
         self._drafted = perf_counter()

@@ -114,14 +114,11 @@ def to_json(value: Any) -> bytes:
 
 
 def event(value: Any, name: str | None = None) -> bytes:
-    """One server-sent event."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + to_json(value) + b"\n\n"
 
 
 class Reply:
-    """The reply to one request."""
-
     def __init__(self, send: Send, scope: Scope) -> None:
         """Start with nothing sent; the request decides the form of errors."""
         self._send = send
@@ -133,14 +130,12 @@ class Reply:
     async def json(
         self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Send a complete reply."""
         body = to_json(value)
         length = {"content-length": str(len(body))}
         await self.start(status, "application/json", {**length, **(headers or {})})
         await self._send({"type": "http.response.body", "body": body})
 
     async def error(self, error: ApiError) -> None:
-        """Send an error as a complete reply."""
         body = error.body_for(self.scope["path"], Headers(scope=self.scope))
         await self.json(body, error.status, error.headers)
 

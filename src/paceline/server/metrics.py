@@ -113,7 +113,6 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def on_answer(self, request: BatchRequest, answer: Answer) -> None:
-        """An answer has ended."""
         result = answer.done
         stats = result.stats
         if request.index == 0:  # count a prompt once for all answers to it
@@ -139,12 +138,10 @@ class Metrics(Collector):
             self._observe("time_per_output_token_seconds", per_token)
 
     def on_embedding(self, embedding: Embedding) -> None:
-        """A text was embedded."""
         self._add("embeddings", 1)
         self._add("embedded_tokens", embedding.tokens)
 
     def on_error(self, error: ApiError) -> None:
-        """See `Host.on_error`."""
         code, kind = error.fields["code"], error.fields["type"]
         unavailable = error.status == HTTPStatus.SERVICE_UNAVAILABLE
         failed = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR or code == "client_gone"
@@ -152,8 +149,6 @@ class Metrics(Collector):
         self._add_each(name, {code or kind: 1})
 
     def routes(self) -> list[BaseRoute]:
-        """The routes of the metrics."""
-
         async def metrics(_request: Request) -> Response:
             headers = {"content-type": CONTENT_TYPE_PLAIN_0_0_4, "cache-control": "no-store"}
             return Response(generate_latest(self._registry), headers=headers)

@@ -24,8 +24,6 @@ _MESSAGE_BYTES = 2000
 
 
 class StoredResponse(NamedTuple):
-    """A response and its conversation."""
-
     response: dict[str, Any]
     messages: tuple[Message, ...]
     """The conversation, with the answer and without instructions."""

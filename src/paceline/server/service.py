@@ -85,7 +85,6 @@ class Service:
 
     @property
     def files(self) -> ModelFiles:
-        """The files of the served model."""
         return self.prompts.files
 
     @property

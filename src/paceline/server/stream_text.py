@@ -119,7 +119,6 @@ class Answer:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why an answer has ended."""
         return FinishReason.LENGTH if self.prefill_only else self.done.finish_reason
 
     def progress(self, step: Step) -> Delta:

@@ -50,8 +50,6 @@ class NumberArray:
 
 
 class Tensor(NamedTuple):
-    """A tensor as stored in the file."""
-
     name: str
     shape: tuple[int, ...]
     """Outermost size first: [out, in] of a matrix."""
@@ -130,8 +128,6 @@ class _FormatError(Exception):
 
 
 class _Reader:
-    """Reads a file sequentially."""
-
     def __init__(self, data: Bytes) -> None:
         self._data = data
         self._view = memoryview(data.data)

@@ -12,8 +12,6 @@ Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Result of a command."""
-
     value: dict[str, Any]
     """The JSON output; also written to --output."""
     passed: bool = True

@@ -91,7 +91,6 @@ class Verdict:
         return bool(compared) and not (self.rows.differing or self.answers_differing)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "exact": self.exact,
             "rows_compared": self.rows.rows,

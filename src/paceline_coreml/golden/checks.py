@@ -44,8 +44,6 @@ _CHUNK = 1 << 14
 
 
 class FaultLimits(NamedTuple):
-    """What counts as a fault."""
-
     threshold: float
     """Minimum cosine of a row."""
     margin: float
@@ -127,7 +125,6 @@ class LayerCheck:
     """The other layer of the reference that the output matches better; -1: the embeddings."""
 
     def faults(self, limits: FaultLimits) -> list[str]:
-        """Faults as messages."""
         messages = self.nearness.faults(limits.threshold, experts=limits.experts)
         if self.takes_for is not None:
             what = f"layer {self.takes_for}" if self.takes_for >= 0 else "the embeddings"
@@ -183,7 +180,6 @@ class LogitsCheck:
     """Messages about shards of the head that give the logits of other tokens."""
 
     def faults(self, limits: FaultLimits) -> list[str]:
-        """Faults as messages."""
         near = self.nearness.faults(limits.threshold, experts=limits.experts)
         messages = [*self.misplaced, *(f"logits: {fault}" for fault in near)]
         picks = self.ordinary

@@ -80,7 +80,6 @@ class Nearness:
     """The largest actual magnitude; float16's maximum is 65504."""
 
     def faults(self, threshold: float, *, experts: bool) -> list[str]:
-        """Faults as messages."""
         allowed = allowed_error(threshold)
         cosine, length, small = (
             summary.criterion(experts=experts) for summary in (self.cosine, self.length, self.small)

@@ -26,8 +26,6 @@ Floats = npt.NDArray[np.float32]
 
 
 class PackageOptions(NamedTuple):
-    """Options of a `PackageOpener`."""
-
     units: str
     rounding: str
 

@@ -30,7 +30,6 @@ class Program:
 
     @property
     def stateful(self) -> bool:
-        """True if it has states."""
         return bool(self.function.states)
 
     @property

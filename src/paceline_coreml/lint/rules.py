@@ -25,8 +25,6 @@ class Fault(NamedTuple):
 
 
 class SizedPackage(NamedTuple):
-    """A package and its size on disk."""
-
     package: MilPackage
     size: int
     """Bytes."""

@@ -65,8 +65,6 @@ _ROWS = 16
 
 
 class ProbeOptions(NamedTuple):
-    """Options of a probe."""
-
     weights: str
     """One of `compress.FORMS`."""
     temporary: Path | None
@@ -79,8 +77,6 @@ class ProbeOptions(NamedTuple):
 
 
 class Check(NamedTuple):
-    """The result of one check."""
-
     name: str
     passed: bool | None
     """None: it cannot be made on this machine."""
@@ -90,8 +86,6 @@ class Check(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Rows for a layer."""
-
     tokens: Sequence[int]
     """[n]"""
     stream: Floats

@@ -26,8 +26,6 @@ from paceline_lab.agent.session import SessionTurn
 
 
 class Replayed(NamedTuple):
-    """One turn."""
-
     seconds: float
     first_token_seconds: float
     tokens: int = 0

@@ -53,13 +53,10 @@ class TrainingAnswer:
         return self.finish == FinishReason.REPETITION
 
     def as_dict(self) -> dict[str, Any]:
-        """For the file."""
         return asdict(self)
 
 
 class LearntFolder:
-    """The folder of one model."""
-
     def __init__(self, files: ModelFiles, path: Path | None = None) -> None:
         """Create it, or open that of an earlier run; without a `path` that of the model.
 

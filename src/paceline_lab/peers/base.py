@@ -30,8 +30,6 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswer:
-    """An answer and its times."""
-
     text: str
     tokens: Sequence[int] | None
     """Without the stop token; None from a peer that returns text only."""

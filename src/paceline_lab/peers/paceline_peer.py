@@ -25,7 +25,6 @@ class PacelinePeer:
         self.model = model
 
     def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
-        """See `Peer`."""
         options: Options = {**GREEDY, "max_tokens": max_tokens, "drafter": _DRAFTERS[mode]}
         result = self.model.fresh().generate(question.tokens, **options)
         stops = self.model.files.stop_token_ids

@@ -30,8 +30,6 @@ PRESETS = {"zaya": ZAYA, "phi-4-mini": PHI_4_MINI, "m5-max": M5_MAX}
 
 @dataclass(frozen=True, slots=True)
 class SourcedCosts:
-    """A cost table and its source."""
-
     name: str
     table: CostTable
 

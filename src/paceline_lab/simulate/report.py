@@ -27,7 +27,6 @@ class Total:
     accepted_at: Counter[int] = field(default_factory=Counter)
 
     def add(self, simulation: Simulation) -> None:
-        """Add a simulation."""
         self.simulations.append(simulation)
         self.drafted_at.update(dict(enumerate(simulation.counters.drafted_at)))
         self.accepted_at.update(dict(enumerate(simulation.counters.accepted_at)))

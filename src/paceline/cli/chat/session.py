@@ -40,15 +40,11 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class _Before(NamedTuple):
-    """The conversation before a step, and the step."""
-
     messages: Messages
     step: str
 
 
 class Session:
-    """One chat."""
-
     def __init__(
         self,
         model: ModelOptions,
@@ -86,12 +82,10 @@ class Session:
 
     @property
     def model(self) -> str:
-        """The model's name."""
         return self._model.model
 
     @property
     def messages(self) -> Messages:
-        """The conversation so far."""
         return self._messages if self._conversation is None else self._conversation.messages
 
     @messages.setter
@@ -102,12 +96,10 @@ class Session:
 
     @property
     def system(self) -> str | None:
-        """The system message."""
         return next((m["content"] for m in self.messages if m["role"] == "system"), None)
 
     @property
     def last_answer(self) -> str | None:
-        """Text of the newest answer."""
         answers = (m["content"] for m in reversed(self.messages) if m["role"] == "assistant")
         return next(answers, None)
 

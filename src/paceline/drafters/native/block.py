@@ -26,19 +26,16 @@ class BlockNetwork(Network):
     name = "dflash"
 
     def new_cache(self) -> DraftCache:
-        """See `Network.new_cache`."""
         hidden = "all" if self._file.candidates else "outputs" if self._file.confident else "no"
         return DraftCache(self._model.open(causal=self._file.causal, hidden=hidden))
 
     def fill(self, cache: DraftCache) -> None:
-        """See `Network.fill`."""
         if cache.pending:
             cache.context.inject(cache.take()[0], cache.start)
 
     def draft(
         self, cache: DraftCache, context: Sequence[int], limit: int, sampler: DraftSampler | None
     ) -> tuple[list[int], list[float]]:
-        """See `Network.draft`."""
         self.fill(cache)
         file, position = self._file, len(context) - 1
         rows = min(limit + file.first, file.block)

@@ -119,8 +119,6 @@ class Network(ABC):
 
 
 class NativeDrafter(Drafter):
-    """See `Network.drafter`."""
-
     def __init__(
         self, network: Network, cache: DraftCache, sampling: Sampling, prompt_length: int
     ) -> None:

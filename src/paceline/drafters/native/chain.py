@@ -43,7 +43,6 @@ class ChainNetwork(Network):
         """From a state's position to that of its row."""
 
     def new_cache(self) -> DraftCache:
-        """See `Network.new_cache`."""
         return DraftCache(self._model.open(causal=True, hidden="outputs"), self._shift)
 
     def fill(self, cache: DraftCache) -> None:
@@ -58,7 +57,6 @@ class ChainNetwork(Network):
     def draft(
         self, cache: DraftCache, context: Sequence[int], limit: int, sampler: DraftSampler | None
     ) -> tuple[list[int], list[float]]:
-        """See `Network.draft`."""
         if cache.pending:
             self.fill(cache)
         (state,), _ = cache.take()

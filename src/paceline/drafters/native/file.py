@@ -25,8 +25,6 @@ _MOST_BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class DraftFile:
-    """A drafter."""
-
     path: Path
     kind: str
     """`dflash` or `mtp`: how it drafts."""

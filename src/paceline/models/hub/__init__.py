@@ -31,8 +31,6 @@ class FileSet(NamedTuple):
 
 
 class HubFile(NamedTuple):
-    """A file of a repository."""
-
     bytes: int
     sha256: str | None
     """None for a file that the hub keeps in git: small, and text."""

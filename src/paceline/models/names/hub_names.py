@@ -52,8 +52,6 @@ _FIRST = ("Q4_K_M", "UD-Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K_XL", "UD-Q4_K_XL", "Q
 
 
 class HubName(NamedTuple):
-    """A model on the hub."""
-
     repository: str
     """owner/name."""
     tag: str = ""

@@ -31,7 +31,6 @@ class Rule(NamedTuple):
 
     @property
     def messages(self) -> list[Message]:
-        """The chat."""
         return [
             {"role": _ROLES[turn], "content": "" if turn == "-" else f"turn-{place}."}
             for place, turn in enumerate(self.trial)

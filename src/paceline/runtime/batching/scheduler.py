@@ -59,8 +59,6 @@ _MAX_FAULTS = 8
 
 
 class Scheduler:
-    """The scheduler of one model."""
-
     def __init__(
         self,
         model: "Model",

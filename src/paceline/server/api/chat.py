@@ -22,8 +22,6 @@ from paceline.server.tools import Tool
 
 
 class Chat(ApiRequest[ChatBody]):
-    """A chat and its answers."""
-
     body_kind = ChatBody
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     id_prefix = "chatcmpl-"
@@ -44,7 +42,6 @@ class Chat(ApiRequest[ChatBody]):
         self._called: set[int] = set()
 
     def response(self) -> dict[str, Any]:
-        """The complete response."""
         choices = []
         for index, answer in enumerate(self.answers):
             content: str | None = answer.text
@@ -64,7 +61,6 @@ class Chat(ApiRequest[ChatBody]):
         return self._whole(choices, **more)
 
     def delta_events(self, delta: Delta) -> bytes:
-        """Chunks for a delta."""
         index, pieces, events = delta.index, delta.pieces, b""
         if reasoning := self._reasoning(delta.reasoning):
             # If a step has both thoughts and text, its tokens are sent with the thoughts.

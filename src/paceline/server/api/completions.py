@@ -27,7 +27,6 @@ class Completions(ApiRequest[CompletionBody]):
         self._echoes = [prompt_pieces(decode, t) if body.echo else [] for t in self.prompts]
 
     def response(self) -> dict[str, Any]:
-        """The complete response."""
         choices = []
         for index, answer in enumerate(self.answers):
             prompt, echo = self._prompt(index)
@@ -55,7 +54,6 @@ class Completions(ApiRequest[CompletionBody]):
         return events
 
     def delta_events(self, delta: Delta) -> bytes:
-        """A chunk for a delta."""
         index, pieces = delta.index, delta.pieces
         listed = self._lists_tokens(pieces, logprobs=self._body.logprobs is not None)
         if not (delta.text or delta.reasoning or delta.finished or listed):

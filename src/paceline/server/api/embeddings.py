@@ -27,8 +27,6 @@ _AT_ONCE = 8
 
 
 def embeddings(service: Service) -> Endpoint:
-    """The endpoint."""
-
     def read(text: bytes) -> tuple[EmbeddingsBody, list[BatchRequest]]:
         body = parse(EmbeddingsBody, text)
         return body, service.prepare(body)

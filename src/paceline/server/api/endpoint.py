@@ -187,7 +187,6 @@ class Endpoint:
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         reply = Reply(send, scope)
         request_id = scope.get("state", {}).get("request_id", "")
         try:

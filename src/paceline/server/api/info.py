@@ -50,8 +50,6 @@ class DetokenizeBody(Body):
 
 
 class InfoHandlers:
-    """Handlers over one service."""
-
     def __init__(self, service: Service) -> None:
         self._service = service
 
@@ -96,7 +94,6 @@ class InfoHandlers:
         return model_entry(service.name, service.created, **more)
 
     def tokenize(self, text: bytes) -> dict[str, Any]:
-        """POST /tokenize."""
         body = parse(TokenizeBody, text)
         service = self._service
         service.check_model(body.model)
@@ -124,7 +121,6 @@ class InfoHandlers:
         }
 
     def detokenize(self, text: bytes) -> dict[str, str]:
-        """POST /detokenize."""
         body = parse(DetokenizeBody, text)
         self._service.check_model(body.model)
         decoded = self._service.token_bytes.text(body.tokens)

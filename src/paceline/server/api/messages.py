@@ -26,8 +26,6 @@ _DELTAS = {
 
 
 class Messages(ApiRequest[MessagesBody]):
-    """A conversation and its answer."""
-
     body_kind = MessagesBody
     kind = chunk_kind = "message"
     id_prefix = "msg_"
@@ -40,7 +38,6 @@ class Messages(ApiRequest[MessagesBody]):
         self._parts = PartStream(chat, reasoning=self._body.returns_thoughts)
 
     def response(self) -> dict[str, Any]:
-        """The complete message."""
         content = [_block(part) for part in self._parts.whole(self.answers[0])]
         ended = {**self._ended(), "usage": self._cost()}
         return {**self._message(), "content": content, **ended, **self._telemetry()}
@@ -56,12 +53,10 @@ class Messages(ApiRequest[MessagesBody]):
         return b"".join(_part_events(change) for change in self._parts.push(delta))
 
     def stream_end(self) -> bytes:
-        """Events for the end of the message."""
         ended = {"delta": self._ended(), "usage": self._cost(), **self._telemetry()}
         return _event("message_delta", **ended) + _event("message_stop")
 
     def error_events(self, error: ApiError) -> bytes:
-        """An event for an error that ends the stream."""
         return event(error.body_for("/messages"), "error")
 
     def _message(self) -> dict[str, Any]:
@@ -107,8 +102,6 @@ _NOTHING_CACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 
 
 
 def count_tokens(service: Service) -> Endpoint:
-    """POST /v1/messages/count_tokens."""
-
     def count(text: bytes) -> dict[str, int]:
         body = parse(MessagesBody, text)
         service.check_model(body.model)

@@ -18,8 +18,6 @@ from paceline.server.tools import Called, CalledFunction
 
 
 class PartKind(StrEnum):
-    """What a part is."""
-
     REASONING = "reasoning"
     TEXT = "text"
     CALL = "call"
@@ -46,8 +44,6 @@ class Part:
 
 
 class Change(Enum):
-    """What happens to a part."""
-
     OPEN = "open"
     GROW = "grow"
     CLOSE = "close"
@@ -55,8 +51,6 @@ class Change(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartEvent:
-    """A change of a part."""
-
     change: Change
     part: Part
     text: str = ""

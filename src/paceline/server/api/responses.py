@@ -41,8 +41,6 @@ _EVENTS = {
 
 
 class Responses(ApiRequest[ResponsesBody]):
-    """A conversation and its answer."""
-
     body_kind = ResponsesBody
     kind = chunk_kind = "response"
     id_prefix = "resp_"
@@ -65,7 +63,6 @@ class Responses(ApiRequest[ResponsesBody]):
         self._events = 0
 
     def response(self) -> dict[str, Any]:
-        """The complete response."""
         self._parts.whole(self.answers[0])
         return self._finished()
 
@@ -86,7 +83,6 @@ class Responses(ApiRequest[ResponsesBody]):
         return self._event(f"response.{response['status']}", response=response)
 
     def error_events(self, error: ApiError) -> bytes:
-        """The events for an error that ends the stream."""
         fields = {name: error.fields[name] for name in ("code", "message", "param")}
         limited = error.fields["type"] == "rate_limit_error"
         code = "rate_limit_exceeded" if limited else "server_error"  # of OpenAI's few codes

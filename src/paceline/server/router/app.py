@@ -75,7 +75,6 @@ class Router:
         )
 
     def on_error(self, error: ApiError) -> None:
-        """A request ended with an error here."""
         self.errors += 1
 
     def close(self, grace: float) -> None:

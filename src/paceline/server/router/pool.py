@@ -25,8 +25,6 @@ models that are asked in turn would be loaded for every request; with no end to 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be loaded."""
-
     models: int = 1
     """Models loaded at once."""
     memory: int | None = None

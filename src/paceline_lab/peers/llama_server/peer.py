@@ -59,7 +59,6 @@ class LlamaServer:
             pass
 
     def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
-        """See `Peer`."""
         body = {"prompt": [*question.tokens], "n_predict": max_tokens, **_GREEDY}
         with ServerProcess(self._binary.path, self._options(mode)) as server:
             began = perf_counter()
