@@ -146,28 +146,6 @@ def test_text_that_the_terminal_cannot_show_is_no_crash(
     assert found.stdout == "?????\n"
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (("--temperature", "nan"), "argument --temperature: "),
-        (("--seed", str(2**64)), "argument --seed: "),
-        (("--logit-bias", "99999=1"), "logit_bias names token 99999"),
-        (("--stop", ""), "stop is ['']; expected a string of one or more"),
-        (("--drafter", "magic"), "no drafter is called 'magic'"),
-        (("--drafter", "ngram:min=0"), "ngram"),
-        (("--drafter", ""), "no drafter is called ''"),
-        (("--probe", "magic"), "no drafter is called 'magic'"),
-        (("--policy", "best"), "policy is 'best'; expected auto"),
-        (("--cache-tokens", str(2**31 - 1)), "use --cache-tokens "),
-        (("--engine", "magic"), "no engine is called 'magic'; expected auto, llamacpp"),
-    ],
-)
-def test_a_value_out_of_range_is_one_line_that_names_it(
-    options: tuple[str, ...], reason: str, mistake: Any, tiny_gguf: Path
-):
-    assert reason in mistake("generate", "Hello", "--model", tiny_gguf, "--quiet", *options)
-
-
 def test_a_prompt_that_cannot_be_answered_is_refused(mistake: Any, tiny_gguf: Path, tmp_path: Path):
     (tmp_path / "empty").write_text("")
     common = ("generate", "--model", tiny_gguf)

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import cycle, product
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paceline.decoding.costs import CostTable
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
-from paceline.decoding.stopping import Repetition, Stopping
+from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Block, Drafter, FinishReason
 from paceline.drafters import (
     AnswerHistory,
@@ -28,7 +28,7 @@ from paceline.drafters import (
 from paceline.drafters.ahead import AheadDrafter
 from paceline.engines.base import Engine
 from support.drafters import SPECS, Oracle, write_toy_table
-from support.driver import POLICIES, Answer, answer, decode, generation, run, total
+from support.driver import POLICIES, answer, generation, run, total
 from support.engines import ENGINES
 from support.exactness import SAMPLINGS, TOKENS, Plainly, plain_answers, prompt_of
 from support.pairs import pairs
@@ -263,108 +263,6 @@ def come_and_go(engine: Engine, shared: Shared, asks: list[tuple[Any, ...]]) -> 
             )
         )
     assert run(engine, going, arrivals=[ask[6] for ask in asks]) == expected
-
-
-@pytest.mark.parametrize("sampling", [0, 2, 9])
-def test_max_tokens_inside_an_accepted_block_is_met_exactly(
-    engine: Engine, plainly: Plainly, sampling: int
-):
-    whole = plainly(0, sampling).tokens
-    for length in some(engine, range(1, TOKENS)):
-        told = _told(engine, sampling, whole, Stopping(max_tokens=length))
-        assert told.tokens == whole[:length]
-        assert told.finish_reason is FinishReason.LENGTH
-
-
-@pytest.mark.parametrize("sampling", [0, 2, 9])
-def test_a_stop_token_inside_an_accepted_block_ends_the_answer_there(
-    engine: Engine, plainly: Plainly, sampling: int
-):
-    whole = plainly(0, sampling).tokens
-    for token in some(engine, sorted(set(whole))):
-        stopping = Stopping(max_tokens=TOKENS, stop_token_ids=frozenset({token}))
-        told = _told(engine, sampling, whole, stopping)
-        end = whole.index(token) + 1
-        assert told == Answer(whole[:end], decode(whole[: end - 1]), FinishReason.STOP)
-
-
-@pytest.mark.pairs
-@pytest.mark.parametrize("sampling", [0, 2, 9])
-@pytest.mark.parametrize("length", [1, 2, 5])
-def test_a_stop_string_inside_an_accepted_block_ends_the_text_before_it(
-    engine: Engine, plainly: Plainly, sampling: int, length: int
-):
-    plain = plainly(0, sampling)
-    for at in some(engine, range(0, len(plain.text) - length + 1, 2)):
-        stop = plain.text[at : at + length]
-        told = _told(engine, sampling, plain.tokens, Stopping(max_tokens=TOKENS, stop=(stop,)))
-        assert told.text == plain.text[: plain.text.index(stop)], repr(stop)
-        assert told.finish_reason is FinishReason.STOP
-        assert told.tokens == plain.tokens[: len(told.tokens)]
-        # It ends with the token that completed the string, not later.
-        assert stop in decode(told.tokens)
-        assert stop not in decode(told.tokens[:-1]).rstrip("\ufffd")
-
-
-LOOP = Repetition(max_pattern_size=4, min_count=3)
-FEW = {3: 60.0, 4: 60.0, 5: 60.0}
-"""Biases that leave three tokens to pick from: such an answer soon repeats itself."""
-LOOPS = Stopping(max_tokens=200, repetition=LOOP)
-
-
-class Loops(NamedTuple):
-    """Samplings, prompts, and their answers in plain decoding."""
-
-    ways: list[Sampling]
-    prompts: list[list[int]]
-    expected: list[Answer]
-
-
-@pytest.fixture(scope="module")
-def loops(engine: Engine) -> Loops:
-    seeds = range(4 if toy(engine) else 2)
-    ways = [Sampling(temperature=1.0, logit_bias=FEW, seed=seed) for seed in seeds]
-    prompts = [prompt_of(engine, seed) for seed in seeds]
-    expected = [
-        answer(engine, prompt, sampling=sampling, stopping=LOOPS)
-        for prompt, sampling in zip(prompts, ways, strict=True)
-    ]
-    return Loops(ways, prompts, expected)
-
-
-def test_a_repetition_stop_is_at_the_same_token_with_every_drafter(
-    engine: Engine, engine_name: str, loops: Loops, shared: Shared
-):
-    ways, prompts, expected = loops
-    assert FinishReason.REPETITION in {answer.finish_reason for answer in expected}
-    cases = [*product(DRAFTERS, POLICIES, (2, 3, 5, 8, 13, 16))]
-    if not toy(engine):
-        few = [("fixed", 8), ("adaptive", 2), ("kelly", 5), ("auto", 16)]
-        cases = [(spec, *case) for spec, case in zip(drafters_of(engine_name), cycle(few))]
-    for spec, policy, block in cases:
-        going = [
-            generation(
-                engine,
-                prompt,
-                sampling=sampling,
-                stopping=LOOPS,
-                drafters=shared.create(spec),
-                policy=POLICIES[policy](block),
-            )
-            for prompt, sampling in zip(prompts, ways, strict=True)
-        ]
-        assert run(engine, going) == expected, f"{spec} {policy} {block=}"
-
-
-def _told(engine: Engine, sampling: int, text: Sequence[int], stopping: Stopping) -> Answer:
-    """The answer to prompt 0 with all drafts right, in blocks of several lengths and plain."""
-    prompt = prompt_of(engine, 0)
-    common = {"sampling": SAMPLINGS[sampling], "stopping": stopping}
-    told = answer(engine, prompt, **common)
-    for block in (2, 7, 16) if toy(engine) else (7,):
-        drafters = [Oracle([*prompt, *text])]
-        assert answer(engine, prompt, drafters=drafters, policy=Fixed(block), **common) == told
-    return told
 
 
 def test_an_answer_may_run_into_the_end_of_the_context(

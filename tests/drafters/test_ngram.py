@@ -1,9 +1,7 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters import NgramDrafter
-from support.errors import raises
 
 texts = st.lists(st.integers(0, 3), max_size=40)
 
@@ -34,16 +32,3 @@ def test_ngram_lookup_equals_a_plain_search(
         sizes = range(shortest, shortest + more + 1)
         expected = looked_up(text[:end], sizes, min(length, limit))
         assert (list(proposal.tokens), proposal.match) == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "value"),
-    [
-        ({"min_match": 0}, "min=0, max=4"),
-        ({"length": 0}, "length=0"),
-        ({"max_match": 20_000_000}, "max=20000000"),
-    ],
-)
-def test_impossible_ngram_settings_are_rejected_by_name(options: dict[str, int], value: str):
-    with raises(ValueError, value):
-        NgramDrafter(**options)

@@ -102,14 +102,6 @@ def test_keys_are_stored_in_halves_without_loss(keys: list[int]):
     assert [(high << 16) + low for high, low in zip(upper, lower, strict=True)] == keys
 
 
-def test_a_table_of_earlier_versions_is_to_be_made_again(folder: Path):
-    entries = json.loads((folder / MANIFEST).read_text())["entries"]
-    np.save(folder / KEYS, np.zeros(entries, np.uint32))
-    record(folder, KEYS)
-    with raises(ModelError, "paceline learn"):
-        Table.open(folder, 6)
-
-
 def test_a_token_beyond_the_vocabulary_is_rejected(folder: Path):
     tokens = np.load(folder / TOKENS)
     tokens[0] = 6

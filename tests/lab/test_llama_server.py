@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ def test_a_server_ends_with_a_process_that_is_killed(
     code = (
         "import sys, time; from pathlib import Path\n"
         f"from {ServerProcess.__module__} import ServerProcess\n"
-        "with ServerProcess(Path(sys.argv[1]), []): print('up', flush=True); time.sleep(600)"
+        "server = ServerProcess(Path(sys.argv[1]), []); print('up', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(fake)], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -198,7 +199,7 @@ def test_a_server_ends_with_a_process_that_is_killed(
 
 
 def test_a_keeper_that_is_killed_leaves_no_server(fake: Path, log: Any):
-    with ServerProcess(fake, []) as server:
+    with closing(ServerProcess(fake, [])) as server:
         os.kill(server._keeper.pid, signal.SIGKILL)
         until(server._ended)
         assert not all_ended(log), "or this shows nothing"

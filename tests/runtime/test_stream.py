@@ -80,13 +80,6 @@ def test_a_stream_without_a_step_can_be_closed(model: Model):
 # -- when it ends ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("count", "drafter"), [(1, "none"), (2, "suffix"), (17, "suffix")])
-def test_max_tokens_is_never_exceeded(count: int, drafter: str, model: Model):
-    found = plain(model, max_tokens=count, drafter=drafter, policy="fixed")
-    assert found.completion_tokens == count
-    assert found.finish_reason == FinishReason.LENGTH
-
-
 @pytest.mark.parametrize("drafter", ["none", "auto"])
 def test_without_max_tokens_an_answer_goes_on_to_the_context_limit(drafter: str, model: Model):
     found = model.generate(PROMPT, drafter=drafter, ignore_eos=True)
@@ -100,17 +93,6 @@ def test_an_end_token_ends_the_answer_and_is_not_in_its_text(model: Model):
     assert found.finish_reason == FinishReason.STOP
     ignored = plain(model, logit_bias={END: 1000.0}, ignore_eos=True)
     assert ignored.token_ids == [END] * 60
-
-
-@pytest.mark.parametrize("drafter", ["none", "suffix"])
-def test_a_stop_string_ends_the_answer_and_is_not_in_its_text(drafter: str, model: Model):
-    whole = plain(model).text
-    at = 30
-    stop = whole[at : at + 3]
-    found = plain(model, stop=stop, drafter=drafter, policy="fixed")
-    assert found.text == whole[: whole.index(stop)]
-    assert found.finish_reason == FinishReason.STOP
-    assert plain(model, stop=[stop, "never in there"]).text == found.text
 
 
 # -- sampling --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Times are the server's own, the whole answer's those of its client.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from time import perf_counter
 from typing import Any
 
@@ -55,12 +56,11 @@ class LlamaServer:
             "options": options[options.index("--ctx-size") :],
             "lookups": [*self._binary.lookups],
         }
-        with ServerProcess(self._binary.path, options):
-            pass
+        ServerProcess(self._binary.path, options).close()
 
     def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
         body = {"prompt": [*question.tokens], "n_predict": max_tokens, **_GREEDY}
-        with ServerProcess(self._binary.path, self._options(mode)) as server:
+        with closing(ServerProcess(self._binary.path, self._options(mode))) as server:
             began = perf_counter()
             reply = server.ask("/completion", body)
             seconds = perf_counter() - began

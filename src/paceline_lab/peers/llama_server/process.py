@@ -1,6 +1,6 @@
 """A `llama-server` that runs for one answer: started on a free port, asked, ended.
 
-Invariant: however a `with` block ends, and if this process is killed in it, the server has ended.
+Invariant: once it is closed, or this process is killed, the server has ended.
 """
 
 import os
@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelError
 from paceline.storage.processes import end_session
@@ -91,17 +90,6 @@ class ServerProcess:
             finally:  # also after a second Ctrl-C
                 end_session(keeper)
         self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _wait_until_ready(self) -> None:
         import httpx
