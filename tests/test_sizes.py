@@ -30,9 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_540,
-    "src/paceline": 34_260,
-    "tests": 47_534,
+    "src": 55_232,
+    "src/paceline": 34_135,
+    "tests": 47_334,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 
