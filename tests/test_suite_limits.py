@@ -1,58 +1,16 @@
 """The test suite itself: no test can hang for ever."""
 
-import os
-import subprocess
-import sys
 from itertools import combinations, product
-from pathlib import Path
 
 import pytest
 
 from support.pairs import pairs
-from support.waiting import PATIENCE
-
-ROOT = Path(__file__).parents[1]
-
-
-def run_pytest(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    """Run pytest with the project's settings in a process that ignores SIGINT."""
-    script = "trap '' INT; exec \"$@\""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-    return subprocess.run(
-        [
-            "sh",
-            "-c",
-            script,
-            "sh",
-            *command,
-            "-c",
-            str(ROOT / "pyproject.toml"),
-            *map(str, arguments),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-        cwd=ROOT,
-        env={
-            **{name: value for name, value in os.environ.items() if "PYTEST" not in name},
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]),
-        },
-    )
 
 
 def test_every_test_has_a_timeout(request: pytest.FixtureRequest):
     config = request.config
     assert float(config.getini("timeout")) <= 300
     assert config.getini("faulthandler_exit_on_timeout")
-
-
-def test_a_test_that_waits_for_ever_fails_at_its_timeout(tmp_path: Path):
-    path = tmp_path / "test_waits.py"
-    path.write_text("import time\n\ndef test_waits():\n    time.sleep(3600)\n")
-    ended = run_pytest("-p", "no:xdist", "--timeout", 1, "--rootdir", tmp_path, path)
-    assert ended.returncode == pytest.ExitCode.TESTS_FAILED, ended.stdout + ended.stderr
-    assert "Timeout" in ended.stdout
 
 
 def test_any_two_values_of_different_axes_meet_in_a_row_of_pairs():

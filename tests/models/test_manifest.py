@@ -90,33 +90,3 @@ def test_the_fingerprint_is_that_of_the_weights_alone(folder: Path):
 def test_a_wrong_value_is_named(values: dict[str, Any], fault: str, folder: Path):
     change(folder, **values)
     assert re.search(fault, fault_of(folder))
-
-
-@pytest.mark.parametrize(
-    ("name", "record", "fault"),
-    [
-        ("extra", {"bytes": -1, "sha256": "0" * 64}, "files.extra.bytes: "),
-        ("extra", {"bytes": 3, "sha256": "12"}, "files.extra.sha256: "),
-        ("/etc/passwd", {"bytes": 1, "sha256": "0" * 64}, "expected a file in this folder"),
-        ("a/../../b", {"bytes": 1, "sha256": "0" * 64}, "expected a file in this folder"),
-    ],
-)
-def test_a_wrong_entry_of_a_file_is_named(name: str, record: Any, fault: str, folder: Path):
-    files = json.loads((folder / MANIFEST).read_text())["files"]
-    change(folder, files={**files, name: record})
-    assert fault in fault_of(folder)
-
-
-def test_every_fault_of_a_manifest_is_named_at_once(folder: Path):
-    change(folder, name=5, version=..., context_length=-1, files={TOKENIZER: {"bytes": 1}})
-    message = fault_of(folder)
-    for fault in ("name: ", "version: ", "context_length: ", f"files.{TOKENIZER}.sha256: "):
-        assert fault in message
-
-
-def test_every_file_that_is_missing_or_of_another_size_is_named_at_once(folder: Path):
-    (folder / GGUF_WEIGHTS).unlink()
-    (folder / TOKENIZER).write_text("x")
-    message = fault_of(folder)
-    assert f"{GGUF_WEIGHTS} is missing" in message
-    assert f"{TOKENIZER} has 1 bytes, expected {len(f'the {TOKENIZER}')}" in message

@@ -89,12 +89,6 @@ def test_tokens_are_those_of_a_raw_prompt_with_the_same_text(engine: Any, files:
     assert len(thoughts) > 1
 
 
-def test_a_stop_string_is_for_the_answer_and_not_for_the_thought(thinker: Model):
-    found = thinker.generate("2 + 2?", stop="the one", drafter="suffix")
-    assert (found.reasoning, found.text) == (THOUGHT, "This is ")
-    assert found.finish_reason == FinishReason.STOP
-
-
 def test_a_thought_that_is_cut_is_a_thought_and_the_answer_is_empty(thinker: Model):
     for tokens in (1, 2, 9):
         result = thinker.generate("2 + 2?", max_tokens=tokens)
@@ -107,11 +101,6 @@ def test_a_thought_that_is_cut_is_a_thought_and_the_answer_is_empty(thinker: Mod
     assert stream.result.text == ""
     assert stream.result.reasoning
     assert THOUGHT.startswith(stream.result.reasoning)
-
-
-def test_an_answer_without_a_thought_is_as_it_is(files: ModelFiles, engine: Any, cache: Path):
-    found = scripted(files, engine, thought=None).generate("2 + 2?")
-    assert (found.reasoning, found.text, found.reasoning_tokens) == ("", ANSWER, 0)
 
 
 def test_where_the_template_opens_the_thought_the_answer_begins_in_it(
