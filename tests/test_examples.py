@@ -79,11 +79,3 @@ def test_a_data_set_is_answered_by_two_actors_and_after_a_stop_the_rest_of_it(
         }
     assert len(texts) == 40
     assert texts == alone
-
-
-@pytest.mark.real_model
-def test_the_first_example_runs_as_a_user_runs_it():
-    process = subprocess.run(
-        [sys.executable, EXAMPLES[0]], capture_output=True, text=True, timeout=PATIENCE, check=True
-    )
-    assert "sky" in process.stdout.lower() or len(process.stdout.split()) > 10

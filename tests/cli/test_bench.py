@@ -31,21 +31,6 @@ def test_a_plan_prints_tables_or_json(run: Run, tiny_gguf: Path):
     assert "break-even" in run("plan", "--model", tiny_gguf).stdout
 
 
-@pytest.mark.slow
-def test_a_verification_passes_and_as_json_says_what_was_compared(
-    run: Run, tiny_gguf: Path, suite: Path
-):
-    found = run(
-        *("verify", "--model", tiny_gguf, "--suite", suite, "--max-tokens", 3),
-        *("--cache-tokens", 4096, "--json", "--quiet"),
-    )
-    assert found.returncode == 0, found.stderr
-    value = json.loads(found.stdout)
-    assert value["exact"]
-    assert value["rows_compared"] > 400
-    assert value["answers_compared"] > 100
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

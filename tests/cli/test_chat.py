@@ -271,19 +271,6 @@ def test_a_chat_with_keep_remembers_messages_for_the_next_and_forget_removes_the
 # -- commands --------------------------------------------------------------------------------------
 
 
-def test_an_unknown_command_is_named_and_not_sent_and_a_path_is_a_message(
-    environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
-):
-    with terminal(environment, tiny_gguf, *FEW) as (found, child):
-        found.type("/modle")
-        assert "/model" in found.wait_for("a space before it sends it")
-        found.answer_to("/usr/bin is")
-        found.answer_to(" /modle")
-        assert saved(found, tmp_path) == ["/usr/bin is", " /modle"]
-        found.type("/bye")
-        assert child.wait(PATIENCE) == 0
-
-
 # -- from a pipe -----------------------------------------------------------------------------------
 
 
@@ -302,12 +289,3 @@ def test_a_pipe_without_a_message_that_can_be_answered_is_one_line(
     text: str, mistake: Any, tiny_gguf: Path
 ):
     assert mistake("chat", "--model", tiny_gguf, *SMALL, said=text)
-
-
-def test_an_answer_that_fills_the_context_says_so_and_ends_with_length(run: Run, tiny_gguf: Path):
-    room = ("--cache-tokens", 96, "--ignore-eos", "--max-tokens", 500)
-    found = run("chat", "--model", tiny_gguf, *room, input="Hello")
-    assert found.returncode == 0
-    assert "is full]" in found.stderr
-    value = json.loads(run("chat", "--model", tiny_gguf, *room, "--json", input="Hello").stdout)
-    assert value["finish_reason"] == "length"

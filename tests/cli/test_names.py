@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.fake_hub import TOKEN, FakeHub, FakeRepository, serving
+from support.fake_hub import FakeHub, FakeRepository, serving
 from support.process import Run, started, stopped_line
 from support.waiting import PATIENCE, until
 
@@ -51,23 +51,6 @@ def test_a_model_of_the_hub_is_pulled_and_answers_without_a_network(
     assert mine["here"]
     assert mine["fits"]
     assert mine["file"].endswith(F16)
-
-
-def test_what_the_hub_refuses_is_one_line_with_exit_code_2(
-    fake: FakeHub, run: Run, refused: Callable[..., str], environment: dict[str, str]
-):
-    assert "it has F16" in refused("pull", f"{NAME}:Q4_K_M")
-    assert "no such revision" in refused("pull", NAME, "--revision", "v9")
-    assert "neither a GGUF file" in refused("pull", *_onnx(fake))
-    fake.repositories[NAME].gated = True
-    assert "hf auth login" in refused("pull", NAME)
-    environment["HF_TOKEN"] = TOKEN
-    assert run("pull", NAME).returncode == 0
-
-
-def _onnx(fake: FakeHub) -> list[Any]:
-    fake.add("owner/onnx", "model.onnx")
-    return ["owner/onnx"]
 
 
 def test_offline_the_default_model_is_not_fetched_either(fake: FakeHub, refused: Any):

@@ -172,9 +172,6 @@ def test_auto_learns_from_proposals_that_were_not_verified():
     assert probability(known, 1, "other") > 0.9 > prior_probability(1)
 
 
-# --- in a whole request
-
-
 # --- costly drafters
 
 

@@ -33,13 +33,6 @@ def tiny(fake: FakeHub, tiny_gguf: Path) -> FakeRepository:
     return repository
 
 
-@pytest.fixture
-def no_network(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-
-
 def short_name(monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
     """Make `tiny` a short name of the repository's file."""
     known_model = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0", **more)
@@ -88,16 +81,6 @@ def test_an_openvino_form_is_taken_before_a_gguf_file_unless_a_tag_asks_for_it(
     assert result.folder.is_relative_to(tmp_path / "hub")
     assert not any(download.path.endswith(".gguf") for download in fake.downloads())
     assert resolve(f"{NAME}:F16", tmp_path / "cache").folder.is_relative_to(tmp_path / "cache")
-
-
-@pytest.mark.usefixtures("tiny", "no_network")
-def test_offline_a_model_that_is_not_here_is_one_line(fake: FakeHub, tmp_path: Path):
-    for name in (NAME, f"{NAME}:F16", f"https://huggingface.co/{NAME}"):
-        with raises(ModelError, "--offline"):
-            resolve(name, tmp_path)
-        with raises(ModelError, "--offline", NAME):
-            pull(name, tmp_path)
-    assert fake.asked == []
 
 
 def test_offline_a_model_that_is_here_works_and_pull_takes_it_as_it_is(

@@ -227,11 +227,3 @@ def test_kept_answers_are_listed_and_forgotten(keeping: Model):
     keeping.generate(PROMPT, **ANSWER)  # what it has in memory may still be drafted from
     keeping.settle()
     assert all_kept() == []
-
-
-def test_a_model_that_keeps_nothing_writes_nothing(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    model.generate(PROMPT, **ANSWER)
-    assert not (tmp_path / "kept").exists()

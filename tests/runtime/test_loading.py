@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest, ModelError, ModelNotFound
 from paceline.models import Progress
 from paceline.options import Options
@@ -14,7 +13,6 @@ from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults
 from support.plain import PROMPT, plain, said
-from support.tiny import write_tiny
 
 
 def test_a_model_is_loaded_by_path_and_its_load_is_timed(tiny_gguf: Path, cache: Path):
@@ -91,32 +89,3 @@ def test_settings_that_a_request_leaves_out_come_from_registry_and_model(model: 
     chat = own.conversation()
     assert said(chat.say("Hello", seed=5)).token_ids == found.token_ids
     chat.close()
-
-
-def test_generation_config_none_is_greedy_in_a_request_and_when_loading(
-    model: Model, tmp_path: Path
-):
-    expected = plain(model, "Hello", max_tokens=12).token_ids
-    own = Model(model.files, model.engine, defaults=OWN)
-    assert plain(own, "Hello", max_tokens=12, generation_config="none").token_ids == expected
-    path = write_tiny(tmp_path / "m.gguf", fields={"general.sampling.temp": 0.9})
-    loaded = paceline.load(path, drafters=["none"])
-    assert loaded.generate("Hello", max_tokens=3).settings["temperature"] == (
-        pytest.approx(0.9),
-        "model",
-    )
-    off = paceline.load(path, drafters=["none"], generation_config="none")
-    assert off.generate("Hello", max_tokens=12, drafter="none").token_ids == expected
-    with pytest.raises(InvalidRequest, match="'vllm'"):
-        paceline.load(path, generation_config="vllm")
-
-
-@pytest.mark.parametrize("drafter", ["none", "suffix", "ngram:min=1"])
-def test_repetition_detection_stops_at_the_same_token(drafter: str, model: Model):
-    loop: Options = {"logit_bias": {40: 100.0}, "max_tokens": 400, "repetition_detection": True}
-    answer = model.generate("Hello", drafter=drafter, **loop)
-    assert (answer.finish_reason, answer.token_ids) == (FinishReason.REPETITION, [40] * 256)
-    rule = {"max_pattern_size": 2, "min_count": 5}
-    answer = model.generate("Hello", drafter=drafter, **{**loop, "repetition_detection": rule})
-    assert answer.token_ids == [40] * 5
-    assert model.generate("Hello", min_tokens=300, **loop).completion_tokens == 300

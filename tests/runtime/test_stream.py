@@ -98,22 +98,6 @@ def test_an_end_token_ends_the_answer_and_is_not_in_its_text(model: Model):
 # -- sampling --------------------------------------------------------------------------------------
 
 
-def test_a_seed_gives_the_same_tokens_again_and_another_seed_gives_others(model: Model):
-    first = plain(model, temperature=1.0)
-    again = plain(model, temperature=1.0, seed=first.seed, drafter="ngram:min=1")
-    other = plain(model, temperature=1.0, seed=first.seed + 1)
-    assert again.token_ids == first.token_ids
-    assert other.token_ids != first.token_ids
-
-
-def test_penalties_and_bias_reach_the_sampler(model: Model):
-    first = plain(model).token_ids[0]
-    assert plain(model, logit_bias={first: -100.0}).token_ids[0] != first
-    assert len({*plain(model, presence_penalty=100.0).token_ids}) == 60
-    with pytest.raises(InvalidRequest, match="token 320"):
-        plain(model, logit_bias={320: 1.0})
-
-
 # -- prompts ---------------------------------------------------------------------------------------
 
 

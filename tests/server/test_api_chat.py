@@ -118,16 +118,6 @@ def test_a_client_cannot_name_files_as_drafters(server: Running, drafter: str):
         chat(server, speculation={"drafter": drafter})
 
 
-def test_content_may_be_parts_and_roles_may_be_new(server: Running):
-    parts = [{"type": "text", "text": "this is"}, {"type": "text", "text": "the one"}]
-    response = chat(
-        server,
-        messages=[{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}],
-    )
-    same = [CHAT[0], {"role": "user", "content": "this is\nthe one"}]
-    assert response.choices[0].message.content == alone_of(server, same)
-
-
 def test_a_refusal_of_an_earlier_answer_is_its_content(server: Running):
     text = chat(server, messages=[CHAT[1], {"role": "assistant", "content": "No."}, CHAT[1]])
     for fields in (
@@ -138,10 +128,6 @@ def test_a_refusal_of_an_earlier_answer_is_its_content(server: Running):
         response = chat(server, messages=[CHAT[1], turn, CHAT[1]])
         assert response.usage.prompt_tokens == text.usage.prompt_tokens
         assert response.choices[0].message.content == text.choices[0].message.content
-
-
-def alone_of(server: Running, messages: list[Any]) -> str:
-    return server.model.generate(messages, max_tokens=24, drafter="none").text
 
 
 WEATHER = {

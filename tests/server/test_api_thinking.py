@@ -132,27 +132,3 @@ def test_a_server_without_thinking_thinks_for_a_request_with_an_effort(server: R
 def test_a_server_whose_model_cannot_think_does_not_start_with_thinking(model: Model):
     with raises(InvalidRequest, "thoughts"):
         Server(model, Settings(think=True))
-
-
-TOOLS: list[Any] = [
-    {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
-]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_call_after_a_thought_is_a_call_and_one_in_a_thought_is_none(
-    server: Running, stream: bool
-):
-    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-    script(server, "I call now", call)
-    response = chat(server, tools=TOOLS, stream=stream)
-    names, thought = [], ""
-    for part in response if stream else [response]:
-        for choice in part.choices:
-            output = choice.delta if stream else choice.message
-            thought += getattr(output, "reasoning_content", None) or ""
-            calls = output.tool_calls or []
-            names += [result.function.name for result in calls if result.function.name]
-            assert not output.content
-    assert names == ["now"]
-    assert thought == "I call now"

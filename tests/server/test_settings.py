@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from paceline.decoding.types import FinishReason
 from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults
 from support.server import Running, running
@@ -95,10 +94,3 @@ def test_repetition_detection_ends_completions_and_responses_too(server: Running
     response = server.post("/v1/responses", {"input": "this", "max_output_tokens": 50, **common})
     assert response.json()["usage"]["output_tokens"] == 4
     assert response.json()["status"] == "completed"
-
-
-def test_repetition_detection_is_off_unless_a_request_asks_for_it(server: Running):
-    body = {"messages": CHAT, "temperature": 0, "max_tokens": 300, "logit_bias": ALWAYS}
-    for asked in ({}, {"repetition_detection": {"max_pattern_size": 0}}):
-        response = server.post("/v1/chat/completions", {**body, **asked}).json()
-        assert response["choices"][0]["finish_reason"] == FinishReason.LENGTH

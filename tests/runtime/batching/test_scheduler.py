@@ -2,11 +2,10 @@
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-import numpy as np
 import pytest
 
 from paceline.errors import InvalidRequest
@@ -52,7 +51,7 @@ def alone(model: Model, prompt: str, options: dict[str, Any]) -> list[int]:
 
 
 def test_answers_are_those_that_each_request_gets_alone(model: Model, scheduler: Scheduler):
-    picked = random.Random(0)
+    picked, free = random.Random(0), model.engine.free_slots
     asked = []
     for number in range(60):
         prompt = picked.choice(PROMPTS)
@@ -69,6 +68,7 @@ def test_answers_are_those_that_each_request_gets_alone(model: Model, scheduler:
             assert item.streamed == result.token_ids
             assert item.text == result.text
     assert scheduler.load.calls < sum(r.stats.steps for r in results if r is not None)
+    assert model.engine.free_slots == free
 
 
 def test_a_repeated_prompt_hits_the_prefix_cache(model: Model, scheduler: Scheduler):
@@ -211,43 +211,6 @@ def test_an_error_of_one_request_leaves_the_others_alone(
     assert scheduler.load.failed == 1
 
 
-class Stuck:
-    """A constraint that fails in the middle of an answer, in one of its methods."""
-
-    def __init__(self, where: str) -> None:
-        self.where, self.tokens = where, 0
-
-    def masked(self, logits: np.ndarray) -> np.ndarray:
-        if self.where == "masked" and self.tokens == 3:
-            raise InvalidRequest("stuck")
-        return logits
-
-    def push(self, token: int) -> None:
-        self.tokens += 1
-        if self.where == "push" and self.tokens == 3:
-            raise InvalidRequest("stuck")
-
-    def forced(self, limit: int) -> list[int]:
-        if self.where == "forced" and self.tokens == 3:
-            raise InvalidRequest("stuck")
-        return []
-
-    def allowed_length(self, tokens: Sequence[int]) -> int:
-        return len(tokens)
-
-
-@pytest.mark.parametrize("where", ["masked", "push", "forced"])
-def test_a_constraint_that_fails_ends_its_answer_alone(
-    model: Model, scheduler: Scheduler, where: str
-):
-    stuck = Submitted(scheduler, "the one", max_tokens=12, constraint=Stuck(where), ignore_eos=True)
-    other = Submitted(scheduler, "this is", max_tokens=12)
-    with raises(InvalidRequest, "stuck"):
-        stuck.result()
-    assert other.result().token_ids == alone(model, "this is", {"max_tokens": 12})
-    assert scheduler.alive
-
-
 @pytest.mark.parametrize(
     ("prompt", "options", "value"),
     [("this is the one " * 400, {}, "512"), ("a", {"drafter": "dflash:x"}, "no drafter x")],
@@ -303,20 +266,3 @@ def test_a_long_prefill_does_not_delay_decoding_requests(
     assert len(reading.result().token_ids) <= 4
     writing.result()
     assert 0 < max(lengths) <= 512
-
-
-def test_random_cancellations_lose_no_slot(tiny_model: Model, cache: Any):
-    """Requests are submitted and cancelled at random."""
-    model = Model(tiny_model.files, tiny_model.engine)
-    free = model.engine.free_slots
-    scheduler = Scheduler(model)
-    scheduler.start()
-    picked = np.random.default_rng(1)
-    asked = []
-    for number in range(80):
-        request = Submitted(scheduler, PROMPTS[number % 5], **options_of(number))
-        asked.append(request)
-        if picked.random() < 0.4:
-            asked[picked.integers(len(asked))].queued.cancel()
-    scheduler.close(grace=picked.random())
-    assert model.engine.free_slots == free
