@@ -32,7 +32,7 @@ CEILINGS = {
 ABOVE: dict[str, int] = {
     "src": 55_232,
     "src/paceline": 34_135,
-    "tests": 46_897,
+    "tests": 46_567,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 
