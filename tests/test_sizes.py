@@ -30,9 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_232,
-    "src/paceline": 34_135,
-    "tests": 46_567,
+    "src": 55_233,
+    "src/paceline": 34_136,
+    "tests": 46_574,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

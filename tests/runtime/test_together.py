@@ -15,6 +15,7 @@ from paceline.models import ModelFiles
 from paceline.options import Options
 from paceline.runtime.batching.request import Draining
 from paceline.runtime.model import Model
+from support.others import slowed
 from support.plain import PROMPT, PROMPTS, SAMPLED, plain, small
 from support.waiting import PATIENCE, until
 
@@ -29,13 +30,13 @@ def alone(model: Model, prompt: Any, **options: Any) -> list[int]:
 @pytest.fixture
 def sizes(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sequences of each call."""
-    step, counts = type(model.engine).step, list[int]()
+    step, counts = model.engine.step, list[int]()
 
-    def counting(engine: Any, work: Any) -> Any:
+    def counting(work: Any) -> Any:
         counts.append(len(work))
-        return step(engine, work)
+        return step(work)
 
-    monkeypatch.setattr(type(model.engine), "step", counting)
+    monkeypatch.setattr(model.engine, "step", counting)
     return counts
 
 
@@ -215,21 +216,27 @@ def test_errors_reach_the_coroutine(model: Model):
     until(lambda: model.engine.free_slots == free)
 
 
-def test_a_coroutine_that_leaves_ends_its_answer(model: Model):
-    free = model.engine.free_slots
+def test_a_coroutine_that_leaves_ends_its_answer(model: Model, sizes: list[int]):
+    model.generate(PROMPTS, max_tokens=1)  # measures the engine's calls, once
+    sizes.clear()
+    free, kept = model.engine.free_slots, list[Any]()
 
     async def leave() -> None:
         async with model.astream(PROMPT, max_tokens=400, ignore_eos=True) as stream:
             async for _ in stream:
                 break
-        task = asyncio.ensure_future(model.agenerate(PROMPT, max_tokens=400, ignore_eos=True))
-        await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        kept.append(model.astream(PROMPT, max_tokens=400, ignore_eos=True))
+        task = asyncio.ensure_future(kept[0].finish())
+        with model.lock:  # in another thread it is being submitted
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
 
-    asyncio.run(leave())
-    until(lambda: model.engine.free_slots == free)
+    with slowed(model):
+        asyncio.run(leave())
+        until(lambda: not model._batching and model.engine.free_slots == free)
+    assert len(sizes) < 20
 
 
 def test_a_stream_that_is_forgotten_frees_its_slots_though_another_thread_has_the_model(

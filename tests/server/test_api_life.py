@@ -75,13 +75,13 @@ def test_a_stuck_engine_call_fails_the_health_check(
         assert back.wait(PATIENCE)
         return step(work)
 
-    with running(slow_model) as server:
+    with running(slow_model) as server, pytest.MonkeyPatch.context() as patch:
         assert server.get("/health").json() == {"status": "ok"}
-        monkeypatch.setattr(slow_model.engine, "step", hangs)
+        patch.setattr(slow_model.engine, "step", hangs)
         held = sent(server, LONG)
         until(lambda: server.get("/health").status_code == 503)
         assert server.get("/health").json() == {"status": "stuck"}
-        monkeypatch.setattr(slow_model.engine, "step", step)
+        patch.undo()
         back.set()
         until(lambda: server.get("/health").status_code == 200)
         held.close()

@@ -26,8 +26,9 @@ from paceline.runtime.result import Result
 if TYPE_CHECKING:
     from paceline import Model
 
-AT_ONCE = 64  # requests of a caller that run
-_AHEAD = 2 * AT_ONCE  # those in the scheduler: the waiting take the places of those that end
+AT_ONCE = 64  # requests that run
+_APART = 8  # where calls are not shared: each call would bring another sequence's KV into its cache
+_AHEAD = 2 * AT_ONCE  # requests in the scheduler: the waiting take the places of those that end
 
 
 class Batches:
@@ -52,8 +53,9 @@ class Batches:
                 with suppress(Draining):  # it ended with its last request
                     return self._scheduler.submit(request, listener)
             with self._model.lock:
+                most = AT_ONCE if self._model.engine.shares_calls else _APART
                 scheduler = Scheduler(
-                    self._model, max_waiting=sys.maxsize, max_running=AT_ONCE, until_idle=True
+                    self._model, max_waiting=sys.maxsize, max_running=most, until_idle=True
                 )
                 queued = scheduler.submit(request, listener)
                 scheduler.start()
@@ -121,7 +123,7 @@ class AsyncStream:
         self._submit = submit
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._queued: BatchRequest | None = None
-        self._started = False
+        self._started = self._left = False
         self._result: Result | None = None
 
     @property
@@ -162,15 +164,20 @@ class AsyncStream:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-        submitting = asyncio.ensure_future(asyncio.to_thread(self._submit, listen))
+        def submit() -> None:  # in a thread, which goes on when nobody waits, or the loop has ended
+            self._queued = self._submit(listen)
+            if self._left:
+                self._queued.cancel()
+
         try:
-            self._queued = await asyncio.shield(submitting)
+            await asyncio.to_thread(submit)
         except asyncio.CancelledError:
-            submitting.add_done_callback(_cancel)
+            await self.aclose()
             raise
 
     async def aclose(self) -> None:
         """End the answer here."""
+        self._left = True
         if self._queued is not None:
             self._queued.cancel()
 
@@ -183,9 +190,3 @@ class AsyncStream:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-def _cancel(submitting: "asyncio.Future[BatchRequest]") -> None:
-    """Cancel a request that was submitted after its caller had gone."""
-    if not submitting.cancelled() and submitting.exception() is None:
-        submitting.result().cancel()
