@@ -255,5 +255,4 @@ def key_for(url: str, key: str | None) -> str | None:
 
 
 def key_headers(key: str | None) -> dict[str, str]:
-    """The headers of a request with this API key."""
     return {"Authorization": f"Bearer {key}"} if key else {}

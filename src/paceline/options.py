@@ -110,7 +110,6 @@ class Whole:
     max_value: int | None = None
 
     def allows(self, value: object) -> bool:
-        """Whether a value is in the range."""
         if not isinstance(value, int) or isinstance(value, bool):
             return False
         return self.min_value <= value and (self.max_value is None or value <= self.max_value)
@@ -132,7 +131,6 @@ class Real:
     """Whether `min_value` itself is excluded."""
 
     def allows(self, value: object) -> bool:
-        """Whether a value is in the range."""
         if not isinstance(value, RealNumber) or isinstance(value, bool):
             return False
         number: Any = value  # not made a float, which a whole number of 400 digits cannot be

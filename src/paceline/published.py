@@ -78,7 +78,6 @@ class Published:
         return f"a drafter for {self.target} ({self.form}{size}{gain}) {way}"
 
     def find(self) -> Path | None:
-        """Where it is on this machine."""
         return cached_drafter(self.name, gguf=self.format == "gguf")
 
 
@@ -91,7 +90,6 @@ class _Registry:
 
 @cache
 def registry() -> _Registry:
-    """The content of `published.json`."""
     return validated(_Registry, read_json(_DATA), str(_DATA), error=ModelError)
 
 

@@ -58,7 +58,6 @@ class CompiledGraph:
         }
 
     def caches(self) -> list[Any]:
-        """The inputs for the KV cache."""
         return [port for port in self.compiled.inputs if port.any_name.startswith(KV_CACHES)]
 
     def bind(self, name: str, tensor: Any) -> None:

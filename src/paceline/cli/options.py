@@ -161,7 +161,6 @@ class Command(TyperCommand):
                     formatter.write_dl(records)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples."""
         if self.examples:
             with formatter.section("Examples"):
                 lines = [example.partition("  # ") for example in self.examples]

@@ -51,7 +51,6 @@ def literal_key(form: ToolForm, key: str) -> str:
 
 
 def written_literals(form: ToolForm, arguments: Mapping[str, Any]) -> str:
-    """Arguments as a model writes them."""
     if form.syntax is Syntax.BRACES:
         return written_value(form, arguments)
     return ", ".join(f"{key}={written_value(form, value)}" for key, value in arguments.items())

@@ -82,8 +82,6 @@ class _RejectedError(Exception):
 
 
 class Matchers:
-    """The matchers of one model's answers."""
-
     def __init__(self, tokenizer: str, vocab_size: int, stops: list[int]) -> None:
         """Raises ValueError for a tokenizer that llguidance cannot use."""
         parsed = json.loads(Path(tokenizer).read_text(encoding="utf-8"))

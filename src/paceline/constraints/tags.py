@@ -31,7 +31,6 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 def written_tags(form: ToolForm, arguments: Mapping[str, Any]) -> str:
-    """Arguments as a model writes them."""
     tags = form.tags
     return "".join(
         f"{tags.open}{key}{tags.head(is_text=isinstance(value, str))}"

@@ -20,8 +20,6 @@ from paceline.decoding.text import overlap, unsigned
 
 
 class ToolCall(NamedTuple):
-    """A call that a model requests."""
-
     name: str
     arguments: str
     """A JSON object, as text."""
@@ -34,8 +32,6 @@ class Parsed(NamedTuple):
 
 
 class CallPiece(NamedTuple):
-    """The next part of a call."""
-
     call: int
     """The call's place among the answer's calls."""
     name: str = ""

@@ -118,7 +118,6 @@ class ValueGrammar:
         return f'"{{" {self._ordered(schema, member, free, self._comma)} "}}"'
 
     def _value(self, schema: Any) -> str:
-        """A rule for a value."""
         if not isinstance(schema, Mapping):
             return self._anything()
         if isinstance(reference := schema.get("$ref"), str):

@@ -282,7 +282,6 @@ class Generation:
         return self._text.stopped_by
 
     def close(self) -> None:
-        """Close the drafters."""
         for drafter in self._drafters:
             drafter.close()
 

@@ -54,7 +54,6 @@ class Adaptive(Fixed):
         self._accepted: deque[int] = deque(maxlen=3)
 
     def draft_length(self) -> int:
-        """See `Fixed.draft_length`."""
         if not self._accepted:
             return self._max_block - 1
         mean = sum(self._accepted) / len(self._accepted)
@@ -86,7 +85,6 @@ class Kelly(Fixed):
         self._times: deque[tuple[int, float]] = deque(maxlen=16)
 
     def draft_length(self) -> int:
-        """See `Fixed.draft_length`."""
         alpha = sum(self._rates) / len(self._rates) if self._rates else 0.5
         a, b = self._line()
 

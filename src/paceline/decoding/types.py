@@ -330,7 +330,6 @@ class Counters:
     """Accepted tokens by position in the draft."""
 
     def count(self, step: Step) -> None:
-        """Add one decode step."""
         self.steps += 1
         self.forced += step.forced
         if drafted := step.drafted:

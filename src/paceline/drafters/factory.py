@@ -83,11 +83,9 @@ class DrafterSpec:
 
     @property
     def none(self) -> bool:
-        """Whether nothing is drafted."""
         return not (self.parts or self.auto)
 
     def has(self, kind: str) -> bool:
-        """Whether a part is of this kind."""
         return any(part.kind == kind for part in self.parts)
 
     @property
@@ -155,8 +153,6 @@ class DrafterResources:
 
 @dataclass(slots=True)
 class RequestContext:
-    """The request that drafters serve."""
-
     kv: DraftKV = field(default_factory=DraftKV)
     """KV from earlier drafters of the same sequence."""
     prediction: Sequence[int] = ()

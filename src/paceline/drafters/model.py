@@ -41,9 +41,7 @@ class DraftSequence(Protocol):
         """Slots that belong to the sequence."""
         ...
 
-    def close(self) -> None:
-        """Free the slots."""
-        ...
+    def close(self) -> None: ...
 
 
 class DraftEngine(Protocol):

@@ -54,8 +54,6 @@ class Successor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """Facts in a table's manifest."""
-
     vocab_size: int
     entries: int
     target: str

@@ -39,7 +39,6 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Number of free blocks."""
         return len(self._free)
 
     def take(self) -> int:
@@ -166,7 +165,6 @@ class BlockTable:
         return type(self)(self._pool, self._context_length)
 
     def close(self) -> None:
-        """Free all KV blocks."""
         self._length = self._reserved = 0
         self._release(0)
 
@@ -222,7 +220,6 @@ class PrefillTable(BlockTable):
         return other
 
     def close(self) -> None:
-        """Free all KV blocks."""
         super().close()
         self._shareable_length = 0
 

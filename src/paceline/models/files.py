@@ -56,7 +56,6 @@ class ModelFiles:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end an answer."""
         return self.facts.stop_token_ids
 
     @property

@@ -201,7 +201,6 @@ def find_removal(name: str, cache: Path | None = None) -> Removal:
 
 
 def removal_of(models: Sequence[Listed], cache: Path | None = None) -> Removal:
-    """What removing these models removes, which are on this machine."""
     hub_cache, prepared = hub.cache_folder(), models_dir(cache)
     paths, weights, stays = list[Path](), list[Path](), list[Path]()
     for model in models:

@@ -194,7 +194,6 @@ def _draft_files(name: str, target: ModelFiles, progress: Progress) -> ModelFile
 
 
 def learnt_dir() -> Path:
-    """The folder of what was learnt of all models."""
     return cache_dir() / _LEARNT
 
 

@@ -192,7 +192,6 @@ class Stored:
 
     @property
     def bytes(self) -> int:
-        """Size of all files."""
         return sum(map(size_of, self.paths))
 
     def remove(self) -> None:

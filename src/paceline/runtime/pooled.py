@@ -42,7 +42,6 @@ class PooledStream:
 
     @property
     def count(self) -> int:
-        """Tokens of the text."""
         return len(self.tokens)
 
     @property

@@ -168,8 +168,6 @@ def template_chat(
 
 
 class RenderedChat(NamedTuple):
-    """A prompt that the chat template made."""
-
     text: str
     thoughts: ReasoningMarks | None
     """How the answer's reasoning is marked; None: in no known way."""

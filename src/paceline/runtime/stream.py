@@ -93,7 +93,6 @@ class Stream:
 
     @property
     def answer(self) -> list[int]:
-        """The answer's tokens so far."""
         return self._generation.answer
 
     @property

@@ -154,7 +154,6 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timers."""
         self._stop_header_timer()
         self._stop_read_timer()
         super().connection_lost(exc)

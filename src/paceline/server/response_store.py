@@ -65,7 +65,6 @@ class ResponseStore:
             return stored.messages
 
     def item(self, client: int, name: str) -> dict[str, Any] | None:
-        """An item of a stored response's output."""
         with self._lock:
             items = [
                 item

@@ -63,16 +63,12 @@ class Delta:
 
 
 class StepCount(NamedTuple):
-    """One step after the prompt."""
-
     drafted: int
     accepted: int
 
 
 @dataclass(slots=True)
 class Answer:
-    """One answer as it grows."""
-
     stop_token_ids: Collection[int]
     index: int = 0
     prefill_only: bool = False
@@ -105,7 +101,6 @@ class Answer:
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of them are of thoughts."""
         return min(self._reasoning_tokens, self.tokens)
 
     @property

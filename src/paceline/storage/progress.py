@@ -24,7 +24,6 @@ class Progress:
         self._quiet = quiet
 
     def say(self, text: str) -> None:
-        """Write one line."""
         if not self._quiet:
             with contextlib.suppress(OSError, ValueError):  # a closed pipe must not stop the work
                 stream = self._target()

@@ -19,7 +19,6 @@ class SplitFile(NamedTuple):
     total: int
 
     def paths(self) -> list[str]:
-        """Paths of all shards, in order."""
         numbers = range(1, self.total + 1)
         return [f"{self.stem}-{number:05}-of-{self.total:05}{SUFFIX}" for number in numbers]
 

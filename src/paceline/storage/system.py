@@ -148,7 +148,6 @@ def memory_bytes() -> int:
 
 
 def cpu_cores() -> int:
-    """CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -179,7 +178,6 @@ def processor() -> str:
 
 
 def _machine_bytes() -> int:
-    """Memory of the machine, in bytes."""
     if sys.platform == "win32":
         import psutil
 

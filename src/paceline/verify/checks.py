@@ -81,7 +81,6 @@ class Verdict:
 
     @property
     def rows(self) -> Compared:
-        """Comparisons of all conditions together."""
         return sum(self.conditions.values(), Compared())
 
     @property
@@ -112,7 +111,6 @@ class VerifyCase:
 
     @property
     def options(self) -> Options:
-        """Options of `Model.generate`."""
         return {
             **NEUTRAL,
             **self.sampling,

@@ -152,7 +152,6 @@ def _change(prompt: str, condition: str, first: str, other: str) -> str:
 
 
 def _lines(value: Mapping[str, Any]) -> Iterator[str]:
-    """The report for people."""
     faults = [*value["changed"][:_SHOWN], *value["failed"][:_SHOWN]]
     yield from faults
     if more := len(value["changed"]) + len(value["failed"]) - len(faults):

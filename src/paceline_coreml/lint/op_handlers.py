@@ -25,7 +25,6 @@ class OpContext:
 
     @property
     def declared(self) -> list[Declared]:
-        """Declared shapes of its outputs."""
         return [out.shape for out in self.op.outputs]
 
     def operand(self, parameter: str = "x") -> Layout:
@@ -36,7 +35,6 @@ class OpContext:
         return layout
 
     def operands(self) -> list[Layout]:
-        """Layouts of all operands."""
         return [
             layout
             for operands in self.op.inputs.values()

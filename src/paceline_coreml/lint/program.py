@@ -113,7 +113,6 @@ class Program:
         return None if constant is None else np.asarray(constant.value())
 
     def shape_of(self, operand: Operand | None) -> tuple[int | None, ...] | None:
-        """The declared shape of an operand."""
         if isinstance(operand, Constant):
             return operand.shape
         value = self.value(operand)
@@ -127,5 +126,4 @@ def first(op: Op, parameter: str) -> Operand | None:
 
 
 def shape_text(shape: tuple[int | None, ...]) -> str:
-    """A shape as text for messages."""
     return str(["T" if size is None else size for size in shape]).replace("'", "")

@@ -32,8 +32,6 @@ class Untracked(Exception):
 
 
 class Axis(NamedTuple):
-    """One axis, with or without rows."""
-
     before: int
     rows: bool = False
     after: int = 1
@@ -45,7 +43,6 @@ class Axis(NamedTuple):
 
     @property
     def is_one(self) -> bool:
-        """True if its length is 1."""
         return not self.rows and self.before == 1
 
     def __str__(self) -> str:
@@ -60,8 +57,6 @@ ONE = Axis(1)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A tensor's axes."""
-
     axes: tuple[Axis, ...]
     constant: bool = False
     """True if it is the same in every call."""
@@ -70,7 +65,6 @@ class Layout:
 
     @property
     def rows(self) -> bool:
-        """True if one of its axes has rows."""
         return any(axis.rows for axis in self.axes)
 
     def __str__(self) -> str:

@@ -73,8 +73,6 @@ def declared_shape(program: Program) -> Iterator[Fault]:
 
 
 class RowAxes(NamedTuple):
-    """The axes of rows in the inputs of a function."""
-
     axes: Mapping[str, Sequence[int]]
     """Per input; empty: unknown."""
     number: int | None

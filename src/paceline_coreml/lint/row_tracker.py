@@ -105,7 +105,6 @@ class RowTracker:
 
 
 def _declares(shape: Declared, layout: Layout, count: int | None) -> bool:
-    """True if a declared shape is the layout's."""
     if len(shape) != len(layout.axes):
         return False
     for size, axis in zip(shape, layout.axes, strict=True):

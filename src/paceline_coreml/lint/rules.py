@@ -32,8 +32,6 @@ class SizedPackage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault with its rule."""
-
     shard: str
     """The package; the artifact's folder if all packages together break a rule."""
     rule: str
@@ -66,7 +64,6 @@ class LintRule(Generic[_Subject]):
         return "fail" if self.confidence == "high" else "warn"
 
     def findings(self, subject: _Subject, shard: str) -> Iterator[Finding]:
-        """The faults that `check` finds in a shard."""
         for fault in self.check(subject):
             yield Finding(
                 shard,

@@ -60,7 +60,6 @@ class LayerShape:
 
     @property
     def weights(self) -> int:
-        """Numbers in its matrices."""
         return self.d * (2 * (self.heads + self.kv) * self.dh + 3 * self.ff)
 
 

@@ -40,14 +40,11 @@ class SessionTurn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A session as its file has it."""
-
     name: str
     messages: list[dict[str, Any]]
     sha256: str
 
     def turns(self, model: Model) -> list[SessionTurn]:
-        """Its turns for a model."""
         encode = model.files.tokenizer().encode
         turns: list[SessionTurn] = []
         for place, message in enumerate(self.messages):

@@ -71,8 +71,6 @@ _CHAT_TOKENS = 400
 
 @dataclass(frozen=True, slots=True)
 class WrittenPrompt:
-    """A prompt to answer."""
-
     texts: list[str]
     """What the user says, in order."""
     prompt: Prompt

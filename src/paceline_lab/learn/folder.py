@@ -27,8 +27,6 @@ MAX_TOKENS = 8_000_000
 
 @dataclass(frozen=True, slots=True)
 class TrainingAnswer:
-    """An answer to a prompt."""
-
     texts: list[str]
     """What the user says before it, in order: one text, or those of an earlier turn too."""
     prompt: list[int]
@@ -44,7 +42,6 @@ class TrainingAnswer:
 
     @property
     def tokens(self) -> list[int]:
-        """Prompt and answer."""
         return [*self.prompt, *self.answer]
 
     @property
@@ -104,7 +101,6 @@ class LearntFolder:
         return [{"answers": ANSWERS, "sha256": sha256_of(self.path / ANSWERS)}]
 
     def new_table(self) -> Path:
-        """The path of a new table."""
         numbers = [int(path.name.rpartition("-")[2]) for path in self.path.glob("table-*")]
         return self.path / f"table-{max(numbers, default=0) + 1}"
 

@@ -75,7 +75,6 @@ class Variety:
         return False
 
     def figures(self) -> dict[str, Any]:
-        """What the prompts are, for the report."""
         return {
             "prompts": len(self),
             "distinct_4_grams": len(self._grams) / max(self._all_grams, 1),

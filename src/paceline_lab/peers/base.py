@@ -65,8 +65,6 @@ class PeerAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetModel:
-    """A model and the settings of every peer."""
-
     files: ModelFiles
     context: int
     """Tokens of the longest question and its answer."""

@@ -21,8 +21,6 @@ OWN = "ratio_own_plain"
 
 
 class PeerContender(NamedTuple):
-    """A peer answering in one mode."""
-
     name: str
     own: str
     """Name of the contender of the peer's first mode, its plain decoding."""

@@ -45,7 +45,6 @@ def speeds(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """The same to print."""
     aggregates = speeds(rows)
     reference, loops = aggregates["reference"], len(aggregates["loops"])
     title = f"decode speed over {reference} (in brackets: without {loops} answers that are loops)"

@@ -14,8 +14,6 @@ from paceline_lab.report.shapes import Chart
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A result on the page."""
-
     name: str
     about: str
     """What was measured, in one sentence."""

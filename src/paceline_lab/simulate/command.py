@@ -138,6 +138,5 @@ def as_dict(costs: SourcedCosts) -> dict[str, Any]:
 
 
 def digest(recordings: Sequence[Recording]) -> str:
-    """SHA-256 of all tokens."""
     text = json.dumps([[[*recording.prompt], [*recording.answer]] for recording in recordings])
     return sha256(text.encode()).hexdigest()

@@ -90,7 +90,6 @@ def _given(spec: str) -> CostTable:
 
 
 def _recorded(path: Path) -> CostTable:
-    """Cost table of a recorded `paceline plan`."""
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:

@@ -77,8 +77,6 @@ class Recording:
 
 
 class SimulatedStep(NamedTuple):
-    """A step after prefill."""
-
     rows: int
     """Rows of the call."""
     context: int

@@ -32,12 +32,10 @@ class Total:
         self.accepted_at.update(dict(enumerate(simulation.counters.accepted_at)))
 
     def sum(self, value_of: Callable[[Simulation], float]) -> float:
-        """Sum over the texts."""
         return sum(map(value_of, self.simulations))
 
     @property
     def steps(self) -> int:
-        """Steps after prefill."""
         return int(self.sum(lambda simulation: simulation.counters.steps))
 
     @property
@@ -61,13 +59,11 @@ class Total:
         return sum(simulation.speed_up < 1 for simulation in self.simulations)
 
     def of(self, kind: str) -> "Total":
-        """Total of the texts of a kind."""
         return total_of(
             simulation for simulation in self.simulations if simulation.recording.kind == kind
         )
 
     def row(self, case: str, kind: str, contender: str) -> Row:
-        """The total as a row of a record."""
         drafted = int(self.sum(lambda simulation: simulation.counters.drafted))
         accepted = int(self.sum(lambda simulation: simulation.counters.accepted))
         measures = {
@@ -119,7 +115,6 @@ class Total:
 
 
 def total_of(simulations: Iterable[Simulation]) -> Total:
-    """Total of some simulations."""
     total = Total()
     for simulation in simulations:
         total.add(simulation)
@@ -150,7 +145,6 @@ def kinds_of(total: Total) -> list[str]:
 
 
 def tables(totals: Mapping[str, Total]) -> Iterator[Table]:
-    """The totals to print."""
     yield _overall(totals)
     kinds = kinds_of(next(iter(totals.values())))
     if len(kinds) > 1:
@@ -161,7 +155,6 @@ def tables(totals: Mapping[str, Total]) -> Iterator[Table]:
 
 
 def summary(total: Total) -> dict[str, Any]:
-    """The total as JSON for a record."""
     drafted, accepted = total.drafted_at, total.accepted_at
     return {
         "passes": total.steps,

@@ -27,8 +27,6 @@ _FIRST_KEYS = 1 << 16
 
 
 class _Kind:
-    """A `HeadKind`."""
-
     def __init__(self, name: str, options: Sequence[str] = ()) -> None:
         self.name = name
         self.options: Mapping[str, Sequence[int]] = dict.fromkeys(options, ())

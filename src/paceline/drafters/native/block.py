@@ -21,8 +21,6 @@ _NEAR = 16
 
 
 class BlockNetwork(Network):
-    """Fills a block."""
-
     name = "dflash"
 
     def new_cache(self) -> DraftCache:

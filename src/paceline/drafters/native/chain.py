@@ -31,8 +31,6 @@ _PIECE = 64
 
 
 class ChainNetwork(Network):
-    """Drafts a chain."""
-
     name = "mtp"
 
     def __init__(self, file: DraftFile, model: Any, length: int) -> None:

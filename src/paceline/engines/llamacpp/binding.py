@@ -84,8 +84,6 @@ class Offload(NamedTuple):
 
 
 class ContextSettings(NamedTuple):
-    """Settings of a context."""
-
     slots: int
     """Positions of a sequence; a multiple of `LEAST_CONTEXT`."""
     rows: int

@@ -133,7 +133,6 @@ class Calls:
         ).copy()
 
     def close(self) -> None:
-        """Free the context."""
         self._sequence.context.close()
 
     def _go_back(self, length: int) -> None:

@@ -119,7 +119,6 @@ class Contexts:
             self._park(next(iter(self._lent)))
 
     def close(self) -> None:
-        """Free all contexts."""
         for context in self._free:
             context.close()
         self._lent.clear()
@@ -128,7 +127,6 @@ class Contexts:
 
     @property
     def _slots(self) -> int:
-        """Slots of all contexts."""
         return sum(context.settings.slots * len(context.sequences) for context in self._free)
 
     @property

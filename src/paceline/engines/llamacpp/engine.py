@@ -157,7 +157,6 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         self.min_rows = self.rules.decode.least  # or one row, where that has the same bits
 
     def open(self) -> LlamaSequence:
-        """A new, empty sequence."""
         sequence = self._table_type(self._pool, self.context_length, self._contexts)
         sequence.shares_answers = self.rules.one_class and not self._model.recurrent
         return sequence

@@ -31,7 +31,6 @@ class ErrorLog:
         self._lines = []
 
     def line(self) -> str:
-        """The last error lines as one."""
         return "; ".join(self._lines)
 
     def _receive(self, level: int, text: bytes | None, _: object) -> None:

@@ -63,7 +63,6 @@ class _Open:
         self._binding.open += 1
 
     def drop_context(self, pointer: int) -> None:
-        """Free a context."""
         self._binding.library.llama_free(ctypes.c_void_p(pointer))
         self.drop()
 

@@ -139,7 +139,6 @@ class RecurrentSequence(LlamaSequence):
         return fork
 
     def close(self) -> None:
-        """Free all slots."""
         super().close()
         self._tokens, self._prefilled, self._checkpoints = [], [], []
         self._block = Block([], 0)

@@ -109,7 +109,6 @@ class LlamaSequence(PrefillTable):
             raise
 
     def close(self) -> None:
-        """Free all slots."""
         super().close()
         self._contexts.forget(self)
 

@@ -129,7 +129,6 @@ def cached_names() -> list[str]:
 
 
 def folder_of(name: str) -> Path:
-    """Folder of a repository in the cache."""
     return cache_folder() / f"models--{name.replace('/', '--')}"
 
 

@@ -90,7 +90,6 @@ class KnownModel:
 
     @property
     def about(self) -> str:
-        """What it is, for a list."""
         return f"{self.title}, {self.license}"
 
     @property

@@ -137,7 +137,6 @@ def call_id(form: ToolForm | None) -> str:
 
 
 def _called(name: str, arguments: str, form: ToolForm | None) -> dict[str, Any]:
-    """A call in OpenAI's form."""
     function = {"name": name, "arguments": arguments}
     return {"id": call_id(form), "type": "function", "function": function}
 

@@ -66,7 +66,6 @@ class InfoHandlers:
         return JSONResponse({"status": "ok"})
 
     async def models(self, _request: Request) -> Response:
-        """The list of the one served model."""
         return JSONResponse(model_list([self._model()]))
 
     async def model(self, request: Request) -> Response:

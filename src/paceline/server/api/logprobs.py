@@ -51,7 +51,6 @@ def _entry(text: str, logprob: float, known: bytes) -> dict[str, Any]:
 
 
 def _bytes(token_bytes: TokenBytes, piece: Piece) -> bytes:
-    """The bytes of a token that are in the text."""
     if piece.token in token_bytes.special:
         return b""
     known = token_bytes.bytes_of(piece.token)

@@ -71,7 +71,6 @@ class Messages(ApiRequest[MessagesBody]):
         }
 
     def _ended(self) -> dict[str, Any]:
-        """Why the message has ended."""
         answer = self.answers[0]
         stopped = answer.done.stopped_by
         if answer.finish_reason == FinishReason.LENGTH:

@@ -25,8 +25,6 @@ class PartKind(StrEnum):
 
 @dataclass(slots=True)
 class Part:
-    """A part of an answer as it grows."""
-
     kind: PartKind
     index: int
     """Its place among the parts."""

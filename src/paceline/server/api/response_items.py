@@ -166,7 +166,6 @@ def _joined(first: Message, second: Message) -> Message:
 
 
 def item_id(part: Part) -> str:
-    """The id of a part's item."""
     return _PREFIX[part.kind] + part.id
 
 

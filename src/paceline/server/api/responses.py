@@ -78,7 +78,6 @@ class Responses(ApiRequest[ResponsesBody]):
         return b"".join(map(self._part_events, self._parts.push(delta)))
 
     def stream_end(self) -> bytes:
-        """The event for the complete response."""
         response = self._finished()
         return self._event(f"response.{response['status']}", response=response)
 

@@ -80,7 +80,6 @@ class ServerProcess:
         return answer
 
     def close(self) -> None:
-        """End the server."""
         if keeper := getattr(self, "_keeper", None):
             with suppress(OSError):
                 keeper.stdin.close()  # the keeper ends the server, then itself
