@@ -148,14 +148,6 @@ def test_an_option_may_come_with_an_equals_sign_again_or_with_several_values():
     assert [*map(str, found["prompts"])] == ["a", "b"]
 
 
-def test_a_command_that_is_gone_names_the_one_to_use(
-    capsys: pytest.CaptureFixture[str],
-):
-    assert main(["train", "answers"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "did you mean learn?" in line
-
-
 @pytest.mark.parametrize("prompt", ["- a list", "-5", "-1.5 is less", "--model x?", "-"])
 def test_a_prompt_may_begin_with_a_dash(prompt: str):
     found = parse(["generate", prompt, "--raw", "--max-tokens", "-1", "--system", "-s -t"])
@@ -187,7 +179,6 @@ def test_an_option_without_its_value_is_named(
         (("generate", "x", "--logit-bias", "5"), "'5' is not TOKEN=BIAS, as in 42=-5"),
         (("bench", "run", "--rounds", "0"), "'0' is not a whole number of 1 or more"),
         (("convert",), "source"),
-        (("convert", "x", "--weights", "int8"), "no option is called --weights; a model has its"),
         (("convert", "x", "--to", "paper"), "--to is 'paper'; expected coreml"),
         (("coreml", "lint"), "artifact"),
         (("generate", "x", "--engine", "abacus"), "no engine is called 'abacus'"),

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.app import main
 from paceline.drafters.table import Table
 from paceline.errors import ModelError
 from paceline.models import ModelFiles, Progress, resolve
@@ -56,17 +55,6 @@ def test_changed_weights_of_the_same_size_are_one_error_that_says_what_to_do(
     reverse_middle(prepared / GGUF_WEIGHTS)
     with raises(ModelError, "SHA-256", prepared, GGUF_WEIGHTS, "remove this folder"):
         open_folder(prepared, "m", QUIET)
-
-
-def test_a_command_with_a_damaged_model_ends_with_status_2(
-    prepared: Path, capsys: pytest.CaptureFixture[str]
-):
-    reverse_middle(prepared / GGUF_WEIGHTS)
-    assert main(["generate", "hello", "--model", str(prepared)]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "is damaged" in printed.err
-    assert "Traceback" not in printed.err
 
 
 def test_unchanged_files_are_not_hashed_again(prepared: Path, hashed: list[str]):

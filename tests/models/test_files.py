@@ -8,7 +8,7 @@ import pytest
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
 from paceline.models.files import open_folder
-from paceline.models.manifest import GGUF_WEIGHTS, MANIFEST, REQUIRED, TOKENIZER
+from paceline.models.manifest import MANIFEST, REQUIRED, TOKENIZER
 from support.errors import raises
 
 GRAPH, WEIGHTS, _ = REQUIRED
@@ -77,21 +77,6 @@ def test_a_hugging_face_checkpoint_comes_with_what_to_use_instead(tmp_path: Path
 def test_a_folder_with_a_gguf_file_comes_with_its_path(tmp_path: Path):
     (tmp_path / "model.gguf").write_text("GGUF")
     assert f"give the path {tmp_path / 'model.gguf'}" in refusal(tmp_path)
-
-
-def test_a_prepared_folder_whose_weights_are_cut_off_or_not_listed_is_refused(
-    tiny_stored: ModelFiles, tmp_path: Path
-):
-    folder = tmp_path / "m"
-    shutil.copytree(tiny_stored.folder, folder)
-    os.truncate(folder / GGUF_WEIGHTS, 1000)
-    assert f"{GGUF_WEIGHTS} has 1000 bytes, expected" in refusal(folder)
-    manifest = json.loads((folder / MANIFEST).read_text())
-    del manifest["files"][GGUF_WEIGHTS]
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-    assert f"files does not list {GGUF_WEIGHTS}" in refusal(folder)
-    (folder / MANIFEST).write_text("{")
-    assert "not valid JSON" in refusal(folder)
 
 
 def test_a_gguf_file_that_is_gone_or_not_named_is_an_error(tiny_files: ModelFiles, tmp_path: Path):

@@ -19,7 +19,6 @@ from paceline.models.manifest import MANIFEST, TOKENIZER
 from paceline.models.names import known_models
 from paceline.models.names.hub_names import is_hub_name
 from paceline.models.prepare import models_dir
-from support.checkpoints import write_checkpoint
 from support.errors import raises
 
 
@@ -88,14 +87,6 @@ def test_a_model_from_a_file_is_the_same_from_everywhere(
 ):
     monkeypatch.chdir(tiny_gguf.parent)
     assert resolve(tiny_gguf.name, tiny_cache).folder == tiny_files.folder
-
-
-def test_a_checkpoint_without_mlx_is_told_what_to_use_instead(
-    tiny_files: ModelFiles, tmp_path: Path
-):
-    folder = write_checkpoint(tmp_path / "checkpoint", tiny_files)
-    with raises(ModelError, folder, "GGUF", "--engine mlx", "--to coreml"):
-        resolve(str(folder), tmp_path / "cache")
 
 
 # -- which models are here -------------------------------------------------------------------------

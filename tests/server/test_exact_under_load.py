@@ -4,18 +4,163 @@ Eight clients ask the real model for chats and completions in every way there is
 beginnings of their prompts in the cache or not, and go away now and then.
 """
 
+import json
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import islice
+from typing import Any, NamedTuple
+
 import pytest
 
+from paceline.runtime.batching import batch
 from paceline.runtime.model import Model
-from support.load import Load, check_load, plain_answers
+from paceline.runtime.result import Result
+from support.others import CHAT, TEXT
+from support.server import HTTP, Running, running
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
+SYSTEM = (
+    "You are a careful assistant who answers in few words. Quote where you can, repeat what you "
+    "were told where that helps, and never invent anything. If you do not know something, say so. "
+    "Numbers are written as digits, lists have one item a line."
+)
+QUESTIONS = [
+    "Say this again, twice: the quick brown fox jumps over the lazy dog.",
+    "What is the capital of France, and on which river does it lie?",
+    "Write a line each about a cat, a dog and a crow. Begin with 🐈.",
+]
+PROMPTS: list[Any] = [
+    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n",
+    "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, Monday, Tuesday,",
+    f"{SYSTEM}\n\n{SYSTEM[:150]}",
+    *(
+        [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+        for question in QUESTIONS
+    ),
+]
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "string", "maxLength": 12}, "sure": {"type": "boolean"}},
+    "required": ["answer", "sure"],
+    "additionalProperties": False,
+}
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.7, "seed": 11, "top_k": 40, "repetition_penalty": 1.1},
+    {"temperature": 1.0, "seed": 12, "top_p": 0.9, "min_p": 0.02},
+    {"temperature": 0, "presence_penalty": 0.8, "frequency_penalty": 0.3, "stop": ["\n\n", "e,"]},
+    {"temperature": 0, "json_schema": SCHEMA, "max_tokens": 40},
+]
+SPECULATIONS: list[dict[str, Any]] = [
+    *({}, {}, {"drafter": "none"}),
+    {"drafter": "suffix", "policy": "fixed", "max_block": 8},
+    {"drafter": "ngram:min=1", "policy": "adaptive"},
+    {"drafter": "ngram", "policy": "kelly", "max_block": 4},
+    {"drafter": "table", "policy": "fixed", "max_block": 3},
+    {"drafter": "suffix+table+ngram:min=1", "max_block": 16},
+]
+CACHES = [*({}, {}, {"cache_prompt": False}, {"cache_salt": "one"}, {"cache_salt": "two"})]
+
+
+class Asked(NamedTuple):
+    prompt: Any
+    options: dict[str, Any]
+    """What the answer depends on, beside the prompt."""
+    way: dict[str, Any]
+    """What it does not depend on."""
+    patience: int | None
+    """Chunks after which the client goes away."""
+
+
+def drawn(count: int, tokens: int) -> Iterator[Asked]:
+    """Requests, the same every time."""
+    choice = random.Random(5)
+    for _ in range(count):
+        prompt, options = choice.choice(PROMPTS), choice.choice(OPTIONS)
+        way = {"stream": choice.random() < 0.6, "speculation": choice.choice(SPECULATIONS)}
+        way |= choice.choice(CACHES)
+        if choice.random() < 0.2:
+            said = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+            way["prediction"] = {"type": "content", "content": said}
+        leaves = way["stream"] and choice.random() < 0.2
+        patience = choice.randrange(tokens // 2) if leaves else None
+        yield Asked(prompt, {"max_tokens": tokens, **options}, way, patience)
+
+
+def parts(server: Running, path: str, body: dict[str, Any]) -> Iterator[Any]:
+    """The response, or the chunks of its stream."""
+    with HTTP.stream("POST", server.url + path, json=body) as response:
+        assert response.status_code == 200, response.read()
+        if body["stream"]:
+            lines = (line for line in response.iter_lines() if line.startswith("data: {"))
+            yield from (json.loads(line.removeprefix("data: ")) for line in lines)
+        else:
+            yield json.loads(response.read())
+
+
+def told(server: Running, asked: Asked, alone: Result) -> dict[str, Any]:
+    """Ask, hold what is told to the answer alone; what the server says at the end."""
+    body = {**asked.options, **asked.way, "return_token_ids": True}
+    if schema := body.pop("json_schema", None):
+        body["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
+    if body["stream"]:
+        body["stream_options"] = {"include_usage": True}
+    if isinstance(asked.prompt, str):
+        path, body = TEXT, {**body, "prompt": asked.prompt, "logprobs": 2}
+    else:
+        path, body = CHAT, {**body, "messages": asked.prompt, "logprobs": True, "top_logprobs": 2}
+    text, reason, last = "", None, dict[str, Any]()
+    tokens, logprobs = list[int](), list[float]()
+    with closing(parts(server, path, body)) as chunks:
+        for last in islice(chunks, asked.patience):
+            assert "error" not in last, last
+            for choice in last["choices"]:
+                message = choice.get("message") or choice.get("delta") or {}
+                text += choice.get("text") or message.get("content") or ""
+                tokens += choice["token_ids"] or []
+                reason = choice["finish_reason"]
+                stated = choice["logprobs"] or {}
+                logprobs += stated.get("token_logprobs") or [
+                    entry["logprob"] for entry in stated.get("content", ())
+                ]
+    assert alone.text.startswith(text), asked
+    assert tokens == alone.token_ids[: len(tokens)], asked
+    assert logprobs == [item.logprob for item in alone.logprobs[: len(logprobs)]], asked
+    if asked.patience is None:
+        assert (text, reason) == (alone.text, alone.finish_reason), asked
+        assert len(logprobs) == len(tokens)
+        assert reason == "stop" or tokens == alone.token_ids, asked
+    return last
+
 
 @pytest.mark.parametrize(
-    "load",
-    [Load(60, 12, samplings=2), pytest.param(Load(1000, 48), marks=pytest.mark.soak)],
+    ("count", "tokens"),
+    [(60, 12), pytest.param(1000, 48, marks=pytest.mark.soak)],
     ids=["short", "long"],
 )
-def test_every_answer_is_the_one_that_its_request_gets_alone(load: Load, real_model: Model):
-    check_load(real_model, load, plain_answers(real_model, load))
+def test_every_answer_is_the_one_that_its_request_gets_alone(
+    count: int, tokens: int, real_model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(batch, "_PLAIN_CALLS", 0)  # drafters are asked however small the model is
+    asked, plain, free = [*drawn(count, tokens)], dict[str, Result](), real_model.engine.free_slots
+    for one in asked:
+        if (key := f"{one.prompt} {one.options}") not in plain:
+            ways: Any = {**one.options, "logprobs": 2, "drafter": "none"}
+            plain[key] = real_model.fresh().generate(one.prompt, raw=True, **ways)
+    with running(real_model.fresh()) as server, ThreadPoolExecutor(8) as clients:
+        alone = [plain[f"{one.prompt} {one.options}"] for one in asked]
+        ends = [*clients.map(lambda *each: told(server, *each), asked, alone)]
+        server.rest()
+        load = server.scheduler.load
+        assert load.failed == 0
+    assert real_model.engine.free_slots == free
+    # It was a load, and what could go wrong was there to go wrong.
+    whole = [end for end in ends if "speculation" in end]
+    assert count / 2 < len(whole) < count
+    assert load.calls < sum(end["speculation"]["steps"] for end in whole)
+    assert any(end["usage"]["prompt_tokens_details"]["cached_tokens"] for end in whole)
+    drafted = {name for end in whole for name in end["speculation"]["drafted_by"]}
+    assert drafted >= {"ngram", "table", "prediction"}

@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 
-import httpx
-
 PATIENCE = 120.0
 """Seconds after which something has gone wrong."""
 
@@ -15,8 +13,3 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < end, "it never came to that"
         time.sleep(0.005)
-
-
-def leaves_after(seconds: float) -> httpx.Timeout:
-    """A client that is sure to connect and to send, and then reads no longer than this."""
-    return httpx.Timeout(PATIENCE, read=seconds)

@@ -31,10 +31,6 @@ COMMANDS = (
 
 _OTHER_NAMES = {"list": "models", "ls": "models", "remove": "rm"}  # in other programs
 
-# Commands and options of earlier versions -> what to use instead.
-_GONE = {"train": "learn"}
-_INSTEAD = {"--weights": "a model has its file's: choose another file (owner/name:Q8_0 on the hub)"}
-
 _UNKNOWN = re.compile("No such command '(.+?)'")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -165,13 +161,11 @@ def _usage_error(error: typer.TyperException) -> str:
     if word := _UNKNOWN.search(message):
         group: Any = context.command if context else None
         names = group.list_commands(context) if group else ()
-        near = [_GONE[word[1]]] if word[1] in _GONE else difflib.get_close_matches(word[1], names)
+        near = difflib.get_close_matches(word[1], names)
         message = f"no command is called {word[1]!r}"
     elif hasattr(error, "possibilities"):
         near = error.possibilities or ()  # the nearest first
         message = message.partition(" (")[0].replace("No such option:", "no option is called")
-        instead = _INSTEAD.get(message.rpartition(" ")[2])
-        message, near = (f"{message}; {instead}", ()) if instead else (message, near)
     if near:
         message += f"; did you mean {near[0]}?"
     option = getattr(error, "param", None)

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.runtime.batching import scheduler as scheduler_module
-from paceline.runtime.batching.request import Draining, QueueFull, TimedOut
+from paceline.runtime.batching.request import Draining, QueueFull
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from support.errors import raises
@@ -179,13 +179,6 @@ def test_the_engine_rests_once_after_each_time_with_requests(
         assert len(rests) == count
     finally:
         scheduler.close()
-
-
-def test_a_request_over_its_time_limit_ends(scheduler: Scheduler):
-    slow = Submitted(scheduler, "a", max_tokens=400, ignore_eos=True, drafter="none", timeout=0.02)
-    with pytest.raises(TimedOut):
-        slow.result()
-    assert Submitted(scheduler, "a", max_tokens=3).result().token_ids
 
 
 def test_an_error_of_one_request_leaves_the_others_alone(
