@@ -159,11 +159,10 @@ class Installed:
 
     def _fitting(self) -> Iterator[str]:
         files = self._files
-        if not any(one.engine == files.engine and one.find() for one in registry().drafters):
-            return  # so the model's file need not be read
+        here = [one for one in registry().drafters if one.engine == files.engine and one.find()]
         kinds = set[str]()
-        for drafter in published_for(files):
-            if drafter.kind not in kinds and drafter.find() is not None:
+        for drafter in published_for(files) if here else ():  # else its file need not be read
+            if drafter in here and drafter.kind not in kinds:
                 try:
                     _check(drafter, files)
                 except PacelineError as error:
