@@ -30,9 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_233,
-    "src/paceline": 34_136,
-    "tests": 46_574,
+    "src": 55_099,
+    "src/paceline": 34_049,
+    "tests": 46_362,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 
