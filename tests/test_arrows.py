@@ -82,7 +82,7 @@ ALLOWED = {
         "heads": {"caches", "hooks", "model"},
         "hooks": set[str](),
         "kv_sequence": {"model"},
-        "model": {"caches", "hooks", "rollback", "states", "together"},
+        "model": {"caches", "hooks", "rollback", "states", "thresholds", "together"},
         "probe": {"caches", "hooks", "model", "rows", "states", "thresholds"},
         "rollback": {"hooks"},
         "rows": {"thresholds"},

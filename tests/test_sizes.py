@@ -30,9 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_099,
-    "src/paceline": 34_049,
-    "tests": 46_362,
+    "src": 55_051,
+    "src/paceline": 33_979,
+    "tests": 46_357,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

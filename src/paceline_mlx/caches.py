@@ -37,22 +37,18 @@ class SlidingCache:
         self.max_size = window
         self.slots = _growing(KVCache())
         self.front = 0
-        """Dropped slots."""
 
     @property
     def offset(self) -> int:
-        """Position of the next row."""
         return int(self.front + self.slots.offset)
 
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Append a block; see `KVCache`."""
         arrays: tuple[Array, Array] = self.slots.update_and_fetch(keys, values)
         return arrays
 
     def make_mask(
         self, rows: int, window_size: int | None = None, return_array: bool = False
     ) -> Any:
-        """Attention mask of the next block, in the form that mlx-lm's models expect."""
         window = window_size or self.max_size
         held = self.slots.offset
         bound = window if held + rows > window else None
@@ -72,17 +68,14 @@ class SlidingCache:
         return not self.front or self.slots.offset - rows >= min_held(self.max_size)
 
     def trim(self, rows: int) -> int:
-        """Drop the last `rows` slots."""
         return int(self.slots.trim(rows))
 
     @property
     def state(self) -> Any:
-        """The arrays, for evaluation."""
         return self.slots.state
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
         return int(self.slots.nbytes)
 
 
@@ -118,12 +111,10 @@ def kernel_by_position(cache: Any) -> bool:
 
 
 def is_recurrent(cache: Any) -> bool:
-    """True if it holds a recurrent state instead of slots."""
     return isinstance(cache, ArraysCache)
 
 
 def can_trim(cache: Any, rows: int) -> bool:
-    """True if a KV cache can drop its last `rows` slots."""
     if isinstance(cache, SlidingCache):
         return cache.can_trim(rows)
     # A chunked cache also drops its first slots.

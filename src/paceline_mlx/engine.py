@@ -31,7 +31,7 @@ from paceline_mlx.hooks import Array
 from paceline_mlx.kv_sequence import MlxSequence
 from paceline_mlx.model import LazyOutputs, LoadedModel, device, load, one_line
 from paceline_mlx.probe import choose_rows, choose_together
-from paceline_mlx.rows import ANY, PREFILL
+from paceline_mlx.rows import ANY, FEW_SHAPES, PREFILL, Budget
 from paceline_mlx.step import BlockOutputs, Decode, TapArrays, grouped
 
 _PROMPTS = "shared without their answers; calls cut where kernels change; sequences together"
@@ -73,21 +73,15 @@ class MlxEngine(PooledEngine[MlxSequence]):
         try:
             self.vocab_size, bytes_per_slot = self._call_once()
             if rules is None and settings.min_rows > 1:
-                rules = choose_rows(self.model, context_length)
-                if rules is None:
-                    self.min_rows = 1  # rows depend on T, or may
-                else:
-                    together = choose_together(self.model, rules.decode, context_length)
-                    rules = rules._replace(prefill=PREFILL, together=together)
+                rules = self._measured(settings)
         except Exception as error:  # of any type: a config that does not match its weights
             raise ModelError(f"{folder} cannot be run by mlx-lm: {one_line(error)}") from error
-        self.rules = rules or ANY
+        self.rules = rules or (FEW_SHAPES if self.model.few_shapes else ANY)
         """Rows of a call whose logits are read; and of a prompt's, most of whose are not."""
         tokens = settings.slots(context_length, bytes_per_slot)
         self._pool = BlockPool(-(-tokens // SLOTS), SLOTS)
 
     def open(self) -> MlxSequence:
-        """A new, empty sequence."""
         return MlxSequence(self._pool, self.context_length, self.model)
 
     def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
@@ -113,7 +107,6 @@ class MlxEngine(PooledEngine[MlxSequence]):
         )
 
     def describe(self) -> dict[str, str]:
-        """Everything that costs and exactness depend on; recorded results hold these strings."""
         return {
             "engine": self.name,
             "mlx": version("mlx"),
@@ -126,10 +119,28 @@ class MlxEngine(PooledEngine[MlxSequence]):
             "taps": ",".join(map(str, self.taps)),
         }
 
+    def _measured(self, settings: EngineSettings) -> RowRules | None:
+        """Rules under which rows of this model have equal bits, and how far that was compared."""
+        settings.say("comparing rows of calls, for ten seconds at most")
+        budget = Budget()
+        rules = choose_rows(self.model, self.context_length, budget)
+        self.compared_keys = budget.keys
+        if rules is None:
+            self.min_rows = 1  # rows depend on T, or may
+        else:
+            together = choose_together(self.model, rules.decode, self.context_length, budget)
+            prefill = rules.prefill if self.model.few_shapes else PREFILL
+            rules = rules._replace(prefill=prefill, together=together)
+        if budget.keys < self.context_length:
+            settings.say(
+                f"rows were compared up to {budget.keys} tokens in that time: a longer text's "
+                "`exact` is false"
+            )
+        return rules
+
     def _build(
         self, sequences: Sequence[MlxSequence], blocks: Sequence[Block]
     ) -> list[BlockOutputs]:
-        """Build the graph of a block of each sequence."""
         prefilled, decodes = [], []
         for sequence, block in zip(sequences, blocks, strict=True):
             self._recompute(sequence, sequence.states.accept(sequence.length))
@@ -156,7 +167,6 @@ class MlxEngine(PooledEngine[MlxSequence]):
     def _outputs(
         self, block: Block, prefilled: list[dict[int, Array]], calls: list[LazyOutputs]
     ) -> BlockOutputs:
-        """The outputs of a block, from the taps of its prefill and from its decode calls."""
         taps = [*prefilled, *(called.taps for called in calls)]
         tapped = TapArrays(
             {tap: mx.concatenate([hidden[tap] for hidden in taps]) for tap in self.taps}
@@ -192,7 +202,8 @@ class MlxEngine(PooledEngine[MlxSequence]):
     def _prefill(self, sequence: MlxSequence, tokens: Sequence[int]) -> list[dict[int, Array]]:
         """Run tokens without logits; returns the taps of the calls."""
         taps = []
-        for part_rows in self.rules.prefill.split(len(tokens)):
+        cuts = self.rules.cuts if self.model.few_shapes else ()
+        for part_rows in self.rules.prefill.split(len(tokens), sequence.states.held, cuts):
             part = tokens[part_rows]
             taps.append(self.model.call(sequence.states, part).taps)
             if len(part) == self.rules.prefill.most:

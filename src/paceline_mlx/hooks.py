@@ -23,7 +23,6 @@ Hook = Callable[[Call, Args, Kwargs], Any]
 
 
 def install_hook(module: Any, hook: Hook) -> None:
-    """Replace the calls of this one module by `hook`."""
     kind = type(module)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -44,7 +43,6 @@ class Taps:
     """Records the hidden states after some of a model's layers."""
 
     def __init__(self, layers: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Hook the layers with these numbers, from 0."""
         self._recorded: dict[int, Array] = {}
         for number in numbers:
             install_hook(layers[number], partial(self._record, number))

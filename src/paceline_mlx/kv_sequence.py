@@ -19,7 +19,6 @@ class MlxSequence(PrefillTable):
     """See `KVSequence` in `engines/base.py`. Prefill and decode calls may take other kernels."""
 
     def __init__(self, pool: BlockPool, context_length: int, model: LoadedModel) -> None:
-        """An empty sequence of a model."""
         super().__init__(pool, context_length)
         self._model = model
         self.states = model.empty()
@@ -29,7 +28,6 @@ class MlxSequence(PrefillTable):
         self._block: Sequence[int] = ()
 
     def ran(self, block: Block) -> None:
-        """Record the block that was run last."""
         super().ran(block)
         self._block = block.tokens
 
@@ -39,19 +37,16 @@ class MlxSequence(PrefillTable):
         self.rewind(self.length)  # the failed block cannot be committed
 
     def commit(self, rows: int) -> None:
-        """Keep the first `rows` rows of the last block."""
         super().commit(rows)
         self.tokens += self._block[:rows]
         self._block = self._block[rows:]
 
     def rewind(self, length: int) -> None:
-        """Drop all slots from `length` on."""
         super().rewind(length)
         del self.tokens[length:]
         self._block = ()
 
     def fork_length(self, length: int) -> int:
-        """The length that `fork(length)` would have, if the cache has slots for it."""
         return self.states.fork_length(min(length, self.shareable_length))
 
     def fork(self, length: int) -> Self:
@@ -74,7 +69,6 @@ class MlxSequence(PrefillTable):
         return other
 
     def close(self) -> None:
-        """Free all slots."""
         super().close()
         self.states = self._model.empty()
         self.tokens = []

@@ -21,21 +21,17 @@ from paceline_mlx.caches import is_recurrent, leaves, make_caches
 from paceline_mlx.hooks import Array, Taps
 from paceline_mlx.rollback import Recorder
 from paceline_mlx.states import States
+from paceline_mlx.thresholds import FEW_ROWS, capacity
 from paceline_mlx.together import Together
 
 _PADDING = 0
-"""Token of a padding row; its logits are not read."""
 
 _LONGEST_REASON = 300
-"""Most characters of an error that are passed on."""
-
 
 Tokens = Sequence[int] | Array
 
 
 class LazyOutputs(NamedTuple):
-    """Lazy outputs of a call."""
-
     logits: Array
     """[T, vocab], in the model's own precision."""
     taps: dict[int, Array]
@@ -43,8 +39,6 @@ class LazyOutputs(NamedTuple):
 
 
 class LoadedModel:
-    """A model in memory."""
-
     def __init__(self, module: Any, taps: Sequence[int] = ()) -> None:
         """Wrap a model of mlx-lm, and install hooks on some of its modules.
 
@@ -72,9 +66,10 @@ class LoadedModel:
         self.mixers = self._together.mixers
         """Modules that look at other rows; empty: `call_together` cannot be tried."""
         self._taps = Taps(module.layers, taps)
+        self.few_shapes = _keys_are_padded() and not recurrent
+        """Whether calls keep to `FEW_ROWS` and `CAPACITIES`, as the device plans each shape."""
 
     def empty(self) -> States:
-        """Empty caches for a new sequence."""
         return States(partial(make_caches, self.module), self._recorder)
 
     def call(
@@ -82,12 +77,17 @@ class LoadedModel:
     ) -> LazyOutputs:
         """Run T tokens after the context that `states` hold, and append them to it.
 
-        Fewer than `min_rows` are padded; padding rows enter the caches too. `drafted` rows may be
-        rejected, so rollback among them must be cheap.
+        Fewer than `min_rows` are padded; padding rows enter the caches too, if the call is
+        `drafted`: its rows may be rejected, so rollback among them must be cheap.
         """
+        end = states.held + len(tokens)
+        if self.few_shapes:
+            min_rows = next((rows for rows in FEW_ROWS if rows >= len(tokens)), min_rows)
         rows = _padded(tokens, min_rows)
         with states.call(len(rows), drafted=drafted) as caches:
             logits = self.module(rows[None], cache=caches)[0]
+        if not drafted:
+            states.roll_back(end)
         return _called(logits, self._taps.take(), slice(0, len(tokens)))
 
     def call_together(
@@ -117,11 +117,9 @@ class LoadedModel:
 
     @property
     def layers(self) -> int:
-        """Number of layers."""
         return len(self.module.layers)
 
     def embed(self, tokens: Array) -> Array:
-        """The model's embeddings, [..., d], of token ids [...]."""
         return self._embedding(tokens)
 
     def head(self, hidden: Array) -> Array:
@@ -146,7 +144,6 @@ class LoadedModel:
 
     @cached_property
     def _head(self) -> Any:
-        """The head module: the embedding if the two are tied."""
         named = self.module.named_modules()
         heads = [module for name, module in named if name.split(".")[-1] == "lm_head"]
         return heads[0] if heads else self._embedding
@@ -167,8 +164,36 @@ def _linear(head: Any) -> Callable[[Array], Array]:
     return called
 
 
+def plans_shapes() -> bool:
+    """True if the device plans attention anew for each shape of a call, as cuDNN does."""
+    return bool(mx.cuda.is_available()) and mx.default_device() == mx.gpu
+
+
+def _keys_are_padded() -> bool:
+    """On a device that plans shapes, pad keys of all attention of this process to `capacity`."""
+    original = mx.fast.scaled_dot_product_attention
+    if not plans_shapes() or hasattr(original, "pads_keys"):
+        return plans_shapes()
+
+    def padded(q: Array, k: Array, v: Array, *, mask: Any = None, **options: Any) -> Array:
+        rows, keys = q.shape[2], k.shape[2]
+        if rows > 1:  # one row has a kernel without plans
+            free = capacity(keys) - keys
+            if not isinstance(mask, mx.array):
+                first = keys if mask is None else keys - rows  # the last key that a row attends to
+                mask = mx.arange(keys) <= mx.arange(first, first + rows)[:, None]
+            hidden = False if mask.dtype == mx.bool_ else mx.finfo(mask.dtype).min
+            sides = [(0, 0)] * (mask.ndim - 1)
+            mask = mx.pad(mask, [*sides, (0, free)], constant_values=hidden)
+            k, v = (mx.pad(array, [(0, 0), (0, 0), (0, free), (0, 0)]) for array in (k, v))
+        return original(q, k, v, mask=mask, **options)
+
+    padded.pads_keys = True  # type: ignore[attr-defined]
+    mx.fast.scaled_dot_product_attention = padded
+    return True
+
+
 def device() -> str:
-    """Name of the device that MLX computes on."""
     return f"{mx.default_device()} {mx.device_info().get('device_name', platform.machine())}"
 
 

@@ -3,7 +3,12 @@
 The whole model is called after a short and a long context, in calls of several numbers of rows.
 Attention is also called by itself, as the model calls it but with random keys, at contexts up to
 66,000 and around the numbers of keys where MLX may change kernels: that takes a layer's memory.
-Then calls of several sequences are compared with those of each sequence alone.
+Then calls of several sequences are compared with those of each sequence alone. All of it takes ten
+seconds at most, by ascending keys; `Budget` has how far it came.
+
+Where a device plans each shape of attention anew (`few_shapes`), every call of an answer has one
+number of rows, and one of few numbers of keys. The whole model is called at each of them, for an
+answer and for a prompt, so that none is planned on the way of an answer.
 
 Independent of blocks and sequences. What a passing probe does not prove: that another context than
 those takes no kernel of its own. `thresholds.py` has why it should not.
@@ -11,6 +16,7 @@ those takes no kernel of its own. `thresholds.py` has why it should not.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -25,9 +31,11 @@ from paceline_mlx.hooks import Array
 from paceline_mlx.model import LoadedModel
 from paceline_mlx.rows import (
     CONTEXTS,
+    FEW_SHAPES,
     MODEL_CONTEXTS,
     SHARE,
     TRIED,
+    Budget,
     Call,
     RowBits,
     attention_calls,
@@ -37,7 +45,7 @@ from paceline_mlx.rows import (
     shares,
 )
 from paceline_mlx.states import States
-from paceline_mlx.thresholds import MOST_ROWS, THRESHOLDS, dropped
+from paceline_mlx.thresholds import CAPACITIES, FEW_ROWS, MOST_ROWS, THRESHOLDS, dropped
 
 _PREFIX = 48
 """Computed tokens before a long random context."""
@@ -45,8 +53,11 @@ _PREFIX = 48
 _TOKENS = 32
 """Every model has these, and the vocabulary's size is not known yet."""
 
-_QUERIES = 64
-"""Positions after which queries repeat."""
+_QUERIES, _DRAWN = 64, 4096
+"""Positions after which queries repeat, and keys and values."""
+
+_ATTENTION_SECONDS = 4.0
+"""Of the budget, for attention alone."""
 
 
 class AttentionShapes(NamedTuple):
@@ -61,31 +72,63 @@ class AttentionShapes(NamedTuple):
     sinks: Array | None
 
 
-def choose_rows(model: LoadedModel, context_length: int) -> RowRules | None:
+def choose_rows(model: LoadedModel, context_length: int, budget: Budget) -> RowRules | None:
     """The first candidate for which every call gives equal bits.
 
-    None: no candidate does, or the position of a row does not decide which kernel it takes.
+    None: no candidate does, or the position of a row does not decide which kernel it takes, or
+    the time of the budget was too short for the first context.
     """
+    slots = [cache for cache in leaves(model.empty().caches) if not is_recurrent(cache)]
+    if context_length >= THRESHOLDS[0] and not all(map(kernel_by_position, slots)):
+        return None
+    if model.few_shapes:
+        return _few_shapes(model, context_length, budget)
+    try:
+        return _candidate(model, context_length, budget)
+    except TimeoutError:
+        budget.keys = 0
+        return None
+
+
+def _few_shapes(model: LoadedModel, context_length: int, budget: Budget) -> RowRules | None:
+    """`FEW_SHAPES` if rows have the same bits at other places of a call, at each capacity."""
+    for shorter in (keys for keys in (0, *CAPACITIES) if keys < context_length):
+        if shorter and budget.left() < 0:
+            budget.keys = shorter
+            break
+        context = max(min(shorter + _PREFIX, context_length - 2 * FEW_ROWS[0]), 1)
+        calls = _Calls(model, [context], context_length, budget)
+        if measure_rules(calls, [FEW_SHAPES._replace(prefill=FEW_SHAPES.decode)]) is None:
+            return None
+    return FEW_SHAPES
+
+
+def _candidate(model: LoadedModel, context_length: int, budget: Budget) -> RowRules | None:
+    """The first of `CANDIDATES` for which every call gives equal bits, or None."""
     states = model.empty()
     with _recorded() as calls:
         _evaluate(states, model.call(states, [0, 0], drafted=True).logits)
     slots = [cache for cache in leaves(states.caches) if not is_recurrent(cache)]
-    if context_length >= THRESHOLDS[0] and not all(map(kernel_by_position, slots)):
-        return None
     # One call of every kind: sinks have other values in every layer.
     kinds = list({str(call._replace(sinks=None)): call for call in calls}.values())
     unfused = len(calls) < len(slots)  # some layers compute attention with products of their own
     windows = {cache.max_size if isinstance(cache, SlidingCache) else None for cache in slots}
+    pairs = [*product(kinds, windows)]
     rules = candidates(
         # A model that cannot drop padding after a call would run its rows again in another one.
         drops_padding=states.accept(1) == 1,
         fused=lambda rows: not unfused and all(_fused(kind, rows) for kind in kinds),
         attention=[
-            _attention_bits(kind, window, context_length) for kind in kinds for window in windows
+            _attention_bits(kind, window, context_length, budget, _ATTENTION_SECONDS / len(pairs))
+            for kind, window in pairs
         ],
     )
     contexts = model_contexts(context_length, CONTEXTS if unfused else MODEL_CONTEXTS)
-    return measure_rules(_Calls(model, contexts, context_length), rules)
+    compared = _Calls(model, contexts, context_length, budget)
+    chosen = measure_rules(compared, rules)
+    if unfused and compared.context < contexts[-1]:
+        budget.keys = min(budget.keys, compared.context)
+    return chosen
 
 
 class _Calls:
@@ -93,38 +136,44 @@ class _Calls:
 
     sizes: Sequence[int] = TRIED
 
-    def __init__(self, model: LoadedModel, contexts: Sequence[int], context_length: int) -> None:
+    def __init__(
+        self, model: LoadedModel, contexts: Sequence[int], context_length: int, budget: Budget
+    ) -> None:
         self.contexts, self.room = contexts, context_length
-        self._model = model
+        self._model, self._budget = model, budget
         count = _PREFIX + 2 * MOST_ROWS
         self._tokens = np.random.default_rng(0).integers(0, _TOKENS, count).tolist()
 
     def prefill(self, length: int, rows: RowRange) -> None:
-        """See `Prober.prefill`."""
         self._states = self._model.empty()
-        self._context = length
+        self.context = length
         prefix = self._tokens[: min(length, _PREFIX)]
         _evaluate(self._states, self._model.call(self._states, prefix).logits)
         if length > len(prefix):
             self._states.stretch(length - len(prefix))
+        if self._model.few_shapes:  # plan the shape of a prompt after this context, too
+            _evaluate(self._states, self._model.call(self._states, [0] * FEW_ROWS[-1]).logits)
+            self._states.roll_back(length)
 
     def rows(self, length: int, count: int, outputs: int) -> Logits:
-        """See `Prober.rows`."""
+        """See `Prober.rows`. Raises TimeoutError where the number of shapes has no bound."""
+        if self._budget.left() < 0 and not self._model.few_shapes:
+            raise TimeoutError
         held = self._states.accept(length)
         assert held == length, f"{held} tokens were left of {length}"
-        at = min(self._context, _PREFIX) + length - self._context
+        at = min(self.context, _PREFIX) + length - self.context
         called = self._model.call(self._states, self._tokens[at : at + count], drafted=True)
         _evaluate(self._states, called.logits)
         return _on_host(called.logits[:outputs])
 
 
-def choose_together(model: LoadedModel, rows: RowRange, context_length: int) -> int:
+def choose_together(model: LoadedModel, rows: RowRange, context_length: int, budget: Budget) -> int:
     """Most rows of a call of several sequences that gives each the bits of a call of its own.
 
-    The last of `TOTALS` up to which all calls agree; 1 if none does, or if the model cannot be
-    called so. `rows` are those of a sequence in a call.
+    The last of `TOTALS` up to which all calls agree; 1 if none does, if the model cannot be called
+    so, or without time. `rows` are those of a sequence in a call.
     """
-    if not model.mixers:
+    if not model.mixers or budget.left() < 0:
         return 1
     alone = [
         _alone(model, rows, number, context_length)
@@ -132,6 +181,8 @@ def choose_together(model: LoadedModel, rows: RowRange, context_length: int) -> 
     ]
 
     def agrees(counts: list[int]) -> bool:
+        if budget.left() < 0:
+            return False
         pairs = list(zip(alone, counts, strict=False))
         parts = [(one.states.fork(one.states.held), one.tokens[:count]) for one, count in pairs]
         try:
@@ -169,22 +220,31 @@ def _alone(model: LoadedModel, rows: RowRange, number: int, context_length: int)
     return _Alone(states, tokens, _bits(called.logits))
 
 
-def _attention_bits(kind: AttentionShapes, window: int | None, context_length: int) -> RowBits:
-    """Bits of attention with random queries, keys and values, the same for all calls."""
+def _attention_bits(
+    kind: AttentionShapes, window: int | None, context_length: int, budget: Budget, seconds: float
+) -> RowBits:
+    """Bits of attention with random queries, keys and values, the same for all calls.
+
+    Of positions that are reached in so many seconds; the budget has how far that is.
+    """
+    end = budget.left() - seconds
     calls = attention_calls(context_length, window)
     length = max(count + position for count, position in calls)
     seeds = mx.random.split(mx.random.key(0), 3)
 
-    def drawn(seed: Array, heads: int, rows: int, size: int) -> Array:
-        return mx.random.normal([1, heads, rows, size], kind.dtype, key=seed)
+    def drawn(seed: Array, heads: int, size: int, period: int, rows: int) -> Array:
+        array = mx.random.normal([1, heads, min(period, rows), size], kind.dtype, key=seed)
+        return mx.tile(array, [1, 1, -(-rows // period), 1])
 
-    queries = drawn(seeds[0], kind.heads, _QUERIES, kind.key_size)
-    queries = mx.concatenate([queries, queries], axis=2)
-    keys = drawn(seeds[1], kind.kv_heads, length, kind.key_size)
-    values = drawn(seeds[2], kind.kv_heads, length, kind.value_size)
+    queries = drawn(seeds[0], kind.heads, kind.key_size, _QUERIES, 2 * _QUERIES)
+    keys = drawn(seeds[1], kind.kv_heads, kind.key_size, _DRAWN, length)
+    values = drawn(seeds[2], kind.kv_heads, kind.value_size, _DRAWN, length)
     mx.eval(queries, keys, values)
     bits: dict[Call, Sequence[bytes]] = {}
     for count, position in calls:
+        if budget.left() < end and count == TRIED[0]:  # positions are compared whole
+            budget.keys = min(budget.keys, position)
+            break
         front = 0 if window is None else dropped(window, position)
         held = slice(front, position + count)
         first = position % _QUERIES
@@ -203,13 +263,9 @@ def _attention_bits(kind: AttentionShapes, window: int | None, context_length: i
 
 def _mask(window: int | None, held: int, count: int) -> Any:
     """The mask of a call of `count` rows, as the caches make it."""
-    if window is None:
-        slots = KVCache()
-        slots.offset = held
-        return slots.make_mask(count, window_size=None, return_array=False)
-    cache = SlidingCache(window)
-    cache.slots.offset = held
-    return cache.make_mask(count)
+    cache: Any = KVCache() if window is None else SlidingCache(window)
+    getattr(cache, "slots", cache).offset = held
+    return cache.make_mask(count, window_size=None, return_array=False)
 
 
 def _fused(kind: AttentionShapes, rows: int) -> bool:
@@ -246,7 +302,6 @@ def _recorded() -> Iterator[list[AttentionShapes]]:
 
 
 def _bits(rows: Array) -> list[bytes]:
-    """The bits of the rows of [T, ...]."""
     return [row.tobytes() for row in _on_host(rows)]
 
 

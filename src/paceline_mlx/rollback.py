@@ -26,14 +26,11 @@ from paceline_mlx.hooks import ROWS, Args, Array, Call, Kwargs, install_hook, is
 
 @dataclass
 class RecordedCall:
-    """A recorded call of a module that got a recurrent cache."""
-
     call: Call
     args: Args
     kwargs: Kwargs
     rows: int
     caches: set[int]
-    """Identities (`id`) of those caches."""
     projected: dict[int, list[Array]] = field(default_factory=dict)
     """`id` of a projection inside it -> the projection's outputs, in order."""
     inner: bool = True

@@ -9,12 +9,13 @@ Independent of MLX: a kernel is whatever gives a row its bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from time import perf_counter
 
 from paceline.engines.rows import RowRange, RowRules
-from paceline_mlx.thresholds import BACK, MOST_ROWS, THRESHOLDS, drop_step
+from paceline_mlx.thresholds import BACK, FEW_ROWS, MOST_ROWS, THRESHOLDS, drop_step
 
 TRIED = (1, 2, 3, 4, 5, 6, 7, 8, MOST_ROWS)
-"""Rows of the compared calls."""
 
 _OFFSETS = (0, 1, 3)
 """First rows of the calls of attention, after the context: so a position has several of them."""
@@ -58,17 +59,32 @@ SHARE = 8
 """Most rows of a sequence in those calls, so that there are several."""
 
 Call = tuple[int, int]
-"""Rows, and the position of the first."""
 
 RowBits = Mapping[Call, Sequence[bytes]]
 """Call -> the bits of its rows. All calls have the same tokens, keys and values."""
-
 
 PREFILL = RowRange(1, 512)
 """Rows of a call of a prompt without logits: they are compared with no others."""
 
 ANY = RowRules(RowRange(1, MOST_ROWS), PREFILL, cuts=THRESHOLDS)
 """If the number of rows makes no difference, or if `min_rows` is 1."""
+
+_ANSWER, _PROMPT = (RowRange(rows, rows) for rows in FEW_ROWS)
+
+FEW_SHAPES = RowRules(_ANSWER, _PROMPT, cuts=THRESHOLDS)
+"""Of a model with `few_shapes`: all calls at a position have one shape."""
+
+
+class Budget:
+    """The time for all measurements when a model is opened, and how far they came."""
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self._end = perf_counter() + seconds
+        self.keys = inf
+        """Keys up to which calls were compared; answers that have more are not said to be exact."""
+
+    def left(self) -> float:
+        return self._end - perf_counter()
 
 
 def candidates(

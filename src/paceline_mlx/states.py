@@ -20,16 +20,12 @@ _KEPT = 4
 
 
 class Checkpoint(NamedTuple):
-    """The state before a call."""
-
     at: int
-    """Slots in the caches."""
     recurrent: list[list[Array | None]]
     """The arrays of every recurrent cache."""
     recorded: list[RecordedCall]
     """The calls of the recurrent layers, for replay; empty if the call was not recorded."""
     rows: int
-    """Rows of the call."""
 
 
 class States:
@@ -40,7 +36,6 @@ class States:
         self._make, self._recorder = make, recorder
         self._use(make())
         self.held = 0
-        """Slots in the caches."""
         self._recent: list[Checkpoint] = []  # before the drafted calls since `accept`
         self._kept: list[Checkpoint] = []
         self._drafted = False  # the last call was
@@ -122,7 +117,6 @@ class States:
         return other
 
     def fork_length(self, length: int) -> int:
-        """Slots that `fork(length)` would have."""
         return self._reachable(length, replay=False)[0]
 
     def arrays(self) -> list[Any]:

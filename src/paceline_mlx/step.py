@@ -26,12 +26,10 @@ class Decode:
         self._states, self._start, self._min_rows = states, states.held, rules.decode.least
         self._rows = _on_device(tokens)
         self.parts = deque(rules.decode.split(len(tokens), states.held, rules.cuts))
-        """Parts that no call was made of."""
         self.calls: list[LazyOutputs] = []
 
     @property
     def rows(self) -> int:
-        """Rows of the next part in a call, padding included."""
         part = self.parts[0]
         return max(int(part.stop - part.start), self._min_rows)
 
@@ -78,8 +76,6 @@ class TapArrays(Mapping[str, Logits]):
 
 
 class BlockOutputs(NamedTuple):
-    """Lazy outputs of a block."""
-
     logits: Array | None
     """[rows, vocab] float32; None if `best` replaces them, or the block has no rows."""
     best: tuple[Array, Array] | None
@@ -88,17 +84,14 @@ class BlockOutputs(NamedTuple):
 
     @property
     def arrays(self) -> list[Any]:
-        """All arrays to evaluate."""
         return [self.logits, self.best, self.taps.arrays]
 
     def on_host(self, vocab_size: int) -> Logits:
-        """The logits; none if `best` replaces them."""
         if self.logits is None:
             return np.zeros((0, vocab_size), np.float32)
         return np.array(self.logits)
 
     def best_on_host(self) -> Best | None:
-        """The best tokens, if the block asked for those alone."""
         if self.best is None:
             return None
         tokens, scores = self.best

@@ -8,10 +8,15 @@ however it is computed.
 Independent of MLX. Invariant: `dropped` is a function of the position alone.
 """
 
-THRESHOLDS = (1024, 1025, 4096, 4097, 8192, 8193, 16384, 32769, 65536, 65537)
+CAPACITIES = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+"""Keys of every call on a device that plans each shape anew, as cuDNN does for attention: the first
+of these numbers that holds the call, the rest masked."""
+
+THRESHOLDS = (*sorted({1024, 4096, 8192, 16384, 65536} | {keys + 1 for keys in CAPACITIES}),)
 """Least keys of another kernel, or of another number of parts in which one sums its keys, on any
-chip. 4097 is that of softmax, for attention without a kernel of its own; all others are in
-`mlx/backend/metal/scaled_dot_product_attention.cpp` (MLX 0.32.4, read 2026-11-25)."""
+chip. 4097 is that of softmax, for attention without a kernel of its own; others are those after
+`CAPACITIES`, or in `mlx/backend/metal/scaled_dot_product_attention.cpp` (MLX 0.32.4, read
+2026-11-25)."""
 
 MOST_ROWS = 32
 """Most rows of a call whose logits are read."""
@@ -22,6 +27,16 @@ BACK = 256
 _STEPS = (256, 128)
 """Slots that a sliding window drops at once. Kernels deal their keys out to 32 to 256 sums in turn,
 so these multiples keep a key in its sum; 128 do below 1,024 slots, where there are 32 sums."""
+
+FEW_ROWS = (8, 256)
+"""Rows of every call on such a device, of an answer and of a prompt; the rest are padding. On an
+H100 8 rows of a 1.7B cost what 2 do in bfloat16, and 1.2 times that in 4 bits (2026-11-26)."""
+
+
+def capacity(keys: int) -> int:
+    """Keys of a call with padding, if `keys` are in use."""
+    longest = CAPACITIES[-1]
+    return next((slots for slots in CAPACITIES if slots >= keys), -(-keys // longest) * longest)
 
 
 def drop_step(window: int) -> int | None:

@@ -33,7 +33,6 @@ class PerSequence:
     """An argument of a mixer that each sequence has its own of: a cache, a mask, shared keys."""
 
     def __init__(self, items: Sequence[Any]) -> None:
-        """One item per sequence of the call."""
         self.items = items
 
 
@@ -41,7 +40,6 @@ class Caches(PerSequence):
     """The caches of a layer, one per sequence, where the model expects one."""
 
     def __init__(self, items: Sequence[Any], counts: Sequence[int]) -> None:
-        """`counts`: rows of each sequence in the call."""
         super().__init__(items)
         self._counts = counts
 

@@ -20,7 +20,6 @@ collect_ignore = [
 
 @pytest.fixture(scope="module")
 def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> mlx.Checkpoints:
-    """Checkpoints of families, each written once."""
     known: dict[str, Path] = {}
 
     def checkpoint_of(family: str, **changes: Any) -> Path:

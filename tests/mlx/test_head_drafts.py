@@ -219,7 +219,6 @@ def drafter_of(head: Head, cache: Any = None) -> Any:
 
 
 def assert_drafts(drafter: Any, head: Head, *parts: Any, text: Text, shift: int = 0) -> None:
-    """The drafter's draft after a text is what the head drafts after these rows."""
     proposal = drafter.propose([1] * shift + [*text.tokens], 7)
     assert (proposal.source, proposal.match) == (head.kind, 0)
     expected = head.drafted(*parts, token=text.tokens[-1])

@@ -50,7 +50,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""As in the drafters for Llama 3.1."""
 _KINDS = ["full_attention", "sliding_attention"]
 _ROPE = {"rope_type": "default", "rope_theta": 2000.0}
 

@@ -38,7 +38,6 @@ def loaded(checkpoint: Path) -> Model:
 
 @pytest.fixture(scope="module")
 def dflash(loaded: Model, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The spec of a head that fits the model, and knows nothing."""
     folder = tmp_path_factory.mktemp("dflash")
     write_checkpoint(folder, config_for(loaded.engine, taps=(0, 1)))
     return f"dflash:{folder}"
@@ -49,8 +48,6 @@ def plain(model: Model, prompt: Any = PROMPT, **options: Any) -> Result:
 
 
 class Opening:
-    """Opens engines for a model, and notes with which taps."""
-
     def __init__(self, files: ModelFiles) -> None:
         self.asked: list[tuple[int, ...]] = []
         self._files = files
@@ -68,7 +65,6 @@ def opening(loaded: Model) -> Opening:
 
 @pytest.fixture
 def reopening(opening: Opening, loaded: Model) -> Model:
-    """A model without taps whose engine can be opened again."""
     return Model(loaded.files, loaded.engine, open_with=opening)
 
 

@@ -34,8 +34,6 @@ def prompt_of(which: int) -> list[int]:
 
 @dataclass
 class Target:
-    """An engine, its plain answers, and drafters for it."""
-
     engine: Any
     folder: Path
     known: dict[tuple[int, int], Answer]
@@ -86,7 +84,6 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def one(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Target:
-    """One engine, for tests that need no other."""
     return Target(mlx.engine("lfm2", request, (0, 1)), tmp_path_factory.mktemp("one"), {})
 
 

@@ -40,7 +40,6 @@ def blocks(seed: int) -> Iterator[tuple[int, int]]:
 
 
 def differing(chip: Chip, shape: Shape, rules: RowRules, where: list[range]) -> list[int]:
-    """Positions whose bits differ between plain decoding and blocks."""
     results = []
     for seed, positions in enumerate(where):
         plain = metal.decoded(chip, shape, rules, positions, repeat((1, 1)))

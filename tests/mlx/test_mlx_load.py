@@ -25,7 +25,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def elsewhere(cache: Path, folder: Path, tmp_path: Path) -> Path:
-    """A copy that may be spoilt."""
     return Path(shutil.copytree(folder, tmp_path / "copy"))
 
 

@@ -86,9 +86,7 @@ def resources(engine: Any, target: Path) -> DrafterResources:
 
 
 LENGTH = 37
-"""Tokens of an answer."""
 STARTS = ((8, 1), (33, 2), (64, 9), (97, 30))
-"""First token and length of the prompts."""
 EAGLE = HeadForm(heads=4, kv_heads=4, drafted=range(mlx.VOCAB), vocab=mlx.VOCAB)
 EARLY = replace(EAGLE, taps=(0,))
 
@@ -160,7 +158,6 @@ def test_all_drafts_of_the_targets_own_distribution_are_accepted(
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """With a random head that knows the target's favourites a little."""
     folder = tmp_path_factory.mktemp("mlx")
     return mlx.model(with_head(folder / "qwen3_5", random_weights(FORM)), folder / "cache")
 

@@ -24,7 +24,6 @@ TEXT = "red, green, blue, red, green, blue, red, green,"
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """The Hugging Face form of the GGUF file."""
     folder = tmp_path / "checkpoint"
     origin = open_origin(DEFAULT_MODEL, tmp_path, QUIET)
     checkpoint_from_gguf(origin.path, folder)

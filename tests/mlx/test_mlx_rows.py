@@ -16,7 +16,7 @@ from paceline_mlx.engine import MlxEngine
 from paceline_mlx.hooks import install_hook
 from paceline_mlx.model import LoadedModel, load
 from paceline_mlx.probe import choose_rows
-from paceline_mlx.rows import ANY, agree, shares, used
+from paceline_mlx.rows import ANY, Budget, agree, shares, used
 from support import mlx
 
 pytestmark = pytest.mark.mlx
@@ -91,7 +91,7 @@ def test_the_cheapest_row_range_that_agrees_is_chosen(
 ):
     # Thousands of slots are read only where kernels of long contexts differ.
     context = 8192 if request.node.callspec.id == "far" else 512
-    rules = choose_rows(with_kernels(folder, off), context)
+    rules = choose_rows(with_kernels(folder, off), context, Budget())
     assert (rules and rules.decode) == expected
 
 
@@ -100,7 +100,7 @@ def test_a_short_context_is_looked_at_as_far_as_it_goes(folder: Path):
         return 0.01 * (held > 4096 and rows == 1)
 
     for context in (4000, 16):
-        rules = choose_rows(with_kernels(folder, far), context)
+        rules = choose_rows(with_kernels(folder, far), context, Budget())
         assert rules is not None and rules.decode == (1, 32)
 
 
@@ -150,7 +150,6 @@ def read(engine: MlxEngine, sequence: Any, prompt: Sequence[int]) -> None:
 
 
 def decoded(engine: MlxEngine, sequence: Any, tokens: Sequence[int]) -> np.ndarray:
-    """Run and keep an answer's tokens; the last row of logits."""
     for at in range(0, len(tokens), 4):
         part = tokens[at : at + 4]
         logits = engine.step([(sequence, Block(part, 1))]).logits[0].copy()

@@ -1,7 +1,11 @@
-"""Whole models whose attention takes the kernels of a large Apple chip: rows near 1,024 keys."""
+"""Whole models whose attention takes the kernels of a large Apple chip: rows near 1,024 keys.
+
+Further on a device that plans each shape of attention for 200 ms, as cuDNN does.
+"""
 
 from collections.abc import Sequence
 from contextlib import closing
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +15,9 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings
 from paceline.engines.rows import RowRules
-from paceline_mlx import caches
 from paceline_mlx.engine import MlxEngine
+from paceline_mlx.model import LoadedModel, load
+from paceline_mlx.rows import FEW_SHAPES
 from support import metal, mlx
 from support.mlx_rows import step
 
@@ -88,17 +93,6 @@ def test_rows_across_a_threshold_are_those_of_plain_decoding(
         assert drafted.tobytes() == plain.tobytes(), first
 
 
-def test_rows_across_a_threshold_differ_where_calls_cross_it(
-    checkpoint_of: mlx.Checkpoints, monkeypatch: pytest.MonkeyPatch
-):
-    engine = opened(checkpoint_of("llama", **MODELS["llama"]))
-    engine.rules = engine.rules._replace(cuts=())
-    monkeypatch.setattr(caches, "dropped", lambda *_: 0)
-    plain = near_the_threshold(engine, START, [1] * (STOP - START))
-    drafted = near_the_threshold(engine, START, [8] * 5)
-    assert drafted.tobytes() != plain.tobytes()
-
-
 def test_a_cache_whose_slots_are_no_function_of_the_position_promises_nothing(
     checkpoint_of: mlx.Checkpoints, monkeypatch: pytest.MonkeyPatch
 ):
@@ -107,3 +101,71 @@ def test_a_cache_whose_slots_are_no_function_of_the_position_promises_nothing(
     assert MlxEngine(checkpoint_of("llama"), 512).min_rows == 2, (
         "no threshold is within its context"
     )
+
+
+# -- a device that plans shapes --------------------------------------------------------------------
+
+
+@pytest.fixture
+def planned(kernels: None, monkeypatch: pytest.MonkeyPatch) -> set[Any]:
+    """Shapes of attention so far: each advances the clock by 0.2 seconds."""
+    import mlx.core as mx
+
+    attention = mx.fast.scaled_dot_product_attention
+    shapes = set[Any]()
+
+    def planning(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        mask = options.get("mask")
+        shapes.add((*q.shape, *k.shape, mask if isinstance(mask, str) else mask is None))
+        return attention(q, k, v, **options)
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", planning)
+    for module in ("paceline_mlx.rows", "paceline.engines.exact"):
+        monkeypatch.setattr(f"{module}.perf_counter", lambda: 0.2 * len(shapes))
+    return shapes
+
+
+def test_no_shape_is_planned_while_an_answer_is_made(
+    checkpoint_of: mlx.Checkpoints, planned: set[Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("paceline_mlx.model.plans_shapes", lambda: True)
+    engine = opened(checkpoint_of("gemma3"))
+    assert (engine.rules._replace(together=1), engine.min_rows) == (FEW_SHAPES, 2)
+    assert engine.compared_keys == inf
+    assert 0.2 * len(planned) <= 10
+    known = set(planned)
+    plain = near_the_threshold(engine, START, [1] * (STOP - START))
+    drafted = near_the_threshold(engine, START, [8] * 4)
+    assert drafted.tobytes() == plain.tobytes()
+    assert planned == known
+
+
+def test_measurements_end_after_ten_seconds_and_nothing_longer_is_called_exact(
+    checkpoint_of: mlx.Checkpoints, planned: set[Any]
+):
+    said: list[str] = []
+    engine = MlxEngine(checkpoint_of("llama"), CONTEXT, EngineSettings(say=said.append))
+    assert 0.2 * len(planned) < 10.4
+    assert 0 < engine.compared_keys < CONTEXT
+    assert f"up to {engine.compared_keys} tokens" in said[-1]
+
+
+def test_padded_keys_are_not_seen(
+    checkpoint_of: mlx.Checkpoints, monkeypatch: pytest.MonkeyPatch, planned: set[Any]
+):
+    import mlx.core as mx
+
+    shape = [1, 2, 9, 16]
+    q, k, v = (mx.random.normal(shape, key=mx.random.key(seed)) for seed in range(3))
+    causal = mx.tril(mx.ones([9, 9], mx.bool_))
+    masks = [None, "causal", causal, mx.where(causal, 0.0, -mx.inf)]
+
+    def outputs() -> list[np.ndarray]:
+        attention = mx.fast.scaled_dot_product_attention
+        return [np.array(attention(q, k, v, scale=1.0, mask=mask)) for mask in masks]
+
+    expected = outputs()
+    monkeypatch.setattr("paceline_mlx.model.plans_shapes", lambda: True)
+    LoadedModel(load(checkpoint_of("llama")))
+    np.testing.assert_allclose(outputs(), expected, atol=1e-2)
+    assert (*shape, 1, 2, 1024, 16, False) in planned

@@ -19,19 +19,17 @@ from paceline_mlx.hooks import install_hook
 from paceline_mlx.kv_sequence import MlxSequence
 from paceline_mlx.model import LoadedModel, load
 from paceline_mlx.probe import choose_together
-from paceline_mlx.rows import TOTALS
+from paceline_mlx.rows import TOTALS, Budget
 from support import mlx
 from support.mlx_rows import TEXT, step
 
 pytestmark = pytest.mark.mlx
 
 CONTEXTS = (3, 17, 24)
-"""Tokens before the blocks of the sequences."""
 
 
 @contextmanager
 def sequences(engine: MlxEngine, contexts: Sequence[int] = CONTEXTS) -> Iterator[list[MlxSequence]]:
-    """Sequences with different prompts of these lengths."""
     with ExitStack() as stack:
         opened = [stack.enter_context(closing(engine.open())) for _ in contexts]
         for number, (sequence, length) in enumerate(zip(opened, contexts, strict=True)):
@@ -53,7 +51,6 @@ def blocks(opened: Sequence[MlxSequence], counts: Sequence[int]) -> list[Block]:
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Tokens of each sequence in each call of several."""
     made: list[list[int]] = []
     original = LoadedModel.call_together
 
@@ -97,7 +94,6 @@ def test_products_of_weights_are_computed_once_for_all_sequences(checkpoint_of: 
         model = LoadedModel(load(checkpoint_of(family)))
 
         def products(count: int, model: LoadedModel = model) -> int:
-            """Products in the graph of a call of some sequences, and of their caches."""
             states = [model.empty() for _ in range(count)]
             calls = model.call_together([(state, TEXT[:3]) for state in states])
             graph = io.StringIO()
@@ -169,7 +165,7 @@ def hooked(folder: Path, off: Callable[[int], float]) -> LoadedModel:
 def test_the_most_rows_that_give_the_bits_of_each_sequence_alone_are_chosen(
     rows: RowRange, off: Callable[[int], float], expected: int, folder: Path
 ):
-    assert choose_together(hooked(folder, off), rows, mlx.CONTEXT) == expected
+    assert choose_together(hooked(folder, off), rows, mlx.CONTEXT, Budget()) == expected
     assert expected in (1, *TOTALS)
 
 
@@ -223,4 +219,4 @@ def test_a_family_whose_layers_share_keys_shares_calls():
 
     mx.random.seed(0)
     model = LoadedModel(gemma4_text.Model(gemma4_text.ModelArgs.from_dict(GEMMA_4)))
-    assert choose_together(model, RowRange(1, 8), mlx.CONTEXT) == 32
+    assert choose_together(model, RowRange(1, 8), mlx.CONTEXT, Budget()) == 32

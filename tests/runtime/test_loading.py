@@ -27,6 +27,13 @@ def test_calls_of_one_row_are_not_exact(tiny_gguf: Path, cache: Path):
     assert not model.generate(PROMPT, max_tokens=3, drafter="suffix").exact
 
 
+def test_an_answer_beyond_the_tokens_that_were_compared_is_not_exact(tiny_gguf: Path, cache: Path):
+    model = load(tiny_gguf)
+    model.engine.compared_keys = model.generate(PROMPT, max_tokens=3).prompt_tokens + 3
+    assert model.generate(PROMPT, max_tokens=3).exact
+    assert not model.generate(PROMPT, max_tokens=4).exact
+
+
 def test_nothing_is_said_to_be_measured_before_an_answer(tiny_gguf: Path, cache: Path):
     class Told(Progress):
         def say(self, text: str) -> None:

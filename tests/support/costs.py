@@ -10,8 +10,6 @@ from paceline.runtime.model import Model
 
 
 class FixedCosts(Costs):
-    """Seconds by rows, from which no call changes anything."""
-
     known = True
 
     def __init__(self, table: CostTable) -> None:

@@ -15,7 +15,6 @@ from support.checkpoints import stored, write_safetensors
 Weights = dict[str, np.ndarray]
 
 MASK = 319
-"""An unused token of the tiny target."""
 
 
 class _LeftOut:
@@ -194,7 +193,6 @@ def _rounded(rows: np.ndarray, kind: str) -> np.ndarray:
 
 
 def config_for(engine: Any, **changes: Any) -> Config:
-    """A drafter that fits a target in MLX, with a sliding layer."""
     config = Config(
         hidden_size=64,
         intermediate_size=96,

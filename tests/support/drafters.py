@@ -9,7 +9,6 @@ from paceline.drafters.table_counts import count_table
 from paceline_lab.learn.table import write_table
 
 MATCHERS = ["ngram", "ngram:min=2,max=5,length=4", "suffix", "suffix:earlier", "suffix+ngram:min=1"]
-"""Drafters that need the context alone."""
 
 SPECS = [*MATCHERS, "table", "suffix+table", "kept", "suffix+table+kept"]
 """Those, and the trained ones; `shared` has what they need."""
@@ -27,7 +26,6 @@ class Text(NamedTuple):
 
 
 def write_toy_table(folder: Path, texts: Sequence[Sequence[int]], vocab_size: int) -> Path:
-    """A table counted from some texts."""
     counted = count_table([Text(text[:1], text[1:]) for text in texts])
     write_table(counted, folder, target="toy", vocab_size=vocab_size, facts={})
     return folder

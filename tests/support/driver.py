@@ -108,7 +108,6 @@ def answer(engine: Engine, prompt: Sequence[int], **settings: Any) -> Answer:
 
 
 def total(generations: Sequence[Generation]) -> Counters:
-    """What all of them did together."""
     counters = Counters()
     for one in generations:
         counters.steps += one.counters.steps

@@ -12,7 +12,6 @@ from paceline.verify.checks import Verdict, row_checks, run_checks
 Rows = np.ndarray
 Plain = Callable[[Sequence[int], int], Rows]
 Work = tuple[KVSequence, Sequence[int], int]
-"""A sequence, tokens, and how many rows of logits are wanted."""
 
 
 def random_text(engine: Engine, length: int, seed: int = 0) -> list[int]:
@@ -34,7 +33,6 @@ def feed(engine: Engine, sequence: KVSequence, tokens: Sequence[int]) -> None:
 
 
 def same(rows: Rows, expected: Rows) -> bool:
-    """Bitwise, NaN and the sign of zero included."""
     return rows.shape == expected.shape and rows.tobytes() == expected.tobytes()
 
 

@@ -71,7 +71,6 @@ def write_gguf_of(
 
 
 def _tensors(form: str, count: int) -> Iterator[tuple[str, tuple[int, ...], Type | None]]:
-    """Names, shapes and types of all tensors; None: any type."""
     content = forms()[form]
     packed = tuple(content.get("mxfp4", ()))
     groups = [((), content["tensors"]), *content["layers"]]

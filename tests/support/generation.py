@@ -78,7 +78,6 @@ def finished(generation: Generation, text: Sequence[int] = TEXT) -> list[Step]:
 
 
 def past_the_prompt(text: Sequence[int] = TEXT, **settings: Any) -> Generation:
-    """A generation with the first token of its answer."""
     generation = new_generation(**settings)
     while generation.prefilling:
         step(generation, text)

@@ -25,7 +25,6 @@ from support.mtp import HeadForm, write_head
 from support.scripts import ROOT
 
 DRAFTS = 5
-"""Of a chain."""
 
 _LLAMA3 = Llama3Rope(8.0, 1.0, 4.0, 32)
 
@@ -52,7 +51,6 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 0.1,
     },
 }
-"""Forms of z-lab's checkpoints, in changes to a config."""
 
 CHAINED: dict[str, dict[str, Any]] = {
     "dflash 2": {
@@ -80,7 +78,6 @@ CHAINED: dict[str, dict[str, Any]] = {
         }.items()
     },
 }
-"""Forms of DFlash 2 and DSpark."""
 
 EAGLE = HeadForm(drafted=range(5, 300, 3))
 OWN = HeadForm(own=True, taps=(1,), kv_heads=1, rotary=0.5)
@@ -92,12 +89,9 @@ CHAINS = {
     "qwen3_5": OWN,
     "qwen3_5, all rotated": replace(OWN, rotary=1.0, kv_heads=2, heads=2, epsilon=0.1),
 }
-"""Forms of heads of `mtp`."""
 
 
 class Recorded:
-    """The drafts of one form."""
-
     def __init__(self, form: str) -> None:
         with np.load(ROOT / "tests" / "data" / "heads.npz") as arrays:
             self._arrays = {
@@ -116,8 +110,6 @@ def sampler() -> DraftSampler:
 
 
 class Ends:
-    """Embeddings and head of a target of two layers, in place of a `LoadedModel`."""
-
     layers = 2
 
     def __init__(self, dtype: str = "float32") -> None:
@@ -141,7 +133,6 @@ class Ends:
 
 
 def shared() -> DrafterResources:
-    """What drafters for `Ends` share."""
     return DrafterResources(engine="mlx", opened=SimpleNamespace(model=Ends()))
 
 
@@ -151,7 +142,6 @@ class Text(NamedTuple):
     hidden: np.ndarray
     """[n, taps * d]"""
     tokens: Sequence[int]
-    """n + 1 tokens."""
 
     def rows(self, start: int = 0, end: int | None = None, shift: int = 0) -> Any:
         """Rows from `start` to `end`, whose positions are `shift` later."""
@@ -174,27 +164,22 @@ class Text(NamedTuple):
 
 
 Drafted = tuple[Sequence[int], Sequence[float]]
-"""Tokens and probabilities."""
 
 
 @dataclass
 class Head:
-    """A head of random weights in its folder."""
-
     kind: str
     folder: Path
     config: Any
 
     @classmethod
     def block(cls, folder: Path, changes: dict[str, Any] | None = None, **written: Any) -> "Head":
-        """A DFlash checkpoint of a form."""
         config: Config = tiny_config(**(changes or {}))
         write_checkpoint(folder, config, **{"kind": "F32", **written})
         return cls("dflash", folder, config)
 
     @classmethod
     def chain(cls, folder: Path, form: HeadForm) -> "Head":
-        """A head of `mtp`."""
         write_head(folder, form)
         return cls("mtp", folder, SimpleNamespace(tapped_size=64 * len(form.taps)))
 
@@ -216,7 +201,6 @@ class Head:
         return ChainNetwork(self.folder, target, length=DRAFTS, **options)
 
     def text(self, count: int, seed: int = 0) -> Text:
-        """Random hidden states of `count` tokens, and one token more."""
         rng = np.random.default_rng((seed, count))
         rows = rng.normal(size=(count, self.config.tapped_size)).astype(np.float32)
         return Text(rows, rng.integers(0, 320, count + 1).tolist())
@@ -240,6 +224,5 @@ class Head:
 
 
 def assert_same(drafted: Drafted, expected: Drafted) -> None:
-    """Equal tokens, and equal probabilities to 1e-3."""
     assert list(drafted[0]) == list(expected[0])
     np.testing.assert_allclose(list(drafted[1]), list(expected[1]), rtol=1e-3)

@@ -33,8 +33,6 @@ class Chip(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a model's kernels depend on."""
-
     heads: int
     kv_heads: int
     head_size: int = 128
@@ -121,8 +119,6 @@ def attention_of(letter: str, shape: Shape, position: int, rows: int) -> Kernels
 
 
 class _Calls:
-    """The calls of the probe of a model; see `Prober`."""
-
     sizes = TRIED
 
     def __init__(self, chip: Chip, shape: Shape, context_length: int) -> None:
@@ -140,7 +136,6 @@ class _Calls:
 
 
 def chosen(chip: Chip, shape: Shape, context_length: int) -> RowRules | None:
-    """The rules that the probe of such a model leads to on such a chip."""
     rules = candidates(
         drops_padding=True,
         fused=lambda rows: fused(shape, rows),
@@ -160,7 +155,6 @@ def _attention_bits(letter: str, shape: Shape, context_length: int) -> RowBits:
 def decoded(
     chip: Chip, shape: Shape, rules: RowRules, positions: range, blocks: Iterator[tuple[int, int]]
 ) -> dict[int, Kernels]:
-    """Position -> the kernels of its row, decoded in blocks of (rows, accepted)."""
     values: dict[int, Kernels] = {}
     at = positions.start
     while at < positions.stop:

@@ -17,9 +17,7 @@ from support import coreml_families
 from support.coreml_checkpoints import write_tokenizer
 
 Opened = Callable[..., Any]
-"""Opens a family's `MlxEngine`."""
 Checkpoints = Callable[..., Path]
-"""Writes a family's checkpoint, once."""
 
 VOCAB = 160
 CONTEXT = 512
@@ -103,7 +101,6 @@ def needs() -> None:
 
 
 def engine(name: str, request: pytest.FixtureRequest, taps: tuple[int, ...] = ()) -> Engine:
-    """An engine for one of `CASES`, with room for a few full contexts."""
     needs()
     from paceline_mlx.engine import MlxEngine
 
@@ -121,7 +118,6 @@ def engine(name: str, request: pytest.FixtureRequest, taps: tuple[int, ...] = ()
 
 
 def rules(least: int, most: int, *, prefill: int = 512, together: int = 1) -> RowRules:
-    """Rules for rows that a test chose."""
     from paceline_mlx.thresholds import THRESHOLDS
 
     return RowRules(RowRange(least, most), RowRange(1, prefill), together=together, cuts=THRESHOLDS)
@@ -155,7 +151,6 @@ def checkpoint(folder: Path, family: str, *, dtype: str = "float32", **changes: 
 
 
 def model(checkpoint: Path, cache: Path, *, cache_tokens: int = 4096) -> Model:
-    """A checkpoint with a chat template, loaded and measured."""
     template = "{% for message in messages %}{{ message.content }}.{% endfor %}"
     (checkpoint / "chat_template.jinja").write_text(template)
     with pytest.MonkeyPatch.context() as patch:
@@ -178,7 +173,6 @@ def _favour(embeddings: Any, head: Any) -> None:
 
 
 def quantized(checkpoint: Path, folder: Path, *, bits: int = 4) -> Path:
-    """The same model with weights of so many bits, as mlx-lm makes it."""
     from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
     model, config = load_model(checkpoint)

@@ -14,7 +14,6 @@ TEXT = [(7 * i + i * i) % mlx.VOCAB for i in range(40)]
 
 
 def rows_of(engine: MlxEngine, text: Sequence[int], cuts: Sequence[int]) -> np.ndarray:
-    """Logits of every row of a text, run in blocks of these lengths."""
     rows, at = [], 0
     with closing(engine.open()) as sequence:
         for count in cuts:

@@ -15,8 +15,6 @@ Weights = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class HeadForm:
-    """Sizes of a tiny head."""
-
     own: bool = False
     """Whether it is Qwen3.5's, not EAGLE-3's."""
     deepspec: bool = False
@@ -27,7 +25,6 @@ class HeadForm:
     kv_heads: int = 2
     head_dim: int = 16
     rotary: float = 1.0
-    """Part of a head that is rotated."""
     vocab: int = 320
     drafted: Sequence[int] | None = None
     """The tokens that are drafted; None: all, by the target's head."""
@@ -38,7 +35,6 @@ class HeadForm:
 
     @property
     def layer(self) -> str:
-        """What the names of an EAGLE-3 layer's tensors begin with."""
         return "layers.0." if self.deepspec else "midlayer."
 
 
@@ -85,7 +81,6 @@ def config_json(form: HeadForm) -> dict[str, Any]:
 
 
 def shapes(form: HeadForm) -> dict[str, tuple[int, ...]]:
-    """Tensor name -> shape, as the checkpoints of this form have them."""
     d, ff, q, kv = form.d, form.ff, form.heads * form.head_dim, form.kv_heads * form.head_dim
     prefix, width = ("mtp.layers.0.", d) if form.own else (form.layer, 2 * d)
     layer: dict[str, tuple[int, ...]] = {
@@ -121,7 +116,6 @@ def shapes(form: HeadForm) -> dict[str, tuple[int, ...]]:
 
 
 def random_weights(form: HeadForm, seed: int = 0) -> Weights:
-    """Norms around what multiplies by 1; matrices that keep the size of what goes through them."""
     rng = np.random.default_rng(seed)
     weights = {}
     for name, shape in shapes(form).items():
@@ -178,7 +172,6 @@ ROUND = 8
 
 
 def next_in_round(token: int) -> int:
-    """The token after `token`: each eight tokens are a round."""
     return token // ROUND * ROUND + (token + 1) % ROUND
 
 

@@ -18,7 +18,6 @@ from paceline.runtime.load import load
 
 
 def opened(path: str) -> dict[str, Any]:
-    """Load and answer once; `error` is an error of ours, `fault` any other."""
     try:
         model = load(path, cache_tokens=256)
         result = model.generate("a", raw=True, max_tokens=2, drafter="none", temperature=0.0)

@@ -16,7 +16,6 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "ik_llama.cpp": ("ik_llama_cpp",),
     "llama.cpp": ("xllamacpp",),
 }
-"""Name of what is tested -> its modules."""
 MARKS: Mapping[str, Any] = {"mlx": pytest.mark.mlx, "coreml": pytest.mark.coreml}
 
 MARKED = "reference or coreml or mlx"

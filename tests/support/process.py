@@ -40,7 +40,6 @@ def stopped_line(text: bytes) -> None:
 
 
 def wait_for(stream: Any, word: bytes) -> bytes:
-    """Read lines until one has `word`."""
     heard = b""
     for line in stream:
         heard += line

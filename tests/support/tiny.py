@@ -151,7 +151,6 @@ def _fields(architecture: str, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def tokenizer_fields(architecture: str, count: int = 320) -> dict[str, Any]:
-    """The tokenizer of every tiny model, of `count` tokens."""
     tokens, types, merges = vocabulary(count)
     return {
         "tokenizer.ggml.model": "gpt2",
@@ -203,7 +202,6 @@ def _shapes(architecture: str, sizes: Mapping[str, int]) -> dict[str, tuple[int,
 
 
 def _stored(rng: np.random.Generator, shape: tuple[int, ...], kind: Type) -> np.ndarray:
-    """Random weights as they lie in a file of this type."""
     if kind not in (Type.Q4_K, Type.Q6_K):
         values = rng.normal(0, shape[1] ** -0.5, shape).astype(np.float32)
         if shape[0] == len(vocabulary()[0]):

@@ -191,7 +191,6 @@ class _CostlyDrafter:
         return not self.asked or gain > otherwise or self.steps >= retry
 
     def learn(self, choice: _Choice, *, paid: bool) -> None:
-        """Update with its newest proposal."""
         min_retry, max_retry = _RETRY_STEPS
         self.retry = min_retry if paid else min(2 * self.retry, max_retry)
         weight = _GAIN_WEIGHT if self.asked else 1.0
@@ -316,7 +315,6 @@ class Auto:
         return best.proposal
 
     def observe(self, outcome: DecodeOutcome) -> None:
-        """Update the acceptance estimates and the request's rate."""
         for offered, others_agree in self._offered:
             self._acceptance.observe(offered, outcome.tokens, others_agree)
         self._offered = []

@@ -51,7 +51,6 @@ class CostTable:
         return self.seconds[left] + slope * (rows - left)
 
     def by_rows(self, max_rows: int) -> list[float]:
-        """Seconds of calls of 0 to `max_rows` rows."""
         return [0.0, *map(self, range(1, max_rows + 1))]
 
     @property

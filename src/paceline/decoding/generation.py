@@ -45,8 +45,6 @@ _RECOMPUTE_ROWS = 128
 
 
 class Generation:
-    """The state machine of one request; see the top of this file."""
-
     def __init__(
         self,
         prompt: Sequence[int],
@@ -134,7 +132,6 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether the answer has ended."""
         return self.finish_reason is not None
 
     @property
@@ -159,12 +156,10 @@ class Generation:
 
     @property
     def prefilling(self) -> bool:
-        """Whether the next block is a chunk of the prompt."""
         return len(self._tokens) == self.prompt_length
 
     @property
     def recomputing(self) -> bool:
-        """Whether the next block recomputes rows from before a `restart`."""
         return not self.prefilling and self._length < len(self._tokens) - 1
 
     def restart(self, cached: int) -> None:

@@ -22,7 +22,6 @@ class Fixed:
         self._max_block = max_block
 
     def draft_length(self) -> int:
-        """Maximum draft tokens in the next block."""
         return self._max_block - 1
 
     def draft(self, drafters: Sequence[Drafter], context: Sequence[int], limit: int) -> Proposal:
@@ -49,7 +48,6 @@ class Adaptive(Fixed):
     name = "adaptive"
 
     def __init__(self, max_block: int) -> None:
-        """Blocks of up to `max_block` rows."""
         super().__init__(max_block)
         self._accepted: deque[int] = deque(maxlen=3)
 
@@ -61,7 +59,6 @@ class Adaptive(Fixed):
         return min(block, self._max_block) - 1
 
     def observe(self, outcome: DecodeOutcome) -> None:
-        """Record the accepted tokens of a step that drafted."""
         if outcome.proposal.tokens:
             self._accepted.append(outcome.accepted)
 
@@ -79,7 +76,6 @@ class Kelly(Fixed):
     """a and b in seconds, from mirror-sd, until two block sizes were timed."""
 
     def __init__(self, max_block: int) -> None:
-        """Blocks of up to `max_block` rows."""
         super().__init__(max_block)
         self._rates: deque[float] = deque(maxlen=8)
         self._times: deque[tuple[int, float]] = deque(maxlen=16)
@@ -99,7 +95,6 @@ class Kelly(Fixed):
         return max(range(min(2, self._max_block), self._max_block + 1), key=rate) - 1
 
     def observe(self, outcome: DecodeOutcome) -> None:
-        """Record the acceptance and the time of the step."""
         drafted = len(outcome.proposal.tokens)
         if drafted:
             self._rates.append(outcome.accepted / drafted)

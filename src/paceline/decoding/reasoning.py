@@ -70,8 +70,6 @@ class _State(Enum):
 
 
 class ReasoningStream(TextStream):
-    """A `TextStream` that separates reasoning from the answer."""
-
     def __init__(self, decode: Decode, stops: Sequence[str], marks: ReasoningMarks) -> None:
         """Prepare for one answer. Raises ValueError if a stop string is empty."""
         self._decode = decode
@@ -98,7 +96,6 @@ class ReasoningStream(TextStream):
         self.reasoning_tokens = 0
 
     def push(self, token: int) -> TextPiece:
-        """Append a token; returns the text that it completes."""
         before = self._state
         mark = self._marks.tokens.get(token)
         if mark is None:
@@ -111,7 +108,6 @@ class ReasoningStream(TextStream):
         return self._release()
 
     def finish(self) -> TextPiece:
-        """End the answer; returns the text held back."""
         self._read(self._plain.finish().text)
         self._plain = TextStream(self._decode)
         held, self._held = self._held, ""
@@ -139,7 +135,6 @@ class ReasoningStream(TextStream):
             self._unsure = 0
 
     def _read(self, text: str) -> None:
-        """Read text between token marks."""
         while text:
             match self._state:
                 case _State.START:

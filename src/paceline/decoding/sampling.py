@@ -61,7 +61,6 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always chosen."""
         return self.temperature < _GREEDY_BELOW
 
     @property
@@ -112,7 +111,6 @@ class Sampler:
         return self._sampling.greedy and not changes
 
     def push(self, token: int) -> None:
-        """Append `token` to the answer."""
         if self._penalised:
             self._answer.add(token)
         if self._repetition:
@@ -180,7 +178,6 @@ class _TokenCounts:
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
-        """Count `tokens`."""
         self._places: dict[int, int] = {}
         self._ids = np.zeros(_FIRST_TOKENS, np.int64)
         self._times = np.zeros(_FIRST_TOKENS, np.float32)
@@ -189,7 +186,6 @@ class _TokenCounts:
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
-        """The tokens, [n]."""
         return self._ids[: len(self._places)]
 
     @property
@@ -198,7 +194,6 @@ class _TokenCounts:
         return self._times[: len(self._places)]
 
     def add(self, token: int) -> None:
-        """Count a token once more."""
         place = self._places.setdefault(token, len(self._places))
         if place == self._ids.size:
             self._ids, self._times = (

@@ -54,7 +54,6 @@ class RepetitionDetector:
     """Checks the tokens of one answer, one by one."""
 
     def __init__(self, rule: Repetition) -> None:
-        """Prepare for one answer."""
         first = max(rule.min_pattern_size, 1)
         sizes = np.arange(first, rule.max_pattern_size + 1)
         count = np.maximum(rule.min_count, -(-rule.min_tokens // sizes))

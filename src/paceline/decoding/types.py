@@ -174,7 +174,6 @@ class Drafter(Protocol):
         return 0.0
 
     def close(self) -> None:
-        """Release the request's resources. May be called again."""
         return
 
 
@@ -203,9 +202,7 @@ class Policy(Protocol):
         """
         ...
 
-    def observe(self, outcome: DecodeOutcome) -> None:
-        """Learn from a finished decode step."""
-        ...
+    def observe(self, outcome: DecodeOutcome) -> None: ...
 
 
 class Constraint(Protocol):
@@ -298,17 +295,14 @@ class Step(NamedTuple):
 
     @property
     def drafted(self) -> int:
-        """Draft tokens in the block."""
         return 0 if self.source == FORCED else len(self.proposal.tokens)
 
     @property
     def accepted(self) -> int:
-        """Accepted draft tokens."""
         return 0 if self.source == FORCED else self.matched
 
     @property
     def forced(self) -> int:
-        """New tokens that a constraint forced."""
         return self.matched if self.source == FORCED else 0
 
 
@@ -344,7 +338,6 @@ class Counters:
 
 
 def _count_positions(counts: list[int], length: int) -> None:
-    """Add 1 to the first `length` counts."""
     counts += [0] * (length - len(counts))
     for position in range(length):
         counts[position] += 1

@@ -28,9 +28,7 @@ _MAX_DECODE_ROWS = 8
 class DraftSequence(Protocol):
     """A KV sequence of the draft model's engine."""
 
-    def commit(self, rows: int) -> None:
-        """Keep the first `rows` rows of the last block."""
-        ...
+    def commit(self, rows: int) -> None: ...
 
     def rewind(self, length: int) -> None:
         """Drop all slots from `length` on."""

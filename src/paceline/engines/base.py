@@ -207,6 +207,9 @@ class Engine(Protocol):
     shares_calls: bool
     """Whether a step reads the weights once for all its sequences; False: its blocks run one after
     another, each as long as alone."""
+    compared_keys: float
+    """Tokens of a prompt and its answer up to which rows were compared; with more, `exact` is
+    false."""
 
     @property
     def free_slots(self) -> int:

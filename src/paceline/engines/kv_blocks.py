@@ -18,6 +18,7 @@ tensors.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import Generic, Self, TypeVar
 
 from paceline.decoding.types import Block
@@ -129,7 +130,6 @@ class BlockTable:
         return held + [self._pool.spare] * (needed - len(held))
 
     def commit(self, rows: int) -> None:
-        """Keep the first `rows` rows of the last block."""
         if not 0 <= rows <= self._reserved - self._length:
             raise ValueError(f"commit({rows}) of a block of {self._reserved - self._length} rows")
         self._length += rows
@@ -195,18 +195,15 @@ class PrefillTable(BlockTable):
         return self._shareable_length
 
     def ran(self, block: Block) -> None:
-        """Record the block that was run last."""
         self._prefill = block.prefill
 
     def commit(self, rows: int) -> None:
-        """Keep the first `rows` rows of the last block."""
         before = self.length
         super().commit(rows)
         if (self._prefill or self.shares_answers) and self._shareable_length == before:
             self._shareable_length = self.length
 
     def rewind(self, length: int) -> None:
-        """Drop all slots from `length` on; see `BlockTable.rewind`."""
         super().rewind(length)
         self._shareable_length = min(self._shareable_length, self.length)
 
@@ -231,18 +228,17 @@ class PooledEngine(Generic[Table]):
     """The part of `Engine` that counts slots, for sequences that are block tables of one pool."""
 
     shares_calls = True
+    compared_keys: float = inf
 
     _pool: BlockPool
     _table_type: type[Table]
 
     @property
     def free_slots(self) -> int:
-        """Slots that no sequence holds."""
         return self._pool.free * self._pool.block_size
 
     @property
     def block_size(self) -> int:
-        """Slots of a KV block."""
         return self._pool.block_size
 
     def freed_by(self, sequences: Sequence[KVSequence]) -> int:

@@ -258,6 +258,7 @@ class Stream:
             drafter=str(self.request.drafter),
             policy=self.request.policy,
             exact=self.engine.min_rows > 1
+            and generation.prompt_length + len(generation.answer) <= self.engine.compared_keys
             and exactness is not None
             and all(compared.holds for compared in exactness.values()),
             seed=self.request.sampling.seed,

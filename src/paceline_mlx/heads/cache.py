@@ -13,16 +13,12 @@ from paceline_mlx.caches import copy_without
 from paceline_mlx.hooks import Array
 
 PREFILL_CHUNK = 512
-"""Tokens of a prompt in one prefill call."""
 
 
 class NewRows(NamedTuple):
-    """Rows to append to a cache."""
-
     tapped: Array
     """[n, taps * d]: the target's hidden states of n tokens."""
     start: int
-    """Position of the first one."""
     following: Sequence[int] = ()
     """The n tokens that follow them, each one position later; of a `ChainCache`."""
 
@@ -34,22 +30,18 @@ class HeadCache:
         self.layers = [KVCache() for _ in range(layers)]
         """Keys and values, [1, kv_heads, n, head_dim]; rows after the last position are invalid."""
         self.positions: list[int] = []
-        """Positions of the rows, ascending."""
         self.pending: list[Array] = []
         """[n, taps * d] each: hidden states of later tokens, in order and without gaps."""
         self.pending_start = 0
-        """The position of the first pending token."""
 
     def __len__(self) -> int:
         return len(self.positions)
 
     @property
     def pending_count(self) -> int:
-        """Tokens in `pending`."""
         return sum(map(len, self.pending))
 
     def copy(self, position: int) -> Self:
-        """An independent copy of what is before this position."""
         duplicate = type(self)(0)
         duplicate.layers = [copy_without(layer, 0) for layer in self.layers]
         duplicate.evaluate()
@@ -59,7 +51,6 @@ class HeadCache:
         return duplicate
 
     def truncate(self, position: int) -> None:
-        """Drop the tokens from this position on."""
         while self.positions and self.positions[-1] >= position:
             self.positions.pop()
         kept = max(position - self.pending_start, 0)
@@ -70,7 +61,6 @@ class HeadCache:
                 kept -= len(part)
 
     def take_pending(self) -> NewRows | None:
-        """The pending rows, of which none are left then."""
         if not self.pending:
             return None
         rows = NewRows(mx.concatenate(self.pending), self.pending_start)
@@ -83,7 +73,6 @@ class HeadCache:
             layer.trim(layer.offset - len(self))
 
     def evaluate(self) -> None:
-        """Start the evaluation of all keys and values."""
         evaluate([layer.state[:2] for layer in self.layers if layer.keys is not None])
 
 
@@ -100,13 +89,11 @@ class ChainCache(HeadCache):
         """The tokens after the pending rows; the last row's may not be known yet."""
 
     def copy(self, position: int) -> Self:
-        """An independent copy of what is before this position."""
         duplicate = super().copy(position)
         duplicate.following = self.following[: max(position - 1 - self.pending_start, 0)]
         return duplicate
 
     def truncate(self, position: int) -> None:
-        """Drop what depends on the tokens from this position on."""
         super().truncate(position)
         del self.following[max(position - 1 - self.pending_start, 0) :]
         if self.positions and self.positions[-1] == position - 1:

@@ -48,8 +48,6 @@ class Llama3Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadConfig:
-    """Shape of a head."""
-
     hidden_size: int
     intermediate_size: int
     num_attention_heads: int
@@ -67,7 +65,6 @@ class HeadConfig:
 
     @property
     def tapped_size(self) -> int:
-        """Width of a token's tapped hidden states, all taps concatenated."""
         return len(self.taps) * self.hidden_size
 
     def layer_shapes(

@@ -36,7 +36,6 @@ class HeadDrafter(Drafter):
         """Tokens after `context`, and their probabilities; the hidden states are in the cache."""
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """The draft after the last token; empty before hidden states were observed."""
         if self._drafted_at != len(context):
             self._drafted_at = len(context)
             started, read = perf_counter(), self._cache.pending_count
@@ -53,7 +52,6 @@ class HeadDrafter(Drafter):
         return float(self._network.cost.seconds)
 
     def observe(self, computed: ComputedBlock) -> None:
-        """Keep the hidden states of the rows that are now part of the sequence."""
         if not computed.taps or not computed.accepted_rows:
             return
         cache, count = self._cache, self._cache.pending_count
@@ -80,12 +78,9 @@ class HeadDrafter(Drafter):
 
 
 class DFlashDrafter(HeadDrafter):
-    """Drafts a block in one pass."""
-
     name = "dflash"
 
     def drafts(self, context: Sequence[int], limit: int) -> tuple[Sequence[int], Sequence[float]]:
-        """A block after the last token, of any length."""
         cache = self._cache
         if not (cache.pending or len(cache)):
             return (), ()
@@ -98,8 +93,6 @@ class DFlashDrafter(HeadDrafter):
 
 
 class MtpDrafter(HeadDrafter):
-    """Drafts a chain, one token a step."""
-
     name = "mtp"
     _cache: ChainCache
 
@@ -121,7 +114,6 @@ class MtpDrafter(HeadDrafter):
         return drafted
 
     def observe(self, computed: ComputedBlock) -> None:
-        """Keep hidden states, and the tokens after them."""
         if not (computed.taps and computed.accepted_rows):
             return
         if self._ends_at(computed.start):
@@ -130,6 +122,5 @@ class MtpDrafter(HeadDrafter):
         self._cache.following += computed.tokens[1 : computed.accepted_rows]
 
     def _ends_at(self, position: int) -> bool:
-        """Whether the pending rows end right before this position."""
         cache = self._cache
         return bool(cache.pending) and cache.pending_start + cache.pending_count == position

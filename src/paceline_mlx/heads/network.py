@@ -23,7 +23,6 @@ class HeadNetwork:
 
     config: HeadConfig
     dtype: Any
-    """Of its weights."""
 
     def __init__(self, folder: Path, config: HeadConfig, target: LoadedModel) -> None:
         """Check that the head in `folder` fits its target.
@@ -90,7 +89,6 @@ class HeadNetwork:
         return rows.reshape(len(rows), -1, self.config.head_dim).swapaxes(0, 1)[None]
 
     def _rotated(self, heads: Array, norm: Array | None, position: int) -> Array:
-        """Normed, and by RoPE, half rotation."""
         if norm is not None:
             heads = self._norm(heads, norm)
         return mx.fast.rope(

@@ -101,7 +101,6 @@ class Weights:
         self._tensors, self._dtype, self._bits = tensors, dtype, bits
 
     def vector(self, name: str) -> Array:
-        """A tensor as it is multiplied with."""
         return self._tensors[f"{name}.weight"].astype(self._dtype)
 
     def matrix(self, *names: str) -> Matrix:

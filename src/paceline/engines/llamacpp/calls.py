@@ -104,7 +104,6 @@ class Calls:
     def __init__(
         self, model: NativeModel, context_length: int, threads: int, rollback: int = 0
     ) -> None:
-        """Make a context; see `ContextSettings`."""
         self.room = min(context_length, LONGEST)
         if model.offload is not None:
             self.room = min(context_length, _DEVICE_CONTEXTS[-1] + MOST_ROWS)

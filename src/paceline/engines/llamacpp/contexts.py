@@ -28,8 +28,6 @@ _MOST_SPARE = 2
 
 
 class Parked(NamedTuple):
-    """A waiting sequence."""
-
     state: State
     held: int
     """Slots of the state: a context needs as many to take it."""
@@ -40,8 +38,6 @@ class Parked(NamedTuple):
 
 
 class Contexts:
-    """Lends contexts to sequences; see the top of this file."""
-
     def __init__(
         self,
         model: NativeModel,
@@ -72,7 +68,6 @@ class Contexts:
         self._free: dict[NativeContext, list[NativeSequence]] = {}  # places, of every context
 
     def lent_to(self, sequence: Hashable) -> bool:
-        """Whether a sequence has a context."""
         return sequence in self._lent
 
     def of(self, sequence: Hashable, end: int) -> NativeSequence:
@@ -204,5 +199,4 @@ def _parked(place: NativeSequence) -> Parked:
 
 
 def whole(slots: int) -> int:
-    """Slots of a context that has at least `slots`."""
     return -(-slots // LEAST_CONTEXT) * LEAST_CONTEXT

@@ -60,7 +60,6 @@ class DraftModel:
         """A context of the target, which the drafter's own name for its embeddings and head."""
 
     def open(self, *, causal: bool, hidden: str) -> "DraftContext":
-        """An empty sequence; see `DraftContext`."""
         return DraftContext(self, causal=causal, hidden=hidden)
 
     def context(self, slots: int) -> int:

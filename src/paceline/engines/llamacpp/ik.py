@@ -109,7 +109,6 @@ class _Quantization(ctypes.Structure):
 
     @property
     def is_understood(self) -> bool:
-        """Whether the library's default values are where they are expected."""
         flags = [getattr(self, name) for name, kind in self._fields_ if kind is ctypes.c_bool]
         return flags == [False, True] + [False] * 7 and len(set(self.types)) == 1
 
@@ -141,8 +140,6 @@ class _TapReader:
 
 
 class IkLlama(Binding):
-    """ik_llama.cpp; see the top of this file."""
-
     name = "ik_llama.cpp"
     cache = "keys and values in f16"
     replaced = _UNSCALED

@@ -83,8 +83,6 @@ def _run(kind: Any, names: str) -> list[tuple[str, Any]]:
 
 
 class ModelParams(ctypes.Structure):
-    """`llama_model_params`."""
-
     _fields_ = (
         ("devices", ctypes.POINTER(_VOID)),
         ("tensor_buft_overrides", _VOID),
@@ -97,8 +95,6 @@ class ModelParams(ctypes.Structure):
 
 
 class ContextParams(ctypes.Structure):
-    """`llama_context_params`."""
-
     _fields_ = (
         *_run(_UINT, "n_ctx n_batch n_ubatch n_seq_max n_rs_seq"),
         *_run(_UINT, "n_outputs_max n_outputs_max_per_seq"),

@@ -51,14 +51,10 @@ _COPY, _SOURCE, _NONE = ".gguf", ".source", ".none"
 
 
 class PackedWeights:
-    """The copies in a folder."""
-
     def __init__(self, folder: Path | None) -> None:
-        """None: there are no copies."""
         self._folder = folder
 
     def find(self, path: Path, binding: Binding) -> Path | None:
-        """The copy of a file, if it is there."""
         copy = self._path_of(path, binding, _COPY)
         return copy if copy is not None and copy.exists() else None
 

@@ -37,8 +37,6 @@ _PROMPT_CHECKPOINTS = 2
 
 
 class Checkpoint(NamedTuple):
-    """The state of the recurrent layers after some tokens."""
-
     at: int
     """Number of the tokens."""
     state: State
@@ -47,10 +45,7 @@ class Checkpoint(NamedTuple):
 
 
 class RecurrentSequence(LlamaSequence):
-    """See the top of this file."""
-
     def __init__(self, pool: BlockPool, context_length: int, contexts: Contexts) -> None:
-        """An empty sequence."""
         super().__init__(pool, context_length, contexts)
         self._tokens: list[int] = []
         self._prefilled: list[bool] = []  # per token
@@ -105,12 +100,10 @@ class RecurrentSequence(LlamaSequence):
         self._contexts.forget(self)
 
     def ran(self, block: Block) -> None:
-        """Record the block that was run last."""
         super().ran(block)
         self._block = block
 
     def commit(self, rows: int) -> None:
-        """Keep the first `rows` rows of the last block."""
         super().commit(rows)
         tokens, prefill = self._block.tokens, self._block.prefill
         self._tokens += tokens[:rows]
@@ -119,13 +112,11 @@ class RecurrentSequence(LlamaSequence):
         self._cut()
 
     def rewind(self, length: int) -> None:
-        """Drop all slots from `length` on; see `BlockTable.rewind`."""
         super().rewind(length)
         del self._tokens[self.length :], self._prefilled[self.length :]
         self._cut()
 
     def fork_length(self, length: int) -> int:
-        """The length that `fork(length)` would have: that of a checkpoint."""
         return max((checkpoint.at for checkpoint in self._shared(length)), default=0)
 
     def fork(self, length: int) -> Self:

@@ -23,10 +23,7 @@ PADDING = 0
 
 
 class LlamaSequence(PrefillTable):
-    """See `KVSequence` in `engines/base.py`."""
-
     def __init__(self, pool: BlockPool, context_length: int, contexts: Contexts) -> None:
-        """An empty sequence."""
         super().__init__(pool, context_length)
         self._contexts = contexts
         self.taps: Taps = {}
@@ -34,7 +31,6 @@ class LlamaSequence(PrefillTable):
 
     @property
     def parked(self) -> bool:
-        """Whether it has no place."""
         return not self._contexts.lent_to(self)
 
     def place(self, rows: int) -> NativeSequence:
@@ -70,7 +66,6 @@ class LlamaSequence(PrefillTable):
         """A call of the sequence failed, or was interrupted."""
 
     def fork_length(self, length: int) -> int:
-        """The length that `fork(length)` would have, if the cache has slots for it."""
         return min(length, self.shareable_length)
 
     def fork(self, length: int) -> Self:

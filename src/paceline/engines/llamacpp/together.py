@@ -37,8 +37,6 @@ where runtimes split keys, from 512 on."""
 
 
 class SharedBlock(NamedTuple):
-    """A block of an answer, and where its sequence is."""
-
     place: NativeSequence
     block: Block
 

@@ -70,8 +70,6 @@ _EXPERTS = 3
 
 
 class Llama(Binding):
-    """llama.cpp; see the top of this file."""
-
     name = "llama.cpp"
     cache = "keys in q8_0 (bf16 in odd heads), values in f16"
     embeds = True

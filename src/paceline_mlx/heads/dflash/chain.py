@@ -33,8 +33,6 @@ class Candidates(NamedTuple):
 
 
 class ChainHead:
-    """The heads of one checkpoint."""
-
     def __init__(self, chain: Chain, tensors: Mapping[str, DeviceArray]) -> None:
         """Read `tensors`, of which `Chain.shapes` has the names."""
         self._chain = chain
@@ -92,7 +90,6 @@ class ChainHead:
         return row.logits + _rows(self._tables[1], row.tokens) @ factor, state
 
     def _confidence(self, hidden: Array, before: Array) -> float:
-        """The chance that a draft is accepted if those before it are."""
         if self._chain.confidence_reads_draft:
             hidden = np.concatenate([hidden, before])
         return float(_sigmoid(_linear(self._small, "confidence_head.proj", hidden))[0])

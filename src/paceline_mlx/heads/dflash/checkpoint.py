@@ -23,10 +23,8 @@ class Convolution:
 
     taps: int
     group: int
-    """Channels of a group."""
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of a layer's tensors."""
         return {
             name: shape
             for sublayer in ("attention_conv", "mlp_conv")
@@ -55,7 +53,6 @@ class Chain:
     """Whether that head reads the embedding of the draft before, too."""
 
     def shapes(self, d: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of the tensors."""
         r = self.rank
         shapes: dict[str, tuple[int, ...]] = {}
         if self.kind == "selector":
@@ -82,8 +79,6 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(HeadConfig):
-    """Shape of a DFlash network."""
-
     num_hidden_layers: int
     block_size: int
     """Rows of a block: the last token, then masks."""
@@ -107,7 +102,6 @@ class Config(HeadConfig):
         return window is not None if self.causal is None else self.causal
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every tensor."""
         d = self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {
             "fc.weight": (d, self.tapped_size),

@@ -27,7 +27,6 @@ FORMS = {
     "DFlash2DraftModel": "DFlash 2",
     "Qwen3DSparkModel": "DSpark",
 }
-"""Architecture -> name of the form."""
 
 _NotEmpty = Limit(min_length=1)
 _Block = Annotated[int, Limit(ge=2)]
@@ -39,8 +38,6 @@ read once a draft; vLLM's `dspark_draft_topk` cuts it in the same way."""
 
 @dataclass(kw_only=True)
 class _File(DrafterFile):
-    """The fields that all forms share and that decide what the network computes."""
-
     architectures: Annotated[
         list[Literal["DFlashDraftModel", "DFlash2DraftModel", "Qwen3DSparkModel"]], _NotEmpty
     ]
@@ -56,8 +53,6 @@ class _File(DrafterFile):
 
 @dataclass(kw_only=True)
 class _DFlashConfig:
-    """The field `dflash_config`."""
-
     target_layer_ids: Annotated[list[Count], _NotEmpty]
     mask_token_id: Count
     causal: bool | None = None
@@ -70,8 +65,6 @@ class _DFlashConfig:
 
 @dataclass(kw_only=True)
 class _DFlash2Config(_DFlashConfig):
-    """The field `dflash_config` of DFlash 2."""
-
     block_size: _Block
     conv_kernel_size: Positive
     conv_group_size: Positive
@@ -180,7 +173,6 @@ def _config(path: Path, file: _File, settings: dict[str, Any], faults: list[str]
 
 
 def _contradictions(file: _File, settings: dict[str, Any]) -> list[str]:
-    """Values that are valid alone and contradict each other."""
     faults, kinds = file.head_faults(), file.layer_types
     last_tap, mask = max(settings["taps"]), settings["mask_token_id"]
     if last_tap >= file.num_target_layers:

@@ -31,8 +31,6 @@ from paceline_mlx.model import LoadedModel
 
 
 class Kernel(NamedTuple):
-    """A convolution's weights; see `Convolution`."""
-
     base: Array
     """[2, taps, groups, channels of a group]"""
     projection: Matrix
@@ -76,11 +74,9 @@ class Network(HeadNetwork):
         self._window = window
 
     def new_cache(self) -> HeadCache:
-        """An empty cache for a sequence."""
         return HeadCache(self.config.num_hidden_layers)
 
     def drafter(self, cache: HeadCache, sampling: Sampling, prompt_length: int) -> DFlashDrafter:
-        """The drafter of one request."""
         return DFlashDrafter(self, cache, sampling, prompt_length)
 
     def prefill(self, cache: HeadCache, rows: NewRows) -> None:
@@ -206,7 +202,6 @@ class Network(HeadNetwork):
         return logits
 
     def _candidates(self, logits: Array, hidden: Array) -> Candidates:
-        """Each row's candidates, on the host."""
         assert self.config.chain is not None
         count = min(self.config.chain.candidates, logits.shape[-1])
         tokens = mx.argpartition(-logits, count - 1, axis=-1)[:, :count]

@@ -42,8 +42,6 @@ class _EagleConfig:
 
 @dataclass(kw_only=True)
 class _ConfigFile(DrafterFile):
-    """The fields of config.json that decide what the head computes."""
-
     architectures: Annotated[
         list[Literal["LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Qwen3Eagle3Model"]],
         Limit(min_length=1),
@@ -61,7 +59,6 @@ class _ConfigFile(DrafterFile):
 
     @property
     def deepspec(self) -> bool:
-        """Whether it is in DeepSpec's form."""
         return self.architectures[0] == "Qwen3Eagle3Model"
 
 
@@ -108,7 +105,6 @@ def _taps(file: _ConfigFile) -> tuple[int, ...]:
 
 
 def _contradictions(file: _ConfigFile) -> list[str]:
-    """Values that are valid alone and contradict each other."""
     faults = file.head_faults()
     if file.draft_vocab_size and file.draft_vocab_size > file.vocab_size:
         faults.append(
@@ -127,7 +123,6 @@ def _contradictions(file: _ConfigFile) -> list[str]:
 
 
 def read_weights(folder: Path, config: ChainConfig, dtype: Any, bits: int | None) -> HeadWeights:
-    """Read the weights. Raises ModelError; the message names the faulty tensors."""
     tensors = {
         name.removeprefix("model.").replace("layers.0.", _LAYER): tensor
         for name, tensor in stored_tensors(folder).items()
@@ -154,7 +149,6 @@ def read_weights(folder: Path, config: ChainConfig, dtype: Any, bits: int | None
 
 
 def _shapes(config: ChainConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor of the network."""
     d = config.hidden_size
     layer = config.layer_shapes(2 * d, head_norms=config.head_norms)
     layer["hidden_norm.weight"] = (d,)

@@ -18,8 +18,6 @@ from paceline_mlx.hooks import Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainConfig(HeadConfig):
-    """Shape of a head."""
-
     rotary_dims: int
     """Leading dimensions of a head that RoPE rotates."""
     draft_vocab_size: int | None = None

@@ -52,7 +52,6 @@ class ChainNetwork(HeadNetwork):
         self._weights = read_weights(folder, config, self.dtype, bits)
         self._rotary_dims = config.rotary_dims
         self.length = length
-        """Most tokens of a chain."""
         self._tokens = self._weights.draft_vocab
         if vocab is not None:
             if config.draft_vocab_size is not None:
@@ -70,11 +69,9 @@ class ChainNetwork(HeadNetwork):
                 self._head = target.head_of(self._draft_vocab)
 
     def new_cache(self) -> ChainCache:
-        """An empty cache for a sequence."""
         return ChainCache()
 
     def drafter(self, cache: ChainCache, sampling: Sampling, prompt_length: int) -> MtpDrafter:
-        """The drafter of one request."""
         return MtpDrafter(self, cache, sampling, prompt_length)
 
     def prefill(self, cache: ChainCache, rows: NewRows) -> None:

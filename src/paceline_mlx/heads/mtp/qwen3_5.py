@@ -35,8 +35,6 @@ class _Rope:
 
 @dataclass(kw_only=True)
 class _TextConfig(HeadFile):
-    """The fields of the text model's config that decide what the head computes."""
-
     model_type: Literal["qwen3_5", "qwen3_5_text"]
     num_hidden_layers: Positive
     num_key_value_heads: Positive
@@ -62,7 +60,6 @@ def has_head(folder: Path) -> bool:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether this is the folder of a Qwen3.5 model."""
     return (folder / CONFIG).is_file() and _text_config(folder).get("model_type") in _MODEL_TYPES
 
 
@@ -84,7 +81,6 @@ def read_config(folder: Path) -> ChainConfig:
 
 
 def read_weights(folder: Path, config: ChainConfig, dtype: Any, bits: int | None) -> HeadWeights:
-    """Read the weights. Raises ModelError; the message names the faulty tensors."""
     weights = Weights(_tensors(folder, config), dtype, bits)
     return HeadWeights(
         fuse=weights.vector("target_norm"),
