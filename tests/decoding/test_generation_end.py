@@ -87,14 +87,6 @@ def test_text_that_was_held_back_comes_with_the_last_token():
     assert generation.finish_reason is FinishReason.LENGTH
 
 
-def test_a_stop_string_that_the_end_completes_stops():
-    # Half a character stays broken only once max_tokens is reached.
-    text = [*PROMPT, ord("a"), 0xF0, 0x9F]
-    generation = new_generation(stopping=Stopping(max_tokens=3, stop=("\ufffd",)))
-    assert [one.text for one in finished(generation, text)] == ["a", "", ""]
-    assert generation.finish_reason is FinishReason.STOP
-
-
 # -- cancelling ------------------------------------------------------------------------------------
 
 

@@ -6,11 +6,10 @@ import pytest
 
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
-from paceline.decoding.policy import Adaptive, Fixed, Kelly
+from paceline.decoding.policy import Adaptive, Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.text import TextPiece
-from paceline.decoding.types import Policy
 from paceline.drafters import DrafterResources, DrafterSpec, KeptText, RequestContext, create
 from paceline.errors import InvalidRequest
 from paceline.options import Options
@@ -26,7 +25,7 @@ from paceline_lab.simulate.replay import (
 )
 from support.costs import give_costs
 from support.drafters import write_toy_table
-from support.driver import CHEAP, answer, generation
+from support.driver import CHEAP, POLICIES, answer, generation
 from support.toy import ToyEngine
 
 EVEN = CostTable({1: 1.0, 32: 1.0})
@@ -60,13 +59,6 @@ def real(engine: ToyEngine, prompt: list[int], **settings: object) -> Iterator[S
     machine.close()
 
 
-def policy(name: str) -> Policy:
-    if name == "auto":
-        return Auto(16, CHEAP, Acceptance())
-    rules: dict[str, type[Fixed]] = {"fixed": Fixed, "adaptive": Adaptive, "kelly": Kelly}
-    return rules[name](8)
-
-
 @pytest.mark.parametrize(
     ("name", "drafter", "sampling"),
     [
@@ -81,7 +73,7 @@ def policy(name: str) -> Policy:
 def test_the_steps_are_those_of_a_real_generation(
     name: str, drafter: str, sampling: Sampling, tmp_path: Path
 ):
-    engine = ToyEngine()
+    engine, block = ToyEngine(), 16 if name == "auto" else 8
     prompt, most = [1, 2, 3, 1, 2], 60
     stopping = Stopping(max_tokens=most)
     whole = answer(engine, prompt, sampling=sampling, stopping=stopping).tokens
@@ -95,10 +87,10 @@ def test_the_steps_are_those_of_a_real_generation(
             sampling=sampling,
             stopping=stopping,
             drafters=create(spec, shared),
-            policy=policy(name),
+            policy=POLICIES[name](block),
         )
     )
-    simulated = list(steps(text(prompt, whole), create(spec, shared), policy(name), CHEAP))
+    simulated = list(steps(text(prompt, whole), create(spec, shared), POLICIES[name](block), CHEAP))
     assert simulated == taken
     assert drafter == "none" or any(each.step.accepted for each in taken)
 

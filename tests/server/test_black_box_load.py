@@ -6,22 +6,18 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from paceline.decoding.types import Proposal
-from paceline.drafters import PredictionDrafter
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
 from support.command import served
-from support.drafters import Oracle
 from support.others import CHAT, TEXT
 from support.server import HTTP, Running, running
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -34,82 +30,6 @@ LONG: dict[str, Any] = {**BARE, "max_tokens": 450, "speculation": {"drafter": "n
 def good(response: httpx.Response) -> Any:
     assert response.status_code == 200, response.text
     return response.json()
-
-
-# -- 19 to 21: clients that do not wait, and more of them than there is room for -------------------
-
-
-def test_row_21_a_full_queue(slow_model: Model):
-    body = {**LONG, "max_tokens": 40}
-    expected = slow_model.generate(PROMPT, raw=True, max_tokens=40, ignore_eos=True).text
-    with (
-        running(slow_model, Settings(max_running=1, max_waiting=2)) as server,
-        ThreadPoolExecutor(3) as pool,
-    ):
-        held = []
-        for number in range(3):
-            held.append(pool.submit(server.post, TEXT, body))
-            until(lambda n=number: server_load(server) == (1, n))  # type: ignore[misc]
-        for more in ({}, {"stream": True}, {"n": 2}):
-            response = server.post(TEXT, {**body, **more})
-            assert response.status_code == 429
-            assert int(response.headers["retry-after"]) >= 1
-            assert response.json()["error"]["code"] == "queue_full"
-        for entry in held:
-            assert good(entry.result())["choices"][0]["text"] == expected
-
-
-def server_load(server: Running) -> tuple[int, int]:
-    return server.scheduler.load.running, server.scheduler.load.waiting
-
-
-# -- 22 and 23: characters and stop strings --------------------------------------------------------
-
-
-# -- 24 to 27: speculation, and what is counted of it ----------------------------------------------
-
-
-@pytest.fixture(params=[0, 1], ids=["none stand", "all stand"])
-def guesses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Drafts only right tokens, or only wrong ones, once it has the whole text."""
-
-    def guess(text: list[int]) -> int:
-        wrong = range(len(text)) if request.param == 0 else ()
-        oracle = Oracle(text, wrong)
-
-        def proposed(_self: Any, context: Any, limit: int) -> Proposal:
-            return oracle.propose(context, limit)
-
-        monkeypatch.setattr(PredictionDrafter, "propose", proposed)
-        return int(request.param)
-
-    return guess
-
-
-def test_row_25_at_the_edge_of_the_context(server: Running, guesses: Any):
-    """The answer fills the context, whatever was drafted; end tokens do not end it."""
-    (end, *_), prompt = server.model.files.stop_token_ids, [70] * 440
-    plain = server.model.generate(
-        prompt, max_tokens=None, ignore_eos=True, drafter="none", logit_bias={end: 3}
-    ).token_ids
-    assert len(plain) == 512 - 440
-    assert end in plain
-    guesses([*prompt, *plain])
-    body = {
-        **{**BARE, "logit_bias": {str(end): 3}, "return_token_ids": True},
-        "prediction": {"type": "content", "content": "any"},
-        "speculation": {"drafter": "prediction", "policy": "fixed", "max_block": 17},
-    }
-    for there in (0, 40, 55, 71):
-        room = len(plain) - there
-        for most in (-1, room + 1, room, room - 1, min(room, 17)):
-            asked = {**body, "prompt": [*prompt, *plain[:there]], "max_tokens": most}
-            response = good(server.post(TEXT, asked))
-            (choice,), usage = response["choices"], response["usage"]
-            count = room if most == -1 else min(most, room)
-            assert choice["token_ids"] == plain[there:][:count]
-            assert usage["total_tokens"] == 440 + there + count <= 512
-            assert choice["finish_reason"] == "length"
 
 
 # -- 28 to 32: pages of others, the end, and the rest ----------------------------------------------

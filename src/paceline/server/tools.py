@@ -75,3 +75,7 @@ class Called(Body):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
+
+
+def called(call_id: str | None, name: str, arguments: str) -> Called:
+    return Called(id=call_id, function=CalledFunction(name=name, arguments=arguments))

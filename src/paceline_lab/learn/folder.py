@@ -4,8 +4,8 @@ The file of answers grows line by line; a run that was killed loses the answers 
 and the next one goes on. Invariant: a folder has answers of one model's weights alone.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -90,11 +90,9 @@ class LearntFolder:
             first += 1
         return answers[first:]
 
-    @contextmanager
-    def adding(self) -> Iterator[Append]:
-        """Yield a function that appends an answer's JSON. Raises InvalidRequest."""
-        with appending(self.path / ANSWERS) as append:
-            yield append
+    def adding(self) -> AbstractContextManager[Append]:
+        """See `appending`; entries are answers' JSON."""
+        return appending(self.path / ANSWERS)
 
     def provenance(self) -> Sequence[dict[str, Any]]:
         """The file of answers and its checksum, for the manifest of a table."""

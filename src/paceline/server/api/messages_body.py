@@ -22,7 +22,7 @@ from paceline.server.body import (
 )
 from paceline.server.errors import ApiError
 from paceline.server.json_body import Body, Text, type_tag
-from paceline.server.tools import Called, CalledFunction, Function, NamedTool, OtherTool, Tool
+from paceline.server.tools import Function, NamedTool, OtherTool, Tool, called
 
 _BILLING = "x-anthropic-billing-header:"
 """Begins a block that Claude Code sends for the API, not for the model. It differs in each request,
@@ -278,10 +278,7 @@ class MessagesBody(GenerationBody):
 def _answer(blocks: Iterable[Any]) -> Message:
     """An earlier answer."""
     calls = [
-        Called(
-            id=block.id,
-            function=CalledFunction(name=block.name, arguments=_json(block.input)),
-        )
+        called(block.id, block.name, _json(block.input))
         for block in blocks
         if isinstance(block, ToolUseBlock)
     ]

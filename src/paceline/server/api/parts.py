@@ -14,7 +14,7 @@ from paceline.constraints.tool_calls import CallPiece, CallStream
 from paceline.server.api.chat import Chat, call_id
 from paceline.server.body import Message
 from paceline.server.stream_text import Answer, Delta, Piece
-from paceline.server.tools import Called, CalledFunction
+from paceline.server.tools import called
 
 
 class PartKind(StrEnum):
@@ -144,14 +144,7 @@ def as_message(parts: list[Part]) -> Message:
     def text(kind: PartKind) -> str:
         return "".join(part.text for part in parts if part.kind is kind)
 
-    calls = [
-        Called(
-            id=part.call_id,
-            function=CalledFunction(name=part.name, arguments=part.text),
-        )
-        for part in parts
-        if part.whole
-    ]
+    calls = [called(part.call_id, part.name, part.text) for part in parts if part.whole]
     return Message(
         role="assistant",
         content=text(PartKind.TEXT),

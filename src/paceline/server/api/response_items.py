@@ -16,7 +16,7 @@ from paceline.server.api.response_tools import Place
 from paceline.server.body import MAX_MESSAGES, Message
 from paceline.server.errors import ApiError
 from paceline.server.json_body import Body, Text, type_tag
-from paceline.server.tools import Called, CalledFunction
+from paceline.server.tools import called
 
 _PREFIX = {PartKind.REASONING: "rs_", PartKind.TEXT: "msg_", PartKind.CALL: "fc_"}
 
@@ -145,8 +145,7 @@ def conversation(
 def _message(item: Any, name_of: Callable[[Place], str]) -> Message:
     if isinstance(item, FunctionCallItem):
         name = name_of(Place(item.namespace, item.name))
-        function = CalledFunction(name=name, arguments=item.arguments)
-        return Message(role="assistant", tool_calls=[Called(id=item.call_id, function=function)])
+        return Message(role="assistant", tool_calls=[called(item.call_id, name, item.arguments)])
     if isinstance(item, ReasoningItem):
         return Message(role="assistant", reasoning_content=item.thoughts or None)
     assert isinstance(item, Message)
