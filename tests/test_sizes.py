@@ -30,9 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_051,
-    "src/paceline": 33_979,
-    "tests": 46_357,
+    "src": 55_042,
+    "src/paceline": 33_972,
+    "tests": 46_262,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 
