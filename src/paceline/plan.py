@@ -33,8 +33,9 @@ def plan(model: Model, *, measure: bool) -> Report:
     }
     tables = [_cost_table(f"{model.files.name} on this machine", cost)]
     deep = cost.at_context(min(_LONG, model.engine.context_length))
-    value["deep"] = {"context": deep.context, **_cost_facts(deep)}
-    tables.append(_cost_table(f"the same at a context of {deep.context} tokens", deep))
+    if deep(1) > 1.01 * cost(1):  # else calls at one context alone were seen
+        value["deep"] = {"context": deep.context, **_cost_facts(deep)}
+        tables.append(_cost_table(f"the same at a context of {deep.context} tokens", deep))
     tables.append(_exactness_table(compared))
     # Of an engine whose times are not those of the hardware that it is for: where they come from.
     remark = getattr(model.engine, "remark", "")

@@ -121,7 +121,7 @@ def test_a_head_of_another_engine_is_refused_by_the_name_of_its_own(kind: EchoKi
 def test_without_a_head_inside_a_folder_is_required(kind: EchoKind, spec: str):
     shared = DrafterResources(target="tiny", engine="toy")
     for refuse in (create, taps):
-        with raises(InvalidRequest, "tiny", "echo:FOLDER"):
+        with raises(InvalidRequest, "tiny", "echo:NAME"):
             refuse(spec, shared)
 
 

@@ -98,7 +98,8 @@ def test_a_turn_that_fails_has_its_error_and_the_rest_goes_on(
     report, record = agent(model, session)
     assert not report.passed
     assert report.text == "session, turn 2 (plain): no room"
-    assert [row.key for row in record.rows if "error" in row.facts] == [("session, turn 2", PLAIN)]
+    failed = [(*row.key, "ratio" in row.measures) for row in record.rows if "error" in row.facts]
+    assert failed == [("session, turn 2", PLAIN, False)]
     assert record.summary["totals"]["session"][PLAIN]["turns"] == 2
 
 

@@ -89,7 +89,7 @@ def test_drafters_named_when_loading_get_their_taps(checkpoint: Path, dflash: st
 
 
 def test_a_head_that_is_not_there_is_rejected_when_loading(checkpoint: Path, tmp_path: Path):
-    with pytest.raises(InvalidRequest, match=r"dflash:FOLDER"):
+    with pytest.raises(InvalidRequest, match=r"dflash:NAME"):
         load(checkpoint, engine="mlx", drafters=("dflash",))
     with pytest.raises(ModelError, match=r"config\.json"):
         load(checkpoint, engine="mlx", drafters=(f"dflash:{tmp_path}",))

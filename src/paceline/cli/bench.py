@@ -2,9 +2,9 @@
 
 from paceline.cli.options import group
 
-app = group()
+app = group("Measure speed-ups, and keep records of them.")
 
 
 @app.callback()
 def _bench() -> None:
-    """Measure."""
+    """Its help is the group's."""

@@ -278,7 +278,8 @@ class ModelOptions:
         str, _model(help="for GGUF files: auto, cpu, gpu, or a device that `paceline plan` names")
     ] = "auto"
     kv: Annotated[
-        Literal["q8_0"] | None, _model(help="q8_0: keys and values in half the memory")
+        Literal["q8_0"] | None,
+        _model(help="q8_0: keys and values in half the memory; default: f16"),
     ] = None
     compute_units: Annotated[
         ComputeUnits | None, _model(help="for the engine coreml; default: cpu-and-ne")

@@ -380,7 +380,7 @@ def _folder(part: DrafterPart, shared: DrafterResources) -> Path:
     if part.kind not in shared.shipped:
         way = "make one with `paceline learn`" if part.kind == "table" else "take a published one"
         raise InvalidRequest(
-            f"no {part.kind} comes with {shared.target}; {way} and name its folder: "
-            f"{part.kind}:FOLDER"
+            f"no {part.kind} comes with {shared.target}; {way} and name its path or repository: "
+            f"{part.kind}:NAME"
         )
     return shared.shipped[part.kind]

@@ -128,9 +128,12 @@ def _row(
     measures = {
         SECONDS: [answer.seconds for answer in replayed],
         FIRST: [answer.first_token_seconds for answer in replayed],
-        "ratio": [base.decode_seconds / answer.decode_seconds for base, answer in pairs],
-        "ratio_with_prefill": [base.seconds / answer.seconds for base, answer in pairs],
     }
+    if all(base.decode_seconds > 0 < answer.decode_seconds for base, answer in pairs):
+        measures |= {
+            "ratio": [base.decode_seconds / answer.decode_seconds for base, answer in pairs],
+            "ratio_with_prefill": [base.seconds / answer.seconds for base, answer in pairs],
+        }
     error = next((answer.error for answer in replayed if answer.error), "")
     facts = {
         "tokens": first.tokens,

@@ -38,8 +38,8 @@ class Replayed(NamedTuple):
 
     @property
     def decode_seconds(self) -> float:
-        """After the first token; more than 0."""
-        return max(self.seconds - self.first_token_seconds, 1e-9)
+        """After the first token; 0 of an answer that failed or has one."""
+        return 0.0 if self.error else self.seconds - self.first_token_seconds
 
 
 class ForcedEngine:

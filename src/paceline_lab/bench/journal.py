@@ -33,10 +33,10 @@ def measured_rows(
     rows = known or measure()
     if not known:
         journal.add(key, [row.as_dict() for row in rows])
-    ratios = "; ".join(
-        f"{row.contender} {median(row.measures['ratio']):.2f}"
-        for row in rows[1:]
-        if "ratio" in row.measures
-    )
-    progress.say(f"{place} {key}: {ratios}{' (measured before)' if known else ''}")
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        if row.contender != rows[0].contender and "ratio" in row.measures:
+            ratios.setdefault(row.contender, []).extend(row.measures["ratio"])
+    text = "; ".join(f"{contender} {median(values):.2f}" for contender, values in ratios.items())
+    progress.say(f"{place} {key}: {text}{' (measured before)' if known else ''}")
     return rows

@@ -142,7 +142,7 @@ def _changed(values: dict[str, Any], name: str, text: str) -> dict[str, Any]:
 
 def _parsed(name: str, text: str) -> Any:
     """The value of a text; a text that is no number or switch is left for `check` to refuse."""
-    if name == "max_tokens" and text == "-1":
+    if name == "max_tokens" and text in ("-1", "None"):
         return None
     if name == "stop":
         return [text]
@@ -209,7 +209,7 @@ COMMANDS: Mapping[str, ChatCommand] = {
     "/load": ChatCommand("FILE", "go on with a saved conversation", _load),
     "/clear": ChatCommand("", "begin a new conversation, with the same system message", _clear),
     "/regen": ChatCommand("", "answer the last message again", _regen),
-    "/undo": ChatCommand("", "undo the last message or command", _undo),
+    "/undo": ChatCommand("", "take back the last message, /regen, /system, /clear or /load", _undo),
     "/copy": ChatCommand("", "copy the last answer", _copy),
     "/bye": ChatCommand("", "end the chat", _bye),
 }

@@ -94,10 +94,11 @@ def offload_for(
         if asked in ("gpu", device.name) or (is_auto and not device.is_software)
     ]
     if not candidates and asked not in ("auto", "cpu"):
-        names = ", ".join(map(str, devices)) or "none but the processor"
+        names = ", ".join(map(str, devices))
+        which = f"has: {names}; use one of them, or" if devices else "has none; use"
         raise InvalidRequest(
-            f"--device is {asked}, and the devices of {binding.name} {binding.version} are: "
-            f"{names}; use one of them, or --device cpu (docs/gpus.md has them by wheel)"
+            f"--device is {asked}, and {binding.name} {binding.version} {which} --device cpu "
+            "(docs/gpus.md says which library has which device)"
         )
     if not candidates or FINAL_NORM in settings.taps:  # of embeddings all rows have outputs
         return None

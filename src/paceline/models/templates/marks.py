@@ -125,8 +125,8 @@ class Thinking:
     def switch(self, on: bool) -> dict[str, Any]:
         """Template variables that turn thinking on or off.
 
-        Raises InvalidRequest if the model does not think, or its template cannot turn it off, and
-        ModelError for a template that is not valid.
+        Raises InvalidRequest if a model that does not think is to, or a template cannot turn it
+        off, and ModelError for a template that is not valid.
         """
         if variables := self._known(_ON if on else _OFF):
             return variables
