@@ -30,9 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_048,
-    "src/paceline": 33_975,
-    "tests": 46_263,
+    "src": 55_045,
+    "src/paceline": 33_972,
+    "tests": 46_254,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

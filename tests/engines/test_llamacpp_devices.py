@@ -101,6 +101,17 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Binding:
     return binding
 
 
+def test_a_file_that_is_listed_has_the_device_that_auto_takes(
+    tiny_gguf: Path, failing: Binding, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(devices, "_library_with_devices", lambda _: failing)
+    assert devices.device_for(tiny_gguf) == "all layers on CUDA0 (a card)"
+    monkeypatch.setattr(failing, "devices", lambda: [device(free=0)])
+    assert devices.device_for(tiny_gguf) == "the processor"
+    monkeypatch.setattr(failing, "devices", list)
+    assert devices.device_for(tiny_gguf) is None
+
+
 def test_where_a_device_fails_the_processor_goes_on_if_auto_chose(
     tiny_gguf: Path, failing: Binding
 ):

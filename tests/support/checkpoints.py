@@ -24,7 +24,6 @@ def write_checkpoint(folder: Path, files: ModelFiles) -> Path:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], dtype: str = "F32") -> None:
-    """Write floats as `dtype`; bytes, whole numbers and truth values stay what they are."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = bytearray()
     for name, values in tensors.items():

@@ -27,8 +27,6 @@ class FixedCosts(Costs):
 
 
 class Unmeasured:
-    """Says that no row differs, and runs no call for it."""
-
     def compared(self, names: Set[str] = frozenset()) -> Mapping[str, Compared]:
         return {name: Compared(1, 0) for name in names}
 

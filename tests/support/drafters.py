@@ -15,8 +15,6 @@ SPECS = [*MATCHERS, "table", "suffix+table", "kept", "suffix+table+kept"]
 
 
 class Text(NamedTuple):
-    """A text to count, after tokens that are only context."""
-
     prompt: Sequence[int]
     answer: Sequence[int]
 
@@ -32,8 +30,6 @@ def write_toy_table(folder: Path, texts: Sequence[Sequence[int]], vocab_size: in
 
 
 class Says(Drafter):
-    """Makes one proposal for every context, cut to the limit; records the limits."""
-
     def __init__(self, proposal: Proposal, seconds: float = 0.0) -> None:
         self.name = proposal.source
         self.asked: list[int] = []
@@ -49,7 +45,6 @@ class Says(Drafter):
 
 
 def drafted(policy: Policy, *proposals: Proposal, limit: int = 99) -> Proposal:
-    """The proposal that a policy takes of these, offered in this order."""
     return policy.draft([Says(proposal) for proposal in proposals], [], limit)
 
 

@@ -26,7 +26,6 @@ def run(engine: Engine, *work: Work, prompts: Sequence[Work] = ()) -> list[Rows]
 
 
 def feed(engine: Engine, sequence: KVSequence, tokens: Sequence[int]) -> None:
-    """Make `tokens` part of the sequence's prompt, wanting nothing back."""
     if tokens:
         run(engine, prompts=[(sequence, tokens, 0)])
         sequence.commit(len(tokens))

@@ -82,7 +82,6 @@ def _packed(name: str, request: pytest.FixtureRequest) -> Engine:
 
 
 def _coreml(folders: pytest.TempPathFactory) -> Engine:
-    """Rehearsed here; on a Mac, Core ML itself."""
     from paceline_coreml.conversion.conversion_options import ConversionOptions
     from paceline_coreml.conversion.convert import convert
     from paceline_coreml.engine.engine import CoreMlEngine

@@ -25,8 +25,6 @@ def decode(ids: Sequence[int]) -> str:
 
 
 class Recording(Fixed):
-    """A fixed policy that records its limits and outcomes."""
-
     def __init__(self, max_block: int) -> None:
         super().__init__(max_block)
         self.limits: list[int] = []

@@ -15,7 +15,6 @@ _ROWS = 32
 def quantize(
     binding: Binding, values: npt.NDArray[np.float32], kind: GGMLQuantizationType
 ) -> npt.NDArray[np.uint8]:
-    """[rows, width] float32 -> [rows, bytes of a row] uint8."""
     if kind.name.startswith("IQ"):
         blocks = _quantized(binding, values[:_ROWS], kind)
         return np.resize(blocks, (len(values), blocks.shape[1]))

@@ -137,14 +137,11 @@ def shared() -> DrafterResources:
 
 
 class Text(NamedTuple):
-    """A text that a target has computed up to its last token."""
-
     hidden: np.ndarray
     """[n, taps * d]"""
     tokens: Sequence[int]
 
     def rows(self, start: int = 0, end: int | None = None, shift: int = 0) -> Any:
-        """Rows from `start` to `end`, whose positions are `shift` later."""
         import mlx.core as mx
 
         from paceline_mlx.heads.cache import NewRows

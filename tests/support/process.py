@@ -16,7 +16,6 @@ Run = Callable[..., "subprocess.CompletedProcess[Any]"]
 
 @contextlib.contextmanager
 def started(environment: dict[str, str], *arguments: object, **options: Any) -> Iterator[Any]:
-    """A command at work, in a process group of its own as a terminal would have it."""
     child = subprocess.Popen(
         [*COMMAND, *map(str, arguments)],
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment, **options},

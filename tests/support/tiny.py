@@ -168,7 +168,6 @@ def tokenizer_fields(architecture: str, count: int = 320) -> dict[str, Any]:
 
 
 def _head(sizes: Mapping[str, int]) -> int:
-    """Size of a head: `head`, or the width of the model divided by its heads."""
     return sizes.get("head", sizes["d"] // sizes["heads"])
 
 

@@ -92,7 +92,6 @@ class ToyEngine(PooledEngine[BlockTable]):
         return max(self.min_rows - len(block.tokens), 0)
 
     def _slots(self, table: BlockTable, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where slots [0, end) of a sequence are: KV blocks, and offsets in them."""
         size = self._pool.block_size
         place = np.arange(end)
         return np.array(table.blocks(end - table.length))[place // size], place % size

@@ -47,13 +47,15 @@ def models(
 
 
 def _measured(model: "Listed") -> "Listed":
-    """A model with the size that it has on this disk, with what was made of it."""
+    """A model with its size on this disk, with what was made of it, and its device."""
     from paceline.models import removal_of
-    from paceline.runtime.load import packed_copies
+    from paceline.runtime.load import device_of, packed_copies
 
     if not model.here and model.folder is None:
         return model
-    return replace(model, bytes=removal_of([model]).with_paths(packed_copies).bytes_on_disk)
+    size = removal_of([model]).with_paths(packed_copies).bytes_on_disk
+    file = model.file or next(iter(model.folder.glob("*.gguf") if model.folder else ()), None)
+    return replace(model, bytes=size, device=device_of(file) if file else None)
 
 
 def _print_models(
@@ -76,7 +78,8 @@ def _print_models(
         if model.here or model.folder is not None:
             size, context = megabytes(model.bytes), str(model.context_length or "")
             exact = exactness_text(measured)
-            rows.append([label(model.name), size, context, _FITS[model.fits], exact, model.about])
+            fits = f"{_FITS[model.fits]}, {model.device}" if model.device else _FITS[model.fits]
+            rows.append([label(model.name), size, context, fits, exact, model.about])
             rows += [row(head) for head in heads if model.name in head.models]
     rows += [row(head) for head in heads if not head.models]
     if rows:

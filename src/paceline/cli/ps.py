@@ -44,8 +44,9 @@ def ps(
             say(f"no server listens {where}; `paceline serve` starts one")
         print_value(output, models, "")
         return 0
-    rows = [[model["id"] or "?", *map(model.get, ("drafter", "state", "url"))] for model in models]
-    print_table(["model", "drafter", "state", "server"], rows)
+    fields = ("device", "drafter", "state", "url")
+    rows = [[model["id"] or "?", *(model.get(name, "") for name in fields)] for model in models]
+    print_table(["model", "device", "drafter", "state", "server"], rows)
     return 0
 
 
@@ -68,7 +69,13 @@ def _served(url: str) -> list[dict[str, Any]]:
             entries = reply.json()["data"]
             states = [entry.get("status", {}).get("value", "loaded") for entry in entries]
             return [
-                {"id": entry["id"], "drafter": entry.get("drafter", ""), "state": state, "url": url}
+                {
+                    "id": entry["id"],
+                    "device": entry.get("device", ""),
+                    "drafter": entry.get("drafter", ""),
+                    "state": state,
+                    "url": url,
+                }
                 for entry, state in zip(entries, states, strict=True)
             ]
     except httpx.ConnectError:

@@ -248,7 +248,6 @@ class Auto:
 
     @property
     def rate(self) -> float:
-        """Recent tokens per second of this request, and at least what plain decoding makes."""
         return max(self._tokens / self._seconds, 1 / self._cost[1])
 
     def set_batch_load(
@@ -270,7 +269,6 @@ class Auto:
         self.gain = 0.0
 
     def clear_batch_load(self) -> None:
-        """The next call runs this request alone."""
         if self._batch_rate is not None:
             self._batch_rate, self._asks = None, True
             self._cost = self._table.by_rows(self._max_block)

@@ -55,7 +55,6 @@ class CostTable:
 
     @property
     def per_row(self) -> float:
-        """Mean seconds per further row, over the measured range."""
         rows, seconds = list(self.seconds), list(self.seconds.values())
         return (seconds[-1] - seconds[0]) / max(rows[-1] - rows[0], 1)
 

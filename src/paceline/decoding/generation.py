@@ -136,7 +136,6 @@ class Generation:
 
     @property
     def tokens(self) -> list[int]:
-        """The prompt and the answer so far."""
         return list(self._tokens)
 
     @property
@@ -151,7 +150,6 @@ class Generation:
 
     @property
     def token_count(self) -> int:
-        """Tokens of the prompt and the answer so far."""
         return len(self._tokens)
 
     @property

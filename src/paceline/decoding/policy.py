@@ -25,7 +25,6 @@ class Fixed:
         return self._max_block - 1
 
     def draft(self, drafters: Sequence[Drafter], context: Sequence[int], limit: int) -> Proposal:
-        """The first proposal that has tokens."""
         limit = min(self.draft_length(), limit)
         if limit > 0:
             for drafter in drafters:

@@ -125,7 +125,6 @@ class ReasoningStream(TextStream):
         return TextPiece(text, self._stop.push(text, at_end=at_end), reasoning)
 
     def _count(self, before: _State, after: _State) -> None:
-        """Count a token that moved the state from `before` to `after`."""
         if _State.REASONING in (before, after):
             self.reasoning_tokens += 1 + self._unsure
             self._unsure = 0
@@ -149,7 +148,6 @@ class ReasoningStream(TextStream):
                     return
 
     def _read_start(self, text: str) -> str:
-        """Read before the answer; returns the text left to read in the new state."""
         self._held += text
         text = self._held.lstrip()
         wraps = [self._marks.wrap[0]] if self._marks.wrap and self._reasoned else []

@@ -65,7 +65,6 @@ class Sampling:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether a pick depends on the tokens before it, by penalties."""
         return (
             self.repetition_penalty != 1
             or self.presence_penalty != 0
@@ -106,7 +105,6 @@ class Sampler:
 
     @property
     def picks_argmax(self) -> bool:
-        """Whether every pick is the argmax of the unchanged logits."""
         changes = self._penalised or self._repetition or self._bias.size or self._constraint
         return self._sampling.greedy and not changes
 
@@ -190,7 +188,6 @@ class _TokenCounts:
 
     @property
     def times(self) -> npt.NDArray[np.float32]:
-        """How often each came, [n]."""
         return self._times[: len(self._places)]
 
     def add(self, token: int) -> None:

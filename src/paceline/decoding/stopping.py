@@ -51,8 +51,6 @@ DEFAULT = Repetition(max_pattern_size=128, min_count=4, min_tokens=256)
 
 
 class RepetitionDetector:
-    """Checks the tokens of one answer, one by one."""
-
     def __init__(self, rule: Repetition) -> None:
         first = max(rule.min_pattern_size, 1)
         sizes = np.arange(first, rule.max_pattern_size + 1)

@@ -134,7 +134,6 @@ def showing(decode: Decode, shown: Mapping[int, str]) -> Decode:
 
 
 def unsigned(text: str) -> str:
-    """Return a text without `SIGN`."""
     return text.replace(SIGN, "")
 
 

@@ -242,7 +242,6 @@ class PooledEngine(Generic[Table]):
         return self._pool.block_size
 
     def freed_by(self, sequences: Sequence[KVSequence]) -> int:
-        """Slots that closing all of `sequences` would free; see `Engine.freed_by`."""
         return self._pool.freed_by(map(self._table, sequences))
 
     def rest(self) -> None:

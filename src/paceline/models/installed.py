@@ -50,6 +50,8 @@ class Listed:
     """Bytes of a model that is not here."""
     context_length: int | None = None
     """In tokens; None: not known before it is prepared."""
+    device: str | None = None
+    """Where a GGUF file runs; None: the processor, on a machine without another device."""
 
 
 def list_models(cache: Path | None = None) -> list[Listed]:

@@ -130,6 +130,13 @@ def find_files(
     return resolve(name, progress=progress, engine=named, revision=revision)
 
 
+def device_of(file: Path) -> str | None:
+    """Where a GGUF file runs by default; None: this machine has the processor alone."""
+    from paceline.engines.llamacpp.devices import device_for
+
+    return device_for(file)
+
+
 def packed_copies(weights: Iterable[Path]) -> list[Path]:
     """The packed copies of GGUF files, and the files beside them that name their source."""
     names = {str(path) for path in weights} | {str(path.resolve()) for path in weights}

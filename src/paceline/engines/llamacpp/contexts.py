@@ -98,11 +98,9 @@ class Contexts:
         self._parked[other] = parked._replace(length=shared, recurrent=recurrent)
 
     def park(self, sequence: Hashable, parked: Parked) -> None:
-        """Give a sequence that has nothing here a state."""
         self._parked[sequence] = parked
 
     def forget(self, sequence: Hashable) -> None:
-        """Drop a sequence's keys and values."""
         self._parked.pop(sequence, None)
         place = self._lent.pop(sequence, None)
         if place is not None:
@@ -126,7 +124,6 @@ class Contexts:
 
     @property
     def _spare(self) -> list[NativeContext]:
-        """Contexts without a sequence, the oldest first."""
         return [
             context for context, free in self._free.items() if len(free) == len(context.sequences)
         ]
@@ -149,7 +146,6 @@ class Contexts:
         return place
 
     def _context(self, slots: int) -> NativeContext:
-        """One with a free place of at least `slots` slots: shared, spare, or new."""
         spare = self._spare
         shared = [
             context

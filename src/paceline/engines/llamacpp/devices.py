@@ -76,6 +76,20 @@ def _library_with_devices(device: str) -> Binding | None:
     )
 
 
+def device_for(path: Path) -> str | None:
+    """Where `--device auto` runs a GGUF file; None: there is no device, or the file is broken."""
+    library = _library_with_devices("auto")
+    devices = library.devices() if library else []
+    if not library or not devices:
+        return None
+    try:
+        length = _number(read_gguf(path), "context_length", 1)
+        offload = offload_for(library, devices, path, length, EngineSettings())
+    except ModelError:
+        return None
+    return "the processor" if offload is None else str(offload)
+
+
 def offload_for(
     binding: Binding,
     devices: Sequence[Device],

@@ -63,7 +63,6 @@ class DraftModel:
         return DraftContext(self, causal=causal, hidden=hidden)
 
     def context(self, slots: int) -> int:
-        """A new context of the drafter with at least `slots` positions."""
         slots = -(-slots // LEAST_CONTEXT) * LEAST_CONTEXT
         return self._context(self.model, slots, inside=self.is_inside, other=self.other)
 
@@ -159,13 +158,11 @@ class DraftContext:
         return _copied(address, (outputs, self._model.vocab_size)), hidden
 
     def truncate(self, length: int) -> None:
-        """Drop the positions from `length` on."""
         if length < self.length:
             self._binding.truncate(self._pointer, 0, length)
             self.length = length
 
     def copy(self, length: int) -> "DraftContext":
-        """An independent copy of the positions before `length`."""
         other = type(self)(self._model, causal=self._causal, hidden=self._hidden)
         if self.length:
             other._begin(self._slots, self._binding.read_state(self._pointer, 0))
@@ -174,7 +171,6 @@ class DraftContext:
         return other
 
     def close(self) -> None:
-        """Free the memory. Further calls do nothing."""
         if self._free is not None:
             self._free()
 
@@ -243,7 +239,6 @@ class DraftContext:
 
 
 def _close(opened: list[Callable[[], object]]) -> None:
-    """Free what was opened, the last first."""
     while opened:
         opened.pop()()
 

@@ -344,7 +344,6 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
     @contextmanager
     def _place(self, sequence: LlamaSequence, block: Block) -> Iterator[NativeSequence]:
-        """Where a sequence is, as it was left, with room for a block that runs meanwhile."""
         padding = max(self.rules.decode.least, self.rules.prefill.least)
         try:
             place = sequence.place(len(block.tokens) + padding)
@@ -405,7 +404,6 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         return logits
 
     def _calls(self, sequence: LlamaSequence, place: NativeSequence, block: Block) -> Logits:
-        """Run a block after what is in its place; see `_run`."""
         count = len(block.tokens)
         role = self.rules.prefill if block.prefill else self.rules.decode
         single = count == 1 and not block.prefill and self.rules.single

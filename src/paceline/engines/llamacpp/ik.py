@@ -120,7 +120,6 @@ class _TapReader:
     """Copies hidden states while a context computes: it is asked of each tensor, by name."""
 
     def __init__(self, library: ctypes.CDLL, taps: Sequence[int]) -> None:
-        """Copy what is after the layers `taps`."""
         self.rows: dict[int, Logits] = {}
         """Layer -> its output in the last call, flat."""
         self.callback = _CALLBACK(self._read)
@@ -215,7 +214,6 @@ class IkLlama(Binding):
         return not experts and "F16" not in types and not types.isdisjoint(PACKED)
 
     def pack(self, source: Path, target: Path) -> int:
-        """Write a packed copy of a file; 0, or the library's code of a failure."""
         defaults = self.library.llama_model_quantize_default_params
         defaults.restype, defaults.argtypes = _Quantization, []
         params: _Quantization = defaults()

@@ -49,8 +49,6 @@ class Embedding(ctypes.Structure):
 
 
 class LlamaBatch(ctypes.Structure):
-    """`llama_batch`: the rows of a call."""
-
     _fields_ = (
         ("n_tokens", _INT),
         ("token", ctypes.POINTER(_INT)),
@@ -78,7 +76,6 @@ class ModelOverride(ctypes.Structure):
 
 
 def _run(kind: Any, names: str) -> list[tuple[str, Any]]:
-    """Fields of one type, one after another."""
     return [(name, kind) for name in names.split()]
 
 
@@ -140,7 +137,6 @@ DEFAULTS: dict[type[ctypes.Structure], Mapping[str, float]] = {
 
 
 def _alike(result: Any, arguments: list[Any], names: str) -> dict[str, tuple[Any, list[Any]]]:
-    """Functions with the same types."""
     return dict.fromkeys(names.split(), (result, arguments))
 
 

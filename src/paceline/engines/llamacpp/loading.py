@@ -39,7 +39,6 @@ def short_spins() -> Iterator[None]:
 
 
 def library_folder(name: str) -> Path | None:
-    """Folder of a library of one's own, if the user named one."""
     path = os.environ.get(PATHS[name])
     return Path(path) if path else None
 

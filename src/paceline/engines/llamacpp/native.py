@@ -263,7 +263,6 @@ class NativeContext:
                 sequence.taps[tap_name(tap)] = part.copy()
 
     def close(self) -> None:
-        """Free the memory. Further calls do nothing."""
         self._drop()
 
     @property

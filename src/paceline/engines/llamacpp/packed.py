@@ -88,7 +88,6 @@ class PackedWeights:
         return None
 
     def refuse(self, path: Path, binding: Binding) -> None:
-        """Remove the copy of a file, which cannot be opened, and make no other."""
         copy, none = (self._path_of(path, binding, ending) for ending in (_COPY, _NONE))
         with contextlib.suppress(OSError):
             if copy is not None and none is not None:
@@ -118,7 +117,6 @@ class PackedWeights:
 
 
 def _pack(path: Path, copy: Path) -> bool:
-    """Write the copy in a process of its own; whether it is there."""
     partial = copy.with_name(f".partial-{os.getpid()}-{copy.name}")
     size = path.stat().st_size
     command = [sys.executable, "-P", "-m", "paceline.engines.llamacpp.pack", str(path)]

@@ -95,7 +95,6 @@ class RecurrentSequence(LlamaSequence):
             self._keep(place, prompt == self.length or place.length <= prompt)
 
     def failed(self) -> None:
-        """Forget what the failed call may have left; the tokens run again."""
         self._checkpoints = []
         self._contexts.forget(self)
 
@@ -135,7 +134,6 @@ class RecurrentSequence(LlamaSequence):
         self._block = Block([], 0)
 
     def _shared(self, length: int) -> list[Checkpoint]:
-        """Checkpoints that a fork of at most `length` tokens shares."""
         end = min(length, self.shareable_length)
         return [
             checkpoint

@@ -69,7 +69,6 @@ class LlamaSequence(PrefillTable):
         return min(length, self.shareable_length)
 
     def fork(self, length: int) -> Self:
-        """A new sequence with up to `length` prefilled slots of this one."""
         if length < 0:
             raise ValueError(f"fork({length}) of a sequence of {self.length} slots")
         fork = type(self)(self._pool, self._context_length, self._contexts)
@@ -87,7 +86,6 @@ class LlamaSequence(PrefillTable):
         return fork
 
     def _copy(self, fork: Self, shared: int) -> None:
-        """Give a fork the first `shared` slots."""
         self._contexts.copy(self, fork, shared)
 
     def restore(self, state: KVState, length: int) -> None:

@@ -42,7 +42,6 @@ class SharedBlock(NamedTuple):
 
 
 def shared_calls(blocks: Mapping[int, SharedBlock], most_rows: int) -> Iterator[list[int]]:
-    """Keys of the blocks of each call, in the order of places."""
     order = sorted(
         blocks, key=lambda key: (id(blocks[key].place.context), blocks[key].place.number)
     )
@@ -70,7 +69,6 @@ def _may_share(blocks: Sequence[SharedBlock], most_rows: int) -> bool:
 
 
 def run_shared(blocks: Mapping[int, SharedBlock]) -> dict[int, Logits]:
-    """Run blocks in one call; copies of the logits of each one's trailing rows."""
     places = [place for place, _ in blocks.values()]
     context = places[0].context
     rows = max(len(block.tokens) for _, block in blocks.values())

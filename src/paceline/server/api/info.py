@@ -89,8 +89,14 @@ class InfoHandlers:
     def _model(self) -> dict[str, Any]:
         service = self._service
         drafter = service.model.drafting.resolve(DrafterSpec.parse(service.settings.drafter))
-        more = {"max_model_len": service.max_length, "drafter": drafter.without_folders}
-        return model_entry(service.name, service.created, **more)
+        engine = service.model.engine.describe()
+        return model_entry(
+            service.name,
+            service.created,
+            max_model_len=service.max_length,
+            drafter=drafter.without_folders,
+            device=engine.get("device", engine.get("units", "the processor")),
+        )
 
     def tokenize(self, text: bytes) -> dict[str, Any]:
         body = parse(TokenizeBody, text)
