@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from paceline_coreml.conversion.compress import compress
 from paceline_coreml.conversion.convert import CONV_SLOTS
 from paceline_coreml.conversion.families import open_family
 from paceline_coreml.conversion.shards import ShardSizes, convert_layers
-from paceline_coreml.engine.artifact import ROTARY, TOKEN_CLASSIFICATION, read_artifact
+from paceline_coreml.engine.artifact import ROTARY
 from paceline_coreml.golden.reference import Reference
 from paceline_coreml.golden.texts import LOW_NORM
 from support.coreml import seal
@@ -318,13 +317,21 @@ def test_a_checkpoint_without_a_weight_is_rejected(good: Path, checkpoint: Path,
         check(good, lacking)
 
 
-def test_a_token_classifier_is_rejected(
-    good: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-):
-    found = replace(read_artifact(good), task=TOKEN_CLASSIFICATION)
-    monkeypatch.setattr(golden, "read_artifact", lambda _: found)
-    with pytest.raises(InvalidRequest, match="token-classification"):
-        check(good, checkpoint)
+def test_a_classifiers_labels_and_scores_are_compared(tmp_path: Path):
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "privacy filter")
+    options = {"functions": (48,), "taps": (), "weights": "f16"}
+    artifact = convert_tiny(checkpoint, tmp_path / "artifact", **options)
+    report = check(artifact, checkpoint)
+    assert report.passed, report.text
+    assert [way["way"] for way in report.value["ways"]] == ["texts packed"]
+    assert report.value["picks"]["nearness"]["cosine"]["median"] > 0.99
+    with pytest.raises(InvalidRequest, match="49 slots, of which the artifact has 48"):
+        check(artifact, checkpoint, tokens=49)
+    weights = dict(read_checkpoint(checkpoint).weights)
+    weights["model.layers.1.self_attn.o_proj.weight"] *= -1
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    (fault, *_) = check(artifact, checkpoint).value["faults"]
+    assert fault.startswith("logits: cosine")
 
 
 def test_the_reference_has_the_output_of_each_layer(checkpoint: Path):

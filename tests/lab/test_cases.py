@@ -33,7 +33,7 @@ def test_lengths_are_the_experiments_then_doubled_up_to_the_most(limit: int, exp
 
 def test_a_prompt_repeats_the_text_up_to_its_length(model: Model):
     once = model.tokens(TEXT, raw=True)
-    cases = length_cases(model, TEXT, [3, 100], [{}], 8)
+    cases = length_cases(model, TEXT, [3, 100], 8)
     assert [len(case.prompt) for case in cases] == [3, 100]
     assert cases[0].prompt == once[:3]
     assert cases[1].prompt == (once * 100)[:100]
@@ -42,7 +42,7 @@ def test_a_prompt_repeats_the_text_up_to_its_length(model: Model):
 
 
 def test_max_is_what_leaves_room_for_the_answer(model: Model):
-    (case,) = length_cases(model, TEXT, ["max"], [{}], 8)
+    (case,) = length_cases(model, TEXT, ["max"], 8)
     assert len(case.prompt) == max_context(model) - 8
     result = model.generate(case.prompt, **case.options, drafter="suffix", policy="fixed")
     assert result.completion_tokens == 8
@@ -51,14 +51,14 @@ def test_max_is_what_leaves_room_for_the_answer(model: Model):
 def test_a_prompt_that_does_not_fit_is_named(model: Model):
     most = max_context(model) - 8
     with pytest.raises(InvalidRequest, match=f"{most + 1} tokens"):
-        length_cases(model, TEXT, [most + 1], [{}], 8)
+        length_cases(model, TEXT, [most + 1], 8)
     with pytest.raises(InvalidRequest, match="9999"):
-        length_cases(model, TEXT, [], [{}], 9999)
+        length_cases(model, TEXT, [], 9999)
 
 
 def test_questions_follow_other_text(model: Model, suite_file: Path):
     suite = load_suite(suite_file)
-    cases = depth_cases(model, suite, [0, 100], [{}], 8)
+    cases = depth_cases(model, suite, [0, 100], 8)
     assert [case.id for case in cases[:3]] == [
         f"{prompt.id} behind 0 tokens" for prompt in suite.prompts
     ]
@@ -72,21 +72,13 @@ def test_questions_follow_other_text(model: Model, suite_file: Path):
 
 def test_the_greatest_depth_leaves_room_for_question_and_answer(model: Model, suite_file: Path):
     suite = load_suite(suite_file)
-    for case in depth_cases(model, suite, ["max"], [{}], 8):
+    for case in depth_cases(model, suite, ["max"], 8):
         assert max_context(model) - 150 < len(model.tokens(case.prompt)) < max_context(model) - 8
     with pytest.raises(InvalidRequest, match="99999 tokens"):
-        depth_cases(model, suite, [99999], [{}], 8)
+        depth_cases(model, suite, [99999], 8)
 
 
 def test_our_own_text_is_there_and_has_a_hash():
     text, digest = dense_text()
     assert text.count("MLFeatureValue") == 6
     assert digest == sha256(text.encode()).hexdigest()
-
-
-def test_a_text_that_is_none_is_refused(tmp_path: Path):
-    (tmp_path / "empty").write_text(" \n")
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    for name, reason in (("empty", "is empty"), ("bytes", "UTF-8"), ("none", "cannot read")):
-        with pytest.raises(InvalidRequest, match=reason):
-            dense_text(tmp_path / name)

@@ -10,7 +10,7 @@ from paceline.decoding.policy import Adaptive, Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.text import TextPiece
-from paceline.drafters import DrafterResources, DrafterSpec, KeptText, RequestContext, create
+from paceline.drafters import DrafterResources, DrafterSpec, RequestContext, create
 from paceline.errors import InvalidRequest
 from paceline.options import Options
 from paceline.runtime.model import Model
@@ -158,9 +158,6 @@ def test_kept_answers_are_counted_once_enough_of_them_were_replayed():
     assert found[2].counters.drafted_by["kept text"] > 400
     apart = simulate(texts, request, EVEN, DrafterResources())
     assert not any(each.counters.drafted for each in apart)
-    kept = KeptText.count(answers, 600)
-    (first, *_) = simulate(texts, request, EVEN, DrafterResources(), kept=kept)
-    assert first.counters.drafted > 0
 
 
 def test_a_prediction_is_drafted_from_as_in_a_real_request():

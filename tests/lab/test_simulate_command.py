@@ -36,8 +36,6 @@ def never() -> Any:
 def simulated(texts: Path, **options: Any) -> Report:
     settings: dict[str, Any] = {
         "model": "any",
-        "raw": False,
-        "prompt_tokens": 100,
         "drafters": ["ngram"],
         "policies": ["fixed:5"],
         "blocks": [],
@@ -132,7 +130,7 @@ def test_the_command(texts: Path, cache: Path, tmp_path: Path, capsys: pytest.Ca
     [
         ((), "needs --texts FILE"),
         (("--texts", "nowhere.jsonl", "--cost", "zaya"), "cannot read nowhere.jsonl"),
-        (("--texts", "{texts}", "--cost", "{texts}"), "is no"),
+        (("--texts", "{texts}", "--cost", "{texts}"), "expected here"),
     ],
 )
 def test_a_mistake_is_one_line(

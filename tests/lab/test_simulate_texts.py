@@ -15,7 +15,7 @@ from paceline_lab.simulate.texts import Texts
 
 @pytest.fixture
 def texts(tiny_files: ModelFiles) -> Texts:
-    return Texts(lambda: tiny_files, prompt_tokens=4)
+    return Texts(lambda: tiny_files)
 
 
 @pytest.fixture
@@ -61,18 +61,6 @@ def test_text_is_made_tokens_of_as_for_a_request(
     assert [each.prompt for each in found] == [prompt, prompt]
     assert found[0].answer == tokenizer.encode("this is one")
     assert found[1].prediction == tokenizer.encode("this is")
-    raw = Texts(lambda: tiny_files, raw=True).read([path])
-    assert raw[0].prompt == tokenizer.encode("and the user", special=True)
-
-
-def test_of_a_plain_text_the_beginning_is_the_prompt(
-    texts: Texts, tiny_files: ModelFiles, tmp_path: Path
-):
-    path = tmp_path / "code.py"
-    path.write_text("this is one and the user, this is two", encoding="utf-8")
-    tokens = tiny_files.tokenizer().encode(path.read_text())
-    (found,) = texts.read([path])
-    assert found == Recording("code.py", "text", tokens[:4], tokens[4:])
 
 
 def test_where_an_answer_ended_by_itself_is_known(alone: Texts, tmp_path: Path):
@@ -129,10 +117,6 @@ def test_what_is_wrong_is_said_in_one_line(
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_that_is_not_there_and_one_that_is_too_short(texts: Texts, tmp_path: Path):
+def test_a_file_that_is_not_there(texts: Texts, tmp_path: Path):
     with pytest.raises(InvalidRequest, match="cannot read"):
         texts.read([tmp_path / "none.jsonl"])
-    path = tmp_path / "short.txt"
-    path.write_text("this")
-    with pytest.raises(InvalidRequest, match="first 4"):
-        texts.read([path])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from paceline import load
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest
 from paceline.models import QUIET
@@ -14,6 +15,8 @@ from paceline.storage.report import Report
 from paceline_lab.bench.ab_test import PLAIN, contender_options
 from paceline_lab.bench.record import Record, parse_record, read_record
 from paceline_lab.sweep.command import bench_sweep
+from paceline_lab.sweep.seeds import bench_seeds
+from support.tiny import write_tiny
 
 
 class Loading:
@@ -31,9 +34,7 @@ class Loading:
 def sweep(model: Model, **options: Any) -> Report:
     settings: dict[str, Any] = {
         **dict.fromkeys(("lengths", "depths", "kinds", "drafters", "policies", "blocks"), ()),
-        **dict.fromkeys(("text", "suite", "per_kind")),
-        "temperatures": [],
-        "seed": 0,
+        **dict.fromkeys(("suite", "per_kind")),
         "rounds": 1,
         "max_tokens": 6,
         "progress": QUIET,
@@ -84,14 +85,12 @@ def test_a_sweep_by_length_has_rows_of_all(model: Model):
 
 
 def test_a_sweep_by_depth_asks_one_question_of_each_kind(model: Model, suite_file: Path):
-    report = sweep(model, depths=[0, 64], suite=suite_file, temperatures=[0.0, 0.7])
+    report = sweep(model, depths=[0, 64], suite=suite_file)
     record = record_of(report)
     assert report.passed
     assert {row.kind for row in record.rows} == {"chat", "code"}
-    assert {(row.at["depth"], row.at["temperature"]) for row in record.rows} == {
-        (depth, temperature) for depth in (0, 64) for temperature in (0.0, 0.7)
-    }
-    assert len(record.rows) == 2 * 2 * 2 * 2
+    assert {row.at["depth"] for row in record.rows} == {0, 64}
+    assert len(record.rows) == 2 * 2 * 2
 
 
 def test_a_sweep_that_was_stopped_goes_on_where_it_was(
@@ -120,12 +119,10 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(
     ("options", "reason"),
     [
         ({"lengths": [5], "depths": [5]}, "--depth does not go with --length"),
-        ({"text": Path("x"), "depths": [5]}, "--depth does not go with --length or --text"),
         ({"kinds": ["chat"]}, "are for --depth"),
         ({"drafters": ["magic"]}, "no drafter is called 'magic'"),
         ({"policies": ["fixed:x"]}, "policy 'fixed:x' has no block"),
         ({"policies": ["fixed:99"]}, "max_block is 99"),
-        ({"temperatures": [-1.0]}, "temperature is -1"),
     ],
 )
 def test_what_does_not_go_is_refused_before_anything_is_loaded(
@@ -157,3 +154,26 @@ def test_from_the_command_line(tiny_gguf: Path, tmp_path: Path, capsys: pytest.C
     assert "a prompt of 99999 tokens does not fit; expected at most 508" in capsys.readouterr().err
     assert main([*common, "--length", "x"]) == 2
     assert "'x' is not a whole number of 1 or more, nor max" in capsys.readouterr().err
+
+
+def test_the_seeds_tables_have_our_rows_beside_the_published_ones(tmp_path: Path, cache: Path):
+    model = load(write_tiny(tmp_path / "tiny.gguf", fields={"llama.context_length": 4096}))
+    report = bench_seeds(Loading(model), drafters=["suffix"], rounds=2, progress=QUIET)
+    assert report.passed
+    code, dense = report.tables[:2]
+    assert [title for title, _, _ in report.tables[2:]] == [
+        "code prompts, by suffix",
+        "after dense code, by suffix",
+    ]
+    *ours, whole, phi, zaya = code[2]
+    assert len(ours) == 5
+    counts = [[int(cell) for cell in row[5:9]] for row in (*ours, whole)]
+    assert [sum(column) for column in zip(*counts[:5], strict=True)] == counts[5]
+    for calls, drafted, accepted, fallbacks in counts:
+        assert calls + accepted >= 19  # a call gives the target's token and what it accepted
+        assert drafted <= 3 * calls
+        assert fallbacks <= calls
+    assert phi[4:6] == ["1.28", "-"]
+    assert zaya[1:] == ["39", "8.6", "2.7", "0.31", "29", "87", "10", "28", "499.1", "never"]
+    assert [row[4] for row in dense[2][-4:]] == ["1.19", "1.24", "1.50", "1.62"]
+    assert record_of(report).rows[1].counts["fallbacks"] >= counts[0][3]

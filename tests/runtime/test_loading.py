@@ -15,9 +15,10 @@ from paceline.runtime.request import Defaults
 from support.plain import PROMPT, plain, said
 
 
-def test_a_model_is_loaded_by_path_and_its_load_is_timed(tiny_gguf: Path, cache: Path):
-    model = paceline.load(tiny_gguf)
+def test_a_model_is_loaded_by_path_with_its_drafters_and_timed(tiny_gguf: Path, cache: Path):
+    model = paceline.load(tiny_gguf, drafters=[f"model:{tiny_gguf}"])
     assert isinstance(model, paceline.Model)
+    assert [*model.drafting.resources.models] == [str(tiny_gguf)]
     assert model.generate(PROMPT, max_tokens=3).stats.load_seconds == model.load_seconds > 0
 
 

@@ -16,6 +16,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {**SIZES, "head_dim": 16},
     "lfm2": {**SIZES, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "zaya": {**SIZES, "num_hidden_layers": 2, "head_dim": 16},
+    "privacy filter": {**SIZES, "num_hidden_layers": 2, "head_dim": 16, "swiglu_limit": 7.0},
 }
 """Form of `coreml_families` -> its sizes here."""
 

@@ -65,7 +65,7 @@ def load(
         kv: `q8_0`: keys and values in half the memory; None: the library's own.
         compute_units: on macOS the devices for Core ML: `all`, `cpu-only`, `cpu-and-gpu` or
             `cpu-and-ne`, which is None.
-        drafters: those that requests will use: for others the engine may have to be opened again.
+        drafters: those that requests will use, opened now; others may open the engine again.
         generation_config: `auto`: options that a request leaves out come from the registry, else
             from the model's own files; `none`: from neither, which is greedy.
         revision: branch, tag or commit of a model on the hub; None: the main branch.
@@ -118,6 +118,8 @@ def load(
     defaults = defaults_of(files) if generation_config == "auto" else Defaults()
     opened = open_with(tuple(sorted(taps)))
     model = Model(files, opened, defaults=defaults, drafting=drafting, open_with=open_with)
+    for drafter in drafters:  # else they count as part of the first answer's first token
+        model.open_drafters(drafter)
     model.load_seconds = perf_counter() - started
     return model
 

@@ -8,3 +8,6 @@ import os
 
 # coremltools and transformers draw a bar for every pass and file; ours shows the whole conversion.
 os.environ.setdefault("TQDM_DISABLE", "1")
+# transformers warns of fields of published configs, and that it makes missing weights at random,
+# which `golden` names as an error.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -79,12 +79,9 @@ def checkpoint_from_gguf(gguf: Path, folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
     if len(shards_beside(gguf)) > 1:
         raise ModelError(f"{gguf} is one of several files; give the model's Hugging Face form")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32

@@ -2,11 +2,13 @@
 
 *Do blocks give the outputs of single tokens?* The artifact runs with calls of every number of rows,
 and in the engine with single tokens and with rejected rows. All outputs must be equal, bit for bit
-in the rehearsal. One row does not show a wrong order of heads and tokens.
+in the rehearsal. One row does not show a wrong order of heads and tokens. A token classifier, which
+has no states, runs each text alone and all of them packed into calls: only zero terms differ.
 
 *Is it the same model?* Layer outputs, logits and top tokens are compared with transformers in
 float32 (`compare` has the criteria, `texts` the inputs). Outputs are also compared with the other
-layers of the reference: a tap of a neighbouring layer may have a good cosine.
+layers of the reference: a tap of a neighbouring layer may have a good cosine. Of a classifier
+labels and scores are compared.
 
 Except on a Mac the artifact runs in the rehearsal: a pass means graph-correct, and nothing about
 the Neural Engine.
@@ -28,7 +30,7 @@ from paceline.storage.manifest import MANIFEST
 from paceline.storage.report import Report, Table
 from paceline_coreml.conversion.convert import CONV_SLOTS
 from paceline_coreml.conversion.families import open_family
-from paceline_coreml.engine.artifact import CAUSAL_LM, read_artifact
+from paceline_coreml.engine.artifact import read_artifact
 from paceline_coreml.engine.packages import DEFAULT_UNITS, REHEARSED, on_a_mac
 from paceline_coreml.golden.checks import (
     Agreement,
@@ -43,7 +45,13 @@ from paceline_coreml.golden.checks import (
 )
 from paceline_coreml.golden.compare import TOP
 from paceline_coreml.golden.reference import Reference
-from paceline_coreml.golden.run_shards import PackageOptions, embed, run_engine, run_shards
+from paceline_coreml.golden.run_shards import (
+    PackageOptions,
+    embed,
+    run_classifier,
+    run_engine,
+    run_shards,
+)
 from paceline_coreml.golden.texts import rows_of, texts_for, tokenizer_faults
 
 TOKENS = 32
@@ -75,19 +83,14 @@ def report(
         progress: reports packages and texts.
 
     Raises:
-        InvalidRequest: a value is out of range, or the model is not a causal language model.
+        InvalidRequest: a value is out of range.
         ModelError: the artifact or the checkpoint is incomplete, or they are different models.
     """
     if not 0 < threshold <= 1:
         raise InvalidRequest(f"threshold is {threshold}; expected a cosine, above 0 and at most 1")
     opened = read_artifact(artifact)
-    if opened.task != CAUSAL_LM:
-        # Classifiers have no states and no next token: these comparisons do not apply.
-        raise InvalidRequest(
-            f"{opened.name} is for {opened.task}; golden compares models for {CAUSAL_LM}"
-        )
     family = open_family(checkpoint, slots=opened.slots, conv_slots=opened.ring or CONV_SLOTS)
-    sizes = ("family", "layers", "hidden_size", "vocab_size", "stream_size")
+    sizes = ("family", "layers", "hidden_size", "vocab_size", "stream_size", "labels")
     pairs = [(name, getattr(opened, name), getattr(family.shape, name)) for name in sizes]
     differing = [f"{name} {ours}, not {theirs}" for name, ours, theirs in pairs if ours != theirs]
     if differing:
@@ -102,25 +105,30 @@ def report(
     del embeddings
     soft = read_json(artifact / MANIFEST).get("recipe", {}).get("routing") == "soft"
     with progress.task(f"running {checkpoint.name} with transformers"):
-        model = Reference(checkpoint, soft=soft)
+        model = Reference(checkpoint, opened.task, soft=soft)
         reference = model.run_all([text.tokens for text in texts])
         # Rounding flips no choice of an expert where each row gets all of them.
         limits = FaultLimits(threshold, MARGIN, model.experts and not soft)
         del model  # in float32
     options = PackageOptions(DEFAULT_UNITS, rounding)
-    by_width = run_shards(opened, texts, options, progress)
-    blocks = by_width.pop(opened.decode_rows)
-    modes = {f"calls of {width} rows": outputs for width, outputs in by_width.items()}
-    modes |= run_engine(opened, texts, options, progress)
+    layers: list[LayerCheck] = []
+    if opened.labels:
+        blocks, modes = run_classifier(opened, texts, options, progress)
+    else:
+        by_width = run_shards(opened, texts, options, progress)
+        blocks = by_width.pop(opened.decode_rows)
+        modes = {f"calls of {width} rows": outputs for width, outputs in by_width.items()}
+        modes |= run_engine(opened, texts, options, progress)
+        embedded = {EMBEDDINGS: np.concatenate([embed(opened, text) for text in texts])}
+        layers += check_layers(opened, rows, {**embedded, **blocks}, reference, limits)
     ways = [agreement(mode, outputs, blocks) for mode, outputs in modes.items()]
-    embedded = {EMBEDDINGS: np.concatenate([embed(opened, text) for text in texts])}
-    layers = list(check_layers(opened, rows, {**embedded, **blocks}, reference, limits))
     logits = check_logits(opened, rows, blocks, reference, limits)
     trained: LogitsCheck | None = None
     if soft:
         top_1 = Reference(checkpoint).run_all([text.tokens for text in texts])
         trained = check_logits(opened, rows, blocks, top_1, limits)
-    faults += [fault for way in ways for fault in way.faults(exact=not on_a_mac())]
+    exact = not (on_a_mac() or opened.labels)
+    faults += [fault for way in ways for fault in way.faults(exact=exact)]
     faults += [*layer_faults(layers, limits), *logits.faults(limits)]
     value = {
         "paceline": paceline.__version__,
@@ -144,35 +152,37 @@ def report(
     verdict = "graph-correct, as rehearsed; this shows nothing about the Neural Engine"
     verdict = "the model, as run here" if on_a_mac() else verdict
     lines = [
-        *_lines(ways, layers, logits),
+        *_lines(ways, layers, logits, "labels" if opened.labels else "top tokens"),
         *([_distance(trained)] if trained else []),
         *faults,
         f"verdict: {opened.name} {'is NOT' if faults else 'is'} {verdict}",
     ]
-    tables = [_ways_table(ways, opened.decode_rows), _layers_table(layers, logits)]
+    base = "texts alone" if opened.labels else f"calls of {opened.decode_rows} rows"
+    tables = [_ways_table(ways, base), _layers_table(layers, logits)]
     # JSON has no NaN and no infinities.
     value = json.loads(json.dumps(value), parse_constant=lambda _: None)
     return Report(value, not faults, "\n".join(lines), tables)
 
 
 def _lines(
-    ways: Sequence[Agreement], layers: Sequence[LayerCheck], logits: LogitsCheck
+    ways: Sequence[Agreement], layers: Sequence[LayerCheck], logits: LogitsCheck, best: str
 ) -> Iterator[str]:
-    worst = min(layers, key=lambda layer: layer.nearness.cosine.worst)
-    cosine = worst.nearness.cosine
     picks, logits_cosine = logits.ordinary, logits.nearness.cosine
     same = sum(way.difference == 0 for way in ways)
     yield f"blocks: {same} of {len(ways)} other call modes give the same outputs, bit for bit"
-    yield (
-        f"layers: minimum cosine {cosine.worst:.4f} ({worst.name}, {cosine.at}), over "
-        f"{len(layers)} outputs"
-    )
+    if layers:
+        worst = min(layers, key=lambda layer: layer.nearness.cosine.worst)
+        cosine = worst.nearness.cosine
+        yield (
+            f"layers: minimum cosine {cosine.worst:.4f} ({worst.name}, {cosine.at}), over "
+            f"{len(layers)} outputs"
+        )
     yield (
         f"logits: minimum cosine {logits_cosine.worst:.4f} ({logits_cosine.at}), divergence "
         f"{picks.divergence:.4f} nats"
     )
     yield (
-        f"top tokens: {picks.equal} of {picks.rows} equal; {picks.decided_equal} of the "
+        f"{best}: {picks.equal} of {picks.rows} equal; {picks.decided_equal} of the "
         f"{picks.decided} decided ones; {picks.contained} in the top {TOP}"
     )
 
@@ -186,9 +196,9 @@ def _distance(trained: LogitsCheck) -> str:
     )
 
 
-def _ways_table(ways: Sequence[Agreement], rows: int) -> Table:
+def _ways_table(ways: Sequence[Agreement], base: str) -> Table:
     return (
-        f"other call modes, compared with calls of {rows} rows",
+        f"other call modes, compared with {base}",
         ["mode", "largest difference", "minimum cosine", "first output"],
         [[way.way, f"{way.difference:.3g}", f"{way.cosine:.6f}", way.begins] for way in ways],
     )

@@ -4,8 +4,7 @@ Hidden states are taken from the layers by hooks. `output_hidden_states` differs
 models its last entry is after the final norm.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from paceline.errors import ModelError
 from paceline_coreml.conversion.checkpoint import FolderTensors
+from paceline_coreml.engine.artifact import CAUSAL_LM
 
 Floats = npt.NDArray[np.float32]
 
@@ -27,38 +27,43 @@ class ReferenceOutput(NamedTuple):
     streams: Sequence[Floats]
     """[n, hidden_size]: before the first layer, then after every layer."""
     logits: Floats
-    """[n, vocab]"""
+    """[n, vocab], or the scores of labels"""
 
 
 class Reference:
-    """A checkpoint's causal language model in memory, as float32."""
+    """A checkpoint's model in memory, as float32: a causal language model, or a classifier."""
 
-    def __init__(self, checkpoint: Path, layers: int | None = None, *, soft: bool = False) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        task: str = CAUSAL_LM,
+        *,
+        layers: int | None = None,
+        soft: bool = False,
+    ) -> None:
         """Load the first `layers` layers, or all; with `soft` a ZAYA's rows get all experts.
 
         Raises ModelError if transformers cannot load it, or a weight is missing.
         """
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
-        with _quiet():
-            try:
-                config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
-                if layers is not None:
-                    config.num_hidden_layers = layers
-                    if getattr(config, "layer_types", None):
-                        config.layer_types = config.layer_types[:layers]
-                self._model, loading_info = AutoModelForCausalLM.from_pretrained(
-                    checkpoint,
-                    config=config,
-                    dtype=torch.float32,
-                    local_files_only=True,
-                    output_loading_info=True,
-                )
-            except (OSError, ValueError, KeyError, RuntimeError) as error:
-                reason = str(error).strip().split("\n")[0]
-                raise ModelError(
-                    f"{checkpoint} cannot be opened by transformers: {reason}"
-                ) from error
+        model_class = AutoModelForCausalLM if task == CAUSAL_LM else AutoModelForTokenClassification
+        try:
+            config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+            if layers is not None:
+                config.num_hidden_layers = layers
+                if getattr(config, "layer_types", None):
+                    config.layer_types = config.layer_types[:layers]
+            self._model, loading_info = model_class.from_pretrained(
+                checkpoint,
+                config=config,
+                dtype=torch.float32,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise ModelError(f"{checkpoint} cannot be opened by transformers: {reason}") from error
         # transformers initializes missing weights at random, with a warning only.
         missing = sorted(map(str, loading_info["missing_keys"]))
         if missing:
@@ -137,19 +142,3 @@ def _rows(hidden: Any) -> Floats:
     """[1, T, hidden_size] as a copy [T, hidden_size]."""
     rows: Floats = hidden[0].float().numpy().copy()
     return rows
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and warnings; errors are raised."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

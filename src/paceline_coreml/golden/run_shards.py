@@ -2,7 +2,8 @@
 
 `run_shards` goes shard by shard, with calls of every number of rows: a shard is opened once, runs
 all texts, and is closed, so a model may be larger than memory, and a fault shows in the shard that
-causes it. `run_engine` runs the same texts in the engine. Independent of torch.
+causes it. `run_engine` runs the same texts in the engine, `run_classifier` those of a token
+classifier. Independent of torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from paceline.engines.base import EngineSettings
 from paceline.models import Progress
 from paceline.storage.coreml import EMBEDDINGS
 from paceline_coreml.engine.artifact import ROTARY, Artifact, Shard
+from paceline_coreml.engine.classifier import TextClassifier
 from paceline_coreml.engine.engine import CoreMlEngine
 from paceline_coreml.engine.inputs import CallInputs
 from paceline_coreml.engine.packages import Package, PackageOpener
@@ -197,6 +199,18 @@ def run_engine(
             outputs[mode] = {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
             reach(done)
     return outputs
+
+
+def run_classifier(
+    artifact: Artifact, texts: Sequence[Text], options: PackageOptions, progress: Progress
+) -> tuple[ArtifactOutput, dict[str, ArtifactOutput]]:
+    """Scores of the texts one by one, and by call mode of all of them in as few calls as can be."""
+    tokens = [text.tokens for text in texts]
+    with progress.task(f"classifying with {artifact.name}"):
+        model = TextClassifier(artifact.folder, units=options.units, rounding=options.rounding)
+        alone = [model.label([text])[0].scores for text in tokens]
+        packed = [one.scores for one in model.label(tokens)]
+    return {LOGITS: np.concatenate(alone)}, {"texts packed": {LOGITS: np.concatenate(packed)}}
 
 
 class _Block(NamedTuple):

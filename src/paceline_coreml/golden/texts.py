@@ -71,7 +71,7 @@ def rows_of(texts: Sequence[Text]) -> RowFacts:
 
 
 def texts_for(artifact: Artifact, embeddings: Floats, tokens: int) -> list[Text]:
-    """Texts of `tokens` tokens: prompts, or random tokens if the artifact has no tokenizer.
+    """Texts of `tokens` tokens.
 
     The last one has the tokens of low norm. `embeddings` are the checkpoint's, [vocab, d], because
     the artifact's may be wrong.
@@ -80,22 +80,21 @@ def texts_for(artifact: Artifact, embeddings: Floats, tokens: int) -> list[Text]
         InvalidRequest: `tokens` is too small, or more than the artifact's slots.
         ModelError: the manifest lacks `add_bos`, or the tokenizer cannot be read.
     """
-    longest = max(tokens, _CONTEXT + _LOW_TOKENS + 1) + artifact.decode_rows
-    if tokens <= _CONTEXT or longest > artifact.slots:
+    # A classifier reads a text in one call, of as many rows as it has slots at most.
+    beside, room = (0, artifact.rows) if artifact.labels else (artifact.decode_rows, artifact.slots)
+    longest = max(tokens, _CONTEXT + _LOW_TOKENS + 1) + beside
+    if tokens <= _CONTEXT or longest > room:
         raise InvalidRequest(
             f"texts of {tokens} tokens cannot be compared; expected more than {_CONTEXT}, and "
-            f"{longest} slots, of which the artifact has {artifact.slots}"
+            f"{longest} slots, of which the artifact has {room}"
         )
     bos = _bos(artifact.folder)
     tokenizer = _tokenizer(artifact.folder, bos)
     by_norm = np.argsort(np.linalg.norm(embeddings, axis=1), kind="stable")
-    if tokenizer is None:
-        texts = _random_texts(by_norm[len(by_norm) // 2 :], bos, tokens)
-    else:
-        texts = [
-            Text(name, _of_length(tokenizer.encode(prompt, special=True), tokens, len(bos)))
-            for name, prompt in PROMPTS.items()
-        ]
+    texts = [
+        Text(name, _of_length(tokenizer.encode(prompt, special=True), tokens, len(bos)))
+        for name, prompt in PROMPTS.items()
+    ]
     outside = sorted({t for text in texts for t in text.tokens if t >= artifact.vocab_size})
     if outside:
         raise ModelError(
@@ -125,12 +124,11 @@ def tokenizer_faults(artifact: Artifact, checkpoint: Path) -> list[str]:
         )
     # Compared without BOS, which is checked above.
     ours, theirs = _tokenizer(artifact.folder, []), _tokenizer(checkpoint, [])
-    if ours is not None and theirs is not None:
-        faults += [
-            f"tokenizer: {name} gives other tokens than the checkpoint's"
-            for name, prompt in PROMPTS.items()
-            if ours.encode(prompt) != theirs.encode(prompt)
-        ]
+    faults += [
+        f"tokenizer: {name} gives other tokens than the checkpoint's"
+        for name, prompt in PROMPTS.items()
+        if ours.encode(prompt) != theirs.encode(prompt)
+    ]
     return faults
 
 
@@ -143,11 +141,8 @@ def _bos(folder: Path) -> list[int]:
     return [bos] if facts["add_bos"] and isinstance(bos, int) else []
 
 
-def _tokenizer(folder: Path, bos: Sequence[int]) -> Tokenizer | None:
-    path = folder / TOKENIZER
-    if not path.is_file():
-        return None
-    return Tokenizer(path, bos_token_id=bos[0] if bos else None, add_bos=bool(bos))
+def _tokenizer(folder: Path, bos: Sequence[int]) -> Tokenizer:
+    return Tokenizer(folder / TOKENIZER, bos_token_id=bos[0] if bos else None, add_bos=bool(bos))
 
 
 def _of_length(tokens: Sequence[int], length: int, bos: int) -> list[int]:
@@ -156,12 +151,6 @@ def _of_length(tokens: Sequence[int], length: int, bos: int) -> list[int]:
     if not body:
         raise ModelError("the artifact's tokenizer gives no tokens for a text; convert it again")
     return [*tokens[:bos], *(list(body) * -(-length // len(body)))][:length]
-
-
-def _random_texts(tokens: npt.NDArray[np.int64], bos: Sequence[int], length: int) -> list[Text]:
-    """Random texts of `tokens`, which exclude those of low norm: they would disturb later rows."""
-    drawn = np.random.default_rng(0).choice(tokens, (len(PROMPTS), length - len(bos))).tolist()
-    return [Text(f"random {number}", [*bos, *text]) for number, text in enumerate(drawn, start=1)]
 
 
 def _token(bos: Sequence[int]) -> str:

@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any, TypeVar
 
+from paceline.decoding.types import Counters
 from paceline.drafters import DrafterSpec
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
@@ -229,7 +231,7 @@ def _row(
         contender=contender.name,
         measures=measures,
         at={**case.at, **contender.block},
-        counts=_counts(results),
+        counts=sums([result.stats for result in results]),
         facts={
             **case.facts,
             "tokens": results[0].completion_tokens,
@@ -240,21 +242,18 @@ def _row(
     )
 
 
-def _counts(results: Sequence[Result]) -> dict[str, Any]:
-    """Sums over the rounds."""
-    all_stats = [result.stats for result in results]
+def sums(counters: Sequence[Counters]) -> dict[str, Any]:
+    """`Row.counts` of several answers."""
     counts: dict[str, Any] = {
-        name: sum(getattr(stats, name) for stats in all_stats)
-        for name in ("steps", "drafted", "accepted")
+        name: sum(getattr(one, name) for one in counters)
+        for name in ("steps", "drafted", "accepted", "fallbacks")
     }
     for name in ("drafted_by", "accepted_by"):
-        sums = Counter[str]()
-        for stats in all_stats:
-            sums.update(getattr(stats, name))
-        counts[name] = dict(sums)
+        by_drafter = Counter[str]()
+        for one in counters:
+            by_drafter.update(getattr(one, name))
+        counts[name] = dict(by_drafter)
     for name in ("drafted_at", "accepted_at"):
-        positions = Counter[int]()
-        for stats in all_stats:
-            positions.update(dict(enumerate(getattr(stats, name))))
-        counts[name] = [positions[position] for position in sorted(positions)]
+        places = zip_longest(*(getattr(one, name) for one in counters), fillvalue=0)
+        counts[name] = [*map(sum, places)]
     return counts

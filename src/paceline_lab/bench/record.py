@@ -74,8 +74,8 @@ class Row:
     """Parameters of the case: `prompt_tokens`, `depth` (context before the question, in tokens),
     `block`, `temperature`. Curves are drawn over the numbers."""
     counts: Mapping[str, int | list[int] | Mapping[str, int]] = field(default_factory=dict)
-    """Sums over the rounds: `steps`, `drafted`, `accepted`; by drafter as `drafted_by`,
-    `accepted_by`; by position in the draft, from 0, as `drafted_at`, `accepted_at`."""
+    """Sums over the rounds: `steps`, `drafted`, `accepted`, `fallbacks`; by drafter as
+    `drafted_by`, `accepted_by`; by place in the draft, from 0, as `drafted_at`, `accepted_at`."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Anything else, as JSON. Usual names: `tokens` and `prompt_tokens`; `same_tokens`, true if the
     answers of all rounds equal plain decoding's; `way`, the name of a curve over a number of `at`

@@ -18,6 +18,7 @@ app = group()
     examples=(
         "paceline bench run --drafter auto --drafter ngram",
         "paceline bench run --suite questions.jsonl --limit 60 --rounds 1 --output run.json",
+        "paceline bench run --suite seeds",
     ),
 )
 def run(
@@ -33,7 +34,17 @@ def run(
 ) -> int:
     """Compare drafters with plain decoding on a suite."""
     from paceline_lab.bench.run import bench_run
+    from paceline_lab.sweep.seeds import NAME, bench_seeds
 
+    if measurement.suite == NAME and not NAME.exists():
+        report = bench_seeds(
+            lambda: load_model(model, output, drafters=drafter or ["ngram"]),
+            drafters=drafter,
+            rounds=measurement.rounds,
+            output=measurement.output,
+            progress=progress_of(output),
+        )
+        return print_report(report, output, measurement.output)
     report = bench_run(
         lambda rows: load_model(model, output, drafters=drafter, rows=rows),
         **asdict(measurement),

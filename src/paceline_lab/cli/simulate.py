@@ -38,19 +38,15 @@ def simulate(
         declare.several(
             parser=Path,
             metavar="FILE...",
-            help="JSON lines with prompt and answer, a result, or text",
+            help="JSON lines with prompt and answer, or a result",
         ),
     ],
-    raw: Annotated[bool, Option("--raw", help="prompts without the chat template")] = False,
-    prompt_tokens: Annotated[
-        int, declare.count(help="tokens of a plain text that are its prompt")
-    ] = 100,
     comparison: ComparisonArguments,
     cost: Annotated[
         str,
         Option(
-            help="costs of calls: here, zaya, phi-4-mini, m5-max, milliseconds by rows such as "
-            "1=12,8=15.4, or the file of a recorded plan"
+            help="costs of calls: here, zaya, phi-4-mini, m5-max, or milliseconds by rows such as "
+            "1=12,8=15.4"
         ),
     ] = "here",
     carry: Annotated[
@@ -79,8 +75,6 @@ def simulate(
         **asdict(comparison),
         model=model.model,
         texts=texts,
-        raw=raw,
-        prompt_tokens=prompt_tokens,
         cost=cost,
         carry=carry,
         progress=progress,

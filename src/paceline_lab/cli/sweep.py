@@ -1,12 +1,11 @@
 """`paceline bench sweep`."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from paceline.cli import declare, numbers
 from paceline.cli.console import load_model, print_report, progress_of
-from paceline.cli.options import MaxTokens, ModelOptions, Output, Seed, command, group
+from paceline.cli.options import MaxTokens, ModelOptions, Output, command, group
 from paceline_lab.cli.options import ComparisonArguments, MeasurementArguments, Rounds
 
 app = group()
@@ -49,15 +48,7 @@ def sweep(
             help="tokens before the suite's questions instead, or max; may be repeated",
         ),
     ],
-    temperature: Annotated[
-        list[float],
-        declare.several(parser=numbers.TEMPERATURE, help="may be repeated; default: greedy"),
-    ],
     comparison: ComparisonArguments,
-    text: Annotated[
-        Path | None, declare.file(help="repeat this text instead of paceline's own")
-    ] = None,
-    seed: Seed = 0,
     measurement: SweepArguments,
     model: ModelOptions,
     output: Output,
@@ -71,9 +62,6 @@ def sweep(
         **asdict(measurement),
         lengths=length,
         depths=depth,
-        temperatures=temperature,
-        text=text,
-        seed=seed,
         progress=progress_of(output),
     )
     return print_report(report, output, measurement.output)

@@ -27,7 +27,7 @@ from paceline.storage.manifest import begin_artifact, write_manifest
 from paceline_lab.learn.folder import LearntFolder, TrainingAnswer
 from paceline_lab.learn.variety import HELD_OUT, UNSEEN, Variety, part_of
 from paceline_lab.simulate.replay import Recording, simulate
-from paceline_lab.simulate.report import Total, total_of
+from paceline_lab.simulate.report import Total
 
 TABLE_BYTES = 12_000_000
 
@@ -225,7 +225,7 @@ def _replayed(recordings: Sequence[Recording], use: Use, table: Path | None) -> 
     shared.shipped = {} if table is None else {"table": table}
     if table is not None:
         shared.tables[""] = Table.open(table, use.vocab_size)
-    return total_of(simulate(recordings, check({"drafter": "auto"}), use.cost, shared))
+    return Total(simulate(recordings, check({"drafter": "auto"}), use.cost, shared))
 
 
 def _install(path: Path, forms: Sequence[ModelFiles], *, gains: bool) -> None:

@@ -17,7 +17,6 @@ _OVER = {
     "prompt_tokens": "tokens of the prompt",
     "depth": "tokens of context before the question",
     "block": "rows of a block",
-    "temperature": "temperature",
 }
 """Axis labels for the numbers of `Row.at`."""
 

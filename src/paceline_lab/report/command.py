@@ -20,7 +20,7 @@ _PAGE = "index.html"
 
 _ABOUT = {
     "run": "drafters against plain decoding, by prompt",
-    "sweep": "drafters against plain decoding, over lengths, depths or temperatures",
+    "sweep": "drafters against plain decoding, over lengths or depths",
     "peers": "other runtimes on the same prompts",
     "simulate": "drafters on recorded texts, without the model",
     "agent": "an agent's session, turn by turn",

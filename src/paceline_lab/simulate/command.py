@@ -35,8 +35,6 @@ def bench_simulate(
     blocks: Sequence[int],
     model: str,
     texts: Sequence[Path],
-    raw: bool,
-    prompt_tokens: int,
     cost: str,
     carry: bool,
     progress: Progress,
@@ -55,19 +53,17 @@ def bench_simulate(
     options = contender_options(drafters, policies, blocks)
     options.pop(PLAIN, None)
     shared = drafter_resources(model, options, progress)
-    recordings = Texts(files, raw=raw, prompt_tokens=prompt_tokens).read(texts)
+    recordings = Texts(files).read(texts)
     costs = parse_costs(cost, lambda: load().measured_costs())
     tokens = sum(len(recording.answer) for recording in recordings)
     began = perf_counter()
     totals = {}
     for name, settings in options.items():
-        totals[name] = total = Total()
         request = check_options(settings)
         with progress.task(f"simulating {name}", tokens, unit="tokens") as reach:
-            for simulation in simulate(
-                recordings, request, costs.table, shared, carry=carry, watch=reach
-            ):
-                total.add(simulation)
+            totals[name] = Total(
+                simulate(recordings, request, costs.table, shared, carry=carry, watch=reach)
+            )
     took = perf_counter() - began
     record = Record(
         "simulate",

@@ -1,14 +1,10 @@
-"""Cost tables for a simulation: measured here, recorded or published elsewhere, or listed."""
+"""Cost tables for a simulation: measured here, published elsewhere, or listed."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
 from paceline.decoding.costs import CostTable
 from paceline.errors import InvalidRequest
-from paceline.storage.validation import Count, Limit, Positive, validated
 
 HERE = "here"
 
@@ -34,77 +30,22 @@ class SourcedCosts:
     table: CostTable
 
 
-_Milliseconds = Annotated[float, Limit(gt=0)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    rows: Positive
-    milliseconds: _Milliseconds
-
-
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    plain_milliseconds: _Milliseconds
-    rows: list[_Row]
-    context: Count = 0
-
-    @property
-    def seconds(self) -> dict[int, float]:
-        """Rows -> seconds of a call."""
-        blocks = {row.rows: row.milliseconds / 1e3 for row in self.rows}
-        return {1: self.plain_milliseconds / 1e3, **blocks}
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan(_Calls):
-    """What is read of a recorded `paceline plan`."""
-
-    deep: _Calls | None = None
-
-
 def parse_costs(spec: str, here: Callable[[], CostTable]) -> SourcedCosts:
     """Parse the option `--cost`.
 
-    `spec` is `here` (the result of `here`), the name of a preset, the file of a recorded `paceline
-    plan`, or milliseconds by rows such as `1=12,4=12.6,8=15.4`. Raises InvalidRequest if it is
-    none of these.
+    `spec` is `here` (the result of `here`), the name of a preset, or milliseconds by rows such as
+    `1=12,4=12.6,8=15.4`. Raises InvalidRequest if it is none of these.
     """
     if spec == HERE:
         return SourcedCosts(HERE, here())
     if spec in PRESETS:
         return SourcedCosts(spec, CostTable(PRESETS[spec]))
-    if "=" in spec and not Path(spec).exists():
-        return SourcedCosts("given", _given(spec))
-    return SourcedCosts(Path(spec).name, _recorded(Path(spec)))
-
-
-def _given(spec: str) -> CostTable:
     try:
         pairs = [part.split("=") for part in spec.split(",")]
-        return CostTable({int(rows): float(cost) / 1e3 for rows, cost in pairs})
+        given = CostTable({int(rows): float(cost) / 1e3 for rows, cost in pairs})
     except ValueError:
         raise InvalidRequest(
-            f"--cost is {spec!r}; expected milliseconds by rows, as in 1=12,4=12.6,8=15.4"
+            f"--cost is {spec!r}; expected {HERE}, {', '.join(PRESETS)}, or milliseconds by rows, "
+            "as in 1=12,4=12.6,8=15.4"
         ) from None
-
-
-def _recorded(path: Path) -> CostTable:
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InvalidRequest(
-            f"--cost is {path}, which cannot be read ({error.strerror}); expected {HERE}, "
-            f"{', '.join(PRESETS)}, milliseconds by rows, or the file of a recorded plan"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{path} is not JSON: {error}") from error
-    plan = validated(_Plan, value, f"{path}, read as a recorded `paceline plan`")
-    near, deep = plan.seconds, plan.deep
-    if deep is None:
-        return CostTable(near, plan.context)
-    far, further = deep.seconds, deep.context - plan.context
-    if further < 1 or far.keys() != near.keys():
-        raise InvalidRequest(f"{path}: deep: expected the same rows at a longer context")
-    grows = {rows: max(far[rows] - near[rows], 0.0) / further for rows in near}
-    return CostTable(near, plan.context, grows)
+    return SourcedCosts("given", given)

@@ -116,7 +116,6 @@ def simulate(
     shared: DrafterResources,
     *,
     carry: bool = False,
-    kept: KeptText | None = None,
     watch: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Simulation]:
     """Replay all recordings.
@@ -128,7 +127,6 @@ def simulate(
         shared: resources of the drafters; its history of answers is cleared.
         carry: the recordings are requests of one process, and learn from those before them;
             otherwise every one is the first. The drafter `kept` then drafts from their answers.
-        kept: answers from before, for the drafter `kept`.
         watch: called with the number of answer tokens that are done.
 
     Raises:
@@ -139,8 +137,8 @@ def simulate(
     acceptance = Acceptance()
     shared.history = AnswerHistory()
     costs = _CallCosts(cost)
-    done = 0
-    counted = 0
+    done = counted = 0
+    kept: KeptText | None = None
     for at, recording in enumerate(recordings):
         expected = bool(recording.prediction)
         spec = request.drafter.resolve(shared.shipped, prediction=expected)

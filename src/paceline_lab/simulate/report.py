@@ -1,13 +1,12 @@
 """Aggregates of simulations: totals, rows of a record, and tables to print."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from itertools import zip_longest
 from statistics import geometric_mean
 from typing import Any
 
 from paceline.storage.report import Table
-from paceline_lab.bench.ab_test import PLAIN
+from paceline_lab.bench.ab_test import PLAIN, sums
 from paceline_lab.bench.record import Row
 from paceline_lab.simulate.replay import Simulation
 
@@ -18,25 +17,22 @@ _MAX_TEXT_ROWS = 200
 """With more texts, a record has a row per kind of text, not per text."""
 
 
-@dataclass(slots=True)
 class Total:
     """All texts with one drafter and policy."""
 
-    simulations: list[Simulation] = field(default_factory=list)
-    drafted_at: Counter[int] = field(default_factory=Counter)
-    accepted_at: Counter[int] = field(default_factory=Counter)
-
-    def add(self, simulation: Simulation) -> None:
-        self.simulations.append(simulation)
-        self.drafted_at.update(dict(enumerate(simulation.counters.drafted_at)))
-        self.accepted_at.update(dict(enumerate(simulation.counters.accepted_at)))
+    def __init__(self, simulations: Iterable[Simulation]) -> None:
+        self.simulations = [*simulations]
+        self.counts = sums([simulation.counters for simulation in self.simulations])
+        """As `Row.counts`."""
 
     def sum(self, value_of: Callable[[Simulation], float]) -> float:
+        """Sum over the texts."""
         return sum(map(value_of, self.simulations))
 
     @property
     def steps(self) -> int:
-        return int(self.sum(lambda simulation: simulation.counters.steps))
+        """Steps after prefill."""
+        return int(self.counts["steps"])
 
     @property
     def ideal(self) -> float:
@@ -59,29 +55,18 @@ class Total:
         return sum(simulation.speed_up < 1 for simulation in self.simulations)
 
     def of(self, kind: str) -> "Total":
-        return total_of(
-            simulation for simulation in self.simulations if simulation.recording.kind == kind
-        )
+        """Total of the texts of a kind."""
+        return Total(one for one in self.simulations if one.recording.kind == kind)
 
     def row(self, case: str, kind: str, contender: str) -> Row:
-        drafted = int(self.sum(lambda simulation: simulation.counters.drafted))
-        accepted = int(self.sum(lambda simulation: simulation.counters.accepted))
+        """The total as a row of a record."""
         measures = {
             "ratio": self.expected,
             "tokens_per_step": self.ideal,
-            "acceptance_rate": accepted / max(drafted, 1),
+            "acceptance_rate": self.counts["accepted"] / max(self.counts["drafted"], 1),
             "decode_seconds": self.sum(lambda simulation: simulation.seconds),
         }
-        counts = {
-            "steps": self.steps,
-            "drafted": drafted,
-            "accepted": accepted,
-            "drafted_by": self._sums(lambda simulation: simulation.counters.drafted_by),
-            "accepted_by": self._sums(lambda simulation: simulation.counters.accepted_by),
-            "drafted_at": _in_order(self.drafted_at),
-            "accepted_at": _in_order(self.accepted_at),
-        }
-        return self._row(case, kind, contender, measures, counts)
+        return self._row(case, kind, contender, measures, self.counts)
 
     def plain_row(self, case: str, kind: str) -> Row:
         """Plain decoding of the same texts as a row."""
@@ -107,19 +92,6 @@ class Total:
         single = {name: [value] for name, value in measures.items()}
         return Row(case, kind, contender, single, counts=counts, facts=facts)
 
-    def _sums(self, counts_of: Callable[[Simulation], Mapping[str, int]]) -> dict[str, int]:
-        sums = Counter[str]()
-        for simulation in self.simulations:
-            sums.update(counts_of(simulation))
-        return dict(sums)
-
-
-def total_of(simulations: Iterable[Simulation]) -> Total:
-    total = Total()
-    for simulation in simulations:
-        total.add(simulation)
-    return total
-
 
 def rows_of(totals: Mapping[str, Total]) -> Iterator[Row]:
     """Rows of plain decoding and of all contenders: per text, or per kind of many texts."""
@@ -134,9 +106,9 @@ def rows_of(totals: Mapping[str, Total]) -> Iterator[Row]:
         return
     for place, simulation in enumerate(first.simulations):
         case, kind = simulation.recording.id, simulation.recording.kind
-        yield total_of([simulation]).plain_row(case, kind)
+        yield Total([simulation]).plain_row(case, kind)
         for name, total in totals.items():
-            yield total_of([total.simulations[place]]).row(case, kind, name)
+            yield Total([total.simulations[place]]).row(case, kind, name)
 
 
 def kinds_of(total: Total) -> list[str]:
@@ -145,6 +117,7 @@ def kinds_of(total: Total) -> list[str]:
 
 
 def tables(totals: Mapping[str, Total]) -> Iterator[Table]:
+    """The totals to print."""
     yield _overall(totals)
     kinds = kinds_of(next(iter(totals.values())))
     if len(kinds) > 1:
@@ -155,7 +128,8 @@ def tables(totals: Mapping[str, Total]) -> Iterator[Table]:
 
 
 def summary(total: Total) -> dict[str, Any]:
-    drafted, accepted = total.drafted_at, total.accepted_at
+    """The total as JSON for a record."""
+    places = zip_longest(total.counts["accepted_at"], total.counts["drafted_at"], fillvalue=0)
     return {
         "passes": total.steps,
         "tokens": int(total.sum(lambda simulation: simulation.decoded)),
@@ -164,7 +138,7 @@ def summary(total: Total) -> dict[str, Any]:
         "expected_geometric_mean": total.mean(),
         "expected_worst": min(simulation.speed_up for simulation in total.simulations),
         "slower": total.slower,
-        "accepted_by_place": [accepted[at] / drafted[at] for at in sorted(drafted)],
+        "accepted_by_place": [accepted / drafted for accepted, drafted in places],
     }
 
 
@@ -172,14 +146,13 @@ def _overall(totals: Mapping[str, Total]) -> Table:
     head = ["contender", "tokens", "steps", "drafted", "accepted", "ideal", "expected"]
     lines = []
     for name, total in totals.items():
-        drafted = total.sum(lambda simulation: simulation.counters.drafted)
-        accepted = total.sum(lambda simulation: simulation.counters.accepted)
+        drafted, accepted = total.counts["drafted"], total.counts["accepted"]
         lines.append(
             [
                 name,
                 f"{total.sum(lambda simulation: simulation.decoded):.0f}",
                 str(total.steps),
-                f"{drafted:.0f}",
+                str(drafted),
                 f"{100 * accepted / max(drafted, 1):.0f} %",
                 f"{total.ideal:.2f}",
                 f"{total.expected:.2f}",
@@ -195,14 +168,10 @@ def _overall(totals: Mapping[str, Total]) -> Table:
 def _by_position(totals: Mapping[str, Total]) -> Table:
     lines = []
     for name, total in totals.items():
-        shares = (_share(total.accepted_at[at - 1], total.drafted_at[at - 1]) for at in POSITIONS)
+        drafted = dict(enumerate(total.counts["drafted_at"], start=1))
+        accepted = dict(enumerate(total.counts["accepted_at"], start=1))
+        shares = [
+            f"{accepted.get(at, 0) / drafted[at]:.2f}" if at in drafted else "-" for at in POSITIONS
+        ]
         lines.append([name, *shares])
     return "acceptance rate by position in the draft", ["contender", *map(str, POSITIONS)], lines
-
-
-def _in_order(counts: Counter[int]) -> list[int]:
-    return [counts[place] for place in sorted(counts)]
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.2f}" if whole else "-"

@@ -1,8 +1,7 @@
 """Reads recordings from files of several formats.
 
 JSON lines with token ids or text, answers of `learn` among them; output of `generate --json` and
-`bench run`; and plain text, the beginning of which is the prompt. The tokenizer is opened only for
-text. Errors name the file and the line.
+`bench run`. The tokenizer is opened only for text. Errors name the file and the line.
 """
 
 import json
@@ -17,8 +16,6 @@ from paceline_lab.bench.record import FORM as RECORD
 from paceline_lab.bench.record import parse_record
 from paceline_lab.simulate.replay import Recording
 
-_JSON = (".json", ".jsonl")
-
 _SPARE = 64
 """Tokens by which the limit of an answer is larger than the answer, if it is not recorded."""
 
@@ -26,17 +23,9 @@ _SPARE = 64
 class Texts:
     """Reader of files, with the model whose tokenizer encodes text."""
 
-    def __init__(
-        self, files: Callable[[], ModelFiles], *, raw: bool = False, prompt_tokens: int = 100
-    ) -> None:
-        """Read with these options.
-
-        `files` opens the model whose tokenizer and chat template encode text. `raw` prompts are
-        without the chat template; `prompt_tokens` is the prompt's length in a plain text.
-        """
+    def __init__(self, files: Callable[[], ModelFiles]) -> None:
+        """Read with the tokenizer and chat template of the model that `files` opens."""
         self._files = files
-        self._raw = raw
-        self._prompt_tokens = prompt_tokens
 
     def read(self, paths: Sequence[Path]) -> list[Recording]:
         """All recordings of some files and folders, in order; equal ids are numbered.
@@ -63,22 +52,10 @@ class Texts:
             raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"{path} is not UTF-8 text: {error.reason}") from error
-        if path.suffix not in _JSON:
-            return self._plain(path, text)
         whole = _json(text)
         if isinstance(whole, dict) and whole.get("form") == RECORD:
             return _from_record(whole, str(path))
         return self._entries([text] if isinstance(whole, dict) else text.split("\n"), path)
-
-    def _plain(self, path: Path, text: str) -> Iterator[Recording]:
-        tokens = self._files().tokenizer().encode(text)
-        if len(tokens) <= self._prompt_tokens:
-            raise InvalidRequest(
-                f"{path} has {len(tokens)} tokens, of which the first {self._prompt_tokens} are "
-                "the prompt; expected more, or another --prompt-tokens"
-            )
-        prompt, answer = tokens[: self._prompt_tokens], tokens[self._prompt_tokens :]
-        yield Recording(path.name, "text", prompt, answer)
 
     def _entries(self, lines: Sequence[str], path: Path) -> Iterator[Recording]:
         for number, line in enumerate(lines, start=1):
@@ -106,12 +83,10 @@ class Texts:
 
     def _prompt(self, entry: Mapping[str, Any]) -> list[int]:
         messages = entry.get("messages")
-        if isinstance(entry.get("prompt"), str) and not self._raw:
+        if isinstance(entry.get("prompt"), str):
             messages = [{"role": "user", "content": entry["prompt"]}]
         if messages is None or "prompt_token_ids" in entry:
-            return self._tokens(
-                entry, ("prompt_token_ids", "prompt"), "a prompt (or messages)", special=True
-            )
+            return self._tokens(entry, ("prompt_token_ids", "prompt"), "a prompt (or messages)")
         if not (
             isinstance(messages, list) and all(isinstance(message, dict) for message in messages)
         ):
@@ -120,14 +95,12 @@ class Texts:
         control = files.control_text()
         return control.encode(files.template().render(control.guarded_messages(messages)))
 
-    def _tokens(
-        self, entry: Mapping[str, Any], names: Sequence[str], what: str, *, special: bool = False
-    ) -> list[int]:
+    def _tokens(self, entry: Mapping[str, Any], names: Sequence[str], what: str) -> list[int]:
         """The first of some fields that the entry has, as token ids."""
         for name in names:
             value = entry.get(name)
             if isinstance(value, str):
-                value = self._files().tokenizer().encode(value, special=special)
+                value = self._files().tokenizer().encode(value)
             if value is None:
                 continue
             if not _are_tokens(value):

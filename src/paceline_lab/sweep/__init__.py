@@ -1,1 +1,1 @@
-"""`bench sweep`: prompt lengths, context depths and temperatures."""
+"""`bench sweep`: prompt lengths and context depths."""

@@ -7,7 +7,6 @@ prompts before them (the context depths of the DFlash-on-MLX experiment).
 
 from collections.abc import Sequence
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Literal
 
 from paceline.errors import InvalidRequest
@@ -26,21 +25,10 @@ _SPARE = 64
 """Tokens. A text may have more of them after cutting, decoding and encoding with a question."""
 
 
-def dense_text(path: Path | None = None) -> tuple[str, str]:
-    """(text to tile, its SHA-256); paceline's own text if `path` is None.
-
-    Raises InvalidRequest if the file cannot be read, or is empty.
-    """
-    try:
-        content = path.read_bytes() if path else packaged("paceline_lab.sweep", "dense_code.txt")
-        text = content.decode("utf-8")
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {error.filename}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{path} is not UTF-8 text: {error.reason}") from error
-    if not text.strip():
-        raise InvalidRequest(f"{path} is empty; expected a text to tile")
-    return text, sha256(content).hexdigest()
+def dense_text() -> tuple[str, str]:
+    """(text to tile, its SHA-256)."""
+    content = packaged("paceline_lab.sweep", "dense_code.txt")
+    return content.decode("utf-8"), sha256(content).hexdigest()
 
 
 def default_lengths(limit: int) -> list[TokenCount]:
@@ -57,10 +45,9 @@ def length_cases(
     model: Model,
     text: str,
     lengths: Sequence[TokenCount],
-    temperatures: Sequence[Options],
     tokens: int,
 ) -> list[Case]:
-    """The text, tiled and cut, for each length and temperature; answers have exactly `tokens`.
+    """The text, tiled and cut, for each length; answers have exactly `tokens`.
 
     Raises InvalidRequest if a length does not fit the context.
     """
@@ -76,11 +63,9 @@ def length_cases(
     for length in _numbers(lengths or default_lengths(limit), limit, "prompt"):
         while len(tiled) < length:
             tiled += once
-        for sampling in temperatures:
-            options: Options = {**sampling, "max_tokens": tokens, "ignore_eos": True}
-            at = {"prompt_tokens": length, **_temperature(sampling)}
-            name = f"code, {length} tokens{_suffix(sampling)}"
-            cases.append(Case(name, "code", tiled[:length], options, at))
+        options: Options = {"max_tokens": tokens, "ignore_eos": True}
+        at = {"prompt_tokens": length}
+        cases.append(Case(f"code, {length} tokens", "code", tiled[:length], options, at))
     return cases
 
 
@@ -88,7 +73,6 @@ def depth_cases(
     model: Model,
     suite: Suite,
     depths: Sequence[TokenCount],
-    temperatures: Sequence[Options],
     tokens: int,
 ) -> list[Case]:
     """The suite's prompts, each after about `depth` tokens of other prompts' text.
@@ -107,12 +91,9 @@ def depth_cases(
             last: dict[str, Any] = prompt.messages[-1]
             content = f"{before}\n\n{last['content']}" if depth else last["content"]
             messages = [*prompt.messages[:-1], {**last, "content": content}]
-            for sampling in temperatures:
-                options: Options = {**sampling, "max_tokens": tokens}
-                at = {"depth": depth, **_temperature(sampling)}
-                # These words are in recorded results, which `bench compare` matches by case.
-                name = f"{prompt.id} behind {depth} tokens{_suffix(sampling)}"
-                cases.append(Case(name, prompt.kind, messages, options, at))
+            # These words are in recorded results, which `bench compare` matches by case.
+            name, options = f"{prompt.id} behind {depth} tokens", Options(max_tokens=tokens)
+            cases.append(Case(name, prompt.kind, messages, options, {"depth": depth}))
     return cases
 
 
@@ -124,11 +105,3 @@ def _numbers(counts: Sequence[TokenCount], limit: int, what: str) -> list[int]:
                 f"a {what} of {count} tokens does not fit; expected at most {limit}, or max"
             )
     return list(dict.fromkeys(lengths))
-
-
-def _temperature(sampling: Options) -> dict[str, float]:
-    return {"temperature": sampling["temperature"]} if "temperature" in sampling else {}
-
-
-def _suffix(sampling: Options) -> str:
-    return f", temperature {sampling['temperature']:g}" if "temperature" in sampling else ""

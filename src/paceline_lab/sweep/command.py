@@ -1,9 +1,9 @@
-"""`bench sweep`: plain decoding against drafters and policies, over lengths, depths, temperatures.
+"""`bench sweep`: plain decoding against drafters and policies, over lengths or depths.
 
 All in one process: after a warm-up, every case with all contenders interleaved.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from paceline.runtime.model import Model
 from paceline.runtime.request import check
 from paceline.storage.report import Report
 from paceline_lab.bench.ab_test import (
+    Case,
     Contender,
     about,
     contender_options,
@@ -42,10 +43,7 @@ def bench_sweep(
     policies: Sequence[str] = (),
     blocks: Sequence[int] = (),
     lengths: Sequence[TokenCount] = (),
-    text: Path | None = None,
     depths: Sequence[TokenCount] = (),
-    temperatures: Sequence[float] = (),
-    seed: int,
     progress: Progress,
 ) -> Report:
     """Plain decoding and every drafter with every policy, over prompt lengths or context depths.
@@ -55,48 +53,55 @@ def bench_sweep(
     policy is `auto`, or a rule with its block, as `fixed:8`; `blocks` are for policies without one.
     Raises InvalidRequest if a value is out of range, or two options exclude each other.
     """
-    if depths and (lengths or text):
-        raise InvalidRequest("--depth does not go with --length or --text: sweep one at a time")
+    if depths and lengths:
+        raise InvalidRequest("--depth does not go with --length: sweep one at a time")
     if not depths and (suite or kinds or per_kind):
         raise InvalidRequest("--suite, --kind and --per-kind are for --depth")
     options = contender_options(drafters, policies, blocks)
-    sampled: list[Options] = [{"temperature": value, "seed": seed} for value in temperatures]
-    for settings in [*options.values(), *sampled]:
-        check(settings)
+    for chosen in options.values():
+        check(chosen)
     prompts, content, digest = None, "", ""
     if depths:
         prompts = chosen_prompts(suite, kinds, per_kind or 1)
     else:
-        content, digest = dense_text(text)
+        content, digest = dense_text()
     model = load()
     model.measured_costs()
     cases = (
-        depth_cases(model, prompts, depths, sampled or [{}], max_tokens)
+        depth_cases(model, prompts, depths, max_tokens)
         if prompts
-        else length_cases(model, content, lengths, sampled or [{}], max_tokens)
+        else length_cases(model, content, lengths, max_tokens)
     )
-    head = Record(
-        "sweep",
-        rows=[],
-        settings={
-            "cases": [case.id for case in cases],
-            "contenders": options_facts(options),
-            "seed": seed,
-            "rounds": rounds,
-            "max_tokens": max_tokens,
-        },
-        suite_sha256=prompts.sha256 if prompts else digest,
-        **about(model),
-        **here(),
+    settings = {
+        "cases": [case.id for case in cases],
+        "contenders": options_facts(options),
+        "rounds": rounds,
+        "max_tokens": max_tokens,
+    }
+    head = Record("sweep", [], settings, suite_sha256=prompts.sha256 if prompts else digest)
+    record = measured(head, model, options, cases, rounds=rounds, output=output, progress=progress)
+    return Report(
+        record.as_dict(),
+        all_same_tokens(record.rows),
+        tables=[case_table(record.rows)],
+        journal=journal_path(output),
     )
+
+
+def measured(
+    head: Record,
+    model: Model,
+    options: Mapping[str, Options],
+    cases: Sequence[Case],
+    *,
+    rounds: int,
+    output: Path | None,
+    progress: Progress,
+) -> Record:
+    """The record that `head` begins, of all cases by contenders with these options."""
+    head = replace(head, **about(model), **here())
     with open_journal(output, head) as journal:
         contenders = [Contender(name, model, settings) for name, settings in options.items()]
         warm_up(contenders, cases[0])
         rows = measure_all(cases, contenders, rounds=rounds, journal=journal, progress=progress)
-    record = replace(head, rows=rows, summary=summary(rows))
-    return Report(
-        record.as_dict(),
-        all_same_tokens(rows),
-        tables=[case_table(rows)],
-        journal=journal_path(output),
-    )
+    return replace(head, rows=rows, summary=summary(rows))

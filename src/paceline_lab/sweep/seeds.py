@@ -1,0 +1,147 @@
+"""`bench run --suite seeds`: the two tables of the experiments that paceline began with, made here.
+
+Five short answers to code prompts, and 80 tokens after 100, 200, 372 and 800 of dense code, by
+n-grams in blocks of four rows: the last token and three drafts, the experiments' `T=4`. Their rows
+stand beside ours; they had prompts of their own, so it is the columns that compare, not the texts.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from paceline.decoding.costs import CostTable
+from paceline.models import Progress
+from paceline.options import Options
+from paceline.plan import break_even
+from paceline.runtime.model import Model
+from paceline.storage.report import Report, Table
+from paceline.verify.suite import load_suite
+from paceline_lab.bench.ab_test import (
+    PLAIN,
+    Case,
+    contender_options,
+    max_context,
+    options_facts,
+)
+from paceline_lab.bench.record import Record, Row
+from paceline_lab.bench.summary import all_same_tokens
+from paceline_lab.journals import journal_path
+from paceline_lab.sweep.cases import LENGTHS, dense_text, length_cases
+from paceline_lab.sweep.command import measured
+
+NAME = Path("seeds")
+"""The suite, in place of a file."""
+
+_ROWS = 4
+_CODE_TOKENS, _LENGTH_TOKENS = 20, 80
+"""Tokens of an answer: the experiment's five had 95 together, those after dense code 80 each."""
+
+
+class Line(NamedTuple):
+    """A line of a table; what is empty was not published."""
+
+    name: str
+    tokens: int
+    plain_rate: float
+    """tokens/s without drafts"""
+    rate: float
+    counts: Sequence[float] = ()
+    """Calls, drafted and accepted tokens, fallbacks."""
+    plain_ms: float | None = None
+    """Of a call of one row."""
+    ms: float | None = None
+    """Of a call that verifies drafts."""
+
+    def cells(self) -> list[str]:
+        """The texts of the columns of `_HEAD`."""
+        p = "-"
+        if self.plain_ms is not None and self.ms is not None:
+            pays = break_even(CostTable({1: self.plain_ms, _ROWS: self.ms}), _ROWS)
+            p = "never" if pays is None else f"{pays:.2f}"
+        rates = [f"{self.plain_rate:.1f}", f"{self.rate:.1f}", f"{self.rate / self.plain_rate:.2f}"]
+        counts = [f"{count:.0f}" for count in self.counts] or ["-"] * 4
+        ms = "-" if self.ms is None else f"{self.ms:.1f}"
+        return [self.name, str(self.tokens), *rates, *counts, ms, p]
+
+
+_HEAD = (
+    *("prompt", "tokens", "plain tok/s", "tok/s", "/ plain", "calls", "drafted", "accepted"),
+    *("fallbacks", "ms a call", "break-even p"),
+)
+
+_CODE_SEEDS = (
+    # Experiment 26: exact greedy 95 tokens in 5.624088 s, speculative 93 in 4.290248 s.
+    Line("Phi-4-mini (seed)", 93, 95 / 5.624088, 93 / 4.290248),
+    # Experiment 34, the prompt of token ids 2,42: 14.473 s for 29 calls; 112 ms for one row.
+    Line("ZAYA1-8B (seed)", 39, 8.62, 2.69, (29, 87, 10, 28), 112, 14473 / 29),
+)
+_LENGTH_SEEDS = tuple(
+    # Experiment 26, prompt-length sweep; its rates without drafts are 17.8 throughout.
+    Line(f"Phi-4-mini, {length} (seed)", 80, 17.8, rate)
+    for length, rate in zip(LENGTHS, (21.1, 22.1, 26.7, 28.9), strict=True)
+)
+
+
+def bench_seeds(
+    load: Callable[[], Model],
+    *,
+    drafters: Sequence[str],
+    rounds: int,
+    output: Path | None = None,
+    progress: Progress,
+) -> Report:
+    """The two tables for n-grams, and for `drafters` by the policy `auto`, as a record."""
+    options = contender_options(["ngram"], [f"fixed:{_ROWS}"], [])
+    if drafters:
+        options |= contender_options(drafters, [], [])
+    content, digest = dense_text()
+    model = load()
+    model.measured_costs()
+    prompts = [prompt for prompt in load_suite().prompts if prompt.kind.startswith("code")]
+    answer: Options = {"max_tokens": _CODE_TOKENS, "ignore_eos": True}
+    code = [Case(prompt.id, "code prompts", prompt.messages, answer) for prompt in prompts[-5:]]
+    fitting = [n for n in LENGTHS if n + _LENGTH_TOKENS <= max_context(model)]
+    cases = [*code, *length_cases(model, content, fitting, _LENGTH_TOKENS)]
+    settings = {"suite": str(NAME), "contenders": options_facts(options), "rounds": rounds}
+    head = Record("run", [], settings, suite_sha256=digest)
+    record = measured(head, model, options, cases, rounds=rounds, output=output, progress=progress)
+    long = [f"{n} tokens do not fit the context" for n in LENGTHS if n not in fitting]
+    same, tables = all_same_tokens(record.rows), [*_tables(record.rows)]
+    return Report(record.as_dict(), same, "\n".join(long), tables, journal_path(output))
+
+
+def _tables(rows: Sequence[Row]) -> Iterator[Table]:
+    plain = {row.case: row for row in rows if row.contender == PLAIN}
+    for name in dict.fromkeys(row.contender for row in rows if row.contender != PLAIN):
+        for kind, seeds in (("code prompts", _CODE_SEEDS), ("code", _LENGTH_SEEDS)):
+            chosen = [row for row in rows if (row.contender, row.kind) == (name, kind)]
+            lines = [_line(row.case, [row], plain) for row in chosen]
+            if kind == "code prompts":
+                lines.append(_line("all five", chosen, plain))
+            title = "after dense code" if kind == "code" else kind
+            yield f"{title}, by {name}", _HEAD, [one.cells() for one in (*lines, *seeds)]
+
+
+def _line(name: str, rows: Sequence[Row], plain: Mapping[str, Row]) -> Line:
+    """The sums over cases of a round's means; milliseconds are of medians."""
+    base = [plain[row.case] for row in rows]
+    tokens = sum(row.facts["tokens"] for row in rows)
+    return Line(
+        name,
+        tokens,
+        (tokens - len(rows)) / _seconds(base, "decode_seconds"),
+        (tokens - len(rows)) / _seconds(rows, "decode_seconds"),
+        [_mean(rows, count) for count in ("steps", "drafted", "accepted", "fallbacks")],
+        1e3 * _seconds(base, "verify_seconds") / _mean(base, "steps"),
+        1e3 * _seconds(rows, "verify_seconds") / _mean(rows, "steps"),
+    )
+
+
+def _seconds(rows: Sequence[Row], measure: str) -> float:
+    return sum(median(row.measures[measure]) for row in rows)
+
+
+def _mean(rows: Sequence[Row], count: str) -> float:
+    """A count of a round, summed over cases."""
+    return sum(float(str(row.counts[count])) / len(row.measures["ratio"]) for row in rows)
