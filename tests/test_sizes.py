@@ -30,9 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_045,
+    "src": 55_040,
     "src/paceline": 33_972,
-    "tests": 46_254,
+    "tests": 46_217,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

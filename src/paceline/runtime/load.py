@@ -71,8 +71,7 @@ def load(
         revision: branch, tag or commit of a model on the hub; None: the main branch.
         keep: keep the tokens of answers in the cache folder, for all processes of this user, and
             draft later answers from them; `Model.settle` waits until they are counted.
-        embeddings: an embedding model's engine also returns what its vectors are made of, for
-            which `Model.embed` else opens it again.
+        embeddings: open an embedding model's engine for `Model.embed`, which else opens it again.
         check: called with the model's files before its engine is opened; what it raises ends this.
         progress: gets the progress of long work.
 
@@ -118,8 +117,7 @@ def load(
     defaults = defaults_of(files) if generation_config == "auto" else Defaults()
     opened = open_with(tuple(sorted(taps)))
     model = Model(files, opened, defaults=defaults, drafting=drafting, open_with=open_with)
-    for drafter in drafters:  # else they count as part of the first answer's first token
-        model.open_drafters(drafter)
+    model.open_drafters(*drafters)  # else they count as part of the first answer's first token
     model.load_seconds = perf_counter() - started
     return model
 

@@ -203,9 +203,10 @@ class Model:
         """Return a chat that keeps the KV of its earlier turns; see `Conversation`."""
         return Conversation(self, messages)
 
-    def open_drafters(self, drafter: str) -> None:
-        """Open a drafter now, so that no request waits for it; raises what `load` raises of one."""
-        self.drafting.open(drafter)
+    def open_drafters(self, *drafters: str) -> None:
+        """Open drafters now, so that no request waits for one; raises what `load` raises of one."""
+        for drafter in drafters:
+            self.drafting.open(drafter)
 
     def settle(self) -> None:
         """Wait for what runs in the background after answers: the counting of kept ones."""

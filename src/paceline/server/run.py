@@ -58,8 +58,7 @@ class Server:
     """A model's server, bound to its address and not yet running."""
 
     def __init__(self, model: Model, settings: Settings) -> None:
-        for drafter in {settings.drafter, "auto"}:  # a request may name either
-            model.open_drafters(drafter)
+        model.open_drafters(settings.drafter, "auto")  # a request may name either
         self.http = HttpServer(settings)
         self.stop = self.http.stop
         self.settings = self.http.settings
