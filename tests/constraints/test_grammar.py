@@ -106,14 +106,6 @@ def test_tool_calls_are_allowed_by_tool_choice(
         assert fits is (choice in choices.split()), choice
 
 
-@pytest.mark.parametrize("choice", ["auto", "required", "weather"])
-def test_without_parallel_calls_one_call_is_allowed(choice: str, grammars: Grammars, takes: Takes):
-    assert takes(grammars.tools(FUNCTIONS, choice, parallel=False), WEATHER)
-    twice = f"{WEATHER}\n{WEATHER}"
-    assert not takes(grammars.tools(FUNCTIONS, choice, parallel=False), twice)
-    assert takes(grammars.tools(FUNCTIONS, choice), twice)
-
-
 def test_a_model_that_has_called_may_go_on_with_one_token_of_text_which_ends_the_answer(
     grammars: Grammars, tokenizer: Tokenizer
 ):

@@ -14,7 +14,7 @@ from paceline.constraints.tool_calls import ToolCall, written_calls
 from paceline.constraints.tool_forms import FORMS, HERMES, ToolForm, tool_form
 from paceline.models import resolve
 from paceline.runtime.model import Model
-from paceline.runtime.prompt import template_chat, template_messages
+from paceline.runtime.prompt import template_chat
 from paceline.runtime.tool_messages import describe_tools, fit_calls
 from support.server import Running, running
 from support.thinking import Scripted
@@ -117,22 +117,6 @@ def test_calls_and_results_have_the_ids_that_kimi_names_them_by():
         "functions.make:1",
     ]
     assert [item["tool_call_id"] for item in fitted[2:]] == ["functions.make:1", "functions.make:0"]
-
-
-@every_form
-def test_calls_and_results_are_rendered_as_the_model_writes_them(form: ToolForm):
-    from paceline.models.templates import ChatTemplate
-    from paceline.models.templates.marks import Thinking
-
-    source = TEMPLATES[form.name]
-    function = {"name": CALL.name, "arguments": CALL.arguments}
-    called: dict[str, Any] = {"role": "assistant", "content": "now", "reasoning_content": "hm"}
-    called["tool_calls"] = [{"id": "call_1", "function": function}]
-    result = {"role": "tool", "tool_call_id": "call_1", "content": "it is made"}
-    chat = template_messages([USER, called, result], Thinking(source, pytest.fail, "m"))
-    text = ChatTemplate(source).render(fit_calls(chat, form, source), tools=[TOOL])
-    place = text.index(written_calls(form, [CALL]))
-    assert text.index("make it") < place < text.index("it is made")
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,3 @@ def divergences(expected: np.ndarray, computed: np.ndarray) -> np.ndarray:
 def divergence(expected: np.ndarray, computed: np.ndarray) -> float:
     """The largest of the rows'."""
     return float(divergences(expected, computed).max())
-
-
-def apart(computed: np.ndarray, expected: np.ndarray) -> float:
-    """The root mean square difference over that of the values themselves."""
-    return float(np.sqrt(((computed - expected) ** 2).mean() / (expected**2).mean()))

@@ -189,8 +189,6 @@ def _shapes(architecture: str, sizes: Mapping[str, int]) -> dict[str, tuple[int,
             "ffn_up.weight": (ff, d),
             "ffn_down.weight": (d, ff),
         }
-        if architecture == "qwen2":
-            block |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
         if architecture == "qwen3":
             block |= {"attn_q_norm.weight": (head,), "attn_k_norm.weight": (head,)}
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
@@ -225,71 +223,46 @@ def _stored(rng: np.random.Generator, shape: tuple[int, ...], kind: Type) -> np.
     return data.reshape(shape[0], -1)
 
 
-def reference_logits(path: Path, tokens: list[int]) -> np.ndarray:
-    """[tokens, vocab]: the model of a file written here, computed plainly and in float64."""
-    hidden, head = _reference(path, tokens)
-    return hidden @ head.T
-
-
 def reference_hidden(path: Path, tokens: list[int]) -> np.ndarray:
-    """[tokens, d]: what the head reads, after the last norm."""
-    return _reference(path, tokens)[0]
-
-
-def _reference(path: Path, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """What the head reads, and the head: [vocab, d]."""
+    """[tokens, d]: what the head of a qwen3 reads, computed plainly and in float64."""
     reader = GGUFReader(path)
     weights = {
-        tensor.name: dequantize(tensor.data, tensor.tensor_type).astype(np.float64)
+        tensor.name.removesuffix(".weight"): dequantize(tensor.data, tensor.tensor_type)
         for tensor in reader.tensors
     }
     facts = {name: field.contents() for name, field in reader.fields.items()}
-    kind = facts["general.architecture"]
-    heads, kv_heads = (
-        facts[f"{kind}.attention.head_count"],
-        facts[f"{kind}.attention.head_count_kv"],
+    heads, kv_heads, size = (
+        facts[f"qwen3.attention.{name}"] for name in ("head_count", "head_count_kv", "key_length")
     )
-    size = facts[f"{kind}.attention.key_length"]
     count = len(tokens)
 
     def norm(x: np.ndarray, name: str) -> np.ndarray:
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * weights[f"{name}.weight"]
-
-    def linear(x: np.ndarray, name: str) -> np.ndarray:
-        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0)
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * weights[name]
 
     angle = np.arange(count)[:, None, None] * 10000.0 ** (-np.arange(0, size, 2) / size)
 
     def rotate(x: np.ndarray) -> np.ndarray:
-        # llama's files have the two numbers of a pair side by side, the others half a head apart.
-        split = (lambda v: (v[..., ::2], v[..., 1::2])) if kind == "llama" else _halves
-        a, b = split(x)
+        a, b = x[..., : size // 2], x[..., size // 2 :]
         turned = a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)
         return np.concatenate(turned, axis=-1)
 
-    x = weights["token_embd.weight"][tokens]
+    x = weights["token_embd"][tokens].astype(np.float64)
     future = np.triu(np.full((count, count), -np.inf), 1)
-    for layer in range(facts[f"{kind}.block_count"]):
+    for layer in range(facts["qwen3.block_count"]):
         at = f"blk.{layer}."
         h = norm(x, at + "attn_norm")
-        q = linear(h, at + "attn_q").reshape(count, heads, size)
-        k = linear(h, at + "attn_k").reshape(count, kv_heads, size)
-        v = linear(h, at + "attn_v").reshape(count, kv_heads, size)
-        if kind == "qwen3":
-            q, k = norm(q, at + "attn_q_norm"), norm(k, at + "attn_k_norm")
+        q = norm((h @ weights[at + "attn_q"].T).reshape(count, heads, size), at + "attn_q_norm")
+        k = norm((h @ weights[at + "attn_k"].T).reshape(count, kv_heads, size), at + "attn_k_norm")
+        v = (h @ weights[at + "attn_v"].T).reshape(count, kv_heads, size)
         k, v = (np.repeat(item, heads // kv_heads, axis=1) for item in (rotate(k), v))
         scores = np.einsum("qhd,khd->hqk", rotate(q), k) / np.sqrt(size) + future
         chances = np.exp(scores - scores.max(-1, keepdims=True))
         chances /= chances.sum(-1, keepdims=True)
         mixed = np.einsum("hqk,khd->qhd", chances, v).reshape(count, -1)
-        x = x + linear(mixed, at + "attn_output")
+        x = x + mixed @ weights[at + "attn_output"].T
         h = norm(x, at + "ffn_norm")
-        gate = linear(h, at + "ffn_gate")
-        x = x + linear(gate / (1 + np.exp(-gate)) * linear(h, at + "ffn_up"), at + "ffn_down")
-    head = "output" if "output.weight" in weights else "token_embd"
-    return norm(x, "output_norm"), weights[f"{head}.weight"]
-
-
-def _halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    middle = x.shape[-1] // 2
-    return x[..., :middle], x[..., middle:]
+        gate = h @ weights[at + "ffn_gate"].T
+        x = x + (gate / (1 + np.exp(-gate)) * (h @ weights[at + "ffn_up"].T)) @ (
+            weights[at + "ffn_down"].T
+        )
+    return norm(x, "output_norm")
