@@ -4,6 +4,7 @@
 """
 
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from paceline.engines.exact import BLOCK_LENGTH
 from paceline.engines.rows import RowRange, RowRules
 from paceline.verify import checks
 from paceline.verify.checks import Verdict, row_checks, run_checks
-from support import metal, mlx
+from support import metal, mlx, tiny
 from support.engine_rows import differing
+from support.ggml import quantize
 from support.llamacpp import library
 from support.tiny import SIZES, WIDE, Type, write_tiny
 
@@ -43,9 +45,12 @@ def test_single_rows_of_the_llamacpp_engine_are_found_where_keys_are_dropped(
     assert values[2] == 0 < values[1]
 
 
-def test_calls_of_llama_cpp_that_take_another_product_are_found(tmp_path: Path):
+def test_calls_of_llama_cpp_that_take_another_product_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     from paceline.engines.llamacpp.engine import LlamaCppEngine
 
+    monkeypatch.setattr(tiny, "quantize", partial(quantize, library("llama.cpp")))
     path = write_tiny(tmp_path / "m.gguf", sizes=WIDE, weights=Type.Q4_K)
     settings = EngineSettings(cache_tokens=2048, threads=1)
     values = {}

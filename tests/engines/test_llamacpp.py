@@ -394,9 +394,10 @@ def test_with_keys_in_q8_0_a_model_with_a_window_is_another_library_s(tmp_path: 
 
 @pytest.mark.parametrize(("weights", "shared"), [(Type.Q8_0, 44), (Type.Q4_K, 40)])
 def test_a_fork_shares_an_answer_whose_rows_are_in_the_class_of_prompts(
-    tmp_path: Path, weights: Type, shared: int
+    tmp_path: Path, weights: Type, shared: int, monkeypatch: pytest.MonkeyPatch
 ):
     """In llama.cpp those of Q4_K are not; in ik_llama.cpp those of packed weights alone are."""
+    monkeypatch.setattr(tiny, "quantize", partial(quantize, library(UPSTREAM)))
     path = write_tiny(tmp_path / "m.gguf", sizes=WIDE, weights=weights)
     tokens = np.random.default_rng(5).integers(3, 250, 50).tolist()
     with closing(LlamaCppEngine(path, 512, ONE_THREAD, binding=library(UPSTREAM))) as engine:

@@ -199,28 +199,13 @@ def _shapes(architecture: str, sizes: Mapping[str, int]) -> dict[str, tuple[int,
 
 
 def _stored(rng: np.random.Generator, shape: tuple[int, ...], kind: Type) -> np.ndarray:
-    if kind not in (Type.Q4_K, Type.Q6_K):
-        values = rng.normal(0, shape[1] ** -0.5, shape).astype(np.float32)
-        if shape[0] == len(vocabulary()[0]):
-            # Weak rows are seldom the best: the text is nearly all letters that can be read.
-            readable = [token.isascii() and token.isprintable() for token in vocabulary()[0]]
-            named = [token.startswith("<") and len(token) > 1 for token in vocabulary()[0]]
-            values[~np.array(readable) | np.array(named)] *= 0.1
-        return quantize(values, kind)
-    # The gguf package only reads these: their blocks are made from random bits and small scales.
-    blocks = shape[0] * shape[1] // 256
-    scale = rng.uniform(0.5, 1.5, blocks)
-    if kind == Type.Q4_K:
-        bits = rng.integers(0, 256, (blocks, 140), dtype=np.uint8)
-        bits[:, :4] |= 0xA0  # all eight scales are 32 or more: the zero points are near the codes
-        whole = (scale * 4e-4).astype(np.float16).view(np.uint8).reshape(blocks, 2)
-        least = (scale * 3e-3).astype(np.float16).view(np.uint8).reshape(blocks, 2)
-        data = np.concatenate([whole, least, bits], axis=1)
-    else:
-        bits = rng.integers(0, 256, (blocks, 208), dtype=np.uint8)
-        whole = (scale * 5e-5).astype(np.float16).view(np.uint8).reshape(blocks, 2)
-        data = np.concatenate([bits, whole], axis=1)
-    return data.reshape(shape[0], -1)
+    values = rng.normal(0, shape[1] ** -0.5, shape).astype(np.float32)
+    if shape[0] == len(vocabulary()[0]):
+        # Weak rows are seldom the best: the text is nearly all letters that can be read.
+        readable = [token.isascii() and token.isprintable() for token in vocabulary()[0]]
+        named = [token.startswith("<") and len(token) > 1 for token in vocabulary()[0]]
+        values[~np.array(readable) | np.array(named)] *= 0.1
+    return quantize(values, kind)
 
 
 def reference_hidden(path: Path, tokens: list[int]) -> np.ndarray:
