@@ -101,11 +101,15 @@ def test_a_table_needs_no_model(texts: Path, toy_table: Path):
     [
         ({"drafters": ["mtp"]}, "cannot be simulated"),
         ({"drafters": ["table"]}, "no table comes with any"),
+        ({"cost": "nowhere.json"}, "expected here, zaya, phi-4-mini"),
+        ({"cost": "1="}, "expected .*milliseconds by rows"),
+        ({"cost": "1=-3"}, "expected .*milliseconds by rows"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(texts: Path, options: Any, message: str):
-    with pytest.raises(InvalidRequest, match=message):
+    with pytest.raises(InvalidRequest, match=message) as raised:
         simulated(texts, **options)
+    assert "\n" not in str(raised.value)
 
 
 def run(*arguments: object) -> int:

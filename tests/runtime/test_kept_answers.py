@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from contextlib import closing
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,11 @@ from paceline.decoding.types import FinishReason
 from paceline.models import Progress
 from paceline.options import GREEDY, Options
 from paceline.runtime import kept as kept_module
+from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.drafting import Drafting
 from paceline.runtime.kept import KeptAnswers, all_kept
 from paceline.runtime.model import Model
+from support.scheduling import Submitted
 
 PROMPT = "the rain in the rain in the rain in the"
 ANSWER: Options = {**GREEDY, "max_tokens": 40, "ignore_eos": True, "drafter": "auto"}
@@ -211,6 +214,24 @@ def test_a_model_drafts_from_what_it_said_and_says_the_same(keeping: Model, mode
     alone = keeping.generate(PROMPT, **{**ANSWER, "drafter": "kept"})
     assert alone.token_ids == plain.token_ids
     assert alone.stats.accepted > 10
+
+
+def test_a_request_with_a_salt_is_neither_kept_nor_drafted_from_kept_answers(keeping: Model):
+    with closing(Scheduler(keeping)) as scheduler:
+        scheduler.start()
+        salted = Submitted(scheduler, PROMPT, salt="a", **ANSWER).result()
+        assert all_kept() == []
+        first = Submitted(scheduler, PROMPT, **ANSWER).result()
+        assert len(all_kept()) == 1
+        keeping.settle()
+        second = Submitted(scheduler, PROMPT, **ANSWER).result()
+        again = Submitted(scheduler, PROMPT, salt="a", **ANSWER).result()
+        named: Options = {**ANSWER, "drafter": "kept"}  # as the server may have been started with
+        assert Submitted(scheduler, PROMPT, **named).result().stats.drafted > 0
+        assert Submitted(scheduler, PROMPT, salt="a", **named).result().stats.drafted == 0
+    drafters = [item.drafter for item in (salted, first, second, again)]
+    assert drafters == ["suffix", "suffix", "suffix+kept", "suffix"]
+    assert salted.token_ids == first.token_ids == second.token_ids == again.token_ids
 
 
 def test_kept_answers_are_listed_and_forgotten(keeping: Model):

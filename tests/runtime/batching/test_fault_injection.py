@@ -6,7 +6,6 @@ request ends with it, the others get the tokens that they get alone, and no slot
 """
 
 import math
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -243,15 +242,18 @@ def test_an_error_at_any_call_ends_one_request_at_most(
             numbers.append(number)
     assert len(seen) > 40
     caplog.set_level("CRITICAL")
+    ended = 0
     for number in numbers:
         injector = Injector(number)
         _, ends = scenario(tiny_files, injector)
         failed = [event for event in ends if isinstance(event, Exception)]
         assert len(failed) <= 1, f"{len(failed)} requests failed; raised at {injector.raised}"
         assert all(isinstance(item, Injected) for item in failed)
+        ended += len(failed)
         for end, right in zip(ends, [*expected, expected[2]], strict=True):
             if not isinstance(end, Exception):
                 assert answer(end) == right, f"raised at {injector.raised}"
+    assert ended > 40, "what the profile function raises, the call raises"
 
 
 # -- drafters --------------------------------------------------------------------------------------
@@ -346,22 +348,3 @@ def test_a_drafter_that_takes_too_long_is_silenced():
     assert not guarded.propose([1, 2, 3], 2).tokens
     assert [name for name, _ in faults] == ["faulty"]
     assert guarded.silenced
-
-
-def test_the_profile_function_raises_at_the_entry_of_a_call():
-    """The premise of this file: what a profile function raises, the call raises."""
-
-    def called() -> int:
-        return 1
-
-    def profile(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code is called.__code__:
-            raise Injected
-
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        with pytest.raises(Injected):
-            called()
-    finally:
-        sys.setprofile(before)
