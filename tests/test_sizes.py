@@ -32,7 +32,7 @@ CEILINGS = {
 ABOVE: dict[str, int] = {
     "src": 55_040,
     "src/paceline": 33_972,
-    "tests": 46_003,
+    "tests": 45_968,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 
