@@ -18,53 +18,7 @@ port=${PORT:-8765}
 environment=${PACELINE:-.venv-mac}
 python=$environment/bin/python
 only=" $* "
-failed=""
-work=$(mktemp -d)
-server=""
-trap '[ -z "$server" ] || kill "$server" 2>/dev/null; rm -rf "$work"' EXIT
-trap 'exit 130' INT TERM
-
-note() {
-    printf '%s\n' "$*" | tee -a "$report"
-}
-
-# Run a command for at most LIMIT seconds.
-limited() {
-    "$python" - "$limit" "$@" <<'END'
-import subprocess
-import sys
-
-try:
-    sys.exit(subprocess.run(sys.argv[2:], timeout=float(sys.argv[1]), check=False).returncode)
-except subprocess.TimeoutExpired:
-    print(f"stopped after {sys.argv[1]} seconds")
-    sys.exit(124)
-END
-}
-
-paceline() {
-    limited "$python" -m paceline "$@"
-}
-
-# Run a step, append what it prints, and note how it ended.
-step() {
-    name=$1
-    shift
-    case $only in
-    "  " | *" ${name%% *} "*) ;;
-    *) return 0 ;;
-    esac
-    note ""
-    note "== $name: $*"
-    begun=$(date +%s)
-    "$@" >"$work/output" 2>&1
-    status=$?
-    # No name of a person: paths of the home folder are shortened.
-    sed "s|$HOME|~|g" "$work/output" | tee -a "$report"
-    note "-- $name: exit status $status after $(($(date +%s) - begun)) seconds"
-    [ "$status" -eq 0 ] || failed="$failed
-  $name"
-}
+. deploy/steps.sh
 
 system() {
     uname -srm
@@ -78,26 +32,6 @@ system() {
 install() {
     "${PYTHON:-python3}" -m venv "$environment" &&
         "$python" -m pip install --quiet --disable-pip-version-check -e '.[mlx,coreml]'
-}
-
-versions() {
-    "$python" -m pip list --disable-pip-version-check 2>/dev/null |
-        grep -i -E '^(paceline|mlx|mlx-lm|mlx-metal|coremltools|numpy|torch|transformers) '
-    "$python" --version
-}
-
-# Rows of a call, and of one of several sequences, that were measured as equal.
-rules() {
-    limited "$python" -c '
-import sys
-
-import paceline
-
-with paceline.load(sys.argv[1], engine="mlx") as loaded:
-    for name, value in loaded.engine.describe().items():
-        print(f"{name}: {value}")
-    print("exact:", loaded.profile.row_invariant)
-' "$model"
 }
 
 # Answers of eight clients, speculating, against each alone.
@@ -130,14 +64,11 @@ step "system" system
 if [ -z "${PACELINE:-}" ]; then
     step "install" install
 fi
-[ -x "$python" ] || {
-    note "$python is missing; run the step install, or set PACELINE to an environment with paceline"
-    exit 1
-}
+need_python
 step "system versions" versions
 
 prompt="Count from one to twenty, in words."
-step "mlx rules" rules
+step "mlx rules" rules "$model" mlx
 step "mlx answer" paceline generate "$prompt" --model "$model" --engine mlx --max-tokens 64
 step "mlx exactness" paceline verify --model "$model" --engine mlx
 step "mlx exactness near thresholds" limited "$python" benchmarks/mlx_thresholds.py --model "$model"
@@ -167,11 +98,4 @@ step "coreml drafters" paceline bench run --model "$small" --engine coreml --dra
 step "serve mlx" serve "$model" mlx
 step "serve coreml" serve "$small" coreml
 
-note ""
-if [ -n "$failed" ]; then
-    note "Steps that failed:$failed"
-else
-    note "No step failed."
-fi
-echo "Please send $report back."
-[ -z "$failed" ]
+finish

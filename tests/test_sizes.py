@@ -30,9 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_040,
-    "src/paceline": 33_972,
-    "tests": 45_968,
+    "src": 55_038,
+    "src/paceline": 33_970,
+    "tests": 45_949,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

@@ -62,7 +62,6 @@ def create(spec: str, shared: DrafterResources | None = None) -> list[Drafter]:
 
 
 def contexts(drafters: list[Drafter], grown: list[Growth]) -> Iterator[list[int]]:
-    """The context after each step, with every drafter shown the step before it is asked."""
     context: list[int] = []
     for tokens, rejected, seed, in_prompt in grown:
         # A block is the last token and drafts; what it brought is its kept rows' tokens.

@@ -35,7 +35,6 @@ MOST = 6
 
 
 places = st.integers(0, MOST - 1)
-"""Which of the open sequences, counted round."""
 
 
 class AnyUse(RuleBasedStateMachine):

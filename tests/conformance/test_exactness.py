@@ -43,7 +43,6 @@ RANDOM = [name for name in ENGINES if not name.startswith("toy")]
 
 
 def toy(engine: Engine) -> bool:
-    """Whether a call takes microseconds."""
     return isinstance(engine, ToyEngine)
 
 
@@ -68,8 +67,6 @@ def plainly(engine: Engine) -> Plainly:
 
 
 class Shared(NamedTuple):
-    """What drafters are made of."""
-
     resources: DrafterResources
     kept: KeptText
 

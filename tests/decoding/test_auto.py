@@ -28,7 +28,6 @@ def learn(acceptance: Acceptance, proposal: Proposal, accepted: int) -> None:
 
 
 def steps(policy: Auto, drafter: Drafter, accepted: int, count: int) -> Proposal:
-    """Run `count` steps that accept up to `accepted` draft tokens; the last proposal."""
     for _ in range(count):
         proposal = policy.draft([drafter], [], 99)
         kept = min(accepted, len(proposal.tokens))
@@ -48,7 +47,6 @@ def probability(acceptance: Acceptance, match: int, source: str = "suffix") -> f
 
 
 def chosen(cost: CostTable, acceptance: Acceptance, *proposals: Proposal, block: int = 16) -> int:
-    """Draft tokens that a new request verifies."""
     return len(drafted(Auto(block, cost, acceptance), *proposals).tokens)
 
 
@@ -180,7 +178,6 @@ def sure(length: int, source: str, probability: float = 0.99) -> Proposal:
 
 
 def times_asked(slow: Says, *others: Says, steps: int = 200, cost: CostTable = CHEAP) -> int:
-    """Calls of the costly drafter if every draft is accepted."""
     auto = Auto(16, cost, Acceptance())
     for _ in range(steps):
         proposal = auto.draft([slow, *others], [], 15)

@@ -63,8 +63,6 @@ def test_pending_values_are_sliced_as_any_sequence(before: list[int], length: in
 
 
 class Late(Drafter):
-    """Proposes three pending tokens."""
-
     name = "late"
 
     def __init__(self) -> None:

@@ -64,7 +64,6 @@ def test_argmax_gives_the_same_steps_as_logits():
 
 
 def graded(block: Block, start: int) -> np.ndarray:
-    """Rows of the text whose logits all differ."""
     result = rows(block, start)
     for row in range(block.rows):
         rng = np.random.default_rng(start + len(block.tokens) - block.rows + row)
@@ -131,8 +130,6 @@ def test_stop_tokens_are_banned_before_min_tokens():
 
 
 class Only:
-    """Allows one text, and then its end token."""
-
     def __init__(self, text: Sequence[int], *, forces: bool) -> None:
         self.text, self.forces, self.at = list(text), forces, 0
 

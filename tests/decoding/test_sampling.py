@@ -26,7 +26,6 @@ def sampler(
 
 
 def picked(sampler: Sampler, logits: np.ndarray, positions: range = range(200)) -> set[int]:
-    """The tokens sampled from one row at many positions."""
     return {sampler.pick(logits, position) for position in positions}
 
 
@@ -120,7 +119,6 @@ def test_token_frequencies_follow_the_softmax(temperature: float, varied: str):
 
 
 def kept(weight: Sequence[float], how: Sampling) -> tuple[list[int], float]:
-    """The tokens that pass top-k, then top-p, then min-p, and the margin of the decision."""
     ranked = sorted(range(len(weight)), key=lambda token: -weight[token])
     margin = 1.0
     if how.top_k:

@@ -11,7 +11,6 @@ BROKEN = "\ufffd"
 
 
 def bytewise(pieces: Sequence[bytes]) -> Callable[[Sequence[int]], str]:
-    """A byte-level tokenizer whose token i is pieces[i]."""
     return lambda ids: b"".join(pieces[i] for i in ids).decode("utf-8", "replace")
 
 
@@ -26,7 +25,6 @@ def pushed(stream: TextStream, count: int) -> list[str]:
 
 
 def cut(data: bytes, at: Sequence[int]) -> list[bytes]:
-    """The data as tokens, cut at these positions (modulo its length)."""
     ends = sorted(place % (len(data) + 1) for place in at)
     return [data[i:j] for i, j in zip([0, *ends], [*ends, len(data)], strict=True)]
 

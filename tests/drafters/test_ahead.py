@@ -37,7 +37,6 @@ def worker() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture(scope="module")
 def truth() -> list[int]:
-    """The prompt and the toy's answer."""
     plain = generation(ToyEngine(), PROMPT, stopping=Stopping(max_tokens=COUNT))
     return [*PROMPT, *run(ToyEngine(), [plain])[0].tokens]
 
@@ -108,8 +107,6 @@ class Waiting(ToyEngine):
 
 
 class Signalling(Oracle):
-    """Sets an event when it is asked, and records in which threads."""
-
     def __init__(self, text: Sequence[int], asked: threading.Event) -> None:
         super().__init__(text)
         self.signal = asked

@@ -12,8 +12,6 @@ from support.toy import ToyEngine
 
 
 class Scripted(Drafter):
-    """Proposes some drafts, one after the other, and nothing from then on."""
-
     name = "scripted"
 
     def __init__(self, *drafts: list[int]) -> None:

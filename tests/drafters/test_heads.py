@@ -30,8 +30,6 @@ class Cache:
 
 
 class Echo(Drafter):
-    """Proposes the last token again."""
-
     name = "echo"
 
     def __init__(self, cache: Cache) -> None:
@@ -42,8 +40,6 @@ class Echo(Drafter):
 
 
 class EchoKind:
-    """A kind of heads that is inside every folder with a file `echo`."""
-
     options: Mapping[str, Sequence[int]] = {"bits": (4, 8), "window": ()}
 
     def __init__(self) -> None:
@@ -69,7 +65,6 @@ class EchoKind:
 
 @pytest.fixture
 def kind(monkeypatch: pytest.MonkeyPatch) -> EchoKind:
-    """The one kind of heads, `echo`, for targets of the engine `toy`."""
     echo = EchoKind()
     monkeypatch.setattr(plugins, "names", lambda _: ["toy.echo"])
     monkeypatch.setattr(plugins, "load", lambda *_: echo)

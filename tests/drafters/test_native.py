@@ -54,7 +54,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=LIBRARIES)
 def engine(request: pytest.FixtureRequest, target: Path) -> Iterator[LlamaCppEngine]:
-    """The target, with the hidden states that every drafter here reads."""
     settings = EngineSettings(taps=(0, 1, 2))
     with closing(LlamaCppEngine(target, 512, settings, binding=load(request.param))) as engine:
         yield engine

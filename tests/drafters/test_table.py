@@ -78,7 +78,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def record(folder: Path, name: str) -> None:
-    """Write size and checksum of a changed file into the manifest."""
     manifest = json.loads((folder / MANIFEST).read_text())
     size = (folder / name).stat().st_size
     manifest["files"][name] = {"bytes": size, "sha256": sha256_of(folder / name)}

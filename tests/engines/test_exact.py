@@ -32,8 +32,6 @@ Kernel = Callable[[int, int], int]
 
 
 class Simulated:
-    """A prober whose rows depend on position, kernel, and on the kernels of all rows before."""
-
     contexts = (40,)
     sizes = ()
 
@@ -60,7 +58,6 @@ class Simulated:
 
 
 def by_size(*starts: int) -> Kernel:
-    """Kernels that begin at these numbers of rows."""
     return lambda keys, rows: sum(rows >= start for start in starts)
 
 
@@ -194,8 +191,6 @@ def test_a_block_is_cut_into_calls_of_its_range_that_cross_no_cut(
 
 
 class Batched(ToyEngine):
-    """Rows are off where the call has another sequence."""
-
     def step(self, work: Any) -> StepResult:
         result = super().step(work)
         if len(work) > 1:

@@ -82,7 +82,6 @@ def test_no_more_is_committed_than_reserved_and_no_fork_ends_before_the_beginnin
 
 MOST = 5
 places = st.integers(0, MOST - 1)
-"""Which of the open tables, counted round."""
 
 
 class Tables(RuleBasedStateMachine):

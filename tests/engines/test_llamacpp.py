@@ -56,7 +56,6 @@ def binding(request: pytest.FixtureRequest) -> Binding:
 
 
 def run(engine: LlamaCppEngine, tokens: list[int], start: int, sizes: list[int]) -> Logits:
-    """Rows of an answer after a prompt of `start` tokens, in blocks of these sizes."""
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(tokens[:start], 0, prefill=True))])
         sequence.commit(start)
@@ -87,7 +86,6 @@ def test_a_single_row_has_the_bits_of_several_where_the_rule_allows_it(
     with closing(engine), closing(engine.open()) as sequence:
 
         def step(count: int, rows: int) -> Logits:
-            """The next tokens, with logits of the last `rows`."""
             block = Block(tokens[sequence.length :][:count], rows, prefill=not rows)
             return engine.step([(sequence, block)]).logits[0].copy()
 

@@ -10,8 +10,6 @@ from paceline.engines.llamacpp.contexts import Contexts
 
 
 class OpenContext:
-    """A context without keys and values."""
-
     def __init__(self, settings: ContextSettings, held: list[int]) -> None:
         self.settings = settings
         self.sequences = [Place(self, number) for number in range(settings.sequences)]
@@ -23,8 +21,6 @@ class OpenContext:
 
 
 class Place:
-    """A place for a sequence in it."""
-
     def __init__(self, context: OpenContext, number: int) -> None:
         self.context, self.number, self.length = context, number, 0
         self.slots = context.settings.slots
@@ -41,11 +37,8 @@ class Place:
 
 
 class Opener:
-    """Opens contexts as a model does."""
-
     def __init__(self) -> None:
         self.held: list[int] = []
-        """Slots of the contexts that are open."""
         self.binding: Any = self
         self.is_full = False
         self.span, self.offload = 0, None
@@ -65,7 +58,6 @@ def contexts_of(model: Any, most_slots: int = 8192, sequences: int = 1) -> Conte
 
 
 def run(contexts: Contexts, sequence: object, length: int) -> Any:
-    """Compute `length` positions, 256 at a time."""
     place: Any = None
     for at in range(0, length, 256):
         end = min(at + 256, length)

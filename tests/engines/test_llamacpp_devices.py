@@ -33,7 +33,6 @@ def device(name: str = "CUDA0", free: int = MUCH, about: str = "a card") -> Devi
 
 
 def chosen(path: Path, asked: str, *found: Device, **settings: Any) -> tuple[Offload | None, str]:
-    """The layers that a device takes, and what was said."""
     lines: list[str] = []
     binding: Any = SimpleNamespace(name=UPSTREAM, version="1")
     asking = EngineSettings(device=asked, say=lines.append, **settings)
@@ -93,7 +92,6 @@ def test_a_cache_that_is_not_asked_for_takes_what_a_device_has_left(tiny_gguf: P
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Binding:
-    """A library whose device has too little memory when a file is opened."""
     binding = library(UPSTREAM)
     load = binding.load
     monkeypatch.setattr(binding, "devices", lambda: [device()])

@@ -36,7 +36,6 @@ ABORTS = {"gemma4_text"}
 NOT_RECORDED = {"gemma2"}
 RECORDED = Path(__file__).parents[1] / "data" / "tiny_families.npz"
 ROWS = range(24, TOKENS, 25)
-"""Rows of the text that are recorded."""
 WRONG = {
     "ik_llama.cpp": {
         *("exaone4", "gemma2", "gemma4_text-k-is-v", "hunyuan_v1_dense", "llama3", "minicpm"),
@@ -58,7 +57,6 @@ def window_of(name: str, form: str) -> dict[str, int]:
 
 
 def text_logits(engine: LlamaCppEngine) -> Logits:
-    """[TOKENS, vocab]: a text as a prompt."""
     text = np.random.default_rng(3).integers(3, 250, TOKENS).tolist()
     with closing(engine.open()) as sequence:
         (rows,) = run(engine, prompts=[(sequence, text, TOKENS)])

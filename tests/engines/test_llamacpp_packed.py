@@ -27,7 +27,6 @@ Opened = tuple[bool, bytes]
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opened]:
-    """Opens a file with copies in the folder `copies`, whatever its size."""
     monkeypatch.setattr(packed, "_MIN_BYTES", 0)
 
     def opened(path: Path, say: Callable[[str], None] = lambda _: None) -> Opened:

@@ -45,7 +45,6 @@ def engine(
 
 @contextmanager
 def rows_run() -> Iterator[list[int]]:
-    """Collects the rows of every call of the library."""
     counts: list[int] = []
     decode = NativeSequence.decode
 
@@ -59,7 +58,6 @@ def rows_run() -> Iterator[list[int]]:
 
 
 def plain(engine: LlamaCppEngine, text: list[int], prompt: int) -> Logits:
-    """Rows of an answer, one token at a time."""
     with closing(engine.open()) as sequence:
         feed(engine, sequence, text[:prompt])
         rows = []

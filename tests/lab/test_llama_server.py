@@ -39,7 +39,6 @@ def program(path: Path, *lines: str) -> Path:
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[dict[str, Any]]]:
-    """What the fake has noted: its starts and its requests."""
     path = tmp_path / "log.jsonl"
     monkeypatch.setenv("FAKE_LOG", str(path))
     return lambda: [json.loads(line) for line in path.open()] if path.exists() else []
@@ -55,7 +54,6 @@ def fake(tmp_path: Path, log: object) -> Path:
 
 @pytest.fixture
 def target(fake: Path, tiny_files: ModelFiles) -> Any:
-    """Of a model on which the fake is opened."""
     return lambda say=print: TargetModel(
         files=tiny_files,
         context=100,

@@ -160,7 +160,6 @@ def test_speeds_are_over_the_servers_plain_decoding_with_and_without_loops():
 
 
 def lines_of(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
-    """The lines of the last table, by contender."""
     found = [*tables(rows)]
     assert all(len(line) == len(head) for _, head, lines in found for line in lines)
     return {line[0]: line for line in found[-1][2]}
@@ -177,7 +176,6 @@ def test_a_peer_that_fails_is_named_with_the_question():
 
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Peer], None]:
-    """Makes this the peer that there is."""
     binary = ServerBinary(Path("llama-server"), "1", ())
     monkeypatch.setattr(command, "server_binary", lambda _: binary)
     return lambda peer: monkeypatch.setattr(command, "LlamaServer", lambda _: peer)

@@ -55,7 +55,6 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def results(tmp_path: Path) -> list[Path]:
-    """Recorded results of every kind."""
     records = {"run": RUN, "sweep": SWEEP, "blocks": BLOCKS}
     for name, record in records.items():
         (tmp_path / f"{name}.json").write_bytes(json_file(record.as_dict()))

@@ -44,7 +44,6 @@ def text(prompt: Sequence[int], answer: Sequence[int], max_tokens: int | None = 
 
 
 def real(engine: ToyEngine, prompt: list[int], **settings: object) -> Iterator[SimulatedStep]:
-    """The steps of a real generation, as a simulation has them."""
     machine = generation(engine, prompt, **settings)  # type: ignore[arg-type]
     with closing(engine.open()) as sequence:
         while not machine.finished:

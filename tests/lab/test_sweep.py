@@ -20,8 +20,6 @@ from support.tiny import write_tiny
 
 
 class Loading:
-    """Opens a model, and counts how often."""
-
     def __init__(self, model: Model) -> None:
         self.model = model
         self.times = 0

@@ -23,14 +23,12 @@ CACHE = 160
 
 @pytest.fixture
 def chat(tiny_files: ModelFiles, cache: Any) -> Iterator[Any]:
-    """A chat in a small cache, with a system message."""
     conversation = small(tiny_files, CACHE).conversation([SYSTEM])
     yield conversation
     conversation.close()
 
 
 def filled(chat: Any, message: str = "Hello") -> ContextFull:
-    """Talk until a message does not fit; its error."""
     for turn in range(30):
         before = [*chat.messages]
         try:

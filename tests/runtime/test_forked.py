@@ -27,7 +27,6 @@ def refusal(call: Callable[[], Any], pipe: Any) -> None:
 
 
 def in_child(call: Callable[[], Any]) -> str:
-    """The error of a call in a forked child."""
     ours, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context("fork").Process(target=refusal, args=(call, theirs))
     child.start()

@@ -45,7 +45,6 @@ def test_an_answer_that_fills_the_cache_ends_with_length_at_the_same_token(
 
 @pytest.fixture(scope="module")
 def full(tiny_files: ModelFiles) -> Model:
-    """A model whose cache is full after 96 tokens."""
     return small(tiny_files, 96)
 
 

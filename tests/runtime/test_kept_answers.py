@@ -40,7 +40,6 @@ def said() -> StringIO:
 
 @pytest.fixture
 def kept(tmp_path: Path, said: StringIO, monkeypatch: pytest.MonkeyPatch) -> KeptAnswers:
-    """Kept answers that are counted after each one."""
     monkeypatch.setattr(kept_module, "due", lambda tokens, counted: tokens > counted)
     return opened(tmp_path, said)
 
@@ -197,7 +196,6 @@ def test_a_full_disk_is_one_line_and_answers_go_on(
 
 @pytest.fixture
 def keeping(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
-    """The tiny model, which keeps its answers in an empty cache folder."""
     monkeypatch.setattr(kept_module, "due", lambda tokens, counted: tokens > counted)
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     return Model(model.files, model.engine, drafting=Drafting(model.files, keep=True))

@@ -23,7 +23,6 @@ PROMPT = "the quick brown fox"
 
 @pytest.fixture
 def table(model: Model) -> Iterator[Path]:
-    """A table in the folder of what was learnt of the tiny model."""
     folder = learnt_dir() / model.files.fingerprint[:24]
     folder.mkdir(parents=True)
     write_json(folder / HEADER, {"model": model.files.name})

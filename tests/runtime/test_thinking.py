@@ -35,7 +35,6 @@ def engine(files: ModelFiles) -> Any:
 
 @pytest.fixture
 def thinker(files: ModelFiles, engine: Any, cache: Path) -> Iterator[Model]:
-    """A model that writes a thought and an answer to everything."""
     free = engine.free_slots
     yield scripted(files, engine)
     assert engine.free_slots == free
@@ -182,7 +181,6 @@ def test_a_conversation_keeps_thoughts_beside_the_answer_and_leaves_them_to_the_
 def command(
     thinker: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Any:
-    """Runs a command with the scripted model: what it prints and says."""
     monkeypatch.setattr("paceline.runtime.load.load", lambda *_, **__: thinker)
 
     def command(*arguments: str, input: str = "") -> Any:

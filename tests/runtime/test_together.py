@@ -29,7 +29,6 @@ def alone(model: Model, prompt: Any, **options: Any) -> list[int]:
 
 @pytest.fixture
 def sizes(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sequences of each call."""
     step, counts = model.engine.step, list[int]()
 
     def counting(work: Any) -> Any:

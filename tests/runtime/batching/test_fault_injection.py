@@ -53,13 +53,10 @@ Site = tuple[str, int, str]
 
 
 def is_scheduler(code: CodeType) -> bool:
-    """Whether a function is one of the scheduler's."""
     return code.co_filename in SCHEDULER or code.co_name == "run_step"
 
 
 class Injector:
-    """Raises at one call of the scheduler's."""
-
     def __init__(self, at: int | None) -> None:
         """Raise at call number `at`; None: count them."""
         self.at, self.count, self.sites = at, 0, list[Site]()
@@ -138,7 +135,6 @@ def toy_model(files: ModelFiles) -> Model:
 
 @pytest.fixture
 def expected(tiny_files: ModelFiles) -> list[list[float]]:
-    """Tokens of each answer, and the vector of the text."""
     model = toy_model(tiny_files)
     answers: list[list[float]] = [
         [*model.generate(prompt, **{**options, **COMMON, "drafter": "none"}).token_ids]
@@ -189,7 +185,6 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answer(event: Event) -> list[float]:
-    """The tokens or the vector."""
     if isinstance(event, Embedding):
         return [float(number) for number in event.vector]
     assert isinstance(event, Result), event

@@ -50,8 +50,6 @@ State = npt.NDArray[np.uint8]
 
 
 class Device(NamedTuple):
-    """A device of a library, besides the processor."""
-
     name: str
     """As the library has it, such as `CUDA0`."""
     about: str
@@ -87,7 +85,6 @@ class ContextSettings(NamedTuple):
     slots: int
     """Positions of a sequence; a multiple of `LEAST_CONTEXT`."""
     rows: int
-    """Most rows of a call."""
     threads: int
     rollback: int = 0
     """With recurrent layers: rows of the last call, at least one, that can be dropped."""

@@ -16,7 +16,7 @@ from paceline.engines.base import EngineSettings
 from paceline.engines.llamacpp.binding import Binding, Device, Offload
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.engines.llamacpp.libraries import VARIABLE, allowed, load
-from paceline.engines.llamacpp.loading import library_folder
+from paceline.engines.llamacpp.loading import PATHS, library_folder
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.storage.gguf_file import GgufFile, NumberArray, read_gguf
 from paceline.storage.shards import shards_beside
@@ -67,7 +67,8 @@ def _library_with_devices(device: str) -> Binding | None:
         try:
             return load(_LIBRARY)
         except (ImportError, OSError, RuntimeError, AttributeError) as failure:
-            error = failure
+            folder = library_folder(_LIBRARY)
+            error = f"{failure} (in ${PATHS[_LIBRARY]}, {folder})" if folder else failure
     if device == "auto":  # the next library is asked, or says what is missing
         return None
     raise MissingExtra(
