@@ -42,7 +42,6 @@ class ServedModel:
     max_tokens: int = 0
     key: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields."""
 
     @property
     def name(self) -> str:

@@ -170,7 +170,6 @@ _OR_NONE = (
     *("max_tokens", "seed", "max_block", "logprobs", "think", "probe", "prediction", "system"),
     *STRUCTURES,
 )
-"""Options that may be None."""
 
 
 class _Kind(NamedTuple):

@@ -43,7 +43,6 @@ class CallPiece(NamedTuple):
 
 
 Part = str | CallPiece
-"""Content, or a part of a call."""
 
 _LABEL = re.compile(r"\w*")
 _CALL_KEYS = ("name", "type", "id", "arguments", "parameters")

@@ -24,9 +24,7 @@ class ReasoningMarks:
     """The marks around reasoning in one answer."""
 
     opens: tuple[str, ...]
-    """Marks that open reasoning."""
     closes: tuple[str, ...]
-    """Marks that close it."""
     tokens: Mapping[int, str]
     """Marks that are one token: id -> mark. They are not matched in the text."""
     label: str = ""

@@ -33,7 +33,6 @@ class TextPiece(NamedTuple):
     """Final text of the answer: without a possible start of a stop string, and with text held
     back earlier that turned out to start none."""
     reasoning: str = ""
-    """Text of the model's reasoning."""
 
     def __add__(self, other: tuple[str, ...]) -> "TextPiece":  # type: ignore[override]
         """The concatenation, field by field."""

@@ -238,7 +238,6 @@ class FinishReason(StrEnum):
     REPETITION = "repetition"
     """The answer repeated itself, and the request stops on repetition."""
     CANCELLED = "cancelled"
-    """The caller cancelled it."""
 
 
 FORCED = "forced"
@@ -256,7 +255,6 @@ class TokenLogprob(NamedTuple):
     text: str = ""
     """The token's text; `bytes:\\xf0\\x9f` if its bytes are not whole characters."""
     top_texts: Sequence[str] = ()
-    """The texts of `top`."""
 
 
 class Step(NamedTuple):

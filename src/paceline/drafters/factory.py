@@ -127,7 +127,6 @@ class DrafterResources:
     target: str = "this model"
     """The target's name, for messages."""
     engine: str = "none"
-    """The name of its engine."""
     files: Path = Path()
     """The target's own files: a GGUF file, or a folder."""
     opened: Any = None
@@ -156,7 +155,6 @@ class RequestContext:
     kv: DraftKV = field(default_factory=DraftKV)
     """KV from earlier drafters of the same sequence."""
     prediction: Sequence[int] = ()
-    """The predicted answer."""
     prompt_length: int = 0
     sampling: Sampling = field(default_factory=Sampling)
     """How the target picks: drafters with a distribution pick alike."""

@@ -23,7 +23,6 @@ class Match(NamedTuple):
     """A suffix of some text that occurs in the automaton's text."""
 
     length: int
-    """Tokens that match."""
     next_at: int
     """Index of its continuation in the automaton's text."""
 

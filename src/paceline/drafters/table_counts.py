@@ -89,7 +89,6 @@ class _Text(NamedTuple):
     keys: Keys
     """Of the contexts before the positions."""
     nexts: Tokens
-    """The tokens at the positions."""
     where: Places
     """The positions, counted over the tokens of all answers."""
 

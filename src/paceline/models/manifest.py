@@ -69,7 +69,6 @@ class Manifest:
     version: Literal[1]
     name: str
     source: dict[str, str]
-    """What it was made from."""
     made_by: str
     facts: Facts
     files: dict[str, FileRecord]

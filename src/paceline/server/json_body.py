@@ -61,7 +61,6 @@ Prompts = Annotated[
 
 
 Text = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[Any])]
-"""A string, or a list of text parts."""
 
 _MARKS = {
     b"\x1f\x8b": "it is compressed by gzip; send it as it is",

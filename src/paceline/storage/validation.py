@@ -34,9 +34,7 @@ class Limit:
 
 
 Count = Annotated[int, Limit(ge=0)]
-"""0 or more."""
 Positive = Annotated[int, Limit(ge=1)]
-"""1 or more."""
 
 
 def validated(

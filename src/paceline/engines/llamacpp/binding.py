@@ -143,7 +143,6 @@ class Binding(ABC):
     """Models and contexts that may be open at once: beyond its own limit the library ends the
     process."""
     open = 0
-    """Those that are open."""
 
     def __init__(
         self,

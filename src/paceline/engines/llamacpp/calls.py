@@ -14,7 +14,6 @@ from paceline.engines.llamacpp.sequence import call
 from paceline.engines.rows import RowRange, RowRules
 
 MOST_ROWS = 256
-"""Most rows of a call."""
 
 UNMEASURED = RowRules(RowRange(1, 16), RowRange(1, MOST_ROWS))
 """Without padding: where `min_rows` is 1, and for models of which no class of rows is known."""

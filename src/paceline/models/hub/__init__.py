@@ -42,7 +42,6 @@ class Repository(NamedTuple):
     name: str
     commit: str
     files: Mapping[str, HubFile]
-    """By path."""
 
 
 _GATED = (
