@@ -30,8 +30,8 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_038,
-    "src/paceline": 33_970,
+    "src": 55_019,
+    "src/paceline": 33_951,
     "tests": 45_949,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
