@@ -56,8 +56,7 @@ _TOKENS = 32
 _QUERIES, _DRAWN = 64, 4096
 """Positions after which queries repeat, and keys and values."""
 
-_ATTENTION_SECONDS = 4.0
-"""Of the budget, for attention alone."""
+_ATTENTION_SECONDS = 4.0  # of the budget
 
 
 class AttentionShapes(NamedTuple):

@@ -76,15 +76,15 @@ FEW_SHAPES = RowRules(_ANSWER, _PROMPT, cuts=THRESHOLDS)
 
 
 class Budget:
-    """The time for all measurements when a model is opened, and how far they came."""
+    """Ten seconds for all measurements when a model is opened, and how far they came."""
 
-    def __init__(self, seconds: float = 10.0) -> None:
-        self._end = perf_counter() + seconds
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock, self._end = clock, clock() + 10
         self.keys = inf
         """Keys up to which calls were compared; answers that have more are not said to be exact."""
 
     def left(self) -> float:
-        return self._end - perf_counter()
+        return self._end - self._clock()
 
 
 def candidates(

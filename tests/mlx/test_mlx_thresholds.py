@@ -120,8 +120,8 @@ def planned(kernels: None, monkeypatch: pytest.MonkeyPatch) -> set[Any]:
         return attention(q, k, v, **options)
 
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", planning)
-    for module in ("paceline_mlx.rows", "paceline.engines.exact"):
-        monkeypatch.setattr(f"{module}.perf_counter", lambda: 0.2 * len(shapes))
+    for clock in ("paceline_mlx.engine.process_time", "paceline.engines.exact.perf_counter"):
+        monkeypatch.setattr(clock, lambda: 0.2 * len(shapes))
     return shapes
 
 
