@@ -72,7 +72,7 @@ install() {
 rows() {
     limited "$python" benchmarks/gpu_rows.py "$gguf" --keys 100 1100 4090 --caches f16:f16 --out "$work/rows.json"
     result=$?
-    cat "$work/rows.json"
+    cat "$work/rows.json" 2>/dev/null
     return "$result"
 }
 
