@@ -1,18 +1,20 @@
-"""Scripts of benchmarks/ that start paceline themselves, on the tiny model: they run, and report.
+"""Scripts of benchmarks/: each is named by a document, and is started by a test on a small input.
 
-Those that read records, files or rows are tested where those are: `spec_bench_table`,
-`peers_table`, `random_gguf`, `gpu_rows`.
+Those that read records, files or rows are started where those are tested.
 """
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from support.scripts import BENCHMARKS
+from support import mlx
+from support.packages import missing
+from support.scripts import BENCHMARKS, ROOT
 from support.tiny import write_tiny
 
 
@@ -58,6 +60,72 @@ def test_throughput_of_a_server_is_measured_with_equal_texts(
     assert {*found["same_texts_as_paceline none, 1"].values()} == {3}
 
 
-@pytest.mark.parametrize("name", ["agent_commands", "lm_evaluation_harness", "schemathesis_fuzz"])
+def zaya_lesson(_: Path) -> tuple[str, ...]:
+    return "--layers", "1", "--tokens", "9"
+
+
+def mlx_thresholds(folder: Path) -> tuple[str, ...]:
+    checkpoint = mlx.checkpoint(folder / "mlx", "llama", max_position_embeddings=1100)
+    return "--model", str(checkpoint)
+
+
+def soak(folder: Path) -> tuple[str, ...]:
+    model = str(write_tiny(folder / "tiny.gguf", fields={"llama.context_length": 4096}))
+    options = ("--seconds", "6", "--warm-up", "0", "--clients", "2", "--tolerance", "1")
+    return *options, "--", "--model", model
+
+
+REPORTS = [
+    pytest.param("head_policy", lambda _: (), "chain        1.09 1.74"),
+    pytest.param("native_drafts", lambda _: ("DFlash",), "0 of 420 are others"),
+    pytest.param("soak", soak, "0 faults"),
+    pytest.param("zaya_lesson", zaya_lesson, "experts 88.1 %", marks=pytest.mark.coreml),
+    pytest.param("mlx_thresholds", mlx_thresholds, '"differing": 0', marks=pytest.mark.mlx),
+]
+"""Script, its arguments in a folder, and what it prints."""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(("name", "arguments", "expected"), REPORTS)
+def test_a_script_reports(
+    name: str, arguments: Callable[[Path], tuple[str, ...]], expected: str, tmp_path: Path
+):
+    if packages := missing(PACKAGES.get(name, "")):
+        pytest.skip(f"needs {', '.join(packages)}")
+    assert expected in run(name, tmp_path, *arguments(tmp_path))
+
+
+def test_llama_cpps_own_server_prints_its_address(model: Path):
+    if missing("llama.cpp"):
+        pytest.skip("needs xllamacpp")
+    command = [sys.executable, str(BENCHMARKS / "llama_server.py"), str(model)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline().startswith("http://127.0.0.1:")
+        server.kill()
+
+
+PACKAGES = {"native_drafts": "llama.cpp", "zaya_lesson": "coreml", "mlx_thresholds": "mlx"}
+
+
+def test_every_script_is_named_by_a_document_and_started_by_a_test():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/*.sh")]
+    documents = "".join(map(Path.read_text, [*pages, BENCHMARKS / "README.md"]))
+    tests = "".join(map(Path.read_text, (ROOT / "tests").rglob("*.py")))
+    for path in BENCHMARKS.glob("*.py"):
+        assert path.stem in documents, f"{path.name} is named by no document"
+        names = (f'"{path.stem}"', f'"{path.name}"')
+        assert any(name in tests for name in names), f"{path.name} is started by no test"
+
+
+CLIENTS = (
+    *("agent_commands", "agent_sdks", "llama_benchy", "llm_command", "lm_evaluation_harness"),
+    *("schemathesis_fuzz", "schemathesis_router"),
+)
+"""They install clients from a package index, so no further than this."""
+
+
+@pytest.mark.parametrize("name", CLIENTS)
 def test_scripts_of_clients_say_how_they_are_used(name: str, model: Path):
     assert "usage" in run(f"clients/{name}", model, "--help")
