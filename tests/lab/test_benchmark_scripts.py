@@ -42,12 +42,6 @@ def test_first_token_is_measured_beside_the_engines_own_prefill(model: Path, tmp
     assert found["start_seconds"] > 0
 
 
-@pytest.mark.usefixtures("cache")
-def test_a_batch_in_python_gives_the_answers_of_single_calls(model: Path):
-    options = ("--model", model, "--prompts", 2, "--tokens", 4, "--rounds", 1)
-    assert json.loads(run("python_batch", model, *options))["equal"] == "2 of 2"
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_throughput_of_a_server_is_measured_with_equal_texts(
@@ -69,6 +63,11 @@ def mlx_thresholds(folder: Path) -> tuple[str, ...]:
     return "--model", str(checkpoint)
 
 
+def python_batch(folder: Path) -> tuple[str, ...]:
+    model = str(write_tiny(folder / "tiny.gguf"))
+    return "--model", model, "--prompts", "2", "--tokens", "4", "--rounds", "1"
+
+
 def soak(folder: Path) -> tuple[str, ...]:
     model = str(write_tiny(folder / "tiny.gguf", fields={"llama.context_length": 4096}))
     options = ("--seconds", "6", "--warm-up", "0", "--clients", "2", "--tolerance", "1")
@@ -77,6 +76,7 @@ def soak(folder: Path) -> tuple[str, ...]:
 
 REPORTS = [
     pytest.param("head_policy", lambda _: (), "chain        1.09 1.74"),
+    pytest.param("python_batch", python_batch, '"equal": "2 of 2"'),
     pytest.param("native_drafts", lambda _: ("DFlash",), "0 of 420 are others"),
     pytest.param("soak", soak, "0 faults"),
     pytest.param("zaya_lesson", zaya_lesson, "experts 88.1 %", marks=pytest.mark.coreml),

@@ -1,6 +1,5 @@
 """Prompts of a length, and questions behind other text."""
 
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from paceline.runtime.model import Model
 from paceline.verify.suite import load_suite
 from paceline_lab.sweep.cases import (
     default_lengths,
-    dense_text,
     depth_cases,
     length_cases,
     max_context,
@@ -76,9 +74,3 @@ def test_the_greatest_depth_leaves_room_for_question_and_answer(model: Model, su
         assert max_context(model) - 150 < len(model.tokens(case.prompt)) < max_context(model) - 8
     with pytest.raises(InvalidRequest, match="99999 tokens"):
         depth_cases(model, suite, [99999], 8)
-
-
-def test_our_own_text_is_there_and_has_a_hash():
-    text, digest = dense_text()
-    assert text.count("MLFeatureValue") == 6
-    assert digest == sha256(text.encode()).hexdigest()

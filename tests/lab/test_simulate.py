@@ -4,26 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
-from paceline.decoding.policy import Adaptive, Fixed
+from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.text import TextPiece
-from paceline.drafters import DrafterResources, DrafterSpec, RequestContext, create
-from paceline.errors import InvalidRequest
+from paceline.drafters import DrafterResources, RequestContext, create
 from paceline.options import Options
-from paceline.runtime.model import Model
 from paceline.runtime.request import check as check_options
 from paceline_lab.simulate.replay import (
     Recording,
     SimulatedStep,
     Simulation,
-    check,
     simulate,
     steps,
 )
-from support.costs import give_costs
 from support.drafters import write_toy_table
 from support.driver import CHEAP, POLICIES, answer, generation
 from support.toy import ToyEngine
@@ -165,57 +160,3 @@ def test_a_prediction_is_drafted_from_as_in_a_real_request():
     assert one(guessed, "suffix").counters.drafted_by == {"prediction": 6}
     assert one(guessed, "none").counters.drafted == 0
     assert create("prediction", request=RequestContext(prediction=same, prompt_length=2))
-
-
-@pytest.mark.parametrize("spec", ["suffix+mtp", "model:other"])
-def test_drafters_that_need_a_model_are_refused_in_one_line(spec: str):
-    needs = "needs a model's hidden states or calls"
-    with pytest.raises(InvalidRequest, match=needs) as raised:
-        check(DrafterSpec.parse(spec), DrafterResources())
-    assert "\n" not in str(raised.value)
-    with pytest.raises(InvalidRequest, match=needs):
-        list(simulate([text([1], [2])], check_options({"drafter": spec}), EVEN, DrafterResources()))
-
-
-PROMPT = "this is one and the user, this is one and the user, this is one"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"drafter": "suffix"},
-        {"drafter": "ngram", "policy": "adaptive"},
-        {"drafter": "suffix", "policy": "fixed", "temperature": 0.9, "seed": 2},
-    ],
-    ids=str,
-)
-def test_an_answer_of_an_engine_simulates_to_itself(options: Options, model: Model):
-    most = 50
-    asked: Options = {**options, "max_tokens": most}
-    fresh = model.fresh()
-    cost = model.measured_costs()
-    give_costs(fresh, cost)  # as the replay has them: calls of the answer change nothing
-    stream = fresh.stream(PROMPT, **asked)
-    _, *made = stream  # without the step that ends the prompt
-    prompt = fresh.tokens(PROMPT)
-    recording = Recording("one", "any", prompt, stream.answer, most)
-    shared = DrafterResources(
-        shipped=model.drafting.resources.shipped, vocab_size=model.engine.vocab_size
-    )
-    (found,) = simulate([recording], check_options(asked), cost, shared)
-    assert found.counters.steps == len(made)
-    chosen = check_options(asked)
-    rule = (
-        Auto(chosen.max_block, cost, Acceptance(), len(prompt))
-        if chosen.policy == "auto"
-        else {"fixed": Fixed, "adaptive": Adaptive}[chosen.policy](chosen.max_block)
-    )
-    simulated = steps(recording, create(chosen.drafter.resolve(shared.shipped), shared), rule, cost)
-    context = len(prompt)
-    for mine, theirs in zip(simulated, made, strict=True):
-        drafted = theirs.proposal
-        assert (mine.rows, mine.context) == (len(drafted.tokens) + 1, context)
-        assert list(mine.step.proposal.tokens) == list(drafted.tokens)
-        assert mine.step.proposal.source == (drafted.source if drafted.tokens else "none")
-        assert (mine.step.matched, [*mine.step.tokens]) == (theirs.matched, [*theirs.tokens])
-        context += len(theirs.tokens)

@@ -99,7 +99,8 @@ def test_a_table_needs_no_model(texts: Path, toy_table: Path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"drafters": ["mtp"]}, "cannot be simulated"),
+        ({"drafters": ["suffix+mtp"]}, "needs a model's hidden states or calls"),
+        ({"drafters": ["model:other"]}, "cannot be simulated"),
         ({"drafters": ["table"]}, "no table comes with any"),
         ({"cost": "nowhere.json"}, "expected here, zaya, phi-4-mini"),
         ({"cost": "1="}, "expected .*milliseconds by rows"),
@@ -134,18 +135,12 @@ def test_the_command(texts: Path, cache: Path, tmp_path: Path, capsys: pytest.Ca
     [
         ((), "needs --texts FILE"),
         (("--texts", "nowhere.jsonl", "--cost", "zaya"), "cannot read nowhere.jsonl"),
-        (("--texts", "{texts}", "--cost", "{texts}"), "expected here"),
     ],
 )
 def test_a_mistake_is_one_line(
-    arguments: tuple[str, ...],
-    message: str,
-    texts: Path,
-    cache: Path,
-    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], message: str, cache: Path, capsys: pytest.CaptureFixture[str]
 ):
-    given = [each.replace("{texts}", str(texts)) for each in arguments]
-    assert run("bench", "simulate", *given) == 2
+    assert run("bench", "simulate", *arguments) == 2
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
