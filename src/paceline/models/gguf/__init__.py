@@ -64,9 +64,9 @@ def write_derived(path: Path, fields: Mapping[str, Any], work: Path) -> Facts:
 
 def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
     architecture = fields.get("general.architecture")
-    missing = [key for key in REQUIRED_FIELDS if key not in fields]
-    if missing:
-        raise ModelError(f"{path} has no tokenizer: {', '.join(missing)} missing")
+    if missing := [key for key in REQUIRED_FIELDS if key not in fields]:
+        what = "a tokenizer.json beside it needs the file's own tokens: give the Hugging Face form"
+        raise ModelError(f"{path} has no tokenizer: {', '.join(missing)} missing; {what}")
     if fault := vocabulary_fault(fields):
         raise ModelError(f"{path} has an invalid tokenizer: {fault}")
     context = fields.get(f"{architecture}.context_length")
