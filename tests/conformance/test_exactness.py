@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import product
+from itertools import cycle, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paceline.decoding.costs import CostTable
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
-from paceline.decoding.stopping import Stopping
+from paceline.decoding.stopping import Repetition, Stopping
 from paceline.decoding.types import Block, Drafter, FinishReason
 from paceline.drafters import (
     AnswerHistory,
@@ -260,6 +260,48 @@ def come_and_go(engine: Engine, shared: Shared, asks: list[tuple[Any, ...]]) -> 
             )
         )
     assert run(engine, going, arrivals=[ask[6] for ask in asks]) == expected
+
+
+FEW = Sampling(temperature=1.0, logit_bias={3: 60.0, 4: 60.0, 5: 60.0}, seed=1)
+"""Leaves three tokens to pick from: such an answer soon repeats itself."""
+LOOP = Repetition(max_pattern_size=4, min_count=3)
+
+
+def test_an_answer_ends_at_the_same_token_with_every_drafter(
+    engine: Engine, engine_name: str, plainly: Plainly, shared: Shared
+):
+    prompt, whole = prompt_of(engine, 0), plainly(0, 0)
+    string, place = whole.text[9:11], whole.tokens.index(whole.tokens[13]) + 1
+    ends = [
+        (SAMPLINGS[0], Stopping(max_tokens=11)),
+        (SAMPLINGS[0], Stopping(stop_token_ids=frozenset(whole.tokens[13:14]))),
+        (SAMPLINGS[0], Stopping(max_tokens=TOKENS, stop=(string,))),
+        (FEW, Stopping(max_tokens=200, repetition=LOOP)),
+    ]
+    expected = [answer(engine, prompt, sampling=how, stopping=end) for how, end in ends]
+    assert [one.tokens for one in expected[:2]] == [whole.tokens[:11], whole.tokens[:place]]
+    assert expected[2].text == whole.text[: whole.text.index(string)]
+    length, stop, repetition = FinishReason.LENGTH, FinishReason.STOP, FinishReason.REPETITION
+    assert [one.finish_reason for one in expected] == [length, stop, stop, repetition]
+    texts = [*[whole.tokens] * 3, expected[3].tokens]
+    cases = [*product(["all right", *DRAFTERS], POLICIES, (2, 5, 16))]
+    if not toy(engine):
+        few = [("fixed", 8), ("adaptive", 2), ("kelly", 5), ("auto", 16)]
+        specs = ["all right", *drafters_of(engine_name)]
+        cases = [(spec, *case) for spec, case in zip(specs, cycle(few))]
+    for spec, policy, block in cases:
+        going = [
+            generation(
+                engine,
+                prompt,
+                sampling=how,
+                stopping=end,
+                drafters=[Oracle([*prompt, *told])] if spec == "all right" else shared.create(spec),
+                policy=POLICIES[policy](block),
+            )
+            for (how, end), told in zip(ends, texts, strict=True)
+        ]
+        assert run(engine, going) == expected, f"{spec} {policy} {block=}"
 
 
 def test_an_answer_may_run_into_the_end_of_the_context(

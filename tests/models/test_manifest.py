@@ -17,6 +17,7 @@ from paceline.models.manifest import (
 from paceline.storage.manifest import MANIFEST
 from support.errors import raises
 
+RECORD = {"bytes": 1, "sha256": "0" * 64}
 FACTS = Facts(512, (0, 2), 1, True, "<s>", None, "cc0-1.0")
 SOURCE = {"kind": "gguf", "from": "/somewhere/é.gguf"}
 
@@ -85,6 +86,10 @@ def test_the_fingerprint_is_that_of_the_weights_alone(folder: Path):
         ({"eos_token": ...}, "eos_token: "),
         ({"files": []}, r"files: .*not \[\]"),
         ({"files": {}}, f"files does not list .*{GGUF_WEIGHTS}"),
+        ({"files": {"x": {**RECORD, "bytes": -1}}}, r"files\.x\.bytes: "),
+        ({"files": {"x": {**RECORD, "sha256": "12"}}}, r"files\.x\.sha256: "),
+        ({"files": {"/etc/passwd": RECORD}}, "'/etc/passwd', expected a file in this folder"),
+        ({"files": {"a/../../b": RECORD}}, "'a/../../b', expected a file in this folder"),
     ],
 )
 def test_a_wrong_value_is_named(values: dict[str, Any], fault: str, folder: Path):

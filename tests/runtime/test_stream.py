@@ -97,6 +97,17 @@ def test_an_end_token_ends_the_answer_and_is_not_in_its_text(model: Model):
     assert ignored.token_ids == [END] * 60
 
 
+@pytest.mark.parametrize("drafter", ["none", "suffix", "ngram:min=1"])
+def test_repetition_detection_stops_at_the_same_token(drafter: str, model: Model):
+    loop: Options = {"logit_bias": {40: 100.0}, "max_tokens": 400, "repetition_detection": True}
+    answer = model.generate("Hello", drafter=drafter, **loop)
+    assert (answer.finish_reason, answer.token_ids) == (FinishReason.REPETITION, [40] * 256)
+    rule = {"max_pattern_size": 2, "min_count": 5}
+    answer = model.generate("Hello", drafter=drafter, **{**loop, "repetition_detection": rule})
+    assert answer.token_ids == [40] * 5
+    assert model.generate("Hello", min_tokens=300, **loop).completion_tokens == 300
+
+
 # -- options ---------------------------------------------------------------------------------------
 
 

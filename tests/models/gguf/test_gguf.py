@@ -12,7 +12,6 @@ from support.errors import raises
 from support.tiny import SIZES, write_tiny
 
 
-# Of weights as they are, the products round the inputs to 8 bits, 32 at a time.
 def test_facts_template_and_tokenizer_come_from_the_file(tiny_files: ModelFiles):
     assert tiny_files.context_length == SIZES["context"]
     assert tiny_files.stop_token_ids == (0, 2), "the end token, and the control tokens that end"
@@ -106,3 +105,13 @@ def test_a_file_whose_tensors_do_not_fit_its_metadata_is_refused_when_it_is_open
     files = resolve(str(path), tmp_path)
     with raises(ModelError, path):
         open_engine("llamacpp", files.path, files.context_length, EngineSettings())
+
+
+@pytest.mark.parametrize("place", [8, 23, 0.02, 0.3, -5000, -1])
+def test_a_file_cut_off_anywhere_is_refused_as_truncated(
+    place: float, tiny_gguf: Path, refused: Any, tmp_path: Path
+):
+    whole = tiny_gguf.read_bytes()
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(whole[: int(place if abs(place) >= 1 else place * len(whole))])
+    assert "truncated" in refused(path)
