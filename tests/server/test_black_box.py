@@ -9,18 +9,21 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from paceline.drafters import PredictionDrafter
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
 from support.command import free_port, served
+from support.drafters import Oracle
 from support.others import CHAT, TEXT, fault
 from support.server import HTTP, Running, running
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 TURN = {"role": "user", "content": "this is the one and this is the one"}
 PROMPT = "the rain in the rain in the"
@@ -280,6 +283,56 @@ def test_row_18_tokens_and_back(server: Running, text: str, field: str):
     assert response["count"] == len(response["tokens"])
     again = good(server.post("/v1/detokenize", {"tokens": response["tokens"]}))
     assert again[field] == text
+
+
+# -- 21 and 25: more clients than there is room for, and the end of the context --------------------
+
+
+def test_row_21_a_full_queue(model: Model, monkeypatch: pytest.MonkeyPatch):
+    step, go_on = model.engine.step, threading.Event()
+    settings = Settings(max_running=1, max_waiting=2)
+    with running(model, settings) as server, ThreadPoolExecutor(3) as pool:
+        load, held = server.scheduler.load, []
+        expected = good(server.post(TEXT, BARE))["choices"]
+        until(lambda: load.running == 0)
+        monkeypatch.setattr(model.engine, "step", lambda work: go_on.wait(PATIENCE) and step(work))
+        try:
+            for number in range(3):
+                held.append(pool.submit(server.post, TEXT, BARE))
+                until(lambda n=number: (load.running, load.waiting) == (1, n))  # type: ignore[misc]
+            for more in ({}, {"stream": True}, {"n": 2}):
+                response = server.post(TEXT, {**BARE, **more})
+                assert fault(response, 429)["code"] == "queue_full"
+                assert int(response.headers["retry-after"]) >= 1
+        finally:
+            go_on.set()
+        for entry in held:
+            assert good(entry.result())["choices"] == expected
+
+
+@pytest.mark.parametrize("every", [1, 99], ids=["all wrong", "all right"])
+def test_row_25_at_the_edge_of_the_context(
+    server: Running, every: int, monkeypatch: pytest.MonkeyPatch
+):
+    """The answer fills the context, whatever was drafted; end tokens do not end it."""
+    (end, *_), prompt = server.model.files.stop_token_ids, [70] * 440
+    plain = server.model.generate(prompt, ignore_eos=True, drafter="none", logit_bias={end: 3})
+    text = [*prompt, *plain.token_ids]
+    assert (len(text), end in plain.token_ids) == (512, True)
+    oracle = Oracle(text, range(440 + every, 512, every))
+    monkeypatch.setattr(PredictionDrafter, "propose", lambda _, *asked: oracle.propose(*asked))
+    body = {
+        **{**BARE, "ignore_eos": True, "logit_bias": {str(end): 3}, "return_token_ids": True},
+        "prediction": {"type": "content", "content": "any"},
+        "speculation": {"drafter": "prediction", "policy": "fixed", "max_block": 17},
+    }
+    for at in (440, 480, 495, 511):
+        for most in (-1, 513 - at, 512 - at, min(512 - at, 17)):
+            reply = good(server.post(TEXT, {**body, "prompt": text[:at], "max_tokens": most}))
+            (choice,), count = reply["choices"], 512 - at if most == -1 else min(most, 512 - at)
+            assert choice["token_ids"] == text[at:][:count]
+            assert choice["finish_reason"] == "length"
+            assert reply["usage"]["total_tokens"] == at + count
 
 
 # -- 28 to 32: pages of others, the end, and the rest ----------------------------------------------

@@ -2,10 +2,11 @@
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.errors import InvalidRequest
@@ -201,6 +202,44 @@ def test_an_error_of_one_request_leaves_the_others_alone(
     monkeypatch.undo()
     for prompt, result in zip(PROMPTS, results, strict=True):
         assert result.token_ids == alone(model, prompt, {"max_tokens": 12})
+    assert scheduler.load.failed == 1
+
+
+class Stuck:
+    """A constraint that fails in the middle of an answer, in one of its methods."""
+
+    def __init__(self, where: str) -> None:
+        self.where, self.tokens = where, 0
+
+    def come(self, where: str) -> None:
+        if (where, self.tokens) == (self.where, 3):
+            raise InvalidRequest("stuck")
+
+    def masked(self, logits: np.ndarray) -> np.ndarray:
+        self.come("masked")
+        return logits
+
+    def push(self, token: int) -> None:
+        self.tokens += 1
+        self.come("push")
+
+    def forced(self, limit: int) -> list[int]:
+        self.come("forced")
+        return []
+
+    def allowed_length(self, tokens: Sequence[int]) -> int:
+        return len(tokens)
+
+
+@pytest.mark.parametrize("where", ["masked", "push", "forced"])
+def test_a_constraint_that_fails_ends_its_answer_alone(
+    model: Model, scheduler: Scheduler, where: str
+):
+    stuck = Submitted(scheduler, "the one", max_tokens=12, constraint=Stuck(where), ignore_eos=True)
+    other = Submitted(scheduler, "this is", max_tokens=12)
+    with raises(InvalidRequest, "stuck"):
+        stuck.result()
+    assert other.result().token_ids == alone(model, "this is", {"max_tokens": 12})
     assert scheduler.load.failed == 1
 
 
