@@ -23,8 +23,9 @@ from paceline_lab.peers.llama_server.binary import LOOKUPS, server_binary
 from paceline_lab.peers.llama_server.peer import LlamaServer
 from paceline_lab.peers.llama_server.process import ServerProcess
 from support import fake_llama_server
+from support.process import started, stopped_line
 from support.scripts import script
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the fake is a shell script")
 
@@ -243,3 +244,17 @@ def test_the_command_compares_with_a_server_turn_by_turn(
     prompts = {len(entry["body"]["prompt"]) for entry in log() if "body" in entry}
     assert prompts == {first.facts["prompt_tokens"], second.facts["prompt_tokens"]}
     assert "llama-server, ngram-cache" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_an_answer_ends_the_command_and_the_server(
+    cache: Path, fake: Path, log: Any, tiny_gguf: Path, tmp_path: Path
+):
+    words = arguments(fake, tiny_gguf, suite_of_two_turns(tmp_path / "suite.jsonl"))
+    with started({**os.environ, "FAKE_WAY": "hangs"}, *words) as child:
+        until(lambda: any("body" in entry for entry in log()))
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=PATIENCE)
+        assert child.returncode == 130
+    stopped_line(errors)
+    until(lambda: all_ended(log))

@@ -1,5 +1,6 @@
 """How peers are chosen, asked and compared, with peers of our own making."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET, ModelFiles
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline_lab.bench.record import Row
+from paceline_lab.bench.record import Row, parse_record
 from paceline_lab.peers import command
 from paceline_lab.peers.base import Peer, PeerAnswer, Question, TargetModel
 from paceline_lab.peers.llama_server.binary import ServerBinary
@@ -78,6 +79,13 @@ def test_speeds_are_compared_with_plain_decodings_ours_and_the_peers_own():
     }
     assert OWN not in found["fake, plain"].measures
     assert found["auto"].measures["ratio"] == found["auto"].measures[OWN] == [2.0]
+
+
+def test_a_ratio_is_taken_within_its_round():
+    slow, fast = answered(7, 8, 9, seconds=4), answered(7, 8, 9, seconds=1)
+    found = rows_of(Fake({"plain": [slow, fast], "lookup": [fast, slow]}), rounds=2)
+    assert found["fake, lookup"].measures[OWN] == [4.0, 0.25]
+    assert found["fake, plain"].measures["ratio"] == [0.25, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -195,6 +203,23 @@ def bench(model: Model, suite: Path, **options: Any) -> Report:
         **options,
     }
     return command.bench_peers(lambda: model, **settings)
+
+
+def test_a_run_has_every_way_of_every_peer_on_every_prompt_in_every_round(
+    model: Model, suite_file: Path, peers: Callable[[Peer], None]
+):
+    fake = Fake({"plain": [answered(7, 8)], "lookup": [answered(7, 9)]}, packages=["pytest"])
+    peers(fake)
+    report = bench(model, suite_file, rounds=2)
+    record = parse_record(json.loads(json.dumps(report.value)), "it")
+    assert record.contenders == ["plain", "auto", "fake, plain", "fake, lookup"]
+    assert record.cases == ["one", "three", "two"], "kind by kind"
+    assert all(len(row.measures["ratio"]) == 2 for row in record.rows)
+    found = record.summary["speeds"]["contenders"]
+    assert [found[name]["texts_changed"] for name in record.contenders] == [0, 0, 0, 3]
+    assert record.versions["pytest"] == pytest.__version__
+    assert len(fake.asked) == 2 * (1 + 2 * 3), "once before, then twice a prompt"
+    assert report.passed, "it is no fault of ours"
 
 
 def test_a_run_fails_where_our_own_speculation_changes_a_token(

@@ -10,9 +10,11 @@ import pytest
 from paceline.runtime.drafting import (
     HEADER,
     Drafting,
+    all_learnt,
     install,
     installed_drafters,
     learnt_dir,
+    learnt_of,
 )
 from paceline.runtime.model import Model
 from paceline.storage.files import write_json
@@ -58,3 +60,15 @@ def test_what_is_of_other_weights_or_versions_damaged_or_gone_is_as_if_not_learn
     install(model.files, "table", table)
     rmtree(table)
     assert installed_drafters(model.files) == {}
+
+
+def test_what_was_learnt_is_listed_and_removed_by_its_model(model: Model, table: Path):
+    install(model.files, "table", table)
+    (learnt,) = all_learnt()
+    assert learnt.model == model.files.name
+    assert learnt.bytes > 0
+    assert {*learnt.paths} == {*learnt_of(model.files.name.upper())}
+    assert learnt_of("another") == []
+    learnt.remove()
+    assert all_learnt() == []
+    assert not table.exists()

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ class Handler(BaseHTTPRequestHandler):
         if WAY == "dies":
             write("ggml_abort: error: out of memory")
             os._exit(3)
+        if WAY == "hangs":
+            time.sleep(600)
         if self.headers["Authorization"] != f"Bearer {os.environ['LLAMA_API_KEY']}":
             self.reply(401, {"error": "no key"})
         elif WAY == "refuses":
