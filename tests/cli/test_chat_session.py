@@ -15,6 +15,7 @@ from paceline.cli.options import ModelOptions, Output
 from paceline.errors import InvalidRequest, ModelError
 from paceline.runtime.conversation import Conversation
 from paceline.runtime.load import find_files
+from support.errors import raises
 
 
 @pytest.fixture
@@ -159,5 +160,7 @@ def test_the_conversation_goes_on_with_another_model_and_with_the_same_after_a_f
 def test_a_message_that_is_no_command_is_not_run(session: Session):
     for message in ("hello", "/usr/bin", "/* C */", " /bye", "/foo\nbar"):
         assert not run_command(session, message)
+    with raises(InvalidRequest, "did you mean /model?", "a space before it sends it"):
+        run_command(session, "/modle")
     with pytest.raises(EndOfChat):
         run_command(session, "/exit")

@@ -146,6 +146,22 @@ def test_text_that_the_terminal_cannot_show_is_no_crash(
     assert found.stdout == "?????\n"
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("--logit-bias", "99999=1", "logit_bias names token 99999"),
+        ("--stop", "", "stop is ['']; expected a string of one or more"),
+        ("--probe", "magic", "no drafter is called 'magic'"),
+        ("--drafter", "", "no drafter is called ''"),
+        ("--cache-tokens", str(2**31 - 1), "use --cache-tokens "),
+    ],
+)
+def test_a_value_out_of_range_is_one_line_that_names_it(
+    option: str, value: str, reason: str, mistake: Any, tiny_gguf: Path
+):
+    assert reason in mistake("generate", "Hello", "--model", tiny_gguf, "--quiet", option, value)
+
+
 def test_a_prompt_that_cannot_be_answered_is_refused(mistake: Any, tiny_gguf: Path, tmp_path: Path):
     (tmp_path / "empty").write_text("")
     common = ("generate", "--model", tiny_gguf)

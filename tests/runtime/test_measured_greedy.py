@@ -40,7 +40,7 @@ def _run(model: Model, _: Path, __: Path) -> None:
 
 
 def _swept(model: Model, _: Path, __: Path) -> None:
-    (case,) = length_cases(model, "this is the one", [12], [{}], 4)
+    (case,) = length_cases(model, "this is the one", [12], 4)
     Contender("x", model, {"drafter": "suffix"}).answer(case)
 
 
