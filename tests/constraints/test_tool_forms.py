@@ -18,9 +18,13 @@ from paceline.constraints.tool_calls import (
 )
 from paceline.constraints.tool_forms import FORMS, HERMES, Syntax, ToolForm
 from paceline.decoding.reasoning import ReasoningMarks
+from paceline.decoding.sampling import Sampling
+from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
+from paceline.models import Tokenizer
+from support.driver import Answer, answer
 from support.errors import raises
-from support.grammars import Takes, streamed
+from support.grammars import Takes, Unforced, settings_for, streamed
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
@@ -213,6 +217,23 @@ def test_no_text_is_lost_that_is_no_tool_call(text: list[str], form: ToolForm):
     for call in result.calls:
         assert isinstance(json.loads(call.arguments), dict)
     assert streamed(text, form, SCHEMAS) == streamed([*whole], form, SCHEMAS)
+
+
+@each_syntax
+def test_forced_tool_calls_are_valid_and_the_same_with_every_drafter(
+    form: ToolForm, grammars: Grammars, engine: Engine, tokenizer: Tokenizer
+):
+    def decoded(drafter: str, *, forced: bool = True) -> Answer:
+        constraint = grammars.tools(FUNCTIONS, "required", form=form, parallel=False)
+        inner = constraint if forced else Unforced(constraint)
+        sampling = Sampling(temperature=1.5, seed=0)
+        return answer(engine, [7, 8], **settings_for(inner, sampling, drafter))
+
+    plain = decoded("none", forced=False)
+    content, (call,) = parse_tool_calls(tokenizer.decode(plain.tokens), form, SCHEMAS)
+    assert (content, plain.finish_reason) == ("", "stop")
+    jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+    assert decoded("none") == decoded("suffix") == plain
 
 
 @each_syntax

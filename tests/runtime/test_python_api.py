@@ -82,6 +82,25 @@ def test_a_content_may_be_a_list_of_text_parts(model: Model):
     assert answer.prompt_tokens == expected.prompt_tokens
 
 
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content: part 0"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content: part 0"),
+        ({"role": "user", "content": 3}, "messages[0].content"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "tool", "content": "r", "tool_call_id": "c"}, "messages[0].tool_call_id"),
+    ],
+)
+def test_a_message_that_no_template_can_render_is_refused_by_name(
+    message: Any, named: str, model: Model
+):
+    with pytest.raises(InvalidRequest) as error:
+        model.generate([message])
+    assert named in str(error.value)
+
+
 def test_detokenize_is_the_inverse_of_raw_tokens(model: Model):
     assert model.detokenize(model.tokens(PROMPT, raw=True)) == PROMPT
     for wrong in ([-1], [320], ["a"]):
