@@ -1,8 +1,14 @@
 """Drafts from the caller's prediction of the answer."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from paceline.decoding.policy import Fixed
+from paceline.decoding.stopping import Stopping
 from paceline.drafters import PredictionDrafter
+from support.driver import answer
+from support.toy import ToyEngine
 
 PROMPT = [60, 61, 62]
 TEXT = list(range(30))
@@ -49,3 +55,12 @@ def test_the_match_grows_while_answer_and_prediction_agree():
     later = drafter.propose([*PROMPT, *changed, *TEXT[7:20]], 4).match
     assert first == 2
     assert later == first + 13
+
+
+@given(st.lists(st.integers(0, 63), max_size=40), st.integers(2, 9))
+def test_no_prediction_changes_a_token(prediction: list[int], block: int):
+    engine, common = ToyEngine(), {"stopping": Stopping(max_tokens=24)}
+    plain = answer(engine, PROMPT, **common)
+    for text in (prediction, plain.tokens[:9] + prediction + plain.tokens[9:]):
+        drafters = [PredictionDrafter(text, len(PROMPT))]
+        assert answer(engine, PROMPT, drafters=drafters, policy=Fixed(block), **common) == plain

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from paceline.cli.app import main
 from paceline.cli.models import exactness_of, exactness_text
 from paceline.decoding.types import Block
 from paceline.drafters import DrafterSpec
@@ -38,6 +39,18 @@ def test_verify_passes_where_the_promise_is_kept(model: Model, suite_file: Path)
     assert json.loads(json.dumps(report.value))["model"] == model.files.name
     assert "is exact here: rows are independent" in report.text
     assert "0 differ" in report.text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_cases", "cache")
+def test_the_command_says_as_json_what_was_compared(
+    tiny_gguf: Path, suite_file: Path, capsys: pytest.CaptureFixture[str]
+):
+    options = ["--suite", str(suite_file), "--max-tokens", "3", "--json", "--quiet"]
+    assert main(["verify", "--model", str(tiny_gguf), *options]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert (value["exact"], value["answers_compared"]) == (True, 1 + 2 + 1 + 3 + 1 + 5 + 1 + 8)
+    assert value["rows_compared"] > 400
 
 
 @pytest.mark.usefixtures("few_cases")
