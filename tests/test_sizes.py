@@ -32,7 +32,7 @@ CEILINGS = {
 ABOVE: dict[str, int] = {
     "src": 55_019,
     "src/paceline": 33_951,
-    "tests": 46_452,
+    "tests": 46_539,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 
