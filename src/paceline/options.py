@@ -59,8 +59,8 @@ class Options(TypedDict, total=False):
     """Go on after end-of-sequence tokens."""
     drafter: str
     """`auto`, `none`, or parts joined by +: `ngram:min=2,max=4,length=15`, `suffix`,
-    `suffix:earlier`, `table[:FOLDER]`, `model:NAME`, `ahead:model:NAME`, `prediction`,
-    and heads, `KIND[:FOLDER]`."""
+    `suffix:earlier`, `table[:FOLDER]`, `model:NAME`, `prediction`, heads, `KIND[:FOLDER]`, and
+    `ahead:model:NAME` or `ahead:dflash:FOLDER`."""
     policy: str
     """`auto`, `fixed`, `adaptive` or `kelly`."""
     max_block: int | None

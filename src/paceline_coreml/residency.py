@@ -120,7 +120,6 @@ def report(
 
 
 def evaluate(plan: ComputePlan) -> PlanVerdict:
-    """Count and check a plan's operations."""
     ops = [op for op in plan.ops if not _is_constant(op)]
     convs = _count(op for op in ops if _is_conv(op))
     others = _count(op for op in ops if not _is_conv(op))
@@ -180,7 +179,6 @@ def _off_engine(ops: Sequence[PlannedOp]) -> list[OffEngine]:
 
 
 def _record(artifact: Artifact, units: str, progress: Progress) -> RecordedPlans:
-    """Get Core ML's plans of all packages."""
     calls = list(_planned_calls(artifact))
     plans: list[ComputePlan] = []
     with progress.task("Core ML's plans", len(calls), unit="plans") as reach:

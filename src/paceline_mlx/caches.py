@@ -55,7 +55,6 @@ class SlidingCache:
         return create_attention_mask(rows, held, return_array, bound)
 
     def drop(self) -> None:
-        """Drop slots that are out of the window, even after a rewind; see `dropped`."""
         surplus = dropped(self.max_size, self.offset) - self.front
         if surplus > 0:
             keys, values, held = self.slots.state

@@ -147,6 +147,7 @@ def test_a_draft_that_is_ready_has_no_cost(truth: list[int]):
             costs.append(drafter.cost(3))
         slots.close()
     assert costs == [0.5, 0.0, 0.0, 0.0]
+    assert request.counters.hidden_seconds > 0.0
 
 
 def test_ahead_opens_a_draft_model_of_its_own():
@@ -170,7 +171,7 @@ def test_ahead_opens_a_draft_model_of_its_own():
     assert engine.free_slots > free
 
 
-@pytest.mark.parametrize("spec", ["ahead", "ahead:suffix", "ahead:model"])
+@pytest.mark.parametrize("spec", ["ahead", "ahead:suffix", "ahead:model", "ahead:dflash"])
 def test_drafters_that_are_free_or_need_the_target_cannot_draft_ahead(spec: str):
     with raises(InvalidRequest):
         DrafterSpec.parse(spec)

@@ -122,6 +122,8 @@ class Proposal(NamedTuple):
     probabilities: Sequence[float] = ()
     """The drafter's own estimate, for each token, that it is accepted after those before it were.
     Empty: `match` is the evidence."""
+    hidden: float = 0.0
+    """Seconds of its drafting that passed while the target verified the block before."""
 
     def cut(self, length: int) -> "Proposal":
         """Its first `length` tokens."""
@@ -320,10 +322,13 @@ class Counters:
     """Drafted tokens by position in the draft, from 0."""
     accepted_at: list[int] = field(default_factory=list)
     """Accepted tokens by position in the draft."""
+    hidden_seconds: float = 0.0
+    """Seconds of drafting while the target verified, of the drafts that were used."""
 
     def count(self, step: Step) -> None:
         self.steps += 1
         self.forced += step.forced
+        self.hidden_seconds += step.proposal.hidden
         if drafted := step.drafted:
             accepted, source = step.accepted, step.source
             _count_positions(self.drafted_at, drafted)

@@ -10,7 +10,10 @@ Which tokens are drafted may depend on timing; which are accepted never does.
 
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
 
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
 
@@ -23,21 +26,24 @@ class _DraftAhead:
     """Tokens of context before the assumed draft."""
     draft: tuple[int, ...]
     """The draft under verification, assumed to be accepted."""
-    next: Future[Proposal]
-    """The proposal that follows it."""
+    next: Future[tuple[Proposal, float, float]]
+    """The proposal that follows it, and when it was made, in seconds of `perf_counter`."""
 
     def rest(self, context: Sequence[int]) -> Proposal | None:
         """The part of the next proposal after `context`; None if the assumption was wrong."""
+        asked = perf_counter()
         end = self.start + len(self.draft)
         if len(context) <= end or tuple(context[self.start : end]) != self.draft:
             return None
-        proposal, new = self.next.result(), context[end:]
+        proposal, began, ended = self.next.result()
+        new = context[end:]
         if list(proposal.tokens[: len(new)]) != list(new):
             return None
         return proposal._replace(
             tokens=proposal.tokens[len(new) :],
             probabilities=proposal.probabilities[len(new) :],
             match=proposal.match + len(new),
+            hidden=max(min(ended, asked) - began, 0.0),
         )
 
 
@@ -55,7 +61,6 @@ class AheadDrafter(Drafter):
         """Proposals that were drafted ahead and used."""
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """The proposal drafted ahead if its assumption held; else one drafted now."""
         self._limit = limit
         ahead, self._ahead = self._ahead, None
         ready = None if ahead is None else ahead.rest(context)
@@ -65,27 +70,29 @@ class AheadDrafter(Drafter):
         return self._worker.submit(self._inner.propose, list(context), limit).result()
 
     def before_verify(self, context: Sequence[int], draft: Sequence[int]) -> None:
-        """Start to draft what follows, unless the last such draft is still running."""
         if self._ahead is not None and not self._ahead.next.done():
             return
         assumed = [*context, *draft]
         # One more than is verified: the first is the drafted bonus token.
-        proposal = self._worker.submit(self._inner.propose, assumed, self._limit + 1)
+        proposal = self._worker.submit(self._timed, assumed, self._limit + 1)
         self._ahead = _DraftAhead(len(context), tuple(draft), proposal)
         self._accepted = False
 
     def observe(self, computed: ComputedBlock) -> None:
-        """Pass the block on, in the worker thread."""
         self._accepted = computed.accepted_rows == len(computed.tokens)
-        self._worker.submit(self._inner.observe, computed)
+        # Its rows are the engine's memory, or on a device that another thread cannot read.
+        taps = {name: np.array(computed.taps[name]) for name in computed.taps}
+        self._worker.submit(self._inner.observe, replace(computed, taps=taps))
+
+    def _timed(self, context: Sequence[int], limit: int) -> tuple[Proposal, float, float]:
+        began = perf_counter()
+        return self._inner.propose(context, limit), began, perf_counter()
 
     def cost(self, limit: int) -> float:
-        """0.0 if the draft in the worker thread is likely to be used."""
         ahead = self._ahead
         ready = self._accepted and ahead is not None and ahead.next.done()
         return 0.0 if ready else self._inner.cost(limit)
 
     def close(self) -> None:
-        """Wait for the draft in progress and close the inner drafter."""
         self._ahead = None
         self._worker.submit(self._inner.close).result()

@@ -22,6 +22,7 @@ from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.suffix import AnswerHistory, SuffixDrafter
 from paceline.drafters.table import Table, TableDrafter
 from paceline.errors import InvalidRequest
+from paceline.storage.coreml import is_core_ml
 
 _BEST = ("table", "kept")
 """Kinds of `auto` after `suffix`, as far as the target has them; heads inside it follow."""
@@ -45,6 +46,11 @@ class DrafterPart:
     def __str__(self) -> str:
         return f"{self.kind}:{self.argument}" if self.argument else self.kind
 
+    @property
+    def inner(self) -> "DrafterPart":
+        """What drafts ahead, of `ahead`; else itself."""
+        return _part(self.argument) if self.kind == "ahead" else self
+
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
@@ -60,8 +66,9 @@ class DrafterSpec:
 
         The parts: `ngram[:min=,max=,length=]`, `suffix[:earlier]` (also searches earlier answers of
         the process), `table[:FOLDER]`, `kept` (the target's earlier answers that were kept; nothing
-        if none were), `model:NAME` (a smaller model), `ahead:model:NAME` (the same, while the
-        target verifies), `prediction`, and heads, `KIND[:FOLDER][,OPTION=...]`. Without a folder it
+        if none were), `model:NAME` (a smaller model), `prediction`, and heads,
+        `KIND[:FOLDER][,OPTION=...]`; `ahead:model:NAME` and `ahead:dflash:FOLDER` draft while the
+        target verifies. Without a folder it
         is the drafter shipped with the target, or the head inside it. Raises InvalidRequest for an
         unknown drafter, option or value, whatever the target.
         """
@@ -207,8 +214,8 @@ def taps(spec: str | DrafterSpec, shared: DrafterResources) -> tuple[int, ...]:
     for part in _parts(spec):
         if str(part) in shared.heads:
             needed.update(shared.heads[str(part)].taps)
-        elif part.kind not in _MAKERS:
-            needed.update(_kind(part, shared).taps(_folder(part, shared), shared.files))
+        elif part.inner.kind not in _MAKERS:
+            needed.update(_kind(part, shared).taps(_folder(part.inner, shared), shared.files))
     return tuple(sorted(needed))
 
 
@@ -270,14 +277,18 @@ def _head_part(kind: str, argument: str, engines: Sequence[str]) -> DrafterPart:
 
 def _model_part(kind: str, argument: str) -> DrafterPart:
     inner, _, name = argument.partition(":") if kind == "ahead" else ("model", "", argument)
-    if inner != "model":
+    if inner not in ("model", "dflash"):
         raise InvalidRequest(
-            f"{argument or 'nothing'} cannot draft ahead; expected ahead:model:NAME, because the "
-            "others take no time, or need what the target is still computing"
+            f"{argument or 'nothing'} cannot draft ahead; expected ahead:model:NAME or "
+            "ahead:dflash:FOLDER, because the others take no time, or need what the target is "
+            "still computing"
         )
     if not name:
-        raise InvalidRequest("drafter model needs a name or path: model:NAME")
-    return DrafterPart(kind, argument, name)
+        raise InvalidRequest(f"drafter {inner} needs a name or path: {inner}:NAME")
+    options = _part(argument).options if inner == "dflash" else {}
+    return DrafterPart(
+        kind, argument, name.partition(",")[0] if inner == "dflash" else name, options
+    )
 
 
 def _flag(kind: str, argument: str, expected: str = "") -> DrafterPart:
@@ -333,15 +344,16 @@ def _model(part: DrafterPart, shared: DrafterResources, request: RequestContext)
 
 def _ahead(part: DrafterPart, shared: DrafterResources, request: RequestContext) -> Drafter:
     if shared.ahead is None or shared.worker is None:
-        shared.ahead = replace(shared, models={})
+        shared.ahead = replace(shared, models={}, heads={})
         shared.worker = ThreadPoolExecutor(1, thread_name_prefix="paceline-ahead")
-    return AheadDrafter(_model(part, shared.ahead, request), shared.worker)
+    make = _model if part.inner.kind == "model" else _head
+    return AheadDrafter(make(part, shared.ahead, request), shared.worker)
 
 
 def _head(part: DrafterPart, shared: DrafterResources, request: RequestContext) -> Drafter:
     name = str(part)
     if name not in shared.heads:
-        kind, folder = _kind(part, shared), _folder(part, shared)
+        kind, folder = _kind(part, shared), _folder(part.inner, shared)
         shared.heads[name] = kind.open(folder, shared.opened, part.options)
     head = shared.heads[name]
     if name not in request.kv:
@@ -363,7 +375,14 @@ _MAKERS: Mapping[str, Callable[[DrafterPart, DrafterResources, RequestContext], 
 
 
 def _kind(part: DrafterPart, shared: DrafterResources) -> heads.HeadKind:
-    engines = heads.engines_by_kind()[part.kind]
+    engines = heads.engines_by_kind()[part.inner.kind]
+    if "coreml" in engines and part.name and is_core_ml(_folder(part, shared)):
+        return heads.load_kind("coreml", part.inner.kind)  # on a device of its own
+    if part.kind == "ahead":
+        raise InvalidRequest(
+            f"{part.name} runs where its target does, and cannot draft ahead; expected a folder "
+            "that `paceline convert DRAFTER --to coreml --target MODEL` made"
+        )
     if shared.engine not in engines:
         raise InvalidRequest(
             f"the drafter {part.kind} runs with the engine {' or '.join(engines)}, and "

@@ -40,7 +40,6 @@ class GuardedDrafter(Drafter):
         self._inner, self._seconds, self._fault = inner, seconds, fault
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """The inner drafter's proposal; none once it has failed."""
         return self._guard(lambda: self._inner.propose(context, limit), Proposal((), self.name))
 
     def before_verify(self, context: Sequence[int], draft: Sequence[int]) -> None:
@@ -53,7 +52,6 @@ class GuardedDrafter(Drafter):
         return self._guard(lambda: self._inner.cost(limit), 0.0)
 
     def close(self) -> None:
-        """Close the inner drafter, even if it has failed."""
         try:
             self._inner.close()
         except Exception as error:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol, Self
 from paceline import plugins
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import Drafter
+from paceline.drafters.sizes import Sizes
+from paceline.errors import ModelError
 
 _PRIOR = 1e-3
 """Seconds of a draft before one was timed: so few that a head is asked."""
@@ -63,6 +65,22 @@ class HeadFacts(NamedTuple):
     vocab_size: int
     layers: int | None
     """None: its files do not say."""
+
+
+def check_fits(folder: Path, head: HeadFacts, target: Sizes) -> None:
+    """Raise ModelError, with every size that differs, if a head is for another target."""
+    pairs = {
+        "hidden size": (head.hidden_size, target.width),
+        "number of target layers": (head.layers, target.layers),
+        "vocabulary": (head.vocab_size, target.vocabulary),
+    }
+    faults = [
+        f"its {name} is {its}, the target's {targets}"
+        for name, (its, targets) in pairs.items()
+        if its is not None and its != targets
+    ]
+    if faults:
+        raise ModelError(f"{folder} is a drafter for another target: {'; '.join(faults)}")
 
 
 class HeadKind(Protocol):

@@ -187,7 +187,6 @@ class KeptDrafter(Drafter):
         self._table = None if kept is None else TableDrafter(kept.table, self.name)
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """A copy with the length of its match, or a chain with probabilities."""
         if self._kept is None or self._table is None:
             return Proposal((), self.name)
         match = self._kept.match(context)

@@ -95,7 +95,6 @@ class ModelDrafter(Drafter):
         self._prefilling = False  # whether its KV does not reach the end of the text yet
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """The draft model's continuation by the request's sampling; see `DraftSampler`."""
         # Each draft token but the last takes a slot.
         limit = min(limit, self._model.engine.context_length - len(context))
         if not context or limit < 1:

@@ -44,7 +44,6 @@ class NgramDrafter(Drafter):
         self._indexed = 0
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """Up to `limit` tokens after the longest n-gram that matches."""
         # Maps an n-gram to the start of its continuation: the last n-gram has none yet.
         for end in range(max(self._indexed, 1), len(context)):
             for size in self._sizes:

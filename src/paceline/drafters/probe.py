@@ -25,7 +25,6 @@ class Probe(Drafter):
         self._start = -1  # position of the open draft; -1: none is open
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """Nothing; the draft is kept for counting."""
         self.count_open(context)
         if self._start < 0:
             self._draft = self._drafter.propose(context, self._length).tokens

@@ -156,7 +156,6 @@ class SuffixDrafter(Drafter):
         self._cursor = START
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """Up to `limit` tokens after the longest match; of equals, the one in the own text."""
         self._index(context)
         repeat = self._own.longest_repeat()
         earlier = self._earlier.at(self._cursor) if self._earlier else None

@@ -45,8 +45,6 @@ _MIX = 0xFF51AFD7ED558CCD
 
 
 class Successor(NamedTuple):
-    """The most frequent successor of a context."""
-
     token: int
     probability: float
     """P(token | context)."""
@@ -122,7 +120,6 @@ class TableDrafter(Drafter):
         self._table, self.name = table, name
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """The most likely continuation, with the probabilities of its tokens."""
         suffix = list(context[-MAX_ORDER:])
         tokens: list[int] = []
         probabilities: list[float] = []

@@ -112,7 +112,7 @@ class Drafting:
         """
         specs = [self.resolve(DrafterSpec.parse(name)) for name in names]
         for part in (part for spec in specs for part in spec.parts):
-            if part.kind in ("model", "ahead"):
+            if part.inner.kind == "model":
                 _draft_files(part.name, self.files, self.progress)
         return {tap for spec in specs for tap in drafters.taps(spec, self.resources)}
 

@@ -68,6 +68,7 @@ class Stats(Counters):
         ]
         values = {name: getattr(self, name) for name in names}
         values |= {"parts": self.parts} if self.parts else {}
+        values |= {"hidden_seconds": self.hidden_seconds} if self.hidden_seconds else {}
         if self.preempted:
             again = ("preempted", "recomputed", "recompute_seconds")
             values |= {name: getattr(self, name) for name in again}

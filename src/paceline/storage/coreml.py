@@ -2,11 +2,24 @@
 
 from collections.abc import Mapping
 from hashlib import sha256
+from pathlib import Path
+
+from paceline.errors import ModelError
+from paceline.storage.files import read_json
+from paceline.storage.manifest import MANIFEST
 
 CORE_ML = "coreml-model"
 """Kind in its manifest."""
 EMBEDDINGS = "embeddings.npy"
 """[vocab, hidden_size] float16."""
+
+
+def is_core_ml(folder: Path) -> bool:
+    """Whether a folder has the manifest of packages for Core ML."""
+    try:
+        return bool(read_json(folder / MANIFEST).get("kind") == CORE_ML)
+    except ModelError:
+        return False
 
 
 def fingerprint_of(checksums: Mapping[str, str]) -> str:

@@ -84,6 +84,10 @@ def convert(
     folder: Annotated[
         Path | None, declare.folder("--output", help="a folder to make; default: the cache")
     ] = None,
+    target: Annotated[
+        str | None,
+        Option(metavar="MODEL", help="of a DFlash drafter, the model that it drafts for"),
+    ] = None,
     temporary: Annotated[Path | None, declare.folder(help="where packages are made")] = None,
     gate: Annotated[
         bool, Option("--gate", help="probe single layers first; stop if one does not pass")
@@ -110,7 +114,7 @@ def convert(
     }
     ConversionOptions(**options)  # validated before any download
     made = folder or core_ml_folder(source)
-    with open_source(source, temporary, progress) as opened:
+    with open_source(source, temporary, progress, target) as opened:
         options["slots"] = slots_of(opened.name, opened.facts.context_length, conversion.slots)
         recipe = ConversionOptions(**options)
         gates: list[Report] = []
@@ -134,14 +138,14 @@ def convert(
         "packages": packages,
         **about,
     }
-    text = f"{source} is ready in {made}; use it with --model {shlex.quote(name)}"
+    use = f"--drafter dflash:{made}" if target else f"--model {shlex.quote(name)}"
+    text = f"{source} is ready in {made}; use it with {use}"
     table = [(one["path"], one["holds"], megabytes(one["bytes"])) for one in packages]
     heads = ("package", "holds", "size")
     return print_report(Report(value, text=text, tables=[("packages", heads, table)]), output)
 
 
 def _packages(artifact: "Artifact") -> Iterator[dict[str, Any]]:
-    """Path, content and bytes of every package."""
     from paceline.storage.files import size_of
 
     parts = [(shard, "layer") for shard in artifact.layer_shards]

@@ -57,11 +57,13 @@ def golden(
 
     progress = progress_of(output)
     folder = open_artifact(artifact).folder
-    origin = source or read_manifest(folder).source.get("from", "")
-    with open_source(origin, temporary, progress) as opened:
+    made_from = read_manifest(folder).source
+    origin = source or made_from.get("from", "")
+    with open_source(origin, temporary, progress, made_from.get("target")) as opened:
         compared = report(
             folder,
             opened.checkpoint,
+            target=opened.target,
             rounding=rounding,
             tokens=tokens,
             threshold=threshold,

@@ -23,8 +23,6 @@ class CheckpointFolder(NamedTuple):
 
 
 class MissingTensor(ModelError, KeyError):
-    """The checkpoint has no tensor of that name."""
-
     __str__ = Exception.__str__
 
 
@@ -45,7 +43,6 @@ class FolderTensors(Mapping[str, Tensor]):
         self._folder = folder
 
     def __getitem__(self, name: str) -> Tensor:
-        """Raises MissingTensor."""
         if name not in self._files:
             raise MissingTensor(
                 f"{self._folder} has no tensor {name}; expected a complete checkpoint of the "

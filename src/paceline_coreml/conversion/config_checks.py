@@ -47,7 +47,6 @@ def check_window_unused(config: Any, slots: int) -> None:
 
 
 def unsupported(config: Any, field: str, value: object, expected: str) -> ModelError:
-    """The error for a value that is not implemented."""
     return ModelError(
         f"the config of this {config.model_type} model has {field} {value!r}; expected {expected}"
     )

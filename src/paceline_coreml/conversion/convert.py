@@ -27,6 +27,7 @@ from paceline_coreml.conversion.conversion_options import (
     with_defaults,
 )
 from paceline_coreml.conversion.families import open_family
+from paceline_coreml.conversion.families.dflash import open_drafter
 from paceline_coreml.conversion.family import Family
 from paceline_coreml.conversion.shards import (
     ShardSizes,
@@ -121,8 +122,6 @@ def convert(
 
 
 class OpenModel(NamedTuple):
-    """What is converted, and how."""
-
     family: Family
     options: ConversionOptions
     """With the defaults of the model's task."""
@@ -131,6 +130,11 @@ class OpenModel(NamedTuple):
 
 def open_model(source: Source, options: ConversionOptions) -> OpenModel:
     """Open a model for the sizes that it is converted with."""
+    if source.target is not None:
+        drafter, options = open_drafter(source.checkpoint, source.target, options)
+        slots = options.slots + options.rows // 2  # the block's own
+        sizes = ShardSizes(options.rows, slots, 0, flexible=False, stateless=options.stateless)
+        return OpenModel(drafter, options, sizes)
 
     def opened(slots: int, conv_slots: int) -> Family:
         return open_family(
@@ -153,8 +157,6 @@ def open_model(source: Source, options: ConversionOptions) -> OpenModel:
 
 
 class _Part(NamedTuple):
-    """A package of the artifact."""
-
     path: str
     span: Span
     taps: tuple[int, ...] | None
@@ -165,7 +167,6 @@ class _Part(NamedTuple):
     """Name -> shape, of the states that are inputs and outputs."""
 
     def entry(self) -> dict[str, Any]:
-        """Its entry in the manifest."""
         entry: dict[str, Any] = {"path": self.path, "start": self.span.start, "end": self.span.end}
         entry |= {"taps": list(self.taps)} if self.taps else {}
         return entry | ({"states": dict(self.states)} if self.states else {})
@@ -281,7 +282,6 @@ def _make(part: _Part, model: OpenModel, out: Path, temporary: Path | None) -> N
 def _describe(
     out: Path, about: Mapping[str, Any], model: OpenModel, parts: Sequence[_Part]
 ) -> None:
-    """Write the manifest."""
     shape, options = model.family.shape, model.options
     names = sorted(
         path.relative_to(out).as_posix()
@@ -307,6 +307,7 @@ def _describe(
         "ring": model.sizes.conv_slots if shape.lags else 0,
         "lags": shape.lags,
         "weights": {"form": options.weights, "float16": list(options.keep)},
+        "drafts": shape.drafts,
         "layer_shards": [part.entry() for part in parts if part.taps is not None],
         "head_shards": [part.entry() for part in parts if part.taps is None],
         "fingerprint": fingerprint_of({name: file.sha256 for name, file in files.items()}),

@@ -54,23 +54,18 @@ class Decoder:
         self._tied = config.tie_word_embeddings
 
     def layer(self, index: int) -> nn.Module:
-        """See `Family`."""
         return self._layer(index, with_prefix(self._weights, f"model.layers.{index}."))
 
     def embeddings(self) -> Tensor:
-        """See `Family`."""
         return self._weights["model.embed_tokens.weight"]
 
     def final(self) -> nn.Module:
-        """See `Family`."""
         return RMSNorm(self._weights[self._norm], self._eps)
 
     def head(self) -> Tensor:
-        """See `Family`."""
         return self.embeddings() if self._tied else self._weights["lm_head.weight"]
 
     def rope_tables(self) -> RopeTables:
-        """See `Family`."""
         return make_rope_tables(self._rotary, self._slots)
 
 
@@ -86,15 +81,12 @@ class Layer(nn.Module):
         self.between, self.feed_forward = between, feed_forward
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        """[1, d, T, 1] -> [1, d, T, 1]."""
         x = x + self.mix(self.before(x), inputs)
         out: Tensor = x + self.feed_forward(self.between(x))
         return out
 
 
 class AttentionSizes(NamedTuple):
-    """Sizes of an attention."""
-
     queries: int
     keys: int
     """Heads of keys and of values."""
@@ -134,7 +126,6 @@ class SelfAttention(nn.Module):
         self._norm_after_rope = norm_after_rope
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        """[1, d, T, 1] -> [1, d, T, 1]."""
         q, k, v = self.attention.by_head(self.q(x), self.k(x), self.v(x))
         q = self._norm_and_rotate(q, self.q_norm, inputs)
         k = self._norm_and_rotate(k, self.k_norm, inputs)
@@ -181,5 +172,4 @@ def linear(
 
 
 def channels(vector: Tensor) -> nn.Parameter:
-    """A vector [n] as [1, n, 1, 1], one value per channel."""
     return nn.Parameter(vector.view(1, -1, 1, 1), requires_grad=False)

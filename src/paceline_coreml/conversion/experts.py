@@ -49,7 +49,6 @@ class Stack(NamedTuple):
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """The activation of most experts."""
     return F.silu(gate) * up
 
 

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 Floats = npt.NDArray[np.float32]
 
-Task = Literal["causal-lm", "token-classification"]
-"""A token classifier gets whole texts: its layers have no states, its attention is bidirectional,
+Task = Literal["causal-lm", "token-classification", "draft"]
+"""Of a drafter's rows half are its block; see `families/dflash.py`.
+
+A token classifier gets whole texts: its layers have no states, its attention is bidirectional,
 and its `mask` is [1, 1, T, T]."""
 
 
@@ -39,6 +41,10 @@ class Shape:
     """Tokens that a classifier's attention sees on either side."""
     labels: tuple[str, ...] = ()
     """Labels of a token classifier."""
+    input_size: int = 0
+    """Channels into the first layer, if they are not `stream_size`."""
+    drafts: Mapping[str, Any] | None = None
+    """Of a drafter: `engine.artifact.Drafts`."""
 
 
 class RopeTables(NamedTuple):

@@ -73,7 +73,6 @@ class RMSNorm(nn.Module):
         self._axis = axis
 
     def forward(self, x: Tensor) -> Tensor:
-        """Four axes, to the same shape."""
         largest = x.abs().amax(self._axis, keepdim=True).clamp(_MIN_DIVISOR, _MAX)
         y = x / largest
         small = self._min / largest
@@ -168,7 +167,6 @@ class ConvState(nn.Module):
         self.conv_state: Tensor
 
     def forward(self, x: Tensor, inputs: LayerInputs, lags: int) -> Sequence[Tensor]:
-        """X [1, channels, T, 1]; returns x at 1, 2, ... `lags` rows before, in x's shape."""
         assert inputs.window_write is not None
         assert inputs.window_read is not None
         rows = x.permute(0, 3, 2, 1)  # [1, 1, T, channels]
@@ -189,6 +187,5 @@ class GatedFeedForward(nn.Module):
         self.gate, self.up, self.down = projection(gate), projection(up), projection(down)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[1, d, T, 1] -> [1, d, T, 1]."""
         out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return out

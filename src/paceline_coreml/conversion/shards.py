@@ -23,8 +23,6 @@ from paceline_coreml.conversion.torch_model import layer_inputs
 
 @dataclass(frozen=True, slots=True)
 class ShardSizes:
-    """Sizes of a shard's inputs."""
-
     rows: int
     """Maximum of T."""
     slots: int
@@ -37,7 +35,6 @@ class ShardSizes:
     """Whether states are inputs and outputs; see `stateless`."""
 
     def axis(self) -> Any:
-        """T of a converted program: a number, or a coremltools range."""
         import coremltools as ct
 
         if not self.flexible:
@@ -97,7 +94,6 @@ def inner_taps(taps: Sequence[int], end: int) -> list[int]:
 
 
 def input_names(family: Family) -> list[str]:
-    """Inputs of a shard of layers, in order."""
     names = ["hidden", "rope_cos", "rope_sin", "attn_mask"]
     if family.shape.task == "token-classification":
         return names
@@ -106,7 +102,6 @@ def input_names(family: Family) -> list[str]:
 
 
 def shapes_of(family: Family, sizes: ShardSizes, rows: int, *, head: bool) -> dict[str, Any]:
-    """Input shapes of a shard of layers, or of the head, for `rows` rows."""
     if head:
         return {"hidden": (1, family.shape.stream_size, rows, 1)}
     return input_shapes(family, sizes, rows)
@@ -140,14 +135,16 @@ def _drop_function(package: Path, name: str, *, default: str) -> None:
     path.write_bytes(spec.SerializeToString())
 
 
-def input_shapes(family: Family, sizes: ShardSizes, rows: Any) -> dict[str, tuple[Any, ...]]:
-    """Input shapes of a shard of layers for `rows` rows, a number or a coremltools range."""
+def input_shapes(
+    family: Family, sizes: ShardSizes, rows: Any, start: int = 0
+) -> dict[str, tuple[Any, ...]]:
+    """Input shapes of a shard of layers from `start` on; `rows`: a number or coremltools range."""
     half = family.rope_tables().cos.shape[1]
     lags = family.shape.lags
     # Attention over the KV cache, or among the rows of whole texts.
     keys = rows if family.shape.task == "token-classification" else sizes.slots
     shapes: dict[str, tuple[Any, ...]] = {
-        "hidden": (1, family.shape.stream_size, rows, 1),
+        "hidden": (1, (not start and family.shape.input_size) or family.shape.stream_size, rows, 1),
         "rope_cos": (rows, half),
         "rope_sin": (rows, half),
         "attn_mask": (1, 1, rows, keys),
@@ -176,8 +173,8 @@ def convert_layers(
     ]
     return _converted(
         module,
-        {**input_shapes(family, sizes, sizes.rows), **state_shapes},
-        {**input_shapes(family, sizes, sizes.axis()), **state_shapes},
+        {**input_shapes(family, sizes, sizes.rows, start), **state_shapes},
+        {**input_shapes(family, sizes, sizes.axis(), start), **state_shapes},
         outputs=[
             "out_hidden",
             *(f"tap_{tap}" for tap in inner_taps(taps, end)),
@@ -234,7 +231,6 @@ def _converted(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the converter's warnings; paceline shows its own progress."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.errors import ModelError
-from paceline.models import TOKENIZER, Facts, ModelFiles, Progress, open_origin
+from paceline.models import TOKENIZER, Facts, ModelFiles, Progress, open_origin, resolve_drafter
 from paceline.storage.files import digest_of, sha256_of
 from paceline.storage.shards import shards_beside
 
 
 class Source(NamedTuple):
-    """The source of a conversion."""
-
     name: str
     about: dict[str, str]
     """Provenance, for the manifest."""
@@ -28,35 +26,52 @@ class Source(NamedTuple):
     tokenizer: Path
     template: str | None
     facts: Facts
+    target: Path | None = None
+    """Of a drafter: the folder of its target's weights. All of this but `name`, `about`, `identity`
+    and `checkpoint` is its target's, too."""
 
 
 @contextlib.contextmanager
-def open_source(name: str, temporary: Path | None, progress: Progress) -> Iterator[Source]:
+def open_source(
+    name: str, temporary: Path | None, progress: Progress, target: str | None = None
+) -> Iterator[Source]:
     """Open the source `name` for the duration of the block.
 
     Args:
         name: see `open_origin`.
         temporary: folder for downloads and converted weights; None: the system's.
         progress: reports long work.
+        target: the name of its target, if it is a drafter.
 
     Raises:
         ModelNotFound: there is no such model.
         ModelError: it cannot be fetched or read.
     """
     with tempfile.TemporaryDirectory(dir=temporary, prefix="paceline-coreml-") as work:
-        files = open_origin(name, Path(work), progress)
+        files = open_origin(name if target is None else target, Path(work), progress)
         checkpoint = files.path
         if files.weights is not None:
             checkpoint = Path(work) / "checkpoint"
             with progress.task(f"reading the weights of {files.weights.name}"):
                 checkpoint_from_gguf(files.weights, checkpoint)
-        yield source_of(files, checkpoint)
+        source = source_of(files, checkpoint)
+        if target is not None:
+            folder = resolve_drafter(name, progress)
+            about = {"kind": "drafter", "from": name, "target": source.name}
+            own = {path.name: sha256_of(path) for path in _read_of(folder)}
+            source = source._replace(
+                name=folder.name,
+                about=about,
+                identity=digest_of({**own, "target": source.identity}),
+                checkpoint=folder,
+                target=checkpoint,
+            )
+        yield source
 
 
 def source_of(files: ModelFiles, checkpoint: Path) -> Source:
     """The source for published files whose weights are in the folder `checkpoint`."""
-    weights = [*files.folder.glob("*.safetensors"), files.folder / "config.json"]
-    read = sorted(weights) if files.weights is None else [files.weights]
+    read = _read_of(files.folder) if files.weights is None else [files.weights]
     return Source(
         name=files.name,
         about={"kind": "checkpoint" if files.weights is None else "gguf", "from": files.name},
@@ -66,6 +81,10 @@ def source_of(files: ModelFiles, checkpoint: Path) -> Source:
         template=files.chat_template,
         facts=files.facts,
     )
+
+
+def _read_of(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.safetensors"), folder / "config.json"])
 
 
 def checkpoint_from_gguf(gguf: Path, folder: Path) -> None:

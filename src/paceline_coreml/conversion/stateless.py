@@ -14,8 +14,6 @@ from paceline_coreml.engine.packages import state_input, state_output
 
 
 class _Place(NamedTuple):
-    """Where a layer has a state."""
-
     owner: nn.Module
     attribute: str
     name: str
@@ -23,12 +21,10 @@ class _Place(NamedTuple):
 
 
 def program_name(buffer: str) -> str:
-    """The name that coremltools gives a buffer's state."""
     return buffer.replace(".", "_")
 
 
 def state_shapes(family: Family, index: int) -> dict[str, tuple[int, ...]]:
-    """Name -> shape, of the states of a layer."""
     buffers = family.layer(index).named_buffers(f"layers.{index}")
     return {program_name(name): tuple(buffer.shape) for name, buffer in buffers}
 
@@ -50,19 +46,15 @@ class OutsideStates:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Input -> shape, in the order of `load`."""
         return {state_input(place.name): place.shape for place in self._places}
 
     @property
     def outputs(self) -> list[str]:
-        """Names of the outputs, in the order of `stored`."""
         return [state_output(place.name) for place in self._places]
 
     def load(self, states: Sequence[Tensor]) -> None:
-        """Set the states before a call."""
         for place, state in zip(self._places, states, strict=True):
             setattr(place.owner, place.attribute, state)
 
     def stored(self) -> list[Tensor]:
-        """The states after a call."""
         return [getattr(place.owner, place.attribute) for place in self._places]

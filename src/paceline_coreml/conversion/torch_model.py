@@ -41,7 +41,6 @@ def run_layers(
 
 
 def layer_inputs(inputs: dict[str, Tensor]) -> LayerInputs:
-    """`LayerInputs` from the inputs of a shard, by their names there."""
     return LayerInputs(
         inputs["rope_cos"],
         inputs["rope_sin"],
@@ -53,7 +52,6 @@ def layer_inputs(inputs: dict[str, Tensor]) -> LayerInputs:
 
 
 def torch_inputs(arrays: Mapping[str, Floats]) -> LayerInputs:
-    """`LayerInputs` from those of a call of the engine."""
     return layer_inputs({name: torch.from_numpy(array) for name, array in arrays.items()})
 
 

@@ -28,6 +28,8 @@ CAUSAL_LM = "causal-lm"
 """Task of a model that predicts the next token."""
 TOKEN_CLASSIFICATION = "token-classification"
 """Task of a model that labels the tokens of a whole text."""
+DRAFT = "draft"
+"""Task of a drafter, which fills blocks of `rows` rows."""
 DECODE_ROWS = 8
 """Most rows of a call in decode. On the Neural Engine a call of 8 takes as long as one of 3: it
 decodes weights (Anemll, docs/verifier_len.md, 2026-10). A call of 64 would not."""
@@ -60,13 +62,23 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafts:
+    """What a drafter reads of its target, whose sizes the artifact has."""
+
+    taps: Annotated[tuple[Count, ...], Limit(min_length=1)]
+    """Layers of the target, from 0, after which hidden states are tapped."""
+    mask_token: Count
+    target_layers: Positive
+
+
+@dataclass(frozen=True, slots=True)
 class Artifact:
     """A validated manifest; but for `folder`, the fields are its keys."""
 
     name: str
     family: str
-    task: Literal["causal-lm", "token-classification"]
-    """`CAUSAL_LM` or `TOKEN_CLASSIFICATION`."""
+    task: Literal["causal-lm", "token-classification", "draft"]
+    """`CAUSAL_LM`, `TOKEN_CLASSIFICATION` or `DRAFT`."""
     labels: tuple[str, ...]
     """Labels of a classifier; empty for other tasks."""
     reach: Count
@@ -90,6 +102,8 @@ class Artifact:
     fingerprint: str
     """SHA-256 of the contents of all its files, hex."""
     files: dict[str, FileRecord]
+    drafts: Drafts | None = None
+    """Of the task `DRAFT`."""
     folder: Path = Path()
 
     @property
@@ -108,7 +122,6 @@ class Artifact:
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """All tapped layers."""
         return tuple(tap for shard in self.layer_shards for tap in shard.taps)
 
 
@@ -137,7 +150,6 @@ def read_artifact(folder: Path) -> Artifact:
 
 
 def _contradictions(artifact: Artifact) -> Iterator[str]:
-    """Values that are valid alone and contradict each other."""
     if artifact.functions and artifact.rows != artifact.widths[-1]:
         yield (
             f"functions is {list(artifact.functions)}, expected one for {artifact.rows} rows, and "
@@ -145,7 +157,9 @@ def _contradictions(artifact: Artifact) -> Iterator[str]:
         )
     if artifact.lags and artifact.ring < artifact.rows + artifact.lags:
         yield f"ring is {artifact.ring}, expected at least {artifact.rows + artifact.lags}"
-    if artifact.task == CAUSAL_LM:
+    if (artifact.drafts is None) == (artifact.task == DRAFT):
+        yield f"drafts is {artifact.drafts}, which is wrong for the task {artifact.task}"
+    if artifact.task != TOKEN_CLASSIFICATION:
         if artifact.labels:
             count = len(artifact.labels)
             yield f"it has {count} labels, expected none for the task {artifact.task}"

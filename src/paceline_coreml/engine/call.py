@@ -31,8 +31,6 @@ class Bucket:
 
 
 class ArtifactCall:
-    """A call of all shards."""
-
     def __init__(self, bucket: Bucket, parts: dict[str, float], states: Sequence[Any]) -> None:
         """Adds seconds to `parts`; `states` are the sequence's, one per shard of layers."""
         self._bucket, self._parts, self._states = bucket, parts, states

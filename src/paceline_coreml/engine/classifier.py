@@ -23,8 +23,6 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """Labels and scores of one text."""
-
     labels: tuple[str, ...]
     """Best labels of the tokens."""
     scores: Floats
@@ -133,8 +131,6 @@ class TextClassifier:
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """The programs for one number of rows, and their input array."""
-
     packages: Packages
     stream: Floats
     """[1, stream_size, rows, 1]"""

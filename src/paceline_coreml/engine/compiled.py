@@ -32,8 +32,6 @@ _MAKING = ".making"
 
 
 class CompiledShards:
-    """The compiled shards of an artifact, for one build of macOS."""
-
     def __init__(self, artifact: Artifact, mac: Mac, say: Callable[[str], None]) -> None:
         """`say` gets a line before packages are compiled."""
         self._artifact, self._mac, self._say = artifact, mac, say
@@ -118,7 +116,6 @@ class CompiledShards:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Relative path -> bytes, of all files below a folder."""
     return {
         path.relative_to(folder).as_posix(): path.stat().st_size
         for path in folder.rglob("*")

@@ -23,18 +23,15 @@ class CoreMlPackage:
     """A loaded shard; see `packages.Package`. Methods raise ModelError when Core ML fails."""
 
     def __init__(self, path: Path, model: Any, mac: Mac) -> None:
-        """Wrap a `CompiledMLModel` of the package `path`."""
         self._path, self._model, self._mac = path, model, mac
 
     def make_state(self) -> Any:
-        """A new state, all zeros."""
         try:
             return self._model.make_state()
         except Exception as error:  # pybind11 raises RuntimeError, TypeError and others
             raise failure("make a state for", self._path, self._mac, reason_of(error)) from error
 
     def predict(self, data: Mapping[str, Floats], state: Any = None) -> Mapping[str, Floats]:
-        """Run it once; arrays are float32 and may be written to, as Core ML asks of them."""
         try:
             # A plain dict, which coremltools demands and may change.
             outputs: Mapping[str, Floats] = self._model.predict(dict(data), state)
@@ -75,7 +72,6 @@ def load(
 
 
 def check_installed() -> None:
-    """Raise MissingExtra if coremltools is not installed."""
     try:
         import coremltools  # noqa: F401
     except ImportError as error:

@@ -51,12 +51,10 @@ class CoreMlSequence(PrefillTable):
         self._written = 0
 
     def ran(self, block: Block) -> None:
-        """Record the block that was run last; see `PrefillTable`."""
         one_role = self._artifact.decode_rows == self._artifact.rows
         super().ran(block._replace(prefill=block.prefill or one_role))
 
     def reserve(self, rows: int) -> None:
-        """Allocate slots for a block of `rows` rows; see `BlockTable`."""
         super().reserve(rows)
         self._written = max(self._written, self.length + rows)
 
@@ -71,19 +69,16 @@ class CoreMlSequence(PrefillTable):
         super().commit(rows)
 
     def rewind(self, length: int) -> None:
-        """Drop all slots from `length` on; all slots if convolution states cannot go back there."""
         far = 0 <= length <= self.length and self._written - length > self._max_rollback
         super().rewind(0 if far else length)
         if not self.length:
             self._written = 0
 
     def fork_length(self, length: int) -> int:
-        """The length that `fork(length)` would have."""
         del length
         return 0
 
     def fork(self, length: int) -> Self:
-        """An empty sequence: states are not shared."""
         if length < 0:
             raise ValueError(f"fork({length}) of a sequence of {self.length} slots")
         return type(self)(self._pool, self._artifact)
@@ -151,7 +146,6 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         """Time to read, check and load the artifact."""
 
     def open(self) -> CoreMlSequence:
-        """A new, empty sequence."""
         return CoreMlSequence(self._pool, self.artifact)
 
     def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
@@ -181,7 +175,6 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         return StepResult(logits, taps, in_models, best, self._parts)
 
     def describe(self) -> dict[str, str]:
-        """Everything that costs and exactness depend on; recorded results hold these strings."""
         import platform
 
         return {
@@ -197,7 +190,6 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
 
     @property
     def remark(self) -> str:
-        """Where times come from, for `paceline plan`; empty if from Core ML."""
         if on_a_mac():
             return ""
         return "rehearsed: times are numpy's on this machine, and say nothing about a Neural Engine"
@@ -242,8 +234,6 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
 
 
 class _Buckets(NamedTuple):
-    """Buckets of a role, ascending."""
-
     decode: Sequence[Bucket]
     prompt: Sequence[Bucket]
 

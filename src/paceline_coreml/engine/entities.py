@@ -14,8 +14,6 @@ _OUTSIDE = "O"
 
 
 class Entity(NamedTuple):
-    """A labelled part of a text."""
-
     label: str
     start: int
     """First character."""

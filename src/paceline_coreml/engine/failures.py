@@ -36,15 +36,12 @@ _ADVICE = {
 
 
 class Mac(NamedTuple):
-    """The operating system of this machine."""
-
     version: str
     """As `26.1`."""
     build: str
     """As `25B78`: another one compiles anew."""
 
     def check(self) -> None:
-        """Raise ModelError if it is too old for our packages."""
         if int(self.version.partition(".")[0] or 0) < MIN_MACOS:
             raise ModelError(
                 f"this is macOS {self.version or 'of an unknown version'}; Core ML models of "
@@ -53,7 +50,6 @@ class Mac(NamedTuple):
 
 
 def this_mac() -> Mac:
-    """The operating system of this machine, which is a Mac."""
     version = platform.mac_ver()[0]
     ended = run_child(["/usr/bin/sw_vers", "-buildVersion"])
     return Mac(version, version if ended.code else ended.reason)

@@ -25,8 +25,6 @@ HIDDEN = -1e4
 
 
 class CallInputs:
-    """Inputs of calls with `width` rows."""
-
     def __init__(
         self, width: int, cos: Floats, sin: Floats, *, conv_slots: int = 0, lags: int = 0
     ) -> None:

@@ -45,12 +45,10 @@ class Package(Protocol):
 
 
 def state_input(name: str) -> str:
-    """Name of the input for a state that is one."""
     return f"{name}_in"
 
 
 def state_output(name: str) -> str:
-    """Name of the output for a state that is one."""
     return f"{name}_out"
 
 
@@ -62,13 +60,11 @@ class StatelessPackage:
         self._package, self._states = package, states
 
     def make_state(self) -> dict[str, npt.NDArray[np.float32]]:
-        """A new state, all zeros."""
         return {name: np.zeros(shape, np.float32) for name, shape in self._states.items()}
 
     def predict(
         self, data: Mapping[str, npt.NDArray[np.float32]], state: Any = None
     ) -> Mapping[str, npt.NDArray[np.float32]]:
-        """Run it once; `state` changes."""
         inputs = {state_input(name): value for name, value in state.items()}
         outputs = dict(self._package.predict({**data, **inputs}))
         state.update({name: outputs.pop(state_output(name)) for name in self._states})
@@ -76,14 +72,11 @@ class StatelessPackage:
 
 
 class Packages(NamedTuple):
-    """All shards of an artifact, in order."""
-
     layers: Sequence[Package]
     heads: Sequence[Package]
 
 
 def on_a_mac() -> bool:
-    """True if Core ML is available."""
     return sys.platform == "darwin"
 
 
@@ -142,7 +135,6 @@ class PackageOpener:
         return RehearsalModel(folder / path, function_name=function, rounding=self._rounding)
 
     def open_all(self, function: str | None) -> Packages:
-        """Load all shards. Raises ModelError if one cannot be loaded."""
         artifact = self._artifact
         if self._compiled is not None:
             every = (*artifact.layer_shards, *artifact.head_shards)

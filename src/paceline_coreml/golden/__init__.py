@@ -18,11 +18,12 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import paceline
-from paceline.errors import InvalidRequest, ModelError
+from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.storage.coreml import EMBEDDINGS
 from paceline.storage.files import read_json
@@ -40,10 +41,12 @@ from paceline_coreml.golden.checks import (
     agreement,
     check_layers,
     check_logits,
+    check_sizes,
     file_faults,
     layer_faults,
 )
 from paceline_coreml.golden.compare import TOP
+from paceline_coreml.golden.drafter import compare_drafter
 from paceline_coreml.golden.reference import Reference
 from paceline_coreml.golden.run_shards import (
     PackageOptions,
@@ -67,6 +70,7 @@ def report(
     artifact: Path,
     checkpoint: Path,
     *,
+    target: Path | None = None,
     rounding: str = "f16",
     tokens: int = TOKENS,
     threshold: float = THRESHOLD,
@@ -77,6 +81,7 @@ def report(
     Args:
         artifact: the folder that `convert` wrote.
         checkpoint: the Hugging Face folder of its source, loaded as float32.
+        target: that of its target, if it is a drafter.
         rounding: of the rehearsal: "f16", "f32" to exclude rounding, or "engine".
         tokens: length of a text.
         threshold: minimum cosine of a row, of every layer output and of the logits.
@@ -89,15 +94,11 @@ def report(
     if not 0 < threshold <= 1:
         raise InvalidRequest(f"threshold is {threshold}; expected a cosine, above 0 and at most 1")
     opened = read_artifact(artifact)
+    if target is not None:
+        settings: Any = {"rounding": rounding, "count": tokens, "threshold": threshold}
+        return compare_drafter(opened, checkpoint, target, **settings)
     family = open_family(checkpoint, slots=opened.slots, conv_slots=opened.ring or CONV_SLOTS)
-    sizes = ("family", "layers", "hidden_size", "vocab_size", "stream_size", "labels")
-    pairs = [(name, getattr(opened, name), getattr(family.shape, name)) for name in sizes]
-    differing = [f"{name} {ours}, not {theirs}" for name, ours, theirs in pairs if ours != theirs]
-    if differing:
-        raise ModelError(
-            f"{artifact} was not made of {checkpoint}: it has {', '.join(differing)}; give the "
-            "checkpoint of its conversion"
-        )
+    check_sizes(opened, checkpoint, family)
     embeddings = family.embeddings().numpy()
     texts = texts_for(opened, embeddings, tokens)
     rows = rows_of(texts)

@@ -6,11 +6,13 @@ Invariant: a fault names the first file, output or call mode that shows it; late
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.errors import ModelError
 from paceline.storage.coreml import EMBEDDINGS
 from paceline_coreml.conversion.family import Family
 from paceline_coreml.engine.artifact import ROTARY, Artifact
@@ -76,12 +78,23 @@ class Agreement:
 
 
 def agreement(way: str, outputs: ArtifactOutput, blocks: ArtifactOutput) -> Agreement:
-    """Compare the outputs that both have."""
     differences = {name: difference(rows, blocks[name]) for name, rows in outputs.items()}
     differing = [name for name, off in differences.items() if off > 0]
     lowest = min((cosines(outputs[name], blocks[name]).min() for name in differing), default=1.0)
     begins = differing[0] if differing else ""
     return Agreement(way, max(differences.values()), float(lowest), begins)
+
+
+def check_sizes(artifact: Artifact, checkpoint: Path, family: Family) -> None:
+    """Raise ModelError if an artifact was made of another checkpoint."""
+    sizes = ("family", "layers", "hidden_size", "vocab_size", "stream_size", "labels")
+    pairs = [(name, getattr(artifact, name), getattr(family.shape, name)) for name in sizes]
+    differing = [f"{name} {ours}, not {theirs}" for name, ours, theirs in pairs if ours != theirs]
+    if differing:
+        raise ModelError(
+            f"{artifact.folder} was not made of {checkpoint}: it has {', '.join(differing)}; give "
+            "the checkpoint of its conversion"
+        )
 
 
 def file_faults(artifact: Artifact, family: Family, embeddings: Floats) -> list[str]:
@@ -115,8 +128,6 @@ def _file_fault(
 
 @dataclass(frozen=True, slots=True)
 class LayerCheck:
-    """The comparison of one layer output, or of the embeddings."""
-
     name: str
     layer: int | None
     """None: the embeddings."""
@@ -171,8 +182,6 @@ def layer_faults(layers: Sequence[LayerCheck], limits: FaultLimits) -> list[str]
 
 @dataclass(frozen=True, slots=True)
 class LogitsCheck:
-    """The comparison of logits and of top tokens."""
-
     nearness: Nearness
     """Of centred logits: a common offset does not change the top token."""
     ordinary: Parity
@@ -206,7 +215,6 @@ def check_logits(
     reference: ReferenceOutput,
     limits: FaultLimits,
 ) -> LogitsCheck:
-    """Compare the logits with transformers."""
     actual, expected = centred(outputs[LOGITS]), centred(reference.logits)
     return LogitsCheck(
         nearness(rows, actual, expected),

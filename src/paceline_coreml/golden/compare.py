@@ -50,22 +50,17 @@ class RowFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A measure over rows."""
-
     worst: float
     median: float
     at: str
     """The worst row; empty if there are no rows."""
 
     def criterion(self, *, experts: bool) -> float:
-        """The value that is compared with a limit."""
         return self.median if experts else self.worst
 
 
 @dataclass(frozen=True, slots=True)
 class Nearness:
-    """The comparison of an output over the rows of all texts."""
-
     cosine: Summary
     """Of ordinary rows; -1 if an element is not finite."""
     length: Summary
@@ -102,7 +97,6 @@ class Nearness:
 
 
 def allowed_error(threshold: float) -> float:
-    """The relative error of a vector whose cosine is `threshold`."""
     return sqrt(max(2 * (1 - threshold), 0.0))
 
 
@@ -160,8 +154,6 @@ def centred(logits: Floats) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """Agreement of top tokens."""
-
     rows: int
     equal: int
     decided: int

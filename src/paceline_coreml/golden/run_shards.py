@@ -33,8 +33,6 @@ class PackageOptions(NamedTuple):
 
 
 class LayerOutput(NamedTuple):
-    """An output of a shard of layers."""
-
     shard: str
     """The package's path in the artifact."""
     name: str
@@ -55,7 +53,6 @@ Each `LayerOutput` as text -> [n, channels], in the order of shards; `LOGITS` la
 
 
 def outputs_of(artifact: Artifact) -> list[LayerOutput]:
-    """Outputs of the shards of layers, in the order of the layers."""
     return [
         LayerOutput(shard.path, shard.output(layer), layer)
         for shard in artifact.layer_shards
@@ -71,7 +68,6 @@ def call_widths(artifact: Artifact) -> list[int]:
 
 
 def embed(artifact: Artifact, text: Text) -> Floats:
-    """A text's embeddings from the artifact, [T, hidden_size]."""
     embeddings = np.load(artifact.folder / EMBEDDINGS, mmap_mode="r")
     rows: Floats = embeddings[list(text.tokens)].astype(np.float32)
     return rows

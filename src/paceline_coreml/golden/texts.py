@@ -52,8 +52,6 @@ _CONTEXT = 4
 
 
 class Text(NamedTuple):
-    """Tokens of one sequence."""
-
     name: str
     tokens: Sequence[int]
     low: int | None = None
@@ -61,7 +59,6 @@ class Text(NamedTuple):
 
 
 def rows_of(texts: Sequence[Text]) -> RowFacts:
-    """The rows of all texts, one text after another."""
     places = [(text, row) for text in texts for row in range(len(text.tokens))]
     return RowFacts(
         [f"row {row} of {text.name}" for text, row in places],

@@ -31,8 +31,6 @@ from paceline_coreml.rehearsal.program import Feature, MilFunction, MilPackage, 
 
 
 class RehearsalState:
-    """State of a model between calls; from `RehearsalModel.make_state`."""
-
     def __init__(self, owner: object, states: tuple[Feature, ...]) -> None:
         """All zeros. Models with an equal `owner` may use it."""
         self.owner = owner

@@ -33,8 +33,6 @@ _Moving = tuple[str, tuple[str, ...] | str, Callable[[Any], Any] | None]
 
 
 class ReadyOperation(NamedTuple):
-    """One operation, ready to run."""
-
     op: Op
     entry: Entry
     fixed: Mapping[str, Any]
@@ -82,8 +80,6 @@ class ReadyOperation(NamedTuple):
 
 
 class ReadyFunction(NamedTuple):
-    """A function, ready to run."""
-
     steps: tuple[ReadyOperation, ...]
     constants: Mapping[str, Array]
     """Values that steps look up, equal in every call."""
@@ -118,8 +114,6 @@ def make_plan(package: MilPackage, function: MilFunction, rounding: str) -> Read
 
 
 class _Faults:
-    """All unsupported parts of a function."""
-
     def __init__(self, function: MilFunction) -> None:
         self.messages: list[str] = []
         self._defined = {value.name for value in function.block.inputs}

@@ -41,8 +41,6 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation."""
-
     type: str
     name: str
     inputs: Mapping[str, tuple[Operand, ...]]
@@ -55,8 +53,6 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class MilBlock:
-    """Operations in execution order."""
-
     inputs: tuple[Value, ...]
     ops: tuple[Op, ...]
     outputs: tuple[str, ...]
@@ -85,7 +81,6 @@ class Feature:
 
     @property
     def is_static(self) -> bool:
-        """True if only one shape is allowed."""
         return self.lower == self.upper and not self.choices
 
 
@@ -104,8 +99,6 @@ class MilFunction:
 
 @dataclass(frozen=True, slots=True)
 class MilPackage:
-    """Contents of a `.mlpackage`."""
-
     path: Path
     specification_version: int
     functions: Mapping[str, MilFunction]
@@ -144,7 +137,6 @@ def read_package(path: Path) -> MilPackage:
 
 
 def _model_file(path: Path) -> Path:
-    """Where the manifest of a package says that the model itself is."""
     if not path.is_dir():
         raise ModelError(f"{path} is no folder; expected a Core ML package (.mlpackage)")
     manifest = path / "Manifest.json"

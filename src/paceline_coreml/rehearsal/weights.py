@@ -67,7 +67,6 @@ class WeightFile:
 
     @cached_property
     def data(self) -> npt.NDArray[np.uint8]:
-        """All its bytes. Raises ModelError if it is no weight file."""
         try:
             data: npt.NDArray[np.uint8] = np.asarray(np.memmap(self.path, np.uint8, "r"))
         except (OSError, ValueError) as error:
@@ -122,7 +121,6 @@ class Constant:
 
 
 def bytes_of(dtype: str, count: int) -> int:
-    """Bytes of `count` numbers of a type in a package."""
     return -(-count * DTYPES[dtype].bits // 8)
 
 

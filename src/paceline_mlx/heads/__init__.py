@@ -27,10 +27,15 @@ class _DFlash:
     def is_inside(self, target: Path) -> bool:
         return False
 
-    def taps(self, folder: Path, target: Path) -> tuple[int, ...]:
+    def read(self, folder: Path) -> Any:
+        """The config of a checkpoint, as `taps` reads it; without MLX."""
         from paceline_mlx.heads.dflash.config_file import read_config
 
-        return read_config(folder).taps
+        return read_config(folder)
+
+    def taps(self, folder: Path, target: Path) -> tuple[int, ...]:
+        taps: tuple[int, ...] = self.read(folder).taps
+        return taps
 
     def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> OpenHead:
         from paceline_mlx.heads.dflash.network import Network
@@ -43,9 +48,7 @@ class _DFlash:
 
         if (name := architecture(folder)) not in FORMS:
             return None
-        config = read_config(folder)
-        sizes = config.hidden_size, config.vocab_size, config.num_target_layers
-        return HeadFacts("dflash", FORMS[name], *sizes)
+        return read_config(folder).facts("dflash", FORMS[name])
 
 
 class _Mtp:
@@ -72,9 +75,7 @@ class _Mtp:
 
         if architecture(folder) not in ARCHITECTURES:
             return None
-        config = read_config(folder, lambda: _USUAL_LAYERS)
-        sizes = config.hidden_size, config.vocab_size, config.num_target_layers
-        return HeadFacts("mtp", "EAGLE-3", *sizes)
+        return read_config(folder, lambda: _USUAL_LAYERS).facts("mtp", "EAGLE-3")
 
 
 DFLASH, MTP = _DFlash(), _Mtp()

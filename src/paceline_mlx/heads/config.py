@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from paceline.drafters.heads import HeadFacts
 from paceline.errors import ModelError
 from paceline.storage.files import read_json
 from paceline.storage.validation import Limit, Positive
@@ -62,6 +63,9 @@ class HeadConfig:
     num_target_layers: int | None = None
     """Layers of the target; None: not in the checkpoint."""
     llama3_rope: Llama3Rope | None = None
+
+    def facts(self, kind: str, form: str) -> HeadFacts:
+        return HeadFacts(kind, form, self.hidden_size, self.vocab_size, self.num_target_layers)
 
     @property
     def tapped_size(self) -> int:

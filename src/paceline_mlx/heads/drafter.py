@@ -48,7 +48,6 @@ class HeadDrafter(Drafter):
         return self._draft.cut(limit)
 
     def cost(self, limit: int) -> float:
-        """Seconds of a draft, whatever its length: mostly the network's for its first token."""
         return float(self._network.cost.seconds)
 
     def observe(self, computed: ComputedBlock) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.types import tap_name
-from paceline.drafters.heads import DraftCost
-from paceline.errors import ModelError
+from paceline.drafters.heads import DraftCost, check_fits
+from paceline.drafters.sizes import Sizes
 from paceline_mlx.heads.cache import evaluate
 from paceline_mlx.heads.config import HeadConfig
 from paceline_mlx.heads.weights import LayerWeights, Matrix
@@ -30,18 +30,10 @@ class HeadNetwork:
         Raises ModelError: the message names every size that differs.
         """
         embedded = target.embed(mx.array([0]))  # lazy: only its shape and dtype are used
-        pairs = {
-            "hidden size": (config.hidden_size, embedded.shape[-1]),
-            "number of target layers": (config.num_target_layers, target.layers),
-            "vocabulary": (config.vocab_size, target.head(embedded).shape[-1]),
-        }
-        faults = [
-            f"its {name} is {its}, the target's {targets}"
-            for name, (its, targets) in pairs.items()
-            if its is not None and its != targets
-        ]
-        if faults:
-            raise ModelError(f"{folder} is a drafter for another target: {'; '.join(faults)}")
+        vocabulary = target.head(embedded).shape[-1]
+        check_fits(
+            folder, config.facts("", ""), Sizes("", target.layers, embedded.shape[-1], vocabulary)
+        )
         self.config = config
         self.taps = config.taps
         self._target_dtype = embedded.dtype

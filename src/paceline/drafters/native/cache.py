@@ -47,7 +47,6 @@ class DraftCache:
         return max(length - self.shift, 0)
 
     def observe(self, states: Logits, tokens: Sequence[int], start: int) -> None:
-        """Add the states of positions from `start` on, whose tokens are `tokens`."""
         if self.pending and start != self.end:  # a gap: drafts begin anew after it
             self.pending, self.following = [], []
         if not self.pending:
@@ -64,7 +63,6 @@ class DraftCache:
         return states, following
 
     def copy(self, position: int) -> Self:
-        """An independent copy of what is before this position."""
         other = type(self)(self.context.copy(position), self.shift)
         other.pending, other.following = [*self.pending], [*self.following]
         other.start, other.first = self.start, self.first
@@ -94,10 +92,11 @@ class Network(ABC):
         """Of an open drafter, `DraftModel`."""
         self._file, self._model = file, model
         self.taps, self.vocab_size = file.taps, file.vocab_size
+        self.may_skip = False
+        """Whether it drafts after tokens whose hidden states are not known, if those before are."""
         self.cost = DraftCost()
 
     def drafter(self, cache: DraftCache, sampling: Sampling, prompt_length: int) -> Drafter:
-        """The drafter of one request; all requests to a target share its network."""
         return NativeDrafter(self, cache, sampling, prompt_length)
 
     @abstractmethod
@@ -135,7 +134,8 @@ class NativeDrafter(Drafter):
         if self._drafted_at != len(context):
             self._drafted_at = len(context)
             self._draft = Proposal((), self.name)
-            if self._cache.end == len(context) - 1 > 0:
+            known, last = self._cache.end, len(context) - 1
+            if 0 < known <= last and (known == last or self._network.may_skip):
                 started, read = perf_counter(), sum(map(len, self._cache.pending))
                 sampler = self._sampler.following(context)
                 tokens, chances = self._network.draft(self._cache, context, limit, sampler)
@@ -144,7 +144,7 @@ class NativeDrafter(Drafter):
         return self._draft.cut(limit)
 
     def observe(self, computed: ComputedBlock) -> None:
-        """Keep the hidden states of the rows that are now part of the sequence."""
+        self._drafted_at = -1
         if computed.taps and computed.accepted_rows:
             states = joined(computed.taps, self._network.taps, computed.accepted_rows)
             self._cache.observe(states, computed.tokens[: computed.accepted_rows], computed.start)
@@ -152,7 +152,6 @@ class NativeDrafter(Drafter):
                 self._network.fill(self._cache)
 
     def cost(self, limit: int) -> float:
-        """Seconds of a draft, as the last ones took."""
         return self._network.cost.seconds
 
 

@@ -44,7 +44,6 @@ class ChainNetwork(Network):
         return DraftCache(self._model.open(causal=True, hidden="outputs"), self._shift)
 
     def fill(self, cache: DraftCache) -> None:
-        """See `Network.fill`: the last state waits for the token after it."""
         states, following = cache.take()
         count = min(len(following), len(states))
         if count:

@@ -36,7 +36,6 @@ from paceline_coreml.conversion.layers import (
 
 
 def lfm2(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
-    """The dense LFM2. Raises ModelError for an unsupported config."""
     from transformers.models.lfm2.modeling_lfm2 import Lfm2RotaryEmbedding
 
     return _decoder(
@@ -45,7 +44,6 @@ def lfm2(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: 
 
 
 def lfm2_moe(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
-    """LFM2 with a mixture of experts. Raises ModelError for an unsupported config."""
     from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeRotaryEmbedding
 
     if not 1 <= config.num_experts_per_tok <= config.num_experts:
@@ -134,7 +132,6 @@ class ShortConvolution(nn.Module):
         self.window, self._lags = ConvState(taps.shape[0], conv_slots), taps.shape[2] - 1
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        """[1, d, T, 1] -> [1, d, T, 1]."""
         now = self.before(x) * self.x(x)
         mixed = now * self.taps[:1]
         for lag, row in enumerate(self.window(now, inputs, self._lags), start=1):
@@ -161,7 +158,6 @@ class Mixture(nn.Module):
         self._sum_to_one, self._scale = config.norm_topk_prob, config.routed_scaling_factor
 
     def forward(self, x: Tensor) -> Tensor:
-        """[1, d, T, 1] -> [1, d, T, 1]."""
         scores = self.router(x).sigmoid()
         biased = scores if self.bias is None else scores + self.bias
         weights = scores * top_k_mask(biased, self._top_k)

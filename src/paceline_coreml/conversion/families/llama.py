@@ -7,7 +7,7 @@ rotates, and in the checks of their configs.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline_coreml.conversion.checkpoint import with_prefix
 from paceline_coreml.conversion.config_checks import (
@@ -36,9 +36,7 @@ def llama(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots:
     del conv_slots  # no convolutions
     check_field(config, "mlp_bias", False)
     check_rope(config, *STATIC_ROPE)
-    return _decoder(
-        config, weights, slots, LlamaRotaryEmbedding(config), bias=config.attention_bias
-    )
+    return decoder(config, weights, slots, LlamaRotaryEmbedding(config), bias=config.attention_bias)
 
 
 def qwen3(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
@@ -50,7 +48,7 @@ def qwen3(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots:
     check_layer_types(config, "full_attention", "sliding_attention")
     if "sliding_attention" in config.layer_types:
         check_window_unused(config, slots)
-    return _decoder(
+    return decoder(
         config,
         weights,
         slots,
@@ -76,7 +74,7 @@ def hunyuan(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slot
         raise unsupported(config, "rope_type 'dynamic' with alpha", alpha, "a number")
     if config.head_dim is None:
         raise unsupported(config, "head_dim", None, "a number")
-    return _decoder(
+    return decoder(
         config,
         weights,
         slots,
@@ -106,7 +104,7 @@ def phi3(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: 
             f"for the tokens before. Choose at most {longest} slots"
         )
         raise unsupported(config, "original_max_position_embeddings", longest, expected)
-    return _decoder(config, weights, slots, Phi3RotaryEmbedding(config), split=_split_phi3)
+    return decoder(config, weights, slots, Phi3RotaryEmbedding(config), split=_split_phi3)
 
 
 class HeadNorms(NamedTuple):
@@ -120,7 +118,7 @@ class HeadNorms(NamedTuple):
 _Split = Callable[[Mapping[str, Tensor], AttentionSizes], Mapping[str, Tensor]]
 
 
-def _decoder(
+def decoder(
     config: Any,
     weights: Mapping[str, Tensor],
     slots: int,
@@ -129,15 +127,16 @@ def _decoder(
     bias: bool = False,
     norms: HeadNorms | None = None,
     split: _Split | None = None,
+    wrap: Callable[[int, Layer], nn.Module] = lambda _, layer: layer,
 ) -> Decoder:
-    """`split` gives a layer's tensors under Llama's names."""
+    """`split` gives a layer's tensors under Llama's names, `wrap` what is made of a layer."""
     check_field(config, "hidden_act", "silu")
     queries, keys = config.num_attention_heads, config.num_key_value_heads
     # Not a field of Phi-3's configs, but transformers uses it if it is there.
     size = getattr(config, "head_dim", None) or config.hidden_size // queries
     heads, eps = AttentionSizes(queries, keys, size), config.rms_norm_eps
 
-    def layer(_index: int, tensors: Mapping[str, Tensor]) -> Layer:
+    def layer(index: int, tensors: Mapping[str, Tensor]) -> nn.Module:
         if split is not None:
             tensors = split(tensors, heads)
         attention_tensors = with_prefix(tensors, "self_attn.")
@@ -155,7 +154,7 @@ def _decoder(
             k_norm=k_norm,
             norm_after_rope=norms is not None and norms.after_rope,
         )
-        return llama_layer(tensors, attention, eps)
+        return wrap(index, llama_layer(tensors, attention, eps))
 
     return Decoder(
         config, weights, slots=slots, layer=layer, rotary=rotary, norm="model.norm.weight", eps=eps

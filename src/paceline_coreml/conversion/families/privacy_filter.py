@@ -30,7 +30,6 @@ class PrivacyFilter:
     def __init__(
         self, config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int
     ) -> None:
-        """Raises ModelError for an unsupported config."""
         check_field(config, "attention_bias", True)
         check_rope(config, *STATIC_ROPE)
         self._config, self._weights, self._slots = config, weights, slots
@@ -46,17 +45,14 @@ class PrivacyFilter:
         )
 
     def layer(self, index: int) -> nn.Module:
-        """See `Family`."""
         return PrivacyFilterLayer(
             self._config, with_prefix(self._weights, f"model.layers.{index}.")
         )
 
     def embeddings(self) -> Tensor:
-        """See `Family`."""
         return self._weights["model.embed_tokens.weight"]
 
     def final(self) -> nn.Module:
-        """See `Family`."""
         return nn.Sequential(
             RMSNorm(self._weights["model.norm.weight"], self._config.rms_norm_eps),
             linear(self._weights, "score", bias=True),
@@ -66,7 +62,6 @@ class PrivacyFilter:
         """None: `final` gives the labels."""
 
     def rope_tables(self) -> RopeTables:
-        """See `Family`."""
         from transformers.models.openai_privacy_filter import modeling_openai_privacy_filter as m
 
         return make_rope_tables(m.OpenAIPrivacyFilterRotaryEmbedding(self._config), self._slots)
@@ -86,7 +81,6 @@ class PrivacyFilterLayer(nn.Module):
         self._top_k = config.num_experts_per_tok
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        """[1, d, T, 1] -> [1, d, T, 1]."""
         x = x + self.attention(self.before(x), inputs)
         normed = self.between(x)
         out: Tensor = x + self.experts(normed, self._weights(self.router(normed)))
@@ -143,7 +137,6 @@ class SinkAttention(nn.Module):
         self._scale = size**-0.25
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        """[1, d, T, 1] -> [1, d, T, 1]."""
         size, groups = self._size, self._heads // self._kv_heads
         # Each gets the square root of the usual scale, so that neither is large in float16.
         q = apply_rope(self.q(x).reshape(1, self._heads, size, -1), inputs, size) * self._scale

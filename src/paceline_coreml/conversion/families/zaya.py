@@ -48,7 +48,6 @@ class Zaya:
         conv_slots: int,
         routing: Routing = "top-1",
     ) -> None:
-        """Raises ModelError for an unsupported config."""
         check_layer_types(config, "hybrid")
         check_field(config, "cca_time0", 2)
         check_field(config, "cca_time1", 2)
@@ -71,30 +70,25 @@ class Zaya:
         )
 
     def layer(self, index: int) -> nn.Module:
-        """See `Family`."""
         weights = with_prefix(self._weights, f"model.layers.{index}.")
         return ZayaLayer(
             self._config, weights, slots=self._slots, conv_slots=self._ring, routing=self._routing
         )
 
     def embeddings(self) -> Tensor:
-        """See `Family`."""
         model = with_prefix(self._weights, "model.")
         shifted = model["embed_tokens.weight"] + model["input_hidden_states_bias"]
         return shifted * model["input_hidden_states_scale"]
 
     def final(self) -> nn.Module:
-        """See `Family`."""
         norm = RMSNorm(self._weights["model.norm.weight"], self._config.rms_norm_eps)
         return Final(norm, self._config.hidden_size)
 
     def head(self) -> Tensor:
-        """See `Family`."""
         tied = self._config.tie_word_embeddings
         return self._weights["model.embed_tokens.weight" if tied else "lm_head.weight"]
 
     def rope_tables(self) -> RopeTables:
-        """See `Family`."""
         from transformers.models.zaya.modeling_zaya import ZayaRotaryEmbedding
 
         rotary = ZayaRotaryEmbedding(self._config)
@@ -105,14 +99,11 @@ class Zaya:
 
 
 class Final(nn.Module):
-    """The final norm, on the hidden state alone."""
-
     def __init__(self, norm: RMSNorm, hidden_size: int) -> None:
         super().__init__()
         self.norm, self._size = norm, hidden_size
 
     def forward(self, stream: Tensor) -> Tensor:
-        """[1, stream_size, T, 1] -> [1, hidden_size, T, 1]."""
         out: Tensor = self.norm(stream[:, : self._size])
         return out
 
@@ -145,7 +136,6 @@ class ZayaLayer(nn.Module):
         self.merge_experts = Merge(with_prefix(weights, "post_mlp_residual_scale."))
 
     def forward(self, stream: Tensor, inputs: LayerInputs) -> Tensor:
-        """[1, hidden_size + router_hidden_size, T, 1], to the same shape."""
         x, state = stream[:, : self._size], stream[:, self._size :]
         x = self.merge_attention(self.attention(self.before(x), inputs), x)
         normed = self.between(x)
@@ -165,7 +155,6 @@ class Merge(nn.Module):
         self.old_scale = channels(weights["residual_scale"])
 
     def forward(self, new: Tensor, old: Tensor) -> Tensor:
-        """Both [1, d, T, 1], to the same shape."""
         return (new + self.new_bias) * self.new_scale + (old + self.old_bias) * self.old_scale
 
 
@@ -216,7 +205,6 @@ class ConvolvedAttention(nn.Module):
         self.o = linear(weights, "o_proj", columns=order)
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        """[1, d, T, 1] -> [1, d, T, 1]."""
         projected = self.project(x)
         now = projected[:, : self._recent]
         before, earlier = self.conv_state(now, inputs, LAGS)
@@ -253,7 +241,6 @@ class Convolutions(nn.Module):
     def __init__(
         self, depthwise: Tensor, depthwise_bias: Tensor, within: Tensor, within_bias: Tensor
     ) -> None:
-        """Weights [n, 1, 2] and [n, head_dim, 2], earlier tap first; biases [n]."""
         super().__init__()
         self.first_before = channels(depthwise[:, 0, 0])
         self.first_now = channels(depthwise[:, 0, 1])
@@ -262,7 +249,6 @@ class Convolutions(nn.Module):
         self.second_now = _within_heads(within[:, :, 1], within_bias)
 
     def forward(self, now: Tensor, before: Tensor, earlier: Tensor) -> Tensor:
-        """The rows at lags 0, 1 and 2, [1, n, T, 1], to the same shape."""
         first_now = before * self.first_before + now * self.first_now + self.first_bias
         first_before = earlier * self.first_before + before * self.first_now + self.first_bias
         out: Tensor = self.second_before(first_before) + self.second_now(first_now)

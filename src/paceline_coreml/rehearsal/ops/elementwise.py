@@ -30,12 +30,10 @@ def by_lanes(function: Callable[..., Array], *arrays: Array) -> Array:
 
 
 def exp(x: Array) -> Array:
-    """e^x."""
     return by_lanes(np.exp, x)
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + e^-x)."""
     return 1 / (1 + exp(-x))
 
 

@@ -30,7 +30,6 @@ def reduced(function: np.ufunc, x: Array, axes: Ints | None) -> Array:
 
 
 def total(x: Array, axes: Ints | None) -> Array:
-    """The sum along axes, kept with size 1."""
     return reduced(np.add, x, axes)
 
 
@@ -49,7 +48,6 @@ def largest(x: Array, axes: Ints | None) -> Array:
 
 
 def mean(x: Array, axes: Ints | None) -> Array:
-    """The mean along axes, kept with size 1."""
     sums = total(x, axes)
     return sums / (x.size // sums.size)
 

@@ -26,14 +26,10 @@ Bools = tuple[bool, ...]
 
 @dataclass(slots=True)
 class Cell:
-    """Holds the array of one state."""
-
     array: Array
 
 
 class Entry(NamedTuple):
-    """A supported operation."""
-
     run: Callable[..., Any]
     forms: Mapping[str, Callable[[Any], Any] | None]
     """Parameter -> conversion of an array or string to the form that `run` expects."""

@@ -4,9 +4,10 @@ Every fault of a checkpoint, or of a drafter for another target, is named in one
 anything is computed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from paceline_mlx.heads.config import HeadConfig
 from paceline_mlx.heads.weights import check_tensors, stored_tensors
@@ -117,6 +118,10 @@ class Config(HeadConfig):
             shapes |= self.chain.shapes(d, self.vocab_size)
         return shapes
 
+    def check(self, folder: Path, tensors: Mapping[str, Any]) -> None:
+        """Raise ModelError if its tensors, in MLX or torch, are of other shapes or not finite."""
+        check_tensors(folder, self.shapes(), tensors)
+
 
 def read_tensors(folder: Path, config: Config) -> dict[str, Array]:
     """The tensors of the network and of its chain, by name without the prefix `model.`.
@@ -126,6 +131,5 @@ def read_tensors(folder: Path, config: Config) -> dict[str, Array]:
     """
     stored = stored_tensors(folder)
     tensors = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
-    shapes = config.shapes()
-    check_tensors(folder, shapes, tensors)
-    return {name: tensors[name] for name in shapes}
+    config.check(folder, tensors)
+    return {name: tensors[name] for name in config.shapes()}

@@ -1,0 +1,142 @@
+"""DFlash: a drafter that fills a block of masks, and reads hidden states of its target.
+
+To the layers it is one text. Of a call's 2 T rows the first T are new rows of the context, made of
+the target's hidden states; the others are the block `[last token, mask, ...]`, whose keys and
+values go to T slots of their own after the context's (arXiv 2602.06036):
+
+    row of       into the first layer             its keys               what a layer adds to it
+    the context  [0, tapped hidden states]        of the row             nothing
+    the block    [embedding, 0]                   of the normed row      attention, feed-forward
+
+The mask of `engine.drafter` lets a row see the context and the whole block.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+
+from paceline.drafters.heads import check_fits
+from paceline.drafters.sizes import sizes_of
+from paceline.errors import InvalidRequest, ModelError
+from paceline.plugins import DRAFTERS, load
+from paceline_coreml.conversion.checkpoint import FolderTensors, with_prefix
+from paceline_coreml.conversion.conversion_options import ConversionOptions
+from paceline_coreml.conversion.decoder import Decoder, Layer, linear
+from paceline_coreml.conversion.families.llama import HeadNorms, decoder
+from paceline_coreml.conversion.layers import LayerInputs, RMSNorm
+
+
+def open_drafter(
+    folder: Path, target: Path, options: ConversionOptions
+) -> tuple[Decoder, ConversionOptions]:
+    """Open the checkpoint in `folder` for the one in `target`; `options.rows` are its block's.
+
+    Returns the options with the rows of a call, of which half are the block.
+
+    Raises:
+        ModelError: it is a drafter for another target, damaged, or of an unsupported form.
+        InvalidRequest: an option is not for drafters, or its blocks would be too long.
+    """
+    if options.flexible or options.functions or options.taps or options.routing:
+        raise InvalidRequest(
+            "flexible, functions, taps and routing are for models; a drafter has one function: "
+            "leave them out, and give --rows"
+        )
+    # Heads for MLX read the same files.
+    config = load(DRAFTERS, "mlx.dflash").read(folder)
+    block = options.rows or config.block_size
+    if block > config.block_size:
+        raise InvalidRequest(
+            f"rows is {block}; {folder} was trained for blocks of {config.block_size}, and fills "
+            "none that is longer"
+        )
+    ends = config.embedding_scale, config.logit_scale, config.logit_cap
+    if config.chain or any(config.windows) or config.causal or ends != (1, 1, None):
+        raise ModelError(
+            f"{folder} has a chain of drafts (DFlash 2, DSpark), a sliding window, causal blocks, "
+            "or scaled embeddings or logits; expected plain DFlash, for Core ML"
+        )
+    check_fits(folder, config.facts("", ""), sizes_of(target)[0])
+    weights = _Tensors(folder, target)
+    config.check(folder, weights.own)
+    dims = torch.arange(0, config.head_dim, 2, dtype=torch.float64)
+    frequencies = config.rope_theta ** (-dims / config.head_dim)
+    if config.llama3_rope is not None:
+        periods = config.llama3_rope.periods(config.head_dim, config.rope_theta)
+        frequencies = 1 / torch.from_numpy(periods).double()
+    opened = decoder(
+        _Config(config, model_type="dflash", hidden_act="silu", tie_word_embeddings=weights.tied),
+        weights,
+        options.slots + block,
+        SimpleNamespace(inv_freq=frequencies, attention_scaling=1.0),
+        norms=HeadNorms("q_norm", "k_norm"),
+        wrap=lambda index, layer: BlockLayer(
+            layer, block, None if index else weights.own, config.rms_norm_eps
+        ),
+    )
+    drafts = {
+        "taps": list(config.taps),
+        "mask_token": config.mask_token_id,
+        "target_layers": config.num_target_layers,
+    }
+    size = config.hidden_size + config.tapped_size
+    opened.shape = replace(opened.shape, task="draft", input_size=size, drafts=drafts)
+    return opened, replace(options, rows=2 * block, functions=(2 * block,))
+
+
+class _Config(SimpleNamespace):
+    """A drafter's config, with what a model's has besides."""
+
+    def __init__(self, config: object, **more: object) -> None:
+        names = (name for name in dir(config) if not name.startswith("_"))
+        super().__init__(**{name: getattr(config, name) for name in names}, **more)
+
+
+class _Tensors(Mapping[str, Tensor]):
+    """A drafter's tensors and its target's ends, by the names that a decoder's have."""
+
+    def __init__(self, folder: Path, target: Path) -> None:
+        tensors = FolderTensors(folder)
+        self.own = with_prefix(tensors, "" if "fc.weight" in tensors else "model.")
+        self._target = FolderTensors(target)
+        self.tied = not any(name.endswith("lm_head.weight") for name in self._target)
+
+    def __getitem__(self, name: str) -> Tensor:
+        end = name.removeprefix("model.")
+        if end not in ("embed_tokens.weight", "lm_head.weight"):
+            return self.own[end]
+        return self._target[next((one for one in self._target if one.endswith(end)), name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"model.{name}" for name in self.own)
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+
+class BlockLayer(nn.Module):
+    """A decoder layer that changes the rows of the block alone; see the top of this file."""
+
+    def __init__(
+        self, layer: Layer, block: int, fused: Mapping[str, Tensor] | None, eps: float
+    ) -> None:
+        """The first layer has tensors, `fused`, that make the context's rows."""
+        super().__init__()
+        self.layer, self.fc = layer, None
+        if fused is not None:
+            self.fc, self.norm = linear(fused, "fc"), RMSNorm(fused["hidden_norm.weight"], eps)
+        rows = torch.arange(2 * block).ge(block).float().view(1, 1, -1, 1)
+        self.block = nn.Parameter(rows, requires_grad=False)
+
+    def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+        layer = self.layer
+        if self.fc is not None:
+            size = self.fc.out_channels
+            x = x[:, :size] + self.norm(self.fc(x[:, size:]))
+        normed = layer.before(x) * self.block + x * (1 - self.block)
+        x = x + layer.mix(normed, inputs) * self.block
+        return x + layer.feed_forward(layer.between(x)) * self.block

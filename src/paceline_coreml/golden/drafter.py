@@ -1,0 +1,139 @@
+"""Compares a drafter's artifact with itself, and with its network in torch in float32.
+
+The same rows of the context come to a drafter as blocks accept them, one by one, all at once, and
+after others that were rejected. Its drafts must not depend on that, bit for bit in the rehearsal.
+A target's hidden states are random here: a target is larger than memory, and they are normed.
+"""
+
+from dataclasses import asdict
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from paceline.errors import InvalidRequest
+from paceline.storage.report import Report
+from paceline_coreml.conversion.conversion_options import ConversionOptions
+from paceline_coreml.conversion.families.dflash import open_drafter
+from paceline_coreml.conversion.family import Family
+from paceline_coreml.conversion.shards import Head, Layers
+from paceline_coreml.engine.artifact import Artifact
+from paceline_coreml.engine.drafter import DraftModel
+from paceline_coreml.engine.packages import REHEARSED, Packages, on_a_mac
+from paceline_coreml.golden.checks import agreement, check_sizes, file_faults
+from paceline_coreml.golden.compare import centred, cosines
+from paceline_coreml.golden.run_shards import LOGITS
+from paceline_coreml.golden.texts import tokenizer_faults
+
+Floats = npt.NDArray[np.float32]
+
+ONE_BY_ONE, AT_ONCE, REJECTED = "rows one by one", "all rows at once", "after rejected rows"
+
+
+def compare_drafter(
+    opened: Artifact,
+    checkpoint: Path,
+    target: Path,
+    *,
+    rounding: str,
+    count: int,
+    threshold: float,
+) -> Report:
+    """Compare an artifact with the checkpoint of its conversion, after `count` rows and before.
+
+    Raises InvalidRequest for more rows than slots, and ModelError as `open_drafter`.
+    """
+    if not 0 < count <= opened.slots:
+        raise InvalidRequest(f"tokens is {count}; expected 1 to the {opened.slots} slots")
+    options = ConversionOptions(rows=opened.rows // 2, slots=opened.slots)
+    family, _ = open_drafter(checkpoint, target, options)
+    check_sizes(opened, checkpoint, family)
+    faults = [
+        *tokenizer_faults(opened, target),
+        *file_faults(opened, family, family.embeddings().numpy()),
+    ]
+    model = DraftModel(opened.folder, rounding=rounding)
+    size = family.shape.input_size - opened.hidden_size
+    states = np.random.default_rng(0).normal(size=(count, size)).astype(np.float32)
+    blocks = {LOGITS: logits_of(model, states)}
+    ways = [
+        agreement(mode, {LOGITS: logits_of(model, states, mode)}, blocks)
+        for mode in (ONE_BY_ONE, AT_ONCE, REJECTED)
+    ]
+    faults += [fault for way in ways for fault in way.faults(exact=not on_a_mac())]
+    actual, expected = blocks[LOGITS], logits_of(in_torch(opened.folder, family), states)
+    cosine = float(cosines(centred(actual), centred(expected)).min())
+    equal = int((actual.argmax(1) == expected.argmax(1)).sum())
+    if cosine < threshold:
+        faults.append(f"logits: cosine {cosine:.4f}, expected {threshold} or more")
+    value = {
+        "artifact": opened.name,
+        "fingerprint": opened.fingerprint,
+        "units": None if on_a_mac() else REHEARSED,
+        "rounding": None if on_a_mac() else rounding,
+        "passed": not faults,
+        "faults": faults,
+        "ways": [asdict(way) for way in ways],
+        "cosine": cosine,
+        "top_tokens": [equal, len(actual)],
+    }
+    same = sum(way.difference == 0 for way in ways)
+    lines = [
+        f"blocks: {same} of {len(ways)} other ways of rows give the same drafts, bit for bit",
+        f"logits: minimum cosine {cosine:.4f}; {equal} of {len(actual)} top tokens equal",
+        *faults,
+        f"verdict: {opened.name} {'is NOT' if faults else 'is'} its network in float32"
+        + ("" if on_a_mac() else ", as rehearsed; this shows nothing about the Neural Engine"),
+    ]
+    return Report(value, not faults, "\n".join(lines), [])
+
+
+def logits_of(model: DraftModel, states: Floats, mode: str = "") -> Floats:
+    """Logits of blocks after 1, 1 + 2, 1 + 2 + 3, ... rows, [blocks * rows, vocab]."""
+    context, blocks, before = model.open(), [], 0
+    for step in cycle(range(1, model.rows + 1)):
+        end = min(before + step, len(states))
+        if mode == AT_ONCE:
+            context, before = model.open(), 0
+        if mode == REJECTED:
+            context.inject(-states[before:end], before)
+            context.run([end % 7], end, outputs=1)
+            context.truncate(before)
+        size = 1 if mode == ONE_BY_ONE else end - before
+        for at in range(before, end, size):
+            context.inject(states[at : at + size], at)
+            block, _ = context.run([end % 7], end, outputs=model.rows)
+        blocks.append(block)
+        before = end
+        if end == len(states):
+            break
+    return np.concatenate(blocks)
+
+
+def in_torch(folder: Path, family: Family) -> DraftModel:
+    """The artifact in `folder` with a family's modules in float32 in place of its packages."""
+    shape = family.shape
+    layers = _Module(Layers(family, 0, shape.layers, (), stateless=False), "out_hidden")
+    head = _Module(Head(family, 0, shape.vocab_size), "logits")
+    return DraftModel(folder, packages=Packages([layers], [head]))
+
+
+class _Module:
+    """A `Package`; one state at a time."""
+
+    def __init__(self, module: nn.Module, output: str) -> None:
+        self._module, self._output = module, output
+
+    def make_state(self) -> None:
+        for state in self._module.buffers():
+            state.zero_()
+
+    @torch.no_grad()
+    def predict(self, data: Any, state: Any = None) -> dict[str, Floats]:
+        del state
+        inputs = [torch.from_numpy(np.ascontiguousarray(value)) for value in data.values()]
+        return {self._output: self._module(*inputs).numpy()}
