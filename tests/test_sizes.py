@@ -30,9 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_019,
-    "src/paceline": 33_951,
-    "tests": 46_539,
+    "src": 55_455,
+    "src/paceline": 34_001,
+    "tests": 46_724,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

@@ -75,6 +75,8 @@ def soak(folder: Path) -> tuple[str, ...]:
 
 
 REPORTS = [
+    pytest.param("ahead_costs", lambda _: (), "plain 27.0"),
+    pytest.param("dflash_float16", lambda _: ("--help",), "usage", marks=pytest.mark.coreml),
     pytest.param("head_policy", lambda _: (), "chain        1.09 1.74"),
     pytest.param("python_batch", python_batch, '"equal": "2 of 2"'),
     pytest.param("native_drafts", lambda _: ("DFlash",), "0 of 420 are others"),
@@ -106,7 +108,12 @@ def test_llama_cpps_own_server_prints_its_address(model: Path):
         server.kill()
 
 
-PACKAGES = {"native_drafts": "llama.cpp", "zaya_lesson": "coreml", "mlx_thresholds": "mlx"}
+PACKAGES = {
+    "dflash_float16": "coreml",
+    "mlx_thresholds": "mlx",
+    "native_drafts": "llama.cpp",
+    "zaya_lesson": "coreml",
+}
 
 
 def test_every_script_is_named_by_a_document_and_started_by_a_test():
