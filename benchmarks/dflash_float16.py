@@ -108,7 +108,7 @@ class Network:
             k, v = self.keys_values(normed, name, positions)
             groups = q.shape[1] // k.shape[1]
             k, v, old_k, old_v = (
-                each.repeat_interleave(groups, -3) for each in (k, v, keys, values)
+                tensor.repeat_interleave(groups, -3) for tensor in (k, v, keys, values)
             )
             q = r(q * size**-0.5)
             before = self.capped(r(q @ old_k.transpose(-1, -2)), "scores")
@@ -179,7 +179,7 @@ def answers(target: Path, prompts: list[list[int]], count: int, taps: list[int])
         "embeddings": model.get_input_embeddings().weight.detach(),
         "head": model.get_output_embeddings().weight.detach(),
     }
-    given = []
+    recorded = []
     for prompt in prompts:
         made = model.generate(
             torch.tensor([prompt]),
@@ -190,8 +190,8 @@ def answers(target: Path, prompts: list[list[int]], count: int, taps: list[int])
         )
         # Of each call a tensor for each layer, [1, rows, d].
         states = [torch.cat([call[tap + 1][0] for tap in taps], -1) for call in made.hidden_states]
-        given.append(Answer(made.sequences[0].tolist(), len(prompt), torch.cat(states)))
-    return ends, given
+        recorded.append(Answer(made.sequences[0].tolist(), len(prompt), torch.cat(states)))
+    return ends, recorded
 
 
 def calls_of(network: Network, answer: Answer) -> tuple[int, int]:
@@ -233,14 +233,17 @@ def main() -> None:
         for question in asked:
             messages = [{"role": "user", "content": question}]
             prompts.append(tokenizer.encode(template.render(messages), special=True))
-        ends, given = answers(source.checkpoint, prompts, options.tokens, taps["target_layer_ids"])
+        ends, recorded = answers(
+            source.checkpoint, prompts, options.tokens, taps["target_layer_ids"]
+        )
     print(
-        f"{len(given)} answers, {sum(len(a.tokens) - a.prompt for a in given)} tokens", flush=True
+        f"{len(recorded)} answers, {sum(len(a.tokens) - a.prompt for a in recorded)} tokens",
+        flush=True,
     )
     for rounding, workarounds in NUMERICS:
         started = time.perf_counter()
         network = Network(options.drafter, ends, rounding, workarounds)
-        counts = [calls_of(network, answer) for answer in given]
+        counts = [calls_of(network, answer) for answer in recorded]
         tokens, calls = (sum(numbers) for numbers in zip(*counts, strict=True))
         seconds = time.perf_counter() - started
         name = " + ".join([rounding, *workarounds])

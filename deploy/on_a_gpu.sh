@@ -36,7 +36,7 @@ only=" $* "
 end=$(($(date +%s) + ${TOTAL:-600}))
 export HF_HUB_OFFLINE=1 PIP_NO_INDEX=1
 
-# Run a step for at most so many seconds, and no longer than all steps have.
+# Run a step: its limit in seconds, then the step; no longer than all steps have.
 within() {
     limit=$1
     shift

@@ -30,8 +30,8 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_455,
-    "src/paceline": 34_001,
+    "src": 55_450,
+    "src/paceline": 33_999,
     "tests": 46_724,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""

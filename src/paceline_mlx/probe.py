@@ -224,7 +224,7 @@ def _attention_bits(
 ) -> RowBits:
     """Bits of attention with random queries, keys and values, the same for all calls.
 
-    Of positions that are reached in so many seconds; the budget has how far that is.
+    Of positions that are reached in `seconds`; the budget has how far that is.
     """
     end = budget.left() - seconds
     calls = attention_calls(context_length, window)

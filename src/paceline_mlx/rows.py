@@ -81,7 +81,7 @@ class Budget:
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock, self._end = clock, clock() + 10
         self.keys = inf
-        """Keys up to which calls were compared; answers that have more are not said to be exact."""
+        """Keys up to which calls were compared; `exact` is false for answers with more."""
 
     def left(self) -> float:
         return self._end - self._clock()

@@ -69,13 +69,8 @@ def _served(url: str) -> list[dict[str, Any]]:
             entries = reply.json()["data"]
             states = [entry.get("status", {}).get("value", "loaded") for entry in entries]
             return [
-                {
-                    "id": entry["id"],
-                    "device": entry.get("device", ""),
-                    "drafter": entry.get("drafter", ""),
-                    "state": state,
-                    "url": url,
-                }
+                {"id": entry["id"], "state": state, "url": url}
+                | {name: entry.get(name, "") for name in ("device", "drafter")}
                 for entry, state in zip(entries, states, strict=True)
             ]
     except httpx.ConnectError:

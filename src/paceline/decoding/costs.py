@@ -40,6 +40,7 @@ class CostTable:
         object.__setattr__(self, "seconds", dict(zip(order, rising, strict=True)))
 
     def __call__(self, rows: int) -> float:
+        """Seconds of a call of `rows` rows."""
         known = list(self.seconds)
         if rows in self.seconds or len(known) == 1:
             return self.seconds.get(rows, self.seconds[known[0]])
@@ -51,10 +52,12 @@ class CostTable:
         return self.seconds[left] + slope * (rows - left)
 
     def by_rows(self, max_rows: int) -> list[float]:
+        """Seconds of calls of 0 to `max_rows` rows."""
         return [0.0, *map(self, range(1, max_rows + 1))]
 
     @property
     def per_row(self) -> float:
+        """Mean seconds per further row, over the measured range."""
         rows, seconds = list(self.seconds), list(self.seconds.values())
         return (seconds[-1] - seconds[0]) / max(rows[-1] - rows[0], 1)
 

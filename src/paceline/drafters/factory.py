@@ -67,10 +67,9 @@ class DrafterSpec:
         The parts: `ngram[:min=,max=,length=]`, `suffix[:earlier]` (also searches earlier answers of
         the process), `table[:FOLDER]`, `kept` (the target's earlier answers that were kept; nothing
         if none were), `model:NAME` (a smaller model), `prediction`, and heads,
-        `KIND[:FOLDER][,OPTION=...]`; `ahead:model:NAME` and `ahead:dflash:FOLDER` draft while the
-        target verifies. Without a folder it
-        is the drafter shipped with the target, or the head inside it. Raises InvalidRequest for an
-        unknown drafter, option or value, whatever the target.
+        `KIND[:FOLDER][,OPTION=...]`, without a folder those that come with the target;
+        `ahead:model:NAME` and `ahead:dflash:FOLDER` draft while the target verifies. Raises
+        InvalidRequest for an unknown drafter, option or value, whatever the target.
         """
         if isinstance(text, DrafterSpec):
             return text
@@ -250,7 +249,7 @@ def _part(text: str) -> DrafterPart:
         case "table":
             return DrafterPart(kind, argument, argument)
         case "model" | "ahead":
-            return _model_part(kind, argument)
+            return _named_part(kind, argument)
     if kind in (engines := heads.engines_by_kind()):
         return _head_part(kind, argument, engines[kind])
     raise InvalidRequest(
@@ -275,20 +274,17 @@ def _head_part(kind: str, argument: str, engines: Sequence[str]) -> DrafterPart:
     return DrafterPart(kind, argument, folder, options)
 
 
-def _model_part(kind: str, argument: str) -> DrafterPart:
-    inner, _, name = argument.partition(":") if kind == "ahead" else ("model", "", argument)
-    if inner not in ("model", "dflash"):
+def _named_part(kind: str, argument: str) -> DrafterPart:
+    if kind == "ahead" and argument.partition(":")[0] not in ("model", "dflash"):
         raise InvalidRequest(
             f"{argument or 'nothing'} cannot draft ahead; expected ahead:model:NAME or "
             "ahead:dflash:FOLDER, because the others take no time, or need what the target is "
             "still computing"
         )
-    if not name:
-        raise InvalidRequest(f"drafter {inner} needs a name or path: {inner}:NAME")
-    options = _part(argument).options if inner == "dflash" else {}
-    return DrafterPart(
-        kind, argument, name.partition(",")[0] if inner == "dflash" else name, options
-    )
+    inner = _part(argument) if kind == "ahead" else DrafterPart(kind, argument, argument)
+    if not inner.name:
+        raise InvalidRequest(f"drafter {inner.kind} needs a name or path: {inner.kind}:NAME")
+    return replace(inner, kind=kind, argument=argument)
 
 
 def _flag(kind: str, argument: str, expected: str = "") -> DrafterPart:

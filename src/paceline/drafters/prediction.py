@@ -38,6 +38,7 @@ class PredictionDrafter(Drafter):
                 positions.append(at)
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
+        """The next tokens of the prediction; none if the answer has diverged from it."""
         for at in range(self._seen, len(context)):
             self._follow(context, at)
         self._seen = len(context)

@@ -219,6 +219,7 @@ class SharedCosts:
         return float(self._numbers[1])
 
     def __call__(self, rows: int, sequences: int) -> float:
+        """Seconds of a call."""
         return float(self._numbers @ (1, rows, sequences - 1))
 
     def observe(self, rows: int, sequences: int, seconds: float) -> None:

@@ -205,7 +205,7 @@ class Model:
 
     def open_drafters(self, *drafters: str) -> None:
         """Open drafters now, so that no request waits for one; raises what `load` raises of one."""
-        for drafter in drafters:
+        for drafter in dict.fromkeys(drafters):
             self.drafting.open(drafter)
 
     def settle(self) -> None:

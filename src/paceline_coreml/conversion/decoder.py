@@ -172,4 +172,5 @@ def linear(
 
 
 def channels(vector: Tensor) -> nn.Parameter:
+    """A vector [n] as [1, n, 1, 1], one value per channel."""
     return nn.Parameter(vector.view(1, -1, 1, 1), requires_grad=False)

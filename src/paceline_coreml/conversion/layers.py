@@ -167,6 +167,7 @@ class ConvState(nn.Module):
         self.conv_state: Tensor
 
     def forward(self, x: Tensor, inputs: LayerInputs, lags: int) -> Sequence[Tensor]:
+        """X [1, channels, T, 1]; returns x at 1, 2, ... `lags` rows before, in x's shape."""
         assert inputs.window_write is not None
         assert inputs.window_read is not None
         rows = x.permute(0, 3, 2, 1)  # [1, 1, T, channels]

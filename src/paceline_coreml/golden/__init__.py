@@ -18,7 +18,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -95,8 +94,9 @@ def report(
         raise InvalidRequest(f"threshold is {threshold}; expected a cosine, above 0 and at most 1")
     opened = read_artifact(artifact)
     if target is not None:
-        settings: Any = {"rounding": rounding, "count": tokens, "threshold": threshold}
-        return compare_drafter(opened, checkpoint, target, **settings)
+        return compare_drafter(
+            opened, checkpoint, target, rounding=rounding, count=tokens, threshold=threshold
+        )
     family = open_family(checkpoint, slots=opened.slots, conv_slots=opened.ring or CONV_SLOTS)
     check_sizes(opened, checkpoint, family)
     embeddings = family.embeddings().numpy()

@@ -35,13 +35,7 @@ ONE_BY_ONE, AT_ONCE, REJECTED = "rows one by one", "all rows at once", "after re
 
 
 def compare_drafter(
-    opened: Artifact,
-    checkpoint: Path,
-    target: Path,
-    *,
-    rounding: str,
-    count: int,
-    threshold: float,
+    opened: Artifact, checkpoint: Path, target: Path, *, rounding: str, count: int, threshold: float
 ) -> Report:
     """Compare an artifact with the checkpoint of its conversion, after `count` rows and before.
 

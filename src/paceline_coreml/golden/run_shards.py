@@ -68,6 +68,7 @@ def call_widths(artifact: Artifact) -> list[int]:
 
 
 def embed(artifact: Artifact, text: Text) -> Floats:
+    """A text's embeddings from the artifact, [T, hidden_size]."""
     embeddings = np.load(artifact.folder / EMBEDDINGS, mmap_mode="r")
     rows: Floats = embeddings[list(text.tokens)].astype(np.float32)
     return rows

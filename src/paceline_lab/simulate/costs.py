@@ -42,10 +42,10 @@ def parse_costs(spec: str, here: Callable[[], CostTable]) -> SourcedCosts:
         return SourcedCosts(spec, CostTable(PRESETS[spec]))
     try:
         pairs = [part.split("=") for part in spec.split(",")]
-        given = CostTable({int(rows): float(cost) / 1e3 for rows, cost in pairs})
+        listed = CostTable({int(rows): float(cost) / 1e3 for rows, cost in pairs})
     except ValueError:
         raise InvalidRequest(
             f"--cost is {spec!r}; expected {HERE}, {', '.join(PRESETS)}, or milliseconds by rows, "
             "as in 1=12,4=12.6,8=15.4"
         ) from None
-    return SourcedCosts("given", given)
+    return SourcedCosts("given", listed)

@@ -152,6 +152,7 @@ class NativeDrafter(Drafter):
                 self._network.fill(self._cache)
 
     def cost(self, limit: int) -> float:
+        """Seconds of a draft, as the last ones took."""
         return self._network.cost.seconds
 
 

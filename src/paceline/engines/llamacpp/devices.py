@@ -80,8 +80,7 @@ def _library_with_devices(device: str) -> Binding | None:
 def device_for(path: Path) -> str | None:
     """Where `--device auto` runs a GGUF file; None: there is no device, or the file is broken."""
     library = _library_with_devices("auto")
-    devices = library.devices() if library else []
-    if not library or not devices:
+    if not library or not (devices := library.devices()):
         return None
     try:
         length = _number(read_gguf(path), "context_length", 1)

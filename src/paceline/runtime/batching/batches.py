@@ -164,7 +164,7 @@ class AsyncStream:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-        def submit() -> None:  # in a thread, which goes on when nobody waits, or the loop has ended
+        def submit() -> None:  # in a thread, which outlives a cancelled waiter, and the loop
             self._queued = self._submit(listen)
             if self._left:
                 self._queued.cancel()

@@ -12,7 +12,7 @@ The mask of `engine.drafter` lets a row see the context and the whole block.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +28,9 @@ from paceline_coreml.conversion.conversion_options import ConversionOptions
 from paceline_coreml.conversion.decoder import Decoder, Layer, linear
 from paceline_coreml.conversion.families.llama import HeadNorms, decoder
 from paceline_coreml.conversion.layers import LayerInputs, RMSNorm
+
+CONSTANTS = {"model_type": "dflash", "hidden_act": "silu"}
+"""Fields of a model's config that a drafter's leaves out."""
 
 
 def open_drafter(
@@ -69,7 +72,7 @@ def open_drafter(
         periods = config.llama3_rope.periods(config.head_dim, config.rope_theta)
         frequencies = 1 / torch.from_numpy(periods).double()
     opened = decoder(
-        _Config(config, model_type="dflash", hidden_act="silu", tie_word_embeddings=weights.tied),
+        SimpleNamespace(**asdict(config), **CONSTANTS, tie_word_embeddings=weights.tied),
         weights,
         options.slots + block,
         SimpleNamespace(inv_freq=frequencies, attention_scaling=1.0),
@@ -86,14 +89,6 @@ def open_drafter(
     size = config.hidden_size + config.tapped_size
     opened.shape = replace(opened.shape, task="draft", input_size=size, drafts=drafts)
     return opened, replace(options, rows=2 * block, functions=(2 * block,))
-
-
-class _Config(SimpleNamespace):
-    """A drafter's config, with what a model's has besides."""
-
-    def __init__(self, config: object, **more: object) -> None:
-        names = (name for name in dir(config) if not name.startswith("_"))
-        super().__init__(**{name: getattr(config, name) for name in names}, **more)
 
 
 class _Tensors(Mapping[str, Tensor]):

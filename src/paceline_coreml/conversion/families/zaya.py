@@ -104,6 +104,7 @@ class Final(nn.Module):
         self.norm, self._size = norm, hidden_size
 
     def forward(self, stream: Tensor) -> Tensor:
+        """[1, stream_size, T, 1] -> [1, hidden_size, T, 1]."""
         out: Tensor = self.norm(stream[:, : self._size])
         return out
 
@@ -136,6 +137,7 @@ class ZayaLayer(nn.Module):
         self.merge_experts = Merge(with_prefix(weights, "post_mlp_residual_scale."))
 
     def forward(self, stream: Tensor, inputs: LayerInputs) -> Tensor:
+        """[1, hidden_size + router_hidden_size, T, 1], to the same shape."""
         x, state = stream[:, : self._size], stream[:, self._size :]
         x = self.merge_attention(self.attention(self.before(x), inputs), x)
         normed = self.between(x)
@@ -155,6 +157,7 @@ class Merge(nn.Module):
         self.old_scale = channels(weights["residual_scale"])
 
     def forward(self, new: Tensor, old: Tensor) -> Tensor:
+        """Both [1, d, T, 1], to the same shape."""
         return (new + self.new_bias) * self.new_scale + (old + self.old_bias) * self.old_scale
 
 
@@ -241,6 +244,7 @@ class Convolutions(nn.Module):
     def __init__(
         self, depthwise: Tensor, depthwise_bias: Tensor, within: Tensor, within_bias: Tensor
     ) -> None:
+        """Weights [n, 1, 2] and [n, head_dim, 2], earlier tap first; biases [n]."""
         super().__init__()
         self.first_before = channels(depthwise[:, 0, 0])
         self.first_now = channels(depthwise[:, 0, 1])
@@ -249,6 +253,7 @@ class Convolutions(nn.Module):
         self.second_now = _within_heads(within[:, :, 1], within_bias)
 
     def forward(self, now: Tensor, before: Tensor, earlier: Tensor) -> Tensor:
+        """The rows at lags 0, 1 and 2, [1, n, T, 1], to the same shape."""
         first_now = before * self.first_before + now * self.first_now + self.first_bias
         first_before = earlier * self.first_before + before * self.first_now + self.first_bias
         out: Tensor = self.second_before(first_before) + self.second_now(first_now)
