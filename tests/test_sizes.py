@@ -30,9 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_450,
-    "src/paceline": 33_999,
-    "tests": 46_724,
+    "src": 55_465,
+    "src/paceline": 34_014,
+    "tests": 46_752,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

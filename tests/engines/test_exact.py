@@ -69,6 +69,7 @@ def by_size(*starts: int) -> Kernel:
         ((2, 64), (2, 16), (64, 256)),
         ((8,), (2, 7), (8, 256)),
         ((8, 64), (2, 7), (64, 256)),
+        (range(40), (1, 1), (64, 256)),  # rows that run alone are exact, and drafts gain nothing
     ],
 )
 def test_the_cheapest_rules_whose_rows_are_equal_are_taken(starts, decode, prefill):
@@ -111,7 +112,9 @@ def test_rows_are_compared_after_every_context_and_in_calls_of_every_named_size(
     prober = Simulated(kernel)
     assert measure_rules(prober, CANDIDATES) == CANDIDATES[0]
     prober.contexts, prober.sizes = (40, 600), (6,)
-    assert measure_rules(prober, CANDIDATES) is None
+    rules = measure_rules(prober, CANDIDATES)
+    assert rules is not None
+    assert rules.decode == (1, 1)
     assert measure_rules(prober, [RowRules(RowRange(2, 4), RowRange(2, 4))]) is not None
 
 

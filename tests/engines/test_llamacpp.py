@@ -32,6 +32,8 @@ from paceline.engines.llamacpp.loading import PATHS, version_of
 from paceline.engines.llamacpp.native import NativeModel, NativeSequence
 from paceline.engines.rows import RowRange, RowRules
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
+from paceline.models import resolve
+from paceline.runtime.model import Model
 from paceline.storage.gguf_file import read_gguf
 from support import tiny
 from support.divergence import divergence
@@ -348,6 +350,29 @@ def test_a_head_of_floats_gets_two_rows_in_llama_cpp(tmp_path: Path):
             assert run(engine, tokens, 40, sizes).tobytes() == whole.tobytes(), sizes
         engine.rules = engine.rules._replace(single=True)
         assert run(engine, tokens, 40, [1] * 12).tobytes() != whole.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("threads", "context", "prefill"),
+    [(3, 512, (32, 256)), (1, 40, (1, 1))],
+    ids=["heads that threads divide", "no room to compare"],
+)
+def test_where_no_rows_agree_each_runs_alone_and_drafts_change_no_token(
+    tmp_path: Path, threads: int, context: int, prefill: tuple[int, int]
+):
+    path = write_tiny(tmp_path / "m.gguf", sizes={**SIZES, "context": context})  # heads of 16, f16
+    files = resolve(str(path), tmp_path, engine="llamacpp")
+    engine = LlamaCppEngine(path, context, EngineSettings(threads=threads), binding=library(IK))
+    assert (engine.rules.decode, engine.rules.prefill) == ((1, 1), prefill)
+    with closing(Model(files, engine)) as model:
+        plain, drafted = (
+            model.generate("a b a b", raw=True, max_tokens=32, drafter=drafter, policy="fixed")
+            for drafter in ("none", "suffix")
+        )
+    assert drafted.stats.drafted > 5
+    assert drafted.token_ids == plain.token_ids
+    assert plain.exact
+    assert drafted.exact
 
 
 @pytest.mark.parametrize("name", [UPSTREAM, IK])

@@ -203,7 +203,8 @@ class Engine(Protocol):
     taps: tuple[int, ...]
     """Layers whose hidden states every step returns, as `tap.N`."""
     min_rows: int
-    """Least rows of a sequence in a call; the engine adds padding itself."""
+    """1: a row's bits may depend on its call, and no result is `exact`. Else the least rows of a
+    sequence in a call, which the engine pads itself, or 2 where one row has the same bits."""
     shares_calls: bool
     """Whether a step reads the weights once for all its sequences; False: its blocks run one after
     another, each as long as alone."""

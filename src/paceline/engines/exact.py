@@ -90,8 +90,8 @@ def measure_rules(
     """
     started, runs = perf_counter(), 0
     rules = next((rules for rules in candidates if _agree(prober, rules, started)), None)
-    if rules is None:
-        return None
+    if rules is None or rules.decode.most == 1:
+        return rules
     started = perf_counter()
     for context in _SINGLE_CONTEXTS:
         late = runs and perf_counter() - started > _SECONDS

@@ -16,7 +16,10 @@ from paceline.engines.rows import RowRange, RowRules
 MOST_ROWS = 256
 
 UNMEASURED = RowRules(RowRange(1, 16), RowRange(1, MOST_ROWS))
-"""Without padding: where `min_rows` is 1, and for models of which no class of rows is known."""
+"""Without padding, where `min_rows` is 1: a row's bits depend on its call."""
+
+ALONE = RowRules(RowRange(1, 1), RowRange(1, 1))
+"""The last resort: no call has a second row on which a row's bits could depend."""
 
 CANDIDATES = (
     RowRules(RowRange(2, 16), RowRange(2, 256)),
@@ -26,9 +29,13 @@ CANDIDATES = (
     RowRules(RowRange(2, 7), RowRange(64, 256)),
     RowRules(RowRange(2, 16), RowRange(2, 16)),
     RowRules(RowRange(2, 7), RowRange(2, 7)),
+    RowRules(RowRange(1, 1), RowRange(2, 256)),
+    RowRules(RowRange(1, 1), RowRange(32, 256)),
+    RowRules(RowRange(1, 1), RowRange(64, 256)),
 )
-"""By ascending cost. The last two read prompts as answers: for mixtures of experts, in which an
-expert gets any number of a call's rows."""
+"""By ascending cost. Two read prompts as answers: for mixtures of experts, in which an expert gets
+any number of a call's rows. With the last three each row of an answer runs alone, as in plain
+decoding, and drafts gain nothing."""
 
 _PADDED = 2
 """Rows to which a call may be padded where it may not cross some positions."""
@@ -39,6 +46,8 @@ ROLLED_BACK = (
     RowRules(RowRange(2, 7), RowRange(8, 256)),
     RowRules(RowRange(2, 16), RowRange(2, 16)),
     RowRules(RowRange(2, 7), RowRange(2, 7)),
+    RowRules(RowRange(1, 1), RowRange(2, 256)),
+    RowRules(RowRange(1, 1), RowRange(8, 256)),
 )
 """For recurrent layers, whose states are copied once per row that may be dropped."""
 
@@ -73,8 +82,11 @@ def measured(
     may_be_single: Callable[[int], bool],
     context_length: int,
     threads: int,
-) -> RowRules | None:
-    """The cheapest rules within a library's limits that give equal bits; see `measure_rules`."""
+) -> RowRules:
+    """The cheapest rules within a library's limits that give equal bits; see `measure_rules`.
+
+    `ALONE` where none does, or where the context is too short for calls that compare.
+    """
     offload = model.offload
     known: Sequence[RowRules] = ROLLED_BACK if model.recurrent else CANDIDATES
     if offload is not None:
@@ -91,7 +103,7 @@ def measured(
     ]
     rollback = UNMEASURED.rollback if model.recurrent else 0
     with closing(Calls(model, context_length, threads, rollback)) as calls:
-        return measure_rules(calls, candidates, may_be_single)
+        return measure_rules(calls, candidates, may_be_single) or ALONE
 
 
 class Calls:

@@ -58,7 +58,7 @@ _STATE_BYTES = 2 << 30
 _EMBEDDED_ROWS = 64
 """Most rows of a call for embeddings: each also gets logits, which nothing reads."""
 
-_FORM = 12
+_FORM = 13
 """Version of the measurement of row rules: of another one, nothing is taken."""
 
 _ROWS = "one sequence in a call, or rows of several in a class"
@@ -141,7 +141,8 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             rules = self._row_rules()
         self.rules = rules or UNMEASURED
         """Rows of a call by role."""
-        self._rollback = self.rules.rollback if self._model.recurrent else 0
+        # One at least: with 0 a context takes its sequences for ones that can be cut anywhere.
+        self._rollback = max(self.rules.rollback, 1) if self._model.recurrent else 0
         states = (1 + self._rollback) * sizes.state
         self.shares_calls = self.rules.together > 1
         outputs = max(MOST_OUTPUTS, self.rules.together, _EMBEDDED_ROWS * len(self.taps))
@@ -154,7 +155,8 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             most=max(min(max(_STATE_BYTES // max(states, 1), 1), _MOST_CONTEXTS), parallel),
             most_slots=whole(slots + MOST_ROWS),
         )
-        self.min_rows = self.rules.decode.least  # or one row, where that has the same bits
+        # One row is exact where it has the same bits, or where each row runs alone.
+        self.min_rows = max(self.rules.decode.least, settings.min_rows)
 
     def open(self) -> LlamaSequence:
         sequence = self._table_type(self._pool, self.context_length, self._contexts)
@@ -290,7 +292,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         """The model's rules, measured if that was not done here before."""
         rules = self._kept(self._binding)
         if rules is None:
-            rules = self._measured() or UNMEASURED
+            rules = self._measured()
             if self._measurements is not None:
                 keep(self._measurements / self._name_of(self._binding, self._model.path), rules)
         return rules
@@ -310,7 +312,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         depends = self._depends(binding).values()
         return f"{digest_of([_FORM, *settings, *depends, *identity])}.rows"
 
-    def _measured(self) -> RowRules | None:
+    def _measured(self) -> RowRules:
         limits = self._binding.limits(
             str(self._path),
             read_gguf(self._path),
@@ -321,7 +323,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             limits = self._binding.quantized(limits, self._model.heads, self._threads)
         may_be_single = self._may_be_single if limits.single else lambda _: False
         rules = measured(self._model, limits, may_be_single, self.context_length, self._threads)
-        if rules is None or self._parallel == 1:
+        if self._parallel == 1 or rules.decode.most == 1:
             return rules
         most = min(limits.decode or MOST_TOGETHER, MOST_TOGETHER)
         sequences = min(self._parallel, most)
