@@ -1,6 +1,7 @@
 """What float16 costs a DFlash drafter: tokens a call, with each operation's result rounded.
 
     python benchmarks/dflash_float16.py DRAFTER TARGET QUESTIONS [--answers 40] [--tokens 16]
+        [--artifact FOLDER]
 
 DRAFTER is a folder in z-lab's form. Ours of SmolLM2 is in the history of this repository:
 
@@ -13,7 +14,8 @@ The target answers greedily with transformers in float32. A draft is right as fa
 that answer, so all numerics draft for the same text. `engine` flushes numbers that float16 holds as
 subnormal, as the Neural Engine is said to. Workarounds are those of the Rust port of mirror-sd:
 a norm's row is first divided by its largest value; the residual stream, and attention's scores,
-are cap * tanh(x / cap).
+are cap * tanh(x / cap). An artifact, of `paceline convert DRAFTER --to coreml`, drafts for the same
+text in the rehearsal: its drafts are compared with those of float16 and a scaled norm.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from torch import Tensor
 
 from paceline.models import QUIET, ChatTemplate, Tokenizer
 from paceline_coreml.conversion.source import open_source
+from paceline_coreml.engine.drafter import DraftModel
 
 CAPS = {"residual": 128.0, "scores": 64.0}
 LONGEST = 400
@@ -208,6 +211,20 @@ def calls_of(network: Network, answer: Answer) -> tuple[int, int]:
     return len(answer.tokens) - 1 - first, calls
 
 
+def equal_drafts(folder: Path, network: Network, answer: Answer) -> tuple[int, int]:
+    """Drafts of an artifact that are the network's, and all of them."""
+    context, first = network.context(network.rounded(answer.states)), answer.prompt
+    expected = network.drafts(context, answer.tokens[first:-1], first).numpy()
+    packages = DraftModel(folder).open()
+    known, equal = 0, 0
+    for at, drafts in enumerate(expected, first):
+        packages.inject(answer.states[known:at].numpy(), known)
+        known = at
+        logits, _ = packages.run([answer.tokens[at]], at, outputs=len(drafts) + 1)
+        equal += int((logits[1:].argmax(-1) == drafts).sum())
+    return equal, expected.size
+
+
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
@@ -216,6 +233,7 @@ def main() -> None:
     parser.add_argument("questions", type=Path)
     parser.add_argument("--answers", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--artifact", type=Path)
     options = parser.parse_args()
     lines = map(json.loads, options.questions.read_text().splitlines())
     questions = [line["turns"][0] for line in lines if len(line["turns"][0]) <= LONGEST]
@@ -248,6 +266,11 @@ def main() -> None:
         seconds = time.perf_counter() - started
         name = " + ".join([rounding, *workarounds])
         print(f"{name:38} {tokens / calls:.3f} tokens a call ({seconds:.0f} s)", flush=True)
+    if options.artifact:
+        network = Network(options.drafter, ends, "float16", ("norm",))
+        pairs = [equal_drafts(options.artifact, network, answer) for answer in recorded]
+        equal, drafts = (sum(numbers) for numbers in zip(*pairs, strict=True))
+        print(f"{options.artifact}: {equal} of {drafts} drafts are those of float16 + norm")
 
 
 if __name__ == "__main__":

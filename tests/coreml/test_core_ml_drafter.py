@@ -1,7 +1,8 @@
-"""DFlash in Core ML: drafts for a target in MLX, in its own process's rehearsal."""
+"""DFlash in Core ML: drafts for targets of each engine, in its own process's rehearsal."""
 
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.drafters import DrafterResources, RequestContext, create, read_facts, taps
 from paceline.engines import EngineSettings
+from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET
 from paceline.storage.manifest import MANIFEST
@@ -20,14 +22,17 @@ from paceline_coreml.conversion.conversion_options import ConversionOptions
 from paceline_coreml.conversion.convert import convert
 from paceline_coreml.conversion.families.dflash import open_drafter
 from paceline_coreml.conversion.source import Source
+from paceline_coreml.engine.engine import CoreMlEngine
 from paceline_coreml.golden import report
 from paceline_coreml.golden.drafter import in_torch
 from paceline_coreml.lint import lint
 from support import mlx
-from support.coreml import FACTS
+from support.coreml import FACTS, convert_source, tiny_llama, tiny_source
 from support.dflash import tiny_config, write_checkpoint
 from support.driver import answer, generation, run
 from support.errors import raises
+from support.llamacpp import library
+from support.tiny import write_tiny
 
 pytestmark = [pytest.mark.coreml, pytest.mark.slow]
 
@@ -80,6 +85,9 @@ def test_however_rows_come_drafts_have_the_same_bits_and_are_the_networks(
     assert [one for one in lint(artifact) if one.verdict == "fail"] == []
     write_checkpoint(tmp_path / "other", CONFIG, seed=1, kind="F32")
     assert not report(artifact, tmp_path / "other", target=target, progress=QUIET).passed
+    write_checkpoint(tmp_path / "taps", replace(CONFIG, taps=(1, 0)), kind="F32")
+    with raises(ModelError, "was not made of", "taps=(0, 1)", "taps=(1, 0)"):
+        report(artifact, tmp_path / "taps", target=target, progress=QUIET)
     short = converted(drafter, target, tmp_path / "short", rows=4, stateless=True, weights="int8")
     assert report(short, drafter, target=target, progress=QUIET).passed
 
@@ -118,19 +126,40 @@ SAMPLINGS = [
 ]
 
 
-@pytest.mark.parametrize("block", [3, 12])
+@pytest.fixture(scope="module", params=["mlx", "llamacpp", "coreml"])
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, DrafterResources]:
+    """An artifact, and a target of each engine that it drafts for."""
+    folder, engine = tmp_path_factory.mktemp("running"), request.param
+    if engine == "llamacpp":
+        files, size = write_tiny(folder / "tiny.gguf"), 320
+        write_checkpoint(folder / "drafter", replace(CONFIG, vocab_size=size), kind="F32")
+        ends = tiny_llama(folder / "ends", num_hidden_layers=2, vocab_size=size)
+        (ends / "tokenizer.json").write_text("{}")
+        artifact = converted(folder / "drafter", ends, folder / "artifact")
+        settings = EngineSettings(cache_tokens=2048, taps=(0, 1), threads=1)
+        target: Any = LlamaCppEngine(files, 512, settings, binding=library("llama.cpp"))
+    else:
+        artifact, files = (request.getfixturevalue(name) for name in ("artifact", "target"))
+        target, size = opened(files) if engine == "mlx" else None, mlx.VOCAB
+    if engine == "coreml":
+        source = tiny_source(folder, files)
+        sizes = {"functions": (2, 16), "taps": (0, 1), "slots": SLOTS, "weights": "f16"}
+        files = convert_source(source, folder / "target", **sizes)
+        target = CoreMlEngine(files, EngineSettings(taps=(0, 1)))
+    return artifact, DrafterResources(engine=engine, opened=target, files=files, vocab_size=size)
+
+
 @pytest.mark.parametrize("spec", ["dflash", "ahead:dflash"])
-def test_it_changes_no_token_of_a_target_in_mlx(
-    artifact: Path, target: Path, spec: str, block: int
-):
-    engine = opened(target)
-    shared = DrafterResources(engine="mlx", opened=engine, files=target, vocab_size=mlx.VOCAB)
-    name = f"{spec}:{artifact}"
-    assert taps(name, shared) == (0, 1)
-    for sampling in SAMPLINGS:
+def test_it_changes_no_token_of_a_target_in(shared: tuple[Path, DrafterResources], spec: str):
+    artifact, resources = shared
+    engine, name = resources.opened, f"{spec}:{artifact}"
+    assert taps(name, resources) == (0, 1)
+    for sampling, block in product(SAMPLINGS, (3, 12)):
         asked: Any = {"sampling": sampling, "stopping": Stopping(max_tokens=30)}
         context = RequestContext(sampling=sampling, prompt_length=len(PROMPT))
-        (drafts,) = create(name, shared, context)
+        (drafts,) = create(name, resources, context)
         going = generation(engine, PROMPT, drafters=[drafts], policy=Fixed(block), **asked)
         assert run(engine, [going]) == [answer(engine, PROMPT, **asked)]
         assert going.counters.drafted_by["dflash"] > 10

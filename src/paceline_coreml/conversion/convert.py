@@ -307,7 +307,7 @@ def _describe(
         "ring": model.sizes.conv_slots if shape.lags else 0,
         "lags": shape.lags,
         "weights": {"form": options.weights, "float16": list(options.keep)},
-        "drafts": shape.drafts,
+        "drafts": shape.drafts and asdict(shape.drafts),
         "layer_shards": [part.entry() for part in parts if part.taps is not None],
         "head_shards": [part.entry() for part in parts if part.taps is None],
         "fingerprint": fingerprint_of({name: file.sha256 for name, file in files.items()}),

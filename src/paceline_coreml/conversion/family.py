@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
+from paceline_coreml.engine.artifact import Drafts
+
 Floats = npt.NDArray[np.float32]
 
 Task = Literal["causal-lm", "token-classification", "draft"]
@@ -43,8 +45,8 @@ class Shape:
     """Labels of a token classifier."""
     input_size: int = 0
     """Channels into the first layer, if they are not `stream_size`."""
-    drafts: Mapping[str, Any] | None = None
-    """Of a drafter: `engine.artifact.Drafts`."""
+    drafts: Drafts | None = None
+    """Of a drafter."""
 
 
 class RopeTables(NamedTuple):

@@ -87,7 +87,7 @@ def agreement(way: str, outputs: ArtifactOutput, blocks: ArtifactOutput) -> Agre
 
 def check_sizes(artifact: Artifact, checkpoint: Path, family: Family) -> None:
     """Raise ModelError if an artifact was made of another checkpoint."""
-    sizes = ("family", "layers", "hidden_size", "vocab_size", "stream_size", "labels")
+    sizes = ("family", "layers", "hidden_size", "vocab_size", "stream_size", "labels", "drafts")
     pairs = [(name, getattr(artifact, name), getattr(family.shape, name)) for name in sizes]
     differing = [f"{name} {ours}, not {theirs}" for name, ours, theirs in pairs if ours != theirs]
     if differing:

@@ -28,6 +28,7 @@ from paceline_coreml.conversion.conversion_options import ConversionOptions
 from paceline_coreml.conversion.decoder import Decoder, Layer, linear
 from paceline_coreml.conversion.families.llama import HeadNorms, decoder
 from paceline_coreml.conversion.layers import LayerInputs, RMSNorm
+from paceline_coreml.engine.artifact import Drafts
 
 CONSTANTS = {"model_type": "dflash", "hidden_act": "silu"}
 """Fields of a model's config that a drafter's leaves out."""
@@ -81,11 +82,7 @@ def open_drafter(
             layer, block, None if index else weights.own, config.rms_norm_eps
         ),
     )
-    drafts = {
-        "taps": list(config.taps),
-        "mask_token": config.mask_token_id,
-        "target_layers": config.num_target_layers,
-    }
+    drafts = Drafts(config.taps, config.mask_token_id, config.num_target_layers)
     size = config.hidden_size + config.tapped_size
     opened.shape = replace(opened.shape, task="draft", input_size=size, drafts=drafts)
     return opened, replace(options, rows=2 * block, functions=(2 * block,))
