@@ -166,11 +166,14 @@ def test_without_a_mac_and_a_recording_the_error_names_the_options(
         report(folder)
 
 
-@pytest.mark.parametrize("functions", [[], [1, 4]])
+DRAFTER = {"task": "draft", "drafts": {"taps": [0], "mask_token": 9, "target_layers": 2}}
+
+
+@pytest.mark.parametrize("changes", [{}, {"functions": [1, 4]}, {"functions": [1, 4], **DRAFTER}])
 def test_a_recording_gives_the_same_report_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, functions: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Value
 ):
-    folder = artifact(tmp_path / "artifact", functions=functions)
+    folder = artifact(tmp_path / "artifact", **changes)
     asked = []
 
     def planned(
@@ -185,7 +188,7 @@ def test_a_recording_gives_the_same_report_elsewhere(
     monkeypatch.setattr(compute_plan, "record", planned)
     here = report(folder, units="all", record=tmp_path / "plans.json")
     assert asked == [
-        (package, rows, f"t{rows}" if functions else None, "all")
+        (package, rows, f"t{rows}" if changes else None, "all")
         for package in (LAYERS, HEAD)
         for rows in (1, 4)
     ]

@@ -54,6 +54,22 @@ def test_throughput_of_a_server_is_measured_with_equal_texts(
     assert {*found["same_texts_as_paceline none, 1"].values()} == {3}
 
 
+def dflash_float16(folder: Path) -> tuple[str, ...]:
+    from support.dflash import tiny_config, write_checkpoint
+
+    mlx.needs()
+    target, drafter = mlx.checkpoint(folder / "target", "llama"), folder / "drafter"
+    (target / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    sizes = {"vocab_size": mlx.VOCAB, "mask_token_id": mlx.VOCAB - 1}
+    write_checkpoint(drafter, tiny_config(**sizes))
+    (folder / "asked").write_text(json.dumps({"turns": ["t3 t4 t5"]}))
+    artifact = folder / "artifact"
+    options = ["--target", target, "--weights", "f16", "--slots", "64", "--output", artifact]
+    command = [sys.executable, "-m", "paceline", "convert", drafter, "--to", "coreml", *options]
+    subprocess.run(command, check=True)
+    return str(drafter), str(target), str(folder / "asked"), "--artifact", str(artifact)
+
+
 def zaya_lesson(_: Path) -> tuple[str, ...]:
     return "--layers", "1", "--tokens", "9"
 
@@ -76,7 +92,9 @@ def soak(folder: Path) -> tuple[str, ...]:
 
 REPORTS = [
     pytest.param("ahead_costs", lambda _: (), "plain 27.0"),
-    pytest.param("dflash_float16", lambda _: ("--help",), "usage", marks=pytest.mark.coreml),
+    pytest.param(
+        "dflash_float16", dflash_float16, "105 of 105 drafts are", marks=pytest.mark.coreml
+    ),
     pytest.param("head_policy", lambda _: (), "chain        1.09 1.74"),
     pytest.param("python_batch", python_batch, '"equal": "2 of 2"'),
     pytest.param("native_drafts", lambda _: ("DFlash",), "0 of 420 are others"),
