@@ -4,6 +4,15 @@ A message names the value, what was expected, and what to do. The command line p
 and exits with `exit_code`; only bugs show a traceback.
 """
 
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question about the nearest known name, for a message; empty if none is near."""
+    near = difflib.get_close_matches(name, [*known], n=1)
+    return f"did you mean {near[0]}? " if near else ""
+
 
 class PacelineError(Exception):
     """An error that the user can act on. `exit_code` is the command line's exit status."""

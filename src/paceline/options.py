@@ -8,11 +8,12 @@ command line's -1 for no limit; it translates them first.
 Imports nothing that takes time: `paceline --help` reads the ranges, too.
 """
 
-import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real as RealNumber
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+
+from paceline.errors import did_you_mean
 
 if TYPE_CHECKING:
     from paceline.decoding.types import Constraint
@@ -235,9 +236,7 @@ def _unknown(values: Mapping[str, Any]) -> Iterator[str]:
     known = Options.__annotations__
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            yield f"there is no option {name!r}{hint}"
+            yield f"there is no option {name!r}; {did_you_mean(name, known)}".rstrip("; ")
 
 
 def _wrong(values: Mapping[str, Any]) -> Iterator[str]:

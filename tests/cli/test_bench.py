@@ -34,7 +34,7 @@ def test_a_plan_prints_tables_or_json(run: Run, tiny_gguf: Path):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--drafter", "magic"), "no drafter is called 'magic'"),
+        (("--drafter", "sufix"), "no drafter is called 'sufix'; did you mean suffix?"),
         (("--policy", "best"), "policy is 'best'"),
         (("--output", "/no/such/folder/x.json"), "cannot write /no/such/folder/x.json"),
         (("--output", "/"), "cannot write /"),

@@ -4,7 +4,6 @@ Answers go to standard output, everything else to standard error. Exit codes: 0 
 failed, 2 the user's mistake, 130 stopped with Ctrl-C.
 """
 
-import difflib
 import errno
 import os
 import re
@@ -20,7 +19,7 @@ from typer.main import get_command
 from paceline import __version__
 from paceline.cli.groups import Group
 from paceline.cli.interrupt import EXIT, LINE, is_interrupt, stop_by_exception
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, did_you_mean
 from paceline.storage.system import BROKEN_PIPE_EXIT
 
 COMMANDS = (
@@ -157,19 +156,16 @@ def _usage_error(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "paceline"
     message = error.format_message()
-    near: Sequence[str] = ()
+    hint = ""
     if word := _UNKNOWN.search(message):
         group: Any = context.command if context else None
-        names = group.list_commands(context) if group else ()
-        near = difflib.get_close_matches(word[1], names)
+        hint = did_you_mean(word[1], group.list_commands(context) if group else ())
         message = f"no command is called {word[1]!r}"
-    elif hasattr(error, "possibilities"):
-        near = error.possibilities or ()  # the nearest first
+    elif hasattr(error, "option_name") and hasattr(error, "possibilities"):
+        hint = did_you_mean(error.option_name, error.possibilities or ())
         message = message.partition(" (")[0].replace("No such option:", "no option is called")
-    if near:
-        message += f"; did you mean {near[0]}?"
     option = getattr(error, "param", None)
     if option is not None and error.message:
         name = option.opts[-1] if option.param_type_name == "option" else option.name
         message = f"argument {name}: {error.message.removeprefix('Value error, ')}"
-    return f"{path}: {' '.join(message.split()).rstrip('.')}; see {path} --help"
+    return f"{path}: {' '.join(message.split()).rstrip('.')}; {hint}see {path} --help"

@@ -21,7 +21,7 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.suffix import AnswerHistory, SuffixDrafter
 from paceline.drafters.table import Table, TableDrafter
-from paceline.errors import InvalidRequest
+from paceline.errors import InvalidRequest, did_you_mean
 from paceline.storage.coreml import is_core_ml
 
 _BEST = ("table", "kept")
@@ -252,9 +252,10 @@ def _part(text: str) -> DrafterPart:
             return _named_part(kind, argument)
     if kind in (engines := heads.engines_by_kind()):
         return _head_part(kind, argument, engines[kind])
+    names = (*_MAKERS, *engines)
     raise InvalidRequest(
-        f"no drafter is called {kind[:40]!r}; expected none, auto, or "
-        f"{', '.join((*_MAKERS, *engines))} joined by +"
+        f"no drafter is called {kind[:40]!r}; {did_you_mean(kind[:40], ('none', 'auto', *names))}"
+        f"expected none, auto, or {', '.join(names)} joined by +"
     )
 
 

@@ -5,12 +5,11 @@ packed copy of such a file, never a file of the user or another program; and the
 a list is what its removal frees, and what stays of it.
 """
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.errors import CheckFailed, ModelError, ModelNotFound
+from paceline.errors import CheckFailed, ModelError, ModelNotFound, did_you_mean
 from paceline.models import hub
 from paceline.models.gguf.support import DRAFTERS, fits
 from paceline.models.hub.gguf_files import cached, cached_models
@@ -194,10 +193,9 @@ def find_removal(name: str, cache: Path | None = None) -> Removal:
     models = models or [model for model in listed if model.name.casefold() == searched]
     if not models:
         names = [model.name for model in listed]
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
         raise ModelNotFound(
-            f"{name} is not on this machine; {hint}here are {', '.join(names) or 'none'}"
+            f"{name} is not on this machine; {did_you_mean(name, names)}here are "
+            f"{', '.join(names) or 'none'}"
         )
     return removal_of(models, cache)
 

@@ -1,6 +1,5 @@
 """A chat at a terminal: messages, and commands, which begin with a slash."""
 
-import difflib
 import json
 import re
 import sys
@@ -14,7 +13,7 @@ from paceline.cli.chat.session import Session
 from paceline.cli.chat.terminal import HINT, Terminal
 from paceline.cli.console import as_unicode, say
 from paceline.cli.options import Output
-from paceline.errors import InvalidRequest, PacelineError
+from paceline.errors import InvalidRequest, PacelineError, did_you_mean
 from paceline.runtime.request import check
 
 _WORD = re.compile(r"/[a-z?]+(?=\s|$)", re.IGNORECASE)
@@ -83,10 +82,9 @@ def run_command(session: Session, message: str) -> bool:
     if command is None:
         if "\n" in message:  # a text that was pasted
             return False
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
         raise InvalidRequest(
-            f"there is no command {name}; {hint}/help lists them, a space before it sends it"
+            f"there is no command {name}; {did_you_mean(name, COMMANDS)}/help lists them, a space "
+            "before it sends it"
         )
     if argument and not command.argument:
         raise InvalidRequest(f"{name} takes nothing after it; a space before it sends it")
@@ -114,7 +112,7 @@ def _system(session: Session, argument: str) -> None:
 def _set(session: Session, argument: str) -> None:
     name, _, value = argument.partition(" ")
     if value.strip():
-        session.options = _changed(session.options, name, value.strip())
+        session.set_options(_changed(session.options, name, value.strip()))
         say(f"{name} is {value.strip()} from the next answer on.")
         return
     names = [name.replace("-", "_")] if name else _OPTIONS
@@ -181,10 +179,6 @@ def _clear(session: Session, argument: str) -> None:
     say("A new conversation; /undo goes back.")
 
 
-def _regen(session: Session, argument: str) -> None:
-    session.answer_again()
-
-
 def _undo(session: Session, argument: str) -> None:
     say(f"Undone: {session.undo()}.")
 
@@ -208,7 +202,7 @@ COMMANDS: Mapping[str, ChatCommand] = {
     "/save": ChatCommand("[FILE]", "write the conversation", _save),
     "/load": ChatCommand("FILE", "go on with a saved conversation", _load),
     "/clear": ChatCommand("", "begin a new conversation, with the same system message", _clear),
-    "/regen": ChatCommand("", "answer the last message again", _regen),
+    "/regen": ChatCommand("", "answer the last message again", lambda s, _: s.answer_again()),
     "/undo": ChatCommand("", "take back the last message, /regen, /system, /clear or /load", _undo),
     "/copy": ChatCommand("", "copy the last answer", _copy),
     "/bye": ChatCommand("", "end the chat", _bye),

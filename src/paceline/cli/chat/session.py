@@ -117,7 +117,7 @@ class Session:
         if self._output.json:
             print(json.dumps(stream.result.as_dict(), ensure_ascii=False), flush=True)
         else:
-            result, full = stream.result, self._answer.stats
+            result, full = stream.result, self._answer.stats or self.options.get("probe")
             print_end(result, self._output, result.line() if full else short_statistics(result))
 
     def _print(self, stream: Stream) -> None:
@@ -191,6 +191,12 @@ class Session:
         self._change(read_chat(path), "/load")
         self.saved_as = str(path)
 
+    def set_options(self, options: dict[str, Any]) -> None:
+        """Set the options of the next answers. Raises InvalidRequest for what the model has not."""
+        if self._loaded is not None:
+            self._check(self._loaded.files, options)
+        self.options = options
+
     def change_model(self, name: str) -> None:
         """Go on with another model; after a failure, with the same. Raises PacelineError."""
         options = replace(self._model, model=name, revision=None)
@@ -210,10 +216,10 @@ class Session:
         self._conversation = loaded.conversation(self._messages)
         self._loaded, self._model = loaded, options
 
-    def _check(self, files: ModelFiles) -> None:
+    def _check(self, files: ModelFiles, options: dict[str, Any] | None = None) -> None:
         """Raise what the template raises for the conversation with one more message."""
         messages = [*self.messages, {"role": "user", "content": "Hello"}]
-        encode_prompt(files, messages, check(self.options))  # type: ignore[arg-type]
+        encode_prompt(files, messages, check(options or self.options))  # type: ignore[arg-type]
 
     def _change(self, messages: Sequence[Mapping[str, Any]], step: str) -> None:
         self._record(self.messages, step)

