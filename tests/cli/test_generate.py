@@ -165,9 +165,9 @@ def test_a_value_out_of_range_is_one_line_that_names_it(
 def test_a_prompt_that_cannot_be_answered_is_refused(mistake: Any, tiny_gguf: Path, tmp_path: Path):
     (tmp_path / "empty").write_text("")
     common = ("generate", "--model", tiny_gguf)
-    for words in (("",), ("--raw", ""), ("--file", tmp_path / "empty")):
+    for words in (("",), (" ", "--system", "Be"), ("--raw", ""), ("--file", tmp_path / "empty")):
         assert "prompt is empty" in mistake(*common, *words)
-    assert "prompt is empty" in mistake(*common, said="")
+    assert "prompt is empty" in mistake(*common, said="\n")
     assert "tokens and the context holds 512" in mistake(*common, said="x " * 3000)
     assert "cache_tokens" in mistake(*common, "--cache-tokens", 32, said="x " * 100)
 

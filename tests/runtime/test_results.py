@@ -75,13 +75,13 @@ def test_a_result_as_json_has_all_that_is_documented_and_reads_back_the_same():
     }
     probed = Stats(probe={"ngram": {"steps": 1, "drafted": 2, "accepted": 1}})
     assert probed.as_dict()["probe"] == probed.probe
+    assert "; ngram would have 1 of 2 accepted;" in replace(stats(), probe=probed.probe).line()
     assert value["stats"].keys() == {
-        *("steps", "drafted", "accepted", "forced", "fallbacks"),
-        *("acceptance_rate", "tokens_per_step"),
-        *("drafted_by", "accepted_by", "drafted_at", "accepted_at", "cached_tokens"),
-        *("load_seconds", "first_token_seconds"),
-        *("prefill_seconds", "decode_seconds", "draft_seconds", "verify_seconds"),
-        *("sample_seconds", "host_seconds", "decode_tokens_per_second"),
+        *("steps", "drafted", "accepted", "forced", "fallbacks", "acceptance_rate"),
+        *("tokens_per_step", "drafted_by", "accepted_by", "drafted_at", "accepted_at"),
+        *("cached_tokens", "load_seconds", "first_token_seconds", "prefill_seconds"),
+        *("decode_seconds", "draft_seconds", "verify_seconds", "sample_seconds"),
+        *("host_seconds", "decode_tokens_per_second"),
     }
 
 

@@ -48,6 +48,8 @@ def generate(
     from paceline.runtime.request import check
 
     text = _prompt(prompt, file, output)
+    if not (raw or text.strip()):
+        raise InvalidRequest("the prompt is empty; expected some text")
     messages: Any = text
     if answer.system is not None:
         if raw:
@@ -73,7 +75,8 @@ def generate(
         result = {**stream.result.as_dict(), "prompt_token_ids": ids}
         print(json.dumps(result, ensure_ascii=False))
     else:
-        print_end(stream.result, output, stream.result.line() if answer.stats else None)
+        full = answer.stats or answer.probe
+        print_end(stream.result, output, stream.result.line() if full else None)
     sys.stdout.flush()
     loaded.settle()
     return 0

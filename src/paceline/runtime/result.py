@@ -59,20 +59,16 @@ class Stats(Counters):
 
     def as_dict(self) -> dict[str, Any]:
         names = [
-            *("steps", "drafted", "accepted", "forced", "fallbacks"),
-            *("acceptance_rate", "tokens_per_step"),
-            *("drafted_by", "accepted_by", "drafted_at", "accepted_at", "cached_tokens"),
-            *("load_seconds", "first_token_seconds"),
-            *("prefill_seconds", "decode_seconds", "draft_seconds", "verify_seconds"),
-            *("sample_seconds", "host_seconds", "decode_tokens_per_second"),
+            *("steps", "drafted", "accepted", "forced", "fallbacks", "acceptance_rate"),
+            *("tokens_per_step", "drafted_by", "accepted_by", "drafted_at", "accepted_at"),
+            *("cached_tokens", "load_seconds", "first_token_seconds", "prefill_seconds"),
+            *("decode_seconds", "draft_seconds", "verify_seconds", "sample_seconds"),
+            *("host_seconds", "decode_tokens_per_second"),
         ]
-        values = {name: getattr(self, name) for name in names}
-        values |= {"parts": self.parts} if self.parts else {}
-        values |= {"hidden_seconds": self.hidden_seconds} if self.hidden_seconds else {}
+        names += [name for name in ("parts", "hidden_seconds", "probe") if getattr(self, name)]
         if self.preempted:
-            again = ("preempted", "recomputed", "recompute_seconds")
-            values |= {name: getattr(self, name) for name in again}
-        return values if self.probe is None else {**values, "probe": self.probe}
+            names += ["preempted", "recomputed", "recompute_seconds"]
+        return {name: getattr(self, name) for name in names}
 
     def line(self) -> str:
         """One line for people."""
@@ -83,6 +79,8 @@ class Stats(Counters):
             by = ", ".join(f"{name} {count}" for name, count in self.accepted_by.items() if count)
             drafts = f"{self.accepted} of {self.drafted} drafts accepted ({by or 'none'})"
         rate = f"{self.decode_tokens_per_second:.1f} tokens/s"
+        for name, seen in (self.probe or {}).items():
+            drafts += f"; {name} would have {seen['accepted']} of {seen['drafted']} accepted"
         return (
             f"{self.decoded + 1} tokens, {rate}, {self.tokens_per_step:.2f} tokens per step, "
             f"{drafts}; first token after {self.first_token_seconds:.2f} s, "
@@ -144,21 +142,13 @@ class Result:
         return len(self.token_ids)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "text": self.text,
-            "reasoning": self.reasoning,
-            "reasoning_tokens": self.reasoning_tokens,
-            "token_ids": self.token_ids,
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
+        names = (
+            *("text", "reasoning", "reasoning_tokens", "token_ids", "prompt_tokens"),
+            *("completion_tokens", "model", "engine", "drafter", "policy", "exact", "seed"),
+        )
+        return {name: getattr(self, name) for name in names} | {
             "finish_reason": str(self.finish_reason),
-            "model": self.model,
-            "engine": self.engine,
-            "drafter": self.drafter,
-            "policy": self.policy,
-            "exact": self.exact,
             "exactness": {name: compared.as_dict() for name, compared in self.exactness.items()},
-            "seed": self.seed,
             "settings": {name: setting._asdict() for name, setting in self.settings.items()},
             "stats": self.stats.as_dict(),
         }
