@@ -30,8 +30,8 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_465,
-    "src/paceline": 34_014,
+    "src": 55_459,
+    "src/paceline": 34_013,
     "tests": 46_752,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""

@@ -55,7 +55,7 @@ class Access:
     """Options of requests to servers."""
 
     model: str | None = None
-    """None: the first model of a server."""
+    """None: the only model of a server."""
     key: str | None = None
     plain_url: str | None = None
     """Base URL of a second server, which was started without speculation and decodes plainly."""
@@ -64,7 +64,7 @@ class Access:
 def connect(url: str, access: Access) -> Mapping[str, ServedModel]:
     """Mode -> endpoint of the server at a base URL; plain decoding first.
 
-    Raises InvalidRequest if there is no OpenAI-compatible server at a URL.
+    Raises InvalidRequest for no OpenAI-compatible server, and for several models if none is named.
     """
     server, is_ours = _endpoint(url, access)
     if access.plain_url is not None:
@@ -83,6 +83,9 @@ def _endpoint(url: str, access: Access) -> tuple[ServedModel, bool]:
         if access.model is None:
             raise
         models = []  # a server need not list a model that is named
+    if access.model is None and len(models) > 1:
+        names = ", ".join(name for name, _ in models[:8])
+        raise InvalidRequest(f"{url} has several models; name one with --served-model, as {names}")
     is_ours = any(owner == "paceline" for _, owner in models)
     return ServedModel(url, access.model or models[0][0], key=key), is_ours
 

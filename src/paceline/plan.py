@@ -14,7 +14,6 @@ from paceline.storage.report import Report, Table
 
 _CHANCES = (0.3, 0.5, 0.7, 0.9)
 
-
 _LONG = 4096
 """Tokens of context of the second table, if the model has so many."""
 
@@ -80,7 +79,7 @@ def _cost_table(title: str, cost: CostTable) -> Table:
         for row in planned
     ]
     chances = [f"p={chance}" for chance in planned[0]["speed_up"]]
-    title = f"{title}, plain {cost(1) * 1e3:.1f} ms a token"
+    title += f", plain {cost(1) * 1e3:.1f} ms a token; p=0.5: speed-up when half is accepted"
     return title, ["rows", "ms", "/ plain", "break-even p", *chances], rows
 
 

@@ -45,7 +45,7 @@ class FakeServer(ThreadingHTTPServer):
         self.last: dict[str, Any] = {}
         """Further fields of the last event."""
         self.models = {"fake"}
-        """Names of models in requests; the first is listed."""
+        """Names of models, which are listed."""
 
     @property
     def url(self) -> str:
@@ -59,7 +59,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.key and self.headers["Authorization"] != f"Bearer {self.server.key}":
             self.send(401, b"{}")
         else:
-            self.send(200, json.dumps({"data": [{"id": min(self.server.models)}]}).encode())
+            self.send(
+                200, json.dumps({"data": [{"id": name} for name in self.server.models]}).encode()
+            )
 
     def do_POST(self) -> None:
         server = self.server
@@ -329,41 +331,33 @@ def test_the_key_of_the_environment_is_for_servers_of_this_machine(monkeypatch: 
         assert key_for(url, "own") == "own"
 
 
-def no_model(server: FakeServer) -> list[str]:
-    server.answer = lambda *_: ""
-    return ["--served-model", "other"]
-
-
-def no_answers(server: FakeServer) -> list[str]:
-    server.locked = True
-    return []
-
-
-def a_key(server: FakeServer) -> list[str]:
-    server.key = "secret"
-    return []
-
-
 @pytest.mark.parametrize(
-    ("mistake", "reason"),
+    ("server_has", "words", "reason"),
     [
-        (no_model, "does not answer for the model other: status 404: <html> <h1>no such"),
-        (lambda _: ["--url", "http://["], "http://[/models cannot be read"),
-        (no_answers, "status 401: no; give another API key with --api-key"),
-        (a_key, "requires another API key (status 401); give it with --api-key"),
-        (lambda _: ["--drafter", "suffix"], "leave out --url"),
-        (lambda _: ["--url", f"http://127.0.0.1:{free_port()}/v1"], "/v1/models cannot be read"),
+        (
+            {"answer": lambda *_: ""},
+            ["--served-model", "other"],
+            "does not answer for the model other: status 404: <html> <h1>no such",
+        ),
+        ({"models": {"one", "two"}}, [], "several models; name one with --served-model, as "),
+        ({}, ["--url", "http://["], "http://[/models cannot be read"),
+        ({"locked": True}, [], "status 401: no; give another API key with --api-key"),
+        ({"key": "secret"}, [], "requires another API key (status 401); give it with --api-key"),
+        ({}, ["--drafter", "suffix"], "leave out --url"),
+        ({}, ["--url", "http://127.0.0.1:1/v1"], "/v1/models cannot be read"),
     ],
 )
 def test_a_users_mistake_is_one_line(
-    mistake: Callable[[FakeServer], list[str]],
+    server_has: dict[str, Any],
+    words: list[str],
     reason: str,
     prompts: Path,
     capsys: pytest.CaptureFixture[str],
 ):
     with serving(lambda *_: TEXT) as server:
-        words = ["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]
-        assert main([*words, *mistake(server)]) == 2
+        vars(server).update(server_has)
+        common = ["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]
+        assert main([*common, *words]) == 2
     said = capsys.readouterr()
     assert reason in said.err
     assert (said.err.count("\n"), said.out) == (1, "")

@@ -26,7 +26,7 @@ def models(
     check: Annotated[bool, Option("--check", help="compare every file's checksum")] = False,
     output: Output,
 ) -> int:
-    """List the models that are here with their drafters, and others by name."""
+    """List models: those that are here, and others by name."""
     from paceline.models import check_models, list_models
 
     if check:

@@ -301,6 +301,9 @@ ApiKey = Annotated[
     str | None,
     Option(help="API key of the server that is asked; default, on this machine: $PACELINE_API_KEY"),
 ]
+Served = Annotated[
+    str | None, Option(metavar="NAME", help="model of the server; needed if it has several")
+]
 Suite = Annotated[
     Path | None,
     declare.file(

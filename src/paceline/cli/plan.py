@@ -25,7 +25,7 @@ def plan(
     model: ModelOptions,
     output: Output,
 ) -> int:
-    """Show when drafting pays on this machine, as answers have shown it.
+    """Show when drafting pays here, as answers have shown it.
 
     A call computes one or more rows: the last token, and drafted ones to verify. The tables have
     the cost of a call by rows, and the acceptance from which a block of so many rows pays. If no
@@ -37,7 +37,7 @@ def plan(
 
     check_writable(result)
     report = run(load_model(model, output), measure=measure)
-    text = "\n".join(filter(None, (report.text, _advice(report.value))))
+    text = "\n".join(filter(None, (_advice(report.value), report.text)))
     return print_report(replace(report, text=text), output, result)
 
 

@@ -13,6 +13,7 @@ from paceline.cli.options import (
     ModelOptions,
     Output,
     ResultFile,
+    Served,
     Suite,
     command,
     group,
@@ -54,9 +55,7 @@ class RemoteArguments:
             help="check a server instead: do its texts change in company, or with speculation?",
         ),
     ] = None
-    served_model: Annotated[
-        str | None, Option(metavar="NAME", help="with --url: its model; default: its first")
-    ] = None
+    served_model: Served = None
     api_key: ApiKey = None
     plain_url: Annotated[
         str | None,
@@ -84,7 +83,7 @@ def verify(
     model: ModelOptions,
     output: Output,
 ) -> int:
-    """Check that drafts change no token, on this machine or of a server."""
+    """Check that drafts change no token, here or of a server."""
     if server.url is not None:
         if verification.drafters or verification.quick:
             raise InvalidRequest("--drafter and --quick are of a model here; leave out --url")

@@ -77,7 +77,8 @@ def verify_server(
         # Another order, and so another company, in every round.
         order = [*prompts[turn:], *prompts[:turn]]
         requests = max(len(order), at_once)  # few prompts are repeated
-        with progress.task(condition, requests, unit="requests") as reach:
+        label = f"round {turn + 1} of {rounds}: {condition}"
+        with progress.task(label, requests, unit="requests") as reach:
             answers = closed_loop(
                 endpoints[mode], order, clients=at_once, requests=requests, watch=reach
             )
@@ -129,7 +130,7 @@ def _first_answers(
     """Prompt -> its answer in the first mode, alone. Raises InvalidRequest if the first fails."""
     mode, endpoint = next(iter(endpoints.items()))
     answers: dict[str, Sample] = {}
-    with progress.task(f"{mode}, alone", len(prompts), unit="requests") as reach:
+    with progress.task(f"first answers: {mode}, alone", len(prompts), unit="requests") as reach:
         for number, prompt in enumerate(prompts, start=1):
             (answer,) = closed_loop(endpoint, [prompt], clients=1, requests=1)
             if not (answer.text or answer.error):

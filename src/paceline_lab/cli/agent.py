@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from paceline.cli.console import check_writable, load_model, print_report, progress_of
-from paceline.cli.options import ApiKey, ModelOptions, Output, ResultFile, command, group
+from paceline.cli.options import ApiKey, ModelOptions, Output, ResultFile, Served, command, group
 from paceline_lab.cli.options import Drafters, Rounds
 
 app = group()
@@ -36,9 +36,7 @@ def agent(
     url: Annotated[
         str | None, Option(metavar="BASE", help="a server of the model, to send the same turns to")
     ] = None,
-    served_model: Annotated[
-        str | None, Option(metavar="NAME", help="with --url: its model; default: its first")
-    ] = None,
+    served_model: Served = None,
     api_key: ApiKey = None,
     result: ResultFile = None,
     model: ModelOptions,

@@ -7,7 +7,7 @@ from typer import Option
 
 from paceline.cli import declare
 from paceline.cli.console import load_model, print_report, progress_of
-from paceline.cli.options import ApiKey, ModelOptions, Output, command, group
+from paceline.cli.options import ApiKey, ModelOptions, Output, Served, command, group
 from paceline_lab.cli.options import Limit, MeasurementArguments
 
 app = group()
@@ -35,9 +35,7 @@ def peers(
         Option(metavar="PATH", help="llama.cpp's server, a peer then; default: that on PATH"),
     ] = None,
     limit: Limit = None,
-    served_model: Annotated[
-        str | None, Option(metavar="NAME", help="model of a server; default: its first")
-    ] = None,
+    served_model: Served = None,
     api_key: ApiKey = None,
     measurement: MeasurementArguments,
     model: ModelOptions,
