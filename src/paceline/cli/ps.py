@@ -63,15 +63,18 @@ def _served(url: str) -> list[dict[str, Any]]:
     try:
         with httpx.Client(trust_env=False, timeout=_SECONDS, headers=headers) as client:
             reply = client.get(f"{url.rstrip('/')}/models")
-            if reply.status_code == HTTPStatus.UNAUTHORIZED:
-                return [{"id": None, "drafter": "", "state": "needs its key", "url": url}]
-            reply.raise_for_status()
-            entries = reply.json()["data"]
-            states = [entry.get("status", {}).get("value", "loaded") for entry in entries]
+            entries: list[dict[str, Any]] = [{"id": None, "status": {"value": "needs its key"}}]
+            if reply.status_code != HTTPStatus.UNAUTHORIZED:
+                reply.raise_for_status()
+                entries = reply.json()["data"]
             return [
-                {"id": entry["id"], "state": state, "url": url}
-                | {name: entry.get(name, "") for name in ("device", "drafter")}
-                for entry, state in zip(entries, states, strict=True)
+                {
+                    "id": entry["id"],
+                    "state": entry.get("status", {}).get("value", "loaded"),
+                    "url": url,
+                    **{name: entry.get(name, "") for name in ("device", "drafter")},
+                }
+                for entry in entries
             ]
     except httpx.ConnectError:
         return []
