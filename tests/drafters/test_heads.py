@@ -134,3 +134,9 @@ def test_an_invalid_option_is_rejected_before_files_are_opened(spec: str, reason
     for refuse in (DrafterSpec.parse, create, lambda spec: taps(spec, DrafterResources())):
         with raises(InvalidRequest, reason):
             refuse(spec)
+
+
+def test_an_option_of_another_engine_s_heads_is_refused():
+    for refuse in (create, taps):
+        with raises(InvalidRequest, "no option 'vocab'", "llamacpp", "expected length"):
+            refuse("mtp:x,length=2,vocab=9", DrafterResources(engine="llamacpp"))

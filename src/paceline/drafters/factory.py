@@ -372,20 +372,26 @@ _MAKERS: Mapping[str, Callable[[DrafterPart, DrafterResources, RequestContext], 
 
 
 def _kind(part: DrafterPart, shared: DrafterResources) -> heads.HeadKind:
-    engines = heads.engines_by_kind()[part.inner.kind]
+    engines, engine = heads.engines_by_kind()[part.inner.kind], shared.engine
     if "coreml" in engines and part.name and is_core_ml(_folder(part, shared)):
-        return heads.load_kind("coreml", part.inner.kind)  # on a device of its own
-    if part.kind == "ahead":
+        engine = "coreml"  # on a device of its own
+    elif part.kind == "ahead":
         raise InvalidRequest(
             f"{part.name} runs where its target does, and cannot draft ahead; expected a folder "
             "that `paceline convert DRAFTER --to coreml --target MODEL` made"
         )
-    if shared.engine not in engines:
+    elif engine not in engines:
         raise InvalidRequest(
             f"the drafter {part.kind} runs with the engine {' or '.join(engines)}, and "
-            f"{shared.target} with {shared.engine}; leave it out, or take a model for that engine"
+            f"{shared.target} with {engine}; leave it out, or take a model for that engine"
         )
-    return heads.load_kind(shared.engine, part.kind)
+    kind = heads.load_kind(engine, part.inner.kind)
+    for option in part.options.keys() - kind.options.keys():
+        raise InvalidRequest(
+            f"drafter {part.inner.kind} has no option {option!r} with the engine {engine}; "
+            f"expected {', '.join(kind.options) or 'none'}"
+        )
+    return kind
 
 
 def _folder(part: DrafterPart, shared: DrafterResources) -> Path:
