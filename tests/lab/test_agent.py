@@ -137,6 +137,7 @@ def test_our_own_sessions_have_ten_turns_each():
         ('{"role": "user", "content": ["a"]}', "line 1 of .*content"),
         ('{"role": "user", "content": "a"}', "no answer to replay"),
         ("", "no answer to replay"),
+        ('\n{"role": "assistant", "content": "a"}', "line 2 of .* is an answer"),
     ],
 )
 def test_a_damaged_file_is_one_error(content: str, reason: str, tmp_path: Path):

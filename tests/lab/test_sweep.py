@@ -16,6 +16,7 @@ from paceline_lab.bench.ab_test import PLAIN, contender_options
 from paceline_lab.bench.record import Record, parse_record, read_record
 from paceline_lab.sweep.command import bench_sweep
 from paceline_lab.sweep.seeds import bench_seeds
+from support.errors import raises
 from support.tiny import write_tiny
 
 
@@ -175,3 +176,14 @@ def test_the_seeds_tables_have_our_rows_beside_the_published_ones(tmp_path: Path
     assert zaya[1:] == ["39", "8.6", "2.7", "0.31", "29", "87", "10", "28", "499.1", "never"]
     assert [row[4] for row in dense[2][-4:]] == ["1.19", "1.24", "1.50", "1.62"]
     assert record_of(report).rows[1].counts["fallbacks"] >= counts[0][3]
+    small = load(write_tiny(tmp_path / "small.gguf"))
+    with raises(InvalidRequest, "context of 512 tokens", "takes 6"):
+        bench_seeds(Loading(small), drafters=[], rounds=1, progress=QUIET)
+
+
+def test_the_seeds_tables_refuse_options_that_they_have_of_their_own(
+    capsys: pytest.CaptureFixture[str],
+):
+    words = ["--policy", "fixed", "--temperature", "1", "--seed", "3", "--max-tokens", "9"]
+    assert main(["bench", "run", "--suite", "seeds", *words]) == 2
+    assert "--policy, --temperature, --seed, --max-tokens" in capsys.readouterr().err

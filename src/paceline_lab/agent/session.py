@@ -72,7 +72,9 @@ def _parsed(name: str, content: bytes, file: str) -> Session:
     messages: list[dict[str, Any]] = []
     for where, entry in json_lines(content, file):
         messages.append(asdict(validated(_Message, entry, where)))
-    if "assistant" not in [message["role"] for message in messages[1:]]:
+        if messages[0]["role"] == "assistant":
+            raise InvalidRequest(f"{where} is an answer; expected a message before it")
+    if "assistant" not in [message["role"] for message in messages]:
         raise InvalidRequest(
             f"{file} has no answer to replay; expected messages with role and content, one a line, "
             "among them the assistant's"

@@ -20,6 +20,9 @@ Limit = Annotated[
         help="only N prompts: the same number of each kind, spread evenly over the file",
     ),
 ]
+TOKENS = 128
+"""Of an answer, unless told otherwise."""
+
 Rounds = Annotated[int, declare.count(help="repetitions of each measurement")]
 
 
@@ -33,7 +36,7 @@ class MeasurementArguments:
         int | None, declare.count(help="only N prompts of each kind", metavar="N")
     ] = None
     suite: Suite = None
-    max_tokens: MaxTokens = 128
+    max_tokens: MaxTokens = TOKENS
     output: ResultFile = None
 
     def __post_init__(self) -> None:

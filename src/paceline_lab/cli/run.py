@@ -8,7 +8,8 @@ from typer import Option
 from paceline.cli import numbers
 from paceline.cli.console import load_model, print_report, progress_of
 from paceline.cli.options import ModelOptions, Output, Seed, command, group
-from paceline_lab.cli.options import Drafters, Limit, MeasurementArguments
+from paceline.errors import InvalidRequest
+from paceline_lab.cli.options import TOKENS, Drafters, Limit, MeasurementArguments
 
 app = group()
 
@@ -37,6 +38,13 @@ def run(
     from paceline_lab.sweep.seeds import NAME, bench_seeds
 
     if measurement.suite == NAME and not NAME.exists():
+        others = {
+            **{"policy": policy != "auto", "temperature": temperature, "seed": seed},
+            **{"limit": limit, "kind": measurement.kinds, "per-kind": measurement.per_kind},
+            "max-tokens": measurement.max_tokens != TOKENS,
+        }
+        if names := [f"--{name}" for name, is_set in others.items() if is_set]:
+            raise InvalidRequest(f"the suite seeds has its own {', '.join(names)}; leave it out")
         report = bench_seeds(
             lambda: load_model(model, output, drafters=drafter or ["ngram"]),
             drafters=drafter,

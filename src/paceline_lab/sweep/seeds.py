@@ -11,6 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 from paceline.decoding.costs import CostTable
+from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.options import Options
 from paceline.plan import break_even
@@ -101,8 +102,15 @@ def bench_seeds(
     prompts = [prompt for prompt in load_suite().prompts if prompt.kind.startswith("code")]
     answer: Options = {"max_tokens": _CODE_TOKENS, "ignore_eos": True}
     code = [Case(prompt.id, "code prompts", prompt.messages, answer) for prompt in prompts[-5:]]
-    fitting = [n for n in LENGTHS if n + _LENGTH_TOKENS <= max_context(model)]
-    cases = [*code, *length_cases(model, content, fitting, _LENGTH_TOKENS)]
+    room = max_context(model)
+    least = _CODE_TOKENS + max(len(model.tokens(case.prompt)) for case in code)
+    if least > room:
+        raise InvalidRequest(
+            f"{model.files.name} has a context of {room} tokens and the suite seeds takes {least}; "
+            "use more --cache-tokens, or a model with a longer context"
+        )
+    fitting = [n for n in LENGTHS if n + _LENGTH_TOKENS <= room]
+    cases = [*code, *(length_cases(model, content, fitting, _LENGTH_TOKENS) if fitting else [])]
     settings = {"suite": str(NAME), "contenders": options_facts(options), "rounds": rounds}
     head = Record("run", [], settings, suite_sha256=digest)
     record = measured(head, model, options, cases, rounds=rounds, output=output, progress=progress)
