@@ -30,9 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_459,
-    "src/paceline": 34_013,
-    "tests": 46_752,
+    "src": 55_523,
+    "src/paceline": 34_056,
+    "tests": 46_845,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

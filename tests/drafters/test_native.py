@@ -5,9 +5,11 @@ Perfect ones are right where the wiring is: which layers, rows, positions and to
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from math import nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline import load as load_model
@@ -176,7 +178,17 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "layer": ("DFlash", {"dflash.target_layers": [1, 2, 9]}, "reads states after layer 8"),
     "width": ("EAGLE-3", {"eagle3.target_hidden_size": 32}, "fc.weight"),
     "block": ("DFlash", {"dflash.block_size": 1}, "blocks of 1 tokens"),
-    "mask": ("DFlash", {"tokenizer.ggml.mask_token_id": None}, "names no mask token"),
+    "mask": ("DFlash", {"tokenizer.ggml.mask_token_id": COUNT}, f"the mask token {COUNT}"),
+    "no mask": ("DFlash", {"tokenizer.ggml.mask_token_id": None}, "the mask token None"),
+    "no layer": ("DFlash", {"dflash.block_count": 0}, "block_count of 0; expected 1 to 512"),
+    "rotation": ("DFlash", {"dflash.rope.dimension_count": 7}, "of 7; expected 2 to 16"),
+    "rounding": ("EAGLE-3", {"eagle3.attention.layer_norm_rms_epsilon": nan}, "epsilon of nan"),
+    "heads": ("EAGLE-3", {"eagle3.attention.head_count_kv": 3}, "a multiple of 3"),
+    "experts": ("EAGLE-3", {"eagle3.expert_count": 4}, "expert_count of 4; expected 0"),
+    "scaling": ("EAGLE-3", {"eagle3.rope.scaling.type": "magic"}, "one of linear"),
+    "no numbers": ("DFlash", {"dflash.target_layers": [1.0, nan, 2.0]}, "reads layers [1.0"),
+    "tokens": ("EAGLE-3", {"tensors": {"d2t": np.full(COUNT, -1)}}, "drafts tokens"),
+    "floats": ("EAGLE-3", {"tensors": {"d2t": np.zeros(COUNT, "f4")}}, "drafts tokens"),
     "layers": ("EAGLE-3", {"eagle3.target_layers": [1, 2]}, "reads 2 layers"),
     "vocabulary": (
         "DFlash",

@@ -322,9 +322,11 @@ def test_a_library_of_ones_own_is_named_with_its_build(
 def test_a_library_of_ones_own_that_cannot_be_loaded_is_not_passed_over(tmp_path: Path, name: str):
     library(name)
     script = (
-        "from paceline.engines.llamacpp import libraries\n"
+        "from pathlib import Path\n"
+        "from paceline.engines.llamacpp import devices, libraries\n"
         "from paceline.errors import MissingExtra\n"
-        "try: print([library.name for library in libraries.installed()])\n"
+        "assert devices.device_for(Path('m.gguf')) is None\n"
+        "try: print(devices._library_with_devices('auto'), [*libraries.installed()])\n"
         "except MissingExtra as error: print(error)"
     )
     finished = subprocess.run(

@@ -113,10 +113,17 @@ def write_dspark(path: Path, *, perfect: bool, seed: int = 1) -> Path:
     return write_dflash(path, perfect=perfect, seed=seed, tensors=heads)
 
 
-def write_eagle3(path: Path, *, perfect: bool, seed: int = 1, **fields: Any) -> Path:
-    """An EAGLE-3 drafter; `fields` replace its own."""
+def write_eagle3(
+    path: Path,
+    *,
+    perfect: bool,
+    seed: int = 1,
+    tensors: Mapping[str, np.ndarray] | None = None,
+    **fields: Any,
+) -> Path:
+    """An EAGLE-3 drafter; `fields` replace its own, and `tensors` add to its own."""
     rng = np.random.default_rng(seed)
-    tensors = _layer(rng, 2 * D, with_norms=False)
+    tensors = {**(tensors or {}), **_layer(rng, 2 * D, with_norms=False)}
     tensors |= {
         "fc.weight": rng.normal(0, 0.2, (D, len(LAYERS) * D)),
         "output_norm.weight": np.ones(D),
@@ -215,7 +222,8 @@ def _write(path: Path, family: str, fields: dict[str, Any], tensors: dict[str, n
     own = {f"{family}.{key}": value for key, value in about.items()}
     with gguf_writer(path, family, {**own, **tokenizer_fields("llama"), **fields}) as writer:
         for name, rows in tensors.items():
-            writer.add_tensor(name, rows.astype(np.float32))
+            # Tokens of rows stay whole numbers.
+            writer.add_tensor(name, rows if rows.dtype == np.int64 else rows.astype(np.float32))
     return path
 
 

@@ -189,26 +189,24 @@ class _Reader:
         tensors: dict[str, Tensor] = {}
         total = 0
         for name, sizes, kind, offset in infos:
+            what = f"tensor {short(repr(name))}"
             if name in tensors:
-                raise _FormatError(f"tensor {short(repr(name))} occurs twice")
+                raise _FormatError(f"{what} occurs twice")
             try:
                 block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
             except (ValueError, KeyError):
-                raise _FormatError(
-                    f"tensor {short(repr(name))} is of the unknown type {kind}"
-                ) from None
+                raise _FormatError(f"{what} is of the unknown type {kind}") from None
             if not all(sizes) or sizes[0] % block:
-                raise _FormatError(f"tensor {short(repr(name))} has the invalid shape {sizes}")
+                raise _FormatError(f"{what} has the invalid shape {sizes}")
             shape = tuple(reversed(sizes))
             rows = (*shape[:-1], sizes[0] // block * block_bytes)
             count = math.prod(rows)
             total += count
             start = begin + offset
             if start + count > self._end or total > self._end:
-                raise _FormatError(f"tensor {short(repr(name))} is truncated")
-            tensors[name] = Tensor(
-                name, shape, kind, self._data[start : start + count].reshape(rows)
-            )
+                raise _FormatError(f"{what} is truncated")
+            data = self._data[start : start + count].reshape(rows)
+            tensors[name] = Tensor(name, shape, kind, data)
         return list(tensors.values())
 
     def _text(self) -> str:

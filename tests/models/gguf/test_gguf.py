@@ -1,5 +1,6 @@
 import struct
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,6 @@ def test_what_is_no_gguf_file_is_refused(content: bytes, reason: str, refused: A
         ({"tokenizer.ggml.tokens": None}, "no tokenizer: tokenizer.ggml.tokens"),
         ({"tokenizer.ggml.model": "t5"}, "tokenizer of kind t5/smollm"),
         ({"tokenizer.ggml.pre": "kimi-k2"}, "tokenizer of kind gpt2/kimi-k2"),
-        ({"llama.attention.layer_norm_rms_epsilon": 0.0}, "epsilon of 0.0; expected more than 0"),
-        ({"llama.rope.scaling.type": "magic"}, "scaling.type of 'magic'"),
         ({"llama.context_length": 0}, "has no context length"),
         ({"tokenizer.ggml.tokens": ["a", "b"]}, "320 token types for 2 tokens"),
         ({"tokenizer.ggml.tokens": "abc"}, "tokens is not a list of text"),
@@ -95,15 +94,22 @@ def test_a_file_without_what_is_needed_is_refused(
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"llama.block_count": None}, {"llama.block_count": 3}, {"llama.attention.head_count": 3}],
+    ("name", "value", "reason"),
+    [
+        *(("block_count", None, "block_count"), ("block_count", 3, "blk.2.attn_norm")),
+        ("attention.head_count", 6, "wrong shape"),
+        ("attention.head_count", 3, "head_count of 3; expected 2 to 2147483648, a multiple of 2"),
+        ("attention.layer_norm_rms_epsilon", 0.0, "epsilon of 0.0; expected 1e-30 to"),
+        ("rope.dimension_count", 18, "count of 18; expected 2 to 16, a multiple of 2"),
+        *(("rope.scaling.factor", nan, "of nan"), ("rope.scaling.type", "magic", "of 'magic'")),
+    ],
 )
-def test_a_file_whose_tensors_do_not_fit_its_metadata_is_refused_when_it_is_opened(
-    fields: dict[str, Any], tmp_path: Path
+def test_a_file_whose_metadata_is_contradictory_is_refused_when_it_is_opened(
+    name: str, value: Any, reason: str, tmp_path: Path
 ):
-    path = write_tiny(tmp_path / "bad.gguf", fields=fields)
+    path = write_tiny(tmp_path / "bad.gguf", fields={f"llama.{name}": value})
     files = resolve(str(path), tmp_path)
-    with raises(ModelError, path):
+    with raises(ModelError, path, reason):
         open_engine("llamacpp", files.path, files.context_length, EngineSettings())
 
 

@@ -18,6 +18,9 @@ from paceline.storage.gguf_file import GgufFile, NumberArray, read_gguf
 INSIDE = "nextn_predict_layers"
 """Key of the number of MTP layers, after the model's own."""
 
+_INT64 = 27
+"""A tensor's `GGMLQuantizationType`."""
+
 _EAGLE_LAYERS = 3
 _MOST_BLOCK = 64
 """Most rows of a block that is run in one call; see `PIECE` in `draft_context.py`."""
@@ -108,11 +111,11 @@ def _dflash(path: Path, content: GgufFile) -> DraftFile:
     layers = _layers(path, content, "dflash")
     block = _number(path, content, "dflash.block_size", 16)
     is_dspark, is_second = "markov_w1.weight" in tensors, "selector_hidden.weight" in tensors
-    mask = content.fields.get("tokenizer.ggml.mask_token_id")
+    mask, vocab = content.fields.get("tokenizer.ggml.mask_token_id"), _vocabulary(path, content)
     if not 2 <= block <= _MOST_BLOCK:
         raise _fault(path, f"has blocks of {block} tokens", f"2 to {_MOST_BLOCK}")
-    if not isinstance(mask, int):
-        raise _fault(path, "names no mask token", "tokenizer.ggml.mask_token_id")
+    if not isinstance(mask, int) or not 0 <= mask < vocab:
+        raise _fault(path, f"has the mask token {mask}", f"a number below {vocab}")
     _check_shape(path, tensors, "fc.weight", (width, width * len(layers)))
     return DraftFile(
         path,
@@ -120,7 +123,7 @@ def _dflash(path: Path, content: GgufFile) -> DraftFile:
         "DSpark" if is_dspark else "DFlash 2" if is_second else "DFlash",
         tuple(layer - 1 for layer in layers),
         width,
-        _vocabulary(path, content),
+        vocab,
         block=block,
         mask=mask,
         first=int(not (is_dspark and content.fields.get("dflash.sample_from_anchor", True))),
@@ -144,8 +147,10 @@ def _eagle3(path: Path, content: GgufFile) -> DraftFile:
         raise _fault(path, "has no embeddings of its own width", "token_embd.weight")
     vocab = _vocabulary(path, content)
     for tensor in content.tensors:
-        if tensor.name == "d2t" and tensor.data.view(np.int64).max(initial=0) >= vocab:
-            raise _fault(path, "drafts tokens that it does not have", f"less than {vocab}")
+        if tensor.name == "d2t":  # the token of each row of its head
+            tokens = tensor.data.view(np.int64) if tensor.kind == _INT64 else np.array([-1])
+            if not 0 <= tokens.min() <= tokens.max() < vocab:
+                raise _fault(path, "drafts tokens that it does not have", f"0 to {vocab - 1}")
     taps = tuple(layer - 1 for layer in layers)
     return DraftFile(path, "mtp", "EAGLE-3", taps, target_width, vocab)
 
@@ -153,10 +158,10 @@ def _eagle3(path: Path, content: GgufFile) -> DraftFile:
 def _layers(path: Path, content: GgufFile, family: str) -> list[int]:
     """The target's layers whose inputs are read."""
     value = content.fields.get(f"{family}.target_layers")
-    layers = value.values.tolist() if isinstance(value, NumberArray) else []
-    if not layers or min(layers) < 1:
-        raise _fault(path, f"reads layers {layers or 'unknown'}", "numbers from 1 on")
-    return [int(layer) for layer in layers]
+    layers: list[int] = value.values.tolist() if isinstance(value, NumberArray) else []
+    if not layers or not all(isinstance(layer, int) and layer > 0 for layer in layers):
+        raise _fault(path, f"reads layers {layers or 'unknown'}", "whole numbers from 1 on")
+    return layers
 
 
 def _vocabulary(path: Path, content: GgufFile) -> int:

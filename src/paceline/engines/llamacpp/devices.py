@@ -15,8 +15,8 @@ from paceline.decoding.types import FINAL_NORM
 from paceline.engines.base import EngineSettings
 from paceline.engines.llamacpp.binding import Binding, Device, Offload
 from paceline.engines.llamacpp.engine import LlamaCppEngine
-from paceline.engines.llamacpp.libraries import VARIABLE, allowed, load
-from paceline.engines.llamacpp.loading import PATHS, library_folder
+from paceline.engines.llamacpp.libraries import UNUSABLE, VARIABLE, allowed, load
+from paceline.engines.llamacpp.loading import library_folder
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.storage.gguf_file import GgufFile, NumberArray, read_gguf
 from paceline.storage.shards import shards_beside
@@ -66,9 +66,8 @@ def _library_with_devices(device: str) -> Binding | None:
     if _LIBRARY in allowed():
         try:
             return load(_LIBRARY)
-        except (ImportError, OSError, RuntimeError, AttributeError) as failure:
-            folder = library_folder(_LIBRARY)
-            error = f"{failure} (in ${PATHS[_LIBRARY]}, {folder})" if folder else failure
+        except UNUSABLE as failure:
+            error = failure
     if device == "auto":  # the next library is asked, or says what is missing
         return None
     raise MissingExtra(
@@ -78,14 +77,14 @@ def _library_with_devices(device: str) -> Binding | None:
 
 
 def device_for(path: Path) -> str | None:
-    """Where `--device auto` runs a GGUF file; None: there is no device, or the file is broken."""
-    library = _library_with_devices("auto")
-    if not library or not (devices := library.devices()):
-        return None
+    """Where `--device auto` runs a GGUF file; None: there is no device, or something is broken."""
     try:
+        library = _library_with_devices("auto")
+        if not library or not (devices := library.devices()):
+            return None
         length = _number(read_gguf(path), "context_length", 1)
         offload = offload_for(library, devices, path, length, EngineSettings())
-    except ModelError:
+    except (MissingExtra, ModelError):
         return None
     return "the processor" if offload is None else str(offload)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from paceline.engines.llamacpp.binding import Binding
 from paceline.engines.llamacpp.loading import PATHS
+from paceline.engines.llamacpp.weights import check_numbers
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.storage.gguf_file import read_gguf
 
@@ -30,6 +31,9 @@ _FLAGS = ("avx2", "fma", "f16c")
 
 _FASTER = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 """Instructions of ik_llama.cpp's fastest kernels (`HAVE_FANCY_SIMD`), which no wheel has."""
+
+UNUSABLE = (ImportError, OSError, RuntimeError, AttributeError)
+"""Errors of a package's own library that cannot be loaded; OSError: not by this processor."""
 
 _INSTALL = (
     "`pip install xllamacpp==2026.10.11549` installs llama.cpp, `pip install ik-llama-cpp-python` "
@@ -64,6 +68,7 @@ def library_for(
         if is_known(binding):
             return binding
         content = content or read_gguf(path)
+        check_numbers(path, content.fields)
         try:
             binding.limits(str(path), content, quantized=quantized)
         except ModelError as error:
@@ -86,12 +91,7 @@ def installed() -> Iterator[Binding]:
     for name in allowed():
         try:
             binding = load(name)
-        except (ImportError, OSError, RuntimeError, AttributeError) as error:
-            if path := os.environ.get(PATHS[name]):
-                raise MissingExtra(
-                    f"${PATHS[name]} is {path}, where {name} cannot be loaded: {error}; "
-                    "name another library, or none for the package's own"
-                ) from error
+        except UNUSABLE as error:
             reasons.append(f"{name}: {error}")
         else:
             count += 1
@@ -105,17 +105,25 @@ def installed() -> Iterator[Binding]:
 
 @cache
 def load(name: str) -> Binding:
-    """Load a library. Raises what its import raises, OSError for a processor that it is not for."""
-    lacking = missing_instructions()
-    if lacking and not os.environ.get(PATHS[name]):
+    """Load a library. Raises one of `UNUSABLE`, or MissingExtra for one at a path of one's own."""
+    lacking, path = missing_instructions(), os.environ.get(PATHS[name])
+    if lacking and not path:
         raise OSError(f"this processor has no {', '.join(lacking)}, which its wheel is built with")
-    if name == "llama.cpp":
-        from paceline.engines.llamacpp.upstream import Llama
+    try:
+        if name == "llama.cpp":
+            from paceline.engines.llamacpp.upstream import Llama
 
-        return Llama()
-    from paceline.engines.llamacpp.ik import IkLlama
+            return Llama()
+        from paceline.engines.llamacpp.ik import IkLlama
 
-    return IkLlama()
+        return IkLlama()
+    except UNUSABLE as error:
+        if not path:
+            raise
+        raise MissingExtra(
+            f"${PATHS[name]} is {path}, where {name} cannot be loaded: {error}; "
+            "name another library, or none for the package's own"
+        ) from error
 
 
 def missing_instructions(

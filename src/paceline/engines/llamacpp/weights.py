@@ -6,7 +6,9 @@ make. llama.cpp is the reference of families (tests/engines/test_llamacpp_famili
 What a library computes otherwise, or ends the process with, its binding refuses.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile, Tensor, short
@@ -16,6 +18,10 @@ FLOATS = ("F32", "F16", "BF16")
 
 _EXAONE4_LAYERS = 64
 """Layers of the one EXAONE 4 with a window, by which the libraries know that it has one."""
+
+
+_SCALINGS = ("linear", "longrope", "none", "yarn")
+_MANY = 1 << 31
 
 
 def kinds(
@@ -56,3 +62,41 @@ def window_of(library: str, name: str, content: GgufFile) -> int | None:
             "use a model of another family"
         )
     return window
+
+
+def check_numbers(path: Path, fields: Mapping[str, Any]) -> None:
+    """Raise ModelError for a number, not of an array, with which the libraries crash or hang."""
+    family = short(fields.get("general.architecture"))
+
+    def whole(name: str, default: int) -> int:
+        value = fields.get(f"{family}.{name}", default)
+        return value if isinstance(value, int) else default
+
+    heads, keys = (max(whole(f"attention.head_count{key}", 1), 1) for key in ("", "_kv"))
+    size = whole("attention.key_length", whole("embedding_length", _MANY) // heads)
+    used = whole("expert_used_count", 0)
+    limits: dict[str, tuple[float, float, int]] = {  # least, most, and what it is a multiple of
+        "block_count": (1, 512, 1),  # LLAMA_MAX_LAYERS
+        "attention.head_count": (keys, _MANY, keys),
+        "rope.dimension_count": (2, size, 2),
+        "rope.freq_base": (1e-30, 1e30, 0),
+        "rope.scaling.factor": (0, 1e30, 0),
+        "expert_count": (used, _MANY if used else 0, 1),
+    }
+    for name in ("head_count_kv", "key_length", "value_length"):
+        limits[f"attention.{name}"] = (1, _MANY, 1)
+    for name in ("layer_norm_epsilon", "layer_norm_rms_epsilon"):
+        limits[f"attention.{name}"] = (1e-30, 1e30, 0)
+    faults = [
+        (name, value, f"{least} to {most}" + f", a multiple of {step}" * (step > 1))
+        for name, (least, most, step) in limits.items()
+        if isinstance(value := fields.get(f"{family}.{name}", least), int | float)
+        and (not least <= value <= most or (step and value % step))
+    ]
+    scaling = fields.get(f"{family}.rope.scaling.type", "none")
+    if scaling not in _SCALINGS:
+        faults = [("rope.scaling.type", short(repr(scaling)), f"one of {', '.join(_SCALINGS)}")]
+    for name, value, expected in faults:
+        raise ModelError(
+            f"{path} has {family}.{name} of {value}; expected {expected}: fetch it again"
+        )

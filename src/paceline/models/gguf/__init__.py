@@ -21,16 +21,6 @@ from paceline.storage.files import write_json
 from paceline.storage.gguf_file import GgufFile, read_gguf, short
 from paceline.storage.progress import Progress
 
-_SCALINGS = ("linear", "longrope", "none", "yarn")
-"""Scalings of positions that files have. llama.cpp's libraries end the process at another name."""
-
-_POSITIVE = (
-    *("block_count", "attention.head_count", "attention.head_count_kv", "attention.key_length"),
-    *("attention.value_length", "rope.dimension_count", "rope.freq_base"),
-    *("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
-)
-"""Numbers by which llama.cpp's libraries divide, or that end the process if they are 0."""
-
 _SETTINGS = {
     "temp": "temperature",
     "top_p": "top_p",
@@ -72,19 +62,6 @@ def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
     context = fields.get(f"{architecture}.context_length")
     if not isinstance(context, int) or context < 1:
         raise ModelError(f"{path} has no context length ({short(architecture)}.context_length)")
-    for name in _POSITIVE:
-        value = fields.get(f"{architecture}.{name}", 1)
-        if isinstance(value, int | float) and not value > 0:
-            raise ModelError(
-                f"{path} has {short(architecture)}.{name} of {value}; expected more than 0: fetch "
-                "it again"
-            )
-    scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
-    if scaling not in _SCALINGS:
-        raise ModelError(
-            f"{path} has {short(architecture)}.rope.scaling.type of {short(repr(scaling))}; "
-            f"expected one of {', '.join(_SCALINGS)}: get the model as another file"
-        )
     return Facts(
         **token_facts(fields),
         context_length=context,
