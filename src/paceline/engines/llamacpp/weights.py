@@ -87,7 +87,7 @@ def check_numbers(path: Path, fields: Mapping[str, Any]) -> None:
         limits[f"attention.{name}"] = (1, _MANY, 1)
     for name in ("layer_norm_epsilon", "layer_norm_rms_epsilon"):
         limits[f"attention.{name}"] = (1e-30, 1e30, 0)
-    faults = [
+    faults: list[tuple[str, object, str]] = [
         (name, value, f"{least} to {most}" + f", a multiple of {step}" * (step > 1))
         for name, (least, most, step) in limits.items()
         if isinstance(value := fields.get(f"{family}.{name}", least), int | float)
