@@ -25,7 +25,7 @@ def test_help_and_version_are_no_errors(run: Run):
     assert run("--version").stdout.startswith("paceline ")
     help_ = run("--help").stdout
     assert all(command in help_ for command in COMMANDS)
-    assert run().stdout == help_
+    assert run().stdout == run("help").stdout == help_
 
 
 def own_commands() -> list[Any]:
@@ -45,7 +45,7 @@ def test_every_help_has_two_examples_that_are_commands(command: Any):
 def test_help_is_one_screen_and_help_all_has_every_option(
     command: str, capsys: pytest.CaptureFixture[str]
 ):
-    assert main([command, "--help"]) == 0
+    assert main([command, "-h"]) == 0
     short = capsys.readouterr().out
     assert len(short.splitlines()) <= 30
     assert "-m, --model" in short

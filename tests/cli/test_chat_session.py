@@ -85,7 +85,7 @@ def test_an_option_is_set_and_left_out_again(session: Session, words: str, name:
         *("/set temperature hot", "/set top-p 2", "/set heat 1", "/set heat", "/set drafter no"),
         *("/load", "/load /no/such/file", "/save /no/such/folder/file", "/save ~nobody/x"),
         *("/clear now", "/foo", "/copy", "/regen", "/model nope", "/model /no/such.gguf"),
-        *("/load \0", "/set think yes"),
+        *("/load \0", "/set think yes", "/set drafter mtp"),
     ],
 )
 def test_a_command_that_fails_changes_nothing(session: Session, command: str):

@@ -154,7 +154,6 @@ class AnswerArguments:
     probe: Annotated[
         str | None, _drafting(metavar="DRAFTER", help="count what another drafter would have done")
     ] = None
-
     keep: Annotated[
         bool,
         _drafting(

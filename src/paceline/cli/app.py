@@ -28,7 +28,7 @@ COMMANDS = (
 )
 """Each is the module of the same name in this folder; other packages add more."""
 
-_OTHER_NAMES = {"list": "models", "ls": "models", "remove": "rm"}  # in other programs
+_OTHER_NAMES = {"list": "models", "ls": "models", "remove": "rm", "help": "--help"}  # elsewhere
 
 _UNKNOWN = re.compile("No such command '(.+?)'")
 
@@ -100,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdin, TextIOWrapper):  # `console.as_unicode` says where a byte is wrong
         sys.stdin.reconfigure(errors="surrogateescape")
     command = get_command(app)
+    command.context_settings["help_option_names"] = ["-h", "--help"]
     words = translated(sys.argv[1:] if arguments is None else arguments)
     try:
         code: int = command.main(words, prog_name="paceline", standalone_mode=False)

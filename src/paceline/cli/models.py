@@ -31,7 +31,7 @@ def models(
 
     if check:
         count = check_models(progress=progress_of(output))
-        print_value(output, {"checked": count}, f"{count} prepared models are as they were made")
+        print_value(output, {"checked": count}, f"prepared models as they were made: {count}")
         return 0
     listed = [_measured(model) for model in list_models()]
     pairs = [(model, exactness_of(model)) for model in listed]

@@ -182,7 +182,7 @@ def _no_graph(folder: Path, missing: list[str]) -> str:
         return f"{folder} has {old[0].name}; {checkpoints.ONLY_SAFETENSORS}"
     if ggufs := sorted(folder.glob("*.gguf")):
         return f"{folder} has no OpenVINO model; for its GGUF file, give the path {ggufs[0]}"
-    return f"{folder} is not an OpenVINO model: {', '.join(missing)} missing"
+    return f"{folder} is not an OpenVINO model: {', '.join(missing)} missing; or name a GGUF file"
 
 
 def stat_fingerprint(paths: Iterable[Path]) -> str:

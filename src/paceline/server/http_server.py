@@ -178,7 +178,7 @@ def bound(settings: Settings) -> socket.socket:
     try:
         listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while ")[0]
         raise PacelineError(
             f"cannot listen at {host}, port {port}: {reason}; choose another with --port"
         ) from error

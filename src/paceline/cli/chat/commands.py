@@ -24,7 +24,6 @@ up, Ctrl-R             an earlier message
 Ctrl-X Ctrl-E          write the message in your editor ($EDITOR)
 Ctrl-C                 stop an answer, or clear the line; twice ends the chat, as Ctrl-D does"""
 
-
 _FLAGS = ("think", "ignore_eos", "repetition_detection")
 _OPTIONS = (*SAME_NAME, *_FLAGS, "stop")
 _DEFAULT = "default"  # the value with which an option is left out again

@@ -195,6 +195,7 @@ class Session:
         """Set the options of the next answers. Raises InvalidRequest for what the model has not."""
         if self._loaded is not None:
             self._check(self._loaded.files, options)
+            self._loaded.drafting.prepare([options.get("drafter", "auto")])
         self.options = options
 
     def change_model(self, name: str) -> None:
