@@ -279,6 +279,8 @@ def write_gguf(
 
 
 def _check_header(path: Path) -> None:
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ModelError(f"{path} is no file; expected a GGUF file")
     try:
         with path.open("rb") as file:
             head = file.read(8)

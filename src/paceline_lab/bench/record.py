@@ -33,7 +33,8 @@ PACKAGES = ("numpy", "tokenizers", "xllamacpp")
 _HEAD = ("made", "command", "paceline", "settings", "versions", "machine")
 """Fields that a file must have although `Record` has defaults for them."""
 
-_Number = Annotated[float, Limit(allow_inf_nan=False)]
+_Number = Annotated[float, Limit(allow_inf_nan=False, ge=-(10**15), le=10**15)]
+"""Beyond these a chart's arithmetic overflows."""
 
 
 class Spread(NamedTuple):

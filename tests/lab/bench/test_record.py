@@ -118,6 +118,7 @@ Change = Callable[[dict[str, Any]], object]
         (lambda v: v["rows"][0].pop("case"), ["rows.0.case: "]),
         (lambda v: v["rows"][0].update(measures={"x": []}), ["rows.0: measures.x is empty"]),
         (lambda v: v["rows"][0].update(measures={"x": [10**400]}), ["rows.0.measures.x.0: .*fin"]),
+        (lambda v: v["rows"][0].update(measures={"x": [1e308]}), ["rows.0.measures.x.0: .*less"]),
         (lambda v: v["rows"][0].update(measures={"ratio": [1, 0]}), ["ratio is 0.*more than 0"]),
         (lambda v: v["rows"][0].update(counts={"steps": 1.5}), ["rows.0.counts.steps.*: .* 1.5"]),
         (lambda v: v["rows"].append(v["rows"][0]), ["'one' by 'auto' is there twice"]),

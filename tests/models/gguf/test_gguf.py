@@ -1,3 +1,4 @@
+import os
 import struct
 from collections.abc import Callable
 from math import nan
@@ -73,6 +74,12 @@ def test_what_is_no_gguf_file_is_refused(content: bytes, reason: str, refused: A
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
     assert reason in refused(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_a_pipe_is_refused_and_not_waited_for(refused: Any, tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.gguf")
+    assert "is no file" in refused(tmp_path / "pipe.gguf")
 
 
 @pytest.mark.parametrize(

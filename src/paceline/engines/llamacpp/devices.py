@@ -110,7 +110,7 @@ def offload_for(
         names = ", ".join(map(str, devices))
         which = f"has: {names}; use one of them, or" if devices else "has none; use"
         raise InvalidRequest(
-            f"--device is {asked}, and {binding.name} {binding.version} {which} --device cpu "
+            f"--device is {asked!r}, and {binding.name} {binding.version} {which} --device cpu "
             "(docs/gpus.md says which library has which device)"
         )
     if not candidates or FINAL_NORM in settings.taps:  # of embeddings all rows have outputs
