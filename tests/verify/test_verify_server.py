@@ -117,7 +117,8 @@ def serving(answer: Answer) -> Iterator[FakeServer]:
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(f'{{"id": "p{n}", "prompt": "say {n}"}}\n' for n in range(6)))
+    lines = [{"id": f"p{n}", "kind": f"k{n // 3}", "prompt": f"say {n}"} for n in range(6)]
+    path.write_text("\n".join(map(json.dumps, lines)))
     return path
 
 
@@ -141,12 +142,13 @@ def verify(capsys: pytest.CaptureFixture[str], prompts: Path) -> Found:
 def test_a_server_that_always_says_the_same_passes(verify: Found):
     with serving(lambda *_: TEXT) as server:
         code, found = verify(server.url)
+        assert verify(server.url, "--quick")[1]["prompts"] == 2
     assert (code, found["exact"], found["changed"], found["failed"]) == (0, True, [], [])
     assert found["conditions"] == {
         name: {"texts": 12, "changed": 0, "failed": 0}
         for name in ("as served, alone", "as served, 3 at once")
     }
-    assert server.asked == 6 + 2 * 2 * 6
+    assert server.asked == 6 + 2 * 2 * 6 + 2 + 2 + 3
 
 
 def test_texts_that_change_in_a_crowd_are_found_and_placed(verify: Found):

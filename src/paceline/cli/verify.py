@@ -85,8 +85,8 @@ def verify(
 ) -> int:
     """Check that drafts change no token, here or of a server."""
     if server.url is not None:
-        if verification.drafters or verification.quick:
-            raise InvalidRequest("--drafter and --quick are of a model here; leave out --url")
+        if verification.drafters:
+            raise InvalidRequest("--drafter is of a model here; leave out --url")
         from paceline.client import Access
         from paceline.verify.server import verify_server
 
@@ -98,6 +98,7 @@ def verify(
             max_tokens=verification.max_tokens,
             clients=server.clients,
             rounds=server.rounds,
+            quick=verification.quick,
         )
         return print_report(outcome, output, verification.output)
     if server.plain_url is not None:

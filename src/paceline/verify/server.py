@@ -51,15 +51,20 @@ def verify_server(
     max_tokens: int,
     clients: int,
     rounds: int,
+    quick: bool = False,
 ) -> Report:
     """Compare a server's texts; the report passes if none changed and no request failed.
 
-    `clients` is the number of requests at once, `rounds` that of repetitions. Tokens that were
-    drafted for a plain answer fail it, too. Raises InvalidRequest if there is no OpenAI-compatible
+    `clients` is the number of requests at once, `rounds` that of repetitions; if `quick`, one
+    prompt of each kind is asked in one round. Tokens that were drafted for a plain answer fail it,
+    too. Raises InvalidRequest if there is no OpenAI-compatible
     server at a URL, it requires another key, or does not answer the first request.
     """
     loaded = load_suite(suite)
     prompts = [(prompt.id, prompt.messages) for prompt in loaded.prompts]
+    if quick:
+        by_kind = {prompt.kind: (prompt.id, prompt.messages) for prompt in loaded.prompts}
+        prompts, rounds = [*by_kind.values()], 1
     endpoints = {
         mode: replace(endpoint, max_tokens=max_tokens)
         for mode, endpoint in connect(url, access).items()
