@@ -88,8 +88,9 @@ def test_suffix_searches_earlier_answers_only_on_request():
     [
         ("eagle", "'eagle'"),
         ("", "''"),
-        ("ngram+none", "'none'"),
+        ("ngram+none", "not none or auto"),
         ("ngram:size=3", "'size'; expected length, max, min"),
+        ("ngram:min=3,min=4", "'min'; expected length, max, min, each once"),
         ("kept:min=1", "kept has no option 'min=1'"),
         ("suffix:later", "'later'; expected earlier"),
         ("ngram:min=two", "min is 'two'"),

@@ -136,6 +136,11 @@ def test_an_invalid_option_is_rejected_before_files_are_opened(spec: str, reason
             refuse(spec)
 
 
+def test_a_folder_may_have_the_sign_of_an_option_in_its_name():
+    part = DrafterSpec.parse("dflash:/models/a=b/c,window=9").parts[0]
+    assert (part.name, part.options) == ("/models/a=b/c", {"window": 9})
+
+
 def test_an_option_of_another_engine_s_heads_is_refused():
     for refuse in (create, taps):
         with raises(InvalidRequest, "no option 'vocab'", "llamacpp", "expected length"):

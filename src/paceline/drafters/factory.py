@@ -76,10 +76,10 @@ class DrafterSpec:
         if text in ("none", "auto"):
             return cls(auto=text == "auto")
         parts = text.split("+")
-        if len(parts) > MAX_PARTS or len(set(parts)) < len(parts):
+        if len(parts) > MAX_PARTS or len({*parts, "none", "auto"}) < len(parts) + 2:
             raise InvalidRequest(
                 f"drafter has {len(parts)} parts joined by +; expected at most {MAX_PARTS}, no two "
-                "of them the same"
+                "of them the same, and not none or auto"
             )
         return cls(tuple(map(_part, parts)))
 
@@ -261,7 +261,8 @@ def _part(text: str) -> DrafterPart:
 
 def _head_part(kind: str, argument: str, engines: Sequence[str]) -> DrafterPart:
     parts = argument.split(",")
-    folder = "" if "=" in parts[0] else parts.pop(0)
+    option, is_option, _ = parts[0].partition("=")
+    folder = "" if is_option and option.isidentifier() else parts.pop(0)  # /a=b is a folder
     allowed = {
         option: values
         for engine in engines
@@ -300,9 +301,10 @@ def _options(name: str, argument: str, option_names: tuple[str, ...]) -> dict[st
     options = {}
     for option in argument.split(",") if argument else ():
         key, _, value = option.partition("=")
-        if key not in option_names:
+        if key not in option_names or key in options:
             raise InvalidRequest(
-                f"drafter {name} has no option {key!r}; expected {', '.join(option_names)}"
+                f"drafter {name} has no option {key!r}; expected {', '.join(option_names)}, "
+                "each once"
             )
         try:
             options[key] = int(value)

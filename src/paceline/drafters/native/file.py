@@ -166,8 +166,8 @@ def _layers(path: Path, content: GgufFile, family: str) -> list[int]:
 
 def _vocabulary(path: Path, content: GgufFile) -> int:
     tokens = content.fields.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list):
-        raise _fault(path, "has no tokens", "tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or len({*tokens}) < len(tokens):
+        raise _fault(path, "has no tokens, or one twice", "tokenizer.ggml.tokens")
     return len(tokens)
 
 
