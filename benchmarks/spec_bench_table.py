@@ -1,6 +1,6 @@
 """Tables of Spec-Bench in Markdown, from a record of `bench run --output`.
 
-    python benchmarks/spec_bench_table.py benchmarks/results/spec-bench.json [--drafter auto]
+    python benchmarks/spec_bench_table.py benchmarks/results/spec-bench-120.json [--drafter auto]
 
 Prints a short table with a column for each kind, then the tables of benchmarks/README.md.
 """

@@ -32,7 +32,7 @@ _REQUIRED = {"gemma3": "attention.layer_norm_rms_epsilon"}
 
 MEMORY_PER_BYTE = 1.2
 """Bytes of memory that a model takes per byte of its weights, without the KV cache: llama.cpp took
-451 MB for a 0.6B model in Q4_0 of 380 MB (benchmarks/results/calls-0.6b.json)."""
+451 MB for a 0.6B model in Q4_0 of 380 MB."""
 
 
 def check_layout(path: Path, file: GgufFile) -> None:
