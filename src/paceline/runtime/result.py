@@ -144,7 +144,8 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         names = (
             *("text", "reasoning", "reasoning_tokens", "token_ids", "prompt_tokens"),
-            *("completion_tokens", "model", "engine", "drafter", "policy", "exact", "seed"),
+            *("completion_tokens", "finish_reason", "model", "engine", "drafter", "policy"),
+            *("exact", "exactness", "seed"),
         )
         return {name: getattr(self, name) for name in names} | {
             "finish_reason": str(self.finish_reason),

@@ -19,7 +19,6 @@ FLOATS = ("F32", "F16", "BF16")
 _EXAONE4_LAYERS = 64
 """Layers of the one EXAONE 4 with a window, by which the libraries know that it has one."""
 
-
 _SCALINGS = ("linear", "longrope", "none", "yarn")
 _MANY = 1 << 31
 
