@@ -192,7 +192,7 @@ def test_what_cannot_be_converted_or_drafted_with_is_one_line(
         taps(f"dflash:{artifact}", replace(shared, files=narrow))
     with raises(InvalidRequest, "cannot draft ahead", "--to coreml"):
         taps(f"ahead:dflash:{drafter}", shared)
-    with raises(InvalidRequest, "no option bits"):
+    with raises(InvalidRequest, "no option 'bits'", "expected none"):
         create(f"dflash:{artifact},bits=4", shared)
     half = Path(shutil.copytree(artifact, tmp_path / "half"))
     next(half.glob("layers*/**/weight.bin")).unlink()

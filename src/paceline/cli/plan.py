@@ -37,7 +37,7 @@ def plan(
 
     check_writable(result)
     report = run(load_model(model, output), measure=measure)
-    text = "\n".join(filter(None, (_advice(report.value), report.text)))
+    text = "\n".join(filter(None, (report.text, _advice(report.value))))
     return print_report(replace(report, text=text), output, result)
 
 
