@@ -211,11 +211,11 @@ def calls_of(network: Network, answer: Answer) -> tuple[int, int]:
     return len(answer.tokens) - 1 - first, calls
 
 
-def equal_drafts(folder: Path, network: Network, answer: Answer) -> tuple[int, int]:
+def equal_drafts(model: DraftModel, network: Network, answer: Answer) -> tuple[int, int]:
     """Drafts of an artifact that are the network's, and all of them."""
     context, first = network.context(network.rounded(answer.states)), answer.prompt
     expected = network.drafts(context, answer.tokens[first:-1], first).numpy()
-    packages = DraftModel(folder).open()
+    packages = model.open()
     known, equal = 0, 0
     for at, drafts in enumerate(expected, first):
         packages.inject(answer.states[known:at].numpy(), known)
@@ -268,7 +268,8 @@ def main() -> None:
         print(f"{name:38} {tokens / calls:.3f} tokens a call ({seconds:.0f} s)", flush=True)
     if options.artifact:
         network = Network(options.drafter, ends, "float16", ("norm",))
-        pairs = [equal_drafts(options.artifact, network, answer) for answer in recorded]
+        model = DraftModel(options.artifact)
+        pairs = [equal_drafts(model, network, answer) for answer in recorded]
         equal, drafts = (sum(numbers) for numbers in zip(*pairs, strict=True))
         print(f"{options.artifact}: {equal} of {drafts} drafts are those of float16 + norm")
 

@@ -127,7 +127,7 @@ SAMPLINGS = [
 
 
 @pytest.fixture(scope="module", params=["mlx", "llamacpp", "coreml"])
-def shared(
+def running(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, DrafterResources]:
     """An artifact, and a target of each engine that it drafts for."""
@@ -152,8 +152,8 @@ def shared(
 
 
 @pytest.mark.parametrize("spec", ["dflash", "ahead:dflash"])
-def test_it_changes_no_token_of_a_target_in(shared: tuple[Path, DrafterResources], spec: str):
-    artifact, resources = shared
+def test_it_changes_no_token_of_a_target_in(running: tuple[Path, DrafterResources], spec: str):
+    artifact, resources = running
     engine, name = resources.opened, f"{spec}:{artifact}"
     assert taps(name, resources) == (0, 1)
     for sampling, block in product(SAMPLINGS, (3, 12)):

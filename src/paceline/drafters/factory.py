@@ -76,7 +76,7 @@ class DrafterSpec:
         if text in ("none", "auto"):
             return cls(auto=text == "auto")
         parts = text.split("+")
-        if len(parts) > MAX_PARTS or len({*parts, "none", "auto"}) < len(parts) + 2:
+        if len(parts) > MAX_PARTS or len(set(parts)) < len(parts) or {"none", "auto"} & {*parts}:
             raise InvalidRequest(
                 f"drafter has {len(parts)} parts joined by +; expected at most {MAX_PARTS}, no two "
                 "of them the same, and not none or auto"

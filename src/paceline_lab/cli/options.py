@@ -21,7 +21,7 @@ Limit = Annotated[
     ),
 ]
 TOKENS = 128
-"""Of an answer, unless told otherwise."""
+"""Of an answer, by default."""
 
 Rounds = Annotated[int, declare.count(help="repetitions of each measurement")]
 

@@ -220,7 +220,7 @@ class Session:
     def _check(self, files: ModelFiles, options: dict[str, Any] | None = None) -> None:
         """Raise what the template raises for the conversation with one more message."""
         messages = [*self.messages, {"role": "user", "content": "Hello"}]
-        encode_prompt(files, messages, check(options or self.options))  # type: ignore[arg-type]
+        encode_prompt(files, messages, check(self.options if options is None else options))  # type: ignore[arg-type]
 
     def _change(self, messages: Sequence[Mapping[str, Any]], step: str) -> None:
         self._record(self.messages, step)

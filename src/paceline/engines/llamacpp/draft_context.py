@@ -31,9 +31,7 @@ from paceline.engines.llamacpp.llama_h import (
 )
 from paceline.engines.llamacpp.log import interrupts_after
 from paceline.engines.llamacpp.upstream import Llama
-from paceline.engines.llamacpp.weights import check_numbers
 from paceline.errors import ModelError
-from paceline.storage.gguf_file import read_gguf
 
 PIECE = 64
 """Rows of a call: each may get logits, for which a context has memory."""
@@ -49,7 +47,6 @@ class DraftModel:
 
         Raises ModelError, with the library's own words, for a file that it refuses.
         """
-        check_numbers(path, read_gguf(path).fields)
         self.binding, self.threads, self._path = binding, threads, path
         self.is_inside = path == target
         self._open: list[Callable[[], object]] = []

@@ -37,6 +37,7 @@ from paceline.engines.llamacpp.together import (
     run_shared,
     shared_calls,
 )
+from paceline.engines.llamacpp.weights import check_numbers
 from paceline.engines.rows import RowRules, keep, kept
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.files import digest_of
@@ -217,6 +218,8 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
         binding = load("llama.cpp")
         assert isinstance(binding, Llama)
+        if path != self._path:  # which was checked when it was opened
+            check_numbers(path, read_gguf(path).fields)
         return DraftModel(binding, path, self._path, self._threads)
 
     def rest(self) -> None:
