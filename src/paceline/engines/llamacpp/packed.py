@@ -23,6 +23,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,7 +118,7 @@ class PackedWeights:
 
 
 def _pack(path: Path, copy: Path) -> bool:
-    partial = copy.with_name(f".partial-{os.getpid()}-{copy.name}")
+    partial = copy.with_name(f".partial-{os.getpid()}-{threading.get_ident()}-{copy.name}")
     size = path.stat().st_size
     command = [sys.executable, "-P", "-m", "paceline.engines.llamacpp.pack", str(path)]
     try:
