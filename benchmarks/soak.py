@@ -2,7 +2,7 @@
 
     python benchmarks/soak.py --seconds 600
 
-Starts `paceline serve` and sends requests from eight clients: streamed and whole, greedy and
+Starts `paceline serve` and sends requests from several clients: streamed and whole, greedy and
 seeded, cached and new prompts, cache salts, JSON schemas and tools, several choices, invalid
 requests, and disconnects. The server's resident memory is read once a second. It may grow by
 `--tolerance` from the median of the first quarter to that of the last, counted from `--warm-up`

@@ -1,4 +1,4 @@
-"""The lab: measurements against other runtimes, of servers and of recordings; training of drafters.
+"""The lab: measurements of drafters, other runtimes and recordings, and tables that are learnt.
 
 Entry points in pyproject.toml add its commands to paceline, which knows no name of this package.
 """

@@ -1,8 +1,8 @@
 """What was compared of a model's rows on this machine: what `exact` in a result rests on.
 
 A condition is measured when the first answer that depends on it has ended, so that no token waits
-for it, and stored for all processes. Invariant: a comparison is used only with the engine, the
-model and the machine that it was made with.
+for it (of a small model before), and stored for all processes. Invariant: a comparison is used only
+with the engine, the model and the machine that it was made with.
 """
 
 import contextlib

@@ -68,7 +68,7 @@ class ConversionArguments:
         ),
     ] = None
     routing: Annotated[
-        str | None, Option(help="routing of experts, where a family has a choice; see the guide")
+        str | None, Option(help="routing of experts, where a family has a choice: top-1, soft")
     ] = None
     keep: Annotated[
         list[str] | None, Option(metavar="PATTERN", help="weights that stay f16; may be repeated")

@@ -34,7 +34,7 @@ def chat(
 ) -> int:
     """Chat at the terminal; /help there lists its commands.
 
-    What is piped in is one message. Of the earlier turns, only the last answer is computed again.
+    What is piped in is one message. Of earlier turns, at most the last answer is computed again.
     """
     from paceline.cli.chat.session import Session
     from paceline.runtime.request import check

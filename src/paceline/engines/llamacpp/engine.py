@@ -64,7 +64,7 @@ _FORM = 13
 
 _ROWS = "one sequence in a call, or rows of several in a class"
 """How rows are computed. Change this string with any change to a row's bits or a call's cost:
-stored profiles are then measured again."""
+what is stored is then measured again."""
 
 _STATES = "rolled back, checkpoints"
 """How recurrent states are restored; change it as `_ROWS`."""
