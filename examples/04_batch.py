@@ -1,6 +1,6 @@
 """Answer many prompts together; each gets the tokens that it gets alone.
 
-With several contexts the engine is one whose calls have rows of many answers, where there is one.
+`contexts=4` has KV slots for four of the longest; with `parallel=8` eight share calls.
 """
 
 import paceline

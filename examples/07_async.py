@@ -1,4 +1,4 @@
-"""Answer in coroutines: those that wait at the same time share the model's calls."""
+"""Answer in coroutines: several at once, as in a list of prompts."""
 
 import asyncio
 

@@ -1,6 +1,6 @@
 """Answer a data set of prompts on several machines with Ray: each actor has a model.
 
-    pip install paceline "ray[data]"
+    pip install . "ray[data]"
     python examples/11_ray.py prompts.jsonl answers/ --actors 2     # lines of {"prompt": "..."}
 
 Ray's own tasks need a processor beside the actors'. Started again after a stop, it answers what is

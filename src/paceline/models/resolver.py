@@ -174,7 +174,7 @@ def _local(base: str) -> Path:
 
 
 def _from_hub(target: HubName, base: str, request: _Request) -> Path:
-    """Folder of a model on the hub in OpenVINO's form if it has one, else its GGUF file."""
+    """A model on the hub: its folder in OpenVINO's form or for mlx-lm, else its GGUF file."""
     is_whole = not (target.tag or target.file)
     if not request.refresh:
         if is_whole and (folder := _cached_folder(target)) is not None:

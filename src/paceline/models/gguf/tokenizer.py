@@ -93,7 +93,7 @@ def make_tokenizer(fields: Mapping[str, Any]) -> "Tokenizer":
     else:
         raise Unread(
             f"a tokenizer of kind {short(kind)}/{short(pre)}, which is not read; expected llama, "
-            "gemma4, or gpt2 with a pre-tokenizer that the guide lists"
+            "gemma4, or gpt2 with a pre-tokenizer of docs/decisions/gguf-tokenizers.md"
         )
     is_phi3 = fields.get("general.architecture") in ("phi3", "phimoe")
     _add_tokens(tokenizer, fields, strip=kind == "llama" and is_phi3)
