@@ -36,7 +36,7 @@ from paceline_mlx.step import BlockOutputs, Decode, TapArrays, grouped
 
 _PROMPTS = "shared without their answers; calls cut where kernels change; sequences together"
 """How sequences are computed and shared. Change this string with any change to a row's bits or a
-call's cost: stored profiles are then measured again."""
+call's cost: what is stored is then measured again."""
 
 
 class MlxEngine(PooledEngine[MlxSequence]):
