@@ -16,8 +16,9 @@ import pytest
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.models import ModelFiles
+from paceline.verify.suite import SuitePrompt
 from paceline_lab.bench.record import read_record
-from paceline_lab.peers.base import Question, TargetModel
+from paceline_lab.bench.turns import PromptTurn
 from paceline_lab.peers.llama_server import process
 from paceline_lab.peers.llama_server.binary import LOOKUPS, server_binary
 from paceline_lab.peers.llama_server.peer import LlamaServer
@@ -29,7 +30,7 @@ from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the fake is a shell script")
 
-QUESTION = Question("one", "chat", [], [7, 8, 9])
+QUESTION = PromptTurn("one", SuitePrompt("one", "chat", []), 1, [], [7, 8, 9])
 
 
 def program(path: Path, *lines: str) -> Path:
@@ -54,14 +55,11 @@ def fake(tmp_path: Path, log: object) -> Path:
 
 
 @pytest.fixture
-def target(fake: Path, tiny_files: ModelFiles) -> Any:
-    return lambda say=print: TargetModel(
-        files=tiny_files,
-        context=100,
-        threads=3,
-        llama_server=server_binary(str(fake)),
-        say=say,
-    )
+def opened(fake: Path, tiny_files: ModelFiles) -> Any:
+    def server(say: Callable[[str], None] = print) -> LlamaServer:
+        return LlamaServer(tiny_files, server_binary(str(fake)), 100, threads=3, say=say)
+
+    return server
 
 
 def all_ended(log: Callable[[], list[dict[str, Any]]]) -> bool:
@@ -79,10 +77,10 @@ def all_ended(log: Callable[[], list[dict[str, Any]]]) -> bool:
 
 
 def test_each_answer_is_of_a_server_of_its_own_with_the_options_of_its_row(
-    target: Any, log: Any, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Any, log: Any, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("LLAMA_ARG_SPEC_TYPE", "ngram-mod")
-    peer = LlamaServer(target())
+    peer = opened()
     assert peer.modes == ("plain", *LOOKUPS)
     plain = peer.answer(QUESTION, 5, "plain")
     lookup = peer.answer(QUESTION, 5, "ngram-cache")
@@ -111,12 +109,12 @@ def test_each_answer_is_of_a_server_of_its_own_with_the_options_of_its_row(
     ("way", "modes"), [("unspeculative", ("plain",)), ("some", ("plain", "ngram-mod"))]
 )
 def test_lookups_that_a_version_lacks_are_left_out_and_named(
-    way: str, modes: tuple[str, ...], target: Any, monkeypatch: pytest.MonkeyPatch
+    way: str, modes: tuple[str, ...], opened: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FAKE_WAY", way)
     lines: list[str] = []
 
-    assert LlamaServer(target(lines.append)).modes == modes
+    assert opened(lines.append).modes == modes
     (line,) = (line for line in lines if "llama-server" in line)
     assert [name for name in LOOKUPS if name not in line] == [*modes[1:]]
 
@@ -153,12 +151,12 @@ def test_what_is_no_program_is_refused_and_without_a_path_it_is_missing(
     [("ends", "failed to load model"), ("loading", "not ready after 1 s")],
 )
 def test_a_server_that_does_not_become_ready_is_an_error_and_ended(
-    way: str, says: str, target: Any, log: Any, monkeypatch: pytest.MonkeyPatch
+    way: str, says: str, opened: Any, log: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FAKE_WAY", way)
     monkeypatch.setattr(process, "READY_SECONDS", 1.0)
     with pytest.raises(ModelError) as error:
-        LlamaServer(target())
+        opened()
     assert says in str(error.value)
     assert "\n" not in str(error.value)
     if way != "ends":
@@ -167,10 +165,10 @@ def test_a_server_that_does_not_become_ready_is_an_error_and_ended(
 
 @pytest.mark.parametrize("way", ["dies", "refuses", "silent", "old"])
 def test_an_answer_that_fails_is_an_error_of_one_line(
-    way: str, target: Any, log: Any, monkeypatch: pytest.MonkeyPatch
+    way: str, opened: Any, log: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FAKE_WAY", way)
-    peer = LlamaServer(target())
+    peer = opened()
     with pytest.raises(ModelError) as error:
         peer.answer(QUESTION, 5, "plain")
     assert "\n" not in str(error.value)

@@ -14,10 +14,13 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET, ModelFiles
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
+from paceline.verify.suite import SuitePrompt
 from paceline_lab.bench.record import Row, parse_record
+from paceline_lab.bench.turns import PromptTurn
 from paceline_lab.peers import command
-from paceline_lab.peers.base import Peer, PeerAnswer, Question, TargetModel
+from paceline_lab.peers.base import Peer, PeerAnswer
 from paceline_lab.peers.llama_server.binary import ServerBinary
+from paceline_lab.peers.llama_server.peer import LlamaServer
 from paceline_lab.peers.measure import DECODE, OWN, WHOLE, PeerContender, contenders_of, measure
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.peers.server import ServerPeer
@@ -26,7 +29,8 @@ from support.faulty import FaultyEngine, other_picks_when_drafting
 from support.server import running
 
 TEXT = "this is one and the user, this is one and the user"
-QUESTION = Question("one", "chat", [{"role": "user", "content": "Hello"}], [1, 2, 3])
+PROMPT = SuitePrompt("one", "chat", [{"role": "user", "content": TEXT}])
+QUESTION = PromptTurn("one", PROMPT, 1, PROMPT.messages, [1, 2, 3])
 
 
 def answered(*tokens: int, seconds: float = 1.0, **more: Any) -> PeerAnswer:
@@ -39,7 +43,6 @@ class Fake:
 
     answers: Mapping[str, Sequence[PeerAnswer]]
     name: str = "fake"
-    packages: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
 
@@ -47,10 +50,10 @@ class Fake:
     def modes(self) -> Sequence[str]:
         return tuple(self.answers)
 
-    def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
+    def answer(self, question: PromptTurn, max_tokens: int, mode: str) -> PeerAnswer:
         given = self.answers[mode]
-        turn = self.asked.count((question.id, mode))
-        self.asked.append((question.id, mode))
+        turn = self.asked.count((question.name, mode))
+        self.asked.append((question.name, mode))
         return replace(given[turn % len(given)])
 
 
@@ -175,7 +178,7 @@ def lines_of(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
 
 def test_a_peer_that_fails_is_named_with_the_question():
     class Broken(Fake):
-        def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
+        def answer(self, question: PromptTurn, max_tokens: int, mode: str) -> PeerAnswer:
             raise RuntimeError("out of\nmemory")
 
     with pytest.raises(ModelError, match="fake, plain fails at one: out of memory"):
@@ -186,7 +189,7 @@ def test_a_peer_that_fails_is_named_with_the_question():
 def peers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Peer], None]:
     binary = ServerBinary(Path("llama-server"), "1", ())
     monkeypatch.setattr(command, "server_binary", lambda _: binary)
-    return lambda peer: monkeypatch.setattr(command, "LlamaServer", lambda _: peer)
+    return lambda peer: monkeypatch.setattr(command, "LlamaServer", lambda *_, **__: peer)
 
 
 def bench(model: Model, suite: Path, **options: Any) -> Report:
@@ -208,7 +211,7 @@ def bench(model: Model, suite: Path, **options: Any) -> Report:
 def test_a_run_has_every_way_of_every_peer_on_every_prompt_in_every_round(
     model: Model, suite_file: Path, peers: Callable[[Peer], None]
 ):
-    fake = Fake({"plain": [answered(7, 8)], "lookup": [answered(7, 9)]}, packages=["pytest"])
+    fake = Fake({"plain": [answered(7, 8)], "lookup": [answered(7, 9)]})
     peers(fake)
     report = bench(model, suite_file, rounds=2)
     record = parse_record(json.loads(json.dumps(report.value)), "it")
@@ -217,7 +220,6 @@ def test_a_run_has_every_way_of_every_peer_on_every_prompt_in_every_round(
     assert all(len(row.measures["ratio"]) == 2 for row in record.rows)
     found = record.summary["speeds"]["contenders"]
     assert [found[name]["texts_changed"] for name in record.contenders] == [0, 0, 0, 3]
-    assert record.versions["pytest"] == pytest.__version__
     assert len(fake.asked) == 2 * (1 + 2 * 3), "once before, then twice a prompt"
     assert report.passed, "it is no fault of ours"
 
@@ -243,11 +245,11 @@ def test_a_name_that_means_nothing_here_is_refused(model: Model, suite_file: Pat
 
 
 @pytest.fixture
-def question(model: Model) -> Question:
-    return Question("one", "chat", [{"role": "user", "content": TEXT}], model.tokens(TEXT))
+def question(model: Model) -> PromptTurn:
+    return replace(QUESTION, tokens=model.tokens(TEXT))
 
 
-def test_ours_is_asked_as_a_first_request_each_time(model: Model, question: Question):
+def test_ours_is_asked_as_a_first_request_each_time(model: Model, question: PromptTurn):
     tokens, ours = question.tokens, PacelinePeer(model)
     first, second, auto = (ours.answer(question, 40, mode) for mode in ("plain", "plain", "auto"))
     assert first.tokens == model.generate(tokens, max_tokens=40, drafter="none").token_ids
@@ -258,13 +260,13 @@ def test_ours_is_asked_as_a_first_request_each_time(model: Model, question: Ques
 
 
 def test_a_model_of_another_format_is_not_for_a_peer(tiny_files: ModelFiles):
-    checkpoint = replace(tiny_files, weights=None)
+    checkpoint, binary = replace(tiny_files, weights=None), ServerBinary(Path("it"), "1", ())
     with pytest.raises(ModelError, match="is no GGUF file"):
-        _ = TargetModel(files=checkpoint, context=9, say=print).gguf
+        LlamaServer(checkpoint, binary, 9, threads=None, say=print)
 
 
 def test_a_server_of_ours_is_asked_with_and_without_speculation(
-    model: Model, question: Question, monkeypatch: pytest.MonkeyPatch
+    model: Model, question: PromptTurn, monkeypatch: pytest.MonkeyPatch
 ):
     expected = model.generate(TEXT, max_tokens=24)
     sent: list[dict[str, Any]] = []

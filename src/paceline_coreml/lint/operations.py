@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from paceline_coreml.lint.program import Program, first, shape_text
-from paceline_coreml.lint.rules import PROGRAM_RULES, Fault, rule
+from paceline_coreml.lint.rules import Fault, program_rule
 from paceline_coreml.rehearsal.ops import OPS
 from paceline_coreml.rehearsal.program import Op
 
@@ -20,12 +20,7 @@ _SHAPING: Final = ("shape", "begin", "end", "reps", "size", "split_sizes", "pad"
 """Parameters that determine the output shape."""
 
 
-@rule(
-    PROGRAM_RULES,
-    "linear",
-    "high",
-    "ane-book, converters; Apple, ml-ane-transformers; Anemll, its rules",
-)
+@program_rule("high", "ane-book, converters; Apple, ml-ane-transformers; Anemll, its rules")
 def linear(program: Program) -> Iterator[Fault]:
     """A projection that is not a convolution. Make it a 1x1 convolution.
 
@@ -50,19 +45,19 @@ def linear(program: Program) -> Iterator[Fault]:
                 )
 
 
-@rule(PROGRAM_RULES, "topk", "high", "ane-book, experiment 22: topk ran on the CPU")
+@program_rule("high", "ane-book, experiment 22: topk ran on the CPU")
 def topk(program: Program) -> Iterator[Fault]:
     """Top-k leaves the Neural Engine. Use comparisons, or the host."""
     yield from _of_kinds(program, {"topk"})
 
 
-@rule(PROGRAM_RULES, "host-operation", "medium", "hollance/neural-engine; john-rocky/CoreML-LLM")
+@program_rule("medium", "hollance/neural-engine; john-rocky/CoreML-LLM")
 def host_operation(program: Program) -> Iterator[Fault]:
     """Gather, scatter, sort and argmax run on the CPU. Do them on the host."""
     yield from _of_kinds(program, _ON_THE_HOST)
 
 
-@rule(PROGRAM_RULES, "control-flow", "high", "every source: the Neural Engine runs fixed programs")
+@program_rule("high", "every source: the Neural Engine runs fixed programs")
 def control_flow(program: Program) -> Iterator[Fault]:
     """A branch, loop or shape that depends on the data. Compute everything, and mask."""
     for op in program.ops:
@@ -75,9 +70,7 @@ def control_flow(program: Program) -> Iterator[Fault]:
             yield Fault(op.name, f"a {op.type} whose shape depends on the data")
 
 
-@rule(
-    PROGRAM_RULES,
-    "depthwise",
+@program_rule(
     "medium",
     "john-rocky/CoreML-LLM: 1,024 groups of 3 taps ran on the CPU; ane-book says otherwise",
 )
@@ -90,12 +83,7 @@ def depthwise(program: Program) -> Iterator[Fault]:
             yield Fault(op.name, f"a conv of {groups} groups of one channel")
 
 
-@rule(
-    PROGRAM_RULES,
-    "unknown-operation",
-    "low",
-    "paceline's rehearsal, which rejects unknown operations",
-)
+@program_rule("low", "paceline's rehearsal, which rejects unknown operations")
 def unknown_operation(program: Program) -> Iterator[Fault]:
     """An operation that cannot be rehearsed, so only a Mac can check it."""
     for op in program.ops:

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from paceline_coreml.lint.program import Program, first
-from paceline_coreml.lint.rules import PROGRAM_RULES, Fault, rule
+from paceline_coreml.lint.rules import Fault, program_rule
 from paceline_coreml.rehearsal.program import Op, Operand
 
 _LARGEST: Final = 65504.0
@@ -17,12 +17,7 @@ _SUMS: Final = ("reduce_sum", "reduce_mean")
 _SUMS_OF_SQUARES: Final = ("reduce_sum_square", "reduce_l2_norm", "l2_norm")
 
 
-@rule(
-    PROGRAM_RULES,
-    "float16",
-    "high",
-    "hollance/neural-engine: the Neural Engine computes in float16",
-)
+@program_rule("high", "hollance/neural-engine: the Neural Engine computes in float16")
 def float16(program: Program) -> Iterator[Fault]:
     """float32 is computed on other devices. Convert in float16."""
     for op in program.ops:
@@ -31,12 +26,7 @@ def float16(program: Program) -> Iterator[Fault]:
                 yield Fault(op.name, f"a {op.type} that makes {out.dtype}")
 
 
-@rule(
-    PROGRAM_RULES,
-    "whole-numbers",
-    "medium",
-    "anemll-profile: 'Unsupported tensor data type: int32'",
-)
+@program_rule("medium", "anemll-profile: 'Unsupported tensor data type: int32'")
 def whole_numbers(program: Program) -> Iterator[Fault]:
     """Integers are computed on other devices, sizes included. Read no size from a tensor."""
     for op in program.ops:
@@ -46,12 +36,7 @@ def whole_numbers(program: Program) -> Iterator[Fault]:
                 yield Fault(op.name, f"a {op.type} that makes {out.dtype}")
 
 
-@rule(
-    PROGRAM_RULES,
-    "cast",
-    "medium",
-    "ane-book, experiment 22: a cast, beside a topk, ran on the CPU",
-)
+@program_rule("medium", "ane-book, experiment 22: a cast, beside a topk, ran on the CPU")
 def cast(program: Program) -> Iterator[Fault]:
     """A cast may leave the Neural Engine. Use float16 inputs, and signs and clamps as weights."""
     for op in program.ops:
@@ -61,7 +46,7 @@ def cast(program: Program) -> Iterator[Fault]:
             yield Fault(op.name, f"a cast from {dtype} to {op.outputs[0].dtype}")
 
 
-@rule(PROGRAM_RULES, "overflow", "high", "ane-book, experiment 27; Anemll, its norms")
+@program_rule("high", "ane-book, experiment 27; Anemll, its norms")
 def overflow(program: Program) -> Iterator[Fault]:
     """The residual stream is squared unscaled: squares overflow float16 from 256 on. Divide before.
 
@@ -79,9 +64,7 @@ def overflow(program: Program) -> Iterator[Fault]:
             yield Fault(op.name, f"a {op.type} of the squares of {of}, which is not scaled down")
 
 
-@rule(
-    PROGRAM_RULES, "infinity", "high", "ane-book and john-rocky/CoreML-LLM: masks of -1e4, not -inf"
-)
+@program_rule("high", "ane-book and john-rocky/CoreML-LLM: masks of -1e4, not -inf")
 def infinity(program: Program) -> Iterator[Fault]:
     """A constant out of float16's range: infinity times 0 is NaN. Use -1e4 for a mask."""
     for op, constant in program.stored():

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from paceline_coreml.lint.program import Program
 from paceline_coreml.lint.row_tracker import RowEvent, RowTracker
-from paceline_coreml.lint.rules import PROGRAM_RULES, Fault, rule
+from paceline_coreml.lint.rules import Fault, program_rule
 from paceline_coreml.rehearsal.program import MilFunction
 
 _ROW_AXES: Final[Mapping[str, tuple[int, ...]]] = {
@@ -30,11 +30,8 @@ _ROW_AXES: Final[Mapping[str, tuple[int, ...]]] = {
 """Row axes in the inputs of paceline's shards, for a package with one static function."""
 
 
-@rule(
-    PROGRAM_RULES,
-    "row-order",
-    "high",
-    "the seed experiments, ane-book 26: heads and tokens permuted, invisible with one row",
+@program_rule(
+    "high", "the seed experiments, ane-book 26: heads and tokens permuted, invisible with one row"
 )
 def row_order(program: Program) -> Iterator[Fault]:
     """Rows are mixed with each other, or with heads and channels. Right with one row at most."""
@@ -48,12 +45,7 @@ def row_order(program: Program) -> Iterator[Fault]:
             yield Fault(name, f"gives {layout}; expected an axis for the rows")
 
 
-@rule(
-    PROGRAM_RULES,
-    "row-order-unknown",
-    "medium",
-    "paceline: an untracked operation is not proven right",
-)
+@program_rule("medium", "paceline: an untracked operation is not proven right")
 def row_order_unknown(program: Program) -> Iterator[Fault]:
     """Rows could not be tracked through the program. Compare blocks with single rows (golden)."""
     yield from _of_kind(program, "untracked")
@@ -61,11 +53,8 @@ def row_order_unknown(program: Program) -> Iterator[Fault]:
         yield Fault("", "the row axes of the inputs are unknown")
 
 
-@rule(
-    PROGRAM_RULES,
-    "declared-shape",
-    "high",
-    "paceline: coremltools 9 declares a select of two numbers so; the rehearsal rejects it",
+@program_rule(
+    "high", "paceline: coremltools 9 declares a select of two numbers so; the rehearsal rejects it"
 )
 def declared_shape(program: Program) -> Iterator[Fault]:
     """An operation makes another shape than the program declares."""

@@ -1,12 +1,13 @@
 """The registry of lint rules.
 
 A rule is a function that checks a program, a package or a whole artifact and yields faults. Its
-docstring is the message; `rule` adds the source and the confidence. The verdict follows: a
+docstring is the message; a decorator adds the source and the confidence. The verdict follows: a
 well-established rule fails, others warn.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from paceline_coreml.lint.program import Program
@@ -64,16 +65,9 @@ class LintRule(Generic[_Subject]):
         return "fail" if self.confidence == "high" else "warn"
 
     def findings(self, subject: _Subject, shard: str) -> Iterator[Finding]:
-        for fault in self.check(subject):
-            yield Finding(
-                shard,
-                self.name,
-                self.verdict,
-                fault.where,
-                fault.what,
-                self.source,
-                self.confidence,
-            )
+        for where, what in self.check(subject):
+            about = self.source, self.confidence
+            yield Finding(shard, self.name, self.verdict, where, what, *about)
 
 
 PROGRAM_RULES: list[LintRule[Program]] = []
@@ -86,14 +80,19 @@ ARTIFACT_RULES: list[LintRule[Sequence[SizedPackage]]] = []
 _Check = Callable[[_Subject], Iterable[Fault]]
 
 
-def rule(
-    rules: list[LintRule[_Subject]], name: str, confidence: Confidence, source: str
+def _rule(
+    rules: list[LintRule[_Subject]], confidence: Confidence, source: str
 ) -> Callable[[_Check[_Subject]], _Check[_Subject]]:
-    """Register a function as a rule; its docstring is the meaning."""
+    """Register a function: its name, with dashes, is the rule's, and its docstring the meaning."""
 
     def register(check: _Check[_Subject]) -> _Check[_Subject]:
-        meaning = " ".join((check.__doc__ or "").split())
+        name, meaning = check.__name__.replace("_", "-"), " ".join((check.__doc__ or "").split())
         rules.append(LintRule(name, confidence, source, meaning, check))
         return check
 
     return register
+
+
+program_rule = partial(_rule, PROGRAM_RULES)
+package_rule = partial(_rule, PACKAGE_RULES)
+artifact_rule = partial(_rule, ARTIFACT_RULES)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from paceline_coreml.lint.program import Program, first, shape_text
-from paceline_coreml.lint.rules import PROGRAM_RULES, Fault, rule
+from paceline_coreml.lint.rules import Fault, program_rule
 from paceline_coreml.rehearsal.program import Feature
 
 _MAX_AXES: Final = 4
@@ -12,7 +12,7 @@ _LONGEST: Final = 16384
 _MAX_CHANNELS: Final = 65536
 
 
-@rule(PROGRAM_RULES, "rank", "medium", "Anemll, its rules")
+@program_rule("medium", "Anemll, its rules")
 def rank(program: Program) -> Iterator[Fault]:
     """More than four axes. Merge some of them, or compute heads one after another."""
     for op in program.ops:
@@ -21,7 +21,7 @@ def rank(program: Program) -> Iterator[Fault]:
                 yield Fault(op.name, f"a {op.type} that makes {shape_text(out.shape)}")
 
 
-@rule(PROGRAM_RULES, "axis-length", "medium", "Anemll, its rules")
+@program_rule("medium", "Anemll, its rules")
 def axis_length(program: Program) -> Iterator[Fault]:
     """One of the last two of four axes is longer than 16,384. Split it, or make it channels."""
     values = [*program.function.block.inputs, *(out for op in program.ops for out in op.outputs)]
@@ -31,9 +31,7 @@ def axis_length(program: Program) -> Iterator[Fault]:
             yield Fault(value.name, f"has the shape {shape_text(value.shape)}")
 
 
-@rule(
-    PROGRAM_RULES,
-    "channels",
+@program_rule(
     "medium",
     "ane-book, privacy filter: 81,920 channels ran on the CPU, 20,480 did not; 65,536 by Anemll",
 )
@@ -46,7 +44,7 @@ def channels(program: Program) -> Iterator[Fault]:
             yield Fault(op.name, f"a conv of {count} channels")
 
 
-@rule(PROGRAM_RULES, "unbounded", "high", "apple/coremltools#2370, #2548")
+@program_rule("high", "apple/coremltools#2370, #2548")
 def unbounded(program: Program) -> Iterator[Fault]:
     """An input without a maximum length. Give its range an upper bound."""
     for feature in program.function.inputs:
@@ -54,12 +52,7 @@ def unbounded(program: Program) -> Iterator[Fault]:
             yield Fault(feature.name, "has an axis without an upper bound")
 
 
-@rule(
-    PROGRAM_RULES,
-    "mixed-inputs",
-    "medium",
-    "apple/coremltools#2548: EnumeratedWithRangeInputsException",
-)
+@program_rule("medium", "apple/coremltools#2548: EnumeratedWithRangeInputsException")
 def mixed_inputs(program: Program) -> Iterator[Fault]:
     """Inputs with ranges beside fixed inputs and states, or listed shapes: may not load."""
     inputs = program.function.inputs
@@ -74,12 +67,7 @@ def mixed_inputs(program: Program) -> Iterator[Fault]:
         )
 
 
-@rule(
-    PROGRAM_RULES,
-    "listed-shapes",
-    "medium",
-    "the seed experiments: std::bad_cast when loaded; ane-book, experiment 26",
-)
+@program_rule("medium", "the seed experiments: std::bad_cast when loaded; ane-book, experiment 26")
 def listed_shapes(program: Program) -> Iterator[Fault]:
     """EnumeratedShapes in a model with states. Use a range, or a function per shape."""
     if program.stateful:
@@ -89,7 +77,7 @@ def listed_shapes(program: Program) -> Iterator[Fault]:
                 yield Fault(feature.name, f"has {count} listed shapes, and there are states")
 
 
-@rule(PROGRAM_RULES, "whole-input", "medium", "apple/coremltools#2500: std::bad_cast, error -14")
+@program_rule("medium", "apple/coremltools#2500: std::bad_cast, error -14")
 def whole_input(program: Program) -> Iterator[Fault]:
     """An integer input of flexible length in a model with states. Embed on the host."""
     if program.stateful:

@@ -5,7 +5,7 @@ from typing import Final
 
 from paceline_coreml.engine.artifact import MAX_STATES
 from paceline_coreml.lint.program import MOVE_OPS, Program, first, shape_text
-from paceline_coreml.lint.rules import PROGRAM_RULES, Fault, rule
+from paceline_coreml.lint.rules import Fault, program_rule
 from paceline_coreml.rehearsal.program import Op, Operand
 
 _WIDTH: Final = 32
@@ -13,12 +13,7 @@ _PARTS: Final = MOVE_OPS | {"slice_by_index", "slice_by_size"}
 """Operations that give some or all elements of one operand."""
 
 
-@rule(
-    PROGRAM_RULES,
-    "state-type",
-    "high",
-    "coremltools 9, backend/mil/load.py; apple/coremltools#2537",
-)
+@program_rule("high", "coremltools 9, backend/mil/load.py; apple/coremltools#2537")
 def state_type(program: Program) -> Iterator[Fault]:
     """A state must be float16 and have one shape."""
     kept = {value.name: value for value in program.function.block.inputs if value.is_state}
@@ -30,7 +25,7 @@ def state_type(program: Program) -> Iterator[Fault]:
             yield Fault(state.name, "has more than one shape")
 
 
-@rule(PROGRAM_RULES, "state-width", "medium", "apple/coremltools#2631: 256 ran, 270 failed")
+@program_rule("medium", "apple/coremltools#2631: 256 ran, 270 failed")
 def state_width(program: Program) -> Iterator[Fault]:
     """The last axis of a state is not a multiple of 32.
 
@@ -41,7 +36,7 @@ def state_width(program: Program) -> Iterator[Fault]:
             yield Fault(state.name, f"has the shape {list(state.shape)}")
 
 
-@rule(PROGRAM_RULES, "over-40-states", "medium", "the seed experiments: 40 states ran")
+@program_rule("medium", "the seed experiments: 40 states ran")
 def over_40_states(program: Program) -> Iterator[Fault]:
     """More states than were seen to run. Put fewer layers into a package."""
     count = len(program.function.states)
@@ -49,7 +44,7 @@ def over_40_states(program: Program) -> Iterator[Fault]:
         yield Fault("", f"{count} states; expected {MAX_STATES} or fewer")
 
 
-@rule(PROGRAM_RULES, "state-shift", "medium", "john-rocky/CoreML-LLM: error -14")
+@program_rule("medium", "john-rocky/CoreML-LLM: error -14")
 def state_shift(program: Program) -> Iterator[Fault]:
     """A state is shifted and extended by concat. Write to a ring buffer through a mask."""
     for op in program.ops:
@@ -67,12 +62,7 @@ def state_shift(program: Program) -> Iterator[Fault]:
                     break
 
 
-@rule(
-    PROGRAM_RULES,
-    "state-part",
-    "medium",
-    "Anemll#27 (more than 32 rows failed); FluidInference/mobius#77",
-)
+@program_rule("medium", "Anemll#27 (more than 32 rows failed); FluidInference/mobius#77")
 def state_part(program: Program) -> Iterator[Fault]:
     """A partial write to a state. Write the whole state through a mask."""
     for op in program.ops:
@@ -84,7 +74,7 @@ def state_part(program: Program) -> Iterator[Fault]:
             yield Fault(op.name, f"writes {shape_text(part)} of {shape_text(shape)}")
 
 
-@rule(PROGRAM_RULES, "state-update-type", "medium", "Anemll#39: an error of BNNS on macOS 26")
+@program_rule("medium", "Anemll#39: an error of BNNS on macOS 26")
 def state_update_type(program: Program) -> Iterator[Fault]:
     """A write to a state has another type than the state."""
     for op in program.ops:

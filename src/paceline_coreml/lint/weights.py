@@ -5,12 +5,11 @@ from typing import Final
 
 from paceline_coreml.lint.program import Program, first
 from paceline_coreml.lint.rules import (
-    ARTIFACT_RULES,
-    PACKAGE_RULES,
-    PROGRAM_RULES,
     Fault,
     SizedPackage,
-    rule,
+    artifact_rule,
+    package_rule,
+    program_rule,
 )
 
 _MEGABYTE: Final = 1 << 20
@@ -21,12 +20,7 @@ _SCALED: Final = "constexpr_blockwise_shift_scale"
 _TABLE: Final = "constexpr_lut_to_dense"
 
 
-@rule(
-    PROGRAM_RULES,
-    "int4-blocks",
-    "high",
-    "ane-book, research and experiment 35: shards of them ran on the CPU",
-)
+@program_rule("high", "ane-book, research and experiment 35: shards of them ran on the CPU")
 def int4_blocks(program: Program) -> Iterator[Fault]:
     """4-bit weights with a scale per block. Use 8 bits, or 4-bit lookup tables.
 
@@ -41,7 +35,7 @@ def int4_blocks(program: Program) -> Iterator[Fault]:
             yield Fault(op.name, f"4 bits with scales {list(scale)} for {list(data.shape)}")
 
 
-@rule(PROGRAM_RULES, "table-scale", "medium", "apple/coremltools#2688: fails to load on macOS 26")
+@program_rule("medium", "apple/coremltools#2688: fails to load on macOS 26")
 def table_scale(program: Program) -> Iterator[Fault]:
     """A lookup table of weights with a scale per channel. Palettize without a scale."""
     for op in program.storage_ops(_SCALED):
@@ -50,9 +44,7 @@ def table_scale(program: Program) -> Iterator[Fault]:
             yield Fault(op.name, f"scales the lookup table {maker.name}")
 
 
-@rule(
-    PROGRAM_RULES,
-    "table-state",
+@program_rule(
     "medium",
     "apple/coremltools#2716: coremltools 9 makes some that crash after 100 calls, 8.3 does not",
 )
@@ -63,7 +55,7 @@ def table_state(program: Program) -> Iterator[Fault]:
         yield Fault("", f"{count} lookup tables, and {len(program.function.states)} states")
 
 
-@rule(PROGRAM_RULES, "expert-scale", "high", "ane-book, experiment 36: a cosine of 0.9555")
+@program_rule("high", "ane-book, experiment 36: a cosine of 0.9555")
 def expert_scale(program: Program) -> Iterator[Fault]:
     """One scale for the weights of several experts. Quantize per channel.
 
@@ -78,9 +70,7 @@ def expert_scale(program: Program) -> Iterator[Fault]:
             yield Fault(op.name, f"one scale for {list(data.shape)}")
 
 
-@rule(
-    PACKAGE_RULES,
-    "small",
+@package_rule(
     "medium",
     "ane-book, experiments 27, 30, 31: under 14 MB to the CPU; contested: 5.3 to 8.1 MB passed",
 )
@@ -90,23 +80,15 @@ def small(loaded: SizedPackage) -> Iterator[Fault]:
         yield Fault("", f"{loaded.size / _MEGABYTE:.1f} MB; expected {_SMALL // _MEGABYTE} or more")
 
 
-@rule(
-    PACKAGE_RULES,
-    "large",
-    "medium",
-    "the seed experiments: 2,016 MB passed; ane-book: 2.3 GB went to the CPU",
-)
+@package_rule("medium", "the seed experiments: 2,016 MB passed; ane-book: 2.3 GB went to the CPU")
 def large(loaded: SizedPackage) -> Iterator[Fault]:
     """A package this large ran on the CPU. Split it."""
     if loaded.size > _LARGE:
         yield Fault("", f"{loaded.size / _MEGABYTE:.0f} MB; expected {_LARGE // _MEGABYTE} or less")
 
 
-@rule(
-    ARTIFACT_RULES,
-    "process",
-    "low",
-    "the seed experiments: error -14 over about 3 GB; contested: their Phi has 3.2 GB",
+@artifact_rule(
+    "low", "the seed experiments: error -14 over about 3 GB; contested: their Phi has 3.2 GB"
 )
 def process(packages: Sequence[SizedPackage]) -> Iterator[Fault]:
     """All packages together are larger than a process has been seen to load."""

@@ -46,7 +46,6 @@ class Op:
     inputs: Mapping[str, tuple[Operand, ...]]
     """Parameter -> operands; most have one, `concat` and similar have several."""
     outputs: tuple[Value, ...]
-    attributes: Mapping[str, Constant]
     blocks: tuple["MilBlock", ...] = ()
     """Nested blocks of `cond` and `while_loop`."""
 
@@ -89,7 +88,6 @@ class MilFunction:
     """One of the programs in a package, with its features."""
 
     name: str
-    opset: str
     inputs: tuple[Feature, ...]
     outputs: tuple[Feature, ...]
     states: tuple[Feature, ...]
@@ -100,7 +98,6 @@ class MilFunction:
 @dataclass(frozen=True, slots=True)
 class MilPackage:
     path: Path
-    specification_version: int
     functions: Mapping[str, MilFunction]
     default_function: str
 
@@ -185,7 +182,7 @@ class _Reader:
                 f"{self._path}: the default function is {default!r}, and there is only "
                 f"{', '.join(sorted(functions)) or 'none'}"
             )
-        return MilPackage(self._path, spec.specificationVersion, functions, default)
+        return MilPackage(self._path, functions, default)
 
     def function(self, name: str, function: Any, description: Any) -> MilFunction:
         if function.opset not in function.block_specializations:
@@ -195,7 +192,6 @@ class _Reader:
         inputs = sorted(map(self.value, function.inputs), key=lambda value: value.is_state)
         return MilFunction(
             name,
-            function.opset,
             tuple(map(self.feature, description.input)),
             tuple(map(self.feature, description.output)),
             tuple(map(self.feature, description.state)),
@@ -250,9 +246,7 @@ class _Reader:
         }
         if op.type.startswith(_HELD_IN_ATTRIBUTES):
             inputs |= {parameter: (value,) for parameter, value in attributes.items()}
-            attributes = {}
-        blocks = tuple(map(self.block, op.blocks))
-        return Op(op.type, name, inputs, outputs, attributes, blocks)
+        return Op(op.type, name, inputs, outputs, tuple(map(self.block, op.blocks)))
 
     def value(self, value: Any) -> Value:
         is_state = value.type.WhichOneof("type") == "stateType"

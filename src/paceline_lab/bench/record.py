@@ -164,7 +164,7 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(median(values), min(values), max(values))
 
 
-def here(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
+def here() -> dict[str, Any]:
     """Fields of a record that describe this process: time, command, versions, machine.
 
     >>> Record("run", rows, **here())
@@ -173,7 +173,7 @@ def here(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["paceline", *sys.argv[1:]]),
         "paceline": paceline.__version__,
-        "versions": {"python": platform.python_version(), **dict(_versions(packages))},
+        "versions": {"python": platform.python_version(), **dict(_versions())},
         "machine": {"processor": processor(), "cores": cpu_cores(), "system": platform.system()},
     }
 
@@ -230,8 +230,8 @@ def _reject_constant(text: str) -> None:
     raise ValueError(f"{text} is no number in JSON")
 
 
-def _versions(packages: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for name in packages:
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in PACKAGES:
         try:
             yield name, metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -13,10 +13,10 @@ from paceline.verify.suite import SuitePrompt, prompt_for
 from paceline_lab.bench.ab_test import about, max_context
 from paceline_lab.bench.journal import open_journal
 from paceline_lab.bench.prompts import chosen_prompts
-from paceline_lab.bench.record import PACKAGES, Record, here
-from paceline_lab.bench.turns import PromptTurn, measure_turns
+from paceline_lab.bench.record import Record, here
+from paceline_lab.bench.turns import measure_turns
 from paceline_lab.journals import journal_path
-from paceline_lab.peers.base import Peer, Question, TargetModel
+from paceline_lab.peers.base import Peer
 from paceline_lab.peers.llama_server.binary import PROGRAM, server_binary
 from paceline_lab.peers.llama_server.peer import LlamaServer
 from paceline_lab.peers.measure import contenders_of, measure
@@ -67,17 +67,15 @@ def bench_peers(
     model = load()
     model.measured_costs()
     context = min(max_context(model), _needed_context(prompts.prompts, model, max_tokens))
-    target = TargetModel(
-        files=model.files,
-        context=context,
-        say=progress.say,
-        threads=threads,
-        llama_server=binary,
-    )
     opened: list[Peer] = []
     for name in dict.fromkeys(peers):
         with progress.task(f"opening {name}"):
-            opened.append(ServerPeer(name, access) if _is_url(name) else LlamaServer(target))
+            if binary is None or _is_url(name):
+                opened.append(ServerPeer(name, access))
+                continue
+            opened.append(
+                LlamaServer(model.files, binary, context, threads=threads, say=progress.say)
+            )
     contenders = contenders_of(PacelinePeer(model), opened)
     head = Record(
         "peers",
@@ -93,7 +91,7 @@ def bench_peers(
         },
         suite_sha256=prompts.sha256,
         **about(model),
-        **here([*PACKAGES, *dict.fromkeys(name for peer in opened for name in peer.packages)]),
+        **here(),
     )
     with open_journal(output, head) as journal:
         rows, skipped = measure_turns(
@@ -101,11 +99,9 @@ def bench_peers(
             model,
             room=context,
             max_tokens=max_tokens,
-            warm_up=lambda turn: [
-                contender.answer(_question(turn), max_tokens) for contender in contenders
-            ],
+            warm_up=lambda turn: [contender.answer(turn, max_tokens) for contender in contenders],
             measure=lambda turn, place: measure(
-                _question(turn), contenders, rounds=rounds, max_tokens=max_tokens, start=place
+                turn, contenders, rounds=rounds, max_tokens=max_tokens, start=place
             ),
             journal=journal,
             progress=progress,
@@ -125,10 +121,6 @@ def bench_peers(
 
 def _is_url(name: str) -> bool:
     return name.startswith(("http://", "https://"))
-
-
-def _question(turn: PromptTurn) -> Question:
-    return Question(turn.name, turn.prompt.kind, turn.messages, turn.tokens)
 
 
 def _needed_context(prompts: Sequence[SuitePrompt], model: Model, max_tokens: int) -> int:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from paceline.errors import ModelError
 from paceline_lab.bench.ab_test import PLAIN, interleaved
 from paceline_lab.bench.record import Row
-from paceline_lab.peers.base import Peer, PeerAnswer, Question
+from paceline_lab.bench.turns import PromptTurn
+from paceline_lab.peers.base import Peer, PeerAnswer
 from paceline_lab.peers.paceline_peer import PacelinePeer
 
 DECODE, WHOLE = "decode_tokens_per_second", "answer_tokens_per_second"
@@ -27,7 +28,7 @@ class PeerContender(NamedTuple):
     peer: Peer
     mode: str
 
-    def answer(self, question: Question, max_tokens: int) -> PeerAnswer:
+    def answer(self, question: PromptTurn, max_tokens: int) -> PeerAnswer:
         """Answer a question. Raises ModelError if the peer fails."""
         try:
             return self.peer.answer(question, max_tokens, self.mode)
@@ -35,7 +36,7 @@ class PeerContender(NamedTuple):
             if isinstance(self.peer, PacelinePeer):
                 raise
             raise ModelError(
-                f"{self.name} fails at {question.id}: {' '.join(str(error).split())}"
+                f"{self.name} fails at {question.name}: {' '.join(str(error).split())}"
             ) from error
 
 
@@ -51,7 +52,7 @@ def contenders_of(ours: PacelinePeer, peers: Sequence[Peer]) -> list[PeerContend
 
 
 def measure(
-    question: Question,
+    question: PromptTurn,
     contenders: Sequence[PeerContender],
     *,
     rounds: int,
@@ -71,7 +72,7 @@ def measure(
 
 
 def _row(
-    question: Question,
+    question: PromptTurn,
     contender: PeerContender,
     answers: Mapping[str, Sequence[PeerAnswer]],
     plain: str,
@@ -89,8 +90,8 @@ def _row(
     if contender.name != contender.own:
         measures[OWN] = _ratios(rates, answers[contender.own])
     return Row(
-        question.id,
-        question.kind,
+        question.name,
+        question.prompt.kind,
         contender.name,
         {name: complete for name, values in measures.items() if (complete := _complete(values))},
         counts=_counts(peer_answers),

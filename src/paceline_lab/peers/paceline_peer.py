@@ -6,7 +6,8 @@ from typing import Any
 from paceline.options import GREEDY, Options
 from paceline.runtime.model import Model
 from paceline_lab.bench.ab_test import PLAIN
-from paceline_lab.peers.base import PeerAnswer, Question
+from paceline_lab.bench.turns import PromptTurn
+from paceline_lab.peers.base import PeerAnswer
 
 AUTO = "auto"
 _DRAFTERS = {PLAIN: "none", AUTO: "auto"}
@@ -16,7 +17,6 @@ class PacelinePeer:
     """paceline with the options of `generate`."""
 
     name = "paceline"
-    packages: Sequence[str] = ()
     settings: Mapping[str, Any] = {}
     modes: Sequence[str] = tuple(_DRAFTERS)
 
@@ -24,11 +24,10 @@ class PacelinePeer:
         """Use a model whose costs have been measured."""
         self.model = model
 
-    def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
+    def answer(self, question: PromptTurn, max_tokens: int, mode: str) -> PeerAnswer:
         options: Options = {**GREEDY, "max_tokens": max_tokens, "drafter": _DRAFTERS[mode]}
         result = self.model.fresh().generate(question.tokens, **options)
-        stops = self.model.files.stop_token_ids
-        ended = result.token_ids[-1] in stops
+        ended = result.token_ids[-1] in self.model.files.stop_token_ids
         return PeerAnswer(
             result.text,
             result.token_ids[: -1 if ended else None],

@@ -6,13 +6,12 @@ from typing import Any
 
 from paceline.client import Access, closed_loop, connect
 from paceline.errors import ModelError
-from paceline_lab.peers.base import PeerAnswer, Question
+from paceline_lab.bench.turns import PromptTurn
+from paceline_lab.peers.base import PeerAnswer
 
 
 class ServerPeer:
     """A server that answers questions; see `Peer`."""
-
-    packages: Sequence[str] = ()
 
     def __init__(self, url: str, access: Access) -> None:
         """Connect. Raises InvalidRequest if there is no OpenAI-compatible server at the URL."""
@@ -23,10 +22,10 @@ class ServerPeer:
         self.name = endpoint.name
         self.settings: Mapping[str, Any] = {"model": endpoint.model, "fields": fields}
 
-    def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
+    def answer(self, question: PromptTurn, max_tokens: int, mode: str) -> PeerAnswer:
         """See `Peer`. Raises ModelError if the server fails, or reports no token count."""
         endpoint = replace(self._endpoints[mode], max_tokens=max_tokens)
-        prompt = (question.id, question.messages)
+        prompt = (question.name, question.messages)
         sample = closed_loop(endpoint, [prompt], clients=1, requests=1)[0]
         if sample.error is not None:
             raise ModelError(sample.error.partition(": ")[2])

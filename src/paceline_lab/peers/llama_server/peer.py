@@ -5,14 +5,17 @@ never emptied), so every answer has a server of its own: nothing is reused, as w
 Times are the server's own, the whole answer's those of its client.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from time import perf_counter
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline_lab.peers.base import PeerAnswer, Question, TargetModel
-from paceline_lab.peers.llama_server.binary import PROGRAM, server_binary
+from paceline.models import ModelFiles
+from paceline.storage.system import cpu_cores
+from paceline_lab.bench.turns import PromptTurn
+from paceline_lab.peers.base import PeerAnswer
+from paceline_lab.peers.llama_server.binary import PROGRAM, ServerBinary
 from paceline_lab.peers.llama_server.process import ServerProcess
 
 PLAIN = "plain"
@@ -35,57 +38,57 @@ class LlamaServer:
     """A server for each answer, on the GGUF file itself."""
 
     name = PROGRAM
-    packages: Sequence[str] = ()
 
-    def __init__(self, target: TargetModel) -> None:
+    def __init__(
+        self,
+        files: ModelFiles,
+        binary: ServerBinary,
+        context: int,
+        *,
+        threads: int | None,
+        say: Callable[[str], None],
+    ) -> None:
         """Start it once, so that an error of the server is one before anything is measured.
 
-        Raises:
-            MissingExtra: none was named, and none is on PATH.
-            ModelError: the model was not made from a GGUF file, or the server cannot load it.
-        """
-        self._target = target
-        self._binary = target.llama_server or server_binary(None)
-        if lacking := self._binary.lacking:
-            target.say(lacking)
-        self.modes: Sequence[str] = (PLAIN, *self._binary.lookups)
-        options = self._options(PLAIN)
-        self.settings: Mapping[str, Any] = {
-            "version": self._binary.version,
-            "weights": target.gguf.name,
-            "options": options[options.index("--ctx-size") :],
-            "lookups": [*self._binary.lookups],
-        }
-        ServerProcess(self._binary.path, options).close()
+        `context` is the tokens of the longest question and its answer; no `threads`: one per core
+        that this process may use; `say` prints a note for the user.
 
-    def answer(self, question: Question, max_tokens: int, mode: str) -> PeerAnswer:
+        Raises ModelError if the model is no GGUF file, or the server cannot load it.
+        """
+        if files.weights is None:
+            raise ModelError(f"{files.name} is no GGUF file; expected one")
+        if binary.lacking:
+            say(binary.lacking)
+        self._files, self._program = files, binary.path
+        self.modes: Sequence[str] = (PLAIN, *binary.lookups)
+        options = [
+            *("--ctx-size", str(context + _LONGEST_DRAFT + 1)),
+            *("--threads", str(threads or cpu_cores())),
+            *("--parallel", "1"),
+            *("--device", "none"),  # as the engine llamacpp
+        ]
+        self._options = ["--model", str(files.weights), *options]
+        self.settings: Mapping[str, Any] = {
+            "version": binary.version,
+            "weights": files.weights.name,
+            "options": options,
+            "lookups": [*binary.lookups],
+        }
+        ServerProcess(self._program, self._options).close()
+
+    def answer(self, question: PromptTurn, max_tokens: int, mode: str) -> PeerAnswer:
         body = {"prompt": [*question.tokens], "n_predict": max_tokens, **_GREEDY}
-        with closing(ServerProcess(self._binary.path, self._options(mode))) as server:
+        speculation = [] if mode == PLAIN else ["--spec-type", mode]
+        with closing(ServerProcess(self._program, [*self._options, *speculation])) as server:
             began = perf_counter()
             reply = server.ask("/completion", body)
             seconds = perf_counter() - began
         answer = self._read(reply, seconds)
-        stop = self._stop_place(reply["tokens"])
+        stops = self._files.stop_token_ids
+        ends = (place for place, token in enumerate(reply["tokens"][:-1], 1) if token in stops)
         # It has other tokens that end an answer: asked again for no more than ours.
-        return answer if stop is None else self.answer(question, stop, mode)
-
-    def _options(self, mode: str) -> list[str]:
-        target = self._target
-        speculation = [] if mode == PLAIN else ["--spec-type", mode]
-        return [
-            *("--model", str(target.gguf)),
-            *("--ctx-size", str(target.context + _LONGEST_DRAFT + 1)),
-            *("--threads", str(target.cores)),
-            *("--parallel", "1"),
-            *("--device", "none"),  # as the engine llamacpp
-            *speculation,
-        ]
-
-    def _stop_place(self, tokens: Sequence[int]) -> int | None:
-        """Number of tokens up to the first stop token, if others come after it."""
-        stops = self._target.stops
-        places = (place for place, token in enumerate(tokens[:-1], start=1) if token in stops)
-        return next(places, None)
+        end = next(ends, None)
+        return answer if end is None else self.answer(question, end, mode)
 
     def _read(self, reply: Mapping[str, Any], seconds: float) -> PeerAnswer:
         """The answer in a reply of /completion; `seconds` are the client's."""
@@ -93,13 +96,15 @@ class LlamaServer:
             tokens = [int(token) for token in reply["tokens"]]
             times = reply["timings"]
             first, decode = times["prompt_ms"] / 1e3, times["predicted_ms"] / 1e3
-            drafted, accepted = times.get("draft_n", 0), times.get("draft_n_accepted", 0)
+            drafts = int(times.get("draft_n", 0)), int(times.get("draft_n_accepted", 0))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ModelError(f"its answer has no tokens and timings; fields: {[*reply]}") from error
         if not tokens:
             raise ModelError(
                 "its answer has no token ids: this version does not know return_tokens"
             )
-        return self._target.answered(
-            tokens, first, decode, seconds=seconds, draft=(int(drafted), int(accepted))
-        )
+        count = len(tokens)
+        while tokens and tokens[-1] in self._files.stop_token_ids:
+            tokens.pop()
+        text = self._files.tokenizer().continuation(tokens)
+        return PeerAnswer(text, tokens, count, first, decode, seconds, drafts)
