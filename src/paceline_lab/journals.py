@@ -27,15 +27,6 @@ class _Entry:
     value: Any
 
 
-def read_entries(path: Path, kind: type[_T]) -> list[_T]:
-    """The entries of `read_journal`, validated as a `kind`.
-
-    Raises InvalidRequest if the file cannot be read; or for the first line that is no such entry,
-    with all its faults.
-    """
-    return [validated(kind, entry, where) for where, entry in read_journal(path)]
-
-
 def read_journal(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """Places and entries as of `json_lines`, in order; empty when there is no file.
 

@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_where_an_answer_ended_by_itself_is_known(alone: Texts, tmp_path: Path):
 
 def test_answers_that_were_learnt_from(alone: Texts, tmp_path: Path):
     answer = TrainingAnswer(["Hello"], [1], [2, 3], "stop", "free", 7)
-    (found,) = alone.read([lines(tmp_path / "answers.jsonl", answer.as_dict())])
+    (found,) = alone.read([lines(tmp_path / "answers.jsonl", asdict(answer))])
     assert (found.prompt, found.answer, found.max_tokens) == ([1], [2, 3], 66)
 
 
@@ -98,8 +99,8 @@ def test_a_result_that_kept_its_tokens(alone: Texts, tmp_path: Path):
     ("content", "message"),
     [
         ("", "there are no answers"),
-        ("{}\n", "line 1 of .*a.jsonl: expected a prompt"),
-        ("[1]\n", "line 1 of .*expected an object"),
+        ("{}\n{}\n", "line 1 of .*a.jsonl: expected a prompt"),
+        ("[1]\n", "line 1 of .*not a JSON object"),
         ('{"prompt": [1], "answer": [2]}\n{"prompt": [1]', "line 2 of .*a.jsonl"),
         ('{"prompt": [1, -2], "answer": [2]}\n', "neither text nor token ids"),
         ('{"messages": "hi", "answer": [2]}\n', "messages is no list"),

@@ -37,7 +37,7 @@ from paceline_coreml.conversion.shards import (
     static_functions,
 )
 from paceline_coreml.conversion.source import Source
-from paceline_coreml.conversion.stateless import program_name
+from paceline_coreml.conversion.stateless import state_shapes
 from paceline_coreml.conversion.topology import (
     LayerSize,
     Span,
@@ -205,14 +205,16 @@ def _parts(family: Family, options: ConversionOptions) -> Iterator[_Part]:
         yield _Part(f"head-{span.start:06}-{span.end:06}.mlpackage", span, None, sizes[-1], {})
 
 
-def _weight_sizes(family: Family) -> tuple[list[dict[str, int]], list[dict[str, list[int]]]]:
+def _weight_sizes(
+    family: Family,
+) -> tuple[list[dict[str, int]], list[dict[str, tuple[int, ...]]]]:
     """Name -> elements, of the weights, and name -> shape, of the states.
 
     One dictionary per layer, and of weights last that of the head. This reads every tensor once
     before any conversion. Raises ModelError if shapes do not match.
     """
     sizes: list[dict[str, int]] = []
-    states: list[dict[str, list[int]]] = []
+    states: list[dict[str, tuple[int, ...]]] = []
     for index in range(family.shape.layers):
         try:
             layer = family.layer(index)
@@ -224,8 +226,7 @@ def _weight_sizes(family: Family) -> tuple[list[dict[str, int]], list[dict[str, 
             ) from error
         named = layer.named_parameters(f"layers.{index}")
         sizes.append({name: weight.numel() for name, weight in named})
-        buffers = layer.named_buffers(f"layers.{index}")
-        states.append({program_name(name): list(buffer.shape) for name, buffer in buffers})
+        states.append(state_shapes(layer, index))
     family.final(), family.embeddings()
     head = family.head()
     size = family.shape.vocab_size * family.shape.hidden_size if head is None else head.numel()

@@ -1,15 +1,13 @@
-"""Common parts of decoders: embeddings and head, self-attention, and residual layers.
+"""Common parts of decoders: self-attention, and residual layers.
 
 Uses the tensor names that all decoders of transformers share; independent of any family.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from paceline_coreml.conversion.checkpoint import with_prefix
-from paceline_coreml.conversion.family import RopeTables, Shape, make_rope_tables
 from paceline_coreml.conversion.layers import (
     Attention,
     GatedFeedForward,
@@ -19,54 +17,6 @@ from paceline_coreml.conversion.layers import (
     projection,
     query_order,
 )
-
-
-class Decoder:
-    """A `Family` whose layers are built by a function, `layer`."""
-
-    def __init__(
-        self,
-        config: Any,
-        weights: Mapping[str, Tensor],
-        *,
-        slots: int,
-        layer: Callable[[int, Mapping[str, Tensor]], nn.Module],
-        rotary: Any,
-        norm: str,
-        eps: float,
-        lags: int = 0,
-    ) -> None:
-        """Other arguments are those of `Family` and `Shape`.
-
-        `layer` builds a layer from its index and its own tensors; `rotary` is transformers' rotary
-        embedding for the config; `norm` names the final norm's weight, with the epsilon `eps`.
-        """
-        self.shape = Shape(
-            family=config.model_type,
-            layers=config.num_hidden_layers,
-            hidden_size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            stream_size=config.hidden_size,
-            lags=lags,
-        )
-        self._weights, self._slots = weights, slots
-        self._layer, self._rotary, self._norm, self._eps = layer, rotary, norm, eps
-        self._tied = config.tie_word_embeddings
-
-    def layer(self, index: int) -> nn.Module:
-        return self._layer(index, with_prefix(self._weights, f"model.layers.{index}."))
-
-    def embeddings(self) -> Tensor:
-        return self._weights["model.embed_tokens.weight"]
-
-    def final(self) -> nn.Module:
-        return RMSNorm(self._weights[self._norm], self._eps)
-
-    def head(self) -> Tensor:
-        return self.embeddings() if self._tied else self._weights["lm_head.weight"]
-
-    def rope_tables(self) -> RopeTables:
-        return make_rope_tables(self._rotary, self._slots)
 
 
 class Layer(nn.Module):

@@ -1,4 +1,4 @@
-"""The interface of a model family: everything that the converter needs of an architecture.
+"""A model family: everything that the converter needs of an architecture.
 
 A family reads a checkpoint and builds its layers one at a time, so a large model is never whole in
 memory. The *stream* is the tensor between layers, [1, stream_size, T, 1]; its first `hidden_size`
@@ -6,14 +6,16 @@ channels are the hidden state. A family with more state between layers (a second
 router's state) appends channels.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
+from paceline_coreml.conversion.checkpoint import with_prefix
+from paceline_coreml.conversion.layers import RMSNorm
 from paceline_coreml.engine.artifact import Drafts
 
 Floats = npt.NDArray[np.float32]
@@ -69,42 +71,67 @@ def make_rope_tables(embedding: Any, positions: int) -> RopeTables:
     return RopeTables((cos * factor).astype(np.float32), (sin * factor).astype(np.float32))
 
 
-class Family(Protocol):
-    """One model of a family, opened from a checkpoint.
-
-    `config` is what transformers reads from config.json; `weights` maps the checkpoint's tensor
-    names to float32 tensors; `slots` is the number of KV cache positions, the longest sequence;
-    `conv_slots` is the number of rows in the ring buffer of a `layers.ConvState`.
-    """
-
-    shape: Shape
+class Family:
+    """One model of a family, opened from a checkpoint of the tensor names that decoders share."""
 
     def __init__(
-        self, config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int
-    ): ...
+        self,
+        config: Any,
+        weights: Mapping[str, Tensor],
+        *,
+        slots: int,
+        layer: Callable[[int, Mapping[str, Tensor]], nn.Module],
+        rotary: Any,
+        norm: str = "model.norm.weight",
+        eps: float,
+        lags: int = 0,
+    ) -> None:
+        """Keep what the layers are built of.
+
+        Args:
+            config: what transformers reads from config.json.
+            weights: the checkpoint's tensors by name, in float32.
+            slots: KV cache positions, the longest sequence.
+            layer: builds a layer from its index and its own tensors.
+            rotary: transformers' rotary embedding for the config.
+            norm: name of the final norm's weight.
+            eps: epsilon of that norm.
+            lags: see `Shape`.
+        """
+        self.shape = Shape(
+            family=config.model_type,
+            layers=config.num_hidden_layers,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            stream_size=config.hidden_size,
+            lags=lags,
+        )
+        self._weights, self._slots = weights, slots
+        self._layer, self._rotary, self._norm, self._eps = layer, rotary, norm, eps
+        self._tied = config.tie_word_embeddings
 
     def layer(self, index: int) -> nn.Module:
         """A new module of layer `index`: forward(stream, inputs) -> stream.
 
         Its states are buffers, initially zero.
         """
-        ...
+        return self._layer(index, with_prefix(self._weights, f"model.layers.{index}."))
 
     def embeddings(self) -> Tensor:
         """[vocab, hidden_size], with the family's scaling of embeddings applied."""
-        ...
+        return self._weights["model.embed_tokens.weight"]
 
     def final(self) -> nn.Module:
         """Modules between the last layer and the head: stream -> [1, hidden_size, T, 1].
 
         A token classifier's includes the head: [1, labels, T, 1].
         """
-        ...
+        return RMSNorm(self._weights[self._norm], self._eps)
 
     def head(self) -> Tensor | None:
         """[vocab, hidden_size]; None for a token classifier."""
-        ...
+        return self.embeddings() if self._tied else self._weights["lm_head.weight"]
 
     def rope_tables(self) -> RopeTables:
         """Rotary tables for `slots` positions."""
-        ...
+        return make_rope_tables(self._rotary, self._slots)

@@ -14,9 +14,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-HIDDEN_BY_MASK = -1e4
-"""Added to a masked score: finite in float16, and equivalent to -inf there."""
-
 
 class LayerInputs(NamedTuple):
     """Inputs of a call of T rows, besides the hidden states."""
@@ -26,7 +23,7 @@ class LayerInputs(NamedTuple):
     sin: Tensor
     """[T, r]"""
     mask: Tensor
-    """[1, 1, T, S]: 0 where a row sees a slot, HIDDEN_BY_MASK elsewhere."""
+    """[1, 1, T, S]: 0 where a row sees a slot, `engine.inputs.HIDDEN` elsewhere."""
     write: Tensor
     """[1, 1, S, T]: 1 at the slot that gets a row's key and value; one slot per row."""
     window_write: Tensor | None = None

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from paceline_coreml.conversion.family import Family
 from paceline_coreml.engine.packages import state_input, state_output
 
 
@@ -20,13 +19,14 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-def program_name(buffer: str) -> str:
+def _program_name(buffer: str) -> str:
     return buffer.replace(".", "_")
 
 
-def state_shapes(family: Family, index: int) -> dict[str, tuple[int, ...]]:
-    buffers = family.layer(index).named_buffers(f"layers.{index}")
-    return {program_name(name): tuple(buffer.shape) for name, buffer in buffers}
+def state_shapes(layer: nn.Module, index: int) -> dict[str, tuple[int, ...]]:
+    """Name in the program -> shape, of the states of layer number `index`."""
+    buffers = layer.named_buffers(f"layers.{index}")
+    return {_program_name(name): tuple(buffer.shape) for name, buffer in buffers}
 
 
 class OutsideStates:
@@ -37,7 +37,7 @@ class OutsideStates:
 
     def __init__(self, module: nn.Module) -> None:
         self._places = [
-            _Place(owner, attribute, program_name(f"{path}.{attribute}"), tuple(buffer.shape))
+            _Place(owner, attribute, _program_name(f"{path}.{attribute}"), tuple(buffer.shape))
             for path, owner in module.named_modules()
             for attribute, buffer in list(owner.named_buffers(recurse=False))
         ]

@@ -25,17 +25,17 @@ class LayerSize(NamedTuple):
     states: int
 
 
-def parse_topology(text: str, count: int, what: str = "layers") -> list[Span]:
+def parse_topology(text: str, count: int) -> list[Span]:
     """`20+4+6+2` as spans that cover `count` layers.
 
     Raises InvalidRequest if it is not such a sum, or not of `count` layers.
     """
     parts = text.split("+")
     if not all(part.isdigit() and int(part) for part in parts):
-        raise InvalidRequest(f"{text!r} is not a topology; expected numbers of {what}, as 20+4+6+2")
+        raise InvalidRequest(f"{text!r} is not a topology; expected numbers of layers, as 20+4+6+2")
     sizes = [int(part) for part in parts]
     if sum(sizes) != count:
-        raise InvalidRequest(f"{text} is {sum(sizes)} {what}; the model has {count}")
+        raise InvalidRequest(f"{text} is {sum(sizes)} layers; the model has {count}")
     return _spans(sizes)
 
 

@@ -3,7 +3,8 @@
 Independent of blocks and sequences.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from paceline.decoding.types import Best, Logits, tap_name
 from paceline_coreml.engine.artifact import Artifact
 from paceline_coreml.engine.inputs import CallInputs
-from paceline_coreml.engine.packages import Package, Packages
+from paceline_coreml.engine.packages import Packages
 
 Floats = npt.NDArray[np.float32]
 
@@ -23,73 +24,72 @@ class Bucket:
 
     def __init__(self, artifact: Artifact, packages: Packages, rows: int, rotary: Floats) -> None:
         """Prepare for calls of `rows` rows; `rotary` is [2, slots, r], cosines and sines."""
-        self.artifact, self.packages, self.rows = artifact, packages, rows
-        self.inputs = CallInputs(rows, *rotary, conv_slots=artifact.ring, lags=artifact.lags)
-        self.stream = np.zeros((1, artifact.stream_size, rows, 1), np.float32)
-        self.called: set[str] = set()
+        self._artifact, self.packages, self.rows = artifact, packages, rows
+        self._inputs = CallInputs(rows, *rotary, conv_slots=artifact.ring, lags=artifact.lags)
+        self._stream = np.zeros((1, artifact.stream_size, rows, 1), np.float32)
+        self._called: set[str] = set()
         """Paths of the packages that were already called with this number of rows."""
 
-
-class ArtifactCall:
-    def __init__(self, bucket: Bucket, parts: dict[str, float], states: Sequence[Any]) -> None:
-        """Adds seconds to `parts`; `states` are the sequence's, one per shard of layers."""
-        self._bucket, self._parts, self._states = bucket, parts, states
-
     def layers(
-        self, embeddings: npt.NDArray[Any], start: int, taps: Sequence[int]
+        self,
+        states: Sequence[Any],
+        embeddings: npt.NDArray[Any],
+        start: int,
+        taps: Sequence[int],
+        parts: dict[str, float],
     ) -> tuple[Floats, Mapping[str, Floats]]:
         """Run the layers.
 
         Args:
+            states: the sequence's, one per shard of layers.
             embeddings: [T, hidden_size]; T is at most the bucket's rows.
             start: position of the first row.
             taps: layers whose hidden states to return.
+            parts: gets the seconds of the calls.
 
         Returns:
             The residual stream after the last layer, [1, stream_size, rows, 1], and
             [T, hidden_size] per tap.
         """
-        bucket = self._bucket
         count, size = embeddings.shape
-        bucket.stream[0, :size, :count, 0] = embeddings.T
-        bucket.stream[0, :size, count:, 0] = 0
-        inputs = bucket.inputs.at(start, count)
-        stream, tapped = bucket.stream, {}
-        shards = bucket.artifact.layer_shards
-        for shard, package, state in zip(shards, bucket.packages.layers, self._states, strict=True):
-            outputs = self._timed(
-                "layers", shard.path, package, {"hidden": stream, **inputs}, state
-            )
+        self._stream[0, :size, :count, 0] = embeddings.T
+        self._stream[0, :size, count:, 0] = 0
+        inputs = self._inputs.at(start, count)
+        stream, tapped = self._stream, {}
+        shards = self._artifact.layer_shards
+        for shard, package, state in zip(shards, self.packages.layers, states, strict=True):
+            with self._timed("layers", shard.path, parts):
+                outputs = package.predict({"hidden": stream, **inputs}, state)
             stream = outputs["out_hidden"]
             for tap in set(shard.taps) & set(taps):
                 tapped[tap_name(tap)] = outputs[shard.output(tap)][0, :size, :count, 0].T
         return stream, tapped
 
-    def head(self, stream: Floats, first: int, logits: Logits, best: Best | None) -> None:
+    def head(
+        self, stream: Floats, first: int, logits: Logits, best: Best | None, parts: dict[str, float]
+    ) -> None:
         """Run the head for rows from `first` on.
 
         Fills `best` [rows] without keeping logits; if it is None, `logits` [rows, vocab].
         """
-        bucket = self._bucket
         rows = slice(first, first + len(logits if best is None else best.tokens))
-        for shard, package in zip(bucket.artifact.head_shards, bucket.packages.heads, strict=True):
-            outputs = self._timed("head", shard.path, package, {"hidden": stream})
+        for shard, package in zip(self._artifact.head_shards, self.packages.heads, strict=True):
+            with self._timed("head", shard.path, parts):
+                outputs = package.predict({"hidden": stream})
             part = outputs["logits"][0, :, rows, 0].T
             if best is None:
                 logits[:, shard.start : shard.end] = part
             else:
                 keep_best(best, part, shard.start)
 
-    def _timed(
-        self, part: str, path: str, package: Package, inputs: Mapping[str, Any], state: Any = None
-    ) -> Mapping[str, Floats]:
+    @contextmanager
+    def _timed(self, part: str, path: str, parts: dict[str, float]) -> Iterator[None]:
         started = perf_counter()
-        outputs = package.predict(inputs, state)
-        if path not in self._bucket.called:
-            self._bucket.called.add(path)
+        yield
+        if path not in self._called:
+            self._called.add(path)
             part = "first calls"
-        self._parts[part] = self._parts.get(part, 0.0) + perf_counter() - started
-        return outputs
+        parts[part] = parts.get(part, 0.0) + perf_counter() - started
 
 
 def keep_best(best: Best, part: Logits, start: int) -> None:

@@ -23,7 +23,7 @@ from paceline.engines.kv_blocks import BlockPool, BlockTable, PooledEngine, Pref
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.coreml import EMBEDDINGS
 from paceline_coreml.engine.artifact import CAUSAL_LM, ROTARY, Artifact, read_artifact
-from paceline_coreml.engine.call import ArtifactCall, Bucket
+from paceline_coreml.engine.call import Bucket
 from paceline_coreml.engine.packages import (
     DEFAULT_UNITS,
     REHEARSED,
@@ -206,8 +206,9 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
             tokens = block.tokens[at : at + max_rows]
             bucket = next(bucket for bucket in buckets if bucket.rows >= len(tokens))
             embeddings = self._embeddings[list(tokens)]
-            call = ArtifactCall(bucket, self._parts, states)
-            stream, taps = call.layers(embeddings, table.length + at, self.taps)
+            stream, taps = bucket.layers(
+                states, embeddings, table.length + at, self.taps, self._parts
+            )
             for name, rows in taps.items():
                 tapped[name].append(rows)
             first = max(count - block.rows - at, 0)
@@ -215,12 +216,10 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
                 continue
             begin = at + first - (count - block.rows)
             logit_rows = slice(begin, begin + len(tokens) - first)
-            call.head(
-                stream,
-                first,
-                logits[logit_rows],
-                None if best is None else Best(best.tokens[logit_rows], best.scores[logit_rows]),
-            )
+            picks = None
+            if best is not None:
+                picks = Best(best.tokens[logit_rows], best.scores[logit_rows])
+            bucket.head(stream, first, logits[logit_rows], picks, self._parts)
         return {name: np.concatenate(rows) for name, rows in tapped.items()}
 
     def _states_of(self, table: BlockTable) -> list[Any]:

@@ -48,7 +48,6 @@ from paceline_coreml.golden.compare import TOP
 from paceline_coreml.golden.drafter import compare_drafter
 from paceline_coreml.golden.reference import Reference
 from paceline_coreml.golden.run_shards import (
-    PackageOptions,
     embed,
     run_classifier,
     run_engine,
@@ -111,15 +110,14 @@ def report(
         # Rounding flips no choice of an expert where each row gets all of them.
         limits = FaultLimits(threshold, MARGIN, model.experts and not soft)
         del model  # in float32
-    options = PackageOptions(DEFAULT_UNITS, rounding)
     layers: list[LayerCheck] = []
     if opened.labels:
-        blocks, modes = run_classifier(opened, texts, options, progress)
+        blocks, modes = run_classifier(opened, texts, rounding, progress)
     else:
-        by_width = run_shards(opened, texts, options, progress)
+        by_width = run_shards(opened, texts, rounding, progress)
         blocks = by_width.pop(opened.decode_rows)
         modes = {f"calls of {width} rows": outputs for width, outputs in by_width.items()}
-        modes |= run_engine(opened, texts, options, progress)
+        modes |= run_engine(opened, texts, rounding, progress)
         embedded = {EMBEDDINGS: np.concatenate([embed(opened, text) for text in texts])}
         layers += check_layers(opened, rows, {**embedded, **blocks}, reference, limits)
     ways = [agreement(mode, outputs, blocks) for mode, outputs in modes.items()]

@@ -21,15 +21,10 @@ from paceline_coreml.engine.artifact import ROTARY, Artifact, Shard
 from paceline_coreml.engine.classifier import TextClassifier
 from paceline_coreml.engine.engine import CoreMlEngine
 from paceline_coreml.engine.inputs import CallInputs
-from paceline_coreml.engine.packages import Package, PackageOpener
+from paceline_coreml.engine.packages import DEFAULT_UNITS, Package, PackageOpener
 from paceline_coreml.golden.texts import Text
 
 Floats = npt.NDArray[np.float32]
-
-
-class PackageOptions(NamedTuple):
-    units: str
-    rounding: str
 
 
 class LayerOutput(NamedTuple):
@@ -75,7 +70,7 @@ def embed(artifact: Artifact, text: Text) -> Floats:
 
 
 def run_shards(
-    artifact: Artifact, texts: Sequence[Text], options: PackageOptions, progress: Progress
+    artifact: Artifact, texts: Sequence[Text], rounding: str, progress: Progress
 ) -> dict[int, ArtifactOutput]:
     """Outputs of calls by their number of rows.
 
@@ -89,9 +84,7 @@ def run_shards(
     streams = {width: [_stream(artifact, text) for text in texts] for width in widths}
     outputs: dict[int, dict[str, Floats]] = {width: {} for width in widths}
     logits: dict[int, list[Floats]] = {width: [] for width in widths}
-    opener = PackageOpener(
-        artifact, units=options.units, rounding=options.rounding, say=progress.say
-    )
+    opener = PackageOpener(artifact, units=DEFAULT_UNITS, rounding=rounding, say=progress.say)
     shards = (*artifact.layer_shards, *artifact.head_shards)
     label = f"running {artifact.name} shard by shard"
     with progress.task(label, len(shards), unit="packages") as reach:
@@ -174,7 +167,7 @@ REJECTED = "the engine, with rejected rows"
 
 
 def run_engine(
-    artifact: Artifact, texts: Sequence[Text], options: PackageOptions, progress: Progress
+    artifact: Artifact, texts: Sequence[Text], rounding: str, progress: Progress
 ) -> dict[str, ArtifactOutput]:
     """Outputs of the engine for whole texts, for single tokens, and with rejected rows.
 
@@ -182,7 +175,7 @@ def run_engine(
     of other rows, outputs for a prompt as well. The layer outputs are the taps.
     """
     settings = EngineSettings(cache_tokens=artifact.slots, taps=artifact.taps)
-    engine = CoreMlEngine(artifact.folder, settings, units=options.units, rounding=options.rounding)
+    engine = CoreMlEngine(artifact.folder, settings, rounding=rounding)
     modes = [WHOLE, SINGLE, *([REJECTED] if artifact.decode_rows > 1 else [])]
     modes += [PROMPT] if artifact.rows > artifact.decode_rows else []
     outputs: dict[str, ArtifactOutput] = {}
@@ -199,12 +192,12 @@ def run_engine(
 
 
 def run_classifier(
-    artifact: Artifact, texts: Sequence[Text], options: PackageOptions, progress: Progress
+    artifact: Artifact, texts: Sequence[Text], rounding: str, progress: Progress
 ) -> tuple[ArtifactOutput, dict[str, ArtifactOutput]]:
     """Scores of the texts one by one, and by call mode of all of them in as few calls as can be."""
     tokens = [text.tokens for text in texts]
     with progress.task(f"classifying with {artifact.name}"):
-        model = TextClassifier(artifact.folder, units=options.units, rounding=options.rounding)
+        model = TextClassifier(artifact.folder, rounding=rounding)
         alone = [model.label([text])[0].scores for text in tokens]
         packed = [one.scores for one in model.label(tokens)]
     return {LOGITS: np.concatenate(alone)}, {"texts packed": {LOGITS: np.concatenate(packed)}}

@@ -222,7 +222,7 @@ def _convert(family: Family, index: int, folder: Path, sizes: ShardSizes, weight
     program = compress(convert_layers(family, index, index + 1, sizes=sizes), weights)
     program.save(str(folder / PACKAGE))
     shape = family.shape
-    outside = state_shapes(family, index) if sizes.stateless else {}
+    outside = state_shapes(family.layer(index), index) if sizes.stateless else {}
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return Artifact(
         name=f"layer {index}",

@@ -23,7 +23,7 @@ from paceline_lab.bench.ab_test import (
     options_facts,
 )
 from paceline_lab.bench.journal import measured_rows, open_journal
-from paceline_lab.bench.record import Record, Row, here
+from paceline_lab.bench.record import Record, Row
 from paceline_lab.bench.turns import Skipped
 from paceline_lab.journals import journal_path
 
@@ -65,7 +65,6 @@ def bench_agent(
         },
         suite_sha256=sha256("".join(s.sha256 for s in sessions).encode()).hexdigest(),
         **about(model),
-        **here(),
     )
     rows: list[Row] = []
     skipped: list[Skipped] = []

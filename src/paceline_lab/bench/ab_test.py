@@ -21,7 +21,7 @@ from paceline.runtime.model import Model
 from paceline.runtime.prompt import Prompt
 from paceline.runtime.result import Result
 from paceline_lab.bench.journal import measured_rows
-from paceline_lab.bench.record import Row
+from paceline_lab.bench.record import Row, here
 from paceline_lab.journals import Journal
 
 _T = TypeVar("_T")
@@ -138,8 +138,9 @@ def interleaved(
 
 
 def about(model: Model) -> dict[str, Any]:
-    """Fields of a record that describe a model."""
+    """Fields of a record that describe a model, and this process."""
     return {
+        **here(),
         "model": {"name": model.files.name, "fingerprint": model.files.fingerprint},
         "engine": model.engine.describe(),
     }

@@ -22,7 +22,7 @@ from paceline_lab.bench.ab_test import (
 )
 from paceline_lab.bench.journal import open_journal
 from paceline_lab.bench.prompts import chosen_prompts
-from paceline_lab.bench.record import Record, here
+from paceline_lab.bench.record import Record
 from paceline_lab.bench.summary import all_same_tokens, case_table, group_tables, notes, summary
 from paceline_lab.bench.turns import PromptTurn, measure_turns
 from paceline_lab.journals import journal_path
@@ -80,7 +80,6 @@ def bench_run(
         },
         suite_sha256=prompts.sha256,
         **about(model),
-        **here(),
     )
     with open_journal(output, head) as journal:
         rows, skipped = measure_turns(

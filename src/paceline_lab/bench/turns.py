@@ -46,13 +46,6 @@ class Skipped(NamedTuple):
         return f"{self.case} skipped: {self.tokens} tokens with its answer, {self.room} fit"
 
 
-class Measured(NamedTuple):
-    """Rows of the turns that fit, and the turns that do not."""
-
-    rows: list[Row]
-    skipped: list[Skipped]
-
-
 def measure_turns(
     prompts: Sequence[SuitePrompt],
     model: Model,
@@ -63,8 +56,8 @@ def measure_turns(
     measure: Callable[[PromptTurn, int], list[Row]],
     journal: Journal,
     progress: Progress,
-) -> Measured:
-    """Measure every turn; rows in the journal are not measured again.
+) -> tuple[list[Row], list[Skipped]]:
+    """Rows of the turns that fit, and the turns that do not; known rows are not measured again.
 
     `model` encodes, and its plain answers are in later turns. `room` is the most tokens of prompt
     and answer together. `warm_up` is called first, with the shortest turn; `measure` with a turn
@@ -80,7 +73,8 @@ def measure_turns(
         )
     warm_up(shortest)
     total = sum(1 + len(prompt.turns) for prompt in prompts)
-    measured = Measured([], [])
+    rows: list[Row] = []
+    skipped: list[Skipped] = []
     place = 0
     for first in firsts:
         turn, prompt = first, first.prompt
@@ -88,22 +82,22 @@ def measure_turns(
             if (size := len(turn.tokens) + max_tokens) > room:
                 for name in _names(prompt, turn.number):
                     place += 1
-                    measured.skipped.append(Skipped(name, size, room))
-                    progress.say(str(measured.skipped[-1]))
+                    skipped.append(Skipped(name, size, room))
+                    progress.say(str(skipped[-1]))
                 break
             place += 1
             call = partial(measure, turn, place)
-            rows = measured_rows(journal, turn.name, call, progress, f"{place}/{total}")
-            measured.rows.extend(rows)
+            answered = measured_rows(journal, turn.name, call, progress, f"{place}/{total}")
+            rows += answered
             if turn.number > len(prompt.turns):
                 break
             messages = [
                 *turn.messages,
-                {"role": "assistant", "content": _text(model, rows[0].facts["token_ids"])},
+                {"role": "assistant", "content": _text(model, answered[0].facts["token_ids"])},
                 {"role": "user", "content": prompt.turns[turn.number - 1]},
             ]
             turn = _turn(model, prompt, turn.number + 1, messages)
-    return measured
+    return rows, skipped
 
 
 def _turn(

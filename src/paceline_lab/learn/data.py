@@ -7,7 +7,7 @@ until time or tokens are used up; an answer is in the folder when it has ended.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import monotonic
 
 from paceline.decoding.types import FinishReason
@@ -18,8 +18,8 @@ from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.model import Model
 from paceline.runtime.prompt import Prompt
 from paceline.verify.suite import Suite, prompt_for
-from paceline_lab.journals import Append
-from paceline_lab.learn.folder import LearntFolder, TrainingAnswer
+from paceline_lab.journals import Append, appending
+from paceline_lab.learn.folder import ANSWERS, LearntFolder, TrainingAnswer
 from paceline_lab.learn.openings import WAY_OUT, Opening, follow_ups, mixed, openings
 from paceline_lab.learn.variety import Variety
 
@@ -114,7 +114,7 @@ class DataMaker:
             ModelError: the model cannot write prompts, and no suites are given.
         """
         model, given = self._model, False
-        with self._folder.adding() as append:
+        with appending(self._folder.path / ANSWERS) as append:
             for suite in suites:
                 given = True
                 self._answer([*_prompts_of(model, suite)], append)
@@ -232,7 +232,7 @@ class DataMaker:
                 answer = TrainingAnswer(
                     prompt.texts, tokens, result.token_ids, finish, prompt.kind, prompt.seed
                 )
-                append(answer.as_dict())
+                append(asdict(answer))
                 answers.append(answer)
                 self._made += len(answer.answer)
                 update(len(answers))

@@ -4,9 +4,7 @@ The file of answers grows line by line; a run that was killed loses the answers 
 and the next one goes on. Invariant: a folder has answers of one model's weights alone.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,9 @@ from paceline.decoding.types import FinishReason
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
 from paceline.runtime.drafting import HEADER, learnt_dir
-from paceline.storage.files import read_json, sha256_of, write_json, writing
-from paceline_lab.journals import Append, appending, read_entries
+from paceline.storage.files import read_json, write_json, writing
+from paceline.storage.validation import validated
+from paceline_lab.journals import read_journal
 
 KIND = "paceline learnt drafters"
 ANSWERS = "answers.jsonl"
@@ -49,9 +48,6 @@ class TrainingAnswer:
         """Whether it repeats itself: a drafter would learn to go round in it."""
         return self.finish == FinishReason.REPETITION
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class LearntFolder:
     def __init__(self, files: ModelFiles, path: Path | None = None) -> None:
@@ -82,21 +78,14 @@ class LearntFolder:
 
         Raises InvalidRequest for a line that is no answer.
         """
-        answers = read_entries(self.path / ANSWERS, TrainingAnswer)
+        entries = read_journal(self.path / ANSWERS)
+        answers = [validated(TrainingAnswer, entry, where) for where, entry in entries]
         tokens = sum(len(answer.answer) for answer in answers)
         first = 0
         while tokens > MAX_TOKENS:
             tokens -= len(answers[first].answer)
             first += 1
         return answers[first:]
-
-    def adding(self) -> AbstractContextManager[Append]:
-        """See `appending`; entries are answers' JSON."""
-        return appending(self.path / ANSWERS)
-
-    def provenance(self) -> Sequence[dict[str, Any]]:
-        """The file of answers and its checksum, for the manifest of a table."""
-        return [{"answers": ANSWERS, "sha256": sha256_of(self.path / ANSWERS)}]
 
     def new_table(self) -> Path:
         numbers = [int(path.name.rpartition("-")[2]) for path in self.path.glob("table-*")]

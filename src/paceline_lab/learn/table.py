@@ -22,9 +22,9 @@ from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles, Progress
 from paceline.runtime.drafting import Drafting, install
 from paceline.runtime.request import check
-from paceline.storage.files import megabytes, size_of, writing
+from paceline.storage.files import megabytes, sha256_of, size_of, writing
 from paceline.storage.manifest import begin_artifact, write_manifest
-from paceline_lab.learn.folder import LearntFolder, TrainingAnswer
+from paceline_lab.learn.folder import ANSWERS, LearntFolder, TrainingAnswer
 from paceline_lab.learn.variety import HELD_OUT, UNSEEN, Variety, part_of
 from paceline_lab.simulate.replay import Recording, simulate
 from paceline_lab.simulate.report import Total
@@ -156,7 +156,7 @@ def count(
     """Write the table of answers of a folder to `path`, in `size` bytes at most."""
     entries = count_table(training).best(size // entry_bytes(vocab_size))
     facts: dict[str, Any] = {
-        "made_from": folder.provenance(),
+        "made_from": [{"answers": ANSWERS, "sha256": sha256_of(folder.path / ANSWERS)}],
         "answers": len(training),
         "answer_tokens": sum(len(answer.answer) for answer in training),
         **{name: accuracy(entries, answers) for name, answers in sets.items() if answers},

@@ -13,7 +13,7 @@ from paceline.verify.suite import SuitePrompt, prompt_for
 from paceline_lab.bench.ab_test import about, max_context
 from paceline_lab.bench.journal import open_journal
 from paceline_lab.bench.prompts import chosen_prompts
-from paceline_lab.bench.record import Record, here
+from paceline_lab.bench.record import Record
 from paceline_lab.bench.turns import measure_turns
 from paceline_lab.journals import journal_path
 from paceline_lab.peers.base import Peer
@@ -91,7 +91,6 @@ def bench_peers(
         },
         suite_sha256=prompts.sha256,
         **about(model),
-        **here(),
     )
     with open_journal(output, head) as journal:
         rows, skipped = measure_turns(

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
+from paceline.storage.files import json_lines
 from paceline_lab.bench.record import FORM as RECORD
 from paceline_lab.bench.record import parse_record
 from paceline_lab.simulate.replay import Recording
@@ -47,29 +48,23 @@ class Texts:
 
     def _recordings_in(self, path: Path) -> Iterator[Recording]:
         try:
-            text = path.read_bytes().decode("utf-8")
+            content = path.read_bytes()
+            whole = _json(content.decode("utf-8"))
         except OSError as error:
             raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"{path} is not UTF-8 text: {error.reason}") from error
-        whole = _json(text)
         if isinstance(whole, dict) and whole.get("form") == RECORD:
-            return _from_record(whole, str(path))
-        return self._entries([text] if isinstance(whole, dict) else text.split("\n"), path)
-
-    def _entries(self, lines: Sequence[str], path: Path) -> Iterator[Recording]:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
+            yield from _from_record(whole, str(path))
+            return
+        entries = [(str(path), whole)] if isinstance(whole, dict) else json_lines(content, path)
+        for number, (where, entry) in enumerate(entries, start=1):
             try:
-                entry = json.loads(line)
                 yield self._recording(entry, f"{path.stem}:{number}")
-            except (ValueError, RecursionError) as error:
-                raise InvalidRequest(f"line {number} of {path}: {error}") from error
+            except ValueError as error:
+                raise InvalidRequest(f"{where}: {error}") from error
 
-    def _recording(self, entry: Any, name: str) -> Recording:
-        if not isinstance(entry, dict):
-            raise InvalidRequest("expected an object")
+    def _recording(self, entry: Mapping[str, Any], name: str) -> Recording:
         prompt = self._prompt(entry)
         answer = self._tokens(entry, ("token_ids", "answer", "text"), "an answer")
         prediction = self._tokens(entry, ("prediction",), "") if "prediction" in entry else ()

@@ -24,7 +24,7 @@ from paceline_lab.bench.ab_test import (
 )
 from paceline_lab.bench.journal import open_journal
 from paceline_lab.bench.prompts import chosen_prompts
-from paceline_lab.bench.record import Record, here
+from paceline_lab.bench.record import Record
 from paceline_lab.bench.summary import all_same_tokens, case_table, summary
 from paceline_lab.journals import journal_path
 from paceline_lab.sweep.cases import TokenCount, dense_text, depth_cases, length_cases
@@ -99,7 +99,7 @@ def measured(
     progress: Progress,
 ) -> Record:
     """The record that `head` begins, of all cases by contenders with these options."""
-    head = replace(head, **about(model), **here())
+    head = replace(head, **about(model))
     with open_journal(output, head) as journal:
         contenders = [Contender(name, model, settings) for name, settings in options.items()]
         warm_up(contenders, cases[0])

@@ -25,8 +25,9 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.plugins import DRAFTERS, load
 from paceline_coreml.conversion.checkpoint import FolderTensors, with_prefix
 from paceline_coreml.conversion.conversion_options import ConversionOptions
-from paceline_coreml.conversion.decoder import Decoder, Layer, linear
+from paceline_coreml.conversion.decoder import Layer, linear
 from paceline_coreml.conversion.families.llama import HeadNorms, decoder
+from paceline_coreml.conversion.family import Family
 from paceline_coreml.conversion.layers import LayerInputs, RMSNorm
 from paceline_coreml.engine.artifact import Drafts
 
@@ -36,7 +37,7 @@ CONSTANTS = {"model_type": "dflash", "hidden_act": "silu"}
 
 def open_drafter(
     folder: Path, target: Path, options: ConversionOptions
-) -> tuple[Decoder, ConversionOptions]:
+) -> tuple[Family, ConversionOptions]:
     """Open the checkpoint in `folder` for the one in `target`; `options.rows` are its block's.
 
     Returns the options with the rows of a call, of which half are the block.

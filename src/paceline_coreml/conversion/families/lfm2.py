@@ -18,7 +18,6 @@ from paceline_coreml.conversion.config_checks import (
 )
 from paceline_coreml.conversion.decoder import (
     AttentionSizes,
-    Decoder,
     Layer,
     SelfAttention,
     channels,
@@ -83,7 +82,7 @@ def _decoder(
             _dense(feed_forward) if index < dense else Mixture(config, feed_forward),
         )
 
-    return Decoder(
+    return Family(
         config,
         weights,
         slots=slots,

@@ -20,7 +20,6 @@ from paceline_coreml.conversion.config_checks import (
 )
 from paceline_coreml.conversion.decoder import (
     AttentionSizes,
-    Decoder,
     Layer,
     SelfAttention,
     llama_layer,
@@ -128,7 +127,7 @@ def decoder(
     norms: HeadNorms | None = None,
     split: _Split | None = None,
     wrap: Callable[[int, Layer], nn.Module] = lambda _, layer: layer,
-) -> Decoder:
+) -> Family:
     """`split` gives a layer's tensors under Llama's names, `wrap` what is made of a layer."""
     check_field(config, "hidden_act", "silu")
     queries, keys = config.num_attention_heads, config.num_key_value_heads
@@ -156,9 +155,7 @@ def decoder(
         )
         return wrap(index, llama_layer(tensors, attention, eps))
 
-    return Decoder(
-        config, weights, slots=slots, layer=layer, rotary=rotary, norm="model.norm.weight", eps=eps
-    )
+    return Family(config, weights, slots=slots, layer=layer, rotary=rotary, eps=eps)
 
 
 def _split_phi3(tensors: Mapping[str, Tensor], heads: AttentionSizes) -> Mapping[str, Tensor]:

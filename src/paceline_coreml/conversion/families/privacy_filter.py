@@ -5,6 +5,7 @@ own text within the window, by the mask. Invariant: layers have no states.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,57 +15,41 @@ from paceline_coreml.conversion.checkpoint import with_prefix
 from paceline_coreml.conversion.config_checks import STATIC_ROPE, check_field, check_rope
 from paceline_coreml.conversion.decoder import channels, linear
 from paceline_coreml.conversion.experts import Experts, Stack, top_k_mask
-from paceline_coreml.conversion.family import RopeTables, Shape, make_rope_tables
-from paceline_coreml.conversion.layers import (
-    HIDDEN_BY_MASK,
-    LayerInputs,
-    RMSNorm,
-    apply_rope,
-    query_order,
-)
+from paceline_coreml.conversion.family import Family
+from paceline_coreml.conversion.layers import LayerInputs, RMSNorm, apply_rope, query_order
+from paceline_coreml.engine.inputs import HIDDEN
 
 
-class PrivacyFilter:
+class PrivacyFilter(Family):
     """See `Family`; `slots` is the longest text, `conv_slots` is unused."""
 
     def __init__(
         self, config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int
     ) -> None:
+        from transformers.models.openai_privacy_filter import modeling_openai_privacy_filter as m
+
         check_field(config, "attention_bias", True)
         check_rope(config, *STATIC_ROPE)
-        self._config, self._weights, self._slots = config, weights, slots
-        self.shape = Shape(
-            family="openai_privacy_filter",
-            layers=config.num_hidden_layers,
-            hidden_size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            stream_size=config.hidden_size,
+        super().__init__(
+            config,
+            weights,
+            slots=slots,
+            layer=lambda _, tensors: PrivacyFilterLayer(config, tensors),
+            rotary=m.OpenAIPrivacyFilterRotaryEmbedding(config),
+            eps=config.rms_norm_eps,
+        )
+        self.shape = replace(
+            self.shape,
             task="token-classification",
             window=config.sliding_window,
             labels=tuple(config.id2label[index] for index in range(config.num_labels)),
         )
 
-    def layer(self, index: int) -> nn.Module:
-        return PrivacyFilterLayer(
-            self._config, with_prefix(self._weights, f"model.layers.{index}.")
-        )
-
-    def embeddings(self) -> Tensor:
-        return self._weights["model.embed_tokens.weight"]
-
     def final(self) -> nn.Module:
-        return nn.Sequential(
-            RMSNorm(self._weights["model.norm.weight"], self._config.rms_norm_eps),
-            linear(self._weights, "score", bias=True),
-        )
+        return nn.Sequential(super().final(), linear(self._weights, "score", bias=True))
 
     def head(self) -> None:
         """None: `final` gives the labels."""
-
-    def rope_tables(self) -> RopeTables:
-        from transformers.models.openai_privacy_filter import modeling_openai_privacy_filter as m
-
-        return make_rope_tables(m.OpenAIPrivacyFilterRotaryEmbedding(self._config), self._slots)
 
 
 class PrivacyFilterLayer(nn.Module):
@@ -91,7 +76,7 @@ class PrivacyFilterLayer(nn.Module):
 
         transformers divides these by k, and multiplies the experts' sum by k again.
         """
-        hidden = (1 - top_k_mask(scores, self._top_k)) * HIDDEN_BY_MASK
+        hidden = (1 - top_k_mask(scores, self._top_k)) * HIDDEN
         return (scores + hidden).softmax(1)
 
 

@@ -7,6 +7,7 @@ after any layer. The residual stream is float16 on the Neural Engine, float32 in
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from paceline_coreml.conversion.config_checks import check_field, check_layer_ty
 from paceline_coreml.conversion.decoder import channels, linear
 from paceline_coreml.conversion.experts import Experts, Stack
 from paceline_coreml.conversion.families.zaya_router import ExpertRouter, Routing
-from paceline_coreml.conversion.family import RopeTables, Shape, make_rope_tables
+from paceline_coreml.conversion.family import Family
 from paceline_coreml.conversion.layers import (
     Attention,
     ConvState,
@@ -33,11 +34,8 @@ LAGS = 2
 """Previous rows that a query or key depends on: two convolutions of two taps in sequence."""
 
 
-class Zaya:
-    """See `Family`.
-
-    `routing`: "top-1", as trained, or "soft", all experts (another model, for comparison).
-    """
+class Zaya(Family):
+    """`routing`: "top-1", as trained, or "soft", all experts (another model, for comparison)."""
 
     def __init__(
         self,
@@ -48,6 +46,8 @@ class Zaya:
         conv_slots: int,
         routing: Routing = "top-1",
     ) -> None:
+        from transformers.models.zaya.modeling_zaya import ZayaRotaryEmbedding
+
         check_layer_types(config, "hybrid")
         check_field(config, "cca_time0", 2)
         check_field(config, "cca_time1", 2)
@@ -58,48 +58,38 @@ class Zaya:
         rope_type = config.rope_parameters["hybrid"]["rope_type"]
         if rope_type != "default":
             raise unsupported(config, "rope_type", rope_type, "'default'")
-        self._config, self._weights = config, weights
-        self._slots, self._ring, self._routing = slots, conv_slots, routing
-        self.shape = Shape(
-            family="zaya",
-            layers=config.num_hidden_layers,
-            hidden_size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            stream_size=config.hidden_size + config.router_hidden_size,
+        rotary = ZayaRotaryEmbedding(config)
+        super().__init__(
+            config,
+            weights,
+            slots=slots,
+            layer=lambda _, tensors: ZayaLayer(
+                config, tensors, slots=slots, conv_slots=conv_slots, routing=routing
+            ),
+            rotary=SimpleNamespace(
+                inv_freq=rotary.hybrid_inv_freq, attention_scaling=rotary.hybrid_attention_scaling
+            ),
+            eps=config.rms_norm_eps,
             lags=LAGS,
         )
-
-    def layer(self, index: int) -> nn.Module:
-        weights = with_prefix(self._weights, f"model.layers.{index}.")
-        return ZayaLayer(
-            self._config, weights, slots=self._slots, conv_slots=self._ring, routing=self._routing
-        )
+        stream_size = config.hidden_size + config.router_hidden_size
+        self.shape = replace(self.shape, stream_size=stream_size)
 
     def embeddings(self) -> Tensor:
         model = with_prefix(self._weights, "model.")
-        shifted = model["embed_tokens.weight"] + model["input_hidden_states_bias"]
+        shifted = super().embeddings() + model["input_hidden_states_bias"]
         return shifted * model["input_hidden_states_scale"]
 
     def final(self) -> nn.Module:
-        norm = RMSNorm(self._weights["model.norm.weight"], self._config.rms_norm_eps)
-        return Final(norm, self._config.hidden_size)
+        return Final(super().final(), self.shape.hidden_size)
 
-    def head(self) -> Tensor:
-        tied = self._config.tie_word_embeddings
-        return self._weights["model.embed_tokens.weight" if tied else "lm_head.weight"]
-
-    def rope_tables(self) -> RopeTables:
-        from transformers.models.zaya.modeling_zaya import ZayaRotaryEmbedding
-
-        rotary = ZayaRotaryEmbedding(self._config)
-        hybrid = SimpleNamespace(
-            inv_freq=rotary.hybrid_inv_freq, attention_scaling=rotary.hybrid_attention_scaling
-        )
-        return make_rope_tables(hybrid, self._slots)
+    def head(self) -> Tensor | None:
+        # A tied head has the embeddings without scale and bias.
+        return super().embeddings() if self._tied else super().head()
 
 
 class Final(nn.Module):
-    def __init__(self, norm: RMSNorm, hidden_size: int) -> None:
+    def __init__(self, norm: nn.Module, hidden_size: int) -> None:
         super().__init__()
         self.norm, self._size = norm, hidden_size
 
