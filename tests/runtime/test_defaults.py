@@ -3,7 +3,6 @@
 from itertools import product
 from typing import Any
 
-from paceline.options import GREEDY
 from paceline.runtime.request import Defaults, Setting, check
 
 
@@ -54,10 +53,3 @@ def test_generation_config_none_leaves_registry_and_model_out_but_not_the_fallba
     assert (found.sampling.top_k, found.max_tokens) == (0, 5)
     assert {each.source for each in found.settings.values()} == {"fallback"}
     assert check({"generation_config": "auto"}, under).sampling.temperature == 0.2
-
-
-def test_measurements_are_greedy_whatever_the_model_says():
-    under = Defaults({"temperature": 0.2, "repetition_penalty": 1.3}, {"top_k": 20, "min_p": 0.1})
-    found = check(GREEDY, under).sampling
-    assert found.greedy
-    assert (found.repetition_penalty, found.top_k, found.min_p) == (1.0, 0, 0.0)

@@ -15,10 +15,10 @@ from paceline.runtime.request import Defaults, Request
 from paceline.verify.checks import SAMPLED, Verdict, VerifyCase, run_checks, token_checks
 from paceline.verify.suite import load_suite
 from paceline_lab.bench.ab_test import Case, Contender
+from paceline_lab.bench.turns import PromptTurn
 from paceline_lab.learn import data
 from paceline_lab.learn.folder import LearntFolder
 from paceline_lab.learn.variety import Variety
-from paceline_lab.peers.base import Question
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.sweep.cases import length_cases
 
@@ -44,8 +44,9 @@ def _swept(model: Model, _: Path, __: Path) -> None:
     Contender("x", model, {"drafter": "suffix"}).answer(case)
 
 
-def _peers(model: Model, _: Path, __: Path) -> None:
-    PacelinePeer(model).answer(Question("a", "a", [], model.tokens("Hi")), 4, "auto")
+def _peers(model: Model, suite: Path, _: Path) -> None:
+    turn = PromptTurn("one", load_suite(suite).prompts[0], 1, [], model.tokens("Hi"))
+    PacelinePeer(model).answer(turn, 4, "auto")
 
 
 def _verified(model: Model, suite: Path, _: Path) -> None:

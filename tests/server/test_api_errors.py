@@ -12,7 +12,7 @@ from starlette.routing import Route
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
 from paceline.server.stream_text import Answer
-from support.others import CHAT, TEXT, fault
+from support.others import CHAT, TEXT, fault, fault_of_anthropic
 from support.scripted import fails_in_its_stream
 from support.server import Running, running
 
@@ -161,13 +161,8 @@ def message_of(response: Any, path: str, status: int) -> str:
     """The message of an error, which has the form of its API."""
     if path != MESSAGES:
         return str(fault(response, status)["message"])
-    assert response.status_code == status, response.text
-    reply = response.json()
-    assert (set(reply), reply["type"]) == ({"type", "error"}, "error")
-    assert set(reply["error"]) == {"type", "message"}
     kind = {400: "invalid_request_error", 404: "not_found_error"}[status]
-    assert reply["error"]["type"] == kind
-    return str(reply["error"]["message"])
+    return fault_of_anthropic(response, status, kind)
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -8,6 +8,7 @@ import pytest
 
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
+from support.others import fault_of_anthropic
 from support.scripted import CALL, DONE, SAID, THOUGHT, always, calling_ls, engine_of, prompt_of
 from support.server import Running, running
 
@@ -32,17 +33,6 @@ def asked(server: Running, body: dict[str, Any], **more: Any) -> Any:
     response = server.post(PATH, {**body, **more})
     assert response.status_code == 200, response.text
     return response.json()
-
-
-def fault(response: Any, status: int, kind: str) -> str:
-    """The message of an error in Anthropic's form."""
-    assert response.status_code == status, response.text
-    reply = response.json()
-    assert set(reply) == {"type", "error"}
-    assert reply["type"] == "error"
-    assert set(reply["error"]) == {"type", "message"}
-    assert reply["error"]["type"] == kind
-    return str(reply["error"]["message"])
 
 
 def streamed(server: Running, body: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -187,16 +177,18 @@ def test_errors_outside_of_the_endpoint_have_anthropics_form(scripted_server: Ru
     with running(model, Settings(api_keys=("key",), hosts=("good",))) as server:
         good = {"host": "good"}
         for path in (PATH, "/messages", f"{PATH}/count_tokens"):
-            fault(server.post(path, BODY), 403, "permission_error")
-            fault(server.post(path, BODY, headers=good), 401, "authentication_error")
+            fault_of_anthropic(server.post(path, BODY), 403, "permission_error")
+            fault_of_anthropic(server.post(path, BODY, headers=good), 401, "authentication_error")
             keyed = {**good, "x-api-key": "key"}
             assert server.post(path, BODY, headers=keyed).status_code == 200
-            fault(server.get(path, headers=keyed), 405, "invalid_request_error")
-            fault(server.post(path, b"{", headers=keyed), 400, "invalid_request_error")
-        fault(server.post(f"{PATH}/batches", BODY, headers=keyed), 404, "not_found_error")
+            fault_of_anthropic(server.get(path, headers=keyed), 405, "invalid_request_error")
+            fault_of_anthropic(server.post(path, b"{", headers=keyed), 400, "invalid_request_error")
+        fault_of_anthropic(
+            server.post(f"{PATH}/batches", BODY, headers=keyed), 404, "not_found_error"
+        )
         text = {**keyed, "content-type": "text/plain"}
         response = server.post(PATH, b"{}", headers=text)
-        fault(response, 415, "invalid_request_error")
+        fault_of_anthropic(response, 415, "invalid_request_error")
 
 
 def test_a_ping_keeps_a_stream_open(scripted_server: Running, monkeypatch: pytest.MonkeyPatch):

@@ -112,3 +112,14 @@ def fault(response: httpx.Response, status: int = 400) -> dict[str, Any]:
     assert set(error) >= {"message", "type", "param", "code"}
     assert error["message"]
     return error
+
+
+def fault_of_anthropic(response: httpx.Response, status: int, kind: str) -> str:
+    """The message of an error in Anthropic's form."""
+    assert response.status_code == status, response.text
+    reply = response.json()
+    assert set(reply) == {"type", "error"}
+    assert reply["type"] == "error"
+    assert set(reply["error"]) == {"type", "message"}
+    assert reply["error"]["type"] == kind
+    return str(reply["error"]["message"])

@@ -146,9 +146,8 @@ def _line(kind: str, group: dict[str, Any], contender: str) -> list[str]:
         group[name].get(contender, {}) for name in ("with_loops", "without_loops")
     )
     count = group["answers"]
-    cells = [
-        f"{_number(with_loops, name)} ({_number(without_loops, name)})" for name, _ in _COLUMNS
-    ]
+    names = [name for name, _ in _COLUMNS]
+    cells = [f"{number(with_loops.get(n))} ({number(without_loops.get(n))})" for n in names]
     return [kind, f"{count} ({count - group['loops']})", *cells]
 
 
@@ -175,8 +174,8 @@ def _case_line(row: Row, *, single: bool) -> list[str]:
     ]
 
 
-def _number(figures: dict[str, float], name: str) -> str:
-    return f"{figures[name]:.2f}" if name in figures else "-"
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _tokens(row: Row) -> list[int]:

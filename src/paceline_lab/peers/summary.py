@@ -13,7 +13,7 @@ from typing import Any
 from paceline.storage.report import Table
 from paceline_lab.bench.ab_test import PLAIN
 from paceline_lab.bench.record import Row
-from paceline_lab.bench.summary import is_loop
+from paceline_lab.bench.summary import is_loop, number
 from paceline_lab.peers.llama_server.binary import PROGRAM
 from paceline_lab.peers.measure import DECODE, OWN, WHOLE
 from paceline_lab.peers.paceline_peer import AUTO
@@ -58,7 +58,7 @@ def tables(rows: Sequence[Row]) -> Iterator[Table]:
                 name,
                 f"{figures['texts_changed']} of {figures['answers']}",
                 f"{figures['texts_of_paceline']} of {figures['answers']}",
-                _number(figures.get("over_own_plain")),
+                number(figures.get("over_own_plain")),
             ]
             for name, figures in aggregates["contenders"].items()
         ],
@@ -119,11 +119,7 @@ def _speed_lines(contenders: Mapping[str, Any]) -> Iterator[list[str]]:
         yield [
             name,
             "-" if rate is None else f"{rate:.1f}",
-            *(f"{_number(over.get(key))} ({_number(rest.get(key))})" for key in _KEYS),
-            _number(figures.get("whole_answer")),
+            *(f"{number(over.get(key))} ({number(rest.get(key))})" for key in _KEYS),
+            number(figures.get("whole_answer")),
             f"{figures['accepted']} of {drafted}" if drafted else "-",
         ]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -64,15 +64,15 @@ async def _embedded(service: Service, requests: Sequence[BatchRequest]) -> list[
 
 async def _submitted(service: Service, request: BatchRequest) -> Embedding:
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[Event] = loop.create_future()
+    events = asyncio.Queue[Event]()
 
     def listen(event: Event) -> None:  # in the engine's thread
         with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(_resolve, ended, event)
+            loop.call_soon_threadsafe(events.put_nowait, event)
 
     service.scheduler.submit(request, listen)
     try:
-        event = await ended
+        event = await events.get()
     finally:
         request.cancel()
     if isinstance(event, Exception):
@@ -80,11 +80,6 @@ async def _submitted(service: Service, request: BatchRequest) -> Embedding:
     assert isinstance(event, Embedding)
     service.metrics.on_embedding(event)
     return event
-
-
-def _resolve(future: asyncio.Future[Event], event: Event) -> None:
-    if not future.done():
-        future.set_result(event)
 
 
 def _shortened(vector: npt.NDArray[np.float32], dimensions: int | None) -> npt.NDArray[np.float32]:
