@@ -30,9 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_534,
-    "src/paceline": 34_066,
-    "tests": 46_862,
+    "src": 55_272,
+    "src/paceline": 34_061,
+    "tests": 46_847,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 
