@@ -1,6 +1,7 @@
 """Contexts of the engine llamacpp: which are made, lent again, kept and freed."""
 
 import random
+import signal
 from typing import Any
 
 import pytest
@@ -40,8 +41,7 @@ class Opener:
     def __init__(self) -> None:
         self.held: list[int] = []
         self.binding: Any = self
-        self.is_full = False
-        self.span, self.offload = 0, None
+        self.is_full, self.span, self.offload = False, 0, None
 
     def context(self, settings: ContextSettings) -> OpenContext:
         return OpenContext(settings, self.held)
@@ -66,12 +66,13 @@ def run(contexts: Contexts, sequence: object, length: int) -> Any:
     return place
 
 
-def test_a_context_is_lent_again(model: Opener):
-    contexts = contexts_of(model)
-    first = run(contexts, "one", 500)
+@pytest.mark.parametrize("length", [500, 8192])
+def test_a_context_is_lent_again(model: Opener, length: int):
+    contexts = contexts_of(model, most_slots=8448)
+    first = run(contexts, "one", length)
     contexts.forget("one")
-    assert run(contexts, "two", 300) is first
-    assert model.held == [512]
+    assert model.held == [first.slots]
+    assert contexts.of("two", max(300, length - 1)) is first
 
 
 def test_a_short_sequence_leaves_a_long_context_to_a_long_one(model: Opener):
@@ -100,13 +101,6 @@ def test_what_many_sequences_leave_does_not_grow_beyond_the_cache(model: Opener)
     assert len(model.held) <= 2
 
 
-def test_a_context_as_long_as_the_cache_is_kept(model: Opener):
-    contexts = contexts_of(model, most_slots=8448)
-    long = contexts.of("long", 8192)
-    contexts.forget("long")
-    assert model.held == [long.slots]
-
-
 def test_at_rest_sequences_are_parked_and_few_contexts_are_left(model: Opener):
     contexts = contexts_of(model)
     lengths = {f"{number}": 100 * number for number in range(1, 9)}
@@ -116,6 +110,27 @@ def test_at_rest_sequences_are_parked_and_few_contexts_are_left(model: Opener):
     assert len(model.held) <= 2
     for sequence, length in lengths.items():
         assert contexts.of(sequence, length).length == length
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("call", ["state", "restore"])
+def test_a_move_that_fails_or_is_interrupted_loses_no_sequence(
+    model: Opener, monkeypatch: pytest.MonkeyPatch, call: str, fault: type[BaseException]
+):
+    contexts, inner = contexts_of(model), getattr(Place, call)
+    run(contexts, "one", 500)
+
+    def faulty(*arguments: Any) -> Any:
+        if fault is MemoryError:
+            raise fault
+        signal.raise_signal(signal.SIGINT)
+        return inner(*arguments)
+
+    monkeypatch.setattr(Place, call, faulty)
+    with pytest.raises(fault):
+        contexts.of("one", 600)  # it grows
+    monkeypatch.undo()
+    assert contexts.of("one", 600).length == 500
 
 
 def test_sequences_that_share_calls_take_the_first_places_of_the_largest_context(model: Opener):

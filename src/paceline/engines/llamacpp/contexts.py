@@ -8,18 +8,15 @@ A context's slots are allocated and zeroed when it is made, so it begins small a
 costs as much as reading the keys and values once. Where several sequences share calls, a context
 has places for several, and a sequence takes one in the largest context: those that are together
 share calls. Invariant: a sequence's keys and values are in one place, and moving them changes no
-bit.
+bit; so Ctrl-C, and a failing call, come before or after a move.
 """
 
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from paceline.engines.llamacpp.binding import (
-    LEAST_CONTEXT,
-    ContextSettings,
-    State,
-)
+from paceline.engines.llamacpp.binding import LEAST_CONTEXT, ContextSettings, State
+from paceline.engines.llamacpp.log import interrupts_after
 from paceline.engines.llamacpp.native import NativeContext, NativeModel, NativeSequence
 
 _FIRST_SLOTS = 2 * LEAST_CONTEXT
@@ -70,6 +67,7 @@ class Contexts:
     def lent_to(self, sequence: Hashable) -> bool:
         return sequence in self._lent
 
+    @interrupts_after()
     def of(self, sequence: Hashable, end: int) -> NativeSequence:
         """The place of a sequence, as it was left, with room up to slot `end`."""
         place = self._lent.get(sequence)
@@ -87,6 +85,7 @@ class Contexts:
         if place is not None and place.length > length and place.can_truncate(length):
             place.truncate(length)
 
+    @interrupts_after()
     def copy(
         self, sequence: Hashable, other: Hashable, shared: int, recurrent: State | None = None
     ) -> None:
@@ -100,12 +99,14 @@ class Contexts:
     def park(self, sequence: Hashable, parked: Parked) -> None:
         self._parked[sequence] = parked
 
+    @interrupts_after()
     def forget(self, sequence: Hashable) -> None:
         self._parked.pop(sequence, None)
         place = self._lent.pop(sequence, None)
         if place is not None:
             self._give_back(place)
 
+    @interrupts_after()
     def rest(self) -> None:
         """Park every sequence; contexts beyond the spare ones are freed."""
         while self._lent:
@@ -138,11 +139,12 @@ class Contexts:
             slots *= 2
         free = self._free[self._context(min(slots, self._longest))]
         # Low numbers first: rows of a call are of sequences whose numbers follow one another.
-        self._lent[sequence] = place = min(free, key=lambda place: place.number)
-        free.remove(place)
+        place = min(free, key=lambda place: place.number)
         if parked is not None:
-            del self._parked[sequence]
             place.restore(parked.state, parked.length, parked.recurrent)
+            del self._parked[sequence]
+        free.remove(place)
+        self._lent[sequence] = place
         return place
 
     def _context(self, slots: int) -> NativeContext:
@@ -171,9 +173,10 @@ class Contexts:
         return context
 
     def _park(self, sequence: Hashable) -> None:
-        place = self._lent.pop(sequence)
+        place = self._lent[sequence]
         if place.length:
             self._parked[sequence] = _parked(place)
+        del self._lent[sequence]
         self._give_back(place)
 
     def _give_back(self, place: NativeSequence) -> None:
@@ -190,8 +193,7 @@ class Contexts:
 
 
 def _parked(place: NativeSequence) -> Parked:
-    state = place.state()
-    return Parked(state, place.length, place.length)
+    return Parked(place.state(), place.length, place.length)
 
 
 def whole(slots: int) -> int:

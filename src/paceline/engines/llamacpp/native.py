@@ -208,6 +208,7 @@ class NativeContext:
         self._batch = Batch(self.binding.api.llama_batch, settings.rows)
         self.sequences = [NativeSequence(self, number) for number in range(settings.sequences)]
 
+    @interrupts_after()
     def decode(self, work: Sequence[Rows]) -> list[Logits]:
         """Run rows of different sequences in one call.
 
@@ -225,23 +226,20 @@ class NativeContext:
         library = self.binding.library
         for sequence, *_ in work:
             sequence.drop_truncated()
-        starts = [sequence.length for sequence, *_ in work]
         batch = self._batch.filled(
-            [
-                (tokens, start, sequence.number, outputs)
-                for (sequence, tokens, outputs), start in zip(work, starts, strict=True)
-            ]
+            (tokens, sequence.length, sequence.number, outputs)
+            for sequence, tokens, outputs in work
         )
-        for sequence, tokens, _ in work:
-            sequence.ran(len(tokens))  # they are here if Ctrl-C ends the call, too
         code = library.llama_decode(ctypes.c_void_p(self._pointer), batch)
         if code:
-            for (sequence, *_), start in zip(work, starts, strict=True):
-                sequence.drop_from(0 if self.settings.rollback else start)
+            for sequence, *_ in work:
+                sequence.drop_from(0 if self.settings.rollback else sequence.length)
             raise ModelError(
                 f"{self.binding.name} failed in a call of {batch.n_tokens} rows with code {code}: "
                 f"{self.binding.last_errors() or 'no reason given'}; a shorter prompt may help"
             )
+        for sequence, tokens, _ in work:
+            sequence.ran(len(tokens))
         if self.settings.taps:
             self._read_taps(work)
         counts = [outputs.stop - outputs.start for _, _, outputs in work]

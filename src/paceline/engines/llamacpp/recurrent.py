@@ -103,10 +103,11 @@ class RecurrentSequence(LlamaSequence):
         self._block = block
 
     def commit(self, rows: int) -> None:
-        super().commit(rows)
         tokens, prefill = self._block.tokens, self._block.prefill
-        self._tokens += tokens[:rows]
-        self._prefilled += [prefill] * rows
+        # Before the length: Ctrl-C in between leaves more than it says, which is overwritten.
+        self._tokens[self.length :] = tokens[:rows]
+        self._prefilled[self.length :] = [prefill] * rows
+        super().commit(rows)
         self._block = Block(tokens[rows:], 0, prefill=prefill)
         self._cut()
 
@@ -164,6 +165,4 @@ class RecurrentSequence(LlamaSequence):
         self._contexts.shorten(self, self.length)
 
     def _drop_checkpoints(self) -> None:
-        self._checkpoints = [
-            checkpoint for checkpoint in self._checkpoints if checkpoint.at <= self.length
-        ]
+        self._checkpoints = [kept for kept in self._checkpoints if kept.at <= self.length]
