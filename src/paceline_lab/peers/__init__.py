@@ -1,5 +1,4 @@
 """`bench peers`: other runtimes and paceline on the same prompts, interleaved.
 
-A file per runtime: it sets the runtime up as its own documentation does, and imports it only when
-it is opened.
+A file for each kind of peer: it is set up as its own documentation has it.
 """
