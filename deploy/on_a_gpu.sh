@@ -76,7 +76,7 @@ rows() {
     return "$result"
 }
 
-# Both answers of each of Spec-Bench's 13 kinds, with drafts and plain.
+# Two questions of each of Spec-Bench's six kinds, with drafts and plain.
 bench() {
     paceline bench run "$@" ${suite:+--suite "$suite"} --drafter auto --per-kind 2 --rounds 1 --max-tokens 64
 }
