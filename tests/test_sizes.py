@@ -30,9 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_272,
-    "src/paceline": 34_061,
-    "tests": 46_847,
+    "src": 55_255,
+    "src/paceline": 34_051,
+    "tests": 46_845,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

@@ -150,8 +150,8 @@ def test_an_option_may_come_with_an_equals_sign_again_or_with_several_values():
 
 @pytest.mark.parametrize("prompt", ["- a list", "-5", "-1.5 is less", "--model x?", "-"])
 def test_a_prompt_may_begin_with_a_dash(prompt: str):
-    found = parse(["generate", prompt, "--raw", "--max-tokens", "-1", "--system", "-s -t"])
-    assert (found["prompt"], found["raw"], found["system"]) == (prompt, True, "-s -t")
+    found = parse(["generate", prompt, "--stats", "--max-tokens", "-1", "--system", "-s -t"])
+    assert (found["prompt"], found["stats"], found["system"]) == (prompt, True, "-s -t")
     assert parse(["generate", "--raw", "--", prompt])["prompt"] == prompt
     assert parse(["generate", "--", "--raw"])["prompt"] == "--raw"
 
@@ -192,7 +192,11 @@ def test_an_option_without_its_value_is_named(
         (("generate", "x", "--model", "x" * 300), "File name too long"),
         (("generate", "x", "--file", "y"), "not both"),
         (("generate", "--file", "/no/such/file"), "cannot read /no/such/file"),
-        (("generate", "x", "--raw", "--system", "y"), "--system needs the chat template"),
+        (("generate", "x", "--raw", "--system", "y"), "--system: has no effect with --raw"),
+        (("serve", "--loaded", "2"), "--loaded: has no effect without --all"),
+        (("chat", "--drafter", "a", "-n9", "--drafter=b"), "--drafter: expected once, not 2 times"),
+        (("generate", "x", "--no-think", "--think"), "--think: expected once"),
+        (("generate", "x", "--drafter", "table:/a+b"), "no drafter is called 'b'"),
         (("bench", "run", "--suite", "/no/suite"), "cannot read /no/suite"),
         (("bench", "run", "--kind", "poem"), "no prompt is of kind 'poem'"),
     ],

@@ -31,7 +31,7 @@ ZERO = {
 """Options that may be 0."""
 
 NEGATIVE = {
-    *("--presence-penalty", "--frequency-penalty", "generate --max-tokens", "chat --max-tokens"),
+    *("--presence-penalty", "--frequency-penalty", "generate --max-tokens", "chat --max-tokens")
 }
 """Options that may be -1."""
 
@@ -57,14 +57,13 @@ def parser_of(option: Any) -> Any:
 
 def options() -> Iterator[Option]:
     for name, made in commands():
-        needed = [each for each in made.params if each.required]
         for option in made.params:
             if parser_of(option) in TEXT or option.param_type_name == "argument":
                 continue
-            others = [each for each in needed if each is not option]
             required = [
-                "x" if each.param_type_name == "argument" else f"{each.opts[0]}=x"
-                for each in others
+                each.opts[0] if getattr(each, "is_flag", False) else f"{each.opts[0]}=x"
+                for each in made.params
+                if each.required or option.name in made.needs.get(each.name, ())
             ]
             yield Option(name, option.opts[-1], tuple(required))
 

@@ -45,4 +45,5 @@ def test_a_plan_prints_tables_or_json(run: Run, tiny_gguf: Path):
 def test_a_mistake_in_a_bench_run_is_found_before_anything_is_measured(
     options: tuple[str, ...], reason: str, mistake: Any, tiny_gguf: Path, suite: Path
 ):
-    assert reason in mistake("bench", "run", "--model", tiny_gguf, "--suite", suite, *options)
+    options = options if "--suite" in options else ("--suite", str(suite), *options)
+    assert reason in mistake("bench", "run", "--model", tiny_gguf, *options)

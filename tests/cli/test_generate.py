@@ -21,8 +21,9 @@ def test_an_answer_goes_to_standard_output_and_all_else_to_standard_error(answer
     assert result.returncode == 0
     assert result.stdout == model.generate("Hello", max_tokens=20).text + "\n"
     assert result.stderr == ""
-    assert "20 tokens" in answer("Hello", "--max-tokens", 20, "--stats").stderr
-    assert answer("Hello", "--max-tokens", 20, "--quiet").stderr == ""
+    said = answer("Hello", "--max-tokens", 20, "--stats", "--no-think").stderr
+    assert ("20 tokens" in said, "--no-think has no effect" in said) == (True, True)
+    assert answer("Hello", "--max-tokens", 20, "--quiet", "--no-think").stderr == ""
 
 
 @pytest.mark.parametrize("raw", [[], ["--raw"]])

@@ -7,23 +7,14 @@ import pytest
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
 from paceline.verify.suite import load_suite
-from paceline_lab.sweep.cases import (
-    default_lengths,
-    depth_cases,
-    length_cases,
-    max_context,
-)
+from paceline_lab.sweep.cases import default_lengths, depth_cases, length_cases, max_context
 
 TEXT = "this is one and the user\n"
 
 
 @pytest.mark.parametrize(
     ("limit", "expected"),
-    [
-        (100, ["max"]),
-        (101, [100, "max"]),
-        (8112, [100, 200, 372, 800, 1600, 3200, 6400, "max"]),
-    ],
+    [(100, ["max"]), (101, [100, "max"]), (8112, [100, 200, 372, 800, 1600, 3200, 6400, "max"])],
 )
 def test_lengths_are_the_experiments_then_doubled_up_to_the_most(limit: int, expected: list[int]):
     assert default_lengths(limit) == expected

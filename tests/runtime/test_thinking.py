@@ -127,7 +127,10 @@ def test_thinking_is_turned_off_through_the_template(thinker: Model):
     assert not prompt_of(thinker, think=True).endswith(EMPTY)
     kwargs = {"enable_thinking": False}
     assert prompt_of(thinker, template_kwargs=kwargs).endswith(EMPTY)
+    kwargs["thinking"] = False  # another model's switch
     assert prompt_of(thinker, think=True, template_kwargs=kwargs).endswith(EMPTY)
+    with pytest.raises(InvalidRequest, match="did you mean enable_thinking"):
+        thinker.generate("2 + 2?", template_kwargs={"enable_thinkin": False})
 
 
 @pytest.mark.parametrize("options", [{"think": False}, {"template_kwargs": {"x": 1}}])

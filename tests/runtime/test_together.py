@@ -102,9 +102,7 @@ def test_what_takes_one_prompt_refuses_several(ask: Any, model: Model):
         ask(model, PROMPTS)
 
 
-def test_map_yields_each_answer_when_it_ends_and_reads_prompts_as_places_become_free(
-    model: Model,
-):
+def test_map_yields_each_answer_when_it_ends_and_reads_prompts_as_places_become_free(model: Model):
     read = list[int]()
 
     def prompts() -> Iterator[str]:

@@ -25,6 +25,7 @@ FUNCTION = {"type": "function", "name": "ls", "parameters": SCHEMA}
 NAMED = {"type": "function", "function": {"name": "f"}}
 ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
 RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+JSON = {"type": "json_object"}
 LOOP = {"max_pattern_size": 3, "min_count": 2}
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -49,13 +50,14 @@ VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
         "logit_bias": ({"x": 1}, {"99999": 1}),
         "top_logprobs": (1,),
         "response_format": ({"type": "json_schema"}, {"type": "text", "schema": SCHEMA}),
-        "structured_outputs": ({},),
+        "structured_outputs": ({}, {"regex": "a", "grammar": "start: A"}),
         "tool_choice": (ALLOWED,),
         "functions": ([{}],),
         "guided_json": ({"type": "object"},),
         "continue_final_message": (True,),
         "modalities": (["audio"],),
-        "chat_template_kwargs": ({"messages": []},),
+        "chat_template_kwargs": ({"messages": []}, {"x": 1}, {"enable_thinking": True}),
+        "think": (True, False),
         "reasoning_effort": ("enormous",),
         "repetition_detection": ({**LOOP, "min_count": 1}, {**LOOP, "max_pattern_size": 10**9}),
         "messages": (None, []),
@@ -68,6 +70,7 @@ VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     RESPONSES: {
         "previous_response_id": ("resp_0",),
+        "top_logprobs": (2,),
         "model": ("gpt-0",),
         "tool_choice": ({"type": "function", "name": "rm"}, {"type": "web_search"}),
         "prompt": ({"id": "p"},),
@@ -87,10 +90,13 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
             "response_format.json_schema.schema",
         ),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": JSON}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}, "tools": [NAMED]}, "structured_outputs"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tool_choice": "required"}, "tools"),
         ({"speculation": {"policy": "wild"}}, "policy"),
         ({"speculation": {"max_block": 99}}, "max_block"),
+        ({"speculation": {"drafer": "none"}}, "speculation.drafer"),
         ({"prediction": {"type": "content"}}, "prediction.content"),
         (
             {"repetition_detection": {**LOOP, "max_pattern_size": "3"}},
@@ -120,7 +126,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tool_choice": "required", "tools": []}, "tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": JSON}}, "text.format"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
     ],
     MESSAGES: [

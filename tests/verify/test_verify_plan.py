@@ -16,12 +16,7 @@ from paceline.models import QUIET, list_models
 from paceline.plan import plan
 from paceline.runtime.model import Model
 from paceline.verify import checks, command
-from support.faulty import (
-    FaultyEngine,
-    by_block_length,
-    by_company,
-    other_picks_when_drafting,
-)
+from support.faulty import FaultyEngine, by_block_length, by_company, other_picks_when_drafting
 
 
 @pytest.fixture

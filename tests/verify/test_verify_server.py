@@ -130,7 +130,9 @@ class Found:
 
     def __call__(self, url: str, *options: str) -> tuple[int, dict[str, Any]]:
         words = ["verify", "--url", url, "--suite", str(self._prompts), "--json", "--quiet"]
-        code = main([*words, "--clients", "3", "--max-tokens", "8", *options])
+        for option, value in (("--clients", "3"), ("--max-tokens", "8")):
+            words += [] if option in options else [option, value]
+        code = main([*words, *options])
         return code, json.loads(self._capsys.readouterr().out)
 
 
@@ -345,7 +347,7 @@ def test_the_key_of_the_environment_is_for_servers_of_this_machine(monkeypatch: 
         ({}, ["--url", "http://["], "http://[/models cannot be read"),
         ({"locked": True}, [], "status 401: no; give another API key with --api-key"),
         ({"key": "secret"}, [], "requires another API key (status 401); give it with --api-key"),
-        ({}, ["--drafter", "suffix"], "leave out --url"),
+        ({}, ["--drafter", "suffix"], "has no effect with --url"),
         ({}, ["--url", "http://127.0.0.1:1/v1"], "/v1/models cannot be read"),
     ],
 )
@@ -358,8 +360,8 @@ def test_a_users_mistake_is_one_line(
 ):
     with serving(lambda *_: TEXT) as server:
         vars(server).update(server_has)
-        common = ["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]
-        assert main([*common, *words]) == 2
+        url = [] if "--url" in words else ["--url", server.url]
+        assert main(["verify", *url, "--suite", str(prompts), "--quiet", *words]) == 2
     said = capsys.readouterr()
     assert reason in said.err
     assert (said.err.count("\n"), said.out) == (1, "")

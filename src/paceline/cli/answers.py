@@ -32,8 +32,9 @@ _sampling = partial(Option, rich_help_panel=SAMPLING)
 _drafting = partial(Option, rich_help_panel="Speculation")
 
 
-def _number(name: str, about: str) -> Any:
-    return _sampling(parser=numbers.of(name), help=about)
+def _number(name: str, about: str, *short: str) -> Any:
+    words = (*short, f"--{name.replace('_', '-')}")
+    return _sampling(*words, parser=numbers.of(name), help=about)
 
 
 _TRIAL_SHARE = 3  # 1 / this of memory, at most, has a suggested model
@@ -99,12 +100,7 @@ class AnswerArguments:
     generation_config: GenerationConfig = "auto"
     temperature: Annotated[
         float | None,
-        _sampling(
-            "-t",
-            "--temperature",
-            parser=numbers.of("temperature"),
-            help="0 takes the likeliest token each time; 0.7 varies",
-        ),
+        _number("temperature", "0 takes the likeliest token each time; 0.7 varies", "-t"),
     ] = None
     top_k: Annotated[int | None, _number("top_k", "keep the k most likely tokens")] = None
     top_p: Annotated[
@@ -123,9 +119,7 @@ class AnswerArguments:
     frequency_penalty: Annotated[
         float | None, _number("frequency_penalty", "the same, for each occurrence")
     ] = None
-    seed: Annotated[
-        int | None, _sampling(parser=numbers.SEED, help="the same seed gives the same tokens")
-    ] = None
+    seed: Annotated[int | None, _number("seed", "the same seed gives the same tokens")] = None
     logit_bias: Annotated[
         list[Any] | None,
         _sampling(
@@ -206,6 +200,8 @@ def load_for_answers(
         keep=answer.keep,
         check=check,
     )
+    if answer.think is False and not (output.quiet or loaded.files.thinking().switch(False)):
+        say(f"[--no-think has no effect: {loaded.files.name} has no thoughts in a known form]")
     loaded.defaults = replace(loaded.defaults, fallback={"max_tokens": MAX_TOKENS})
     return loaded
 

@@ -57,8 +57,7 @@ def convert(
     *,
     source: Annotated[str, Argument(help="a folder, a hub name (owner/name)")],
     to: Annotated[
-        str,
-        Option(metavar="FORM", help=f"{_FORMS}; its options: convert --to FORM --help"),
+        str, Option(metavar="FORM", help=f"{_FORMS}; its options: convert --to FORM --help")
     ] = "",
 ) -> int:
     """Convert a model to another form, once."""

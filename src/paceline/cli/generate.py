@@ -28,6 +28,7 @@ app = group()
         'paceline generate "Write a haiku about rain."',
         'git diff | paceline generate "Write a commit message." -n 60',
     ),
+    bars={"raw": ("system",), "json": ("tint",), "quiet": ("stats",)},
 )
 def generate(
     *,
@@ -52,8 +53,6 @@ def generate(
         raise InvalidRequest("the prompt is empty; expected some text")
     messages: Any = text
     if answer.system is not None:
-        if raw:
-            raise InvalidRequest("--system needs the chat template; leave --raw away")
         messages = [
             {"role": "system", "content": as_unicode(answer.system, "--system")},
             {"role": "user", "content": text},

@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter
@@ -81,22 +81,18 @@ def group(about: str | None = None) -> Typer:
 
 
 def command(
-    app: Typer,
-    name: str | None = None,
-    *,
-    kind: "type[Command] | None" = None,
-    first: Sequence[str] = (),
-    examples: Sequence[str] = (),
+    app: Typer, name: str | None = None, *, kind: "type[Command] | None" = None, **more: Any
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Decorator: add a function to `app` as a command; a dataclass parameter becomes options.
 
-    `kind` is its class. --help shows the options `first`, by parameter, and --help-all all; without
-    `first` both do. `examples` are command lines for --help, each with a comment after #.
+    `kind` is its class, and `more` are attributes of it. --help shows the options `first`, by
+    parameter, and --help-all all; without `first` both do. `examples` are command lines for --help,
+    each with a comment after #. `needs` and `bars` have, by parameter, the options that have no
+    effect without it, and beside it.
     """
 
     def add(function: Callable[..., int]) -> Callable[..., int]:
-        shown = type("Command", (kind or Command,), {"first": first, "examples": examples})
-        app.command(name, cls=shown)(_flat(function))
+        app.command(name, cls=type("Command", (kind or Command,), more))(_flat(function))
         return function
 
     return add
@@ -137,11 +133,29 @@ class Command(TyperCommand):
 
     first: Sequence[str] = ()
     examples: Sequence[str] = ()
+    needs: Mapping[str, Collection[str]] = {}
+    bars: Mapping[str, Collection[str]] = {}
     _shows_all = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = args if ctx.resilient_parsing else [*self._plain(ctx, args)]
+        self._check(ctx, self.make_parser(ctx).parse_args([*words])[2])
         return super().parse_args(ctx, words)
+
+    def _check(self, ctx: Any, given: Sequence[Any]) -> None:
+        """Fail for an option that is given twice, or that has no effect beside the others."""
+        for option in given:
+            again = option.multiple or getattr(option, "is_flag", True)  # or the same once more
+            if given.count(option) > 1 and (option.secondary_opts or not again):
+                ctx.fail(
+                    f"argument {option.opts[-1]}: expected once, not {given.count(option)} times"
+                )
+        words = {option.name: option.opts[-1] for option in self.get_params(ctx)}
+        names = {option.name for option in given}
+        for how, rules in (("without", self.needs), ("with", self.bars)):
+            for other, options in rules.items():
+                if (other in names) == (how == "with") and (useless := names & {*options}):
+                    ctx.fail(f"argument {words[min(useless)]}: has no effect {how} {words[other]}")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options, in a section for each panel."""
@@ -218,14 +232,15 @@ class Command(TyperCommand):
             yield from ("--", *arguments)
 
 
+Quiet = Annotated[bool, Option("-q", "--quiet", help="only the result: no progress, no notes")]
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """How a command prints what it found."""
 
     json: Annotated[bool, Option("--json", help="print JSON")] = False
-    quiet: Annotated[
-        bool, Option("-q", "--quiet", help="only the result: no progress, no notes")
-    ] = False
+    quiet: Quiet = False
 
 
 ComputeUnits = Literal["all", "cpu-only", "cpu-and-gpu", "cpu-and-ne"]
@@ -285,6 +300,9 @@ class ModelOptions:
         ComputeUnits | None, _model(help="for the engine coreml; default: cpu-and-ne")
     ] = None
 
+
+OF_MODEL = {*ModelOptions.__annotations__} - {"offline"}
+"""Options that have no effect where a server is asked."""
 
 SAMPLING = "Sampling (default: as the model has it)"
 GenerationConfig = Annotated[

@@ -11,8 +11,7 @@ app = group()
 
 
 @command(
-    app,
-    examples=("paceline pull qwen3-0.6b", "paceline pull Qwen/Qwen3-8B-GGUF:Q4_K_M --drafter"),
+    app, examples=("paceline pull qwen3-0.6b", "paceline pull Qwen/Qwen3-8B-GGUF:Q4_K_M --drafter")
 )
 def pull(
     *,

@@ -12,8 +12,8 @@ from typer import Option
 
 from paceline.cli import numbers
 from paceline.cli.console import check_kept, load_model, obey_offline, say
-from paceline.cli.options import GenerationConfig, ModelOptions, Output, command, group
-from paceline.errors import InvalidRequest, PacelineError
+from paceline.cli.options import GenerationConfig, ModelOptions, Output, Quiet, command, group
+from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.models import ModelFiles
@@ -136,8 +136,7 @@ class SeveralModels:
     """Whether every model is served, and how many are loaded."""
 
     every: Annotated[
-        bool,
-        _all("--all", help="every model that is here, loaded when a request names it"),
+        bool, _all("--all", help="every model that is here, loaded when a request names it")
     ] = False
     loaded: Annotated[int, _all(parser=numbers.COUNT, help="models that are loaded at once")] = 1
     memory: Annotated[
@@ -161,6 +160,8 @@ class SeveralModels:
         "paceline serve -m qwen3-0.6b  # http://127.0.0.1:8000/v1, and a page to chat",
         "paceline serve --all  # every model here, loaded when a request names it",
     ),
+    needs={"every": ("loaded", "memory", "idle")},
+    bars={"every": ("revision", "engine", "name", "alias")},
 )
 def serve(
     *,
@@ -185,7 +186,7 @@ def serve(
     until_input_ends: Annotated[bool, Option("--until-input-ends", hidden=True)] = False,
     generation_config: GenerationConfig = "auto",
     model: ModelOptions,
-    output: Output,
+    quiet: Quiet = False,
 ) -> int:
     """Serve a model over HTTP, with OpenAI's API."""
     from paceline.runtime.request import check
@@ -202,7 +203,6 @@ def serve(
         memory = memory_bytes() if several.memory is None else int(several.memory * 1e9)
         limits = Limits(several.loaded, memory, several.idle, settings.max_waiting)
         words = _child_words(server, model, generation_config, parallel=parallel, keep=keep)
-        quiet = output.quiet
         with _registered() as say:
             serve_all(model.model, words, settings=settings, limits=limits, say=say, quiet=quiet)
         return 0
@@ -215,20 +215,20 @@ def serve(
     say_crashes()
     answering = load_model(
         model,
-        output,
+        Output(quiet=quiet),
         drafters=[settings.drafter],
         contexts=CONTEXTS,
         parallel=parallel,
         generation_config=generation_config,
         keep=keep,
         embeddings=True,
-        check=partial(_check, think=settings.think, quiet=output.quiet),
+        check=partial(_check, think=settings.think, quiet=quiet),
     )
     if until_input_ends:  # the router writes the lines of requests itself
         run(answering, settings, until_input_ends=True)
     else:
         with _registered() as say:
-            run(answering, settings, say=say, quiet=output.quiet)
+            run(answering, settings, say=say, quiet=quiet)
     answering.settle()
     return 0
 
@@ -271,12 +271,7 @@ def _child_words(
     parallel: int,
     keep: bool,
 ) -> list[str]:
-    """The options of one model's process among several; raises InvalidRequest for others."""
-    for name, value in (("revision", model.revision), ("engine", model.engine)):
-        if value not in (None, "auto"):
-            raise InvalidRequest(f"--{name} is of one model; leave out --all")
-    if server.name or server.alias:
-        raise InvalidRequest("--name and --alias are of one model; leave out --all")
+    """The options of one model's process among several."""
     of_server = ("queue", "at_once", "timeout", "prompt_cache", "grace", "drafter", "policy")
     values = {name: getattr(server, name) for name in (*of_server, "max_block")}
     of_model = ("rows", "cache_tokens", "threads", "device", "kv", "compute_units")

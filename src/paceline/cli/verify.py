@@ -8,6 +8,7 @@ from typer import Option
 from paceline.cli import declare
 from paceline.cli.console import check_writable, load_model, print_report, progress_of
 from paceline.cli.options import (
+    OF_MODEL,
     ApiKey,
     MaxTokens,
     ModelOptions,
@@ -18,7 +19,6 @@ from paceline.cli.options import (
     command,
     group,
 )
-from paceline.errors import InvalidRequest
 
 app = group()
 
@@ -75,6 +75,8 @@ class RemoteArguments:
         "paceline verify --quick  # in a minute",
         "paceline verify --url http://127.0.0.1:8000/v1  # any OpenAI-compatible server",
     ),
+    needs={"url": ("served_model", "api_key", "plain_url", "clients", "rounds")},
+    bars={"url": {"drafters", *OF_MODEL}},
 )
 def verify(
     *,
@@ -85,8 +87,6 @@ def verify(
 ) -> int:
     """Check that drafts change no token, here or of a server."""
     if server.url is not None:
-        if verification.drafters:
-            raise InvalidRequest("--drafter is of a model here; leave out --url")
         from paceline.client import Access
         from paceline.verify.server import verify_server
 
@@ -101,8 +101,6 @@ def verify(
             quick=verification.quick,
         )
         return print_report(outcome, output, verification.output)
-    if server.plain_url is not None:
-        raise InvalidRequest("--plain-url is the second of two servers; give the first with --url")
     from paceline.verify.command import verify as run
 
     report = run(

@@ -255,7 +255,7 @@ def _part(text: str) -> DrafterPart:
     names = (*_MAKERS, *engines)
     raise InvalidRequest(
         f"no drafter is called {kind[:40]!r}; {did_you_mean(kind[:40], ('none', 'auto', *names))}"
-        f"expected none, auto, or {', '.join(names)} joined by +"
+        f"expected none, auto, or {', '.join(names)} joined by +, which is in no path"
     )
 
 
@@ -304,7 +304,7 @@ def _options(name: str, argument: str, option_names: tuple[str, ...]) -> dict[st
         if key not in option_names or key in options:
             raise InvalidRequest(
                 f"drafter {name} has no option {key!r}; expected {', '.join(option_names)}, "
-                "each once"
+                "each once, after a comma, which is in no path"
             )
         try:
             options[key] = int(value)

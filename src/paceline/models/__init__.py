@@ -16,14 +16,7 @@ from paceline.models.installed import (
     list_models,
     removal_of,
 )
-from paceline.models.manifest import (
-    GENERATION,
-    TEMPLATE,
-    TOKENIZER,
-    Facts,
-    Pooling,
-    read_manifest,
-)
+from paceline.models.manifest import GENERATION, TEMPLATE, TOKENIZER, Facts, Pooling, read_manifest
 from paceline.models.names import CORE_ML_SUFFIX, DEFAULT_MODEL, settings_of
 from paceline.models.prepare import core_ml_folder
 from paceline.models.resolver import (

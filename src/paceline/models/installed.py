@@ -14,13 +14,7 @@ from paceline.models import hub
 from paceline.models.gguf.support import DRAFTERS, fits
 from paceline.models.hub.gguf_files import cached, cached_models
 from paceline.models.manifest import GGUF, GGUF_WEIGHTS, changed_files, read_manifest
-from paceline.models.names import (
-    CORE_ML_SUFFIX,
-    REGISTRY,
-    LocalFile,
-    canonical,
-    known_models,
-)
+from paceline.models.names import CORE_ML_SUFFIX, REGISTRY, LocalFile, canonical, known_models
 from paceline.models.names.other_apps import ollama_models
 from paceline.models.prepare import models_dir
 from paceline.storage.files import remove, size_of

@@ -120,6 +120,7 @@ def encode_prompt(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[
         messages = _with_system(messages, request.system)
     messages, _ = template_chat(files, messages, parse_special=request.parse_special)
     control, variables = files.control_text(), dict(request.template_kwargs)
+    files.thinking().check(variables)
     if not request.parse_special:
         variables = control.guarded(variables)
     if request.think is not None:

@@ -88,7 +88,7 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-class Speculation(Body):
+class Speculation(Body, extra="forbid"):
     """How this answer is drafted, which changes no token; absent fields are as the server's."""
 
     drafter: str | None = None
@@ -133,8 +133,14 @@ class StructuredOutputs(Body):
     grammar: str | None = None
     """In llguidance's dialect of Lark."""
 
+    @model_validator(mode="after")
+    def _has_one(self) -> "StructuredOutputs":
+        if (self.schema_, self.regex, self.choice, self.grammar).count(None) != 3:
+            raise invalid("should have one of json, regex, choice and grammar")
+        return self
 
-class RepetitionDetection(Body):
+
+class RepetitionDetection(Body, extra="forbid"):
     """vLLM's rule for a loop: the last tokens are one pattern, repeated."""
 
     max_pattern_size: int = 0
@@ -150,10 +156,17 @@ _STRUCTURE = "use response_format or structured_outputs"
 _UNSUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(("grammar", "json_schema", "guided_json", "guided_regex"), _STRUCTURE),
     **dict.fromkeys(("guided_choice", "guided_grammar"), _STRUCTURE),
+    **dict.fromkeys(("bad_words", "allowed_token_ids"), "use logit_bias"),
+    **dict.fromkeys(("n_predict", "num_predict"), "use max_tokens"),
+    **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability"), "there is no such sampler"),
+    **dict.fromkeys(("options", "extra_body"), "send what it has beside the other fields"),
+    **dict.fromkeys(("think", "enable_thinking"), "use reasoning_effort or thinking"),
     "stop_token_ids": "use stop",
     "prompt_logprobs": "use echo and logprobs of /v1/completions",
     "use_beam_search": "there is no beam search",
     "continue_final_message": "use /v1/completions",
+    "truncate_prompt_tokens": "shorten the prompt",
+    "chat_template": "the model's own is used",
 }
 """Fields of other servers that would change the answer, so they are rejected, not ignored."""
 
@@ -218,8 +231,8 @@ class GenerationBody(Body):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, data: Any) -> Any:
-        for name, instead in _UNSUPPORTED.items():
-            if isinstance(data, Mapping) and data.get(name):
+        for name, instead in _UNSUPPORTED.items() if isinstance(data, Mapping) else ():
+            if (value := data.get(name)) or (value is False and "think" in name):
                 raise ApiError(f"{name} is not supported; {instead}", param=name)
         return data
 

@@ -110,11 +110,7 @@ class HttpServer:
             threading.Thread(target=self._close, args=(0.0,), daemon=True).start()
 
     async def _run(
-        self,
-        app: ASGIApp,
-        close: Callable[[float], None],
-        ready: Callable[[], Any],
-        cap: int,
+        self, app: ASGIApp, close: Callable[[float], None], ready: Callable[[], Any], cap: int
     ) -> None:
         self._loop = asyncio.get_running_loop()
         server = _Uvicorn(self._config(app))

@@ -12,7 +12,6 @@ from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.text import showing
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import infill_of
-from paceline.options import TEMPLATE_NAMES
 from paceline.runtime.model import Model
 from paceline.runtime.prompt import (
     RenderedChat,
@@ -125,17 +124,17 @@ class Prompts:
 
         Raises ApiError or InvalidRequest if the chat template cannot do what the body asks.
         """
-        if reserved := TEMPLATE_NAMES & body.chat_template_kwargs.keys():
-            raise ApiError(f"cannot set {min(reserved)}", param="chat_template_kwargs")
         messages, tools = self.template_chat(body.messages, body.tools if body.calling else [])
-        variables = dict(body.chat_template_kwargs)
+        variables, field = dict(body.chat_template_kwargs), "chat_template_kwargs"
+        try:
+            self.files.thinking().check(variables)
+            if effort := body.reasoning_effort:
+                field = "reasoning_effort"
+                variables = {**self.files.thinking().effort(effort), **variables}
+        except InvalidRequest as error:
+            raise ApiError(f"{field}: {error}", param=field) from error
         if not self._parse_special:
             variables = self.files.control_text().guarded(variables)
-        if effort := body.reasoning_effort:
-            try:
-                variables = {**self.files.thinking().effort(effort), **variables}
-            except InvalidRequest as error:
-                raise ApiError(f"{effort!r}: {error}", param="reasoning_effort") from error
         return self.render(messages, tools=tools, variables=variables)
 
     def template_chat(

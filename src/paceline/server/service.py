@@ -127,6 +127,8 @@ class Service:
         if body.calling:
             if not _is_text(body.response_format):
                 raise ApiError("cannot be combined with tools", param="response_format")
+            if body.structured_outputs is not None:
+                raise ApiError("cannot be combined with tools", param="structured_outputs")
             answer = self._with_calls(answer, body, thoughts)
         elif body.structured_outputs is None and _is_text(body.response_format):
             answer = answer._replace(thoughts=thoughts)  # a grammar has no place for them
@@ -177,8 +179,7 @@ class Service:
         constraint = answer.constraint or _constraint(body)
         if constraint is not None and body.ignore_eos:
             raise ApiError(
-                "ignore_eos: a structured answer ends where its structure ends",
-                param="ignore_eos",
+                "ignore_eos: a structured answer ends where its structure ends", param="ignore_eos"
             )
         limit = body.max_answer_tokens
         options = {
@@ -298,6 +299,8 @@ def _is_text(form: ResponseFormat | None) -> bool:
 def _constraint(body: GenerationBody) -> Callable[[Grammars], Constraint] | None:
     """Compiles the constraint of a request's answers; None: they have none."""
     form, outputs = body.response_format, body.structured_outputs
+    if outputs is not None and not _is_text(form):
+        raise ApiError("cannot be combined with structured_outputs", param="response_format")
     if form is not None and form.json_schema is not None:
         schema = form.json_schema.schema_
         return lambda grammars: grammars.json_schema(schema)
@@ -314,12 +317,7 @@ def _structured(outputs: StructuredOutputs) -> Callable[[Grammars], Constraint]:
     if outputs.choice is not None:
         choices = " | ".join(literal(choice) for choice in outputs.choice)
         return lambda grammars: grammars.lark(f"start: {choices}")
-    if outputs.grammar is not None:
-        return lambda grammars: grammars.lark(outputs.grammar or "")
-    raise ApiError(
-        "structured_outputs has none of json, regex, choice and grammar",
-        param="structured_outputs",
-    )
+    return lambda grammars: grammars.lark(outputs.grammar or "")
 
 
 def _sampling(body: GenerationBody) -> dict[str, Any]:

@@ -19,6 +19,8 @@ CHUNK_BYTES = 1 << 20
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in `path`. Raises ModelError for a missing or invalid file."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ModelError(f"{path} is no file; expected one with JSON")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -24,13 +24,7 @@ from paceline.runtime.model import Model
 from paceline.verify.suite import Suite, prompt_for
 
 BLOCKS = tuple(range(2, 17))
-DRAFTERS = (
-    "suffix",
-    "suffix:earlier",
-    "ngram",
-    "ngram:min=2,max=3,length=4",
-    "ngram+suffix",
-)
+DRAFTERS = ("suffix", "suffix:earlier", "ngram", "ngram:min=2,max=3,length=4", "ngram+suffix")
 GREEDY: Options = {"temperature": 0.0}
 SAMPLED: tuple[Options, ...] = (
     {"temperature": 0.5, "seed": 1},
@@ -233,9 +227,7 @@ def token_checks(
 
 
 def run_checks(
-    checks: Sequence[Check],
-    watch: Callable[[int], None] = lambda _: None,
-    until: float = inf,
+    checks: Sequence[Check], watch: Callable[[int], None] = lambda _: None, until: float = inf
 ) -> int:
     """Run checks, the first at least, but begin none after the time `until`; how many were run."""
     for done, check in enumerate(checks, start=1):

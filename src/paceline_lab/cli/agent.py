@@ -19,6 +19,7 @@ app = group()
         "paceline bench agent session.jsonl --drafter auto --drafter suffix",
         "paceline bench agent --url http://127.0.0.1:8080/v1",
     ),
+    needs={"url": ("served_model", "api_key")},
 )
 def agent(
     *,

@@ -19,6 +19,7 @@ app = group()
         "paceline learn --hours 1",
         "paceline forget  # removes what was learnt",
     ),
+    bars={"tokens": ("hours",)},
 )
 def learn(
     *,

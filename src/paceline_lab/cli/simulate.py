@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from paceline.cli import declare
-from paceline.cli.console import (
-    check_writable,
-    load_model,
-    obey_offline,
-    print_report,
-    progress_of,
-)
+from paceline.cli.console import check_writable, load_model, obey_offline, print_report, progress_of
 from paceline.cli.options import ModelOptions, Output, ResultFile, command, group
 from paceline.errors import InvalidRequest
 from paceline_lab.cli.options import ComparisonArguments
@@ -36,9 +30,7 @@ def simulate(
     texts: Annotated[
         list[Path],
         declare.several(
-            parser=Path,
-            metavar="FILE...",
-            help="JSON lines with prompt and answer, or a result",
+            parser=Path, metavar="FILE...", help="JSON lines with prompt and answer, or a result"
         ),
     ],
     comparison: ComparisonArguments,

@@ -78,8 +78,10 @@ def test_what_is_no_gguf_file_is_refused(content: bytes, reason: str, refused: A
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
 def test_a_pipe_is_refused_and_not_waited_for(refused: Any, tmp_path: Path):
-    os.mkfifo(tmp_path / "pipe.gguf")
+    for name in ("pipe.gguf", "manifest.json"):
+        os.mkfifo(tmp_path / name)
     assert "is no file" in refused(tmp_path / "pipe.gguf")
+    assert "manifest.json is no file" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,7 @@ def plain(model: Model, asked: Submitted) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("drafter", "policy"),
-    [("auto", "auto"), ("suffix+ngram:min=1", "kelly")],
-)
+@pytest.mark.parametrize(("drafter", "policy"), [("auto", "auto"), ("suffix+ngram:min=1", "kelly")])
 def test_preempted_requests_continue_to_the_same_tokens(model: Model, drafter: str, policy: str):
     scheduler = Scheduler(model)
     asked = [

@@ -18,6 +18,7 @@ app = group()
     app,
     first=("model", "max_tokens", "temperature", "system", "stats", "keep", "quiet"),
     examples=("paceline chat", 'paceline chat -m qwen3-0.6b -s "Answer in one line."'),
+    bars={"json": ("tint",), "quiet": ("stats",)},
 )
 def chat(
     *,

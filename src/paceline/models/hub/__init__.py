@@ -59,9 +59,7 @@ _UNREACHABLE = (
 )
 
 OPENVINO = FileSet(
-    REQUIRED,
-    ("openvino_model.*", "*.json", "*.jinja", "tokenizer.model"),
-    "an OpenVINO model",
+    REQUIRED, ("openvino_model.*", "*.json", "*.jinja", "tokenizer.model"), "an OpenVINO model"
 )
 SAFETENSORS = "model*.safetensors"
 """Other files of weights, such as consolidated.safetensors, hold the same a second time."""
@@ -77,9 +75,7 @@ INSTEAD = (
 )
 """What to do with a checkpoint that no engine opens here, as a sentence's end."""
 DRAFTER = FileSet(
-    ("config.json", "model.safetensors"),
-    ("*.json", "*.safetensors", "*.npy"),
-    "a drafter",
+    ("config.json", "model.safetensors"), ("*.json", "*.safetensors", "*.npy"), "a drafter"
 )
 
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from paceline.errors import InvalidRequest
+from paceline.errors import InvalidRequest, did_you_mean
 from paceline.models.templates import ChatTemplate
 from paceline.models.templates.tokenizer import Tokenizer
+from paceline.options import TEMPLATE_NAMES
 
 
 class Form(NamedTuple):
@@ -153,6 +154,20 @@ class Thinking:
         if effort == "none":
             return self.switch(False)
         return {_EFFORT: effort, **self._known(_ON)}
+
+    def check(self, variables: Mapping[str, Any]) -> None:
+        """Raise InvalidRequest for a variable that the template does not read, or that is ours.
+
+        Clients send switches of several models at once, and turn off what a model has not.
+        """
+        spare = (False, True) if self._known(_OFF) else (False,) if self.form is None else ()
+        known = self._variables - TEMPLATE_NAMES
+        for name, value in variables.items() if self._template else ():
+            if name not in known and not (name in _OFF and value in spare):
+                raise InvalidRequest(
+                    f"the chat template of {self._model} has no variable {name[:40]!r} to set; "
+                    f"{did_you_mean(name[:40], known)}leave it out"
+                )
 
     def _known(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """Return the variables that the template reads."""

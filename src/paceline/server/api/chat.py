@@ -4,13 +4,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.constraints.tool_calls import (
-    CallPiece,
-    CallStream,
-    Part,
-    ToolCall,
-    parse_tool_calls,
-)
+from paceline.constraints.tool_calls import CallPiece, CallStream, Part, ToolCall, parse_tool_calls
 from paceline.constraints.tool_forms import ToolForm
 from paceline.decoding.types import FinishReason
 from paceline.server.api.endpoint import ApiRequest
@@ -101,11 +95,7 @@ class Chat(ApiRequest[ChatBody]):
         return {"reasoning_content": text, "reasoning": text}  # llama.cpp's name, and vLLM's
 
     def _delta_chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        pieces: Sequence[Piece],
-        reason: str | None = None,
+        self, index: int, delta: dict[str, Any], pieces: Sequence[Piece], reason: str | None = None
     ) -> bytes:
         more = {}
         if index not in self._sent:

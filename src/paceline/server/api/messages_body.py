@@ -209,7 +209,7 @@ class MessagesBody(GenerationBody):
         """
         shared = {name: getattr(self, name) for name in GenerationBody.model_fields}
         choice = self.tool_choice
-        named = NamedTool.Name(name=choice.name or "")
+        named, effort = NamedTool.Name(name=choice.name or ""), self.output_config.effort or ""
         choices: dict[str, Any] = {
             "any": "required",
             "tool": NamedTool(type="function", function=named),
@@ -222,6 +222,7 @@ class MessagesBody(GenerationBody):
             tool_choice=choices.get(choice.type, choice.type),
             parallel_tool_calls=not choice.disable_parallel_tool_use,
             chat_template_kwargs=self._variables(thinking),
+            reasoning_effort=_EFFORTS.get(effort, effort) if self.returns_thoughts else None,
         )
 
     @property
@@ -243,15 +244,13 @@ class MessagesBody(GenerationBody):
         Clients send `thinking` without knowing the model, so what it cannot do is left out;
         thoughts that cannot be turned off are not returned.
         """
-        asked, effort = self.thinking, self.output_config.effort
         if not self.returns_thoughts:
             try:
                 return thinking.switch(False)
             except InvalidRequest:
                 return {}
-        if effort is not None:
-            return thinking.effort(_EFFORTS.get(effort, effort))
-        return thinking.switch(True) if asked is not None and thinking.form is not None else {}
+        has_switch = self.thinking is not None and thinking.form is not None
+        return thinking.switch(True) if has_switch else {}
 
     def _chat_messages(self) -> list[Message]:
         messages = [Message(role="system", content=self.system)] if self.system else []

@@ -83,6 +83,8 @@ class ResponsesBody(GenerationBody):
         ):
             if is_set:
                 raise ApiError(f"{name} is not supported; {instead}", param=name)
+        if self.top_logprobs and LOGPROBS not in self.include:
+            raise ApiError(f"top_logprobs requires {LOGPROBS} in include", param="top_logprobs")
         if self.n != 1:
             raise ApiError("this endpoint returns one answer", param="n")
         form = self.text.format

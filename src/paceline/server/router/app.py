@@ -53,11 +53,7 @@ class Router:
     """Models by name, for many clients. For one event loop alone."""
 
     def __init__(
-        self,
-        listed: Callable[[], Sequence[Listed]],
-        pool: Pool,
-        settings: Settings,
-        default: str,
+        self, listed: Callable[[], Sequence[Listed]], pool: Pool, settings: Settings, default: str
     ) -> None:
         """Serve the models of `listed`; `default` is that of a request that names none."""
         self.settings = settings
