@@ -149,6 +149,7 @@ def test_a_draft_model_without_slots_abstains_and_answers_are_complete(
     # A call may take longer than a second on a busy machine; such a drafter counts as failed.
     monkeypatch.setitem(GuardedDrafter.__init__.__kwdefaults__, "seconds", PATIENCE)
     model = Model(tiny_model.files, tiny_model.engine)
+    model.lock = tiny_model.lock  # after five seconds the scheduler lets the engine rest
     model.drafting._slots = 1  # as if the target had so few: the draft model then has one context
     drafter = f"model:{tiny_gguf}"
     model.open_drafters(drafter)
