@@ -169,8 +169,7 @@ def test_a_draft_model_without_slots_abstains_and_answers_are_complete(
     # Normally admission counts the draft model's slots and prevents this.
     other = Submitted(scheduler, PROMPTS[0], max_tokens=3, drafter=drafter)
     other.result()
-    queued = [item.queued for item in asked]
-    for request in queued:
+    for request in (queued := [item.queued for item in asked]):
         request.request = replace(request.request, max_tokens=320 - len(request.tokens))
     assert not counted(other.queued, queued)
     assert counted(other.queued, [])
