@@ -32,7 +32,7 @@ def main() -> None:
     tokens = options.tokens
     model = paceline.load(default_model())
     text = "\n".join(str(m["content"]) for p in load_suite().prompts for m in p.messages)
-    prompt = model.files.tokenizer().encode(text)[:tokens]
+    prompt = model.files.tokenizer.encode(text)[:tokens]
     model.generate(prompt, max_tokens=1, temperature=0.0)
     bare: dict[int, list[float]] = {size: [] for size in CHUNKS}
     first: list[float] = []
@@ -40,7 +40,7 @@ def main() -> None:
         for size in CHUNKS:
             bare[size].append(_prefill(model, prompt, size))
         # As text, so that tokenization is measured, too.
-        text = model.files.tokenizer().decode(prompt)
+        text = model.files.tokenizer.decode(prompt)
         result = model.generate(text, raw=True, max_tokens=1, temperature=0.0)
         first.append(result.stats.first_token_seconds * tokens / result.prompt_tokens)
     best = min(median(times) for times in bare.values())

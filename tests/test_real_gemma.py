@@ -89,7 +89,7 @@ def test_it_continues_what_it_was_trained_on(plain: Any, gemma: Model):
         "def fibonacci(n):\n": "    if n == 0:",
     }
     answers = {
-        prompt: gemma.files.tokenizer().decode(plain(prompt, GREEDY))[: len(start)]
+        prompt: gemma.files.tokenizer.decode(plain(prompt, GREEDY))[: len(start)]
         for prompt, start in expected.items()
     }
     assert answers == expected

@@ -12,7 +12,7 @@ from support.toy import ToyEngine
 
 @pytest.fixture(scope="module")
 def tokenizer(tiny_files: ModelFiles) -> Tokenizer:
-    return tiny_files.tokenizer()
+    return tiny_files.tokenizer
 
 
 @pytest.fixture(scope="module")

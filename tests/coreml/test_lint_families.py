@@ -11,7 +11,7 @@ from paceline_coreml.conversion.shards import (
     ShardSizes,
     convert_head,
     convert_layers,
-    shapes_of,
+    input_shapes,
     static_functions,
 )
 from paceline_coreml.conversion.torch_model import run_layers
@@ -84,7 +84,7 @@ def test_static_functions_break_no_failing_rule(
     family: Any, packages: dict[str, Any], tmp_path: Path
 ):
     packages["layers"].save(str(tmp_path / "flexible.mlpackage"))
-    shapes = {rows: shapes_of(family, SIZES, rows, head=False) for rows in (1, 4)}
+    shapes = {rows: input_shapes(family, SIZES, rows) for rows in (1, 4)}
     static_functions(tmp_path / "flexible.mlpackage", shapes, tmp_path / "static.mlpackage")
     assert broken(tmp_path / "static.mlpackage") == []
 

@@ -50,7 +50,7 @@ def test_token_ids_are_taken_as_they_are(alone: Texts, tmp_path: Path):
 def test_text_is_made_tokens_of_as_for_a_request(
     texts: Texts, tiny_files: ModelFiles, tmp_path: Path
 ):
-    tokenizer, template = tiny_files.tokenizer(), tiny_files.template()
+    tokenizer, template = tiny_files.tokenizer, tiny_files.template
     messages = [{"role": "user", "content": "and the user"}]
     path = lines(
         tmp_path / "a.jsonl",

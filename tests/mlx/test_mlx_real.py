@@ -38,7 +38,7 @@ def test_speculation_gives_the_tokens_of_the_plain_run(checkpoint: Path, tmp_pat
     files = open_checkpoint(tmp_path / "converted", DEFAULT_MODEL)
     # Which numbers of rows agree is asked of small models elsewhere: it takes a minute here.
     engine = MlxEngine(files.path, files.context_length, rules=ANY)
-    prompt = files.tokenizer().encode(TEXT)
+    prompt = files.tokenizer.encode(TEXT)
     stopping = Stopping(max_tokens=TOKENS)
     plain, copied = (
         generation(engine, prompt, stopping=stopping, drafters=create(spec), policy=Fixed(6))
@@ -50,4 +50,4 @@ def test_speculation_gives_the_tokens_of_the_plain_run(checkpoint: Path, tmp_pat
     assert copied.counters.accepted > 0
     assert copied.counters.steps < plain.counters.steps == TOKENS - 1
     # It is that model, and goes on as a model does that can read.
-    assert files.tokenizer().decode(plain.answer).startswith(" blue, red")
+    assert files.tokenizer.decode(plain.answer).startswith(" blue, red")

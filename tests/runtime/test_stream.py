@@ -166,7 +166,7 @@ def test_a_prompt_may_be_text_messages_or_tokens(model: Model):
     tokens = model.tokens(PROMPT)
     messages = [{"role": "user", "content": PROMPT}]
     assert model.tokens(messages) == tokens
-    assert model.files.tokenizer().decode(tokens) == f"user\n{PROMPT}\nassistant\n"
+    assert model.files.tokenizer.decode(tokens) == f"user\n{PROMPT}\nassistant\n"
     expected = plain(model).token_ids
     assert plain(model, messages).token_ids == expected
     assert plain(model, tokens).token_ids == expected
@@ -175,7 +175,7 @@ def test_a_prompt_may_be_text_messages_or_tokens(model: Model):
 
 def test_a_raw_prompt_is_taken_as_it_is(model: Model):
     raw = model.tokens("<|im_start|>x", raw=True)
-    assert raw == model.files.tokenizer().encode("<|im_start|>x", special=True)
+    assert raw == model.files.tokenizer.encode("<|im_start|>x", special=True)
     assert plain(model, "<|im_start|>x", raw=True).prompt_tokens == len(raw)
 
 

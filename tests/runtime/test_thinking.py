@@ -41,7 +41,7 @@ def thinker(files: ModelFiles, engine: Any, cache: Path) -> Iterator[Model]:
 
 
 def scripted(files: ModelFiles, engine: Any, thought: str | None = THOUGHT) -> Model:
-    encode = files.tokenizer().encode
+    encode = files.tokenizer.encode
     tokens = [OPEN, *encode(f"\n{thought}\n"), CLOSE, *encode("\n\n")] if thought else []
     return Model(files, Scripted(engine, [*tokens, *encode(ANSWER)]))
 
@@ -116,8 +116,8 @@ def test_where_the_template_opens_the_thought_the_answer_begins_in_it(
 def prompt_of(model: Model, **options: Any) -> str:
     with model.stream("2 + 2?", **options) as stream:
         tokens = stream.tokens
-    names = {number: name for name, number in model.files.tokenizer().special_tokens().items()}
-    decode = model.files.tokenizer().decode
+    names = {number: name for name, number in model.files.tokenizer.special_tokens().items()}
+    decode = model.files.tokenizer.decode
     return "".join(names.get(token) or decode([token]) for token in tokens)
 
 
@@ -170,7 +170,7 @@ def test_a_conversation_keeps_thoughts_beside_the_answer_and_leaves_them_to_the_
     turn = {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
     assert chat.messages[-1] == turn
     second = chat.say("sure?")
-    prompt = thinker.files.tokenizer().decode(second.tokens)
+    prompt = thinker.files.tokenizer.decode(second.tokens)
     assert ANSWER in prompt
     assert THOUGHT not in prompt, "Qwen3's template leaves earlier thoughts out"
     assert said(second).text == ANSWER

@@ -73,7 +73,7 @@ def test_a_suffix_asks_a_model_with_the_tokens_for_what_is_between(tmp_path: Pat
     with running(model) as server:
         body = {"prompt": "the", "suffix": " rain", "max_tokens": 4, "temperature": 0}
         answer = server.post("/v1/completions", {**body, "return_token_ids": True}).json()
-        tokenizer = model.files.tokenizer()
+        tokenizer = model.files.tokenizer
         expected = [318, *tokenizer.encode("the"), 319, *tokenizer.encode(" rain"), 317]
         assert answer["choices"][0]["prompt_token_ids"] == expected
         for drafter in ("none", "suffix", "ngram:min=1"):

@@ -30,7 +30,7 @@ def parts(server: Running, path: str, body: dict[str, Any]) -> tuple[str, str, l
 def test_an_answer_cut_anywhere_is_continued_with_its_thoughts_apart(
     thinking_server: Running, stream: bool
 ):
-    tokenizer = thinking_server.model.files.tokenizer()
+    tokenizer = thinking_server.model.files.tokenizer
     answer = [OPEN, *tokenizer.encode(f"\n{THOUGHT}\n"), CLOSE, *tokenizer.encode(f"\n\n{ANSWER}")]
     thinking_server.model.engine.script = answer  # type: ignore[attr-defined]
     whole = thinking_server.post("/v1/chat/completions", CHAT).json()

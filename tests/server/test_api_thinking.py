@@ -26,7 +26,7 @@ def server(thinking_server: Running) -> Running:
 
 def script(server: Running, thought: str | None, answer: str) -> list[int]:
     """What the model writes from now on: its tokens."""
-    encode = server.model.files.tokenizer().encode
+    encode = server.model.files.tokenizer.encode
     tokens = [] if thought is None else [OPEN, *encode(f"\n{thought}\n"), CLOSE, *encode("\n\n")]
     tokens += encode(answer)
     server.model.engine.script = tokens  # type: ignore[attr-defined]

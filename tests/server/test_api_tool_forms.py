@@ -82,7 +82,7 @@ def test_the_tools_of_a_first_message_reach_the_template_or_are_text(calling: Ru
 
 def script(server: Running, text: str) -> None:
     """What the model writes from now on; marks in it are their tokens."""
-    tokens = server.model.files.tokenizer().encode(text, special=True)
+    tokens = server.model.files.tokenizer.encode(text, special=True)
     server.model.engine.script = tokens  # type: ignore[attr-defined]
 
 
@@ -203,7 +203,7 @@ def test_a_call_whose_mark_is_typed_in_letters_is_text(
     before = "<|channel|>final<|message|>" if form.channels else before
     typed = written_calls(form, [CALL])
     typed = f"Say: {form.mark if form.bare else ''}{typed} twice"
-    tokenizer = server.model.files.tokenizer()
+    tokenizer = server.model.files.tokenizer
     letters = tokenizer.encode(typed)
     assert tokenizer.token_id(form.mark) not in letters
     script = tokenizer.encode(before, special=True) + letters

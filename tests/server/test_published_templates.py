@@ -69,9 +69,9 @@ def test_every_published_template_renders_tools_thoughts_calls_and_results(
     for model, files in published.items():
         variables: Mapping[str, Any] = {}
         with suppress(InvalidRequest):
-            variables = files.thinking().switch(True)
+            variables = files.thinking.switch(True)
         messages, tools = template_chat(files, [USER, CALLED, RESULT], [TOOL])
-        text = files.template().render(messages, tools=tools, **variables)
+        text = files.template.render(messages, tools=tools, **variables)
         places = [text.find(word) for word in ("FIRST_1", "LINZ_1", "RESULT_1")]
         if places != sorted(places) or -1 in places or text.count("get_weather") < 2:
             faults.append((model, text))
@@ -117,7 +117,7 @@ def test_every_published_template_renders_every_order_of_roles(published: dict[s
         chat = chat_of(order)
         try:
             messages, tools = template_chat(files, chat, [TOOL])
-            text = files.template().render(messages, tools=tools)
+            text = files.template.render(messages, tools=tools)
         except InvalidRequest as error:
             faults.append((model, order, str(error)))
             continue

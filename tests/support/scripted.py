@@ -96,7 +96,7 @@ def scripted_model(
     path = write_thinking(folder / "scripted.gguf", template)
     files = resolve(str(path), cache)
     engine = ScriptedEngine(context_length)
-    tokenizer = files.tokenizer()
+    tokenizer = files.tokenizer
     engine.encode = tokenizer.encode
     engine.decode = tokenizer.decode
     model = Model(files, engine)

@@ -200,7 +200,7 @@ def load_for_answers(
         keep=answer.keep,
         check=check,
     )
-    if answer.think is False and not (output.quiet or loaded.files.thinking().switch(False)):
+    if answer.think is False and not (output.quiet or loaded.files.thinking.switch(False)):
         say(f"[--no-think has no effect: {loaded.files.name} has no thoughts in a known form]")
     loaded.defaults = replace(loaded.defaults, fallback={"max_tokens": MAX_TOKENS})
     return loaded

@@ -64,7 +64,7 @@ def generate(
         model, answer, output, partial(_check, messages=messages, request=request)
     )
     if expected is not None:
-        options["prediction"] = loaded.files.tokenizer().encode(expected)
+        options["prediction"] = loaded.files.tokenizer.encode(expected)
     with loaded.stream(messages, **options) as stream:
         show = step_printer(answer, output, stream)
         for step in stream:

@@ -239,10 +239,10 @@ def _check(files: "ModelFiles", *, think: bool | None, quiet: bool) -> None:
     Raises InvalidRequest if the template cannot do what `think` says.
     """
     if think is not None:
-        files.thinking().switch(think)
+        files.thinking.switch(think)
     try:
         if files.chat_template is not None:
-            files.template().render([{"role": "user", "content": "Hello"}])
+            files.template.render([{"role": "user", "content": "Hello"}])
     except PacelineError as error:
         if not quiet:
             say(f"chats are refused: {error}")

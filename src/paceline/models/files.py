@@ -74,43 +74,31 @@ class ModelFiles:
         """The authors' sampling settings. Raises ModelError for invalid values."""
         return checkpoints.read_generation_config(self.folder)
 
+    @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Tokenizer, read at the first call. Raises ModelError when it cannot be read."""
-        return self._tokenizer
-
-    def template(self) -> ChatTemplate:
-        """Chat template, compiled at the first call. Raises ModelError when there is none."""
-        return self._template
-
-    def thinking(self) -> Thinking:
-        """How the model marks thoughts, and how its template turns them off."""
-        return self._thinking
-
-    def control_text(self) -> ControlText:
-        """What keeps text in messages from becoming control tokens."""
-        return self._control_text
-
-    @cached_property
-    def _control_text(self) -> ControlText:
-        return ControlText(self.tokenizer(), self.chat_template, self.thinking())
-
-    @cached_property
-    def _thinking(self) -> Thinking:
-        return Thinking(self.chat_template, self.tokenizer, self.name)
-
-    @cached_property
-    def _tokenizer(self) -> Tokenizer:
+        """Read when it is first used. Raises ModelError when it cannot be read."""
         path = self.folder / TOKENIZER
         return Tokenizer(path, bos_token_id=self.facts.bos_token_id, add_bos=self.facts.add_bos)
 
     @cached_property
-    def _template(self) -> ChatTemplate:
+    def template(self) -> ChatTemplate:
+        """Compiled when it is first used. Raises ModelError when there is none."""
         return ChatTemplate(
             self.chat_template,
             bos_token=self.facts.bos_token,
             eos_token=self.facts.eos_token,
             model=self.name,
         )
+
+    @cached_property
+    def thinking(self) -> Thinking:
+        """How the model marks thoughts, and how its template turns them off."""
+        return Thinking(self.chat_template, self.tokenizer, self.name)
+
+    @cached_property
+    def control_text(self) -> ControlText:
+        """What keeps text in messages from becoming control tokens."""
+        return ControlText(self.tokenizer, self.chat_template, self.thinking)
 
 
 def open_folder(folder: Path, name: str, progress: Progress | None = None) -> ModelFiles:

@@ -95,7 +95,7 @@ class Conversation:
             self._held = stream.tokens[: self._sequence.length]
             if not stream.failed and stream.answer:
                 result = stream.result
-                thoughts = self.model.files.thinking().message_fields(result.reasoning)
+                thoughts = self.model.files.thinking.message_fields(result.reasoning)
                 self.messages = [*turns, {"role": "assistant", "content": result.text, **thoughts}]
 
         stream = self.model.open_stream(

@@ -183,7 +183,7 @@ class Drafting:
 def _draft_files(name: str, target: ModelFiles, progress: Progress) -> ModelFiles:
     """Return the files of another model to draft with. Raises ModelError if it cannot draft."""
     files = resolve(name, progress=progress)
-    ours, theirs = target.tokenizer().vocabulary, files.tokenizer().vocabulary
+    ours, theirs = target.tokenizer.vocabulary, files.tokenizer.vocabulary
     if ours != theirs:
         differing = sum(theirs.get(token) != number for token, number in ours.items())
         raise ModelError(

@@ -102,7 +102,7 @@ def load(
     files = find_files(str(name_or_path), engine, progress=progress, revision=revision)
     if files.chat_template is not None:
         start_templates()  # ready when the tokenizer is
-    files.tokenizer()  # read now rather than with the first prompt
+    _ = files.tokenizer  # read now rather than with the first prompt
     if check is not None:
         check(files)
 

@@ -267,7 +267,7 @@ class Model:
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids without control tokens. Raises InvalidRequest."""
         check_ids("detokenize", token_ids, self.engine.vocab_size)
-        return self.files.tokenizer().decode(token_ids)
+        return self.files.tokenizer.decode(token_ids)
 
     def encode_prompt(self, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
         """Do as `prompt.encode_prompt`; ids that are not in the vocabulary are refused, too."""
@@ -288,7 +288,7 @@ class Model:
                 )
         if not texts:
             raise InvalidRequest("there is no text; expected a string, or several")
-        encode = self.files.tokenizer().encode
+        encode = self.files.tokenizer.encode
         requests = [self.embedding_request(encode(one, special=True)) for one in texts]
         with self.lock:
             self._ensure_taps({FINAL_NORM}, "embed")
@@ -310,7 +310,7 @@ class Model:
     @cached_property
     def token_bytes(self) -> TokenBytes:
         """The bytes and names of tokens."""
-        return TokenBytes(self.files.tokenizer())
+        return TokenBytes(self.files.tokenizer)
 
     # -- requests and their streams ----------------------------------------------------------------
 

@@ -102,7 +102,7 @@ def encode_prompt(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[
         )
     if not prompt:
         raise InvalidRequest("the prompt is empty; expected some text or a message")
-    tokenizer = files.tokenizer()
+    tokenizer = files.tokenizer
     bare = request.raw if isinstance(prompt, str) else isinstance(prompt[0], int)
     if bare and (request.think is not None or request.template_kwargs or request.system):
         raise InvalidRequest(
@@ -119,12 +119,12 @@ def encode_prompt(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[
     if request.system is not None:
         messages = _with_system(messages, request.system)
     messages, _ = template_chat(files, messages, parse_special=request.parse_special)
-    control, variables = files.control_text(), dict(request.template_kwargs)
-    files.thinking().check(variables)
+    control, variables = files.control_text, dict(request.template_kwargs)
+    files.thinking.check(variables)
     if not request.parse_special:
         variables = control.guarded(variables)
     if request.think is not None:
-        variables = {**files.thinking().switch(request.think), **variables}
+        variables = {**files.thinking.switch(request.think), **variables}
     text, thoughts = render_chat(files, messages, variables)
     if request.constraint is None:  # a grammar has no place for reasoning
         request = replace(request, thoughts=thoughts)
@@ -159,9 +159,9 @@ def template_chat(
     Names of control tokens in them are guarded, unless they are to be parsed. Raises InvalidRequest
     for a content that is no text, and for a tool's result without its call.
     """
-    chat, listed = template_messages(messages, files.thinking()), [*tools]
+    chat, listed = template_messages(messages, files.thinking), [*tools]
     if not parse_special:
-        control = files.control_text()
+        control = files.control_text
         chat, listed = control.guarded_messages(chat), control.guarded(listed)
     if not listed and not any(message.keys() & TOOL_FIELDS for message in chat):
         return TemplateChat(chat, None)
@@ -185,7 +185,7 @@ def render_chat(
     Raises InvalidRequest if the template refuses the messages, and ModelError if there is none, or
     it fails.
     """
-    template, thinking = files.template(), files.thinking()
+    template, thinking = files.template, files.thinking
     text = template.render(messages, tools=tools, **variables)
     form = thinking.form
     if form is None:

@@ -63,7 +63,7 @@ class Stream:
         self._result: Result | None = None
         self._steps = self._run()
         stopping = request.stopping(model.files.stop_token_ids)
-        decode = model.files.tokenizer().continuation
+        decode = model.files.tokenizer.continuation
         text = answer_text(showing(decode, request.shown), stopping.stop, request.thoughts)
         try:
             self._generation = Generation(

@@ -48,9 +48,9 @@ class Prompts:
         self._max_length = max_length
         self._parse_special = settings.parse_special
         think = settings.think
-        self._thinking = {} if think is None else self.files.thinking().switch(think)
+        self._thinking = {} if think is None else self.files.thinking.switch(think)
         self.token_bytes = model.token_bytes
-        self.infill = infill_of(self.files.tokenizer())
+        self.infill = infill_of(self.files.tokenizer)
 
     @cached_property
     def tool_form(self) -> ToolForm | None:
@@ -73,7 +73,7 @@ class Prompts:
         if not text:
             raise ApiError("the prompt is empty; expected a message with text", param="messages")
         self.check_length(text)
-        return self._fitting(self.files.control_text().encode(text))
+        return self._fitting(self.files.control_text.encode(text))
 
     def check_length(self, text: str) -> None:
         """Raise ApiError for a text that is certainly too long, and not worth tokenizing."""
@@ -100,11 +100,11 @@ class Prompts:
     def continued(self, prompt: Sequence[int], count: int) -> ReasoningMarks:
         """How to read on in an answer to a chat, whose tokens so far are the last of a prompt."""
         chat, answer = prompt[:-count], tuple(prompt[-count:])
-        thinking = self.files.thinking()
+        thinking = self.files.thinking
         form = thinking.form
         if form is None:
             return ReasoningMarks((), (), {}, continued=answer)
-        decode = showing(self.files.tokenizer().decode, thinking.tokens_of(form))
+        decode = showing(self.files.tokenizer.decode, thinking.tokens_of(form))
         inside = thinking.ends_inside(decode(chat[-_OPENING:]))
         return reasoning_marks(thinking, inside=inside, continued=answer)
 
@@ -114,7 +114,7 @@ class Prompts:
         if len(text) > 2 * sampled:
             # The cut may be inside a word: the tokens there may merge with later text, but never
             # half of all.
-            count = len(self.files.control_text().encode(text[:sampled])) // 2
+            count = len(self.files.control_text.encode(text[:sampled])) // 2
             if count > self._max_length:
                 return count
         return self.token_bytes.min_tokens(text)
@@ -127,14 +127,14 @@ class Prompts:
         messages, tools = self.template_chat(body.messages, body.tools if body.calling else [])
         variables, field = dict(body.chat_template_kwargs), "chat_template_kwargs"
         try:
-            self.files.thinking().check(variables)
+            self.files.thinking.check(variables)
             if effort := body.reasoning_effort:
                 field = "reasoning_effort"
-                variables = {**self.files.thinking().effort(effort), **variables}
+                variables = {**self.files.thinking.effort(effort), **variables}
         except InvalidRequest as error:
             raise ApiError(f"{field}: {error}", param=field) from error
         if not self._parse_special:
-            variables = self.files.control_text().guarded(variables)
+            variables = self.files.control_text.guarded(variables)
         return self.render(messages, tools=tools, variables=variables)
 
     def template_chat(
@@ -168,7 +168,7 @@ class Prompts:
         try:
             if generate:
                 return render_chat(self.files, messages, variables, tools)
-            text = self.files.template().render(
+            text = self.files.template.render(
                 messages, tools=tools, add_generation_prompt=False, **variables
             )
             return RenderedChat(text, None)

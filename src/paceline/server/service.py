@@ -62,7 +62,7 @@ class Service:
         self.settings = settings
         self.readers = Readers()
         self.defaults = replace(model.defaults, fallback=_FALLBACK)
-        self.tokenizer = files.tokenizer()
+        self.tokenizer = files.tokenizer
         self.name = settings.name or served_name(files.name)
         self.prompts = Prompts(model, self.name, settings, self.max_length)
         self.token_bytes = self.prompts.token_bytes

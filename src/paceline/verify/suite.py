@@ -56,7 +56,7 @@ def prompt_for(files: ModelFiles, messages: Sequence[dict[str, Any]]) -> Prompt:
     if files.chat_template is not None:
         return messages
     text = "\n\n".join(str(message["content"]) for message in messages)
-    return files.tokenizer().encode(text, special=True)
+    return files.tokenizer.encode(text, special=True)
 
 
 def load_suite(path: Path | None = None) -> Suite:

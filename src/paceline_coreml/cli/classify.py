@@ -38,7 +38,7 @@ def classify(
     progress = progress_of(output)
     files = open_artifact(model)
     classifier = TextClassifier(files.folder, units=compute_units, say=progress.say)
-    tokenizer = files.tokenizer()
+    tokenizer = files.tokenizer
     encoded = [tokenizer.encode_with_offsets(part) for part in texts]
     kind = "tokens" if tokens else "entities"
     values: list[dict[str, Any]] = []

@@ -74,12 +74,9 @@ def read_checkpoint(folder: Path) -> CheckpointFolder:
     return CheckpointFolder(config, FolderTensors(folder))
 
 
-def with_prefix(weights: Mapping[str, Tensor], prefix: str) -> Mapping[str, Tensor]:
+class Prefixed(Mapping[str, Tensor]):
     """The tensors whose names begin with `prefix`, by the rest of their names; still lazy."""
-    return _WithPrefix(weights, prefix)
 
-
-class _WithPrefix(Mapping[str, Tensor]):
     def __init__(self, weights: Mapping[str, Tensor], prefix: str) -> None:
         self._weights, self._prefix = weights, prefix
 

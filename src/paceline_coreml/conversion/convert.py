@@ -33,7 +33,7 @@ from paceline_coreml.conversion.shards import (
     ShardSizes,
     convert_head,
     convert_layers,
-    shapes_of,
+    input_shapes,
     static_functions,
 )
 from paceline_coreml.conversion.source import Source
@@ -269,7 +269,9 @@ def _make(part: _Part, model: OpenModel, out: Path, temporary: Path | None) -> N
         if len(options.functions) > 1:
             dynamic, package = package, Path(work) / f"static-{part.path}"
             shapes = {
-                rows: shapes_of(family, sizes, rows, head=part.taps is None)
+                rows: {"hidden": (1, family.shape.stream_size, rows, 1)}
+                if part.taps is None
+                else input_shapes(family, sizes, rows)
                 for rows in options.functions
             }
             static_functions(dynamic, shapes, package)

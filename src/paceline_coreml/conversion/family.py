@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from paceline_coreml.conversion.checkpoint import with_prefix
+from paceline_coreml.conversion.checkpoint import Prefixed
 from paceline_coreml.conversion.layers import RMSNorm
 from paceline_coreml.engine.artifact import Drafts
 
@@ -115,7 +115,7 @@ class Family:
 
         Its states are buffers, initially zero.
         """
-        return self._layer(index, with_prefix(self._weights, f"model.layers.{index}."))
+        return self._layer(index, Prefixed(self._weights, f"model.layers.{index}."))
 
     def embeddings(self) -> Tensor:
         """[vocab, hidden_size], with the family's scaling of embeddings applied."""

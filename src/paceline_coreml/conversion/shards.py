@@ -101,12 +101,6 @@ def input_names(family: Family) -> list[str]:
     return [*names, "window_write", "window_read"] if family.shape.lags else names
 
 
-def shapes_of(family: Family, sizes: ShardSizes, rows: int, *, head: bool) -> dict[str, Any]:
-    if head:
-        return {"hidden": (1, family.shape.stream_size, rows, 1)}
-    return input_shapes(family, sizes, rows)
-
-
 def static_functions(
     package: Path, shapes: Mapping[int, Mapping[str, tuple[int, ...]]], out: Path
 ) -> None:

@@ -45,7 +45,7 @@ class Session:
     sha256: str
 
     def turns(self, model: Model) -> list[SessionTurn]:
-        encode = model.files.tokenizer().encode
+        encode = model.files.tokenizer.encode
         turns: list[SessionTurn] = []
         for place, message in enumerate(self.messages):
             if message["role"] == "assistant":

@@ -118,4 +118,4 @@ def _names(prompt: SuitePrompt, turn: int) -> Iterator[str]:
 def _text(model: Model, tokens: Sequence[int]) -> str:
     """Text of plain decoding's answer without a stop token at its end."""
     ended = bool(tokens) and tokens[-1] in model.files.stop_token_ids
-    return model.files.tokenizer().continuation([*(tokens[:-1] if ended else tokens)])
+    return model.files.tokenizer.continuation([*(tokens[:-1] if ended else tokens)])

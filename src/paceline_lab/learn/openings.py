@@ -104,7 +104,7 @@ def user_opening(files: ModelFiles, before: Sequence[Mapping[str, Any]] = ()) ->
 
     Raises ModelError if there is no chat template, or it omits the user message.
     """
-    text = files.template().render([*before, {"role": "user", "content": _MARK}])
+    text = files.template.render([*before, {"role": "user", "content": _MARK}])
     opening, mark, _ = text.partition(_MARK)
     if not mark:
         raise ModelError(f"the chat template of {files.name} omits the user message")

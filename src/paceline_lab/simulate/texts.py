@@ -87,15 +87,15 @@ class Texts:
         ):
             raise ValueError("messages is no list of objects")
         files = self._files()
-        control = files.control_text()
-        return control.encode(files.template().render(control.guarded_messages(messages)))
+        control = files.control_text
+        return control.encode(files.template.render(control.guarded_messages(messages)))
 
     def _tokens(self, entry: Mapping[str, Any], names: Sequence[str], what: str) -> list[int]:
         """The first of some fields that the entry has, as token ids."""
         for name in names:
             value = entry.get(name)
             if isinstance(value, str):
-                value = self._files().tokenizer().encode(value)
+                value = self._files().tokenizer.encode(value)
             if value is None:
                 continue
             if not _are_tokens(value):

@@ -58,7 +58,7 @@ def length_cases(
             f"{tokens} leaves none for the prompt"
         )
     tiled = model.tokens(text, raw=True)
-    once = model.files.tokenizer().encode(text)
+    once = model.files.tokenizer.encode(text)
     cases = []
     for length in _numbers(lengths or default_lengths(limit), limit, "prompt"):
         while len(tiled) < length:
@@ -79,7 +79,7 @@ def depth_cases(
 
     Raises InvalidRequest if a depth does not fit the context.
     """
-    tokenizer = model.files.tokenizer()
+    tokenizer = model.files.tokenizer
     text = "\n\n".join(str(m["content"]) for p in load_suite().prompts for m in p.messages)
     once = tokenizer.encode(text)
     longest_prompt = max(len(model.tokens(prompt.messages)) for prompt in suite.prompts)

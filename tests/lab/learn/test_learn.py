@@ -174,7 +174,7 @@ def test_long_and_repeated_prompts_are_left_out_and_answers_that_loop_end(
 def test_a_model_without_a_template_goes_on_with_texts_that_it_begins(tmp_path: Path):
     base = str(write_tiny(tmp_path / "base.gguf", fields={"tokenizer.chat_template": None}))
     made = answers_of(learn(base, 100))
-    encode = load(base).files.tokenizer().encode
+    encode = load(base).files.tokenizer.encode
     assert all(line["prompt"] == encode(line["texts"][0], special=True) for line in made)
 
 

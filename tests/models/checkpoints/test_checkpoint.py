@@ -49,8 +49,8 @@ def test_a_checkpoint_is_opened_where_it_is(folder: Path, tmp_path: Path):
     files = resolve(f"{folder}@mlx", tmp_path / "cache")
     assert (files.engine, files.path) == ("mlx", folder)
     assert files.context_length > 0
-    assert files.tokenizer().encode("and then")
-    assert files.template().render([{"role": "user", "content": "Hi"}])
+    assert files.tokenizer.encode("and then")
+    assert files.template.render([{"role": "user", "content": "Hi"}])
 
 
 @pytest.mark.usefixtures("as_it_is")

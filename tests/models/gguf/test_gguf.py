@@ -23,11 +23,11 @@ def test_facts_template_and_tokenizer_come_from_the_file(tiny_files: ModelFiles)
     )
     assert not tiny_files.facts.add_bos
     assert tiny_files.facts.license == "cc0-1.0"
-    prompt = tiny_files.template().render([{"role": "user", "content": "Hi"}])
+    prompt = tiny_files.template.render([{"role": "user", "content": "Hi"}])
     assert prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    ids = tiny_files.tokenizer().encode(prompt, special=True)
+    ids = tiny_files.tokenizer.encode(prompt, special=True)
     assert ids[0] == 1
-    assert tiny_files.tokenizer().decode(ids) == "user\nHi\nassistant\n"
+    assert tiny_files.tokenizer.decode(ids) == "user\nHi\nassistant\n"
 
 
 def test_the_reading_of_end_tokens_takes_in_the_ends_of_turns_and_messages(tmp_path: Path):
@@ -36,7 +36,7 @@ def test_the_reading_of_end_tokens_takes_in_the_ends_of_turns_and_messages(tmp_p
     files = resolve(str(path), tmp_path)
     assert files.stop_token_ids == (0, 2, 5, 6)
     assert files.facts.add_bos
-    assert files.tokenizer().encode("a", special=True)[0] == 1
+    assert files.tokenizer.encode("a", special=True)[0] == 1
 
 
 # -- files that are none ---------------------------------------------------------------------------

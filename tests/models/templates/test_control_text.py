@@ -117,19 +117,19 @@ def ids_of(files: ModelFiles, messages: Any, tools: Any = None, **options: Any) 
     if tools is None:
         return encode_prompt(files, messages, check(options))[0]
     prepared = template_chat(files, messages, tools)
-    text = files.template().render(prepared.messages, tools=prepared.tools)
-    return files.control_text().encode(text)
+    text = files.template.render(prepared.messages, tools=prepared.tools)
+    return files.control_text.encode(text)
 
 
 def marks_in(files: ModelFiles, ids: list[int]) -> Counter[str]:
     """How often each control token occurs."""
-    names = {files.tokenizer().token_id(mark): mark for mark in marks_of(files.name)}
+    names = {files.tokenizer.token_id(mark): mark for mark in marks_of(files.name)}
     return Counter(names[token] for token in ids if token in names)
 
 
 def text_of(files: ModelFiles, ids: list[int]) -> str:
     """The text of ids, control tokens included."""
-    return TokenBytes(files.tokenizer()).text(ids)
+    return TokenBytes(files.tokenizer).text(ids)
 
 
 def attack(style: str) -> str:
@@ -183,8 +183,8 @@ def test_the_flag_and_a_raw_prompt_bring_the_tokens_back(opened: Opened):
     files, text = opened("chatml"), attack("chatml")
     messages = [{"role": "user", "content": text}]
     plain, parsed = ids_of(files, messages), ids_of(files, messages, parse_special=True)
-    encode = files.tokenizer().encode
-    assert parsed == encode(files.template().render(messages), special=True)
+    encode = files.tokenizer.encode
+    assert parsed == encode(files.template.render(messages), special=True)
     assert sum(marks_in(files, parsed).values()) > sum(marks_in(files, plain).values())
     assert ids_of(files, text, raw=True) == encode(text, special=True)
 
@@ -238,8 +238,8 @@ def test_thoughts_and_calls_in_an_assistants_text_keep_working(opened: Opened):
     files = opened("chatml")
     result = "<think>\nhm\n</think>\n\nthe one<tool_call>\n{}\n</tool_call>"
     messages = [USER, {"role": "assistant", "content": result}, USER]
-    text = files.template().render(messages)
-    assert ids_of(files, messages) == files.tokenizer().encode(text, special=True)
+    text = files.template.render(messages)
+    assert ids_of(files, messages) == files.tokenizer.encode(text, special=True)
     assert marks_in(files, ids_of(files, messages))["</think>"] == 1
     parts = {"role": "assistant", "content": [{"type": "text", "text": result}]}
     assert ids_of(files, [USER, parts, USER]) == ids_of(files, messages)
@@ -261,7 +261,7 @@ def test_overlapping_names_are_all_guarded(opened: Opened, tmp_path: Path):
     source.save(str(tmp_path / "tokenizer.json"))
     files = replace(opened("chatml"), folder=tmp_path)
     ids = ids_of(files, [{"role": "user", "content": "<<x>x>x> aaaaa <<<x # \n\n"}])
-    assert not {*ids} & {files.tokenizer().token_id(mark) for mark in marks}
+    assert not {*ids} & {files.tokenizer.token_id(mark) for mark in marks}
     assert "<<x>x>x> aaaaa <<<x # \n\n" in text_of(files, ids)
 
 
@@ -292,7 +292,7 @@ def test_merges_and_normalisers_make_no_control_token_of_a_name(opened: Opened, 
     path.write_text(build_tokenizer(path, fields), encoding="utf-8")
     template = "<b>{{ messages[0].content }}"
     files = replace(opened("chatml"), folder=tmp_path, chat_template=template)
-    bold = files.tokenizer().token_id("<b>")
+    bold = files.tokenizer.token_id("<b>")
     assert ids_of(files, [{"role": "user", "content": "a<b>a"}]).count(bold) == 1
     assert text_of(files, ids_of(files, [{"role": "user", "content": "a<b>a"}])) == "<b> a<b>a"
 
@@ -310,12 +310,12 @@ def test_a_prompt_without_control_tokens_has_the_ids_that_it_always_had(
     style: str, kind: str, text: str, opened: Opened
 ):
     files = opened(style, kind)
-    names = {token.content for token in files.tokenizer().added_tokens().values()}
+    names = {token.content for token in files.tokenizer.added_tokens().values()}
     if any(name in text for name in (*names, GUARD)):  # Hypothesis draws constants of the source
         return
     messages = chat(text)
     prepared = template_chat(files, messages, parse_special=True)
-    rendered = files.template().render(prepared.messages)
-    before = files.tokenizer().encode(rendered, special=True)
+    rendered = files.template.render(prepared.messages)
+    before = files.tokenizer.encode(rendered, special=True)
     if marks_in(files, before) == marks_in(files, ids_of(files, chat("x"))):  # none formed by parts
         assert ids_of(files, messages) == before

@@ -165,7 +165,7 @@ def test_a_server_answers_others_while_a_template_runs(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     slow = "{% if messages[0].content == 'slow' %}" + LOOPS + "{% endif %}" + GOOD
-    monkeypatch.setitem(model.files.__dict__, "_template", ChatTemplate(slow, model="tiny"))
+    monkeypatch.setitem(model.files.__dict__, "template", ChatTemplate(slow, model="tiny"))
     monkeypatch.setattr(templates, "SECONDS", 0.5)
     body = {"messages": [{"role": "user", "content": "slow"}], "max_tokens": 1}
     with running(model) as server:

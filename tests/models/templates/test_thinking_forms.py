@@ -18,11 +18,11 @@ USER = [{"role": "user", "content": "is <think> a mark?"}]
 
 @pytest.fixture(scope="module")
 def tokenizer(tiny_files: ModelFiles) -> Tokenizer:
-    return tiny_files.tokenizer()
+    return tiny_files.tokenizer
 
 
 def thinking(name: str, tokenizer: Tokenizer) -> Thinking:
-    return Thinking(TEMPLATES[name], lambda: tokenizer, "tiny")
+    return Thinking(TEMPLATES[name], tokenizer, "tiny")
 
 
 def ends_inside(name: str, tokenizer: Tokenizer, **variables: Any) -> bool:
@@ -35,10 +35,10 @@ def ends_inside(name: str, tokenizer: Tokenizer, **variables: Any) -> bool:
 
 
 def test_a_template_of_no_known_form_has_no_thoughts(tiny_files: ModelFiles):
-    assert tiny_files.thinking().form is None
-    assert tiny_files.thinking().switch(False) == {}
+    assert tiny_files.thinking.form is None
+    assert tiny_files.thinking.switch(False) == {}
     with raises(InvalidRequest):
-        tiny_files.thinking().switch(True)
+        tiny_files.thinking.switch(True)
     assert Thinking(None, tiny_files.tokenizer, "tiny").form is None
     assert Thinking("<reasoning>{{ x }}", tiny_files.tokenizer, "tiny").form is None
     # Harmony's marks have to be tokens, which they are not here.
@@ -78,7 +78,7 @@ def test_a_template_says_how_its_model_marks_thoughts_and_how_they_are_turned_on
 def test_a_template_that_looks_for_a_word_in_a_message_is_named_with_it(tokenizer: Tokenizer):
     source = "{% if '/no_think' in messages[-1].content %}<think></think>{% endif %}"
     with raises(InvalidRequest, "/no_think"):
-        Thinking(source, lambda: tokenizer, "tiny").switch(False)
+        Thinking(source, tokenizer, "tiny").switch(False)
 
 
 def test_a_template_names_what_is_around_an_answer(tokenizer: Tokenizer):
@@ -88,11 +88,11 @@ def test_a_template_names_what_is_around_an_answer(tokenizer: Tokenizer):
 
 def test_an_effort_of_none_is_passed_on_where_the_template_names_it(tokenizer: Tokenizer):
     source = "</think>{% if reasoning_effort == 'none' %}a{% endif %}"
-    thinking = Thinking(source, lambda: tokenizer, "tiny")
+    thinking = Thinking(source, tokenizer, "tiny")
     assert thinking.switch(False) == {"reasoning_effort": "none"}
     source = "</think>{% if reasoning_effort is none %}a{% endif %}"
     with pytest.raises(InvalidRequest):
-        Thinking(source, lambda: tokenizer, "tiny").switch(False)
+        Thinking(source, tokenizer, "tiny").switch(False)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_prompt_ends_in_a_thought_where_the_template_opens_one_and_not_where_a
 
 def test_thoughts_of_earlier_answers_go_under_the_names_that_a_template_reads(tokenizer: Tokenizer):
     def remembered(source: str) -> dict[str, str]:
-        return Thinking(source, lambda: tokenizer, "tiny").message_fields("hm")
+        return Thinking(source, tokenizer, "tiny").message_fields("hm")
 
     assert remembered("{{ message.reasoning_content }}") == {"reasoning_content": "hm"}
     assert remembered("{{ message['thinking'] }}") == {"reasoning_content": "hm", "thinking": "hm"}
@@ -122,16 +122,16 @@ def test_thoughts_of_earlier_answers_go_under_the_names_that_a_template_reads(to
         "reasoning_content": "hm",
         "reasoning": "hm",
     }
-    assert Thinking("", lambda: tokenizer, "tiny").message_fields("") == {}
+    assert Thinking("", tokenizer, "tiny").message_fields("") == {}
 
 
 def test_marks_that_are_tokens_are_found_by_their_ids(thinking_gguf: Path, tiny_cache: Path):
     from paceline.models import resolve
 
     files = resolve(str(thinking_gguf), tiny_cache)
-    thinking = files.thinking()
+    thinking = files.thinking
     assert thinking.form is not None
     marks = thinking.tokens_of(thinking.form)
     assert sorted(marks.values()) == ["</think>", "<think>"]
-    text = files.tokenizer().decode([*marks, 100])
+    text = files.tokenizer.decode([*marks, 100])
     assert "think" not in text, "decoding leaves them out"

@@ -35,7 +35,7 @@ def test_marks_are_spaces_and_bytes_are_bytes(sentences: TokenBytes):
 
 
 def test_letters_of_a_byte_level_vocabulary_are_bytes(tiny_files: ModelFiles):
-    tokenizer = tiny_files.tokenizer()
+    tokenizer = tiny_files.tokenizer
     words = TokenBytes(tokenizer)
     text = "né 😀\n the"
     assert b"".join(map(words.bytes_of, tokenizer.encode(text))) == text.encode()

@@ -135,6 +135,6 @@ GOLDEN = {
 @pytest.mark.real_model
 @pytest.mark.parametrize("text", GOLDEN)
 def test_the_default_models_ids_are_those_they_always_were(text: str, real_model: Model):
-    tokenizer = real_model.files.tokenizer()
+    tokenizer = real_model.files.tokenizer
     assert tokenizer.encode(text, special=True) == [int(i) for i in GOLDEN[text].split()]
     assert tokenizer.decode(tokenizer.encode(text)) == text

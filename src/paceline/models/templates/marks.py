@@ -77,8 +77,7 @@ _FIELDS = ("reasoning_content", "thinking", "reasoning")
 class Thinking:
     """How one model marks thoughts, by its template and vocabulary."""
 
-    def __init__(self, template: str | None, tokenizer: Callable[[], Tokenizer], model: str):
-        """Take a template; the tokenizer is opened only if needed."""
+    def __init__(self, template: str | None, tokenizer: Tokenizer, model: str):
         self._template = template or ""
         self._tokenizer = tokenizer
         self._model = model
@@ -98,7 +97,7 @@ class Thinking:
     def tokens_of(self, form: Form) -> dict[int, str]:
         """Marks that are one token: id -> mark."""
         marks = (*form.opens, *form.closes)
-        tokens = {self._tokenizer().token_id(mark): mark for mark in marks}
+        tokens = {self._tokenizer.token_id(mark): mark for mark in marks}
         return {token: mark for token, mark in tokens.items() if token is not None}
 
     @property

@@ -105,7 +105,7 @@ class InfoHandlers:
         if body.messages is not None:
             chat = service.prompts.template_chat(body.messages).messages
             prompt = service.prompts.render(chat, generate=body.add_generation_prompt).text
-            tokens = service.files.control_text().encode(prompt)
+            tokens = service.files.control_text.encode(prompt)
         else:
             content = body.prompt if body.content is None else body.content
             if content is None:

@@ -33,7 +33,7 @@ class Messages(ApiRequest[MessagesBody]):
 
     def __init__(self, service: Service, body: MessagesBody, client: int) -> None:
         super().__init__(service, body, client)
-        chat = Chat(service, body.chat(service.files.thinking()))
+        chat = Chat(service, body.chat(service.files.thinking))
         self.requests = chat.requests
         self._parts = PartStream(chat, reasoning=self._body.returns_thoughts)
 
@@ -104,9 +104,9 @@ def count_tokens(service: Service) -> Endpoint:
     def count(text: bytes) -> dict[str, int]:
         body = parse(MessagesBody, text)
         service.check_model(body.model)
-        prompt = service.prompts.chat(body.chat(service.files.thinking())).text
+        prompt = service.prompts.chat(body.chat(service.files.thinking)).text
         service.prompts.check_length(prompt)
-        return {"input_tokens": len(service.files.control_text().encode(prompt))}
+        return {"input_tokens": len(service.files.control_text.encode(prompt))}
 
     return reading(service, count)
 

@@ -23,7 +23,7 @@ from paceline.drafters.heads import check_fits
 from paceline.drafters.sizes import sizes_of
 from paceline.errors import InvalidRequest, ModelError
 from paceline.plugins import DRAFTERS, load
-from paceline_coreml.conversion.checkpoint import FolderTensors, with_prefix
+from paceline_coreml.conversion.checkpoint import FolderTensors, Prefixed
 from paceline_coreml.conversion.conversion_options import ConversionOptions
 from paceline_coreml.conversion.decoder import Layer, linear
 from paceline_coreml.conversion.families.llama import HeadNorms, decoder
@@ -94,7 +94,7 @@ class _Tensors(Mapping[str, Tensor]):
 
     def __init__(self, folder: Path, target: Path) -> None:
         tensors = FolderTensors(folder)
-        self.own = with_prefix(tensors, "" if "fc.weight" in tensors else "model.")
+        self.own = Prefixed(tensors, "" if "fc.weight" in tensors else "model.")
         self._target = FolderTensors(target)
         self.tied = not any(name.endswith("lm_head.weight") for name in self._target)
 

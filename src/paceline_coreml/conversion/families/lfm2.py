@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline_coreml.conversion.checkpoint import with_prefix
+from paceline_coreml.conversion.checkpoint import Prefixed
 from paceline_coreml.conversion.config_checks import (
     STATIC_ROPE,
     check_layer_types,
@@ -71,10 +71,10 @@ def _decoder(
     def layer(index: int, tensors: Mapping[str, Tensor]) -> nn.Module:
         mix: nn.Module
         if config.layer_types[index] == "conv":
-            mix = ShortConvolution(with_prefix(tensors, "conv."), conv_slots, bias=config.conv_bias)
+            mix = ShortConvolution(Prefixed(tensors, "conv."), conv_slots, bias=config.conv_bias)
         else:
-            mix = _attention(config, with_prefix(tensors, "self_attn."), slots)
-        feed_forward = with_prefix(tensors, "feed_forward.")
+            mix = _attention(config, Prefixed(tensors, "self_attn."), slots)
+        feed_forward = Prefixed(tensors, "feed_forward.")
         return Layer(
             RMSNorm(tensors["operator_norm.weight"], config.norm_eps),
             mix,

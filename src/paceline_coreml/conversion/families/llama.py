@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from paceline_coreml.conversion.checkpoint import with_prefix
+from paceline_coreml.conversion.checkpoint import Prefixed
 from paceline_coreml.conversion.config_checks import (
     STATIC_ROPE,
     check_field,
@@ -138,7 +138,7 @@ def decoder(
     def layer(index: int, tensors: Mapping[str, Tensor]) -> nn.Module:
         if split is not None:
             tensors = split(tensors, heads)
-        attention_tensors = with_prefix(tensors, "self_attn.")
+        attention_tensors = Prefixed(tensors, "self_attn.")
         q_norm, k_norm = (
             RMSNorm(attention_tensors[f"{name}.weight"], eps, axis=2) if name else None
             for name in (norms[:2] if norms else (None, None))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline_coreml.conversion.checkpoint import with_prefix
+from paceline_coreml.conversion.checkpoint import Prefixed
 from paceline_coreml.conversion.config_checks import STATIC_ROPE, check_field, check_rope
 from paceline_coreml.conversion.decoder import channels, linear
 from paceline_coreml.conversion.experts import Experts, Stack, top_k_mask
@@ -59,10 +59,10 @@ class PrivacyFilterLayer(nn.Module):
         super().__init__()
         eps = config.rms_norm_eps
         self.before = RMSNorm(weights["input_layernorm.weight"], eps)
-        self.attention = SinkAttention(config, with_prefix(weights, "self_attn."))
+        self.attention = SinkAttention(config, Prefixed(weights, "self_attn."))
         self.between = RMSNorm(weights["post_attention_layernorm.weight"], eps)
         self.router = linear(weights, "mlp.router", bias=True)
-        self.experts = _experts(config, with_prefix(weights, "mlp.experts."))
+        self.experts = _experts(config, Prefixed(weights, "mlp.experts."))
         self._top_k = config.num_experts_per_tok
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:

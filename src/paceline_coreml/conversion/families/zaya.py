@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline_coreml.conversion.checkpoint import with_prefix
+from paceline_coreml.conversion.checkpoint import Prefixed
 from paceline_coreml.conversion.config_checks import check_field, check_layer_types, unsupported
 from paceline_coreml.conversion.decoder import channels, linear
 from paceline_coreml.conversion.experts import Experts, Stack
@@ -76,7 +76,7 @@ class Zaya(Family):
         self.shape = replace(self.shape, stream_size=stream_size)
 
     def embeddings(self) -> Tensor:
-        model = with_prefix(self._weights, "model.")
+        model = Prefixed(self._weights, "model.")
         shifted = super().embeddings() + model["input_hidden_states_bias"]
         return shifted * model["input_hidden_states_scale"]
 
@@ -113,18 +113,18 @@ class ZayaLayer(nn.Module):
     ) -> None:
         super().__init__()
         eps = config.rms_norm_eps
-        experts = with_prefix(weights, "mlp.experts.")
+        experts = Prefixed(weights, "mlp.experts.")
         gate, up = experts["gate_up_proj"].chunk(2, dim=1)
         self._size = config.hidden_size
         self.before = RMSNorm(weights["input_layernorm.weight"], eps)
         self.attention = ConvolvedAttention(
-            config, with_prefix(weights, "self_attn."), slots, conv_slots
+            config, Prefixed(weights, "self_attn."), slots, conv_slots
         )
-        self.merge_attention = Merge(with_prefix(weights, "post_attention_residual_scale."))
+        self.merge_attention = Merge(Prefixed(weights, "post_attention_residual_scale."))
         self.between = RMSNorm(weights["post_attention_layernorm.weight"], eps)
-        self.router = ExpertRouter(with_prefix(weights, "mlp.gate."), eps, routing)
+        self.router = ExpertRouter(Prefixed(weights, "mlp.gate."), eps, routing)
         self.experts = Experts(Stack(gate), Stack(up), Stack(experts["down_proj"]))
-        self.merge_experts = Merge(with_prefix(weights, "post_mlp_residual_scale."))
+        self.merge_experts = Merge(Prefixed(weights, "post_mlp_residual_scale."))
 
     def forward(self, stream: Tensor, inputs: LayerInputs) -> Tensor:
         """[1, hidden_size + router_hidden_size, T, 1], to the same shape."""
@@ -169,7 +169,7 @@ class ConvolvedAttention(nn.Module):
         q, k = heads * size, kv_heads * size
         order = query_order(heads, kv_heads, size)
         both = torch.cat([order, torch.arange(q, q + k)])
-        tensors = with_prefix(weights, "qkv_proj.")
+        tensors = Prefixed(weights, "qkv_proj.")
         self._groups, self._q, self._qk, self._size = heads // kv_heads, q, q + k, size
         rope = config.rope_parameters["hybrid"]
         self._rotary_dim = int(size * rope.get("partial_rotary_factor", 1.0))

@@ -106,5 +106,5 @@ class LlamaServer:
         count = len(tokens)
         while tokens and tokens[-1] in self._files.stop_token_ids:
             tokens.pop()
-        text = self._files.tokenizer().continuation(tokens)
+        text = self._files.tokenizer.continuation(tokens)
         return PeerAnswer(text, tokens, count, first, decode, seconds, drafts)
