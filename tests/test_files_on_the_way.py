@@ -21,7 +21,7 @@ from paceline.runtime.model import Model
 from support.server import running
 
 SOURCE = f"{Path(paceline.__file__).parent}/"
-TOKEN, GENERATE, CHAT = 19, 69, 55
+TOKEN, GENERATE, CHAT = 20, 69, 56
 PROMPT = "the quick brown fox jumps over the quick brown fox"
 
 

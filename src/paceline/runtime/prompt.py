@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles, Thinking
+from paceline.options import TEMPLATE_NAMES
 from paceline.runtime.request import Request
 from paceline.runtime.tool_messages import TOOL_FIELDS, fit_tools
 
@@ -120,7 +121,7 @@ def encode_prompt(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[
         messages = _with_system(messages, request.system)
     messages, _ = template_chat(files, messages, parse_special=request.parse_special)
     control, variables = files.control_text, dict(request.template_kwargs)
-    files.thinking.check(variables)
+    files.thinking.check(variables, TEMPLATE_NAMES)
     if not request.parse_special:
         variables = control.guarded(variables)
     if request.think is not None:

@@ -12,6 +12,7 @@ from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.text import showing
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import infill_of
+from paceline.options import TEMPLATE_NAMES
 from paceline.runtime.model import Model
 from paceline.runtime.prompt import (
     RenderedChat,
@@ -127,7 +128,7 @@ class Prompts:
         messages, tools = self.template_chat(body.messages, body.tools if body.calling else [])
         variables, field = dict(body.chat_template_kwargs), "chat_template_kwargs"
         try:
-            self.files.thinking.check(variables)
+            self.files.thinking.check(variables, TEMPLATE_NAMES)
             if effort := body.reasoning_effort:
                 field = "reasoning_effort"
                 variables = {**self.files.thinking.effort(effort), **variables}

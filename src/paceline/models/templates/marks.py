@@ -9,14 +9,13 @@ Invariant: thoughts in an unknown form remain part of the answer.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from paceline.errors import InvalidRequest, did_you_mean
 from paceline.models.templates import ChatTemplate
 from paceline.models.templates.tokenizer import Tokenizer
-from paceline.options import TEMPLATE_NAMES
 
 
 class Form(NamedTuple):
@@ -154,13 +153,13 @@ class Thinking:
             return self.switch(False)
         return {_EFFORT: effort, **self._known(_ON)}
 
-    def check(self, variables: Mapping[str, Any]) -> None:
-        """Raise InvalidRequest for a variable that the template does not read, or that is ours.
+    def check(self, variables: Mapping[str, Any], reserved: Collection[str]) -> None:
+        """Raise InvalidRequest for a variable that the template does not read, or a reserved one.
 
         Clients send switches of several models at once, and turn off what a model has not.
         """
         spare = (False, True) if self._known(_OFF) else (False,) if self.form is None else ()
-        known = self._variables - TEMPLATE_NAMES
+        known = self._variables.difference(reserved)
         for name, value in variables.items() if self._template else ():
             if name not in known and not (name in _OFF and value in spare):
                 raise InvalidRequest(
