@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import ModelError
-from paceline.storage.files import megabytes
+from paceline.storage.files import megabytes, remove
 from paceline.storage.system import CACHE_VARIABLE
 
 PARTIAL = ".partial-"
@@ -26,13 +26,12 @@ _ABANDONED_SECONDS = 24 * 3600
 def workspace(parent: Path, name: str, *, needed: int) -> Iterator[Path]:
     """Yield a new empty folder in `parent` for making `name`; deleted at the end unless published.
 
-    What killed processes left a day ago is removed first. `needed` is the peak disk use in bytes.
-    Raises ModelError when the disk has less free or the folder cannot be written; an OSError of the
-    body becomes a ModelError too.
+    `needed` is the peak disk use in bytes. Raises ModelError when the disk has less free or the
+    folder cannot be written; an OSError of the body becomes a ModelError too.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(parent)
+        remove_abandoned(parent)
         if shutil.disk_usage(parent).free < needed:
             raise _no_space()
         work = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{name}-", dir=parent))
@@ -82,8 +81,9 @@ def full_disk(parent: Path, name: str, needed: int, variable: str) -> str:
     )
 
 
-def _remove_abandoned(parent: Path) -> None:
-    for folder in parent.glob(f"{PARTIAL}*"):
-        with contextlib.suppress(FileNotFoundError):  # another process has published it
-            if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
-                shutil.rmtree(folder, ignore_errors=True)
+def remove_abandoned(parent: Path) -> None:
+    """Remove what processes that were killed a day ago left in a folder."""
+    for path in parent.glob(f"{PARTIAL}*"):
+        with contextlib.suppress(FileNotFoundError, ModelError):  # another process published it
+            if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                remove(path)

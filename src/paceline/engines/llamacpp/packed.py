@@ -31,6 +31,7 @@ from paceline.engines.llamacpp.binding import Binding
 from paceline.errors import ModelError
 from paceline.storage.files import digest_of
 from paceline.storage.gguf_file import read_gguf
+from paceline.storage.workspace import PARTIAL, remove_abandoned
 
 _FORM = 1
 """Version of the copies: of another one, none is taken."""
@@ -73,8 +74,8 @@ class PackedWeights:
         try:
             copy.parent.mkdir(parents=True, exist_ok=True)
             size = path.stat().st_size
-            has_room = shutil.disk_usage(copy.parent).free >= _ROOM * size
-            if size < _MIN_BYTES or none.exists() or not has_room:
+            free = shutil.disk_usage(copy.parent).free
+            if size < _MIN_BYTES or none.exists() or free < _ROOM * size:
                 return None
             if binding.packs(read_gguf(path)):
                 if size >= _LONG:
@@ -107,8 +108,9 @@ class PackedWeights:
         return self._folder / f"{digest}{ending}"
 
     def _remove_old(self, path: Path) -> None:
-        """Remove copies of other versions of the file, and of files that are gone."""
+        """Remove copies of other versions of the file, of files that are gone, and parts."""
         assert self._folder is not None
+        remove_abandoned(self._folder)
         for source in self._folder.glob(f"*{_SOURCE}"):
             with contextlib.suppress(OSError):
                 packed = source.read_text(encoding="utf-8")
@@ -118,16 +120,14 @@ class PackedWeights:
 
 
 def _pack(path: Path, copy: Path) -> bool:
-    partial = copy.with_name(f".partial-{os.getpid()}-{threading.get_ident()}-{copy.name}")
-    size = path.stat().st_size
-    command = [sys.executable, "-P", "-m", "paceline.engines.llamacpp.pack", str(path)]
+    partial = copy.with_name(f"{PARTIAL}{os.getpid()}-{threading.get_ident()}-{copy.name}")
     try:
         done = subprocess.run(
-            [*command, str(partial)],
+            [sys.executable, "-P", "-m", "paceline.engines.llamacpp.pack", str(path), str(partial)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=_SECONDS + size // _BYTES_PER_SECOND,
+            timeout=_SECONDS + path.stat().st_size // _BYTES_PER_SECOND,
             check=False,
         )
         if done.returncode == 0:
