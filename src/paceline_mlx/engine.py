@@ -31,7 +31,7 @@ from paceline_mlx.hooks import Array
 from paceline_mlx.kv_sequence import MlxSequence
 from paceline_mlx.model import LazyOutputs, LoadedModel, device, load, one_line
 from paceline_mlx.probe import choose_rows, choose_together
-from paceline_mlx.rows import ANY, FEW_SHAPES, PREFILL, Budget
+from paceline_mlx.rows import ALONE, ANY, FEW_SHAPES, Budget
 from paceline_mlx.step import BlockOutputs, Decode, TapArrays, grouped
 
 _PROMPTS = "shared without their answers; calls cut where kernels change; sequences together"
@@ -70,13 +70,14 @@ class MlxEngine(PooledEngine[MlxSequence]):
         self.taps = settings.taps
         self.model = LoadedModel(load(folder), settings.taps)
         """The model, for drafters that share its embeddings and head, or call it themselves."""
+        unmeasured = FEW_SHAPES if self.model.few_shapes else ANY
         try:
             self.vocab_size, bytes_per_slot = self._call_once()
             if rules is None and settings.min_rows > 1:
-                rules = self._measured(settings)
+                rules = self._measured(settings)._replace(prefill=unmeasured.prefill)
         except Exception as error:  # of any type: a config that does not match its weights
             raise ModelError(f"{folder} cannot be run by mlx-lm: {one_line(error)}") from error
-        self.rules = rules or (FEW_SHAPES if self.model.few_shapes else ANY)
+        self.rules = rules or unmeasured
         """Rows of a call whose logits are read; and of a prompt's, most of whose are not."""
         tokens = settings.slots(context_length, bytes_per_slot)
         self._pool = BlockPool(-(-tokens // SLOTS), SLOTS)
@@ -119,7 +120,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
             "taps": ",".join(map(str, self.taps)),
         }
 
-    def _measured(self, settings: EngineSettings) -> RowRules | None:
+    def _measured(self, settings: EngineSettings) -> RowRules:
         """Rules under which rows of this model have equal bits, and how far that was compared."""
         settings.say("comparing rows of calls, for ten seconds at most")
         # Of the processor's own time: what else it does must not decide what is called exact.
@@ -127,11 +128,10 @@ class MlxEngine(PooledEngine[MlxSequence]):
         rules = choose_rows(self.model, self.context_length, budget)
         self.compared_keys = budget.keys
         if rules is None:
-            self.min_rows = 1  # rows depend on T, or may
+            self.min_rows, rules = 1, ALONE  # rows depend on T, or may
         else:
             together = choose_together(self.model, rules.decode, self.context_length, budget)
-            prefill = rules.prefill if self.model.few_shapes else PREFILL
-            rules = rules._replace(prefill=prefill, together=together)
+            rules = rules._replace(together=together)
         if budget.keys < self.context_length:
             settings.say(
                 f"rows were compared up to {budget.keys} tokens in that time: a longer text's "

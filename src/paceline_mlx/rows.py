@@ -67,7 +67,10 @@ PREFILL = RowRange(1, 512)
 """Rows of a call of a prompt without logits: they are compared with no others."""
 
 ANY = RowRules(RowRange(1, MOST_ROWS), PREFILL, cuts=THRESHOLDS)
-"""If the number of rows makes no difference, or if `min_rows` is 1."""
+"""If the number of rows makes no difference, or the user asked for fewer."""
+
+ALONE = RowRules(RowRange(1, 1), PREFILL)
+"""Where no numbers of rows agree: a draft's rows run one by one, so that it changes no token."""
 
 _ANSWER, _PROMPT = (RowRange(rows, rows) for rows in FEW_ROWS)
 

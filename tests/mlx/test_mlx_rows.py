@@ -16,7 +16,7 @@ from paceline_mlx.engine import MlxEngine
 from paceline_mlx.hooks import install_hook
 from paceline_mlx.model import LoadedModel, load
 from paceline_mlx.probe import choose_rows
-from paceline_mlx.rows import ANY, Budget, agree, shares, used
+from paceline_mlx.rows import ALONE, ANY, Budget, agree, shares, used
 from support import mlx
 
 pytestmark = pytest.mark.mlx
@@ -116,12 +116,13 @@ def test_calls_with_the_numbers_that_were_chosen_are_measured_exact(
     assert not measure_invariance(engine)[BLOCK_LENGTH].holds
 
 
-def test_where_no_numbers_agree_nothing_is_promised(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_where_no_numbers_agree_rows_run_alone(folder: Path, monkeypatch: pytest.MonkeyPatch):
     model = with_kernels(folder, lambda rows, held: 0.01 * np.arange(rows)[:, None])
     monkeypatch.setattr("paceline_mlx.engine.LoadedModel", lambda *_: model)
     engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512))
-    # With fewer than two rows at least, no answer is said to be exact.
-    assert (engine.rules, engine.min_rows) == (ANY, 1)
+    # With fewer than two rows at least, no answer is said to be exact; and drafts change none.
+    assert (engine.rules, engine.min_rows) == (ALONE, 1)
+    assert measure_invariance(engine)[BLOCK_LENGTH].holds
 
 
 # -- whose kernels differ between a prompt and an answer -------------------------------------------
