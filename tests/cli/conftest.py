@@ -20,7 +20,7 @@ LONG = {**SIZES, "context": 200_000}  # answers that last until they are stopped
 def environment(cache: Path, tiny_model: Any, tmp_path: Path) -> dict[str, str]:
     """The tests' cache, no hub and no package index."""
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub"), "PIP_NO_INDEX": "1"}
-    return {**os.environ, **offline}
+    return {**os.environ, **offline, "PIP_FIND_LINKS": ""}
 
 
 @pytest.fixture
@@ -63,6 +63,7 @@ def mistake(
 ) -> Callable[..., str]:
     """Runs a command in this process, which is much faster: exit 2, and one line that says why."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
     def mistake(*arguments: object, said: str = "Hello") -> str:
