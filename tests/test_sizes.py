@@ -30,9 +30,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_236,
-    "src/paceline": 34_039,
-    "tests": 46_845,
+    "src": 55_241,
+    "src/paceline": 34_041,
+    "tests": 46_847,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

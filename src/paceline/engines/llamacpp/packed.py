@@ -131,6 +131,8 @@ def _pack(path: Path, copy: Path) -> bool:
             check=False,
         )
         if done.returncode == 0:
+            with partial.open("rb+") as file:
+                os.fsync(file.fileno())  # after a power cut, a copy of zeros would be read
             partial.replace(copy)
     except subprocess.TimeoutExpired:
         pass
