@@ -38,7 +38,7 @@ def write_openings(files: ModelFiles, dictionaries: Path, seed: int) -> list[Ope
     empty = user_opening(files)
     openings = [Opening(empty)] * EMPTY + general_openings(files) * GENERAL
     counts, lists = read_sections(TEXTS)
-    lists |= read_dictionaries(dictionaries, files.tokenizer().encode)
+    lists |= read_dictionaries(dictionaries, files.tokenizer.encode)
     for kind, count in counts.items():
         for _ in range(count):
             text = drawn(rng.choice(lists[kind]), lists, rng)
