@@ -56,14 +56,14 @@ def parser_of(option: Any) -> Any:
 
 
 def options() -> Iterator[Option]:
-    for name, made in commands():
-        for option in made.params:
+    for name, command in commands():
+        for option in command.params:
             if parser_of(option) in TEXT or option.param_type_name == "argument":
                 continue
             required = [
-                each.opts[0] if getattr(each, "is_flag", False) else f"{each.opts[0]}=x"
-                for each in made.params
-                if each.required or option.name in made.needs.get(each.name, ())
+                other.opts[0] if getattr(other, "is_flag", False) else f"{other.opts[0]}=x"
+                for other in command.params
+                if other.required or option.name in command.needs.get(other.name, ())
             ]
             yield Option(name, option.opts[-1], tuple(required))
 

@@ -142,19 +142,18 @@ class Command(TyperCommand):
         self._check(ctx, self.make_parser(ctx).parse_args([*words])[2])
         return super().parse_args(ctx, words)
 
-    def _check(self, ctx: Any, given: Sequence[Any]) -> None:
-        """Fail for an option that is given twice, or that has no effect beside the others."""
-        for option in given:
-            again = option.multiple or getattr(option, "is_flag", True)  # or the same once more
-            if given.count(option) > 1 and (option.secondary_opts or not again):
-                ctx.fail(
-                    f"argument {option.opts[-1]}: expected once, not {given.count(option)} times"
-                )
+    def _check(self, ctx: Any, options: Sequence[Any]) -> None:
+        """Fail for an option that is there twice, or that has no effect beside the others."""
+        for option in options:
+            count = options.count(option)
+            may_repeat = option.multiple or getattr(option, "is_flag", True)
+            if count > 1 and (option.secondary_opts or not may_repeat):
+                ctx.fail(f"argument {option.opts[-1]}: expected once, not {count} times")
         words = {option.name: option.opts[-1] for option in self.get_params(ctx)}
-        names = {option.name for option in given}
+        names = {option.name for option in options}
         for how, rules in (("without", self.needs), ("with", self.bars)):
-            for other, options in rules.items():
-                if (other in names) == (how == "with") and (useless := names & {*options}):
+            for other, without_effect in rules.items():
+                if (other in names) == (how == "with") and (useless := names & {*without_effect}):
                     ctx.fail(f"argument {words[min(useless)]}: has no effect {how} {words[other]}")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

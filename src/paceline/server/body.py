@@ -153,6 +153,7 @@ class RepetitionDetection(Body, extra="forbid"):
 
 
 _STRUCTURE = "use response_format or structured_outputs"
+_SWITCHES = ("think", "enable_thinking")  # of these, false asks for something, too
 _UNSUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(("grammar", "json_schema", "guided_json", "guided_regex"), _STRUCTURE),
     **dict.fromkeys(("guided_choice", "guided_grammar"), _STRUCTURE),
@@ -160,7 +161,7 @@ _UNSUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(("n_predict", "num_predict"), "use max_tokens"),
     **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability"), "there is no such sampler"),
     **dict.fromkeys(("options", "extra_body"), "send what it has beside the other fields"),
-    **dict.fromkeys(("think", "enable_thinking"), "use reasoning_effort or thinking"),
+    **dict.fromkeys(_SWITCHES, "use reasoning_effort or thinking"),
     "stop_token_ids": "use stop",
     "prompt_logprobs": "use echo and logprobs of /v1/completions",
     "use_beam_search": "there is no beam search",
@@ -232,7 +233,7 @@ class GenerationBody(Body):
     @classmethod
     def _supported(cls, data: Any) -> Any:
         for name, instead in _UNSUPPORTED.items() if isinstance(data, Mapping) else ():
-            if (value := data.get(name)) or (value is False and "think" in name):
+            if (value := data.get(name)) or (value is False and name in _SWITCHES):
                 raise ApiError(f"{name} is not supported; {instead}", param=name)
         return data
 

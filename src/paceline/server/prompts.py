@@ -3,7 +3,8 @@
 A chat's messages and tools are in OpenAI's form; `runtime/prompt.py` fits them to the template.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -64,10 +65,8 @@ class Prompts:
             self.check_length(prompt)
         elif len(prompt) > self._max_length:  # not worth checking
             raise prompt_too_long(len(prompt), self._max_length)
-        try:
+        with _of_field(field):
             return self._fitting(self._model.tokens(prompt, raw=True))
-        except InvalidRequest as error:
-            raise ApiError(f"{field}: {error}", param=field) from error
 
     def chat_tokens(self, text: str) -> list[int]:
         """Token ids of a chat that the template rendered. Raises ApiError if it is too long."""
@@ -126,14 +125,12 @@ class Prompts:
         Raises ApiError or InvalidRequest if the chat template cannot do what the body asks.
         """
         messages, tools = self.template_chat(body.messages, body.tools if body.calling else [])
-        variables, field = dict(body.chat_template_kwargs), "chat_template_kwargs"
-        try:
+        variables = dict(body.chat_template_kwargs)
+        with _of_field("chat_template_kwargs"):
             self.files.thinking.check(variables, TEMPLATE_NAMES)
-            if effort := body.reasoning_effort:
-                field = "reasoning_effort"
+        if effort := body.reasoning_effort:
+            with _of_field("reasoning_effort"):
                 variables = {**self.files.thinking.effort(effort), **variables}
-        except InvalidRequest as error:
-            raise ApiError(f"{field}: {error}", param=field) from error
         if not self._parse_special:
             variables = self.files.control_text.guarded(variables)
         return self.render(messages, tools=tools, variables=variables)
@@ -182,3 +179,12 @@ class Prompts:
         if len(tokens) >= self._max_length:
             raise prompt_too_long(len(tokens), self._max_length)
         return tokens
+
+
+@contextmanager
+def _of_field(field: str) -> Iterator[None]:
+    """Turn an InvalidRequest of the body into an ApiError that names the request's field."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise ApiError(f"{field}: {error}", param=field) from error

@@ -26,12 +26,13 @@ _ABANDONED_SECONDS = 24 * 3600
 def workspace(parent: Path, name: str, *, needed: int) -> Iterator[Path]:
     """Yield a new empty folder in `parent` for making `name`; deleted at the end unless published.
 
-    `needed` is the peak disk use in bytes. Raises ModelError when the disk has less free or the
-    folder cannot be written; an OSError of the body becomes a ModelError too.
+    What killed processes left a day ago is removed first. `needed` is the peak disk use in bytes.
+    Raises ModelError when the disk has less free or the folder cannot be written; an OSError of the
+    body becomes a ModelError too.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(parent)
+        _remove_abandoned(parent)
         if shutil.disk_usage(parent).free < needed:
             raise _no_space()
         work = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{name}-", dir=parent))
@@ -81,8 +82,7 @@ def full_disk(parent: Path, name: str, needed: int, variable: str) -> str:
     )
 
 
-def remove_abandoned(parent: Path) -> None:
-    """Remove what processes that were killed a day ago left in a folder."""
+def _remove_abandoned(parent: Path) -> None:
     for path in parent.glob(f"{PARTIAL}*"):
         with contextlib.suppress(FileNotFoundError, ModelError):  # another process published it
             if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:

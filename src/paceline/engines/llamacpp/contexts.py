@@ -67,7 +67,6 @@ class Contexts:
     def lent_to(self, sequence: Hashable) -> bool:
         return sequence in self._lent
 
-    @interrupts_after()
     def of(self, sequence: Hashable, end: int) -> NativeSequence:
         """The place of a sequence, as it was left, with room up to slot `end`."""
         place = self._lent.get(sequence)
@@ -85,7 +84,6 @@ class Contexts:
         if place is not None and place.length > length and place.can_truncate(length):
             place.truncate(length)
 
-    @interrupts_after()
     def copy(
         self, sequence: Hashable, other: Hashable, shared: int, recurrent: State | None = None
     ) -> None:
@@ -106,7 +104,6 @@ class Contexts:
         if place is not None:
             self._give_back(place)
 
-    @interrupts_after()
     def rest(self) -> None:
         """Park every sequence; contexts beyond the spare ones are freed."""
         while self._lent:
@@ -129,6 +126,7 @@ class Contexts:
             context for context, free in self._free.items() if len(free) == len(context.sequences)
         ]
 
+    @interrupts_after()
     def _lend(self, sequence: Hashable, end: int) -> NativeSequence:
         binding = self._model.binding
         while self._lent and (len(self._lent) >= self._most or binding.is_full):
@@ -172,6 +170,7 @@ class Contexts:
         self._free[context] = list(context.sequences)
         return context
 
+    @interrupts_after()
     def _park(self, sequence: Hashable) -> None:
         place = self._lent[sequence]
         if place.length:

@@ -23,7 +23,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from paceline.engines.llamacpp.binding import Binding
 from paceline.errors import ModelError
 from paceline.storage.files import digest_of
 from paceline.storage.gguf_file import read_gguf
-from paceline.storage.workspace import PARTIAL, remove_abandoned
+from paceline.storage.workspace import workspace
 
 _FORM = 1
 """Version of the copies: of another one, none is taken."""
@@ -108,9 +107,8 @@ class PackedWeights:
         return self._folder / f"{digest}{ending}"
 
     def _remove_old(self, path: Path) -> None:
-        """Remove copies of other versions of the file, of files that are gone, and parts."""
+        """Remove copies of other versions of the file, and of files that are gone."""
         assert self._folder is not None
-        remove_abandoned(self._folder)
         for source in self._folder.glob(f"*{_SOURCE}"):
             with contextlib.suppress(OSError):
                 packed = source.read_text(encoding="utf-8")
@@ -120,23 +118,23 @@ class PackedWeights:
 
 
 def _pack(path: Path, copy: Path) -> bool:
-    partial = copy.with_name(f"{PARTIAL}{os.getpid()}-{threading.get_ident()}-{copy.name}")
-    try:
+    size = path.stat().st_size
+    command = [sys.executable, "-P", "-m", "paceline.engines.llamacpp.pack", str(path)]
+    with (
+        contextlib.suppress(subprocess.TimeoutExpired),
+        workspace(copy.parent, copy.stem, needed=size) as work,
+    ):
+        partial = work / copy.name
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "paceline.engines.llamacpp.pack", str(path), str(partial)],
+            [*command, str(partial)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=_SECONDS + path.stat().st_size // _BYTES_PER_SECOND,
+            timeout=_SECONDS + size // _BYTES_PER_SECOND,
             check=False,
         )
         if done.returncode == 0:
             with partial.open("rb+") as file:
                 os.fsync(file.fileno())  # after a power cut, a copy of zeros would be read
             partial.replace(copy)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        for rest in partial.parent.glob(f"{partial.name}*"):
-            rest.unlink(missing_ok=True)
     return copy.exists()

@@ -209,7 +209,8 @@ class MessagesBody(GenerationBody):
         """
         shared = {name: getattr(self, name) for name in GenerationBody.model_fields}
         choice = self.tool_choice
-        named, effort = NamedTool.Name(name=choice.name or ""), self.output_config.effort or ""
+        named = NamedTool.Name(name=choice.name or "")
+        effort = self.output_config.effort if self.returns_thoughts else None
         choices: dict[str, Any] = {
             "any": "required",
             "tool": NamedTool(type="function", function=named),
@@ -222,7 +223,7 @@ class MessagesBody(GenerationBody):
             tool_choice=choices.get(choice.type, choice.type),
             parallel_tool_calls=not choice.disable_parallel_tool_use,
             chat_template_kwargs=self._variables(thinking),
-            reasoning_effort=_EFFORTS.get(effort, effort) if self.returns_thoughts else None,
+            reasoning_effort=effort and _EFFORTS.get(effort, effort),
         )
 
     @property
