@@ -18,7 +18,6 @@ from support.bench import write_suite
 from support.coreml import converted_once, tiny_artifact
 from support.coremltools import convert_fast
 from support.drafters import write_toy_table
-from support.openvino_ir import write_ir
 from support.packages import MARKED, may_be_marked
 from support.pairs import outside_pairs
 from support.thinking import TEMPLATES, write_thinking
@@ -116,14 +115,6 @@ def tiny_stored(tmp_path_factory: pytest.TempPathFactory, tiny_files: ModelFiles
     shutil.copy(tiny_files.path, folder / GGUF_WEIGHTS)
     write_manifest(folder, "tiny", {"kind": "wheel", "from": "tiny==1"}, tiny_files.facts)
     return open_folder(folder, "tiny")
-
-
-@pytest.fixture(scope="session")
-def tiny_ir(tmp_path_factory: pytest.TempPathFactory, tiny_files: ModelFiles) -> ModelFiles:
-    """The tiny model as a folder of OpenVINO IR."""
-    for module in ("openvino", "openvino_genai"):
-        pytest.importorskip(module)
-    return write_ir(tmp_path_factory.mktemp("ir") / "tiny-ov", tiny_files)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ SOURCE = Path(paceline.__file__).parents[1]
 
 # Packages of this distribution. The others import paceline, which knows none of them.
 CORE, CORE_ML, LAB, MLX = "paceline", "paceline_coreml", "paceline_lab", "paceline_mlx"
-OPENVINO = "paceline_openvino"
 
 # The rooms of a package, and the rooms that each imports from besides itself, no more and no fewer.
 # "" is the package: its version. Errors and versions are for all.
@@ -91,14 +90,6 @@ ALLOWED = {
         "thresholds": set[str](),
         "together": {"caches", "hooks"},
     },
-    OPENVINO: {
-        "": set[str](),
-        "batch": {"graph", "library"},
-        "engine": {"batch", "graph", "library", "rows"},
-        "graph": {"library"},
-        "library": set[str](),
-        "rows": {"library"},
-    },
 }
 
 # The parts of `models`, lowest first, that a part may import from besides itself. Other rooms
@@ -112,7 +103,7 @@ PARTS = {
     "checkpoints": {"gguf", "hub", "manifest", "templates"},
     "files": {"checkpoints", "hub", "manifest", "templates"},
     "prepare": {"files", "gguf", "hub", "manifest", "names"},
-    "installed": {"gguf", "hub", "manifest", "names", "prepare"},
+    "installed": {"checkpoints", "gguf", "hub", "manifest", "names", "prepare"},
     "resolver": {"checkpoints", "files", "gguf", "hub", "manifest", "names", "prepare"},
 }
 PARTS["__init__"] = {*PARTS}
@@ -124,7 +115,6 @@ LIGHT_ROOMS = {
     CORE_ML: {"cli", "engine", "rehearsal", ""},
     LAB: {"cli", ""},
     MLX: {*ALLOWED[MLX]},
-    OPENVINO: {*ALLOWED[OPENVINO]},
 }
 
 # These may import third-party packages at the top of a file.
@@ -297,12 +287,6 @@ def test_no_module_imports_itself_by_way_of_others_typing_included():
     assert circle(IMPORTS) == []
 
 
-def test_openvino_has_one_core_in_a_process():
-    """A second one, once both have ended, makes of any signal the end of the process."""
-    callers = [module for module, source in SOURCES.items() if ".Core()" in source]
-    assert callers == ["paceline_openvino.library"]
-
-
 def test_the_service_imports_nothing_of_the_apis():
     graph = arrows(IMPORTS)
     below, new = set[str](), {"paceline.server.service"}
@@ -319,7 +303,7 @@ WRONG = [
     ("paceline.decoding.x", "def f():\n    import tokenizers"),
     ("paceline.drafters.x", "if TYPE_CHECKING:\n    from paceline.engines.base import Engine"),
     ("paceline.engines.llamacpp.x", "from ...models import files"),
-    ("paceline.engines.x", "from openvino.runtime import Core"),
+    ("paceline.engines.x", "from llama_cpp import Llama"),
     ("paceline.models.x", "from paceline import load"),
     ("paceline.models.x", "class C:\n    import paceline.engines"),
     ("paceline.models.x", "try:\n    import torch\nexcept ImportError:\n    torch = None"),
@@ -338,7 +322,7 @@ WRONG = [
 RIGHT = [
     ("paceline.decoding.x", "import math\nfrom numpy import typing\nfrom .types import Block"),
     ("paceline.drafters.x", "from paceline.decoding import types\nfrom paceline import errors"),
-    ("paceline.engines.x", "class C:\n    async def f(self):\n        import openvino"),
+    ("paceline.engines.x", "class C:\n    async def f(self):\n        import llama_cpp"),
     ("paceline.models.x", "if TYPE_CHECKING:\n    from tokenizers import Tokenizer"),
     ("paceline.models.hub.wheel", "from paceline.models.names import WheelModel"),
     ("paceline.models.templates.worker", "from jinja2 import Template"),

@@ -11,7 +11,7 @@ from paceline.decoding.sampling import Sampler, Sampling
 from paceline.decoding.types import Block, Drafter
 from paceline.options import Options
 from support.toy import ToyEngine
-from test_arrows import ALLOWED, CORE, CORE_ML, FOR_ALL, LAB, MLX, OPENVINO
+from test_arrows import ALLOWED, CORE, CORE_ML, FOR_ALL, LAB, MLX
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -82,7 +82,7 @@ def test_the_arrows_of_the_architecture_are_those_that_are_tested():
             below.setdefault(room, set()).update(
                 others, *(below.get(other, set()) for other in others)
             )
-    assert drawn.keys() - ALLOWED[CORE].keys() == {CORE_ML, LAB, MLX, OPENVINO}
+    assert drawn.keys() - ALLOWED[CORE].keys() == {CORE_ML, LAB, MLX}
     for room in ALLOWED[CORE].keys() - {"", "__main__"}:
         assert drawn.get(room, set()) <= ALLOWED[CORE][room] | FOR_ALL
         assert ALLOWED[CORE][room] <= below.get(room, set())

@@ -118,6 +118,6 @@ open_engine("llamacpp", Path(sys.argv[1]), 64, EngineSettings())
 
 
 def test_this_distribution_names_what_its_houses_add():
-    assert {"coreml", "openvino"} <= {*plugins.names(plugins.ENGINES)}
+    assert {"coreml", "mlx"} <= {*plugins.names(plugins.ENGINES)}
     added: list[Any] = [plugins.load(plugins.COMMANDS, n) for n in plugins.names(plugins.COMMANDS)]
     assert all(added)

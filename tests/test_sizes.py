@@ -22,7 +22,6 @@ CEILINGS = {
     "src/paceline/verify": 800,
     "src/paceline/storage": 1_900,
     "src/paceline_mlx": 4_000,
-    "src/paceline_openvino": 1_600,
     "src/paceline_coreml": 10_600,
     "src/paceline_lab": 6_300,
     "tests": 46_000,
@@ -30,9 +29,9 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_245,
-    "src/paceline": 34_045,
-    "tests": 46_847,
+    "src": 54_495,
+    "src/paceline": 34_006,
+    "tests": 46_455,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

@@ -6,12 +6,9 @@
 """
 
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 # Nothing is reported to anyone, whatever is imported after this (docs/privacy.md).
-# OpenVINO would call Google Analytics; without this module it has a stub.
-sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 # huggingface_hub would ask for a list of agents to say which one runs, and report its transfers.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 

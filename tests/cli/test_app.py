@@ -106,7 +106,7 @@ def test_the_trial_model_is_announced_once_with_a_better_one(
 
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("generate", "--help")])
 def test_help_imports_nothing_heavy(words: tuple[str, ...]):
-    heavy = {"numpy", "openvino", "tokenizers", "paceline.runtime", "paceline.engines"}
+    heavy = {"numpy", "tokenizers", "paceline.runtime", "paceline.engines"}
     script = f"""
 import sys
 from paceline.cli.app import main

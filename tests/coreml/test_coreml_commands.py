@@ -137,8 +137,8 @@ def test_a_server_fails_one_request_when_core_ml_fails(on_a_mac: Path, mac: Fake
 
 
 def test_a_model_for_another_engine_is_rejected(tiny_files: Any, converted: str, cache: Path):
-    with pytest.raises(InvalidRequest, match="is a model for the engine coreml, not for openvino"):
-        paceline.load(converted, engine="openvino")
+    with pytest.raises(InvalidRequest, match="is a model for the engine coreml, not for llamacpp"):
+        paceline.load(converted, engine="llamacpp")
     with pytest.raises(InvalidRequest, match=r"engine llamacpp, not for coreml.*--to coreml"):
         paceline.load(tiny_files.folder, engine="coreml")
     with pytest.raises(ModelNotFound, match=r"no Core ML form here.*paceline convert"):

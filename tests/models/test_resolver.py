@@ -11,6 +11,7 @@ from paceline.models import (
     ModelFiles,
     check_models,
     hub,
+    installed,
     list_models,
     prepare,
     resolve,
@@ -79,7 +80,7 @@ def test_a_folder_wins_over_the_hub(exported: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(exported.parent.parent)
     name = f"{exported.parent.name}/{exported.name}"
     assert is_hub_name(name)
-    assert resolve(name, exported.parent / "cache").folder == exported
+    assert resolve(f"{name}@mlx", exported.parent / "cache").folder == exported
 
 
 def test_a_model_from_a_file_is_the_same_from_everywhere(
@@ -127,10 +128,12 @@ def test_a_broken_model_is_listed_with_what_is_wrong(tiny_gguf: Path, tmp_path: 
     assert f"{TOKENIZER} is missing" in broken[0].about
 
 
-def test_models_of_the_hubs_cache_are_listed(
+def test_checkpoints_of_the_hubs_cache_are_listed_where_mlx_runs(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(hub, "cached_folders", lambda: [("owner/name", exported)])
+    monkeypatch.setattr(hub, "cached_folders", lambda _: [("owner/name", exported)])
+    assert "owner/name" not in {model.name for model in list_models(tmp_path)}
+    monkeypatch.setattr(installed, "mlx_available", lambda: True)
     by_name = {model.name: model for model in list_models(tmp_path)}
     assert by_name["owner/name"].here
     assert by_name["owner/name"].bytes > 0

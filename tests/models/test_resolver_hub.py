@@ -14,7 +14,6 @@ from paceline.models import (
     resolve,
     resolve_drafter,
 )
-from paceline.models.manifest import REQUIRED
 from paceline.models.names import KnownModel
 from support.errors import raises
 from support.fake_hub import FakeHub, FakeRepository
@@ -69,18 +68,6 @@ def test_without_a_tag_what_is_here_is_used_and_pull_asks_for_the_usual_one(
     assert pull(NAME, tmp_path / "cache").folder != first.folder
     assert [download.path.rpartition("/")[2] for download in fake.downloads()] == ["tiny-Q8_0.gguf"]
     assert resolve(NAME, tmp_path / "cache").folder != first.folder, "the usual one is here now"
-
-
-def test_an_openvino_form_is_taken_before_a_gguf_file_unless_a_tag_asks_for_it(
-    fake: FakeHub, exported: Path, tiny_gguf: Path, tmp_path: Path
-):
-    files = {path.name: path.read_bytes() for path in exported.iterdir() if path.is_file()}
-    assert files.keys() >= {*REQUIRED}
-    fake.repositories[NAME] = FakeRepository({**files, F16: tiny_gguf.read_bytes()})
-    result = resolve(NAME, tmp_path / "cache")
-    assert result.folder.is_relative_to(tmp_path / "hub")
-    assert not any(download.path.endswith(".gguf") for download in fake.downloads())
-    assert resolve(f"{NAME}:F16", tmp_path / "cache").folder.is_relative_to(tmp_path / "cache")
 
 
 def test_offline_a_model_that_is_here_works_and_pull_takes_it_as_it_is(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engines import EngineSettings, open_engine
+from paceline.engines import EngineSettings
 from paceline.engines.base import Engine
-from paceline.models import QUIET, ModelFiles
+from paceline.models import QUIET
 from support import mlx
 from support.coreml import SMALLER, tiny_source
 from support.families import write_gguf_of
@@ -24,11 +24,6 @@ HYBRIDS = {
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
 """Names of models with recurrent layers beside attention -> forms of `families.py`."""
-
-
-def _openvino(files: ModelFiles) -> Engine:
-    settings = EngineSettings(cache_tokens=3 * files.context_length)
-    return open_engine("openvino", files.path, files.context_length, settings)
 
 
 def _llamacpp(name: str, path: Path, parallel: int = 1) -> Engine:
@@ -98,7 +93,6 @@ def _coreml(folders: pytest.TempPathFactory) -> Engine:
 ENGINES: dict[str, Callable[[pytest.FixtureRequest], Engine]] = {
     "toy": lambda _: ToyEngine(),
     "toy-padded": lambda _: ToyEngine(min_rows=2, best=True),
-    "openvino": lambda request: _openvino(request.getfixturevalue("tiny_ir")),
     "llamacpp": lambda request: _llamacpp("ik_llama.cpp", request.getfixturevalue("tiny_gguf")),
     "llamacpp-packed": lambda request: _packed("ik_llama.cpp", request),
     "llamacpp-upstream": lambda request: _llamacpp(
@@ -119,7 +113,6 @@ if os.environ.get("LLAMA_CPP_LIB_PATH"):
         for name, whole in (("device", True), ("part-device", False))
     }
 NEEDS = {
-    "openvino": "openvino",
     "llamacpp": "ik_llama.cpp",
     "llamacpp-packed": "ik_llama.cpp",
     "llamacpp-upstream": "llama.cpp",

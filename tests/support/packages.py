@@ -12,7 +12,6 @@ import pytest
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "mlx": ("mlx_lm", "torch", "transformers"),
     "coreml": ("coremltools", "torch", "transformers"),
-    "openvino": ("openvino", "openvino_genai"),
     "ik_llama.cpp": ("ik_llama_cpp",),
     "llama.cpp": ("xllamacpp",),
 }

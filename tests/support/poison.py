@@ -20,13 +20,6 @@ def _toy(engine: Any, sequence: Any, length: int) -> None:
         _blocks(engine, sequence, length, cache, value)
 
 
-def _openvino(engine: Any, sequence: Any, length: int) -> None:
-    for cache, _ in engine._bound.values():
-        value = np.frombuffer(bytes([POISON] * 2), cache.dtype)[0]
-        by_slot = cache.swapaxes(1, 2)  # of [blocks, heads, slots of a block, d]
-        _blocks(engine, sequence, length, by_slot, value)
-
-
 def _blocks(engine: Any, sequence: Any, length: int, cache: Any, value: Any) -> None:
     """`cache` is [blocks, slots of a block, ...]."""
     size = engine._pool.block_size
@@ -99,7 +92,6 @@ def _mlx(_: Any, sequence: Any, length: int) -> None:
 
 _BY_ENGINE: dict[str, Callable[[Any, Any, int], None]] = {
     "toy": _toy,
-    "openvino": _openvino,
     "llamacpp": _llamacpp,
     "coreml": _coreml,
     "mlx": _mlx,

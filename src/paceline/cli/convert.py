@@ -64,5 +64,5 @@ def convert(
     named = f"--to is {to!r}" if to else "--to is missing"
     raise InvalidRequest(
         f"{named}; expected {_FORMS}. Other engines run {source} in its published form: a GGUF "
-        "file, safetensors with --engine mlx, or a folder of OpenVINO IR"
+        "file, or safetensors with --engine mlx"
     )

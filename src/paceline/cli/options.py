@@ -272,7 +272,7 @@ class ModelOptions:
     ]
     revision: Revision = None
     offline: Offline = False
-    engine: Annotated[str, _model(help="auto, llamacpp, mlx, coreml or openvino")] = "auto"
+    engine: Annotated[str, _model(help="auto, llamacpp, mlx or coreml")] = "auto"
     rows: Annotated[
         int,
         _model(

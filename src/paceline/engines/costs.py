@@ -42,8 +42,8 @@ _BYTES_PER_SECOND = 20e9
 """Speed at which weights are read, before any call; 10 GB/s (a small virtual machine) to 100."""
 
 _ROW = 0.25
-"""Cost of a further row in calls of one, before any call. 8 rows then take 2.75 calls: OpenVINO's
-take 1.3 to 1.4 of a 0.6B and a 1.7B model, ik_llama.cpp's 2.6 and llama.cpp's 3.0 to 4.6."""
+"""Cost of a further row in calls of one, before any call. 8 rows then take 2.75 calls:
+ik_llama.cpp's take 2.6, and llama.cpp's 3.0 to 4.6."""
 
 _PRIOR_CALLS = 8.0
 """Weight of the prior's ratio, in calls."""

@@ -1,4 +1,4 @@
-"""Opens model folders: those paceline prepared (with a manifest), OpenVINO exports, checkpoints.
+"""Opens model folders: those paceline prepared (with a manifest), and checkpoints.
 
 Independent of fetching and converting.
 Invariant: one error names all missing files of a folder.
@@ -13,15 +13,7 @@ from pathlib import Path
 from paceline.errors import ModelError
 from paceline.models import checkpoints
 from paceline.models.hub import INSTEAD
-from paceline.models.manifest import (
-    GRAPH,
-    REQUIRED,
-    TOKENIZER,
-    Facts,
-    Settings,
-    changed_files,
-    read_manifest,
-)
+from paceline.models.manifest import TOKENIZER, Facts, Settings, changed_files, read_manifest
 from paceline.models.templates import ChatTemplate
 from paceline.models.templates.control_text import ControlText
 from paceline.models.templates.marks import Thinking
@@ -112,28 +104,15 @@ def open_folder(folder: Path, name: str, progress: Progress | None = None) -> Mo
         return open_checkpoint(folder, name)
     if (folder / MANIFEST).exists():
         return _prepared(folder, name, progress)
-    missing = [name for name in (*REQUIRED, "config.json") if not (folder / name).is_file()]
-    if GRAPH in missing:
-        raise ModelError(_no_graph(folder, missing))
-    if missing:
-        raise ModelError(
-            f"{folder} is not a complete OpenVINO model: {', '.join(missing)} missing; "
-            "export or download it again"
-        )
-    weights = [folder / name for name in REQUIRED if name != TOKENIZER]
-    return _published(folder, name, "openvino", weights)
+    raise ModelError(_not_a_model(folder))
 
 
 def open_checkpoint(folder: Path, name: str) -> ModelFiles:
     """Open the checkpoint in `folder`. Raises ModelError if files are missing or invalid."""
     checkpoints.check_complete(folder)
     weights = [folder / "config.json", *sorted(folder.glob("model*.safetensors"))]
-    return _published(folder, name, "mlx", weights)
-
-
-def _published(folder: Path, name: str, engine: str, weights: Iterable[Path]) -> ModelFiles:
     facts, template = checkpoints.read_facts(folder), checkpoints.read_template(folder)
-    return ModelFiles(name, folder, facts, stat_fingerprint(weights), template, str(folder), engine)
+    return ModelFiles(name, folder, facts, stat_fingerprint(weights), template, str(folder), "mlx")
 
 
 def _prepared(folder: Path, name: str, progress: Progress | None) -> ModelFiles:
@@ -162,15 +141,21 @@ def _prepared(folder: Path, name: str, progress: Progress | None) -> ModelFiles:
     )
 
 
-def _no_graph(folder: Path, missing: list[str]) -> str:
+def _not_a_model(folder: Path) -> str:
+    """Return why a folder cannot be opened as a model, and what to give in its place."""
     if any(folder.glob("*.safetensors")):
-        if "config.json" not in missing:
+        if (folder / "config.json").is_file():
             return f"{folder} is {INSTEAD}"
     elif old := sorted(folder.glob("pytorch_model*.bin")):
         return f"{folder} has {old[0].name}; {checkpoints.ONLY_SAFETENSORS}"
     if ggufs := sorted(folder.glob("*.gguf")):
-        return f"{folder} has no OpenVINO model; for its GGUF file, give the path {ggufs[0]}"
-    return f"{folder} is not an OpenVINO model: {', '.join(missing)} missing; or name a GGUF file"
+        return f"{folder} is a folder; for its GGUF file, give the path {ggufs[0]}"
+    if (folder / "openvino_model.xml").is_file():
+        return f"{folder} is an OpenVINO model, which paceline does not run; use a GGUF file of it"
+    return (
+        f"{folder} is not a model: expected a GGUF file, or a folder with config.json and "
+        "safetensors"
+    )
 
 
 def stat_fingerprint(paths: Iterable[Path]) -> str:

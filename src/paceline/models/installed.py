@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paceline.errors import CheckFailed, ModelError, ModelNotFound, did_you_mean
 from paceline.models import hub
+from paceline.models.checkpoints import mlx_available
 from paceline.models.gguf.support import DRAFTERS, fits
 from paceline.models.hub.gguf_files import cached, cached_models
 from paceline.models.manifest import GGUF, GGUF_WEIGHTS, changed_files, read_manifest
@@ -32,7 +33,7 @@ class Listed:
     here: bool
     about: str
     folder: Path | None = None
-    """Of a model that paceline has prepared, or that is in OpenVINO's format."""
+    """The folder of a prepared model, or of a checkpoint."""
     bytes: int = 0
     """On this disk, without packed copies; 0 when it is not here."""
     file: Path | None = None
@@ -55,7 +56,8 @@ def list_models(cache: Path | None = None) -> list[Listed]:
     files = {file.path.resolve(): file for file in _files()}
     prepared = [_listed(folder, files) for folder in _prepared(cache)]
     models = {listed.name: listed for listed in prepared}
-    for name, snapshot in hub.cached_folders():
+    checkpoints = hub.cached_folders(hub.CHECKPOINT) if mlx_available() else ()
+    for name, snapshot in checkpoints:
         size = size_of(snapshot, links=True)
         listed = Listed(name, True, "from the hub", snapshot, size, fits=fits(size))
         models.setdefault(name, listed)

@@ -16,7 +16,6 @@ from paceline.models.gguf.support import check_fits
 from paceline.models.hub import FileSet, HubFile, Repository, gguf_files
 from paceline.models.hub.download import fetch_files
 from paceline.models.hub.wheel import fetch_member
-from paceline.models.manifest import GRAPH
 from paceline.models.names import (
     CORE_ML_SUFFIX,
     MLX_SUFFIX,
@@ -174,10 +173,11 @@ def _local(base: str) -> Path:
 
 
 def _from_hub(target: HubName, base: str, request: _Request) -> Path:
-    """A model on the hub: its folder in OpenVINO's form or for mlx-lm, else its GGUF file."""
+    """Return the path of a model on the hub: its checkpoint where MLX runs, else a GGUF file."""
     is_whole = not (target.tag or target.file)
     if not request.refresh:
-        if is_whole and (folder := _cached_folder(target)) is not None:
+        runs_checkpoints = is_whole and checkpoints.mlx_available()
+        if runs_checkpoints and (folder := checkpoints.cached(target.repository, target.revision)):
             return folder
         if (path := gguf_files.cached(target)) is not None:
             return path
@@ -199,19 +199,9 @@ def _listing(target: HubName, name: str) -> Repository:
 
 def _file_set(repository: Repository) -> FileSet | None:
     """What to fetch of a repository; None: one of its GGUF files."""
-    if GRAPH in repository.files:
-        return hub.OPENVINO
     is_complete = {*hub.CHECKPOINT.required} <= repository.files.keys()
     weights = fnmatch.filter(repository.files, hub.SAFETENSORS)
     return hub.CHECKPOINT if is_complete and weights and checkpoints.mlx_available() else None
-
-
-def _cached_folder(target: HubName) -> Path | None:
-    """Folder of a model that is here in its OpenVINO form, or as a checkpoint that runs here."""
-    folder = hub.cached_snapshot(target.repository, revision=target.revision)
-    if folder is None and checkpoints.mlx_available():
-        folder = checkpoints.cached(target.repository, target.revision)
-    return folder
 
 
 def _core_ml(base: str, request: _Request) -> ModelFiles:

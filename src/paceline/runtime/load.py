@@ -50,9 +50,9 @@ def load(
     """Load a model; fetch it first if it is not on this machine.
 
     Args:
-        name_or_path: a name (`smollm2-135m`), the path of a GGUF file or of an OpenVINO folder, a
-            hub name (`owner/name`, `owner/name:Q4_K_M`), or a model of ollama.
-        engine: `llamacpp`, `mlx`, or that of an installed package, such as `openvino` or `coreml`;
+        name_or_path: a name (`smollm2-135m`), the path of a GGUF file, a hub name
+            (`owner/name`, `owner/name:Q4_K_M`), or a model of ollama.
+        engine: `llamacpp`, `mlx`, or that of an installed package, such as `coreml`;
             `auto`: the one that the model's files are for, llamacpp for a GGUF file.
         rows: the fewest rows of a sequence in a call. 2 is exact; 1 is not (see the guide).
         cache_tokens: KV slots of all sequences together; None: `contexts` full contexts, at most

@@ -1,7 +1,6 @@
 """Hugging Face checkpoints that are run as they are."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,15 +53,8 @@ def test_a_checkpoint_is_opened_where_it_is(folder: Path, tmp_path: Path):
 
 
 @pytest.mark.usefixtures("as_it_is")
-def test_it_need_not_be_asked_for_where_it_can_be_run_unless_the_folder_has_both_forms(
-    folder: Path, exported: Path, tmp_path: Path
-):
+def test_it_need_not_be_asked_for_where_it_can_be_run(folder: Path, tmp_path: Path):
     assert resolve(str(folder), tmp_path / "cache").engine == "mlx"
-    both = tmp_path / "both"
-    shutil.copytree(exported, both)
-    (both / "model.safetensors").write_bytes(b"weights")
-    assert resolve(str(both), tmp_path / "cache").engine == "openvino"
-    assert resolve(f"{both}@mlx", tmp_path / "cache").engine == "mlx"
 
 
 def test_other_weights_have_another_fingerprint(folder: Path):
@@ -120,12 +112,10 @@ def test_a_checkpoint_on_the_hub_is_fetched_once_or_where_a_part_is_missing(
 @pytest.mark.usefixtures("as_it_is")
 @pytest.mark.parametrize("get", [resolve, pull])
 def test_where_it_can_be_run_a_hub_name_may_mean_a_checkpoint(
-    get: Callable[..., ModelFiles], folder: Path, exported: Path, tmp_path: Path, fake: FakeHub
+    get: Callable[..., ModelFiles], folder: Path, tmp_path: Path, fake: FakeHub
 ):
     fake.repositories["some/model"] = FakeRepository(content(folder))
-    fake.repositories["some/both"] = FakeRepository({**content(folder), **content(exported)})
     for _ in range(2):
         assert get("some/model", tmp_path / "cache").engine == "mlx"
-    assert get("some/both", tmp_path / "cache").engine == "openvino"
     with raises(ModelNotFound, "no/model"):
         get("no/model", tmp_path / "cache")

@@ -1,7 +1,6 @@
 """The sampling settings that a model comes with: from files of both kinds, kept in the cache."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from paceline.errors import ModelError
 from paceline.models import ModelFiles, check_models, resolve, settings_of
 from paceline.models.checkpoints import read_generation_config
-from paceline.models.files import open_folder
+from paceline.models.files import open_checkpoint
 from paceline.models.gguf import sampling_settings
 from paceline.models.manifest import GENERATION
 from paceline.models.names import DEFAULT_MODEL, REGISTRY
@@ -87,12 +86,10 @@ def test_a_sampling_setting_that_is_no_number_is_named_with_its_file(
     assert "top_p: " not in str(caught.value)
 
 
-def test_a_sampling_setting_out_of_range_is_an_error_of_the_model(exported: Path, tmp_path: Path):
-    folder = tmp_path / "model"
-    shutil.copytree(exported, folder)
-    said(folder, temperature=-1)
+def test_a_sampling_setting_out_of_range_is_an_error_of_the_model(exported: Path):
+    said(exported, temperature=-1)
     with raises(ModelError, "temperature", "--generation-config none"):
-        defaults_of(open_folder(folder, "mine"))
+        defaults_of(open_checkpoint(exported, "mine"))
 
 
 # -- GGUF ------------------------------------------------------------------------------------------

@@ -77,21 +77,22 @@ def snapshot(cache: Path, name: str, *files: str) -> Path:
 
 @pytest.mark.usefixtures("fake")
 def test_a_model_is_here_if_all_of_its_files_are(tmp_path: Path):
-    assert [*hub.cached_folders()] == []
-    folder = snapshot(tmp_path / "hub", "some/model", *hub.REQUIRED)
+    assert [*hub.cached_folders(hub.CHECKPOINT)] == []
+    folder = snapshot(tmp_path / "hub", "some/model", *hub.CHECKPOINT.required)
     snapshot(tmp_path / "hub", "some/weights", "model.safetensors")
-    snapshot(tmp_path / "hub", "some/interrupted", hub.REQUIRED[0])
-    assert [*hub.cached_folders()] == [("some/model", folder)]
+    snapshot(tmp_path / "hub", "some/interrupted", hub.CHECKPOINT.required[0])
+    assert [*hub.cached_folders(hub.CHECKPOINT)] == [("some/model", folder)]
     for name in ("some/weights", "some/interrupted", "some/other"):
-        assert hub.cached_snapshot(name) is None
+        assert hub.cached_snapshot(name, hub.CHECKPOINT.required) is None
 
 
 def test_what_is_in_the_hubs_cache_is_used_without_asking_the_hub_and_pull_asks_it(
     fake: FakeHub, tmp_path: Path
 ):
-    folder = snapshot(tmp_path / "hub", "some/model", *hub.REQUIRED)
+    files = (*hub.CHECKPOINT.required, "model.safetensors")
+    folder = snapshot(tmp_path / "hub", "some/model", *files)
     with raises(ModelError, folder):
-        resolve("some/model", tmp_path)
+        resolve("some/model@mlx", tmp_path)
     assert fake.asked == []
     with raises(ModelError, "some/model"):
         pull("some/model", tmp_path)
@@ -99,10 +100,13 @@ def test_what_is_in_the_hubs_cache_is_used_without_asking_the_hub_and_pull_asks_
 
 
 def test_only_what_a_kind_of_model_needs_is_fetched_and_what_it_lacks_is_named(fake: FakeHub):
-    fake.add("some/model", *hub.REQUIRED, "config.json", "model.safetensors", "a.png")
-    folder = fetch_files(hub.repository("some/model"), hub.OPENVINO, None, QUIET)
-    assert {path.name for path in folder.iterdir()} == {*hub.REQUIRED, "config.json"}
-    assert hub.cached_snapshot("some/model") == folder
+    fake.add("some/model", *hub.CHECKPOINT.required, "model.safetensors", "a.png")
+    folder = fetch_files(hub.repository("some/model"), hub.CHECKPOINT, None, QUIET)
+    assert {path.name for path in folder.iterdir()} == {
+        *hub.CHECKPOINT.required,
+        "model.safetensors",
+    }
+    assert hub.cached_snapshot("some/model", hub.CHECKPOINT.required) == folder
     fake.asked.clear()
     fake.add("some/head", "model.safetensors")
     with raises(ModelError, "some/head has no config.json on the hub, so it is not a drafter"):

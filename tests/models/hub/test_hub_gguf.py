@@ -134,7 +134,7 @@ def test_a_repository_without_a_usable_file_says_what_it_has_instead(
     fake: FakeHub, paths: tuple[str, ...], names: str
 ):
     fake.add(NAME, *paths)
-    with raises(ModelError, names, "neither a GGUF file nor an OpenVINO form"):
+    with raises(ModelError, names, "has no GGUF file"):
         fetch(HubName(NAME))
 
 

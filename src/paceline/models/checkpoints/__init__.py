@@ -1,9 +1,9 @@
 """Hugging Face checkpoints: whether one is complete, and what its files say of the model.
 
 Facts, settings and chat template are read from config.json, generation_config.json,
-tokenizer_config.json and tokenizer.json, which OpenVINO exports have, too. These files differ
-between exporters, so values of an unexpected type are ignored, not rejected; of the sampling
-settings, which users see, they are rejected. Ranges of settings are checked where they are used.
+tokenizer_config.json and tokenizer.json. These files differ between exporters, so values of an
+unexpected type are ignored, not rejected; of the sampling settings, which users see, they are
+rejected. Ranges of settings are checked where they are used.
 
 Invariant: missing settings have no default here.
 """
@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from paceline.errors import ModelError
 from paceline.models import hub
 from paceline.models.gguf.vocabulary import end_ids
-from paceline.models.manifest import GENERATION, GRAPH, TEMPLATE, TOKENIZER, Facts, Settings
+from paceline.models.manifest import GENERATION, TEMPLATE, TOKENIZER, Facts, Settings
 from paceline.models.templates.tokenizer import Tokenizer
 from paceline.storage.files import read_json
 from paceline.storage.validation import Limit, validated
@@ -46,9 +46,8 @@ def mlx_available() -> bool:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder holds a checkpoint and no OpenVINO model."""
-    weights = any(folder.glob("model*.safetensors"))
-    return weights and (folder / _CONFIG).is_file() and not (folder / GRAPH).exists()
+    """Return whether a folder has a checkpoint's configuration and weights."""
+    return any(folder.glob("model*.safetensors")) and (folder / _CONFIG).is_file()
 
 
 def cached(name: str, revision: str | None = None) -> Path | None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.errors import ModelError, ModelNotFound, PacelineError
-from paceline.models.manifest import REQUIRED
 
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 _TIMEOUT = 10  # seconds for a listing, as long as huggingface_hub waits for a file
@@ -58,9 +57,6 @@ _UNREACHABLE = (
     "the Hugging Face hub cannot be reached; check the network, or give the path of a model"
 )
 
-OPENVINO = FileSet(
-    REQUIRED, ("openvino_model.*", "*.json", "*.jinja", "tokenizer.model"), "an OpenVINO model"
-)
 SAFETENSORS = "model*.safetensors"
 """Other files of weights, such as consolidated.safetensors, hold the same a second time."""
 CHECKPOINT = FileSet(
@@ -80,7 +76,7 @@ DRAFTER = FileSet(
 
 
 def cached_snapshot(
-    name: str, required: Sequence[str] = OPENVINO.required, *, revision: str | None = None
+    name: str, required: Sequence[str], *, revision: str | None = None
 ) -> Path | None:
     """Folder of `name` if these files of it are on this machine."""
     from huggingface_hub import try_to_load_from_cache
@@ -94,8 +90,8 @@ def cached_snapshot(
     return Path(str(paths[0])).parent if complete else None
 
 
-def cached_folders(files: FileSet = OPENVINO) -> Iterator[tuple[str, Path]]:
-    """Hub names and folders of the models in the cache that have these files."""
+def cached_folders(files: FileSet) -> Iterator[tuple[str, Path]]:
+    """Yield the hub name and folder of each cached repository that has these files."""
     for name in cached_names():
         if (snapshot := cached_snapshot(name, files.required)) is not None:
             yield name, snapshot

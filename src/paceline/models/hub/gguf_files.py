@@ -83,7 +83,7 @@ def _nothing_usable(repository: Repository) -> ModelError:
         advice = f"it is {INSTEAD}"
     else:
         advice = "look for a repository of the same model with GGUF files"
-    return ModelError(f"{repository.name} has neither a GGUF file nor an OpenVINO form; {advice}")
+    return ModelError(f"{repository.name} has no GGUF file; {advice}")
 
 
 def _chosen(name: HubName, paths: Collection[str]) -> str:

@@ -36,13 +36,8 @@ _PLAIN_CALLS = 31
 class Batcher:
     """Composes and runs batches, and learns what they cost.
 
-    A row delays all requests of its call, so with many of them few drafts pay; asking the drafters
-    takes time in every call all the same. Tokens per call at the rate of the batch (openvino in one
-    thread, SmolLM2 135M, 2026-11-26):
-
-        requests                     2      8      16     32
-        expected gain of drafts      0.28   0.20   0.11   < 0
-        time of asking               0.03   0.18   0.43   1.02    not asked from 16 on
+    A draft token delays every request in the batch, and asking the drafters takes time in each
+    call: with many requests the expected gain falls below that time, and calls go without drafts.
     """
 
     def __init__(self, engine: Engine, alone: CostTable, load: Load) -> None:
