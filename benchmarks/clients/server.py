@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ class Server:
 
     url: str
     """As `http://127.0.0.1:8000/v1`."""
+    process: int = 0
+    """Its process ID."""
     ended: int | None = None
     """Exit status, once it has ended."""
 
@@ -43,7 +45,11 @@ class Server:
 
 
 @contextmanager
-def served(arguments: Sequence[str] = (), script: Path | None = None) -> Iterator[Server]:
+def served(
+    arguments: Sequence[str] = (),
+    script: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
     """Run `paceline serve` with further `arguments` on a free port, or a `script` that serves.
 
     Raises:
@@ -52,8 +58,8 @@ def served(arguments: Sequence[str] = (), script: Path | None = None) -> Iterato
     command = [sys.executable, "-m", "paceline", "serve", "--port", "0", *arguments]
     if script is not None:
         command = [sys.executable, str(script)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        server = Server(_address(process))
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        server = Server(_address(process), process.pid)
         try:
             yield server
         finally:

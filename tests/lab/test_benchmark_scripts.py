@@ -90,8 +90,15 @@ def soak(folder: Path) -> tuple[str, ...]:
     return *options, "--", "--model", model
 
 
+def compare_checkouts(folder: Path) -> tuple[str, ...]:
+    model = str(write_tiny(folder / "tiny.gguf", fields={"llama.context_length": 4096}))
+    options = ("--rounds", "1", "--prompts", "2", "--max-tokens", "4")
+    return str(ROOT), str(ROOT), "--model", model, *options
+
+
 REPORTS = [
     pytest.param("ahead_costs", lambda _: (), "plain 27.0"),
+    pytest.param("compare_checkouts", compare_checkouts, '"rounds_with_differing_tokens": 0'),
     pytest.param(
         "dflash_float16", dflash_float16, "105 of 105 drafts are", marks=pytest.mark.coreml
     ),
