@@ -157,7 +157,8 @@ def work(model_name: str, max_tokens: int) -> None:
 
         def answer(way: str, prompts: Any) -> list[paceline.Result]:
             if way == "list":
-                return model.generate(prompts, **greedy)
+                results: list[paceline.Result] = model.generate(prompts, **greedy)
+                return results
             if way == "stream":
                 return [stream(prompt) for prompt in prompts]
             drafter = "none" if way == "plain" else "auto"
