@@ -104,7 +104,9 @@ PARTS = {
     "files": {"checkpoints", "hub", "manifest", "templates"},
     "prepare": {"files", "gguf", "hub", "manifest", "names"},
     "installed": {"checkpoints", "gguf", "hub", "manifest", "names", "prepare"},
-    "resolver": {"checkpoints", "files", "gguf", "hub", "manifest", "names", "prepare"},
+    "resolver": {
+        *("checkpoints", "files", "gguf", "hub", "installed", "manifest", "names", "prepare"),
+    },
 }
 PARTS["__init__"] = {*PARTS}
 

@@ -121,7 +121,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "think": ("no", 1),
     "template_kwargs": ([], {1: 2}, {"messages": []}, {"self": 1}),
     "system": (3,),
-    "json_schema": ("{}",),
+    "json_schema": ("{", "5", "[]", int, 5),
     "regex": ("",),
 }
 """Option -> values of the library that are wrong besides those beyond the edges."""

@@ -6,7 +6,8 @@
 """
 
 import os
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # typing takes half of the time before Ctrl-C is handled
 
 # Nothing is reported to anyone, whatever is imported after this (docs/privacy.md).
 # huggingface_hub would ask for a list of agents to say which one runs, and report its transfers.
@@ -17,6 +18,8 @@ __version__ = "0.1.0"
 __all__ = ["AsyncStream", "Conversation", "Model", "Options", "Result", "Stats", "Stream", "load"]
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from paceline.options import Options
     from paceline.runtime.batching.batches import AsyncStream
     from paceline.runtime.conversation import Conversation
@@ -36,7 +39,7 @@ _ROOMS = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import a public name when it is first used, so that `paceline --help` does not wait."""
     if name not in _ROOMS:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")

@@ -8,7 +8,9 @@ command line's -1 for no limit; it translates them first.
 Imports nothing that takes time: `paceline --help` reads the ranges, too.
 """
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real as RealNumber
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
@@ -86,12 +88,13 @@ class Options(TypedDict, total=False):
     """Return the logprob of each token of the answer, and of this many likeliest ones: 0 to 20."""
     prompt_logprobs: bool
     """Return the same for the prompt, which is then computed whole."""
-    json_schema: Mapping[str, Any] | None
-    """The answer is JSON, on one line, that matches this schema."""
+    json_schema: Mapping[str, Any] | str | type | None
+    """The answer is JSON, on one line, that matches this schema, JSON text or class of pydantic."""
     regex: str | None
     """The answer matches this regular expression (Rust's, no look-around)."""
     grammar: str | None
-    """The answer matches the rule `start` of this grammar, in llguidance's Lark syntax."""
+    """The answer matches the rule `start` of this grammar, in llguidance's Lark syntax, or `root`
+    in llama.cpp's GBNF."""
     constraint: "Constraint | None"
     """A compiled grammar of the answer; an object serves one answer."""
     prediction: Sequence[int] | None
@@ -182,6 +185,16 @@ _FLAG = _Kind("True or False", lambda value: isinstance(value, bool))
 _TEXT = _Kind("a string", lambda value: isinstance(value, str))
 
 
+def schema_of(value: Any) -> Mapping[str, Any] | None:
+    """Return the JSON schema in a value of `json_schema`, or None if there is none."""
+    with suppress(Exception):  # of a class whose fields have none, or a text that is not JSON
+        if isinstance(value, str):
+            value = json.loads(value)
+        elif hasattr(value, "model_json_schema"):
+            value = value.model_json_schema()
+    return value if isinstance(value, Mapping) else None
+
+
 def _strings(value: object) -> bool:
     texts = [value] if isinstance(value, str) else value
     return isinstance(texts, Collection) and all(isinstance(text, str) and text for text in texts)
@@ -196,7 +209,8 @@ _KINDS: Mapping[str, _Kind] = {
         _Kind("a string that is not empty", lambda value: isinstance(value, str) and bool(value)),
     ),
     "json_schema": _Kind(
-        'a JSON schema, such as {"type": "object"}', lambda value: isinstance(value, Mapping)
+        'a JSON schema, such as {"type": "object"}, as text too, or a class of pydantic',
+        lambda value: schema_of(value) is not None,
     ),
     "policy": _Kind(
         ", ".join(POLICIES), lambda value: isinstance(value, str) and value in POLICIES

@@ -1,5 +1,6 @@
 """The command line as a whole: help, version, completion, exit codes, one-line errors."""
 
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ import pytest
 
 from paceline.cli.answers import trial_notice
 from paceline.cli.app import main, translated
+from paceline.cli.console import print_table
 from paceline.cli.options import default_model
 from paceline.models import DEFAULT_MODEL
 from paceline.models.names import known_models
@@ -26,6 +28,7 @@ def test_help_and_version_are_no_errors(run: Run):
     help_ = run("--help").stdout
     assert all(command in help_ for command in COMMANDS)
     assert run().stdout == run("help").stdout == help_
+    assert "simulate" in run("bench").stdout
 
 
 def own_commands() -> list[Any]:
@@ -61,11 +64,13 @@ def test_help_is_one_screen_and_help_all_has_every_option(
     ("words", "meant"),
     [
         ("list --json", "models --json"),
-        ("run tiny", "chat --model tiny"),
-        ("run tiny -t 0", "chat -t 0 --model tiny"),
+        ("run tiny", "chat tiny"),
+        ("run tiny -t 0", "chat tiny -t 0"),
         ("run tiny Hello --json", "generate Hello --json --model tiny"),
         ("rm tiny", "rm tiny"),
-        ("", "--help"),
+        ("delete tiny", "rm tiny"),
+        ("version", "--version"),
+        ("", ""),
     ],
 )
 def test_names_of_other_programs_are_understood(words: str, meant: str):
@@ -148,6 +153,67 @@ def test_an_option_may_come_with_an_equals_sign_again_or_with_several_values():
     assert [*map(str, found["prompts"])] == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ("generate x -n 200 -n 5", {"max_tokens": 5}),
+        ("chat -m a --model=b -t 1 -t 0", {"model": "b", "temperature": 0.0}),
+        ("generate x --no-think --think", {"think": True}),
+        ("generate x --think --json --no-think --json", {"think": False, "json": True}),
+        ("serve a -m b", {"model": "b"}),
+        ("serve -m a b", {"model": "b"}),
+    ],
+)
+def test_an_option_that_is_given_twice_has_the_last_value(words: str, values: dict[str, Any]):
+    found = parse(words.split())
+    assert {name: found[name] for name in values} == values
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("serve tiny --port 1", "chat -t 0 tiny", "plan tiny", "verify --quick tiny"),
+        *("bench run tiny", "bench simulate tiny --texts a b", "forget tiny --dry-run"),
+        *("pull tiny", "rm tiny", "learn tiny"),
+    ],
+)
+def test_every_command_takes_its_model_by_place(words: str, capsys: pytest.CaptureFixture[str]):
+    assert parse(words.split())["model"] == "tiny"
+    assert main([*words.partition(" tiny")[0].split(), "--help"]) == 0
+    assert "model" in capsys.readouterr().out.partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("models --jsn --json", "NoSuchOption"),
+        ("dance --json", "UsageError"),
+        ("generate x --json -n 0", "BadParameter"),
+        ("generate x -m nothing --json", "ModelNotFound"),
+        ("generate x --json --drafter magic", "InvalidRequest"),
+        ("verify --json --suite /no/file", "InvalidRequest"),
+    ],
+)
+def test_an_error_is_one_line_of_json_where_the_result_would_be_json(
+    words: str, kind: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(words.split()) == 2
+    out, said = capsys.readouterr()
+    assert (out, said.count("\n")) == ("", 1)
+    error = json.loads(said)["error"]
+    assert (error["type"], error["exit_code"]) == (kind, 2)
+    assert main(words.replace("--json", "").split()) == 2
+    assert capsys.readouterr().err.partition(": ")[2].split()[0] in error["message"]
+
+
+def test_a_table_for_a_pipe_has_each_row_on_one_line(capsys: pytest.CaptureFixture[str]):
+    cell = "one cell that is longer than a terminal is wide " * 5
+    print_table(["a", "b"], [[cell, 1], ["x", cell]])
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert (head.split(), len(rows)) == (["a", "b"], 2)
+    assert rows[0].split() == [*cell.split(), "1"]
+
+
 @pytest.mark.parametrize("prompt", ["- a list", "-5", "-1.5 is less", "--model x?", "-"])
 def test_a_prompt_may_begin_with_a_dash(prompt: str):
     found = parse(["generate", prompt, "--stats", "--max-tokens", "-1", "--system", "-s -t"])
@@ -172,9 +238,19 @@ def test_an_option_without_its_value_is_named(
         (("dance",), "dance"),
         (("generat", "x"), "did you mean generate?"),
         (("bench", "rnu"), "did you mean run?"),
+        (("create", "mine", "-f", "Modelfile"), "Modelfiles are not read, and --system"),
         (("generate", "x", "--max-tokns", "3"), "did you mean --max-tokens?"),
-        (("bench",), "Missing command"),
-        (("generate", "a", "b"), "extra argument(s) (b)"),
+        (("write a haiku",), "a prompt follows its command, as in paceline generate"),
+        (("generate", "a", "b"), "extra argument(s) (b); a prompt is one argument, in quotes"),
+        (("chat", "tiny", "b"), "extra argument(s) (b)"),
+        (("chat", "-m", ""), "the model's name is empty"),
+        (("rm", ""), "the model's name is empty"),
+        (("pull", "Qwen3-"), "begin so: qwen3-0.6b (639.4 MB), qwen3-1.7b (1.3 GB), qwen3-4b"),
+        (("pull", "qwen3:0.6b"), "did you mean qwen3-0.6b?"),
+        (("generate", "x", "-m", "."), "is not a model: expected a GGUF file, or a folder with"),
+        (("generate", "-", "--no-stdin"), "not with --no-stdin"),
+        (("generate", "-", "--file", "-"), "- reads standard input: give it once"),
+        (("generate", "--no-stdin"), "the prompt is missing"),
         (("generate", "--nonsense"), "--nonsense"),
         (("generate", "x", "--logit-bias", "5"), "'5' is not TOKEN=BIAS, as in 42=-5"),
         (("bench", "run", "--rounds", "0"), "'0' is not a whole number of 1 or more"),
@@ -190,12 +266,13 @@ def test_an_option_without_its_value_is_named(
         (("generate", "x", "--model", "owner/name"), "hub cannot be reached"),
         (("pull", "a--b/c"), "not a hub name"),
         (("generate", "x", "--model", "x" * 300), "File name too long"),
-        (("generate", "x", "--file", "y"), "not both"),
+        (("generate", "x", "--file", "/no/y"), "cannot read /no/y"),
+        (("generate", "x", "--schema", "/no/y"), "cannot read /no/y"),
+        (("generate", "x", "--schema", "{"), "json_schema is '{'; expected a JSON schema"),
+        (("generate", "x", "--regex", "a", "--grammar", "start: x"), "regex and grammar cannot"),
         (("generate", "--file", "/no/such/file"), "cannot read /no/such/file"),
         (("generate", "x", "--raw", "--system", "y"), "--system: has no effect with --raw"),
         (("serve", "--loaded", "2"), "--loaded: has no effect without --all"),
-        (("chat", "--drafter", "a", "-n9", "--drafter=b"), "--drafter: expected once, not 2 times"),
-        (("generate", "x", "--no-think", "--think"), "--think: expected once"),
         (("generate", "x", "--drafter", "table:/a+b"), "no drafter is called 'b'"),
         (("bench", "run", "--suite", "/no/suite"), "cannot read /no/suite"),
         (("bench", "run", "--kind", "poem"), "no prompt is of kind 'poem'"),

@@ -70,13 +70,26 @@ def test_an_answer_that_cannot_be_given_again_stays(
         ("think off", "think", False),
         ("stop two words", "stop", ["two words"]),
         ("drafter none", "drafter", "none"),
+        ("parameter temperature 0.5", "temperature", 0.5),
+        ("num_predict 9", "max_tokens", 9),
+        ("repeat_penalty 1.5", "repetition_penalty", 1.5),
+        ("format json", "json_schema", '{"type": "object"}'),
+        ('schema {"type": "string"}', "json_schema", '{"type": "string"}'),
+        ("regex a+", "regex", "a+"),
+        ("grammar root ::= x", "grammar", "root ::= x"),
     ],
 )
 def test_an_option_is_set_and_left_out_again(session: Session, words: str, name: str, value: Any):
+    run_command(session, "/set ignore_eos off")  # it cannot be combined with a structure
     run_command(session, f"/set {words}")
     assert session.options[name] == value
-    run_command(session, f"/set {words.split(maxsplit=1)[0]} default")
+    run_command(session, f"/set {words.removeprefix('parameter ').split(maxsplit=1)[0]} default")
     assert name not in session.options
+
+
+def test_set_system_is_the_command_system(session: Session):
+    run_command(session, '/set system "Be brief."')
+    assert session.system == "Be brief."
 
 
 @pytest.mark.parametrize(
@@ -85,6 +98,7 @@ def test_an_option_is_set_and_left_out_again(session: Session, words: str, name:
         *("/set temperature hot", "/set top-p 2", "/set heat 1", "/set heat", "/set drafter no"),
         *("/load", "/load /no/such/file", "/save /no/such/folder/file", "/save ~nobody/x"),
         *("/clear now", "/foo", "/copy", "/regen", "/model nope", "/model /no/such.gguf"),
+        *("/set schema /no/file", "/set format xml"),
         *("/load \0", "/set think yes", "/set drafter mtp"),
     ],
 )

@@ -3,6 +3,9 @@
 import io
 import json
 import os
+import re
+import shlex
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.app import main
-from support.process import Run, started, wait_for
+from support.process import COMMAND, Run, started, wait_for
 from support.tiny import write_tiny
 from support.waiting import PATIENCE
 
@@ -52,6 +55,15 @@ def test_an_answer_as_json_has_all_of_the_result(answer: Run, model: Any):
     assert value["stats"]["probe"]["suffix"]["steps"] > 0
 
 
+SCHEMA = json.dumps(
+    {
+        **{"type": "object", "required": ["a"], "additionalProperties": False},
+        "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}},
+    }
+)
+SHORT = ("--max-tokens", 5, "--json")
+
+
 def test_a_prompt_comes_as_argument_file_or_on_standard_input(answer: Run, tmp_path: Path):
     prompt = "naïve 漢字\nsecond line"
     (tmp_path / "prompt.txt").write_text(prompt, encoding="utf-8")
@@ -68,25 +80,81 @@ def test_a_prompt_comes_as_argument_file_or_on_standard_input(answer: Run, tmp_p
     assert all(value["token_ids"] == values[0]["token_ids"] for value in values)
 
 
-def test_what_is_piped_in_follows_the_prompt(answer: Run, tmp_path: Path):
-    options = ("--max-tokens", 5, "--json")
-    joined = json.loads(answer("Say\n\n a\n\nb", *options).stdout)
-    piped = json.loads(answer("Say", *options, input="\n a\n\nb\n").stdout)
-    assert piped["prompt_token_ids"] == joined["prompt_token_ids"]
-    with (tmp_path / "text").open("wb+") as file:
-        file.write(b" a\n\nb")
-        file.seek(0)
-        redirected = json.loads(answer("Say", *options, stdin=file).stdout)
-    assert redirected["prompt_token_ids"] == joined["prompt_token_ids"]
+def test_a_file_or_piped_text_follows_the_prompt_and_its_bytes_are_counted(
+    answer: Run, tmp_path: Path
+):
+    path = tmp_path / "text"
+    path.write_bytes("\n a\n\nbé\n".encode())
+    joined = json.loads(answer("Say\n\n a\n\nbé", *SHORT).stdout)
+    with path.open("rb") as file:
+        redirected = answer("Say", *SHORT, stdin=file)
+    piped = answer("Say", *SHORT, input=path.read_text())
+    named = answer("Say", "--file", path, *SHORT)
+    waited = answer("Say", "--file", "-", *SHORT, input=path.read_text())
+    for found in (redirected, piped, named, waited):
+        assert json.loads(found.stdout)["prompt_token_ids"] == joined["prompt_token_ids"]
+        added = "[added 7 bytes of standard input to the prompt; --no-stdin adds none]\n"
+        assert found.stderr == (added if found in (redirected, piped) else "")
+    assert answer("Say", *SHORT, "--quiet", input="a").stderr == ""
+    without = json.loads(answer("Say", *SHORT).stdout)["prompt_token_ids"]
+    for words in (("--no-stdin",), ("--prediction", "-")):
+        found = json.loads(answer("Say", *SHORT, *words, input="a").stdout)
+        assert found["prompt_token_ids"] == without
 
 
-def test_an_input_that_does_not_end_is_named(environment: dict[str, str], tiny_gguf: Path):
+SILENT = b"[no standard input within 1 s: the prompt is answered without it; --file - waits"
+WAITING = b"[reading standard input to its end; Ctrl-C stops]"
+
+
+def test_a_prompt_goes_ahead_of_a_pipe_that_stays_open(
+    environment: dict[str, str], tiny_gguf: Path
+):
     words = ("generate", "Hello", "--model", tiny_gguf, "--max-tokens", 5)
-    with started(environment, *words, stdin=subprocess.PIPE) as child:
-        wait_for(child.stderr, b"standard input")
+    ours, theirs = socket.socketpair()
+    for stdin in (subprocess.PIPE, theirs):
+        with started(environment, *words, stdin=stdin) as child:
+            assert child.stdout.read(), "while the pipe is open"
+            assert SILENT in child.stderr.read()
+            assert child.wait(PATIENCE) == 0
+    with started(environment, *words, "--no-stdin", stdin=theirs) as child:
+        assert child.wait(PATIENCE) == 0
+        assert SILENT not in child.stderr.read()
+    ours.sendall(b"more")
+    assert theirs.recv(9) == b"more", "nothing was taken from it"
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "begun"),
+    [(("generate",), b""), (("generate", "Hello"), b"an"), (("chat",), b"the"), (("-",), b"")],
+)
+def test_an_input_that_does_not_end_is_named_and_waited_for(
+    words: tuple[str, ...], begun: bytes, environment: dict[str, str], tiny_gguf: Path
+):
+    words = words if words != ("-",) else ("generate", "-")
+    options = ("--model", tiny_gguf, "--max-tokens", 5)
+    with started(environment, *words, *options, stdin=subprocess.PIPE) as child:
+        child.stdin.write(begun)
+        child.stdin.flush()
+        wait_for(child.stderr, WAITING)
+        child.stdin.write(b"d")
         child.stdin.close()
         assert child.stdout.read()
         assert child.wait(PATIENCE) == 0
+
+
+def test_a_loop_over_lines_loses_none_without_standard_input(
+    environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
+):
+    (tmp_path / "prompts.txt").write_text("one\ntwo\nthree\n")
+    command = f"{shlex.join(COMMAND)} generate --quiet -n 1 --model {tiny_gguf}"
+    for one in (f"{command} --no-stdin", f"{command} < /dev/null"):
+        loop = f'while read -r p; do {one} "$p"; done < {tmp_path / "prompts.txt"}'
+        for line in (loop, f"xargs -n 1 {command} < {tmp_path / 'prompts.txt'}"):
+            words = ["bash", "-c", line]
+            found = subprocess.run(words, env=environment, capture_output=True, check=True)
+            assert found.stdout.count(b"\n") == 3
 
 
 def test_what_the_answer_may_be_comes_from_a_file(answer: Run, tmp_path: Path):
@@ -127,6 +195,38 @@ def test_options_reach_the_model(answer: Run, model: Any):
     value = json.loads(found.stdout)
     assert value["token_ids"] == expected.token_ids
     assert (value["policy"], value["seed"]) == ("kelly", 7)
+
+
+@pytest.mark.parametrize(
+    ("words", "fits"),
+    [
+        ("--schema {folder}/schema.json", '\\{"a": [0-9]\\}'),
+        ("--json-schema-file {folder}/schema.json --drafter none", '\\{"a": [0-9]\\}'),
+        (f"-j '{SCHEMA}'", '\\{"a": [0-9]\\}'),
+        ("--format json --logit-bias 2=-100", r"\{.*\}"),
+        ("--regex [ab]{3}", "[ab]{3}"),
+        ("--grammar {folder}/lark", "up|down"),
+        ("--grammar-file {folder}/gbnf", "yes|no"),
+        ("--grammar 'root ::= [a-c] [0-9]'", "[a-c][0-9]"),
+        ("--grammar 'start: \"x\" /y+/'", "xy+"),
+    ],
+)
+def test_an_answer_has_the_structure_of_a_file_or_a_text(
+    words: str,
+    fits: str,
+    tiny_gguf: Path,
+    tmp_path: Path,
+    cache: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    files = {"schema.json": SCHEMA, "lark": 'start: "up" | "down"', "gbnf": 'root ::= "yes" | "no"'}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    options = shlex.split(words.replace("{folder}", str(tmp_path)))
+    assert main(["generate", "Hello", "-m", str(tiny_gguf), "-n", "200", *options]) == 0
+    assert re.fullmatch(fits, capsys.readouterr().out[:-1])
 
 
 def test_a_system_message_and_a_raw_prompt(answer: Run, model: Any):

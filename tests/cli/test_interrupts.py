@@ -1,7 +1,9 @@
 """Commands that are stopped: by Ctrl-C, or by a reader that closes the pipe."""
 
+import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -9,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.core import TyperGroup
 
@@ -147,7 +150,10 @@ def test_an_output_that_takes_no_more_is_one_line(
     said = found.stderr.decode()
     assert "Traceback" not in said
     assert "Exception ignored" not in said
-    assert said.splitlines()[-1] == f"paceline: cannot write the output: {reason}"
+    message = f"cannot write the output: {reason}"
+    error = {"message": message, "type": "PacelineError", "exit_code": 2}
+    line = json.dumps({"error": error}) if "--json" in words else f"paceline: {message}"
+    assert said.splitlines()[-1] == line
     assert found.returncode == 2
 
 
@@ -206,3 +212,38 @@ def test_ctrl_c_where_no_caller_can_catch_it_comes_again(kind: str, environment:
         timeout=PATIENCE,
     )
     assert (child.returncode, child.stderr) == (7, b"")
+
+
+def test_ctrl_c_names_what_a_server_waits_for_and_a_second_one_ends_it(
+    environment: dict[str, str], endless_gguf: Path
+):
+    options = ("--model", endless_gguf, "--port", "0", "--grace", "3600")
+    with started(environment, "serve", *options) as child:
+        serving = wait_for(child.stderr, b"/v1 ").decode()
+        (url,) = re.findall(r"at (\S+/v1) ", serving)
+        body = {"prompt": "x", "max_tokens": 150_000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/completions", json=body, timeout=PATIENCE) as response:
+            lines = response.iter_lines()
+            assert next(lines)
+            os.killpg(child.pid, signal.SIGINT)
+            said = wait_for(child.stderr, b"Ctrl-C again")
+            assert b"finishing 1 request, up to 3600 s; Ctrl-C again ends it now\n" in said
+            os.killpg(child.pid, signal.SIGINT)
+            assert [*filter(None, lines)][-1] == "data: [DONE]"
+        _, rest = child.communicate(timeout=PATIENCE)
+    assert b"Traceback" not in rest
+    assert child.returncode == 0
+
+
+def test_little_is_imported_before_ctrl_c_is_handled():
+    """Until then it is a traceback of Python."""
+    script = """
+import sys
+before = {*sys.modules}
+import paceline.__main__
+print(*sorted({*sys.modules} - before))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert all(name.startswith("paceline") for name in found.stdout.split())

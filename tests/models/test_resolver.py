@@ -42,7 +42,9 @@ def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("smollm2-135", f"did you mean {DEFAULT_MODEL}"),
+        ("smolm2-135m", f"did you mean {DEFAULT_MODEL}"),
+        ("smollm2", f"names that begin so: {DEFAULT_MODEL} (98.4 MB), smollm2-1.7b"),
+        ("", "name is empty"),
         ("gpt-9", DEFAULT_MODEL),
         ("./nowhere", "no file or folder"),
         ("model.gguf", "no file or folder"),
@@ -159,3 +161,12 @@ def test_a_check_names_every_fault_of_every_model(tiny_gguf: Path, tmp_path: Pat
     assert f"{TOKENIZER} has 10 bytes" in message
     assert "context_length: " in message
     assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("name", ["first", "first.gguf"])
+def test_a_file_that_was_used_by_its_path_is_suggested(name: str, tiny_gguf: Path, tmp_path: Path):
+    path = tmp_path / "first.gguf"
+    path.write_bytes(tiny_gguf.read_bytes())
+    resolve(str(path), tmp_path / "cache")
+    with raises(ModelNotFound, f"no model is called {name!r}; did you mean {path}?"):
+        resolve(name, tmp_path / "cache")

@@ -2,11 +2,13 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+from pydantic import BaseModel, Field
 
 import paceline
 from paceline.decoding.costs import CostTable
@@ -24,14 +26,42 @@ SCHEMA = {
 }
 
 
+PETS = ("Rex", "Tom")
+GBNF = """# llama.cpp's
+root ::= way " " digit{2}
+way  ::= "up" | "down"
+digit ::= [0-9]
+"""
+
+
+class Pet(BaseModel, extra="forbid"):
+    name: Literal["Rex", "Tom"]
+
+
+class Person(BaseModel, extra="forbid"):
+    """A class with another one in it, which its schema refers to."""
+
+    age: int = Field(ge=0, le=9)
+    pet: Pet
+
+
+class NoSchema(BaseModel):
+    run: Callable[[], None]
+
+
 STRUCTURES: list[tuple[dict[str, Any], Any]] = [
     ({"json_schema": SCHEMA}, lambda text: json.loads(text).keys() == {"name", "age"}),
     ({"regex": "(yes|no), [0-9]{2}"}, re.compile("(yes|no), [0-9]{2}").fullmatch),
     ({"grammar": 'start: "up" | "down"'}, ("up", "down").__contains__),
+    ({"json_schema": json.dumps(SCHEMA)}, lambda text: json.loads(text).keys() == {"name", "age"}),
+    ({"json_schema": Person}, lambda text: Person.model_validate_json(text).pet.name in PETS),
+    ({"grammar": GBNF}, re.compile("(up|down) [0-9]{2}").fullmatch),
 ]
 
 
-@pytest.mark.parametrize(("option", "fits"), STRUCTURES, ids=["schema", "regex", "grammar"])
+@pytest.mark.parametrize(
+    ("option", "fits"), STRUCTURES, ids=["schema", "regex", "grammar", "text", "class", "GBNF"]
+)
 def test_an_answer_has_the_structure_that_is_asked_for_alone_and_in_a_batch(
     option: Any, fits: Any, model: Model
 ):
@@ -48,6 +78,10 @@ def test_an_answer_has_the_structure_that_is_asked_for_alone_and_in_a_batch(
         ({"regex": "(", "max_tokens": 3}, "regular expression"),
         ({"grammar": "begin: 1"}, "grammar"),
         ({"json_schema": {"type": "nothing"}}, "JSON schema"),
+        ({"json_schema": "{"}, "json_schema is '{'; expected a JSON schema"),
+        ({"json_schema": NoSchema}, "json_schema"),
+        ({"grammar": "root ::= nowhere"}, "the grammar is not GBNF: Rule 'nowhere' not found"),
+        ({"grammar": "root ::= " + "(" * 9000}, "the grammar is not GBNF"),
         ({"regex": "a", "grammar": 'start: "a"'}, "regex and grammar"),
         ({"regex": "a", "ignore_eos": True}, "ignore_eos"),
         ({"system": "a", "raw": True}, "system"),

@@ -1,15 +1,17 @@
 """What `generate` and `chat` share: the options of an answer, and how its steps are printed."""
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from paceline.cli import numbers
-from paceline.cli.console import check_kept, load_model, say
+from paceline.cli.console import check_kept, load_model, read_text, say
 from paceline.cli.options import (
     MAX_TOKENS,
     MODEL_VARIABLE,
@@ -18,6 +20,7 @@ from paceline.cli.options import (
     ModelOptions,
     Output,
 )
+from paceline.options import STRUCTURES
 
 if TYPE_CHECKING:
     from paceline.decoding.types import Step
@@ -36,6 +39,9 @@ def _number(name: str, about: str, *short: str) -> Any:
     words = (*short, f"--{name.replace('_', '-')}")
     return _sampling(*words, parser=numbers.of(name), help=about)
 
+
+_STRUCTURE = re.compile(r"^\s*(\{|\w[\w-]*\s*::=|start\s*:)", re.MULTILINE)
+"""The beginning of a schema, or a line of a grammar: no name of a file."""
 
 _TRIAL_SHARE = 3  # 1 / this of memory, at most, has a suggested model
 
@@ -76,6 +82,17 @@ class AnswerArguments:
     ] = None
     stop: Annotated[
         list[str] | None, _answer(help="a string that ends the answer; may be repeated")
+    ] = None
+    json_schema: Annotated[
+        str | None,
+        _answer("--schema", metavar="FILE|JSON", help="answer in JSON that matches this schema"),
+    ] = None
+    regex: Annotated[str | None, _answer(help="answer with a match of this regular expression")] = (
+        None
+    )
+    grammar: Annotated[
+        str | None,
+        _answer(metavar="FILE", help="answer by this grammar, in llguidance's Lark or GBNF"),
     ] = None
     ignore_eos: Annotated[bool, _answer("--ignore-eos", help="go on after the end token")] = False
     parse_special: Annotated[
@@ -163,6 +180,9 @@ class AnswerArguments:
         options: Any = {
             name: value for name in SAME_NAME if (value := getattr(self, name)) is not None
         }
+        for name in STRUCTURES:
+            if (value := getattr(self, name)) is not None:
+                options[name] = structure_of(name, value)
         if self.max_tokens == -1:
             options["max_tokens"] = None
         if self.stop:
@@ -179,6 +199,18 @@ class AnswerArguments:
         }
         result: Options = options
         return result
+
+
+def structure_of(name: str, value: str) -> str:
+    """Return the text of a schema, grammar or expression: the value, or that of the file it names.
+
+    The schema `json` is that of any object, as in ollama.
+    """
+    if name == "json_schema" and value == "json":
+        return '{"type": "object"}'
+    if name == "regex" or _STRUCTURE.search(value):
+        return value
+    return read_text(Path(value))
 
 
 def load_for_answers(

@@ -5,6 +5,7 @@ failed, 2 the user's mistake, 130 stopped with Ctrl-C.
 """
 
 import errno
+import json
 import os
 import re
 import sys
@@ -18,6 +19,7 @@ from typer.main import get_command
 
 from paceline import __version__
 from paceline.cli.groups import Group
+from paceline.cli.habits import habits
 from paceline.cli.interrupt import EXIT, LINE, is_interrupt, stop_by_exception
 from paceline.errors import PacelineError, did_you_mean
 from paceline.storage.system import BROKEN_PIPE_EXIT
@@ -27,8 +29,6 @@ COMMANDS = (
     *("ps", "rm", "forget"),
 )
 """Each is the module of the same name in this folder; other packages add more."""
-
-_OTHER_NAMES = {"list": "models", "ls": "models", "remove": "rm", "help": "--help"}  # elsewhere
 
 _UNKNOWN = re.compile("No such command '(.+?)'")
 
@@ -55,14 +55,11 @@ class Commands(Group):
         return command
 
     def invoke(self, ctx: Any) -> int:
-        """Run a command; returns the exit code, after one line about an error."""
+        """Run a command; returns the exit code, after a line about an output or Ctrl-C."""
         try:
             stop_by_exception()
             code: int = super().invoke(ctx)
             sys.stdout.flush()
-        except PacelineError as error:
-            print(f"paceline: {error}", file=sys.stderr)
-            return error.exit_code
         except OSError as error:
             return _output_failed(error)
         except (KeyboardInterrupt, Exception) as error:
@@ -103,13 +100,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.context_settings["help_option_names"] = ["-h", "--help"]
     words = translated(sys.argv[1:] if arguments is None else arguments)
     try:
-        code: int = command.main(words, prog_name="paceline", standalone_mode=False)
-        sys.stdout.flush()  # of --help and --version
-    except OSError as error:
-        return _output_failed(error)
-    except typer.TyperException as error:
-        print(_usage_error(error), file=sys.stderr)
-        return 2
+        try:
+            code: int = command.main(words, prog_name="paceline", standalone_mode=False)
+            sys.stdout.flush()  # of --help and --version
+        except OSError as error:
+            code = _output_failed(error)
+    except (PacelineError, typer.TyperException) as error:
+        if isinstance(error, PacelineError):
+            path, message, code = "paceline", str(error), error.exit_code
+        else:
+            (path, message), code = _usage_error(error), PacelineError.exit_code
+        if "--json" in words[: words.index("--") if "--" in words else None]:
+            value = {"message": message, "type": type(error).__name__, "exit_code": code}
+            print(json.dumps({"error": value}), file=sys.stderr)
+        else:
+            print(f"{path}: {message}", file=sys.stderr)
     return code
 
 
@@ -124,36 +129,33 @@ def _open_closed_streams() -> None:
 
 
 def translated(words: Sequence[str]) -> list[str]:
-    """The words of a command line, with our names; without any word, those for help.
+    """The words of a command line, with our names.
 
     `run MODEL` is a chat with the model, `run MODEL PROMPT` one answer of it.
     """
-    if not words:
-        return ["--help"]
-    name, *rest = words
-    if name != "run":
-        return [_OTHER_NAMES.get(name, name), *rest]
-    if not rest or rest[0].startswith("-"):
-        return ["chat", *rest]
-    model, *rest = rest
-    command = "generate" if rest and not rest[0].startswith("-") else "chat"
-    return [command, *rest, "--model", model]
+    match [*words]:
+        case ["run", model, prompt, *rest] if "-" not in (model[:1], prompt[:1]):
+            return ["generate", prompt, *rest, "--model", model]
+        case ["run", *rest]:
+            return ["chat", *rest]
+        case [name, *rest]:
+            return [habits("commands").get(name, name), *rest]
+    return []
 
 
 def _output_failed(error: OSError) -> int:
-    """The exit code, after one line about an output that cannot be written; raises other errors."""
+    """Return the exit code for a reader that left. Raises other errors."""
     closed = isinstance(error, BrokenPipeError)  # by its reader, who has seen enough
     if not closed and (error.filename is not None or error.errno not in _FULL):
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is in the buffer
     if closed:
         return BROKEN_PIPE_EXIT
-    print(f"paceline: cannot write the output: {error.strerror}", file=sys.stderr)
-    return PacelineError.exit_code
+    raise PacelineError(f"cannot write the output: {error.strerror}") from error
 
 
-def _usage_error(error: typer.TyperException) -> str:
-    """What is wrong with the words of a command, in one line."""
+def _usage_error(error: typer.TyperException) -> tuple[str, str]:
+    """Return a command, and the mistake in its words on one line."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "paceline"
     message = error.format_message()
@@ -161,12 +163,18 @@ def _usage_error(error: typer.TyperException) -> str:
     if word := _UNKNOWN.search(message):
         group: Any = context.command if context else None
         hint = did_you_mean(word[1], group.list_commands(context) if group else ())
+        if answer := habits("answers").get(word[1]):
+            hint = f"{answer}; "
+        if " " in word[1]:
+            hint = "a prompt follows its command, as in paceline generate 'Hello'; "
         message = f"no command is called {word[1]!r}"
     elif hasattr(error, "option_name") and hasattr(error, "possibilities"):
         hint = did_you_mean(error.option_name, error.possibilities or ())
         message = message.partition(" (")[0].replace("No such option:", "no option is called")
+    elif "extra argument" in message and path in ("paceline generate", "paceline chat"):
+        hint = "a prompt is one argument, in quotes, of paceline generate; "
     option = getattr(error, "param", None)
     if option is not None and error.message:
         name = option.opts[-1] if option.param_type_name == "option" else option.name
         message = f"argument {name}: {error.message.removeprefix('Value error, ')}"
-    return f"{path}: {' '.join(message.split()).rstrip('.')}; {hint}see {path} --help"
+    return path, f"{' '.join(message.split()).rstrip('.')}; {hint}see {path} --help"

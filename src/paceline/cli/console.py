@@ -5,9 +5,11 @@ import os
 import re
 import stat
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.options import ModelOptions, Output
@@ -18,13 +20,18 @@ if TYPE_CHECKING:
     from paceline.runtime.model import Model
     from paceline.storage.report import Report
 
+STDIN = "-"
+"""The name of standard input in place of a prompt or a file."""
+
 _BYTE = re.compile("[\udc80-\udcff]")
 """What Python makes of a byte that is not UTF-8."""
 
 _TEXT_SHARE = 3
 """1 / this of the characters of a text are such bytes at most; with more it is another encoding."""
 
-_PATIENCE = 2.0  # seconds without a word on what a command waits for
+_ANY_WIDTH = 10_000  # columns of a table that no terminal shows
+
+_PATIENCE = 1.0  # seconds without standard input before a line names it
 
 
 def say(text: str) -> None:
@@ -97,7 +104,10 @@ def print_report(report: "Report", output: Output, path: Path | None = None) -> 
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, gap: bool = False) -> None:
-    """Print rows under a head, as wide as the terminal; with `gap` after an empty line."""
+    """Print rows under a head, as wide as the terminal; with `gap` after an empty line.
+
+    A pipe or a file gets each row on one line.
+    """
     from rich.console import Console
     from rich.table import Column, Table
     from rich.text import Text
@@ -105,7 +115,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, gap: bool
     table = Table(*(Column(name, overflow="fold") for name in head), box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout.isatty() else _ANY_WIDTH)
     if gap:
         console.print()
     console.print(table)
@@ -121,8 +131,13 @@ def check_writable(path: Path | None) -> None:
         raise InvalidRequest(f"cannot write {path}: {path.parent} is not a folder to write to")
 
 
-def read_text(path: Path) -> str:
-    """The text of a file. Raises InvalidRequest for one that cannot be read, or is no text."""
+def read_text(path: Path, *, quiet: bool = False) -> str:
+    """Return the text of a file; - is standard input.
+
+    Raises InvalidRequest for one that cannot be read, or is not text.
+    """
+    if str(path) == STDIN:
+        return read_stdin(quiet=quiet)
     try:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
@@ -130,9 +145,19 @@ def read_text(path: Path) -> str:
     return as_unicode(text, str(path))
 
 
-def read_stdin() -> str:
-    """The text of standard input. Raises InvalidRequest if it is no text."""
-    return as_unicode(sys.stdin.read(), "standard input")
+def read_stdin(*, quiet: bool = False) -> str:
+    """Return the text of standard input. Raises InvalidRequest if it is not text.
+
+    Prints a line if its end takes time to come, unless `quiet`.
+    """
+    notice = threading.Timer(_PATIENCE, say, ["[reading standard input to its end; Ctrl-C stops]"])
+    notice.daemon = True
+    if not quiet:
+        notice.start()
+    try:
+        return as_unicode(sys.stdin.read(), "standard input")
+    finally:
+        notice.cancel()
 
 
 def as_unicode(text: str, source: str) -> str:
@@ -157,16 +182,43 @@ def as_unicode(text: str, source: str) -> str:
 
 
 def piped_text(output: Output) -> str:
-    """The text of a pipe or file at standard input; empty for others, which may never end."""
+    """Return the text that is piped in after a prompt, and print its size; empty without any.
+
+    Other inputs than pipes, sockets and files may never end, and are not read.
+    """
     try:
         kind = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError):  # closed, or not a file of the system
         return ""
-    if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
+    if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind)):
         return ""
-    if not output.quiet and sys.platform != "win32":
-        import select
+    report = (lambda _: None) if output.quiet else say
+    if not _comes(sys.stdin.fileno()):
+        report(
+            f"[no standard input within {_PATIENCE:g} s: the prompt is answered without it; "
+            "--file - waits for it, --no-stdin skips the wait]"
+        )
+        return ""
+    text = read_stdin(quiet=output.quiet).strip("\n")
+    if text.strip():
+        size = len(text.encode("utf-8", "surrogatepass"))
+        report(f"[added {size} bytes of standard input to the prompt; --no-stdin adds none]")
+    return text
 
-        if not select.select([sys.stdin], [], [], _PATIENCE)[0]:
-            say("reading standard input, which is a part of the prompt; Ctrl-C stops")
-    return read_stdin()
+
+def _comes(descriptor: int) -> bool:
+    """Return whether a byte or the end comes in time; takes nothing."""
+    if sys.platform == "win32":  # which selects sockets alone
+        import msvcrt
+        from ctypes import byref, c_ulong, windll
+
+        handle, size, end = msvcrt.get_osfhandle(descriptor), c_ulong(), monotonic() + _PATIENCE
+        # It fails for a file, and at the end of a pipe.
+        while windll.kernel32.PeekNamedPipe(handle, None, 0, None, byref(size), None):
+            if size.value or monotonic() > end:
+                return bool(size.value)
+            sleep(_PATIENCE / 50)
+        return True
+    import select
+
+    return bool(select.select([descriptor], [], [], _PATIENCE)[0])

@@ -35,7 +35,7 @@ def forget(
     known = {one.model for of_models in stored.values() for one in of_models}
     if model is not None and model not in known:
         names = ", ".join(sorted(filter(None, known))) or "none of any model"
-        raise InvalidRequest(f"no answers of {model} are kept; here are {names}")
+        raise InvalidRequest(f"no answers of {model!r} are kept; expected {names}")
     done, lines = "kept" if dry_run else "removed", list[str]()
     values: dict[str, list[dict[str, Any]]] = {what: [] for what in stored}
     for what, of_models in stored.items():

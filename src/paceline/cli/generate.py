@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from paceline.cli import declare
 from paceline.cli.answers import AnswerArguments, load_for_answers, print_end, step_printer
-from paceline.cli.console import as_unicode, piped_text, read_stdin, read_text
+from paceline.cli.console import STDIN, as_unicode, piped_text, read_stdin, read_text
 from paceline.cli.options import ModelOptions, Output, command, group
 from paceline.errors import InvalidRequest
 
@@ -23,7 +23,10 @@ app = group()
 
 @command(
     app,
-    first=("model", "max_tokens", "temperature", "system", "file", "stats", "json", "quiet"),
+    first=(
+        *("model", "max_tokens", "temperature", "system", "file", "json_schema", "stats", "json"),
+        "quiet",
+    ),
     examples=(
         'paceline generate "Write a haiku about rain."',
         'git diff | paceline generate "Write a commit message." -n 60',
@@ -36,7 +39,10 @@ def generate(
         str | None,
         Argument(parser=str, help="the prompt, before what is piped in; - or nothing: that alone"),
     ] = None,
-    file: Annotated[Path | None, declare.file(help="read the prompt from a file")] = None,
+    file: Annotated[
+        Path | None, declare.file(help="a file to read after the prompt, or as the prompt")
+    ] = None,
+    no_stdin: Annotated[bool, Option("--no-stdin", help="read no standard input")] = False,
     raw: Annotated[bool, Option("--raw", help="no chat template")] = False,
     prediction: Annotated[
         Path | None, declare.file(help="text that the answer shares much of")
@@ -48,7 +54,17 @@ def generate(
     """Answer one prompt."""
     from paceline.runtime.request import check
 
-    text = _prompt(prompt, file, output)
+    if prompt is None and file is None:
+        if no_stdin or sys.stdin.isatty():
+            raise InvalidRequest(
+                "the prompt is missing; give it as an argument, with --file, or piped in"
+            )
+        prompt = STDIN
+    given = [prompt, str(file), str(prediction), answer.json_schema, answer.grammar]
+    readers = given.count(STDIN)
+    if readers > (not no_stdin):
+        raise InvalidRequest("- reads standard input: give it once, and not with --no-stdin")
+    text = _prompt(prompt, file, output, joins_pipe=not (no_stdin or readers))
     if not (raw or text.strip()):
         raise InvalidRequest("the prompt is empty; expected some text")
     messages: Any = text
@@ -57,7 +73,7 @@ def generate(
             {"role": "system", "content": as_unicode(answer.system, "--system")},
             {"role": "user", "content": text},
         ]
-    expected = None if prediction is None else read_text(prediction)
+    expected = None if prediction is None else read_text(prediction, quiet=output.quiet)
     options = answer.options(raw=raw)
     request = check(options)  # before the model is looked for
     loaded = load_for_answers(
@@ -88,16 +104,17 @@ def _check(files: "ModelFiles", messages: Any, request: "Request") -> None:
     check_room(len(encode_prompt(files, messages, request)[0]), files.context_length)
 
 
-def _prompt(prompt: str | None, file: Path | None, output: Output) -> str:
-    """The prompt: the argument and what is piped in after it, a file, or standard input."""
-    if prompt is not None and file is not None:
-        raise InvalidRequest("give the prompt as an argument or with --file, not both")
+def _prompt(prompt: str | None, file: Path | None, output: Output, *, joins_pipe: bool) -> str:
+    """Return the argument, then a file or piped text, with an empty line between."""
+    parts = list[str]()
+    if prompt == STDIN:
+        parts.append(read_stdin(quiet=output.quiet))
+    elif prompt is not None:
+        parts.append(as_unicode(prompt, "the prompt"))
     if file is not None:
-        return read_text(file)
-    if prompt is not None and prompt != "-":
-        text = piped_text(output).strip("\n")
-        prompt = as_unicode(prompt, "the prompt")
-        return f"{prompt}\n\n{text}" if text.strip() else prompt
-    if sys.stdin.isatty() and prompt is None:
-        raise InvalidRequest("there is no prompt; give it as an argument, with --file, or piped in")
-    return read_stdin()
+        parts.append(read_text(file, quiet=output.quiet))
+    elif joins_pipe:
+        parts.append(piped_text(output))
+    if len(parts) == 1 or not (more := parts[1].strip("\n")).strip():
+        return parts[0]
+    return f"{parts[0]}\n\n{more}" if parts[0].strip() else more

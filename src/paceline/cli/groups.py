@@ -58,6 +58,10 @@ class Group(TyperGroup):
             return load_command(f"{self.prefix()}{cmd_name}", cmd_name)
         return self.commands.get(cmd_name)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words; without any, those for help."""
+        return super().parse_args(ctx, args or ["--help"] * (not ctx.resilient_parsing))
+
     def prefix(self) -> str:
         """What names of entry points begin with that add to this group."""
         return f"{self.name}."

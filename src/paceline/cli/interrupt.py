@@ -4,14 +4,14 @@ Imports nothing of ours and little else. While a command works, Ctrl-C is a Keyb
 that it can clean up; in an import that would be a traceback, and perhaps an error of the package.
 """
 
+# `signal` itself takes milliseconds, and until it is handled Ctrl-C is a traceback.
+import _signal as signal  # type: ignore[import-not-found]
 import _thread
 import os
-import signal
 import sys
 import time
-from typing import Any
 
-EXIT = 128 + signal.SIGINT
+EXIT: int = 128 + signal.SIGINT
 LINE = "\npaceline: stopped\n"
 
 _AGAIN_SECONDS = 0.01
@@ -45,12 +45,12 @@ def is_interrupt(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _stop(*_: Any) -> None:
+def _stop(*_: object) -> None:
     os.write(2, LINE.encode())
     os._exit(EXIT)
 
 
-def _interrupt_again(unraisable: Any) -> None:
+def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
     if is_interrupt(unraisable.exc_value):
         # From another thread, as this hook would lose it, too.
         _thread.start_new_thread(_interrupt_soon, (_thread.get_ident(),))

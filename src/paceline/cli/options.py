@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperOption
 
 from paceline.cli import declare, numbers
 from paceline.cli.groups import Group
+from paceline.cli.habits import followed, habits
 from paceline.errors import InvalidRequest
 
 MODEL_VARIABLE = "PACELINE_MODEL"  # names the default model
@@ -30,6 +31,7 @@ MAX_TOKENS = 2048
 _MAC = ("compute_units",)
 """Options that help shows on macOS alone."""
 
+_ABOVE_2 = re.compile(r"[3-9]|[1-9][0-9]+")
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
 
@@ -125,10 +127,11 @@ def _parameter(field: Any) -> Parameter:
 
 
 class Command(TyperCommand):
-    """A command that accepts two forms more than typer does.
+    """A command that accepts four forms more than typer does.
 
     `--data A B` is `--data A --data B` where the metavar ends with an ellipsis. A negative number,
-    or text with a space in it, is an argument even if it begins with a dash.
+    or text with a space in it, is an argument even if it begins with a dash. A command with --model
+    and no arguments takes the model by its place. Options of other programs are in `habits.py`.
     """
 
     first: Sequence[str] = ()
@@ -143,12 +146,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, words)
 
     def _check(self, ctx: Any, options: Sequence[Any]) -> None:
-        """Fail for an option that is there twice, or that has no effect beside the others."""
-        for option in options:
-            count = options.count(option)
-            may_repeat = option.multiple or getattr(option, "is_flag", True)
-            if count > 1 and (option.secondary_opts or not may_repeat):
-                ctx.fail(f"argument {option.opts[-1]}: expected once, not {count} times")
+        """Fail for an option that has no effect with the others."""
         words = {option.name: option.opts[-1] for option in self.get_params(ctx)}
         names = {option.name for option in options}
         for how, rules in (("without", self.needs), ("with", self.bars)):
@@ -201,12 +199,15 @@ class Command(TyperCommand):
         dotted = [known for known in options if (known.metavar or "").endswith("...")]
         many = {name for known in dotted for name in known.opts}
         arguments: list[str] = []
-        last, value_follows = "", False
-        for number, word in enumerate(words):
+        last, value_follows, model_missing = "", False, self._takes_model(ctx)
+        for number, given in enumerate(words):
+            word = given if value_follows else followed(given, names, ctx.fail)
             option = word.partition("=")[0]
             if value_follows:
                 if option in names:
                     ctx.fail(f"argument {last}: expected a value before {option}")
+                if (answer := habits("numbers").get(last)) and _ABOVE_2.fullmatch(word):
+                    ctx.fail(f"argument {last}: {answer}")
                 yield word
                 value_follows = False
             elif word == "--help-all":
@@ -223,12 +224,24 @@ class Command(TyperCommand):
                 last, value_follows = word, word in taking
             elif last in many:
                 yield from (last, word)
+            elif model_missing:
+                model_missing = False
+                yield from ("--model", word)
             else:
                 arguments.append(word)
         if value_follows:
             ctx.fail(f"argument {last}: expected a value")
         if arguments:
             yield from ("--", *arguments)
+
+    def _takes_model(self, ctx: Any) -> bool:
+        """Return whether the command takes a model by its place."""
+        parameters = {one.name: one.param_type_name for one in self.get_params(ctx)}
+        return "model" in parameters and "argument" not in parameters.values()
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the line that shows how the command is used."""
+        return [*super().collect_usage_pieces(ctx), *["[model]"] * self._takes_model(ctx)]
 
 
 Quiet = Annotated[bool, Option("-q", "--quiet", help="only the result: no progress, no notes")]

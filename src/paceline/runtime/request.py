@@ -20,7 +20,7 @@ from paceline.drafters import DrafterSpec, Probe
 from paceline.engines.costs import MAX_ROWS
 from paceline.errors import CacheFull, InvalidRequest, ModelError
 from paceline.models import ModelFiles, settings_of
-from paceline.options import Options, faults
+from paceline.options import Options, faults, schema_of
 
 if TYPE_CHECKING:
     from paceline.constraints.grammar import Grammars
@@ -202,7 +202,7 @@ def structure(options: Options, grammars: "Callable[[], Grammars]") -> Constrain
 
     Raises InvalidRequest if it is wrong or too complex, and what `Grammars` raises.
     """
-    if (schema := options.get("json_schema")) is not None:
+    if (schema := schema_of(options.get("json_schema"))) is not None:
         return grammars().json_schema(schema)
     if (regex := options.get("regex")) is not None:
         return grammars().regex(regex)

@@ -95,14 +95,18 @@ class Connections:
     def _connection(self) -> "Connection":
         return Connection(self._server.config, self._server.server_state, self._settings)
 
+    def running(self) -> int:
+        """Return the number of complete requests whose responses are not complete."""
+        return sum(one.kind is None for one in self._open())
+
     def _waiting(self) -> "list[Connection]":
         """Those without a complete request."""
-        connections = [
-            one for one in self._server.server_state.connections if isinstance(one, Connection)
-        ]
-        return [
-            one for one in connections if one.kind is not None and not one.transport.is_closing()
-        ]
+        return [one for one in self._open() if one.kind is not None]
+
+    def _open(self) -> "list[Connection]":
+        connections = self._server.server_state.connections
+        ours = [one for one in connections if isinstance(one, Connection)]
+        return [one for one in ours if not one.transport.is_closing()]
 
     def _make_room(self) -> bool:
         """Close the connection that has been without a complete request longest, if any is."""

@@ -53,6 +53,7 @@ class HttpServer:
         self._close: Callable[[float], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_requests = 0
+        self._quiet = True
         self._stop = asyncio.Event()
         self._end_timers: list[threading.Timer] | None = None
 
@@ -80,7 +81,7 @@ class HttpServer:
         """
         if signals:
             allow_open_files()
-        self._close = close
+        self._close, self._quiet = close, quiet
         self._end_timers = [] if signals else None
         limit = connection_limit(self.settings, descriptors)
         try:
@@ -123,6 +124,10 @@ class HttpServer:
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
+        if (count := connections.running()) and not self._quiet:
+            requests = f"{count} request{'s' * (count > 1)}"
+            grace = self.settings.grace_seconds
+            say_line(f"finishing {requests}, up to {grace:g} s; Ctrl-C again ends it now")
         await asyncio.to_thread(close, self.settings.grace_seconds)
         accepting.cancel()
         connections.close_unfinished()

@@ -30,7 +30,7 @@ def classify(
     """Label the entities of texts with a Core ML token classifier."""
     if not text and sys.stdin.isatty():
         raise InvalidRequest("there is no text; give it as an argument, or piped in")
-    texts = [read_stdin() if part == "-" else part for part in text or ["-"]]
+    texts = [read_stdin(quiet=output.quiet) if part == "-" else part for part in text or ["-"]]
 
     from paceline_coreml.engine.classifier import TextClassifier
     from paceline_coreml.engine.entities import Entity, entities, probabilities

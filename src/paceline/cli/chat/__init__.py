@@ -45,7 +45,7 @@ def chat(
     if not sys.stdin.isatty():
         session.open()
         with contextlib.closing(session):
-            session.turn(_piped())
+            session.turn(_piped(output))
         return 0
     from paceline.cli.chat.commands import COMMANDS, run_chat
     from paceline.cli.chat.terminal import Terminal
@@ -58,8 +58,8 @@ def chat(
     return 0
 
 
-def _piped() -> str:
-    message = read_stdin().rstrip("\n")
+def _piped(output: Output) -> str:
+    message = read_stdin(quiet=output.quiet).rstrip("\n")
     if not message.strip():
         raise InvalidRequest("standard input is empty; expected a message")
     return message

