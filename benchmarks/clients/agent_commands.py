@@ -1,4 +1,4 @@
-"""Agents of the command line write a file and call a function of an MCP server.
+"""Agents of the command line write a file, read a picture and call a function of an MCP server.
 
 They are Claude Code, Codex and opencode, from npm.
 
@@ -8,6 +8,7 @@ The model is scripted, so this is a test of the server's forms: /v1/messages, /v
 /v1/chat/completions, with the agents' own prompts and tools. It needs npm and Node.js.
 """
 
+import base64
 import json
 import shutil
 import subprocess
@@ -15,13 +16,28 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from scripted_server import ANSWER, CONTENT, FILE, ORACLE, ORACLE_SAYS
+from scripted_server import (
+    ANSWER,
+    CONTENT,
+    FILE,
+    KNOWN,
+    LOOK,
+    LOOKED,
+    ORACLE,
+    ORACLE_SAYS,
+    PICTURE,
+)
 from trial import Trial, main
 
 PACKAGES = ("@anthropic-ai/claude-code@2.1", "@openai/codex@0.171", "opencode-ai@1.18")
 TASK = f"Write {FILE}."
 COMMAND = [sys.executable, str(Path(__file__).parent / "programs" / "mcp_oracle.py")]
 """The MCP server."""
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4z8CAFWEXHbQSACj/P8Fu7N9hAAAAAElF"
+    "TkSuQmCC"
+)
+"""8 red pixels in 8 rows."""
 Done = subprocess.CompletedProcess[str]
 
 
@@ -30,7 +46,7 @@ def claude(trial: Trial, task: str) -> Done:
     oracle = {"mcpServers": {"oracle": {"command": COMMAND[0], "args": COMMAND[1:]}}}
     return trial.run(
         "claude",
-        *("-p", task, "--allowedTools", "Bash,mcp__oracle__ask"),
+        *("-p", task, "--allowedTools", "Bash,Read,mcp__oracle__ask"),
         *("--strict-mcp-config", "--mcp-config", json.dumps(oracle)),
         ANTHROPIC_BASE_URL=trial.server.root,
         ANTHROPIC_API_KEY="none",
@@ -41,11 +57,11 @@ def claude(trial: Trial, task: str) -> Done:
     )
 
 
-def codex(trial: Trial, task: str) -> Done:
+def codex(trial: Trial, task: str, model: str = "scripted") -> Done:
     """Codex asks for responses, and has the functions of an MCP server in a namespace."""
     provider = {"name": "paceline", "base_url": trial.server.url, "wire_api": "responses"}
     lines = [f"{name} = {json.dumps(value)}" for name, value in provider.items()]
-    settings = ['model = "scripted"', 'model_provider = "paceline"']
+    settings = [f"model = {json.dumps(model)}", 'model_provider = "paceline"']
     home = trial.folder / ".codex"
     home.mkdir(exist_ok=True)
     lines = ["[model_providers.paceline]", *lines, "[analytics]", "enabled = false"]
@@ -54,6 +70,11 @@ def codex(trial: Trial, task: str) -> Done:
     (home / "config.toml").write_text("\n".join([*settings, *lines, ""]), encoding="utf-8")
     options = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
     return trial.run("codex", "exec", *options, task)
+
+
+def codex_with_custom_tools(trial: Trial, task: str) -> Done:
+    """Codex has custom tools for models that it knows, and patches files with one."""
+    return codex(trial, task, KNOWN)
 
 
 def opencode(trial: Trial, task: str) -> Done:
@@ -74,7 +95,12 @@ def opencode(trial: Trial, task: str) -> Done:
     return trial.run("opencode", "run", task)
 
 
-AGENTS: tuple[Callable[[Trial, str], Done], ...] = (claude, codex, opencode)
+AGENTS: tuple[Callable[[Trial, str], Done], ...] = (
+    claude,
+    codex,
+    codex_with_custom_tools,
+    opencode,
+)
 
 
 def work(trial: Trial) -> None:
@@ -87,6 +113,7 @@ def work(trial: Trial) -> None:
         install = [npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder]
         folder.mkdir()
         subprocess.run([*install, *PACKAGES], check=True)
+    (trial.folder / PICTURE).write_bytes(PNG)
     trial.commands = folder / "node_modules" / ".bin"
     for agent in AGENTS:
         written = trial.folder / FILE
@@ -96,6 +123,10 @@ def work(trial: Trial) -> None:
         trial.check(ANSWER in done.stdout, f"{name} answers from the tool's result")
         found = written.read_text() if written.exists() else None
         trial.equal(found, CONTENT, f"{name} has written the file")
+        done = agent(trial, LOOK)
+        trial.check(LOOKED in done.stdout, f"{name} answers after a picture")
+        if agent is codex_with_custom_tools:
+            continue  # it finds the functions of MCP servers with `tool_search` alone
         done = agent(trial, ORACLE)
         trial.check(ORACLE_SAYS in done.stdout, f"{name} answers from an MCP server's function")
 

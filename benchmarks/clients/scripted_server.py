@@ -24,7 +24,9 @@ ANSWER = f"Done: {FILE} is written."
 PLAIN = "Hello."
 THOUGHT = "I write the file."
 COMMAND = f"printf 'Hello, world!\\n' > {FILE}"
+PATCH = f"*** Begin Patch\n*** Add File: {FILE}\n+{CONTENT}*** End Patch\n"
 CALLS: Mapping[str, dict[str, Any]] = {
+    "apply_patch": {"input": PATCH},  # Codex's custom tool, for models that it knows
     "write_file": {"path": FILE, "content": CONTENT},
     "disk__write_file": {"path": FILE, "content": CONTENT},  # in a namespace
     "exec_command": {"cmd": COMMAND},  # Codex
@@ -34,6 +36,15 @@ CALLS: Mapping[str, dict[str, Any]] = {
     "bash": {"command": COMMAND, "description": "Writes a file"},  # opencode
 }
 """Tool -> the arguments of its call."""
+
+PICTURE = "red.png"
+LOOK = f"Look at {PICTURE}."
+LOOKED = "I read text, no pictures."
+READERS = {"Read": "file_path", "view_image": "path", "read": "filePath"}
+"""Tool that sends a picture to the model -> the argument with the file's name."""
+
+KNOWN = "gpt-5.5"
+"""A model that Codex knows, for which it has tools of other types."""
 
 ORACLE = "Ask the oracle."
 ORACLE_NAMES = ("mcp__oracle__ask", "oracle_ask")
@@ -53,6 +64,7 @@ def rules() -> list[Rule]:
     return [
         when(ORACLE_SAYS, f"I know that {ORACLE_SAYS}"),
         asks_the_oracle,
+        looks,
         when("<tool_response>", ANSWER),
         *calls,
         always(PLAIN),
@@ -65,6 +77,14 @@ def asks_the_oracle(prompt: str) -> str | None:
     return called(names[0], {"question": "How much?"}) if names and ORACLE in prompt else None
 
 
+def looks(prompt: str) -> str | None:
+    """A call that reads the picture, if the user wants it, and then the answer."""
+    if LOOK not in prompt or "<tool_response>" in prompt:
+        return LOOKED if LOOK in prompt else None
+    names = [name for name in READERS if f'"name": "{name}"' in prompt]
+    return called(names[0], {READERS[names[0]]: PICTURE}) if names else None
+
+
 def main() -> None:
     """Serve on a free port until SIGTERM."""
     with tempfile.TemporaryDirectory() as made:
@@ -72,7 +92,7 @@ def main() -> None:
         model = scripted_model(Path(made), Path(made), CONTEXT)
         assert isinstance(model.engine, ScriptedEngine)
         model.engine.rules = rules()
-        serve(model, Settings())
+        serve(model, Settings(aliases=(KNOWN,)))
 
 
 if __name__ == "__main__":

@@ -119,8 +119,8 @@ def test_a_content_may_be_a_list_of_text_parts(model: Model):
 @pytest.mark.parametrize(
     ("message", "named"),
     [
-        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content: part 0"),
-        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content: part 0"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content[0]: is"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
         ({"role": "user", "content": 3}, "messages[0].content"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls"),

@@ -104,8 +104,8 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
         ({"messages": [TURN, {"role": "nobody", "content": "a"}]}, "messages[1].role"),
         ({"messages": [{"role": "user", "content": 123}]}, FIRST),
-        ({"messages": content({"type": "image_url"})}, FIRST),
-        ({"messages": content({"type": "text"})}, FIRST),
+        ({"messages": content({"type": "image_url"})}, f"{FIRST}[0]"),
+        ({"messages": content({"type": "text"})}, f"{FIRST}[0].text"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
             "messages[0].tool_calls[0].function",
@@ -118,8 +118,8 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     TEXT: [({"echo": True, "logprobs": 1, "stream": True}, "echo")],
     RESPONSES: [
         ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "input[0].id"),
-        ({"input": [{"type": "computer_call"}]}, "input[0]"),
-        ({"input": content({"type": "input_image", "image_url": "data:,"})}, "input[0].content"),
+        ({"input": [{"type": "compaction_trigger"}]}, "input[0]"),
+        ({"input": content({"type": "input_image"})}, "input[0].content[0]"),
         (
             {"input": [{"type": "function_call_output", "call_id": "c", "output": "a"}]},
             "input[0].call_id",
@@ -131,7 +131,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     MESSAGES: [
         ({"model": "claude-0"}, "claude-0"),
-        ({"messages": content({"type": "image", "source": {}})}, "images"),
+        ({"messages": content({"type": "image", "source": {}})}, f"{FIRST}[0].image: this"),
         (
             {"messages": content({"type": "tool_result", "tool_use_id": "toolu_0"})},
             "no tool_use 'toolu_0'",
@@ -139,7 +139,14 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"messages": content({"type": "tool_use", "id": "a", "name": "b"})}, "assistant"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": ""}]}, "role"),
-        ({"messages": [TURN, {"role": "assistant", "content": "So"}]}, "continued"),
+        (
+            {
+                "messages": [TURN, {"role": "assistant", "content": "So"}],
+                "output_format": {"type": "json_schema", "schema": {}},
+                "tools": [],
+            },
+            "continued",
+        ),
         ({"max_tokens": "9"}, "max_tokens"),
         ({"tools": [{"name": "a"}]}, "tools[0].input_schema"),
         ({"tools": [{**TOOL, "input_schema": {"type": "nothing"}}]}, "nothing"),

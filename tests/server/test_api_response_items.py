@@ -140,10 +140,10 @@ def test_thoughts_come_back_in_encrypted_content(server: Running):
 
 
 def test_tools_of_unknown_kinds_are_left_out(server: Running):
-    others = [{"type": "web_search"}, {"type": "custom", "name": "patch", "format": {}}]
+    others = [{"type": "web_search"}, {"type": "tool_search", "name": "patch"}]
     response = asked(server, BODY, tools=[*others, TOOL])
     assert [tool["type"] for tool in response["tools"]] == ["function"]
-    assert response["ignored_tools"] == ["web_search", "custom patch"]
+    assert response["ignored_tools"] == ["web_search", "tool_search patch"]
     assert "patch" not in prompt_of(server)
     response = asked(server, BODY, tools=others)
     assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
@@ -153,7 +153,7 @@ SPACE = {
     "type": "namespace",
     "name": "mcp__disk",
     "description": "Functions of a disk.",
-    "tools": [TOOL, {"type": "custom", "name": "patch"}, {**TOOL, "name": "df"}],
+    "tools": [TOOL, {"type": "other", "name": "patch"}, {**TOOL, "name": "df"}],
 }
 """As Codex sends the functions of an MCP server."""
 NAMED = {"name": "ls", "namespace": "mcp__disk"}
@@ -172,7 +172,7 @@ def test_functions_in_a_namespace_are_called_by_name_and_namespace(disk_server: 
     (call,) = first["output"]
     assert NAMED.items() <= call.items()
     assert first["tools"][1] == {**SPACE, "tools": [SPACE["tools"][0], SPACE["tools"][2]]}
-    assert first["ignored_tools"] == ["custom patch of mcp__disk"]
+    assert first["ignored_tools"] == ["other patch of mcp__disk"]
     listed = prompt_of(disk_server)
     for name in ("ls", "mcp__disk__ls", "mcp__disk__df"):
         assert listed.count(f'"name": "{name}"') == 1
@@ -196,6 +196,75 @@ def test_a_stream_has_the_namespace_of_a_called_function(disk_server: Running):
     (done,) = [e for e in events if e["type"] == "response.function_call_arguments.done"]
     assert done["name"] == "ls"
     assert items[-1] == events[-1]["response"]["output"][0]
+
+
+PATCH = '*** Begin Patch\n*** Add File: a "b"\n+é\\n😀\n*** End Patch\n'
+CUSTOM = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edits files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "***" /(.|\\n)+/'},
+}
+"""As Codex sends it."""
+IN_SPACE = {"type": "namespace", "name": "functions", "description": "", "tools": [CUSTOM]}
+
+
+@pytest.mark.parametrize("tools", [[CUSTOM, TOOL], [IN_SPACE]])
+def test_a_custom_tool_is_a_function_with_one_string_and_is_answered_in_its_own_form(
+    server: Running, tools: list[Any]
+):
+    name = "apply_patch" if tools[0] is CUSTOM else "functions__apply_patch"
+    engine_of(server).rules = [
+        when("made the file", DONE),
+        always(called(name, {"input": PATCH})),
+    ]
+    body = {**BODY, "tools": tools, "tool_choice": {"type": "custom", "name": "apply_patch"}}
+    first = asked(server, body)
+    (call,) = first["output"]
+    assert {
+        "type": "custom_tool_call",
+        "name": "apply_patch",
+        "input": PATCH,
+    }.items() <= call.items()
+    assert call.get("namespace") == (None if tools[0] is CUSTOM else "functions")
+    assert call["id"].startswith("ctc_")
+    assert first["tools"][0] == tools[0]
+    assert "ignored_tools" not in first
+    listed = prompt_of(server)
+    assert '"properties": {"input": {"type": "string"}}' in listed
+    assert listed.count("Edits files.") == listed.count("The input has this grammar:") == 1
+    events = server.events(PATH, body)
+    for event in events:
+        KNOWN.validate_python(event, strict=True)
+    inputs = [e for e in events if e["type"].startswith("response.custom_tool_call_input")]
+    assert "".join(e.get("delta", "") for e in inputs) == inputs[-1]["input"] == PATCH
+    assert [e["type"].rpartition(".")[2] for e in inputs[-2:]] == ["delta", "done"]
+    assert events[-1]["response"]["output"][0]["input"] == PATCH
+    output = {"type": "custom_tool_call_output", "call_id": call["call_id"]}
+    output |= {"output": [{"type": "input_text", "text": "made the file"}]}
+    turn = {"role": "user", "content": BODY["input"]}
+    prompts = []
+    for more in (
+        {"previous_response_id": first["id"], "input": [output]},
+        {"input": [turn, call, output]},
+        {"input": [turn, {"type": "item_reference", "id": call["id"]}, output]},
+    ):
+        second = asked(server, {**body, "tool_choice": "auto", **more})
+        assert second["output"][0]["content"][0]["text"] == DONE
+        prompts.append(prompt_of(server))
+    assert len(set(prompts)) == 1
+    cut = server.events(PATH, {**body, "tool_choice": "auto", "max_output_tokens": 70})[-1][
+        "response"
+    ]["output"]
+    assert PATCH.startswith(cut[0]["input"])
+
+
+def test_tools_that_an_item_offers_are_offered(server: Running):
+    engine_of(server).rules = [always(called("functions__apply_patch", {"input": "x"}))]
+    offers = {"type": "additional_tools", "role": "developer", "tools": [IN_SPACE]}
+    turn = {"role": "user", "content": "Do it."}
+    (call,) = asked(server, {"input": [offers, turn]})["output"]
+    assert (call["type"], call["namespace"]) == ("custom_tool_call", "functions")
 
 
 def test_names_of_functions_in_namespaces_do_not_collide(disk_server: Running):

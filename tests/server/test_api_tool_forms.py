@@ -75,7 +75,7 @@ def test_the_tools_of_a_first_message_reach_the_template_or_are_text(calling: Ru
     assert template_chat(files, [USER], [TOOL]).tools == [TOOL]
     assert template_chat(files, [USER]).tools is None
     without = replace(files, chat_template="{{ messages[0].content }}")
-    messages, tools = template_chat(without, [USER], [TOOL])
+    messages, tools, _ = template_chat(without, [USER], [TOOL])
     assert tools is None
     assert '"lines"' in messages[0]["content"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
-from paceline.runtime.prompt import template_chat
+from paceline.runtime.prompt import render_chat, template_chat
 from support.published import llama_cpp_models
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
@@ -70,7 +70,7 @@ def test_every_published_template_renders_tools_thoughts_calls_and_results(
         variables: Mapping[str, Any] = {}
         with suppress(InvalidRequest):
             variables = files.thinking.switch(True)
-        messages, tools = template_chat(files, [USER, CALLED, RESULT], [TOOL])
+        messages, tools, _ = template_chat(files, [USER, CALLED, RESULT], [TOOL])
         text = files.template.render(messages, tools=tools, **variables)
         places = [text.find(word) for word in ("FIRST_1", "LINZ_1", "RESULT_1")]
         if places != sorted(places) or -1 in places or text.count("get_weather") < 2:
@@ -116,7 +116,7 @@ def test_every_published_template_renders_every_order_of_roles(published: dict[s
     for (model, files), order in product(published.items(), ORDERS):
         chat = chat_of(order)
         try:
-            messages, tools = template_chat(files, chat, [TOOL])
+            messages, tools, _ = template_chat(files, chat, [TOOL])
             text = files.template.render(messages, tools=tools)
         except InvalidRequest as error:
             faults.append((model, order, str(error)))
@@ -124,4 +124,38 @@ def test_every_published_template_renders_every_order_of_roles(published: dict[s
         places = [text.find(f"WORD_{place}") for place in range(len(chat))]
         if places != sorted(places) or -1 in places:
             faults.append((model, order, places))
+    assert faults == []
+
+
+def test_every_published_template_renders_calls_whose_arguments_are_no_object(
+    published: dict[str, ModelFiles],
+):
+    faults = []
+    for (model, files), arguments in product(published.items(), ("[1, 2]", "5", "{", "null")):
+        call = {"name": "get_weather", "arguments": arguments}
+        called = {**CALLED, "tool_calls": [{"id": "call_1", "type": "function", "function": call}]}
+        try:
+            messages, tools, _ = template_chat(files, [USER, called, RESULT], [TOOL])
+            text = files.template.render(messages, tools=tools)
+        except InvalidRequest as error:
+            faults.append((model, arguments, str(error)))
+            continue
+        if text.count("get_weather") < 2 or "RESULT_1" not in text:
+            faults.append((model, arguments, text))
+    assert faults == []
+
+
+@pytest.mark.parametrize("begun", ["The capital is", "The capital is "])
+def test_every_published_template_leaves_a_begun_answer_open(
+    begun: str, published: dict[str, ModelFiles]
+):
+    faults = []
+    last = {"role": "assistant", "content": begun}
+    chats = ([USER, last], [{"role": "system", "content": "S"}, USER, CALLED, RESULT, USER, last])
+    for (model, files), chat in product(published.items(), chats):
+        messages, tools, is_begun = template_chat(files, chat, [TOOL])
+        text = render_chat(files, messages, {}, tools, begun=is_begun).text
+        closed = files.template.render(messages, tools=tools, add_generation_prompt=False)
+        if not text.endswith(begun) or not closed.startswith(text.rstrip()):
+            faults.append((model, text))
     assert faults == []

@@ -41,6 +41,12 @@ class ModelFiles:
     weights: Path | None = None
     """The GGUF file that the engine opens; None for a model of another format."""
 
+    @cached_property
+    def short_name(self) -> str:
+        """The name to show to clients: without the folders of a path."""
+        path = Path(self.name)
+        return path.name.removesuffix(".gguf") if path.exists() else self.name
+
     @property
     def context_length(self) -> int:
         """Maximum tokens of prompt and answer."""
@@ -79,13 +85,13 @@ class ModelFiles:
             self.chat_template,
             bos_token=self.facts.bos_token,
             eos_token=self.facts.eos_token,
-            model=self.name,
+            model=self.short_name,
         )
 
     @cached_property
     def thinking(self) -> Thinking:
         """How the model marks thoughts, and how its template turns them off."""
-        return Thinking(self.chat_template, self.tokenizer, self.name)
+        return Thinking(self.chat_template, self.tokenizer, self.short_name)
 
     @cached_property
     def control_text(self) -> ControlText:

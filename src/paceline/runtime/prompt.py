@@ -33,7 +33,7 @@ Prompts = list[str] | list[list[Message]] | list[list[int]] | list[Prompt]
 
 SYSTEM_ROLES = ("system", "developer")
 
-_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Type of a part of a content -> its field with text."""
 
 
@@ -119,14 +119,16 @@ def encode_prompt(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[
     messages = cast("Sequence[Message]", prompt)
     if request.system is not None:
         messages = _with_system(messages, request.system)
-    messages, _ = template_chat(files, messages, parse_special=request.parse_special)
+    messages, _, begun = template_chat(files, messages, parse_special=request.parse_special)
     control, variables = files.control_text, dict(request.template_kwargs)
     files.thinking.check(variables, TEMPLATE_NAMES)
     if not request.parse_special:
         variables = control.guarded(variables)
     if request.think is not None:
         variables = {**files.thinking.switch(request.think), **variables}
-    text, thoughts = render_chat(files, messages, variables)
+    if request.constraint is not None and begun:
+        raise InvalidRequest(BEGUN_STRUCTURE)
+    text, thoughts = render_chat(files, messages, variables, begun=begun)
     if request.constraint is None:  # a grammar has no place for reasoning
         request = replace(request, thoughts=thoughts)
     return control.encode(text), request
@@ -146,6 +148,8 @@ class TemplateChat(NamedTuple):
     messages: list[dict[str, Any]]
     tools: list[Mapping[str, Any]] | None
     """Tools that the template describes; None: it cannot, or there are none."""
+    begun: bool
+    """Whether the chat ends with text of the assistant, which is continued."""
 
 
 def template_chat(
@@ -161,12 +165,14 @@ def template_chat(
     for a content that is no text, and for a tool's result without its call.
     """
     chat, listed = template_messages(messages, files.thinking), [*tools]
+    last = chat[-1] if chat else {}
+    begun = last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
     if not parse_special:
         control = files.control_text
         chat, listed = control.guarded_messages(chat), control.guarded(listed)
     if not listed and not any(message.keys() & TOOL_FIELDS for message in chat):
-        return TemplateChat(chat, None)
-    return TemplateChat(*fit_tools(chat, listed, files.chat_template or ""))
+        return TemplateChat(chat, None, begun)
+    return TemplateChat(*fit_tools(chat, listed, files.chat_template or ""), begun)
 
 
 class RenderedChat(NamedTuple):
@@ -175,18 +181,42 @@ class RenderedChat(NamedTuple):
     """How the answer's reasoning is marked; None: in no known way."""
 
 
+BEGUN_STRUCTURE = (
+    "the last message is the assistant's, and a structured answer cannot be continued; end with "
+    "the user's message"
+)
+
+_CUT = "\ufdd2\ufdd3\ufdd2"
+"""Noncharacters after a begun answer, to find its end in the rendered chat."""
+
+
 def render_chat(
     files: ModelFiles,
     messages: Sequence[Message],
     variables: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    begun: bool = False,
 ) -> RenderedChat:
     """Return the text of the prompt; `variables` and `tools` are for the template.
 
-    Raises InvalidRequest if the template refuses the messages, and ModelError if there is none, or
-    it fails.
+    With `begun` the text ends inside the last message, which the answer continues. Raises
+    InvalidRequest if the template refuses the messages, or cannot leave the last one open, and
+    ModelError if there is none, or it fails.
     """
     template, thinking = files.template, files.thinking
+    if begun:
+        *earlier, last = messages
+        marked = [*earlier, {**last, "content": last["content"] + _CUT}]
+        text = template.render(marked, tools=tools, **variables, add_generation_prompt=False)
+        text, *rest = text.split(_CUT)
+        if len(rest) != 1:
+            raise InvalidRequest(
+                f"the last message is the assistant's, and the chat template of {files.short_name} "
+                "cannot continue it; end with the user's message"
+            )
+        inside = thinking.inside(last["content"], str)
+        return RenderedChat(text, thinking.form and reasoning_marks(thinking, inside=inside))
     text = template.render(messages, tools=tools, **variables)
     form = thinking.form
     if form is None:
@@ -219,21 +249,22 @@ def reasoning_marks(
 def text_of(content: Any) -> str:
     """The text of a content: a string, or a list of parts, which newlines join.
 
-    Newlines as llama.cpp and vLLM have them. Raises InvalidRequest for other parts and values.
+    Newlines as llama.cpp and vLLM have them. Raises InvalidRequest for other parts and values, with
+    a message to append to the content's path.
     """
     if isinstance(content, str):
         return content
     if not isinstance(content, list | tuple):
-        raise InvalidRequest(f"is of type {type(content).__name__}; expected text or a list of it")
+        raise InvalidRequest(f": is of type {type(content).__name__}; expected text or a list")
     texts = []
     for place, part in enumerate(content):
-        name = _TEXTS.get(str(part.get("type"))) if isinstance(part, Mapping) else None
+        name = TEXTS.get(str(part.get("type"))) if isinstance(part, Mapping) else None
         if name is None:
             raise InvalidRequest(
-                f"part {place} is not of type text; images, audio and files are not supported"
+                f"[{place}]: is not of type text; images, audio and files are not supported"
             )
         if not isinstance(part.get(name), str):
-            raise InvalidRequest(f"part {place} has no {name}")
+            raise InvalidRequest(f"[{place}].{name}: expected text")
         texts.append(part[name])
     return "\n".join(texts)
 
@@ -241,6 +272,7 @@ def text_of(content: Any) -> str:
 def template_messages(messages: Sequence[Message], thinking: Thinking) -> list[dict[str, Any]]:
     """Messages with text as their content and parsed arguments; `developer` becomes `system`.
 
+    Empty answers at the end are dropped: agents send them after a turn that was aborted.
     `thinking` has the names under which the template expects the thoughts of earlier answers.
     Raises InvalidRequest as `template_chat` does.
     """
@@ -253,7 +285,7 @@ def template_messages(messages: Sequence[Message], thinking: Thinking) -> list[d
             is_absent = content is None and role == "assistant"
             fields["content"] = "" if is_absent else text_of(content)
         except InvalidRequest as error:
-            raise InvalidRequest(f"{where}.content: {error}") from None
+            raise InvalidRequest(f"{where}.content{error}") from None
         if role == "developer":
             fields["role"] = "system"
         fields |= thinking.message_fields(
@@ -269,7 +301,14 @@ def template_messages(messages: Sequence[Message], thinking: Thinking) -> list[d
                 "a call in an earlier message of the assistant"
             )
         chat.append(fields)
+    while len(chat) > 1 and _is_empty_answer(chat[-1]):
+        chat.pop()
     return chat
+
+
+def _is_empty_answer(message: Message) -> bool:
+    is_answer = message.get("role") == "assistant" and "tool_calls" not in message
+    return is_answer and not message["content"].strip()
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from paceline.constraints.tool_calls import ToolCall, written_calls
@@ -59,9 +58,8 @@ def fit_calls(
     if form and "tool_calls" not in template:
         for message in fitted:
             functions = [call["function"] for call in message.pop("tool_calls", ())]
-            calls = [ToolCall(one["name"], _json(one["arguments"])) for one in functions]
-            with suppress(ValueError):  # arguments that are no object
-                message["content"] += written_calls(form, calls) if calls else ""
+            calls = [ToolCall(one["name"], _object(one["arguments"])) for one in functions]
+            message["content"] += written_calls(form, calls) if calls else ""
     if form and form.channels:
         for message in fitted:  # beside calls the template takes thoughts or content, not both
             thoughts, content = message.get("thinking"), message.get("content")
@@ -159,6 +157,11 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
         role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
     others = {name: value for name, value in message.items() if name not in TOOL_FIELDS}
     return {**others, "role": role, "content": content}
+
+
+def _object(value: Any) -> str:
+    """Arguments as the text of an object; others are left out."""
+    return _json(value if isinstance(value, Mapping) else {})
 
 
 def _json(value: Any) -> str:

@@ -5,13 +5,22 @@ tokens and of the served model. `paceline.options` has the ranges of sampling op
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AliasChoices, BeforeValidator, Field, model_validator
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
+from pydantic.json_schema import SkipJsonSchema
 
 from paceline.options import RANGES
 from paceline.server.errors import ApiError
 from paceline.server.json_body import Body, Prompts, Text, invalid
+from paceline.server.remembered import Reader
 from paceline.server.tools import AllowedTools, Called, NamedTool, Tool
 
 MAX_ANSWERS = 8
@@ -65,6 +74,8 @@ class Message(Body):
     name: str | None = None
     tool_calls: list[Called] | None = None
     tool_call_id: str | None = None
+    place: SkipJsonSchema[str] = Field(default="", exclude=True)
+    """Its path in the body of another API, for errors."""
 
     @model_validator(mode="after")
     def _has_content(self) -> "Message":
@@ -165,7 +176,6 @@ _UNSUPPORTED: Mapping[str, str] = {
     "stop_token_ids": "use stop",
     "prompt_logprobs": "use echo and logprobs of /v1/completions",
     "use_beam_search": "there is no beam search",
-    "continue_final_message": "use /v1/completions",
     "truncate_prompt_tokens": "shorten the prompt",
     "chat_template": "the model's own is used",
 }
@@ -229,6 +239,24 @@ class GenerationBody(Body):
     repetition_detection: RepetitionDetection | None = None
     """Ends an answer that loops, with finish reason `repetition`."""
 
+    blocks: ClassVar[bool] = False
+    """True if the parts of messages are Anthropic's content blocks."""
+    _ignored_items: list[str] = PrivateAttr(default_factory=list)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _readable(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Replace parts and items that a model of text cannot read."""
+        reader = Reader(blocks=cls.blocks)
+        name = "input" if "input" in cls.model_fields else "messages"
+        if isinstance(data, Mapping) and isinstance(turns := data.get(name), list):
+            data = {**data, name: reader.turns(turns, name)}
+            if reader.tools and isinstance(tools := data.get("tools") or [], list):
+                data["tools"] = tools + reader.tools
+        body = handler(data)
+        body._ignored_items = reader.ignored
+        return body
+
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, data: Any) -> Any:
@@ -261,9 +289,20 @@ class GenerationBody(Body):
         return self
 
     @property
+    def structured(self) -> bool:
+        """True if the answer has a structure."""
+        form = self.response_format
+        return self.structured_outputs is not None or (form is not None and form.type != "text")
+
+    @property
     def ignored_tools(self) -> list[str]:
         """Types and names of the tools that are left out."""
         return []
+
+    @property
+    def ignored_items(self) -> list[str]:
+        """Paths and types of the parts and items that became markers."""
+        return self._ignored_items
 
 
 class ChatBody(GenerationBody):
@@ -282,6 +321,10 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] = Field(default={})
     reasoning_effort: Effort | None = None
     """`none` turns thinking off."""
+    continue_final_message: bool | None = None
+    """vLLM's field: continue the assistant's last message; by default if it has text."""
+    add_generation_prompt: bool | None = None
+    """vLLM's field, the opposite of `continue_final_message`."""
     include_reasoning: bool = True
     """Whether thoughts are sent, as in vLLM."""
     functions: list[Any] = Field(default=[])
@@ -291,6 +334,9 @@ class ChatBody(GenerationBody):
     def _consistent(self) -> "ChatBody":
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError("top_logprobs requires logprobs: true", param="top_logprobs")
+        if None is not self.add_generation_prompt == self.continue_final_message:
+            name = "add_generation_prompt"
+            raise ApiError(f"{name} contradicts continue_final_message; send one", param=name)
         if self.functions:
             raise ApiError("functions is not supported; use tools", param="functions")
         if self.modalities != ["text"]:
@@ -314,6 +360,12 @@ class ChatBody(GenerationBody):
         limit = self.max_completion_tokens
         limit = self.max_tokens if limit is None else limit
         return None if limit == -1 else limit
+
+    @property
+    def continues(self) -> bool | None:
+        """True to continue the last message, False to close it, None to decide by its text."""
+        opens = self.add_generation_prompt
+        return self.continue_final_message if opens is None else not opens
 
     @property
     def calling(self) -> bool:

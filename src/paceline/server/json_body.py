@@ -88,7 +88,8 @@ def parse(kind: type[_Parsed], body: bytes) -> _Parsed:
         fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = _path(data, fault["loc"])
         what = "is missing" if fault["type"] == "missing" else fault["msg"]
-        raise ApiError(f"{where}: {what}", param=where) from None
+        message = f"{where}{what if what[:1] in ':[' else f': {what}'}"
+        raise ApiError(message, param=message.partition(": ")[0]) from None
 
 
 def _path(data: Any, steps: tuple[int | str, ...]) -> str:

@@ -3,6 +3,7 @@
 A chat's messages and tools are in OpenAI's form; `runtime/prompt.py` fits them to the template.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -16,6 +17,7 @@ from paceline.models import infill_of
 from paceline.options import TEMPLATE_NAMES
 from paceline.runtime.model import Model
 from paceline.runtime.prompt import (
+    BEGUN_STRUCTURE,
     RenderedChat,
     TemplateChat,
     reasoning_marks,
@@ -124,7 +126,15 @@ class Prompts:
 
         Raises ApiError or InvalidRequest if the chat template cannot do what the body asks.
         """
-        messages, tools = self.template_chat(body.messages, body.tools if body.calling else [])
+        messages, tools, begun = self.template_chat(
+            body.messages, body.tools if body.calling else []
+        )
+        if body.continues and not begun:
+            name = "continue_final_message"
+            raise ApiError(f"{name}: the last message is not text of the assistant's", param=name)
+        begun &= body.continues is not False
+        if begun and (body.structured or body.forced):
+            raise ApiError(BEGUN_STRUCTURE, param="messages")
         variables = dict(body.chat_template_kwargs)
         with _of_field("chat_template_kwargs"):
             self.files.thinking.check(variables, TEMPLATE_NAMES)
@@ -133,7 +143,15 @@ class Prompts:
                 variables = {**self.files.thinking.effort(effort), **variables}
         if not self._parse_special:
             variables = self.files.control_text.guarded(variables)
-        return self.render(messages, tools=tools, variables=variables)
+        try:
+            return self.render(messages, tools=tools, variables=variables, begun=begun)
+        except (ApiError, InvalidRequest) as error:
+            if not (found := re.match(r"messages\[(\d+)\]", message := str(error))):
+                raise
+            place = "messages"
+            if len(messages) == len(body.messages):  # else tools or calls became messages
+                place = body.messages[int(found[1])].place or found[0]
+            raise ApiError(place + message[found.end() :], param=place) from None
 
     def template_chat(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
@@ -153,19 +171,21 @@ class Prompts:
         tools: Sequence[Mapping[str, Any]] | None = None,
         generate: bool = True,
         variables: Mapping[str, Any] | None = None,
+        begun: bool = False,
     ) -> RenderedChat:
         """The text of a chat, and the form of the answer's thoughts.
 
-        With `generate` the text ends with the prompt for an answer. Without a reasoning effort
-        among the variables, those of the setting `think` are added. Raises InvalidRequest if the
-        template rejects the messages, and ApiError if there is none, or it fails.
+        With `generate` the text ends with the prompt for an answer, or inside a `begun` one.
+        Without a reasoning effort among the variables, those of the setting `think` are added.
+        Raises InvalidRequest if the template rejects the messages, and ApiError if there is none,
+        or it fails.
         """
         variables = dict(variables or {})
         if _EFFORT not in variables:
             variables = {**self._thinking, **variables}
         try:
             if generate:
-                return render_chat(self.files, messages, variables, tools)
+                return render_chat(self.files, messages, variables, tools, begun=begun)
             text = self.files.template.render(
                 messages, tools=tools, add_generation_prompt=False, **variables
             )

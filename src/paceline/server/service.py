@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from paceline.constraints.call_grammar import literal
@@ -63,7 +62,7 @@ class Service:
         self.readers = Readers()
         self.defaults = replace(model.defaults, fallback=_FALLBACK)
         self.tokenizer = files.tokenizer
-        self.name = settings.name or served_name(files.name)
+        self.name = settings.name or files.short_name
         self.prompts = Prompts(model, self.name, settings, self.max_length)
         self.token_bytes = self.prompts.token_bytes
         self.created = self.now()
@@ -130,7 +129,7 @@ class Service:
             if body.structured_outputs is not None:
                 raise ApiError("cannot be combined with tools", param="structured_outputs")
             answer = self._with_calls(answer, body, thoughts)
-        elif body.structured_outputs is None and _is_text(body.response_format):
+        elif not body.structured:
             answer = answer._replace(thoughts=thoughts)  # a grammar has no place for them
         return self._requests(body, tokens, answer)
 
@@ -339,8 +338,3 @@ def _sampling(body: GenerationBody) -> dict[str, Any]:
         "min_tokens": body.min_tokens,
         "ignore_eos": body.ignore_eos,
     }
-
-
-def served_name(name: str) -> str:
-    """The API's name of a model that was loaded as `name`: the last part of a path."""
-    return Path(name).name.removesuffix(".gguf") if Path(name).exists() else name

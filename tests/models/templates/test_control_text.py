@@ -248,7 +248,7 @@ def test_thoughts_and_calls_in_an_assistants_text_keep_working(opened: Opened):
     assert counts == marks_in(files, ids_of(files, messages))
     hidden = {"role": "assistant", "content": "<|im_</think>end|>"}
     counts = marks_in(files, ids_of(files, [USER, hidden]))
-    assert counts["<|im_end|>"] == 2
+    assert counts["<|im_end|>"] == 1  # the answer is continued
 
 
 def test_overlapping_names_are_all_guarded(opened: Opened, tmp_path: Path):

@@ -6,6 +6,7 @@ limits of time and memory (`worker.py`); any failure becomes a PacelineError.
 
 import atexit
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,11 +87,25 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         chat = [dict(message) for message in messages]
+        answer = self._rendered(names, chat)
+        if answer.get("error") in _OF_MESSAGES and len(chat) <= _SEARCHED:
+
+            def fails(count: int) -> bool:
+                return "error" in self._rendered(names, chat[:count])
+
+            place = bisect_left(range(1, len(chat)), True, key=fails)
+            answer["place"] = f"messages[{place}] (the {chat[place]['role']}'s): "
+        return str(self._checked(answer)["text"])
+
+    def _rendered(
+        self, names: Mapping[str, Any], chat: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Render a chat, in another order of roles if the template needs one."""
         answer = self._fitted(names, self._ordered(chat, self._needs))
         if answer.get("error") == "refused":  # in another order than those that were tried
             other = self._fitted(names, self._ordered(chat, lambda _rule: True))
             answer = answer if "error" in other else other
-        return str(self._checked(answer)["text"])
+        return answer
 
     def _ordered(
         self, messages: Sequence[Mapping[str, Any]], needed: Callable[[Rule], bool]
@@ -120,8 +135,8 @@ class ChatTemplate:
         """Render messages, and again with other variables where the template fails on these."""
         names = {"tools": None, **names, "messages": messages}
         answer = first = self._ask(names)
-        for fit in _FITS:
-            if answer.get("error") == "unfit" and (fitted := {**names, **fit(names)}) != names:
+        for fit, kinds in _FITS.items():
+            if answer.get("error") in kinds and (fitted := {**names, **fit(names)}) != names:
                 names, answer = fitted, self._ask(fitted)
         return first if "error" in answer else answer
 
@@ -145,11 +160,11 @@ class ChatTemplate:
         """The answer, if it is no error. Raises InvalidRequest or ModelError."""
         if "error" not in answer:
             return answer
-        template = self._named
-        reason = answer["message"]
+        where, reason = answer.get("place", ""), answer["message"]
+        template = where + self._named
         raise {
             "invalid": ModelError(f"{template} is not valid: {reason}; use --raw"),
-            "refused": InvalidRequest(f"the chat template rejects these messages: {reason}"),
+            "refused": InvalidRequest(f"{template} rejects these messages: {reason}"),
             "missing": InvalidRequest(f"{template} needs a field that a message lacks: {reason}"),
             "unfit": InvalidRequest(f"{template} cannot render these messages: {reason}"),
             "failed": ModelError(f"{template} failed: {reason}"),
@@ -162,17 +177,26 @@ def _with_no_tools(names: Mapping[str, Any]) -> dict[str, Any]:
     return {"tools": names["tools"] or []}
 
 
+def _with_objects(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace arguments that are not an object by an empty one, for templates that iterate them."""
+    return _with_arguments(names, lambda value: value if isinstance(value, Mapping) else {})
+
+
 def _with_written_arguments(names: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of calls as OpenAI's API has them, for templates that join them to text."""
+    return _with_arguments(names, lambda value: json.dumps(value, ensure_ascii=False))
 
-    def written(call: Mapping[str, Any]) -> dict[str, Any]:
+
+def _with_arguments(names: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the messages with the arguments of their calls changed."""
+
+    def changed(call: Mapping[str, Any]) -> dict[str, Any]:
         function = call["function"]
-        arguments = json.dumps(function["arguments"], ensure_ascii=False)
-        return {**call, "function": {**function, "arguments": arguments}}
+        return {**call, "function": {**function, "arguments": change(function["arguments"])}}
 
     def fitted(message: Mapping[str, Any]) -> Mapping[str, Any]:
         calls = message.get("tool_calls")
-        return {**message, "tool_calls": [*map(written, calls)]} if calls else message
+        return {**message, "tool_calls": [*map(changed, calls)]} if calls else message
 
     try:
         return {"messages": [*map(fitted, names["messages"])]}
@@ -180,8 +204,18 @@ def _with_written_arguments(names: Mapping[str, Any]) -> dict[str, Any]:
         return {}
 
 
-_FITS = (_with_no_tools, _with_written_arguments)
-"""Other variables, with which a template is tried again that cannot render what it got."""
+_OF_MESSAGES = ("refused", "missing", "unfit", "failed")
+"""Errors that other messages or variables may avoid."""
+
+_SEARCHED = 1000
+"""Most messages of a chat that is searched for the first failing one."""
+
+_FITS: Mapping[Callable[[Mapping[str, Any]], dict[str, Any]], tuple[str, ...]] = {
+    _with_no_tools: ("unfit",),
+    _with_objects: _OF_MESSAGES,
+    _with_written_arguments: ("unfit",),
+}
+"""Changes of variables, each tried once -> the errors after which it is tried."""
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

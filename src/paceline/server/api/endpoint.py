@@ -160,9 +160,10 @@ class ApiRequest(ABC, Generic[_B]):
         return usage(counts, self.answers, predicted=self._predicted)
 
     def _telemetry(self) -> dict[str, Any]:
-        ignored = self._body.ignored_tools
-        more = {"ignored_tools": ignored} if ignored else {}
-        return {**telemetry(self.answers, steps=self._body.speculation.pieces), **more}
+        body = self._body
+        ignored = {"ignored_tools": body.ignored_tools, "ignored_items": body.ignored_items}
+        more = {name: listed for name, listed in ignored.items() if listed}
+        return {**telemetry(self.answers, steps=body.speculation.pieces), **more}
 
 
 Work = Callable[[bytes, Reply], Awaitable[None]]

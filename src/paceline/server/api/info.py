@@ -103,8 +103,10 @@ class InfoHandlers:
         service = self._service
         service.check_model(body.model)
         if body.messages is not None:
-            chat = service.prompts.template_chat(body.messages).messages
-            prompt = service.prompts.render(chat, generate=body.add_generation_prompt).text
+            chat = service.prompts.template_chat(body.messages)
+            prompt = service.prompts.render(
+                chat.messages, generate=body.add_generation_prompt, begun=chat.begun
+            ).text
             tokens = service.files.control_text.encode(prompt)
         else:
             content = body.prompt if body.content is None else body.content

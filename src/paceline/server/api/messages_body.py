@@ -1,12 +1,13 @@
 """The bodies of Anthropic's API, and the chat that each is.
 
-Independent of the model. Invariant: what is not known is ignored (`cache_control`, `metadata`), but
-a content block of an unknown type is an error, because the answer would depend on it.
+Independent of the model. Invariant: unknown fields are ignored (`cache_control`, `metadata`), and
+`Reader` replaces content blocks of unknown types.
 """
 
 import json
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
@@ -46,19 +47,14 @@ class ThinkingBlock(Body):
     thinking: str = ""
 
 
-class RedactedThinkingBlock(Body):
-    """Thoughts that another server has encrypted; they are left out."""
-
-    type: Literal["redacted_thinking"]
-
-
 class ToolUseBlock(Body):
     """A call of an earlier answer."""
 
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any] = Field(default={})
+    input: Any = Field(default={})
+    """An object, or the text of one that was cut."""
 
 
 class ToolResultBlock(Body):
@@ -73,14 +69,12 @@ class ToolResultBlock(Body):
 Block = Annotated[
     Annotated[TextBlock, Tag("TEXT")]
     | Annotated[ThinkingBlock, Tag("THINKING")]
-    | Annotated[RedactedThinkingBlock, Tag("REDACTED_THINKING")]
     | Annotated[ToolUseBlock, Tag("TOOL_USE")]
     | Annotated[ToolResultBlock, Tag("TOOL_RESULT")],
     Discriminator(
         type_tag,
         custom_error_type="invalid",
-        custom_error_message="is not of type text, thinking, tool_use or tool_result; images, "
-        "audio and documents are not supported",
+        custom_error_message="expected a block with a type",
     ),
 ]
 
@@ -153,6 +147,8 @@ class OutputOptions(Body):
 class MessagesBody(GenerationBody):
     """POST /v1/messages."""
 
+    blocks: ClassVar[bool] = True
+
     messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: Annotated[
         Text, BeforeValidator(_without_billing, json_schema_input_type=str | list[Any])
@@ -176,12 +172,6 @@ class MessagesBody(GenerationBody):
     def _consistent(self) -> "MessagesBody":
         if self.n != 1:
             raise ApiError("this endpoint returns one answer", param="n")
-        if self.messages[-1].role == "assistant":
-            raise ApiError(
-                "the last message is the assistant's: an answer cannot be continued; end with "
-                "the user's",
-                param="messages",
-            )
         if self.tool_choice.type in ("any", "tool") and not self._tools:
             raise ApiError("tool_choice requires a call, but there is no tool", param="tools")
         if self.tool_choice.type == "tool" and self.tool_choice.name is None:
@@ -254,29 +244,38 @@ class MessagesBody(GenerationBody):
         return thinking.switch(True) if has_switch else {}
 
     def _chat_messages(self) -> list[Message]:
-        messages = [Message(role="system", content=self.system)] if self.system else []
+        system = Message(role="system", content=self.system, place="system")
+        messages = [system] if self.system else []
         calls = set[str]()
         for place, turn in enumerate(self.messages):
-            if turn.role == "assistant":
-                messages.append(_answer(turn.content))
-                calls |= {call.id or "" for call in messages[-1].tool_calls or ()}
-                continue
             for number, block in enumerate(turn.content):
                 where = f"messages[{place}].content[{number}]"
                 if isinstance(block, ToolUseBlock):
-                    raise ApiError(f"{where}: only the assistant calls a tool", param=where)
+                    if turn.role != "assistant":
+                        raise ApiError(f"{where}: only the assistant calls a tool", param=where)
+                    calls.add(block.id)
                 if isinstance(block, ToolResultBlock) and block.tool_use_id not in calls:
                     raise ApiError(
                         f"{where}.tool_use_id: there is no tool_use {block.tool_use_id[:80]!r} "
                         "before its result",
                         param=f"{where}.tool_use_id",
                     )
-            messages += _said(turn)
+            runs = groupby(turn.content, lambda block: isinstance(block, ToolResultBlock))
+            for is_result, run in runs:
+                messages += map(_result, run) if is_result else [_message(turn.role, [*run])]
+            if not turn.content:
+                messages.append(_message(turn.role, []))
+            for message in messages:
+                message.place = message.place or f"messages[{place}]"
         return messages
 
 
-def _answer(blocks: Iterable[Any]) -> Message:
-    """An earlier answer."""
+def _result(block: Any) -> Message:
+    text = block.content or ("error" if block.is_error else "")
+    return Message(role="tool", content=text, tool_call_id=block.tool_use_id)
+
+
+def _message(role: Literal["user", "assistant", "system"], blocks: Sequence[Any]) -> Message:
     calls = [
         called(block.id, block.name, _json(block.input))
         for block in blocks
@@ -284,36 +283,12 @@ def _answer(blocks: Iterable[Any]) -> Message:
     ]
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
     return Message(
-        role="assistant",
+        role=role,
         content="\n".join(block.text for block in blocks if isinstance(block, TextBlock)),
         reasoning_content="\n".join(thoughts) or None,
         tool_calls=calls or None,
     )
 
 
-def _json(value: dict[str, Any]) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except ValueError:  # a number that is not finite, or has thousands of digits
-        raise ApiError("the input of a tool_use has a number that is too large") from None
-
-
-def _said(turn: Turn) -> list[Message]:
-    """A message of the user or the system: tools' results are messages of their own."""
-    messages: list[Message] = []
-    texts: list[str] = []
-
-    def flush() -> None:
-        if texts:
-            messages.append(Message(role=turn.role, content="\n".join(texts)))
-            texts.clear()
-
-    for block in turn.content:
-        if isinstance(block, ToolResultBlock):
-            flush()
-            text = block.content or ("error" if block.is_error else "")
-            messages.append(Message(role="tool", content=text, tool_call_id=block.tool_use_id))
-        elif isinstance(block, TextBlock):
-            texts.append(block.text)
-    flush()
-    return messages or [Message(role=turn.role, content="")]
+def _json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

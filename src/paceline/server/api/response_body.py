@@ -25,6 +25,10 @@ LOGPROBS = "message.output_text.logprobs"
 """In `include`: return the logprobs of the text."""
 
 
+CALLABLE = ("function", "custom", "namespace")
+"""Types of tools that the client runs."""
+
+
 class Format(Body):
     """The structure of the text."""
 
@@ -112,7 +116,7 @@ class ResponsesBody(GenerationBody):
         """The functions that the model may call. Raises ApiError if one that is named is not."""
         choice, names = self.tool_choice, list(self.offered.functions)
         if isinstance(choice, ToolChoice) and choice.type == "allowed_tools":
-            listed = [tool for tool in choice.tools if tool.type in ("function", "namespace")]
+            listed = [tool for tool in choice.tools if tool.type in CALLABLE]
             allowed = {name for tool in listed for name in self.offered.chosen(tool)}
             names = [name for name in names if name in allowed]
         return self.offered.for_chat(names)
@@ -125,7 +129,7 @@ class ResponsesBody(GenerationBody):
             return choice
         if choice.type == "allowed_tools":
             return choice.mode
-        if choice.type != "function" or choice.name is None:
+        if choice.type not in ("function", "custom") or choice.name is None:
             raise ApiError("expected a function with its name", param="tool_choice")
         (name,) = self.offered.chosen(choice)
         return NamedTool(type="function", function=NamedTool.Name(name=name))
@@ -133,7 +137,10 @@ class ResponsesBody(GenerationBody):
     def chat(self, messages: list[Message]) -> ChatBody:
         """The body of the chat that this request is."""
         if self.instructions:
-            messages = [Message(role="system", content=self.instructions), *messages]
+            messages = [
+                Message(role="system", content=self.instructions, place="instructions"),
+                *messages,
+            ]
         shared = {name: getattr(self, name) for name in GenerationBody.model_fields}
         logprobs = LOGPROBS in self.include
         return ChatBody.model_construct(

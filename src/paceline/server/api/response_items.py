@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
 from paceline.server.api.parts import Part, PartKind
-from paceline.server.api.response_tools import Place
+from paceline.server.api.response_tools import Place, custom_input
 from paceline.server.body import MAX_MESSAGES, Message
 from paceline.server.errors import ApiError
 from paceline.server.json_body import Body, Text, type_tag
+from paceline.server.remembered import Reader
 from paceline.server.tools import called
 
 _PREFIX = {PartKind.REASONING: "rs_", PartKind.TEXT: "msg_", PartKind.CALL: "fc_"}
@@ -32,6 +33,8 @@ class FunctionCallItem(Body):
     name: str
     namespace: str | None = None
     arguments: str = "{}"
+    output: Text | None = None
+    """The result, if another server ran the function."""
 
 
 class FunctionOutputItem(Body):
@@ -86,8 +89,7 @@ Item = Annotated[
     Discriminator(
         lambda value: type_tag(value, "message"),
         custom_error_type="invalid",
-        custom_error_message="is not an item of a supported type: message, function_call, "
-        "function_call_output, reasoning, item_reference",
+        custom_error_message="expected an item with a type",
     ),
 ]
 _ITEM: TypeAdapter[Any] = TypeAdapter(Item)
@@ -107,7 +109,8 @@ def conversation(
     The items of one answer become one message. Raises ApiError if a function's output has no call
     before it, an item is not stored, or there are too many messages.
     """
-    messages = list(earlier)
+    old = {"place": "previous_response_id"}
+    messages = [message.model_copy(update=old) for message in earlier]
     first = len(messages)  # the first message that is not of `earlier`
     calls = {call.id for message in messages for call in message.tool_calls or ()}
     for place, listed in enumerate(items):
@@ -119,27 +122,36 @@ def conversation(
                     f"there is no item {item.id[:80]!r} here; send the item itself",
                     param=f"input[{place}].id",
                 )
-            item = _ITEM.validate_python(stored)
+            item = _ITEM.validate_python(Reader().turn(stored, f"input[{place}]"))
         if isinstance(item, FunctionOutputItem):
             if item.call_id not in calls:
                 raise ApiError(
                     f"there is no function call {item.call_id[:80]!r} before its output",
                     param=f"input[{place}].call_id",
                 )
-            message = Message(role="tool", content=item.output, tool_call_id=item.call_id)
+            message = _result(item, item.output)
         else:
             message = _message(item, name_of)
+            if isinstance(item, ReasoningItem) and not item.thoughts:
+                continue
             calls |= {call.id for call in message.tool_calls or ()}
         if (
             message.role == "assistant"
             and len(messages) > first
             and messages[-1].role == "assistant"
         ):
-            message = _joined(messages.pop(), message)
+            message = joined(messages.pop(), message)
+        message.place = f"input[{place}]"
         messages.append(message)
+        if isinstance(item, FunctionCallItem) and item.output is not None:
+            messages.append(_result(item, item.output))
     if len(messages) > MAX_MESSAGES:
         raise ApiError(f"the conversation has more than {MAX_MESSAGES} messages", param="input")
     return messages
+
+
+def _result(item: FunctionCallItem | FunctionOutputItem, output: str) -> Message:
+    return Message(role="tool", content=output, tool_call_id=item.call_id)
 
 
 def _message(item: Any, name_of: Callable[[Place], str]) -> Message:
@@ -152,20 +164,20 @@ def _message(item: Any, name_of: Callable[[Place], str]) -> Message:
     return item
 
 
-def _joined(first: Message, second: Message) -> Message:
-    """Two messages of one answer as one."""
+def joined(first: Message, second: Message, between: str = "\n") -> Message:
+    """Two messages of one answer as one; `between` is between their texts."""
     contents = [text for text in (first.content, second.content) if text]
     thoughts = [text for text in (first.reasoning_content, second.reasoning_content) if text]
     return Message(
         role="assistant",
-        content="\n".join(contents),
+        content=between.join(contents),
         reasoning_content="\n".join(thoughts) or None,
         tool_calls=[*(first.tool_calls or ()), *(second.tool_calls or ())] or None,
     )
 
 
-def item_id(part: Part) -> str:
-    return _PREFIX[part.kind] + part.id
+def item_id(part: Part, place: Place) -> str:
+    return ("ctc_" if place.custom else _PREFIX[part.kind]) + part.id
 
 
 def item_of(
@@ -176,12 +188,14 @@ def item_of(
     `place` is that of the function, if the part is a call.
     """
     started = status == "in_progress"
-    item: dict[str, Any] = {"id": item_id(part), "type": "message", "status": status}
+    item: dict[str, Any] = {"id": item_id(part, place), "type": "message", "status": status}
     content = [] if started else [content_of(part, logprobs)]
     if part.kind is PartKind.CALL:
         call = {"call_id": part.call_id, "name": place.name}
         call |= {"namespace": place.namespace} if place.namespace else {}
         arguments = "" if started else part.text
+        if place.custom:
+            return {**item, "type": "custom_tool_call", **call, "input": custom_input(arguments)}
         return {**item, "type": "function_call", **call, "arguments": arguments}
     if part.kind is PartKind.TEXT:
         return {**item, "role": "assistant", "content": content}

@@ -1,4 +1,4 @@
-"""The tools of /v1/responses: functions, those in namespaces, and those that are left out.
+"""The tools of /v1/responses: functions, custom tools, those in namespaces, and others.
 
 Independent of the model, which calls each function by one name. Invariant: no two functions have
 the same one, and a call, a choice and an earlier call of a function in a namespace all have both
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag
+from pydantic_core import from_json
 
 from paceline.server.errors import ApiError
 from paceline.server.json_body import Body
@@ -17,15 +18,33 @@ from paceline.server.tools import Function, OtherTool, Tool
 _SHOWN_CHARACTERS = 80
 
 
-class FunctionTool(Function):
-    """A function that the model may call."""
+_INPUT = "input"
+_TEXT = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
+"""The parameters of a custom tool."""
 
-    type: Literal["function"]
+
+class FunctionTool(Function):
+    """A function that the model may call, or a custom tool: for the model one with a string."""
+
+    type: Literal["function", "custom"]
+    format: dict[str, Any] | None = None
+    """The grammar of a custom tool's input."""
+
+
+def custom_input(arguments: str) -> str:
+    """Return the input of a custom tool, from the arguments of its call so far."""
+    try:
+        return str(from_json(arguments or "{}", allow_partial="trailing-strings").get(_INPUT, ""))
+    except ValueError:  # half a surrogate pair
+        return ""
 
 
 def _tag(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return {"function": "FunctionTool", "namespace": "NamespaceTool"}.get(str(kind), "OtherTool")
+    return _TAGS.get(str(kind), "OtherTool")
+
+
+_TAGS = {"function": "FunctionTool", "custom": "FunctionTool", "namespace": "NamespaceTool"}
 
 
 class NamespaceTool(Body):
@@ -65,6 +84,8 @@ class Place(NamedTuple):
 
     namespace: str | None
     name: str
+    custom: bool = False
+    """Whether it is a custom tool."""
 
 
 class OfferedTools:
@@ -91,25 +112,28 @@ class OfferedTools:
             of = f" of {namespace[:_SHOWN_CHARACTERS]}" if namespace else ""
             self.ignored.append(tool.about + of)
             return
-        place = Place(namespace, tool.name)
+        place = Place(namespace, tool.name, tool.type == "custom")
         name = self.name_of(place)
         while self._places.get(name, place) != place:
             name += "_"
         self._places[name] = place
-        text = "\n".join(filter(None, (about, tool.description)))
-        self.functions[name] = tool.model_copy(update={"name": name, "description": text or None})
+        grammar = (tool.format or {}).get("definition") if place.custom else None
+        lines = (about, tool.description, grammar and f"The input has this grammar:\n{grammar}")
+        more = {"parameters": _TEXT} if place.custom else {}
+        text = "\n".join(filter(None, lines)) or None
+        self.functions[name] = tool.model_copy(update={"name": name, "description": text, **more})
 
     def for_chat(self, names: Sequence[str]) -> list[Tool]:
         """Functions in the form of a chat's body."""
         return [
-            Tool(type="function", function=Function(**tool.model_dump(exclude={"type"})))
+            Tool(type="function", function=Function(**tool.model_dump(exclude={"type", "format"})))
             for tool in (self.functions[name] for name in names)
         ]
 
     def name_of(self, place: Place) -> str:
         """The name by which the model calls a function, or called one that is not offered now."""
         for name, other in self._places.items():
-            if other == place:
+            if other[:2] == place[:2]:
                 return name
         return place.name if not place.namespace else f"{place.namespace.rstrip('_')}__{place.name}"
 

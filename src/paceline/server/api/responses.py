@@ -1,6 +1,7 @@
 """/v1/responses: a conversation as items, its answer as items; responses can be continued by id."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,9 @@ from paceline.server.api.chat import Chat
 from paceline.server.api.endpoint import ApiRequest
 from paceline.server.api.logprobs import chat_logprobs
 from paceline.server.api.parts import Change, Part, PartEvent, PartKind, PartStream, as_message
-from paceline.server.api.response_body import LOGPROBS, ResponsesBody
-from paceline.server.api.response_items import content_of, conversation, item_id, item_of
-from paceline.server.api.response_tools import Place
+from paceline.server.api.response_body import CALLABLE, LOGPROBS, ResponsesBody
+from paceline.server.api.response_items import content_of, conversation, item_id, item_of, joined
+from paceline.server.api.response_tools import Place, custom_input
 from paceline.server.body import Message
 from paceline.server.errors import ApiError
 from paceline.server.http import client_of, event
@@ -61,6 +62,7 @@ class Responses(ApiRequest[ResponsesBody]):
         self._settings = self.requests[0].request.settings
         self._parts = PartStream(chat)
         self._events = 0
+        self._arguments = ""  # of the open call, as far as they were sent
 
     def response(self) -> dict[str, Any]:
         self._parts.whole(self.answers[0])
@@ -93,24 +95,29 @@ class Responses(ApiRequest[ResponsesBody]):
     def _part_events(self, change: PartEvent) -> bytes:
         part, name = change.part, _EVENTS[change.part.kind]
         output = {"output_index": part.index}
-        place = {"item_id": item_id(part), **output}
+        tool = self._called(part)
+        place = {"item_id": item_id(part, tool), **output}
         called = part.kind is PartKind.CALL
         place |= {} if called else {"content_index": 0}
         logprobs = self._logprobs(change.pieces)
         more = {"logprobs": logprobs} if part.kind is PartKind.TEXT else {}
+        name = "response.custom_tool_call_input" if tool.custom else name
         if change.change is Change.GROW:
+            if tool.custom and not (change := self._decoded(change)).text:
+                return b""
             return self._event(f"{name}.delta", **place, delta=change.text, **more)
         if change.change is Change.OPEN:
+            self._arguments = ""
             item = self._item(part, "in_progress")
             events = self._event("response.output_item.added", **output, item=item)
             if not called:
                 content = content_of(part, [], "")
                 events += self._event("response.content_part.added", **place, part=content)
             return events
-        if called:
-            events = self._event(
-                f"{name}.done", **place, name=self._called(part).name, arguments=part.text
-            )
+        if tool.custom:
+            events = self._event(f"{name}.done", **place, input=custom_input(part.text))
+        elif called:
+            events = self._event(f"{name}.done", **place, name=tool.name, arguments=part.text)
         else:
             logprobs = self._logprobs(part.pieces)
             more = {"logprobs": logprobs} if more else {}
@@ -119,6 +126,12 @@ class Responses(ApiRequest[ResponsesBody]):
             events += self._event("response.content_part.done", **place, part=content)
         item = self._item(part, self._status(part))
         return events + self._event("response.output_item.done", **output, item=item)
+
+    def _decoded(self, change: PartEvent) -> PartEvent:
+        """Return a change of a custom tool's arguments as one of its input."""
+        sent = len(custom_input(self._arguments))
+        self._arguments += change.text
+        return replace(change, text=custom_input(self._arguments)[sent:])
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._events += 1
@@ -146,8 +159,12 @@ class Responses(ApiRequest[ResponsesBody]):
             **self._telemetry(),
         }
         if self._body.store:
-            message = as_message(parts)
-            self._service.stored.add(self._client, response, [*self._messages, message])
+            *messages, last = self._messages
+            if last.role != "assistant" or last.tool_calls:
+                messages.append(last)
+                last = Message(role="assistant")
+            message = joined(last, as_message(parts), "")  # the answer may continue the last one
+            self._service.stored.add(self._client, response, [*messages, message])
         return response
 
     def _status(self, part: Part) -> str:
@@ -205,8 +222,8 @@ class Responses(ApiRequest[ResponsesBody]):
 def _echo(tool: dict[str, Any]) -> dict[str, Any]:
     """A tool in a response, with the fields that clients require."""
     if tool["type"] == "namespace":
-        return {**tool, "tools": [inner for inner in tool["tools"] if inner["type"] == "function"]}
-    return {"parameters": {}, "strict": True, **tool}
+        return {**tool, "tools": [inner for inner in tool["tools"] if inner["type"] in CALLABLE]}
+    return tool if tool["type"] == "custom" else {"parameters": {}, "strict": True, **tool}
 
 
 class StoredResponses:
