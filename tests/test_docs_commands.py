@@ -21,7 +21,6 @@ from support.words import parse
 
 # Programs that are not paceline, and why this test does not run them.
 OTHERS = {
-    "claude": "another program; benchmarks/clients has what was tried with it",
     "docker": "needs a daemon",
     "jq": "another program",
     "nginx": "another program; tests/server/test_behind_nginx.py runs it with this file",

@@ -30,6 +30,7 @@ NOT_RUN = {
     "generate --model": "a model that is fetched",
     "generate Count": "a converted model; tests/coreml",
     "generate Name": "a model for MLX",
+    "launch": "another program; tests/cli/test_launch.py",
     "learn": "hours; tests/lab/learn",
     "plan": "measures the machine; tests/test_plan.py",
     "pull Qwen/Qwen3-8B-GGUF:Q4_K_M": "a model that is fetched; tests/test_published.py",

@@ -10,9 +10,11 @@ The model is scripted, so this is a test of the server's forms: /v1/messages, /v
 
 import base64
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,58 +43,41 @@ PNG = base64.b64decode(
 Done = subprocess.CompletedProcess[str]
 
 
+def launch(trial: Trial, agent: str, *arguments: str) -> Done:
+    """Run an agent with the settings that `paceline launch` gives it."""
+    cache = os.environ["PACELINE_CACHE"]
+    command = ("-P", "-m", "paceline", "launch", agent, "-m", f"{cache}/scripted.gguf", "--")
+    return trial.run(sys.executable, *command, *arguments, PACELINE_CACHE=cache)
+
+
 def claude(trial: Trial, task: str) -> Done:
     """Claude Code asks for messages."""
     oracle = {"mcpServers": {"oracle": {"command": COMMAND[0], "args": COMMAND[1:]}}}
-    return trial.run(
-        "claude",
-        *("-p", task, "--allowedTools", "Bash,Read,mcp__oracle__ask"),
-        *("--strict-mcp-config", "--mcp-config", json.dumps(oracle)),
-        ANTHROPIC_BASE_URL=trial.server.root,
-        ANTHROPIC_API_KEY="none",
-        ANTHROPIC_MODEL="scripted",
-        ANTHROPIC_SMALL_FAST_MODEL="scripted",
-        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
-        DISABLE_AUTOUPDATER="1",
-    )
+    options = ("--strict-mcp-config", "--mcp-config", json.dumps(oracle))
+    tools = "Bash,Read,mcp__oracle__ask"
+    return launch(trial, "claude", "-p", task, "--allowedTools", tools, *options)
 
 
-def codex(trial: Trial, task: str, model: str = "scripted") -> Done:
+def codex(trial: Trial, task: str, **more: object) -> Done:
     """Codex asks for responses, and has the functions of an MCP server in a namespace."""
-    provider = {"name": "paceline", "base_url": trial.server.url, "wire_api": "responses"}
-    lines = [f"{name} = {json.dumps(value)}" for name, value in provider.items()]
-    settings = [f"model = {json.dumps(model)}", 'model_provider = "paceline"']
-    home = trial.folder / ".codex"
-    home.mkdir(exist_ok=True)
-    lines = ["[model_providers.paceline]", *lines, "[analytics]", "enabled = false"]
-    lines += ["[mcp_servers.oracle]", f"command = {json.dumps(COMMAND[0])}"]
-    lines += [f"args = {json.dumps(COMMAND[1:])}"]
-    (home / "config.toml").write_text("\n".join([*settings, *lines, ""]), encoding="utf-8")
-    options = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
-    return trial.run("codex", "exec", *options, task)
+    oracle = {"command": COMMAND[0], "args": COMMAND[1:]}
+    settings = {f"mcp_servers.oracle.{name}": value for name, value in oracle.items()}
+    words = [f"{name}={json.dumps(value)}" for name, value in {**settings, **more}.items()]
+    options = [word for setting in words for word in ("-c", setting)]
+    options += ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+    return launch(trial, "codex", "exec", *options, task)
 
 
 def codex_with_custom_tools(trial: Trial, task: str) -> Done:
     """Codex has custom tools for models that it knows, and patches files with one."""
-    return codex(trial, task, KNOWN)
+    return codex(trial, task, model=KNOWN)
 
 
 def opencode(trial: Trial, task: str) -> Done:
     """Opencode asks for chats."""
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "options": {"baseURL": trial.server.url, "apiKey": "none"},
-        "models": {"scripted": {}},
-    }
-    settings = {
-        "provider": {"paceline": provider},
-        "model": "paceline/scripted",
-        "small_model": "paceline/scripted",
-        "autoupdate": False,
-        "mcp": {"oracle": {"type": "local", "command": COMMAND}},
-    }
+    settings = {"autoupdate": False, "mcp": {"oracle": {"type": "local", "command": COMMAND}}}
     (trial.folder / "opencode.json").write_text(json.dumps(settings), encoding="utf-8")
-    return trial.run("opencode", "run", task)
+    return launch(trial, "opencode", "run", task)
 
 
 AGENTS: tuple[Callable[[Trial, str], Done], ...] = (
@@ -132,4 +117,6 @@ def work(trial: Trial) -> None:
 
 
 if __name__ == "__main__":
-    main(__doc__, [], work, script=Path(__file__).parent / "scripted_server.py")
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["PACELINE_CACHE"] = cache
+        main(__doc__, [], work, script=Path(__file__).parent / "scripted_server.py")

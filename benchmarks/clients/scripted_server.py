@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
+from paceline.cli.ps import registration
+from paceline.server.http_server import say_line
 from paceline.server.run import serve
 from paceline.server.settings import Settings
 from support.scripted import Rule, ScriptedEngine, always, called, scripted_model, when
@@ -86,13 +88,19 @@ def looks(prompt: str) -> str | None:
 
 
 def main() -> None:
-    """Serve on a free port until SIGTERM."""
+    """Serve on a free port until SIGTERM; `launch` finds it in $PACELINE_CACHE."""
     with tempfile.TemporaryDirectory() as made:
-        os.environ["PACELINE_CACHE"] = made
-        model = scripted_model(Path(made), Path(made), CONTEXT)
+        folder = Path(os.environ.setdefault("PACELINE_CACHE", made))
+        model = scripted_model(folder, folder, CONTEXT)
         assert isinstance(model.engine, ScriptedEngine)
         model.engine.rules = rules()
-        serve(model, Settings(aliases=(KNOWN,)))
+        with registration() as register:
+
+            def say(line: str) -> None:
+                register(line)
+                say_line(line)
+
+            serve(model, Settings(aliases=(KNOWN,)), say=say)
 
 
 if __name__ == "__main__":

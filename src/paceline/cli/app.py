@@ -25,8 +25,8 @@ from paceline.errors import PacelineError, did_you_mean
 from paceline.storage.system import BROKEN_PIPE_EXIT
 
 COMMANDS = (
-    *("pull", "models", "convert", "generate", "chat", "serve", "bench", "verify", "plan"),
-    *("ps", "rm", "forget"),
+    *("pull", "models", "convert", "generate", "chat", "serve", "launch", "bench", "verify"),
+    *("plan", "ps", "rm", "forget"),
 )
 """Each is the module of the same name in this folder; other packages add more."""
 

@@ -268,21 +268,24 @@ Offline = Annotated[
 ]
 
 
+ModelName = Annotated[
+    str,
+    _model(
+        "-m",
+        "--model",
+        default_factory=default_model,
+        show_default=False,
+        help="name, path or hub name; `paceline models` lists them; default: $PACELINE_MODEL, or a "
+        "small one to try",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """The model, and how it is run."""
 
-    model: Annotated[
-        str,
-        _model(
-            "-m",
-            "--model",
-            default_factory=default_model,
-            show_default=False,
-            help="name, path or hub name; `paceline models` lists them; default: $PACELINE_MODEL, "
-            "or a small one to try",
-        ),
-    ]
+    model: ModelName
     revision: Revision = None
     offline: Offline = False
     engine: Annotated[str, _model(help="auto, llamacpp, mlx or coreml")] = "auto"

@@ -36,8 +36,8 @@ def ps(
     output: Output,
 ) -> int:
     """List what `paceline serve` serves here."""
-    urls = [_DEFAULT, *_registered_urls()] if url is None else [url]
-    models = [model for base in dict.fromkeys(urls) for model in _served(base)]
+    urls = [_DEFAULT, *registered_urls()] if url is None else [url]
+    models = [model for base in dict.fromkeys(urls) for model in served(base)]
     if output.json or not models:
         if not (models or output.json or output.quiet):
             where = "on this machine" if url is None else f"at {url}"
@@ -50,8 +50,8 @@ def ps(
     return 0
 
 
-def _served(url: str) -> list[dict[str, Any]]:
-    """Name, state and URL of each model; none where no server listens.
+def served(url: str, key: str | None = None) -> list[dict[str, Any]]:
+    """Return name, state, context and URL of each model; none where no server listens.
 
     Raises PacelineError for one that does not answer as servers do.
     """
@@ -59,7 +59,7 @@ def _served(url: str) -> list[dict[str, Any]]:
 
     from paceline.client import key_for, key_headers
 
-    headers = key_headers(key_for(url, None))
+    headers = key_headers(key_for(url, key))
     try:
         with httpx.Client(trust_env=False, timeout=_SECONDS, headers=headers) as client:
             reply = client.get(f"{url.rstrip('/')}/models")
@@ -72,6 +72,7 @@ def _served(url: str) -> list[dict[str, Any]]:
                     "id": entry["id"],
                     "state": entry.get("status", {}).get("value", "loaded"),
                     "url": url,
+                    "context": entry.get("max_model_len"),
                     **{name: entry.get(name, "") for name in ("device", "drafter")},
                 }
                 for entry in entries
@@ -107,7 +108,7 @@ def registration() -> Iterator[Callable[[str], None]]:
             release()
 
 
-def _registered_urls() -> Iterator[str]:
+def registered_urls() -> Iterator[str]:
     """URLs of this user's servers; files of those that have ended are removed."""
     for path in (cache_dir() / _FOLDER).glob("*.url"):
         release = lock_path(path, wait=False)

@@ -30,21 +30,22 @@ class Child:
 
     def __init__(self, process: Process, key: str, say: Callable[[str], None]) -> None:
         """Take a process that was just started; `say` gets the lines that it writes."""
-        self._process, self._say = process, say
+        self._process, self.say = process, say
         self._lines: deque[str] = deque(maxlen=200)
         self._listening = asyncio.get_running_loop().create_future()
         self._reading = asyncio.ensure_future(self._read())
         self.url = ""
         """Without a path; empty until it listens."""
+        self.key = key
         self.headers = {"authorization": f"Bearer {key}"}
         """What a request to it needs."""
 
     @classmethod
-    async def start(cls, name: str, options: Sequence[str], say: Callable[[str], None]) -> "Child":
+    async def start(cls, model: str, options: Sequence[str], say: Callable[[str], None]) -> "Child":
         """Load a model; returns once its server listens.
 
         Args:
-            name: of the model, on this machine and in the API.
+            model: its name or path.
             options: further options of `paceline serve`.
             say: gets the lines of its log.
 
@@ -53,7 +54,7 @@ class Child:
             PacelineError: the process cannot be started.
         """
         key = secrets.token_hex(16)
-        argv = python("-m", "paceline", "serve", "--model", name, "--name", name, *_OWN, *options)
+        argv = python("-m", "paceline", "serve", "--model", model, *_OWN, *options)
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv,
@@ -65,10 +66,10 @@ class Child:
                 limit=_LINE_BYTES,
             )
         except OSError as error:
-            raise PacelineError(f"cannot start the process of {name}: {error.strerror}") from error
+            raise PacelineError(f"cannot start the process of {model}: {error.strerror}") from error
         child = cls(process, key, say)
         try:
-            child.url = await asyncio.shield(child._listening)
+            child.url = await child._listening
         except BaseException:
             await child.stop(0.0)
             raise
@@ -98,10 +99,10 @@ class Child:
             if match and not self._listening.done():
                 self._listening.set_result(match[1])
             else:
-                self._say(line)
+                self.say(line)
         await self._process.wait()
         if not self._listening.done():
-            self._listening.set_exception(ModelError(self._reason()))
+            self._listening.set_exception(ModelError(self.reason()))
 
     async def _line(self, stream: asyncio.StreamReader) -> str:
         """The next line that is not empty; empty at the end."""
@@ -114,8 +115,8 @@ class Child:
             if line or not raw:
                 return line
 
-    def _reason(self) -> str:
-        """Why it ended: its last line, which is its error."""
+    def reason(self) -> str:
+        """Return why it ended: its last line, which is its error."""
         code = self._process.returncode or 0
         if code < 0:
             return f"its process ended by signal {-code}"

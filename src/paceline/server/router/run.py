@@ -34,7 +34,8 @@ class RouterServer:
 
         async def load(name: str) -> Child:
             say(f"loading {name}")
-            return await Child.start(name, options, lambda line: say(f"{name}: {line}"))
+            words = ["--name", name, *options]
+            return await Child.start(name, words, lambda line: say(f"{name}: {line}"))
 
         self.router = Router(listed, Pool(load, limits), self.http.settings, default)
         self._app = application(self.router, self.router.routes())
