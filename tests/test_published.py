@@ -147,6 +147,8 @@ def test_a_drafter_is_announced_fetched_listed_beside_its_model_and_removed(
     assert head["head"]["models"] == [str(target)]
     assert [model["name"] for model in listed if model["here"]] == [str(target), head["name"]]
     assert f"  + {head['name']}" in said(capsys, "models")
+    shown = json.loads(said(capsys, "show", str(target), "--json"))
+    assert shown["drafters"] == [head["about"]]
     said(capsys, "rm", head["name"])
     assert not [*(tmp_path / "hub").rglob("*.gguf")]
     assert "is published" in said(capsys, "pull", target)

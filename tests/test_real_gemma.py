@@ -123,8 +123,8 @@ def test_answers_past_the_window_equal_plain_decoding(plain: Any, gemma: Model):
 
 def check(cases: Sequence[Case], plain: Any, model: Model) -> None:
     """Answer the prompts in calls of all together; their tokens must be those of plain decoding."""
-    pairs = model.as_they_end(
-        model.batch_request(case.prompt, drafted_by(case.drafter, case.sampling)) for case in cases
+    pairs = model._as_they_end(
+        model._batch_request(case.prompt, drafted_by(case.drafter, case.sampling)) for case in cases
     )
     results = [result for _, result in sorted(pairs, key=itemgetter(0))]
     assert [result.token_ids for result in results] == [

@@ -94,8 +94,8 @@ def test_rows_do_not_depend_on_how_they_are_computed(
 def test_four_together_in_one_call_have_the_tokens_of_each_alone(plain: Any, real_model: Model):
     ways = [(PROMPTS[0], GREEDY), (PROMPTS[1], SAMPLED), (PROMPTS[2], OWN), (PROMPTS[0], OWN)]
     options: Options = {"max_tokens": TOKENS, "drafter": "suffix", "policy": "fixed"}
-    pairs = real_model.as_they_end(
-        real_model.batch_request(prompt, {**options, **sampling}) for prompt, sampling in ways
+    pairs = real_model._as_they_end(
+        real_model._batch_request(prompt, {**options, **sampling}) for prompt, sampling in ways
     )
     results = [result.token_ids for _, result in sorted(pairs, key=itemgetter(0))]
     assert results == [plain(prompt, sampling) for prompt, sampling in ways]

@@ -46,3 +46,7 @@ def __getattr__(name: str) -> "Any":
     from importlib import import_module
 
     return getattr(import_module(_ROOMS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_ROOMS]

@@ -7,10 +7,22 @@ and exits with `exit_code`; only bugs show a traceback.
 import difflib
 from collections.abc import Iterable
 
+_ELSEWHERE = {
+    **dict.fromkeys(("n_ctx", "num_ctx", "max_model_len", "max_kv_size"), "cache_tokens"),
+    **dict.fromkeys(("n_gpu_layers", "gpu_layers", "device_map"), "device"),
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), "max_tokens"),
+    **dict.fromkeys(("model", "model_path", "repo_id"), "name_or_path"),
+    **dict.fromkeys(("n_threads", "num_thread"), "threads"),
+    **{"draft_model": "drafters", "stop_sequences": "stop", "temp": "temperature"},
+}
+"""Names in llama.cpp, ollama, vLLM, mlx-lm and transformers -> the name in Python."""
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question about the nearest known name, for a message; empty if none is near."""
-    near = difflib.get_close_matches(name, [*known], n=1)
+    known = [*known]
+    ours = _ELSEWHERE.get(name)
+    near = [ours] if ours in known else difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}? " if near else ""
 
 

@@ -172,7 +172,7 @@ STRUCTURES = ("json_schema", "regex", "grammar")
 
 _OR_NONE = (
     *("max_tokens", "seed", "max_block", "logprobs", "think", "probe", "prediction", "system"),
-    *STRUCTURES,
+    *(*STRUCTURES, "constraint"),
 )
 
 
@@ -221,6 +221,8 @@ _KINDS: Mapping[str, _Kind] = {
         "True, False or max_pattern_size, min_pattern_size and min_count",
         lambda value: value is None or isinstance(value, bool | Mapping),
     ),
+    "logit_bias": _Kind(f"token id -> {BIAS}", lambda value: isinstance(value, Mapping)),
+    "constraint": _Kind("a compiled grammar", lambda _: True),
     "template_kwargs": _Kind(
         "variable name -> value",
         lambda value: (
@@ -235,6 +237,15 @@ _KINDS: Mapping[str, _Kind] = {
         ),
     ),
 }
+
+
+def described() -> str:
+    """Return a line for each option: its name, its type and its range."""
+    return "\n".join(f"    {name}: {_expected(name)}" for name in Options.__annotations__)
+
+
+def _expected(name: str) -> str:
+    return f"{_KINDS[name].expected}{', or None' * (name in _OR_NONE)}"
 
 
 def faults(values: Mapping[str, Any]) -> list[str]:
@@ -254,19 +265,15 @@ def _unknown(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _wrong(values: Mapping[str, Any]) -> Iterator[str]:
-    for name, (expected, allows) in _KINDS.items():
+    for name, (_, allows) in _KINDS.items():
         if name not in values or (values[name] is None and name in _OR_NONE):
             continue
         if not allows(values[name]):
-            none = ", or None" if name in _OR_NONE else ""
-            yield f"{name} is {_shown(values[name])}; expected {expected}{none}"
+            yield f"{name} is {_shown(values[name])}; expected {_expected(name)}"
         elif name == "template_kwargs" and (reserved := TEMPLATE_NAMES & values[name].keys()):
             yield f"template_kwargs cannot set {min(reserved)}"
-    biases = values.get("logit_bias", {})
-    if not isinstance(biases, Mapping):
-        yield f"logit_bias is {_shown(biases)}; expected token id -> number"
-        return
-    for token, bias in biases.items():
+    biases = values.get("logit_bias")
+    for token, bias in biases.items() if isinstance(biases, Mapping) else ():
         if not (BIAS_TOKEN.allows(token) and BIAS.allows(bias)):
             yield f"logit_bias is {_shown({token: bias})}; expected token id -> {BIAS}"
             break

@@ -20,9 +20,7 @@ _LONG = 4096
 
 def plan(model: Model, *, measure: bool) -> Report:
     """What was learnt of this machine's costs; with `measure` from calls that are made now, too."""
-    if measure or not model.costs.known:
-        model.measure_costs()
-    cost, compared = model.costs.table(), model.compared()
+    cost, compared = model.measured_costs(again=measure), model.compared()
     value = {
         "model": model.files.name,
         "engine": model.engine.describe(),

@@ -122,7 +122,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
 
     def _measured(self, settings: EngineSettings) -> RowRules:
         """Rules under which rows of this model have equal bits, and how far that was compared."""
-        settings.say("comparing rows of calls, for ten seconds at most")
+        settings.progress.say("comparing rows of calls, for ten seconds at most")
         # Of the processor's own time: what else it does must not decide what is called exact.
         budget = Budget(process_time if mx.default_device() == mx.cpu else perf_counter)
         rules = choose_rows(self.model, self.context_length, budget)
@@ -133,7 +133,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
             together = choose_together(self.model, rules.decode, self.context_length, budget)
             rules = rules._replace(together=together)
         if budget.keys < self.context_length:
-            settings.say(
+            settings.progress.say(
                 f"rows were compared up to {budget.keys} tokens in that time: a longer text's "
                 "`exact` is false"
             )

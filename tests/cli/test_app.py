@@ -99,11 +99,19 @@ def test_the_trial_model_is_announced_once_with_a_better_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    monkeypatch.setattr("paceline.storage.system.memory_bytes", lambda: 4 * 10**9)
-    notice = trial_notice(DEFAULT_MODEL)
-    assert notice is not None
-    (name,) = re.findall(r"paceline pull (\S+)`", notice)
-    assert known_models()[name].bytes <= 4 * 10**9 / 3
+    better = {}
+    for gigabytes, cpus in ((4, 8), (24, 2), (24, 8), (64, 1), (64, 64)):
+        monkeypatch.setattr("paceline.storage.system.memory_bytes", lambda gb=gigabytes: gb * 10**9)
+        monkeypatch.setattr("paceline.storage.system.cpu_cores", lambda count=cpus: count)
+        notice = trial_notice(DEFAULT_MODEL)
+        assert notice is not None
+        (name,) = re.findall(r"paceline pull (\S+)`", notice)
+        (speed,) = re.findall(rf"at (\d+) tokens/s on {cpus} CPUs", notice)
+        assert int(speed) >= 5
+        assert known_models()[name].bytes <= gigabytes * 10**9 / 3
+        better[gigabytes, cpus] = name
+    assert better[24, 2] != "qwen3-8b"
+    assert better[24, 8] == better[64, 64] == "qwen3-8b"
     assert trial_notice(name) is None
     (tmp_path / "models" / DEFAULT_MODEL).mkdir(parents=True)
     assert trial_notice(DEFAULT_MODEL) is None

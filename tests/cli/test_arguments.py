@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from unittest.mock import Mock
 
 import pytest
+from typer import BadParameter
 
 from paceline.cli.app import main
 from paceline.cli.numbers import BLOCK, THREADS, json_object
@@ -13,6 +14,7 @@ from paceline.engines import EngineSettings
 from paceline.engines.costs import MAX_ROWS
 from paceline.errors import InvalidRequest
 from paceline.server.settings import Settings
+from paceline.storage.system import cpu_cores
 from support.words import commands, parse
 
 TEXT = (None, str, Path, json_object)
@@ -20,7 +22,10 @@ TEXT = (None, str, Path, json_object)
 
 NO_NUMBERS = ("", " ", "x", "nan", "-inf", "1e400", "9" * 5000, "0x1", "1,x")
 
-HIGH = {"--port": ("65536",), "--seed": (str(2**64),), "--top-p": ("1.1",)}
+HIGH = {
+    **{"--port": ("65536",), "--seed": (str(2**64),), "--top-p": ("1.1",)},
+    **{"--threads": ("1000",), "--memory": ("100000",), "--clients": ("100000",)},
+}
 """Options -> values beyond a range that is not open."""
 
 ZERO = {
@@ -113,9 +118,14 @@ def test_the_least_a_numeric_option_may_be_is_taken():
 
 def test_limits_of_arguments_are_those_of_the_library():
     assert BLOCK.max_value == MAX_ROWS
-    EngineSettings(threads=THREADS.max_value)
-    with pytest.raises(InvalidRequest):
-        EngineSettings(threads=THREADS.max_value + 1)
+    assert [THREADS("auto"), THREADS("1")] == [None, 1]
+    cpus = cpu_cores()
+    EngineSettings(threads=cpus)
+    for wrong in (cpus + 1, 1000):
+        with pytest.raises(InvalidRequest, match=f"1 to {cpus} "):
+            EngineSettings(threads=wrong)
+        with pytest.raises(BadParameter, match=f"1 to {cpus}, nor auto"):
+            THREADS(str(wrong))
 
 
 @pytest.fixture

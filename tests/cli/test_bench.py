@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from paceline.cli.app import main
 from support.process import Run
 
 
@@ -28,7 +29,21 @@ def test_a_bench_run_prints_tables_or_json_and_writes_what_it_prints(
 def test_a_plan_prints_tables_or_json(run: Run, tiny_gguf: Path):
     value = json.loads(run("plan", "--model", tiny_gguf, "--json").stdout)
     assert all(compared["holds"] for compared in value["exactness"].values())
-    assert "break-even" in run("plan", "--model", tiny_gguf).stdout
+    short, whole = (run("plan", "--model", tiny_gguf, *more).stdout for more in ((), ("--all",)))
+    assert ("break-even" in short, short.count("\n\n")) == (True, 1), "a line and a table"
+    assert "bit for bit" in whole
+    assert "bit for bit" not in short
+
+
+def test_a_busy_machine_is_named_before_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    words = ("bench", "run", "--suite", str(tmp_path / "missing"))
+    for load, more in ((0.0, ()), (1e3, ()), (1e3, ("--quiet",))):
+        monkeypatch.setattr("paceline_lab.cli.options.load_average", lambda load=load: load)
+        assert main([*words, *more]) == 2
+        said = capsys.readouterr().err
+        assert ("busy: a load of 1000.0" in said) == (load > 0 and not more)
 
 
 @pytest.mark.parametrize(

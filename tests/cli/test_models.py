@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from paceline.models.prepare import models_dir
 from support.dflash import tiny_config, write_checkpoint
 from support.ollama import pulled
 from support.process import Run
+from support.tiny import write_tiny
 
 
 def test_pull_makes_a_model_ready_and_says_where(run: Run, tiny_gguf: Path, tiny_files: Any):
@@ -49,6 +52,72 @@ def test_models_are_listed_for_people_and_as_json(run: Run, cache: Path, tiny_fi
     assert "fits memory" in text
     assert f"{DEFAULT_MODEL} (default)" in text
     assert "to fetch" in text
+
+
+def test_show_has_what_is_known_of_a_model_without_its_weights(
+    run: Run, tiny_gguf: Path, tiny_files: Any
+):
+    value = json.loads(run("show", tiny_gguf, "--json").stdout)
+    facts = {
+        **{"name": str(tiny_gguf), "installed": True, "engine": "llamacpp", "license": "cc0-1.0"},
+        **{"bytes": tiny_gguf.stat().st_size, "context_length": 512, "reasoning": False},
+        **{"drafter": "suffix", "published": None, "chat_template": tiny_files.chat_template},
+        **{"special_tokens": tiny_files.tokenizer.special_tokens(), "settings": {}},
+        "end_tokens": [*tiny_files.stop_token_ids],
+    }
+    assert facts.items() <= value.items()
+    assert value["on_disk"] >= value["bytes"]
+    text = run("show", tiny_gguf).stdout
+    assert re.search(r"^context_length +512$", text, re.MULTILINE)
+    assert f"{len(tiny_files.chat_template)} characters" in text
+
+
+def test_show_says_where_settings_come_from(run: Run, tmp_path: Path):
+    path = write_tiny(tmp_path / "set.gguf", fields={"general.sampling.temp": 0.5})
+    assert json.loads(run("show", path, "--json").stdout)["settings"] == {
+        "temperature": {"value": 0.5, "source": "model"}
+    }
+    assert "temperature 0.5 (model)" in run("show", path).stdout
+
+
+def test_show_of_a_model_that_is_not_installed_fetches_nothing(
+    run: Run, refused: Callable[..., str]
+):
+    value = json.loads(run("show", "qwen3-8b", "--json").stdout)
+    assert (value["installed"], value["bytes"]) == (False, known_models()["qwen3-8b"].bytes)
+    assert "`paceline pull qwen3-8b`" in run("show", "qwen3-8b").stdout
+    assert "owner/name" in refused("show", "owner/name")
+    assert "did you mean qwen3-8b?" in refused("show", "qwen3-8")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("paceline show qwen3-", ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b"]),
+        ("paceline pull gpt", ["gpt-oss-20b"]),
+        ("paceline learn gpt", ["gpt-oss-20b"]),
+        ("paceline rm gpt", []),
+        ("paceline chat --model gpt", ["gpt-oss-20b"]),
+        ("paceline serve --engine ll", ["llamacpp"]),
+        ("paceline generate --drafter n", ["none", "ngram"]),
+        ("paceline serve --drafter suffix+t", ["suffix+table"]),
+        ("paceline verify --drafter dfl", ["dflash"]),
+        ("paceline bench run --drafter pre", ["prediction"]),
+    ],
+)
+def test_a_shell_completes_models_drafters_and_engines(
+    line: str, words: list[str], run: Run, environment: dict[str, str]
+):
+    asked = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": line}
+    asked["COMP_CWORD"] = str(line.count(" "))
+    assert run(env={**environment, **asked}).stdout.split() == words
+
+
+def test_a_shell_completes_what_can_be_removed(
+    run: Run, environment: dict[str, str], tiny_gguf: Path
+):
+    asked = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": "paceline rm ", "COMP_CWORD": "2"}
+    assert str(tiny_gguf) in run(env={**environment, **asked}).stdout.split()
 
 
 def packed(cache: Path, path: Path) -> None:

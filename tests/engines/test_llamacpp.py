@@ -75,8 +75,9 @@ def run(engine: LlamaCppEngine, tokens: list[int], start: int, sizes: list[int])
     [((9, 3), 1), ((9, 3), 2), ((9, 3), 4), ((4, 1), 2), ((4, 4), 3), ((4, 2), 3)],
 )
 def test_a_single_row_has_the_bits_of_several_where_the_rule_allows_it(
-    tmp_path: Path, heads: tuple[int, int], threads: int
+    tmp_path: Path, heads: tuple[int, int], threads: int, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr("paceline.engines.base.cpu_cores", lambda: threads)
     queries, keys = heads
     sizes = {**SIZES, "d": 64 * queries, "heads": queries, "kv_heads": keys, "context": CONTEXT}
     path = write_tiny(tmp_path / "m.gguf", sizes=sizes)  # f16: rounding hides no difference
@@ -360,8 +361,13 @@ def test_a_head_of_floats_gets_two_rows_in_llama_cpp(tmp_path: Path):
     ids=["heads that threads divide", "no room to compare"],
 )
 def test_where_no_rows_agree_each_runs_alone_and_drafts_change_no_token(
-    tmp_path: Path, threads: int, context: int, prefill: tuple[int, int]
+    tmp_path: Path,
+    threads: int,
+    context: int,
+    prefill: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr("paceline.engines.base.cpu_cores", lambda: threads)
     path = write_tiny(tmp_path / "m.gguf", sizes={**SIZES, "context": context})  # heads of 16, f16
     files = resolve(str(path), tmp_path, engine="llamacpp")
     engine = LlamaCppEngine(path, context, EngineSettings(threads=threads), binding=library(IK))

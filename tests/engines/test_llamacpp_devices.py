@@ -6,6 +6,7 @@ Devices here are made up. With a library that has one, in LLAMA_CPP_LIB_PATH, `l
 
 import os
 from contextlib import closing
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from paceline.engines.llamacpp.devices import open_llamacpp
 from paceline.engines.llamacpp.sequence import LlamaSequence
 from paceline.engines.rows import RowRange
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
+from paceline.storage.progress import Progress
 from support.errors import raises
 from support.llamacpp import library
 
@@ -33,10 +35,10 @@ def device(name: str = "CUDA0", free: int = MUCH, about: str = "a card") -> Devi
 
 
 def chosen(path: Path, asked: str, *found: Device, **settings: Any) -> tuple[Offload | None, str]:
-    lines: list[str] = []
+    said = StringIO()
     binding: Any = SimpleNamespace(name=UPSTREAM, version="1")
-    asking = EngineSettings(device=asked, say=lines.append, **settings)
-    return devices.offload_for(binding, found, path, 512, asking), " ".join(lines)
+    asking = EngineSettings(device=asked, progress=Progress(said), **settings)
+    return devices.offload_for(binding, found, path, 512, asking), said.getvalue()
 
 
 @pytest.mark.skipif("LLAMA_CPP_LIB_PATH" not in os.environ, reason="LLAMA_CPP_LIB_PATH has none")
@@ -113,13 +115,12 @@ def test_a_file_that_is_listed_has_the_device_that_auto_takes(
 def test_where_a_device_fails_the_processor_goes_on_if_auto_chose(
     tiny_gguf: Path, failing: Binding
 ):
-    lines: list[str] = []
-    settings = EngineSettings(threads=1, say=lines.append)
+    said = StringIO()
+    settings = EngineSettings(threads=1, progress=Progress(said))
     with closing(open_llamacpp(tiny_gguf, 512, settings, failing)) as engine:
         assert "device" not in engine.describe()
         assert "CUDA0" in engine.remark
-    assert len(lines) == 1
-    assert "runs on the processor" in lines[0]
+    assert said.getvalue().count("runs on the processor") == 1
     with raises(ModelError, tiny_gguf.name, "--device cpu"):
         settings = EngineSettings(threads=1, device="gpu")
         open_llamacpp(tiny_gguf, 512, settings, failing)

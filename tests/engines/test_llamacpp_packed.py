@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from paceline.engines.base import EngineSettings
 from paceline.engines.llamacpp import packed
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.storage.gguf_file import read_gguf
+from paceline.storage.progress import QUIET, Progress
 from support.llamacpp import library
 from support.tiny import Type, write_tiny
 
@@ -29,8 +31,8 @@ Opened = tuple[bool, bytes]
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opened]:
     monkeypatch.setattr(packed, "_MIN_BYTES", 0)
 
-    def opened(path: Path, say: Callable[[str], None] = lambda _: None) -> Opened:
-        settings = EngineSettings(threads=1, packed=tmp_path / "copies", say=say)
+    def opened(path: Path, progress: Progress = QUIET) -> Opened:
+        settings = EngineSettings(threads=1, packed=tmp_path / "copies", progress=progress)
         engine = LlamaCppEngine(path, 256, settings, binding=library("ik_llama.cpp"))
         with closing(engine), closing(engine.open()) as sequence:
             logits = engine.step([(sequence, Block(TOKENS, 4, prefill=True))]).logits[0]
@@ -143,14 +145,12 @@ def test_experts_are_not_packed(path: Path):
     assert not binding.packs(replace(content, tensors=[*content.tensors, experts]))
 
 
-def test_long_packing_is_said(
-    opened: Callable[..., Opened], path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(packed, "_LONG", 1)
-    lines: list[str] = []
-    assert opened(path, lines.append)[0]
-    assert opened(path, lines.append)[0]
-    assert lines == [f"packing {path.name} for this processor, once"]
+def test_work_that_is_done_once_is_shown(opened: Callable[..., Opened], path: Path):
+    said = StringIO()
+    assert opened(path, Progress(said))[0]
+    assert opened(path, Progress(said))[0]
+    begun = [line.partition(" ")[0] for line in said.getvalue().splitlines()]
+    assert begun == ["packing", "measuring", "measuring"], "nothing keeps measurements"
 
 
 def test_a_small_file_has_no_copy(path: Path, tmp_path: Path):

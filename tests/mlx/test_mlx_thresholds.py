@@ -5,6 +5,7 @@ Further on a device that plans each shape of attention for 200 ms, as cuDNN does
 
 from collections.abc import Sequence
 from contextlib import closing
+from io import StringIO
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings
 from paceline.engines.rows import RowRules
+from paceline.storage.progress import Progress
 from paceline_mlx.engine import MlxEngine
 from paceline_mlx.model import LoadedModel, load
 from paceline_mlx.rows import FEW_SHAPES
@@ -143,11 +145,12 @@ def test_no_shape_is_planned_while_an_answer_is_made(
 def test_measurements_end_after_ten_seconds_and_nothing_longer_is_called_exact(
     checkpoint_of: mlx.Checkpoints, planned: set[Any]
 ):
-    said: list[str] = []
-    engine = MlxEngine(checkpoint_of("llama"), CONTEXT, EngineSettings(say=said.append))
+    said = StringIO()
+    settings = EngineSettings(progress=Progress(said))
+    engine = MlxEngine(checkpoint_of("llama"), CONTEXT, settings)
     assert 0.2 * len(planned) < 10.4
     assert 0 < engine.compared_keys < CONTEXT
-    assert f"up to {engine.compared_keys} tokens" in said[-1]
+    assert f"up to {engine.compared_keys} tokens" in said.getvalue()
 
 
 def test_padded_keys_are_not_seen(

@@ -36,7 +36,7 @@ def table(model: Model) -> Iterator[Path]:
 
 def test_auto_drafts_with_an_installed_table_and_no_token_changes(model: Model, table: Path):
     plain = model.generate(PROMPT, max_tokens=40, ignore_eos=True, drafter="none")
-    assert Model(model.files, model.engine).request({}).drafter.has("table") is False
+    assert Model(model.files, model.engine)._request({}).drafter.has("table") is False
     install(model.files, "table", table)
     answer = Model(model.files, model.engine).generate(PROMPT, max_tokens=40, ignore_eos=True)
     assert answer.token_ids == plain.token_ids

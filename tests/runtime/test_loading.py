@@ -1,5 +1,6 @@
 """`paceline.load`: its settings, and the sampling settings that come with a model."""
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +99,15 @@ def test_settings_that_a_request_leaves_out_come_from_registry_and_model(model: 
     chat = own.conversation()
     assert said(chat.say("Hello", seed=5)).token_ids == found.token_ids
     chat.close()
+
+
+def test_what_is_measured_once_is_shown_while_it_lasts(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    shown = StringIO()
+    for _ in range(2):
+        with load(str(tiny_gguf), progress=Progress(shown)) as model:
+            model.generate("Hello", max_tokens=2)
+    lines = [line for line in shown.getvalue().splitlines() if "once per model" in line]
+    assert [line.split()[1] for line in lines] == ["which", "whether"]

@@ -66,13 +66,13 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """The requests that a model gets, whose registry and files have settings of their own."""
     for name, value in {"MAX_TOKENS": 4, "LONGEST_PROMPT": 4, "_MAX_UNUSED": 2}.items():
         monkeypatch.setattr(data, name, value)
-    seen, usual = list[Request](), Model.request
+    seen, usual = list[Request](), Model._request
 
     def request(model: Model, options: Any) -> Request:
         seen.append(usual(model, options, HOT))
         return seen[-1]
 
-    monkeypatch.setattr(Model, "request", request)
+    monkeypatch.setattr(Model, "_request", request)
     return seen
 
 

@@ -1,3 +1,4 @@
+import re
 from typing import Any
 
 import pytest
@@ -5,7 +6,10 @@ import pytest
 from paceline.decoding.stopping import DEFAULT, Repetition, Stopping
 from paceline.engines.costs import MAX_ROWS
 from paceline.errors import InvalidRequest
-from paceline.options import POLICIES
+from paceline.options import POLICIES, RANGES, Options
+from paceline.runtime.conversation import Conversation
+from paceline.runtime.load import load
+from paceline.runtime.model import Model
 from paceline.runtime.request import check
 
 
@@ -45,11 +49,45 @@ def test_repetition_detection_is_off_unless_it_is_asked_for():
     assert check({"repetition_detection": True}).repetition == DEFAULT
 
 
-def test_an_unknown_option_is_named_with_the_nearest_one():
-    options: Any = {"temprature": 1}
-    with pytest.raises(InvalidRequest, match=r"'temprature'; did you mean temperature\?"):
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("temprature", "temperature"),
+        *(("temp", "temperature"), ("n_predict", "max_tokens"), ("num_predict", "max_tokens")),
+        *(("max_new_tokens", "max_tokens"), ("stop_sequences", "stop"), ("schema", "json_schema")),
+    ],
+)
+def test_an_unknown_option_is_named_with_the_one_that_is_meant(name: str, near: str):
+    options: Any = {name: 1}
+    with pytest.raises(InvalidRequest, match=rf"'{name}'; did you mean {near}\?"):
         check(options)
-    options = {"zzz": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        *(("n_ctx", "cache_tokens"), ("num_ctx", "cache_tokens"), ("n_gpu_layers", "device")),
+        *(("n_threads", "threads"), ("thread", "threads"), ("model_path", "name_or_path")),
+        ("draft_model", "drafters"),
+    ],
+)
+def test_an_unknown_setting_of_load_is_named_with_the_one_that_is_meant(name: str, near: str):
+    settings: Any = {name: 1}
+    with pytest.raises(InvalidRequest, match=rf"'{name}'; did you mean {near}\?"):
+        load("no model is looked for", **settings)
+
+
+def test_help_lists_every_option_with_its_range():
+    methods = (Model.generate, Model.stream, Model.map, Model.agenerate, Model.astream)
+    for method in (*methods, Conversation.say):
+        lines = dict(re.findall(r"^    (\w+): (.+)$", method.__doc__ or "", re.MULTILINE))
+        assert {*lines} == {*Options.__annotations__}
+        for name, limits in RANGES.items():
+            assert lines[name].removesuffix(", or None") == str(limits)
+
+
+def test_an_option_that_nobody_knows_is_named_alone():
+    options: Any = {"zzz": 1}
     with pytest.raises(InvalidRequest, match=r"no option 'zzz'$"):
         check(options)
 

@@ -1,11 +1,11 @@
-"""The memory that a process may use, with the files of control groups that Linux would have."""
+"""Memory and CPUs that a process may use, with the files of control groups of Linux."""
 
 from pathlib import Path
 
 import pytest
 
 from paceline.storage import system
-from paceline.storage.system import memory_bytes
+from paceline.storage.system import cpu_cores, memory_bytes
 
 MACHINE = 16_000_000_000
 UNLIMITED = "9223372036854771712"
@@ -59,3 +59,23 @@ def test_the_least_limit_of_the_groups_holds(
     if groups is not None:
         write(root, groups, **limits)
     assert memory_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, 8),
+        ({"cpu_DOT_max": "max 100000"}, 8),
+        ({"cpu_DOT_max": "200000 100000"}, 2),
+        ({"cpu_DOT_max": "150000 100000"}, 2),
+        ({"cpu_DOT_max": "1000 100000"}, 1),
+        ({"cpu_DOT_max": "1600000 100000"}, 8),
+        ({"a__cpu_DOT_max": "300000 100000", "a__b__cpu_DOT_max": "max 100000"}, 3),
+    ],
+)
+def test_a_containers_quota_bounds_the_cpus(
+    limits: dict[str, str], expected: int, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8), raising=False)
+    write(root, "0::/a/b\n", **limits)
+    assert cpu_cores() == expected

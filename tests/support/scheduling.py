@@ -22,7 +22,7 @@ class Submitted:
         self.streamed: list[int] = []
         self._events: queue.Queue[Event] = queue.Queue()
         tokens = scheduler.model.tokens(prompt, raw=True)
-        request = scheduler.model.request(options, private=bool(fields.get("salt")))  # type: ignore[arg-type]
+        request = scheduler.model._request(options, private=bool(fields.get("salt")))  # type: ignore[arg-type]
         request = BatchRequest(tokens, request, **fields)
         self.queued: BatchRequest = scheduler.submit(request, self._events.put)
 

@@ -97,7 +97,7 @@ def test_exact_rests_on_the_conditions_that_an_answer_is_computed_under(model: M
         assert stream.result.exactness.keys() == conditions, turn
         assert stream.result.exact
     chat.close()
-    shared = broken.exactness(DrafterSpec(), cached=True, shared=True)
+    shared = broken._comparisons(DrafterSpec(), cached=True, shared=True)
     assert shared is not None
     assert {name for name, each in shared.items() if not each.holds} == {"batch"}
 
@@ -109,9 +109,9 @@ def test_a_conversation_in_a_full_cache_claims_nothing_and_goes_on(model: Model)
     held = engine.open()
     engine.step([(held, Block([5] * 90, 0, prefill=True))])
     held.commit(90)
-    assert small.exactness(DrafterSpec(), cached=True) is None
+    assert small._comparisons(DrafterSpec(), cached=True, shared=False) is None
     held.close()
-    assert small.exactness(DrafterSpec(), cached=True) is not None
+    assert small._comparisons(DrafterSpec(), cached=True, shared=False) is not None
 
 
 def nothing(*_: object) -> None:

@@ -302,6 +302,19 @@ def test_a_stream_that_is_no_answer_is_a_failed_request(
     assert (said.count("\n"), reason in said) == (1, True)
 
 
+@pytest.mark.parametrize(("more", "requests"), [((), 6 + 2 * (6 + 6)), (("--quick",), 2 + 2 + 3)])
+def test_the_number_of_requests_and_their_time_are_said_before(
+    more: tuple[str, ...], requests: int, prompts: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = ("--suite", str(prompts), "--clients", "3", "--max-tokens", "8")
+    with serving(lambda *_: TEXT) as server:
+        assert main(["verify", "--url", server.url, *words, *more]) == 0
+        assert server.asked == requests
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"{requests} requests, of at most 8 tokens each"
+    assert [line for line in said if line.startswith("about 0.0 min more")] == said[2:3]
+
+
 def test_thoughts_are_part_of_the_text(verify: Found):
     def answer(server: FakeServer, _: dict[str, Any]) -> str:
         thought = "two" if server.asked == 9 else "one"

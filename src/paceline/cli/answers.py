@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from paceline.cli import numbers
+from paceline.cli import complete, numbers
 from paceline.cli.console import check_kept, load_model, read_text, say
 from paceline.cli.options import (
     MAX_TOKENS,
@@ -44,6 +44,10 @@ _STRUCTURE = re.compile(r"^\s*(\{|\w[\w-]*\s*::=|start\s*:)", re.MULTILINE)
 """The beginning of a schema, or a line of a grammar: no name of a file."""
 
 _TRIAL_SHARE = 3  # 1 / this of memory, at most, has a suggested model
+_TRIAL_SPEED = 5  # fewest expected tokens/s of a suggested model
+_CORE_BANDWIDTH, _BANDWIDTH = 5e9, 40e9
+"""Estimated bytes of weights per second, read by a CPU and by all CPUs of a machine. Two CPUs of
+shared servers read 7 to 19 GB/s of SmolLM2 135M and 10 of a 1.7B in Q4_K_M (November 2026)."""
 
 SAME_NAME = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
@@ -148,8 +152,9 @@ class AnswerArguments:
     drafter: Annotated[
         str | None,
         _drafting(
+            autocompletion=complete.drafters,
             help="what guesses the next tokens, for the model to verify: auto, none, or parts "
-            "joined by +; never changes the answer"
+            "joined by +; never changes the answer",
         ),
     ] = None
     policy: Annotated[
@@ -242,18 +247,22 @@ def trial_notice(name: str) -> str | None:
     """Two lines for the first use of the default model; None: it is another, or is here already."""
     from paceline.models import DEFAULT_MODEL, cache_dir, list_models
     from paceline.storage.files import megabytes
-    from paceline.storage.system import memory_bytes
+    from paceline.storage.system import cpu_cores, memory_bytes
 
     if name != DEFAULT_MODEL or any((cache_dir() / "models").glob(f"{DEFAULT_MODEL}*")):
         return None
     notice = f"{name} is a small model to try paceline with."
-    models = [model for model in list_models() if model.to_fetch * _TRIAL_SHARE <= memory_bytes()]
+    bandwidth = min(cpu_cores() * _CORE_BANDWIDTH, _BANDWIDTH)
+    most = min(memory_bytes() / _TRIAL_SHARE, bandwidth / _TRIAL_SPEED)
+    models = [model for model in list_models() if model.to_fetch <= most]
     best = max(models, key=lambda model: model.to_fetch, default=None)
     if best is None or best.name == name:
         return notice
     return (
-        f"{notice} A better one that fits this memory is {best.name}: `paceline pull {best.name}` "
-        f"({megabytes(best.to_fetch)}), then -m {best.name} or {MODEL_VARIABLE}={best.name}."
+        f"{notice} A better one for this machine is {best.name}, estimated at "
+        f"{bandwidth / best.to_fetch:.0f} tokens/s on {cpu_cores()} CPUs: `paceline pull "
+        f"{best.name}` ({megabytes(best.to_fetch)}), then -m {best.name} or "
+        f"{MODEL_VARIABLE}={best.name}."
     )
 
 

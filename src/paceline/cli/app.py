@@ -26,7 +26,7 @@ from paceline.storage.system import BROKEN_PIPE_EXIT
 
 COMMANDS = (
     *("pull", "models", "convert", "generate", "chat", "serve", "launch", "bench", "verify"),
-    *("plan", "ps", "rm", "forget"),
+    *("plan", "show", "ps", "rm", "forget"),
 )
 """Each is the module of the same name in this folder; other packages add more."""
 

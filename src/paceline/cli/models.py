@@ -33,20 +33,20 @@ def models(
         count = check_models(progress=progress_of(output))
         print_value(output, {"checked": count}, f"prepared models as they were made: {count}")
         return 0
-    listed = [_measured(model) for model in list_models()]
+    listed = [measured(model) for model in list_models()]
     pairs = [(model, exactness_of(model)) for model in listed]
-    heads = [*_heads([model for model in listed if model.here])]
+    drafters = [*heads([model for model in listed if model.here])]
     if output.json:
         values = [
             {**asdict(model), "exactness": measured, "head": None} for model, measured in pairs
         ]
-        print(json.dumps([*values, *map(_as_model, heads)], default=str))
+        print(json.dumps([*values, *map(_as_model, drafters)], default=str))
         return 0
-    _print_models(pairs, heads)
+    _print_models(pairs, drafters)
     return 0
 
 
-def _measured(model: "Listed") -> "Listed":
+def measured(model: "Listed") -> "Listed":
     """A model with its size on this disk, with what was made of it, and its device."""
     from paceline.models import removal_of
     from paceline.runtime.load import device_of, packed_copies
@@ -114,7 +114,7 @@ class _Head(NamedTuple):
         return f"{facts.form}{'' if self.models else sizes}: {use}"
 
 
-def _heads(models: Sequence["Listed"]) -> Iterator[_Head]:
+def heads(models: Sequence["Listed"]) -> Iterator[_Head]:
     """The drafters here, each with those of the models that it is for."""
     from paceline.drafters import read_facts
     from paceline.models import list_drafters

@@ -15,6 +15,7 @@ from typer import BadParameter
 
 from paceline import options
 from paceline.options import RANGES
+from paceline.storage.system import cpu_cores, memory_bytes
 
 _MAX = 2**31 - 1
 
@@ -59,18 +60,19 @@ def of(name: str) -> WholeParser | RealParser:
 
 @dataclass(frozen=True, slots=True)
 class WholeOr:
-    """A whole number of `min_value` or more, or a word for a value."""
+    """A whole number from `min_value` to `max_value`, or a word for a value."""
 
     min_value: int
     word: str
     meaning: str
-    value: int | str
+    value: int | str | None
+    max_value: int = _MAX
 
-    def __call__(self, text: str) -> int | str:
+    def __call__(self, text: str) -> int | str | None:
         if text == self.word:
             return self.value
         try:
-            return WholeParser(self.min_value)(text)
+            return WholeParser(self.min_value, self.max_value)(text)
         except BadParameter as error:
             raise BadParameter(f"{error}, nor {self.meaning}") from None
 
@@ -93,6 +95,11 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def memory(text: str) -> float:
+    """Parse gigabytes, at most those of this machine."""
+    return RealParser(0, round(memory_bytes() / 1e9, 1), open=True)(text)
+
+
 def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:40]}...")
 
@@ -105,10 +112,11 @@ COUNT = WholeParser(1)
 GIGABYTES = RealParser(0, 1e6, open=True)
 LIMIT = WholeOr(1, "-1", "-1 for no limit", -1)
 PROBABILITY = RealParser(0, 1)
+CLIENTS = WholeParser(1, 1024)
 PARALLEL = WholeParser(1, 32)
 PORT = WholeParser(0, 2**16 - 1)
 SECONDS = RealParser(0, 365 * 24 * 3600)
 SEED = of("seed")
 TEMPERATURE = of("temperature")
-THREADS = WholeParser(1, 4096)
+THREADS = WholeOr(1, "auto", f"auto; there are {cpu_cores()} CPUs", None, cpu_cores())
 TIMEOUT = RealParser(0, SECONDS.max_value, open=True)

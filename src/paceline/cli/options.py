@@ -15,10 +15,10 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from typer import Option, Typer
+from typer import Argument, Option, Typer
 from typer.core import TyperCommand, TyperOption
 
-from paceline.cli import declare, numbers
+from paceline.cli import complete, declare, numbers
 from paceline.cli.groups import Group
 from paceline.cli.habits import followed, habits
 from paceline.errors import InvalidRequest
@@ -275,6 +275,7 @@ ModelName = Annotated[
         "--model",
         default_factory=default_model,
         show_default=False,
+        autocompletion=complete.models,
         help="name, path or hub name; `paceline models` lists them; default: $PACELINE_MODEL, or a "
         "small one to try",
     ),
@@ -288,7 +289,9 @@ class ModelOptions:
     model: ModelName
     revision: Revision = None
     offline: Offline = False
-    engine: Annotated[str, _model(help="auto, llamacpp, mlx or coreml")] = "auto"
+    engine: Annotated[
+        str, _model(autocompletion=complete.engines, help="auto, llamacpp, mlx or coreml")
+    ] = "auto"
     rows: Annotated[
         int,
         _model(
@@ -302,7 +305,8 @@ class ModelOptions:
         _model(parser=numbers.COUNT, help="KV cache, in tokens; default: one context, for serve 4"),
     ] = None
     threads: Annotated[
-        int | None, _model(parser=numbers.THREADS, help="CPU threads; default: the engine's choice")
+        int | None,
+        _model(parser=numbers.THREADS, help="CPU threads: auto, or at most one per CPU"),
     ] = None
     device: Annotated[
         str, _model(help="for GGUF files: auto, cpu, gpu, or a device that `paceline plan` names")
@@ -315,6 +319,16 @@ class ModelOptions:
         ComputeUnits | None, _model(help="for the engine coreml; default: cpu-and-ne")
     ] = None
 
+
+ModelArgument = Annotated[
+    str,
+    Argument(
+        default_factory=default_model,
+        show_default=False,
+        autocompletion=complete.models,
+        help="name, path or hub name; default: $PACELINE_MODEL, or a small one to try",
+    ),
+]
 
 OF_MODEL = {*ModelOptions.__annotations__} - {"offline"}
 """Options that have no effect where a server is asked."""

@@ -13,7 +13,7 @@ app = group()
 
 @command(
     app,
-    first=("model", "engine", "measure", "result", "json", "quiet"),
+    first=("model", "engine", "measure", "everything", "result", "json", "quiet"),
     examples=("paceline plan", "paceline plan -m qwen3-0.6b --measure"),
 )
 def plan(
@@ -21,13 +21,14 @@ def plan(
     measure: Annotated[
         bool, Option("--measure", help="make calls to learn from, besides those of answers")
     ] = False,
+    everything: Annotated[bool, Option("--all", help="also long contexts, and exactness")] = False,
     result: ResultFile = None,
     model: ModelOptions,
     output: Output,
 ) -> int:
     """Show when drafting pays here, as answers have shown it.
 
-    A call computes one or more rows: the last token, and drafted ones to verify. The tables have
+    A call computes one or more rows: the last token, and drafted ones to verify. The table has
     the cost of a call by rows, and the acceptance from which a block of so many rows pays. If no
     answer was given yet, calls are made for it.
     """
@@ -37,8 +38,11 @@ def plan(
 
     check_writable(result)
     report = run(load_model(model, output), measure=measure)
-    text = "\n".join(filter(None, (report.text, _advice(report.value))))
-    return print_report(replace(report, text=text), output, result)
+    texts = [*filter(None, (report.text, _advice(report.value)))]
+    if not everything:
+        texts = [text.partition("\n")[0].rstrip(":") for text in texts]
+        report = replace(report, tables=report.tables[:1])
+    return print_report(replace(report, text="\n".join(texts)), output, result)
 
 
 def _advice(value: Mapping[str, Any]) -> str:

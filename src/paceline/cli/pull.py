@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from paceline.cli.console import obey_offline, print_value, progress_of
-from paceline.cli.options import Offline, Output, Revision, command, default_model, group
+from paceline.cli.options import ModelArgument, Offline, Output, Revision, command, group
 
 app = group()
 
@@ -15,10 +15,7 @@ app = group()
 )
 def pull(
     *,
-    model: Annotated[
-        str,
-        Argument(default_factory=default_model, show_default=False, help="name, path or hub name"),
-    ],
+    model: ModelArgument,
     drafter: Annotated[
         bool, Option("--drafter", help="also the drafter that is published for it")
     ] = False,

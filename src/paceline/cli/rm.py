@@ -4,6 +4,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from paceline.cli import complete
 from paceline.cli.console import print_value
 from paceline.cli.options import Output, command, group
 
@@ -13,7 +14,10 @@ app = group()
 @command(app, examples=("paceline rm qwen3-0.6b", "paceline rm qwen3-0.6b --dry-run"))
 def rm(
     *,
-    model: Annotated[str, Argument(help="name, as `paceline models` has it")],
+    model: Annotated[
+        str,
+        Argument(autocompletion=complete.installed, help="name, as `paceline models` has it"),
+    ],
     dry_run: Annotated[bool, Option("--dry-run", help="list files, and remove nothing")] = False,
     output: Output,
 ) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from paceline.cli import numbers
+from paceline.cli import complete, numbers
 from paceline.cli.console import check_kept, load_model, obey_offline, say
 from paceline.cli.options import GenerationConfig, ModelOptions, Output, Quiet, command, group
 from paceline.errors import PacelineError
@@ -90,7 +90,9 @@ class ServerArguments:
             help="keep the KV of prompts on disk, at most so much; default: in memory alone",
         ),
     ] = None
-    drafter: Annotated[str, _default(help="auto, none, or parts joined by +")] = "auto"
+    drafter: Annotated[
+        str, _default(autocompletion=complete.drafters, help="auto, none, or parts joined by +")
+    ] = "auto"
     policy: Annotated[str, _default(help="auto, fixed, adaptive or kelly")] = "auto"
     max_block: Annotated[
         int | None, _default(parser=numbers.BLOCK, help="maximum rows of a block, 2 to 32")
@@ -142,7 +144,7 @@ class SeveralModels:
     memory: Annotated[
         float | None,
         _all(
-            parser=numbers.GIGABYTES,
+            parser=numbers.memory,
             metavar="GB",
             help="maximum memory of the loaded models, as estimated; default: the machine's",
         ),

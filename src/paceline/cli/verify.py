@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
-from paceline.cli import declare
+from paceline.cli import declare, numbers
 from paceline.cli.console import check_writable, load_model, print_report, progress_of
 from paceline.cli.options import (
     OF_MODEL,
@@ -32,9 +32,7 @@ class VerificationArguments:
     ] = False
     drafters: Annotated[
         list[str],
-        declare.several(
-            "--drafter", help="check this one; may be repeated; default: all there are"
-        ),
+        declare.drafters(help="check this one; may be repeated; default: all there are"),
     ]
     suite: Suite = None
     max_tokens: MaxTokens = 64
@@ -64,7 +62,9 @@ class RemoteArguments:
             help="with --url: a second server of the same model, started without speculation",
         ),
     ] = None
-    clients: Annotated[int, declare.count(help="with --url: requests at once")] = 8
+    clients: Annotated[
+        int, Option(parser=numbers.CLIENTS, help="with --url: requests at once, up to 1024")
+    ] = 8
     rounds: Annotated[int, declare.count(help="with --url: repetitions")] = 2
 
 

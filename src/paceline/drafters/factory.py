@@ -191,7 +191,7 @@ def create(
     """Make the drafters of `spec`, in its order.
 
     Args:
-        spec: see `DrafterSpec.parse`; `auto` is resolved before, by `Model.request`.
+        spec: see `DrafterSpec.parse`; `auto` is resolved before, by `Model._request`.
         shared: resources of the target.
         request: the request that the drafters are for.
 
@@ -252,11 +252,16 @@ def _part(text: str) -> DrafterPart:
             return _named_part(kind, argument)
     if kind in (engines := heads.engines_by_kind()):
         return _head_part(kind, argument, engines[kind])
-    names = (*_MAKERS, *engines)
+    names = drafter_names()
     raise InvalidRequest(
-        f"no drafter is called {kind[:40]!r}; {did_you_mean(kind[:40], ('none', 'auto', *names))}"
-        f"expected none, auto, or {', '.join(names)} joined by +, which is in no path"
+        f"no drafter is called {kind[:40]!r}; {did_you_mean(kind[:40], names)}"
+        f"expected none, auto, or {', '.join(names[2:])} joined by +, which is in no path"
     )
+
+
+def drafter_names() -> Sequence[str]:
+    """Return `none`, `auto` and every kind of drafter."""
+    return ("none", "auto", *_MAKERS, *heads.engines_by_kind())
 
 
 def _head_part(kind: str, argument: str, engines: Sequence[str]) -> DrafterPart:

@@ -5,7 +5,7 @@ conformance tests: slots are append-only (see `KVSequence`), and a row's logits 
 the number of rows in the call, nor on the row's place, nor on the other sequences.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from paceline.decoding.types import Best, Block, Logits, Taps
 from paceline.errors import InvalidRequest
-from paceline.storage.system import memory_bytes
+from paceline.storage.progress import QUIET, Progress
+from paceline.storage.system import cpu_cores, memory_bytes
 
 COMPUTE_UNITS = ("all", "cpu-only", "cpu-and-gpu", "cpu-and-ne")
 """Where Core ML may run a model; `ct.ComputeUnit` has the same names."""
 
-_MOST = {"contexts": 4096, "parallel": 32, "cache_tokens": 2**31 - 1, "threads": 4096}
+_MOST = {"contexts": 4096, "parallel": 32, "cache_tokens": 2**31 - 1}
 """Setting -> its largest value, of those from 1 on."""
 
 _CACHE_BYTES = 2 << 30
@@ -159,16 +160,17 @@ class EngineSettings:
     """Folder in which an engine keeps what it measures of models; None: nothing is kept."""
     packed: Path | None = None
     """Folder for copies of weights in an engine's own form; None: no copies."""
-    say: Callable[[str], None] = field(default=lambda _: None, compare=False)
-    """Gets a line before work that is done once for a model."""
+    progress: Progress = field(default=QUIET, compare=False)
+    """Shows work that is done once for a model."""
 
     def __post_init__(self) -> None:
         if self.min_rows not in (1, 2):
             raise InvalidRequest(f"rows is {self.min_rows}; expected 2 (exact) or 1")
-        for name, most in _MOST.items():
-            value = getattr(self, name)
+        for name, most in {**_MOST, "threads": cpu_cores()}.items():
+            value, why = getattr(self, name), " (one per CPU), or None" * (name == "threads")
             if value is not None and not _within(value, most):
-                raise InvalidRequest(f"{name} is {value}; expected a whole number from 1 to {most}")
+                expected = f"a whole number from 1 to {most}{why}"
+                raise InvalidRequest(f"{name} is {value!r:.40}; expected {expected}")
         if self.kv not in (None, "q8_0"):
             raise InvalidRequest(f"kv is {self.kv!r}; expected q8_0, or nothing")
         if self.compute_units not in (None, *COMPUTE_UNITS):

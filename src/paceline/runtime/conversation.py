@@ -36,7 +36,7 @@ class Conversation:
         self.messages: list[Message] = list(messages)  # may be edited between turns
         self.model = model
         with model.lock:
-            self._sequence = model.open_sequence()
+            self._sequence = model._open_sequence()
         self._held: list[int] = []  # tokens whose KV the sequence holds
         self._memory = DraftKV()
         self._answering = False
@@ -78,11 +78,11 @@ class Conversation:
 
     def _say(self, text: str, options: Options) -> Stream:
         started = perf_counter()
-        request = self.model.request(options)
-        self.model.ensure_taps(request)
+        request = self.model._request(options)
+        self.model._open_taps(request)
         user: Message = {"role": "user", "content": text}
         turns = [*self.messages, user]
-        tokens, request = self.model.encode_prompt(turns, request)
+        tokens, request = self.model._encode_prompt(turns, request)
         self._sequence.rewind(self._sequence.length)  # free blocks that were reserved and not used
         context = self.context
         if len(tokens) >= context:
@@ -98,7 +98,7 @@ class Conversation:
                 thoughts = self.model.files.thinking.message_fields(result.reasoning)
                 self.messages = [*turns, {"role": "assistant", "content": result.text, **thoughts}]
 
-        stream = self.model.open_stream(
+        stream = self.model._open_stream(
             tokens, request, self._sequence, started, end=end, memory=self._memory
         )
         self._answering = True
@@ -120,7 +120,7 @@ class Conversation:
         if not self._closed:
             self._closed = True
             with self.model.lock:
-                self.model.close_sequence(self._sequence)
+                self.model._close_sequence(self._sequence)
             self._held = []
 
     def _check_ended(self) -> None:
@@ -139,7 +139,7 @@ class Conversation:
 
         def length(turns: int) -> int:
             messages = [*_split(self.messages, turns)[1], user]
-            return len(self.model.encode_prompt(messages, request)[0])
+            return len(self.model._encode_prompt(messages, request)[0])
 
         room = max(min(request.max_tokens or context, context // _ANSWER_SHARE), 1)
         enough = (drop for drop in range(self.turns) if length(drop) <= context - room)

@@ -14,7 +14,7 @@ from typing import Any
 from paceline.engines.base import Engine
 from paceline.engines.exact import CONDITIONS, Compared, measure_invariance
 from paceline.errors import CacheFull, ModelError
-from paceline.models import cache_dir
+from paceline.models import Progress, cache_dir
 from paceline.storage.files import digest_of, read_json, write_json
 
 MEASUREMENTS = "measurements"
@@ -36,7 +36,9 @@ class Exactness:
         self._path = folder / f"{digest_of(sorted(self._depends.items()))}{_ENDING}"
         self._compared = _read(self._path)[1]
 
-    def compared(self, names: Set[str] = frozenset(CONDITIONS)) -> Mapping[str, Compared] | None:
+    def compared(
+        self, names: Set[str] = frozenset(CONDITIONS), progress: Progress | None = None
+    ) -> Mapping[str, Compared] | None:
         """Conditions -> comparison, measured now where one is missing.
 
         Conditions that do not fit into the free slots are missing. None: there are no slots at all.
@@ -44,7 +46,9 @@ class Exactness:
         missing = names - self._compared.keys()
         if missing:
             try:
-                self._compared |= measure_invariance(self._engine, missing)
+                label = "measuring whether drafts change a token, once per model"
+                with progress.task(label) if progress else contextlib.nullcontext():
+                    self._compared |= measure_invariance(self._engine, missing)
             except CacheFull:
                 return None
             with contextlib.suppress(OSError):  # then it is measured again

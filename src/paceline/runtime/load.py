@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import Never
 
 from paceline.decoding.types import FINAL_NORM
 from paceline.engines import EngineSettings, check_engine, check_settings, open_engine
 from paceline.engines.base import Engine
-from paceline.errors import InvalidRequest
+from paceline.errors import InvalidRequest, did_you_mean
 from paceline.models import (
     DEFAULT_MODEL,
     QUIET,
@@ -46,6 +47,7 @@ def load(
     embeddings: bool = False,
     check: Callable[[ModelFiles], object] | None = None,
     progress: Progress = QUIET,
+    **unknown: Never,
 ) -> Model:
     """Load a model; fetch it first if it is not on this machine.
 
@@ -74,6 +76,7 @@ def load(
         embeddings: open an embedding model's engine for `Model.embed`, which else opens it again.
         check: called with the model's files before its engine is opened; what it raises ends this.
         progress: gets the progress of long work.
+        unknown: an error, with the setting that may be meant.
 
     Raises:
         ModelNotFound: there is no such model.
@@ -81,6 +84,9 @@ def load(
         InvalidRequest: a setting is out of range.
     """
     started = perf_counter()
+    for name in unknown:
+        hint = did_you_mean(name, ("name_or_path", *(load.__kwdefaults__ or ())))
+        raise InvalidRequest(f"load has no setting {name!r}; {hint}see help(paceline.load)")
     if generation_config not in ("auto", "none"):
         raise InvalidRequest(f"generation_config is {generation_config!r}; expected auto or none")
     settings = EngineSettings(
@@ -94,7 +100,7 @@ def load(
         compute_units=compute_units,
         measurements=cache_dir() / MEASUREMENTS,
         packed=cache_dir() / PACKED,
-        say=progress.say,
+        progress=progress,
     )
     if engine != "auto":  # before anything is fetched
         check_engine(engine)

@@ -1,8 +1,9 @@
 """A loaded model, as Python programs use it: answers, one or many at a time, chats and embeddings.
 
 A single answer runs in the caller's thread; lists of prompts and coroutines share the calls of a
-thread (`batching/`). Callers that manage KV themselves use `request`, `open_sequence` and
-`open_stream`. Invariant: neither way, nor who else asks, changes a token of an answer.
+thread (`batching/`). Callers in the package that manage KV themselves use `_request`,
+`_open_sequence` and `_open_stream`. Invariant: neither way, nor who else asks, changes a token of
+an answer.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -23,8 +24,8 @@ from paceline.engines.base import Closes, Engine, KVSequence
 from paceline.engines.costs import StoredCosts, measure
 from paceline.engines.exact import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PREFIX_CACHE, Compared
 from paceline.errors import InvalidRequest
-from paceline.models import TOKENIZER, ModelFiles, TokenBytes, cache_dir
-from paceline.options import Options
+from paceline.models import TOKENIZER, ModelFiles, Progress, TokenBytes, cache_dir
+from paceline.options import Options, described
 from paceline.runtime.conversation import Conversation
 from paceline.runtime.drafting import Drafting
 from paceline.runtime.exactness import MEASUREMENTS, Exactness
@@ -128,7 +129,7 @@ class Model:
                 for _ in (stream := self.stream(prompt, **options)):
                     pass
                 return stream.result
-        (result,) = self._together([self.batch_request(prompt, options)], None)
+        (result,) = self._together([self._batch_request(prompt, options)], None)
         return cast("Result", result)
 
     def map(
@@ -140,26 +141,26 @@ class Model:
         """
         if isinstance(prompts, str | Mapping):
             raise InvalidRequest("map answers several prompts, and this is one; use generate")
-        self.request(options)  # refused now, and not when the first answer is asked for
-        return self.as_they_end(self._requests(prompts, options))
+        self._request(options)  # refused now, and not when the first answer is asked for
+        return self._as_they_end(self._requests(prompts, options))
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Return a stream: iterate for steps, then read `.result`. Raises as `generate` does."""
         started = perf_counter()
-        tokens, request = self.encode_prompt(prompt, self.request(options))
+        tokens, request = self._encode_prompt(prompt, self._request(options))
         with self.lock:
-            self.ensure_taps(request)
+            self._open_taps(request)
             context, free = self.engine.context_length, self.engine.free_slots
             request = request.fitted(len(tokens), context=context, free=free)
-            sequence = self.open_sequence()
+            sequence = self._open_sequence()
 
             def end(_: Stream) -> None:
-                self.close_sequence(sequence)
+                self._close_sequence(sequence)
 
             try:
-                return self.open_stream(tokens, request, sequence, started, end=end)
+                return self._open_stream(tokens, request, sequence, started, end=end)
             except BaseException:
-                self.close_sequence(sequence)
+                self._close_sequence(sequence)
                 raise
 
     @overload
@@ -194,7 +195,7 @@ class Model:
         from paceline.runtime.batching.batches import AsyncStream
 
         def submit(listener: "Listener") -> "BatchRequest":
-            request = self.batch_request(prompt, options)
+            request = self._batch_request(prompt, options)
             return self._running_batches.submit(request, listener)
 
         return AsyncStream(submit)
@@ -235,23 +236,23 @@ class Model:
         return [result for _, result in sorted(pairs, key=itemgetter(0))]
 
     def _requests(self, prompts: Iterable[Prompt], options: Options) -> Iterator["BatchRequest"]:
-        self.request(options)  # a wrong option is no fault of the first prompt
+        self._request(options)  # a wrong option is no fault of the first prompt
         for number, prompt in enumerate(prompts):
             try:
-                yield self.batch_request(prompt, options)
+                yield self._batch_request(prompt, options)
             except InvalidRequest as error:
                 raise InvalidRequest(f"prompt {number}: {error}") from error
 
-    def batch_request(self, prompt: Prompt, options: Options) -> "BatchRequest":
-        """Return the request for an answer among others; see `as_they_end`."""
+    def _batch_request(self, prompt: Prompt, options: Options) -> "BatchRequest":
+        """Return the request for an answer among others; see `_as_they_end`."""
         from paceline.runtime.batching.request import BatchRequest
 
-        tokens, request = self.encode_prompt(prompt, self.request(options))
+        tokens, request = self._encode_prompt(prompt, self._request(options))
         with self.lock:
-            self.ensure_taps(request)
+            self._open_taps(request)
         return BatchRequest(tokens, request)
 
-    def as_they_end(
+    def _as_they_end(
         self, requests: Iterator["BatchRequest"], at_once: int | None = None
     ) -> Generator[tuple[int, Result], None, None]:
         """Run requests for answers together; see `Batches.as_they_end`."""
@@ -262,14 +263,14 @@ class Model:
 
     def tokens(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """Return the prompt as token ids. Raises as `generate` does."""
-        return self.encode_prompt(prompt, check({"raw": raw}))[0]
+        return self._encode_prompt(prompt, check({"raw": raw}))[0]
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids without control tokens. Raises InvalidRequest."""
         check_ids("detokenize", token_ids, self.engine.vocab_size)
         return self.files.tokenizer.decode(token_ids)
 
-    def encode_prompt(self, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
+    def _encode_prompt(self, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
         """Do as `prompt.encode_prompt`; ids that are not in the vocabulary are refused, too."""
         tokens, request = encode_prompt(self.files, prompt, request)
         check_ids("the prompt", tokens, self.engine.vocab_size)
@@ -289,14 +290,14 @@ class Model:
         if not texts:
             raise InvalidRequest("there is no text; expected a string, or several")
         encode = self.files.tokenizer.encode
-        requests = [self.embedding_request(encode(one, special=True)) for one in texts]
+        requests = [self._embedding_request(encode(one, special=True)) for one in texts]
         with self.lock:
             self._ensure_taps({FINAL_NORM}, "embed")
         results: list[Embedding] = self._together(requests, "text")
         vectors = np.stack([result.vector for result in results])
         return vectors[0] if isinstance(text, str) else vectors
 
-    def embedding_request(self, tokens: Sequence[int]) -> "BatchRequest":
+    def _embedding_request(self, tokens: Sequence[int]) -> "BatchRequest":
         """Return the request for a text's vector. Raises InvalidRequest if there can be none."""
         from paceline.runtime.batching.request import BatchRequest
 
@@ -304,25 +305,25 @@ class Model:
         if pooling is None:
             raise InvalidRequest(f"{self.files.name} {NO_EMBEDDINGS}")
         ended = [] if end is None or (tokens and tokens[-1] == end) else [end]
-        request = self.request({"max_tokens": 1, "drafter": "none"})
+        request = self._request({"max_tokens": 1, "drafter": "none"})
         return BatchRequest([*tokens, *ended], request, cached=False, pooling=pooling)
 
     @cached_property
-    def token_bytes(self) -> TokenBytes:
+    def _token_bytes(self) -> TokenBytes:
         """The bytes and names of tokens."""
         return TokenBytes(self.files.tokenizer)
 
     # -- requests and their streams ----------------------------------------------------------------
 
     @cached_property
-    def grammars(self) -> "Grammars":
+    def _grammars(self) -> "Grammars":
         """Compiles what answers are constrained to."""
         from paceline.constraints.grammar import Grammars
 
         path, stops = self.files.folder / TOKENIZER, self.files.stop_token_ids
         return Grammars(path, vocab_size=self.engine.vocab_size, stop_token_ids=stops)
 
-    def request(
+    def _request(
         self, options: Options, defaults: Defaults | None = None, *, private: bool = False
     ) -> Request:
         """Check options; the drafter `auto` becomes the drafters that this model has.
@@ -338,10 +339,10 @@ class Model:
             drafter=resolve(request.drafter, prediction=bool(request.prediction)),
             probe=request.probe and resolve(request.probe),
             private=private,
-            constraint=structure(options, lambda: self.grammars) or request.constraint,
+            constraint=structure(options, lambda: self._grammars) or request.constraint,
         )
 
-    def ensure_taps(self, request: Request) -> None:
+    def _open_taps(self, request: Request) -> None:
         """Open the engine again if the request's drafters need hidden states it does not return."""
         self._ensure_taps(self.drafting.taps(request), f"drafter {request.drafter}")
 
@@ -356,17 +357,17 @@ class Model:
             )
         self._use(self._open_with(tuple(sorted({*self.engine.taps, *taps}))))
 
-    def open_sequence(self) -> KVSequence:
-        """Open a KV sequence of the engine; `close_sequence` closes it."""
+    def _open_sequence(self) -> KVSequence:
+        """Open a KV sequence of the engine; `_close_sequence` closes it."""
         self._opened += 1
         return self.engine.open()
 
-    def close_sequence(self, sequence: KVSequence) -> None:
+    def _close_sequence(self, sequence: KVSequence) -> None:
         """Free the KV blocks of a sequence."""
         self._opened -= 1
         sequence.close()
 
-    def open_stream(
+    def _open_stream(
         self,
         tokens: Sequence[int],
         request: Request,
@@ -384,13 +385,13 @@ class Model:
 
             tokens     5 8 2 9 4 7    the prompt
             sequence   5 8 2          three are cached: the first block is 9 4 7
-            drafters   suffix, table  `auto`, as `request` has resolved it
+            drafters   suffix, table  `auto`, as `_request` has resolved it
             policy     asks the one of the two whose draft gains most by the costs of calls
             stream     runs blocks until the answer ends; then `end`, and what was learnt is kept
 
         Args:
             tokens: the prompt.
-            request: of `request`.
+            request: of `_request`.
             sequence: a sequence of this model's engine; the caller closes it.
             started: when the request came (`perf_counter`).
             end: called once, when the stream has ended in any way.
@@ -403,9 +404,9 @@ class Model:
         cost = self.costs.table
         drafters = self.drafting.of_request(request, len(tokens), cost, memory, fault)
         cached = sequence.length > 0
-        compare = partial(self.exactness, request.drafter, cached=cached, shared=shared)
+        compare = partial(self._comparisons, request.drafter, cached=cached, shared=shared)
         if self.files.weights_bytes <= _SMALL_BYTES:  # now, before the prompt takes slots
-            compared = compare()
+            compared = compare(progress=None if shared else self.drafting.progress)
             compare = partial(lambda: compared)
         stream = Stream(
             self,
@@ -422,24 +423,23 @@ class Model:
 
     # -- costs and exactness -----------------------------------------------------------------------
 
-    def measured_costs(self) -> CostTable:
-        """Return what calls cost, after calls to learn it if none were seen."""
-        if not self.costs.known:
-            self.measure_costs()
-        return self.costs.table()
+    def measured_costs(self, *, again: bool = False) -> CostTable:
+        """Return what calls cost, after calls to learn it if none were seen, or with `again`.
 
-    def measure_costs(self) -> None:
-        """Make calls to learn what they cost. Raises CacheFull if there are no slots for them."""
-        with self.drafting.progress.task("measuring this machine"):
-            measure(self.engine, self.costs)
-        self.costs.store()
+        Raises CacheFull if there are no slots for them.
+        """
+        if again or not self.costs.known:
+            with self.drafting.progress.task("measuring this machine"):
+                measure(self.engine, self.costs)
+            self.costs.store()
+        return self.costs.table()
 
     def compared(self) -> Mapping[str, Compared]:
         """Return all conditions of exactness, measured now where one is missing."""
         return self._exactness.compared() or {}
 
-    def exactness(
-        self, drafter: DrafterSpec, *, cached: bool = False, shared: bool = False
+    def _comparisons(
+        self, drafter: DrafterSpec, progress: Progress | None = None, *, cached: bool, shared: bool
     ) -> Mapping[str, Compared] | None:
         """Return what was compared of the conditions (`engines/exact.py`) an answer depends on.
 
@@ -454,7 +454,7 @@ class Model:
             names |= {CHUNKED_PREFILL, PREFIX_CACHE}
         if shared:
             names |= {BATCH}
-        compared = self._exactness.compared(names)
+        compared = self._exactness.compared(names, progress)
         return compared if compared is not None and compared.keys() == names else None
 
     # -- its life ----------------------------------------------------------------------------------
@@ -496,3 +496,8 @@ class _Closed:
 
     def __getattr__(self, name: str) -> Any:
         raise InvalidRequest(f"{self._model} is closed; load it again")
+
+
+_ANSWERING = (Model.generate, Model.map, Model.stream, Model.agenerate, Model.astream)
+for _method in (*_ANSWERING, Conversation.say):
+    _method.__doc__ = f"{_method.__doc__}\n\nOptions, each a keyword:\n{described()}\n"

@@ -76,7 +76,7 @@ class Request:
 
     sampling: Sampling
     drafter: DrafterSpec
-    """Without `auto` in a request of `Model.request`."""
+    """Without `auto` in a request of `Model._request`."""
     policy: str
     max_block: int
     max_tokens: int | None = None

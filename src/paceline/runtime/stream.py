@@ -45,7 +45,7 @@ class Stream:
         exactness: Callable[[], Mapping[str, Compared] | None],
         on_end: Sequence[Callable[["Stream"], None]] = (),
     ) -> None:
-        """Answer `tokens`; `Model.open_stream`, which says what the arguments are, makes streams.
+        """Answer `tokens`; `Model._open_stream`, which says what the arguments are, makes streams.
 
         At the end `exactness` is called for `Result.exactness`, then each of `on_end` in its order.
         Raises InvalidRequest if the prompt fills the context, or an option is of an unknown token.
@@ -79,7 +79,7 @@ class Stream:
                 constraint=request.constraint,
                 logprobs=request.logprobs,
                 prompt_logprobs=request.prompt_logprobs,
-                name=model.token_bytes.name,
+                name=model._token_bytes.name,
                 text=text,
                 counters=self.stats,
             )

@@ -53,7 +53,7 @@ class Prompts:
         self._parse_special = settings.parse_special
         think = settings.think
         self._thinking = {} if think is None else self.files.thinking.switch(think)
-        self.token_bytes = model.token_bytes
+        self.token_bytes = model._token_bytes
         self.infill = infill_of(self.files.tokenizer)
 
     @cached_property

@@ -69,7 +69,7 @@ class Service:
         self.fingerprint = f"fp_{files.fingerprint[:12]}"
         self.metrics = Metrics(scheduler, self.name, self.fingerprint)
         self.on_error = self.metrics.on_error
-        self.grammars = model.grammars
+        self.grammars = model._grammars
         self.stored = ResponseStore()
 
     def close(self, grace: float) -> None:
@@ -168,7 +168,7 @@ class Service:
                 code="not_implemented",
             )
         texts = [self.prompts.tokens(text, field="input") for text in body.input]
-        requests = map(self.model.embedding_request, texts)
+        requests = map(self.model._embedding_request, texts)
         return [replace(request, timeout=self.settings.request_seconds) for request in requests]
 
     def _requests(
@@ -196,7 +196,7 @@ class Service:
         tickets = []
         for index in range(body.n):
             options["seed"] = None if seed is None else (seed + index) % 2**64
-            request = self.model.request(cast("Options", options), self.defaults, private=private)
+            request = self.model._request(cast("Options", options), self.defaults, private=private)
             tickets.append(
                 BatchRequest(
                     tokens,

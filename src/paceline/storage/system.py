@@ -3,8 +3,8 @@
 `mypy --platform win32` finds such calls elsewhere. `guarded.py` has its own: it is a
 script that starts without importing paceline.
 
-A container's limit of memory is a file of its control group. The limits of the groups around it
-hold too, so the least counts. Layouts: the kernel's admin-guide/cgroup-v2.rst and
+A container's limits of memory and CPU time are files of its control group. The limits of the
+groups around it hold too, so the least counts. Layouts: the kernel's admin-guide/cgroup-v2.rst and
 cgroup-v1/memory.rst.
 """
 
@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
@@ -36,7 +36,7 @@ _LOWEST_PRIORITY = 19
 """In the scale of `nice`."""
 
 _PROC, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-_LIMITS = {"": "memory.max", "memory": "memory.limit_in_bytes"}
+_MEMORY, _CPU = {"": "memory.max", "memory": "memory.limit_in_bytes"}, {"": "cpu.max"}
 """Controllers of a line of /proc/self/cgroup (none: version 2) -> file of the limit."""
 
 Release = Callable[[], None]
@@ -144,13 +144,22 @@ def stop_signals(handle: Callable[[], None]) -> Iterator[None]:
 
 def memory_bytes() -> int:
     """Memory that this process may use, in bytes: the machine's, or its container's limit."""
-    return min([_machine_bytes(), *_limits()])
+    return min([_machine_bytes(), *(int(text) for text in _limits(_MEMORY) if text.isdecimal())])
 
 
 def cpu_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return the number of CPUs that this process may use, rounded up from a container's quota."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quotas = [text.split() for text in _limits(_CPU)]  # microseconds per period, or max
+    return min([cores, *(-(-int(used) // int(of)) for used, of in quotas if used.isdecimal())])
+
+
+def load_average() -> float:
+    """Return the machine's load of the last minute; 0 where it is not measured."""
+    if sys.platform == "win32":
+        return 0.0
+    return os.getloadavg()[0]
 
 
 def may_have_gpu() -> bool:
@@ -185,8 +194,8 @@ def _machine_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _limits() -> Iterator[int]:
-    """Limits of this process's control groups, in bytes; those that cannot be read are left out."""
+def _limits(files: Mapping[str, str]) -> Iterator[str]:
+    """Yield the readable limits of this process's control groups."""
     try:
         lines = _PROC.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:  # not Linux
@@ -194,11 +203,11 @@ def _limits() -> Iterator[int]:
     for line in lines:
         number, controllers, group = [*line.split(":", 2), "", ""][:3]
         for controller in controllers.split(",") if number.isdecimal() else ():
-            if controller in _LIMITS:
-                yield from _limits_of(_MOUNT / controller, group, _LIMITS[controller])
+            if controller in files:
+                yield from _limits_of(_MOUNT / controller, group, files[controller])
 
 
-def _limits_of(mount: Path, group: str, name: str) -> Iterator[int]:
+def _limits_of(mount: Path, group: str, name: str) -> Iterator[str]:
     """Limits of a group and those around it.
 
     A container sees its own group at the top of the mount, whatever its name is outside; a group
@@ -206,10 +215,8 @@ def _limits_of(mount: Path, group: str, name: str) -> Iterator[int]:
     """
     path = PurePosixPath(group.lstrip("/"))
     for part in (path, *path.parents):
-        try:
-            yield int((mount / part / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # missing, or max
-            continue
+        with suppress(OSError, ValueError):
+            yield (mount / part / name).read_text(encoding="utf-8").strip()
 
 
 def lower_priority() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import paceline
@@ -69,14 +70,18 @@ def verify_server(
         mode: replace(endpoint, max_tokens=max_tokens)
         for mode, endpoint in connect(url, access).items()
     }
+    passes = [*product(range(rounds), endpoints, (("alone", 1), (f"{clients} at once", clients)))]
+    again = sum(max(len(prompts), at_once) for *_, (_, at_once) in passes)
+    progress.say(f"{len(prompts) + again} requests, of at most {max_tokens} tokens each")
     expected = _first_answers(endpoints, prompts, progress)
+    seconds = median(answer.seconds for answer in expected.values())
+    progress.say(f"about {again * seconds / 60:.1f} min more, at {seconds:.1f} s per request")
     failed = [
         f"{name} (first): {answer.error}" for name, answer in expected.items() if answer.error
     ]
     conditions: dict[str, dict[str, int]] = {}
     changed: list[str] = []
     drafted = dict.fromkeys(endpoints, 0)
-    passes = product(range(rounds), endpoints, (("alone", 1), (f"{clients} at once", clients)))
     for turn, mode, (company, at_once) in passes:
         condition = f"{mode}, {company}"
         # Another order, and so another company, in every round.

@@ -85,7 +85,7 @@ def replay_here(model: Model, turns: Sequence[SessionTurn], options: Options) ->
         for turn in turns:
             engine.text = [*turn.prompt, *turn.answer]
             limits: Options = {"max_tokens": len(turn.answer), "ignore_eos": True}
-            request = model.request({**GREEDY, **limits, **options})
+            request = model._request({**GREEDY, **limits, **options})
             replayed.append(_answer(scheduler, BatchRequest(turn.prompt, request), turn.answer))
     finally:
         scheduler.close()

@@ -5,9 +5,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from paceline.cli.console import check_writable, load_model, print_report, progress_of
+from paceline.cli.console import check_writable, load_model, print_report
 from paceline.cli.options import ApiKey, ModelOptions, Output, ResultFile, Served, command, group
-from paceline_lab.cli.options import Drafters, Rounds
+from paceline_lab.cli.options import Drafters, Rounds, measuring
 
 app = group()
 
@@ -56,6 +56,6 @@ def agent(
         url=url,
         access=Access(served_model, api_key),
         output=result,
-        progress=progress_of(output),
+        progress=measuring(output),
     )
     return print_report(report, output, result)

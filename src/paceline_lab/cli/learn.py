@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from paceline.cli import declare, numbers
 from paceline.cli.console import obey_offline, print_report, progress_of
-from paceline.cli.options import Offline, Output, command, default_model, group
+from paceline.cli.options import ModelArgument, Offline, Output, command, group
 
 app = group()
 
@@ -23,14 +23,7 @@ app = group()
 )
 def learn(
     *,
-    model: Annotated[
-        str,
-        Argument(
-            default_factory=default_model,
-            show_default=False,
-            help="name, path or hub name; default: $PACELINE_MODEL, or the small one to try",
-        ),
-    ],
+    model: ModelArgument,
     hours: Annotated[
         float, Option(parser=numbers.RealParser(0, 10_000, open=True), help="at most")
     ] = 8.0,

@@ -1,15 +1,16 @@
 """Options that several of the lab's commands share: what is measured, and what is compared."""
 
+import os
 from dataclasses import dataclass
 from typing import Annotated
 
 from paceline.cli import declare, numbers
-from paceline.cli.console import check_writable
-from paceline.cli.options import MaxTokens, ResultFile, Suite
+from paceline.cli.console import check_writable, progress_of
+from paceline.cli.options import MaxTokens, Output, ResultFile, Suite
+from paceline.storage.progress import Progress
+from paceline.storage.system import load_average
 
-Drafters = Annotated[
-    list[str], declare.several("--drafter", help="a drafter; may be repeated; default: auto")
-]
+Drafters = Annotated[list[str], declare.drafters(help="a drafter; may be repeated; default: auto")]
 Kinds = Annotated[
     list[str], declare.several("--kind", help="only this kind of prompt; may be repeated")
 ]
@@ -61,3 +62,11 @@ class ComparisonArguments:
             "--block", parser=numbers.BLOCK, help="rows, for policies without them; may be repeated"
         ),
     ]
+
+
+def measuring(output: Output) -> Progress:
+    """Return the progress of a measurement, after a line if the machine is busy."""
+    progress, load, cpus = progress_of(output), load_average(), os.cpu_count() or 1
+    if 4 * load > cpus:
+        progress.say(f"the machine is busy: a load of {load:.1f} on {cpus} CPUs; times will vary")
+    return progress

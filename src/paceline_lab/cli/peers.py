@@ -6,9 +6,9 @@ from typing import Annotated
 from typer import Option
 
 from paceline.cli import declare
-from paceline.cli.console import load_model, print_report, progress_of
+from paceline.cli.console import load_model, print_report
 from paceline.cli.options import ApiKey, ModelOptions, Output, Served, command, group
-from paceline_lab.cli.options import Limit, MeasurementArguments
+from paceline_lab.cli.options import Limit, MeasurementArguments, measuring
 
 app = group()
 
@@ -53,6 +53,6 @@ def peers(
         llama_server=llama_server,
         access=Access(served_model, api_key),
         threads=model.threads,
-        progress=progress_of(output),
+        progress=measuring(output),
     )
     return print_report(result, output, measurement.output)

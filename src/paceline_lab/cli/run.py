@@ -6,10 +6,10 @@ from typing import Annotated
 from typer import Option
 
 from paceline.cli import numbers
-from paceline.cli.console import load_model, print_report, progress_of
+from paceline.cli.console import load_model, print_report
 from paceline.cli.options import ModelOptions, Output, Seed, command, group
 from paceline.errors import InvalidRequest
-from paceline_lab.cli.options import TOKENS, Drafters, Limit, MeasurementArguments
+from paceline_lab.cli.options import TOKENS, Drafters, Limit, MeasurementArguments, measuring
 
 app = group()
 
@@ -50,7 +50,7 @@ def run(
             drafters=drafter,
             rounds=measurement.rounds,
             output=measurement.output,
-            progress=progress_of(output),
+            progress=measuring(output),
         )
         return print_report(report, output, measurement.output)
     report = bench_run(
@@ -61,6 +61,6 @@ def run(
         seed=seed,
         drafters=drafter or ["auto"],
         policy=policy,
-        progress=progress_of(output),
+        progress=measuring(output),
     )
     return print_report(report, output, measurement.output)

@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from paceline.cli import declare, numbers
-from paceline.cli.console import load_model, print_report, progress_of
+from paceline.cli.console import load_model, print_report
 from paceline.cli.options import MaxTokens, ModelOptions, Output, command, group
-from paceline_lab.cli.options import ComparisonArguments, MeasurementArguments, Rounds
+from paceline_lab.cli.options import ComparisonArguments, MeasurementArguments, Rounds, measuring
 
 app = group()
 
@@ -62,6 +62,6 @@ def sweep(
         **asdict(measurement),
         lengths=length,
         depths=depth,
-        progress=progress_of(output),
+        progress=measuring(output),
     )
     return print_report(report, output, measurement.output)

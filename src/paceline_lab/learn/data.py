@@ -158,14 +158,14 @@ class DataMaker:
                     "top_p": 0.95,
                     "seed": self._seed,
                 }
-                yield self._model.batch_request(opening.text, options)
+                yield self._model._batch_request(opening.text, options)
 
         prompts: list[WrittenPrompt] = []
         unused = 0
         name = self._model.files.name
         with (
             self._progress.task(f"prompts by {name}", count, unit="prompts") as update,
-            closing(self._model.as_they_end(requests(), at_once=AT_ONCE)) as ended,
+            closing(self._model._as_they_end(requests(), at_once=AT_ONCE)) as ended,
         ):
             while len(prompts) < count and monotonic() < halfway and unused < _MAX_UNUSED:
                 _, result = next(ended)
@@ -218,13 +218,13 @@ class DataMaker:
                     "repetition_detection": _LOOP,
                 }
                 asked[number] = prompt, tokens
-                yield model.batch_request(tokens, options)
+                yield model._batch_request(tokens, options)
 
         answers: list[TrainingAnswer] = []
         label = f"answers of {model.files.name}"
         with (
             self._progress.task(label, len(prompts), unit="answers") as update,
-            closing(model.as_they_end(requests(), at_once=AT_ONCE)) as ended,
+            closing(model._as_they_end(requests(), at_once=AT_ONCE)) as ended,
         ):
             for _, result in ended:
                 prompt, tokens = asked.pop(result.seed)

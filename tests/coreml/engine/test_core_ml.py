@@ -1,7 +1,7 @@
 """The engine on Core ML, as far as coremltools' own Python code can tell: see `fake_mac.py`."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -31,8 +31,8 @@ def artifact(tiny_core_ml: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_core_ml, tmp_path / "artifact"))
 
 
-def opened(folder: Path, say: Callable[[str], None] = lambda _: None) -> CoreMlEngine:
-    engine = open_engine("coreml", folder, 192, EngineSettings(say=say))
+def opened(folder: Path) -> CoreMlEngine:
+    engine = open_engine("coreml", folder, 192, EngineSettings())
     assert isinstance(engine, CoreMlEngine)
     return engine
 

@@ -36,14 +36,14 @@ def learning(
 ) -> Iterator[list[Any]]:
     """Nothing learnt before, nothing left behind, and the list of prompts that were asked."""
     prompts: list[Any] = []
-    batch_request = Model.batch_request
+    batch_request = Model._batch_request
 
     def ending(self: Model, prompt: Any, options: Any) -> BatchRequest:
         prompts.append(prompt)
         bias = BIAS["prompts" if options.get("raw") else "answers"]
         return batch_request(self, prompt, {**options, "logit_bias": {END: bias}})
 
-    monkeypatch.setattr(Model, "batch_request", ending)
+    monkeypatch.setattr(Model, "_batch_request", ending)
     monkeypatch.setattr(command, "lower_priority", lambda: None)
     # Small, as each text takes the same tokens of a large model.
     for name, value in {"MAX_TOKENS": 24, "LONGEST_PROMPT": 48, "_ROUND": 8, "AT_ONCE": 8}.items():
@@ -125,14 +125,14 @@ def test_an_interrupted_call_keeps_the_answers_that_had_ended(
     tiny_files: ModelFiles, given: Path, monkeypatch: pytest.MonkeyPatch, learning: list[Any]
 ):
     with monkeypatch.context() as patched:
-        batch_request = Model.batch_request
+        batch_request = Model._batch_request
 
         def interrupted(self: Model, prompt: Any, options: Any) -> BatchRequest:
             if len(learning) == 44:
                 raise KeyboardInterrupt
             return batch_request(self, prompt, options)
 
-        patched.setattr(Model, "batch_request", interrupted)
+        patched.setattr(Model, "_batch_request", interrupted)
         with pytest.raises(KeyboardInterrupt):
             learn(tiny_files.name, 100, prompts=[given])
     (path,) = learnt_dir().glob("*/answers.jsonl")

@@ -185,7 +185,7 @@ def test_shutdown_does_not_drop_a_request_between_queue_and_batch(
     """`close` is called just when the request has left the queue."""
     model = tiny_model.fresh()
     scheduler = Scheduler(model)
-    open_stream = model.open_stream
+    open_stream = model._open_stream
     closing = threading.Thread(target=scheduler.close, args=(PATIENCE,))
 
     def slow_open(*arguments: Any, **more: Any) -> Any:
@@ -194,7 +194,7 @@ def test_shutdown_does_not_drop_a_request_between_queue_and_batch(
         assert closing.is_alive()
         return open_stream(*arguments, **more)
 
-    monkeypatch.setattr(model, "open_stream", slow_open)
+    monkeypatch.setattr(model, "_open_stream", slow_open)
     asked = Submitted(scheduler, PROMPTS[0], max_tokens=30, ignore_eos=True)
     scheduler.start()
     assert len(asked.result().token_ids) == 30

@@ -204,7 +204,7 @@ def test_the_scenario_preempts_evicts_and_shares(
     called = {name for _, _, name in injector.sites}
     assert called > {
         *("TappedEngine.step", "ToyEngine.open", "BlockTable.fork", "BlockTable.close"),
-        *("Model.open_stream", "Stream.accept", "Stream.next_block", "Stream.restart"),
+        *("Model._open_stream", "Stream.accept", "Stream.next_block", "Stream.restart"),
         *("PooledStream.next_block", "PooledStream.accept", "SharedCosts.observe"),
         *("PrefixCache.insert", "PrefixCache.evict", "Auto.set_batch_load"),
     }

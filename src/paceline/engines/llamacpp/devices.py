@@ -50,7 +50,7 @@ def open_llamacpp(
         except ModelError as error:
             if settings.device != "auto":
                 raise
-            settings.say(f"{path.name} runs on the processor: {error}")
+            settings.progress.say(f"{path.name} runs on the processor: {error}")
     where = str(offload) if engine else "all layers on the processor"
     engine = engine or LlamaCppEngine(path, context_length, settings, binding=binding)
     if devices:
@@ -118,7 +118,7 @@ def offload_for(
     device = max(candidates, key=lambda candidate: candidate.free)
     offload = _fitting(path, device, context_length, settings)
     if is_auto and not offload.is_whole:
-        settings.say(
+        settings.progress.say(
             f"{path.name} runs on the processor: with its KV cache it does not fit into {device}; "
             f"--device gpu puts {offload.layers} layers there"
         )

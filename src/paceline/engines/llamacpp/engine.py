@@ -10,7 +10,7 @@ slots are dropped. No call gives logits of more rows than a decode call has.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ from paceline.engines.rows import RowRules, keep, kept
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.files import digest_of
 from paceline.storage.gguf_file import read_gguf
+from paceline.storage.progress import Progress
 from paceline.storage.system import cpu_cores, gpu_drivers, memory_bytes, processor
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         """What `plan` says beside the costs."""
         if self._parallel > 1 and not self._binding.shares_calls(read_gguf(path)):
             self._parallel = 1
-        self._model = self._open(settings.say)
+        self._model = self._open(settings.progress)
         self.vocab_size = self._model.vocab_size
         if self._model.recurrent:
             self._table_type = RecurrentSequence
@@ -139,7 +140,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             slots = min(slots, offload.slots)
         self._pool = BlockPool(-(-slots // SLOTS), SLOTS)
         if rules is None and settings.min_rows > 1:
-            rules = self._row_rules()
+            rules = self._row_rules(settings.progress)
         self.rules = rules or UNMEASURED
         """Rows of a call by role."""
         # One at least: with 0 a context takes its sequences for ones that can be cut anywhere.
@@ -258,11 +259,11 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             )
         return library.has_taps(self.taps, layers)
 
-    def _open(self, say: Callable[[str], None]) -> NativeModel:
+    def _open(self, progress: Progress) -> NativeModel:
         """Map the packed copy of the file, or else the file."""
         offload = self._offload
         open_ = partial(NativeModel, self._binding, quantized=self._quantized, offload=offload)
-        copy = self._packed.find_or_make(self._path, self._binding, say)
+        copy = self._packed.find_or_make(self._path, self._binding, progress)
         if copy is None:
             return open_(self._path)
         try:
@@ -291,11 +292,12 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
                 "smaller model"
             )
 
-    def _row_rules(self) -> RowRules:
+    def _row_rules(self, progress: Progress) -> RowRules:
         """The model's rules, measured if that was not done here before."""
         rules = self._kept(self._binding)
         if rules is None:
-            rules = self._measured()
+            with progress.task("measuring which forward passes are exact, once per model"):
+                rules = self._measured()
             if self._measurements is not None:
                 keep(self._measurements / self._name_of(self._binding, self._model.path), rules)
         return rules

@@ -23,13 +23,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from paceline.engines.llamacpp.binding import Binding
 from paceline.errors import ModelError
 from paceline.storage.files import digest_of
 from paceline.storage.gguf_file import read_gguf
+from paceline.storage.progress import Progress
 from paceline.storage.workspace import workspace
 
 _FORM = 1
@@ -44,9 +44,6 @@ _MIN_BYTES = 32 << 20
 _SECONDS, _BYTES_PER_SECOND = 60, 20 << 20
 """Longest time of packing: so long, and a second for so many bytes (350 MB measured)."""
 
-_LONG = 256 << 20
-"""Bytes of a file from which packing takes over a second, and is announced."""
-
 _COPY, _SOURCE, _NONE = ".gguf", ".source", ".none"
 """Endings: the copy, the path of its file, and a mark that there is no copy."""
 
@@ -59,13 +56,13 @@ class PackedWeights:
         copy = self._path_of(path, binding, _COPY)
         return copy if copy is not None and copy.exists() else None
 
-    def find_or_make(self, path: Path, binding: Binding, say: Callable[[str], None]) -> Path | None:
+    def find_or_make(self, path: Path, binding: Binding, progress: Progress) -> Path | None:
         """The copy of a file; written if it is missing. None: the file itself is to be used.
 
         Args:
             path: the file.
             binding: the library.
-            say: gets a line before long work.
+            progress: shows long work.
         """
         copy, none = (self._path_of(path, binding, ending) for ending in (_COPY, _NONE))
         if copy is None or none is None or copy.exists():
@@ -77,10 +74,10 @@ class PackedWeights:
             if size < _MIN_BYTES or none.exists() or free < _ROOM * size:
                 return None
             if binding.packs(read_gguf(path)):
-                if size >= _LONG:
-                    say(f"packing {path.name} for this processor, once")
                 self._remove_old(path)
-                if _pack(path, copy):
+                with progress.task(f"packing {path.name} for this processor, once"):
+                    packed = _pack(path, copy)
+                if packed:
                     copy.with_suffix(_SOURCE).write_text(str(path), encoding="utf-8")
                     return copy
             none.touch()

@@ -51,7 +51,7 @@ _ABSENT = "the hub has no model {} (or it is private: log in with `hf auth login
 _NO_REVISION = "{} has no such revision on the hub; expected a branch, a tag or a commit"
 _OFFLINE = (
     "what is needed of it is not on this machine, and the Hugging Face hub cannot be reached with "
-    f"--offline or ${OFFLINE_VARIABLE}"
+    f"`paceline show`, --offline or ${OFFLINE_VARIABLE}"
 )
 _UNREACHABLE = (
     "the Hugging Face hub cannot be reached; check the network, or give the path of a model"

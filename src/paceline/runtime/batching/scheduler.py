@@ -246,7 +246,7 @@ class Scheduler:
             if queued.pooling is not None:
                 queued.stream = PooledStream(prefix.sequence, queued.tokens, queued.pooling)
             elif queued.stream is None:
-                queued.stream = self.model.open_stream(
+                queued.stream = self.model._open_stream(
                     queued.tokens,
                     queued.request,
                     prefix.sequence,
