@@ -87,7 +87,7 @@ def test_show_of_a_model_that_is_not_installed_fetches_nothing(
     assert (value["installed"], value["bytes"]) == (False, known_models()["qwen3-8b"].bytes)
     assert "`paceline pull qwen3-8b`" in run("show", "qwen3-8b").stdout
     assert "owner/name" in refused("show", "owner/name")
-    assert "did you mean qwen3-8b?" in refused("show", "qwen3-8")
+    assert "names that begin so: qwen3-8b" in refused("show", "qwen3-8")
 
 
 @pytest.mark.parametrize(
