@@ -13,7 +13,7 @@ import pytest
 
 from paceline.constraints import matcher, matcher_process
 from paceline.constraints.grammar import Grammars
-from paceline.constraints.matcher_process import Caller
+from paceline.constraints.matcher_process import Caller, MatcherProcesses
 from paceline.errors import Busy, InvalidRequest
 from paceline.models import ModelFiles
 from paceline.storage.processes import WorkerProcess
@@ -95,9 +95,16 @@ def test_a_grammar_that_cannot_be_compiled_in_time_is_rejected_and_not_tried_aga
     with raises(InvalidRequest):
         make(grammar)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 2**10
-    monkeypatch.setattr(matcher_process.MatcherProcesses, "_ask", None)
+    ask, asked = matcher_process.MatcherProcesses._ask, [""]
+
+    def record(self: MatcherProcesses, process: WorkerProcess, request: Any, *more: Any) -> Any:
+        asked.append(request["grammar"])
+        return ask(self, process, request, *more)
+
+    monkeypatch.setattr(matcher_process.MatcherProcesses, "_ask", record)
     with raises(InvalidRequest, "compile"):
         make(grammar)
+    assert max(map(len, asked)) < 100  # bounds by themselves, at most
 
 
 def test_a_grammar_that_exceeds_the_memory_of_its_process_is_rejected(

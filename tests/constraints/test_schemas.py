@@ -1,5 +1,6 @@
 """What a schema asks that llguidance would change or reject: left out or named."""
 
+import json
 import logging
 from contextlib import suppress
 from typing import Any
@@ -64,7 +65,27 @@ NOT_FOLLOWED: dict[str, tuple[dict[str, Any], str]] = {
     "names": ({"type": "object", "patternProperties": {"^(?!x)": {}}}, "p.patternProperties"),
     "draft": ({"$schema": "https://example.com/mine", "type": "string"}, "properties.p.$schema"),
     "required": ({"type": "object", "properties": {}, "required": None}, "properties.p.required"),
+    "no schema": ({"type": "object", "properties": {"a": None}}, "properties.p.properties.a"),
 }
+TYPES = {str: "string", list: "array", dict: "object"}
+BOUNDS = {
+    "string": ("minLength", "maxLength"),
+    "array": ("minItems", "maxItems"),
+    "object": ("minProperties", "maxProperties"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+WRONG_COUNTS = (2**64, 1e308, 10.5, -1, "5", None)
+WRONG_BOUNDS = (2**64, 1e308, "5", [5], None)
+WRONG: list[tuple[str, str, Any]] = [
+    *[("string", keyword, value) for keyword in BOUNDS["string"] for value in (2**32, 2**53)],
+    *[("number", "multipleOf", value) for value in (0, 2**32)],
+    *[
+        (kind, keyword, value)
+        for kind, keywords in BOUNDS.items()
+        for keyword in keywords
+        for value in (WRONG_BOUNDS if kind == "number" else WRONG_COUNTS)
+    ],
+]
 
 
 @pytest.mark.parametrize("name", NOT_FOLLOWED)
@@ -88,6 +109,61 @@ def test_what_cannot_be_followed_is_named_in_a_schema_and_left_out_for_a_functio
         assert takes(constraint, written_calls(form, [ToolCall("f", '{"q": "yes"}')]))
         wrong = written_calls(form, [ToolCall("f", '{"q": "no"}')])
         assert not takes(grammars.tools(functions, form=form), wrong)
+
+
+@pytest.mark.parametrize(("kind", "keyword", "value"), WRONG)
+def test_a_bound_that_cannot_be_followed_is_refused_by_name_and_left_out_for_a_function(
+    kind: str, keyword: str, value: Any, grammars: Grammars, takes: Takes
+):
+    example = {"string": "a", "array": [], "object": {}, "number": 5}[kind]
+    schema = {"type": "object", "properties": {"p": {"type": kind, keyword: value}}}
+    with raises(InvalidRequest, f"properties.p.{keyword}"):
+        grammars.json_schema(schema)
+    for form in SYNTAXES:
+        constraint = grammars.tools([{"name": "f", "parameters": schema}], form=form)
+        call = ToolCall("f", json.dumps({"p": example}))
+        assert takes(constraint, written_calls(form, [call]))
+
+
+def test_a_bound_that_no_answer_reaches_is_followed(grammars: Grammars, takes: Takes):
+    for keyword, example in (("maxItems", []), ("maxProperties", {}), ("maxLength", "")):
+        schema = {"properties": {"p": {keyword: 2**31, "type": TYPES[type(example)]}}}
+        call = ToolCall("f", json.dumps({"p": example}))
+        for form in SYNTAXES:
+            constraint = grammars.tools([{"name": "f", "parameters": schema}], form=form)
+            assert takes(constraint, written_calls(form, [call]))
+
+
+EMPTY: list[Any] = [
+    None,
+    {},
+    {"type": "object"},
+    {"type": "object", "properties": {}, "required": []},
+    {"properties": None},
+    {"properties": {"a": None}},
+    {"a": None, "description": "nothing", "x-guidance": {"whitespace_flexible": True}},
+]
+
+
+@pytest.mark.parametrize("parameters", EMPTY)
+def test_a_function_without_parameters_gets_no_arguments(
+    parameters: Any, grammars: Grammars, takes: Takes
+):
+    for form in SYNTAXES:
+        for arguments in ("{}", '{"a": 1}'):
+            constraint = grammars.tools([{"name": "f", "parameters": parameters}], form=form)
+            text = written_calls(form, [ToolCall("f", arguments)])
+            assert takes(constraint, text) is (arguments == "{}")
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"additionalProperties": True}, {"minProperties": 1}, {"required": ["a"]}]
+)
+def test_a_function_that_asks_for_free_arguments_gets_them(
+    parameters: dict[str, Any], grammars: Grammars, takes: Takes
+):
+    constraint = grammars.tools([{"name": "f", "parameters": parameters}])
+    assert takes(constraint, written_calls(HERMES, [ToolCall("f", '{"a": 1}')]))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Wrong requests: a 4xx in the form of their API that names the field, and the next is answered."""
 
 import gzip
+import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +11,11 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 from starlette.routing import Route
 
+from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
 from paceline.server.stream_text import Answer
+from support.errors import raises
 from support.others import CHAT, TEXT, fault, fault_of_anthropic
 from support.scripted import fails_in_its_stream
 from support.server import Running, running
@@ -47,7 +51,8 @@ VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
         "n": (0,),
         "max_tokens": (-2,),
         "stop": (["a"] * 17, ""),
-        "logit_bias": ({"x": 1}, {"99999": 1}),
+        "logit_bias": ({"x": 1}, {"99999": 1}, {"1_0": 1}, {" 10": 1}),
+        "seed": (2**64, 2.0**64, 1e308, -5, 5.5, True, "5"),
         "top_logprobs": (1,),
         "response_format": ({"type": "json_schema"}, {"type": "text", "schema": SCHEMA}),
         "structured_outputs": ({}, {"regex": "a", "grammar": "start: A"}),
@@ -148,9 +153,9 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
             "continued",
         ),
         ({"max_tokens": "9"}, "max_tokens"),
-        ({"tools": [{"name": "a"}]}, "tools[0].input_schema"),
+        ({"tools": [{**TOOL, "input_schema": 5}]}, "tools[0].input_schema"),
         ({"tools": [{**TOOL, "input_schema": {"type": "nothing"}}]}, "nothing"),
-        ({"tools": [{**TOOL, "input_schema": {"title": "x" * 70_000}}]}, "shorten the prompt"),
+        ({"tools": [{**TOOL, "input_schema": {"title": "x" * 70_000}}]}, "prompt is too long: "),
         ({"tool_choice": {"type": "any"}, "tools": []}, "tools"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
     ],
@@ -193,6 +198,56 @@ def test_a_wrong_value_is_named_in_the_form_of_its_api(server: Running, path: st
                 assert error["param"] == named, fields
                 assert error["type"] == "invalid_request_error"
     assert server.post(path, {**BODIES[path], "max_tokens": None}).status_code == 200
+
+
+def test_an_overflow_of_the_context_has_the_words_that_clients_of_each_api_look_for(
+    server: Running,
+):
+    for count in (512, 600, 100_000):
+        turn = {"role": "user", "content": "word " * count}
+        text = message_of(
+            server.post(MESSAGES, {"messages": [turn], "max_tokens": 9}), MESSAGES, 400
+        )
+        words = re.fullmatch(r"prompt is too long: (\d+) tokens > (\d+) maximum", text)
+        assert words and int(words[1]) > int(words[2]) == 511
+        for path, body in ((CHAT, {"messages": [turn]}), (RESPONSES, {"input": [turn]})):
+            error = fault(server.post(path, body))
+            assert error["code"] == "context_length_exceeded"
+            assert "maximum context length is 512 tokens" in error["message"]
+
+
+def test_a_number_of_json_may_have_a_fraction_of_zero(server: Running):
+    body = {"temperature": 1.5, "return_token_ids": True, **BODIES[CHAT]}
+    bodies = [{"seed": n, "max_tokens": n, "n": n, "top_k": n} for n in (5, 5.0)]
+    whole, real = (server.post(CHAT, {**body, **more}).json()["choices"] for more in bodies)
+    assert whole == real and len(whole) == 5
+    fault(server.post(CHAT, {**body, "max_tokens": 5.5}))
+    assert server.post(CHAT, {**body, "seed": -1}).status_code == 200
+
+
+HALF = "\ud800"
+HALVES = [
+    (CHAT, {"messages": [{"role": "user", "content": HALF}]}, FIRST),
+    (CHAT, {"messages": content({"type": "text", "text": HALF})}, f"{FIRST}[0].text"),
+    (CHAT, {"messages": [TURN], "stop": ["a", HALF]}, "stop[1]"),
+    (CHAT, {"messages": [TURN], "tools": [{"function": {HALF: 1}}]}, "tools[0].function"),
+    (TEXT, {"prompt": HALF}, "prompt"),
+    (TEXT, {"prompt": "a", HALF: 1}, None),
+    (RESPONSES, {"input": "a", "metadata": {"a": HALF}}, "metadata.a"),
+    (MESSAGES, {"messages": [TURN], "system": HALF}, "system"),
+    ("/tokenize", {"prompt": HALF}, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field"), HALVES)
+def test_half_of_a_surrogate_pair_is_named(
+    path: str, body: dict[str, Any], field: str | None, server: Running
+):
+    for text in (json.dumps(body), json.dumps(body, ensure_ascii=False)):
+        response = server.post(path, text.encode("utf-8", "surrogatepass"))
+        message = message_of(response, path, 400)
+        assert f"{field or 'the body'} is not valid Unicode: unpaired surrogate" in message
+        assert path == MESSAGES or response.json()["error"]["param"] == field
 
 
 def test_a_structure_that_is_none_is_refused(server: Running):
@@ -273,6 +328,42 @@ def test_a_model_without_a_chat_template_says_what_to_use(
 def test_more_answers_than_the_queue_holds_are_rejected(module_model: Model):
     with running(module_model, Settings(max_waiting=3)) as server:
         fault(server.post(TEXT, {"prompt": ["a", "b"], "n": 2}))
+
+
+@pytest.mark.parametrize(
+    ("path", "where"),
+    [
+        ("/api/chat", "/v1"),
+        ("/api/generate", "/v1"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/m/x/v1/responses", "/v1/responses"),
+        ("/v1/nothing", "/v1"),
+    ],
+)
+def test_a_wrong_address_is_told_where_the_api_is(path: str, where: str, server: Running):
+    for response in (server.post(path, {}), server.get(path)):
+        assert response.status_code == 404
+        assert f"the API is at {where}, and /openapi.json" in response.json()["error"]["message"]
+
+
+def test_a_server_behind_a_proxy_may_get_its_path(model: Model):
+    with running(model, root_path="/m/x", api_keys=("a" * 20,)) as server:
+        for root in ("/m/x", ""):
+            assert server.get(f"{root}/health").status_code == 200
+            assert server.get(f"{root}/").headers["content-type"].startswith("text/html")
+            assert server.get(f"{root}/v1/models").status_code == 401
+            headers = {"x-api-key": "a" * 20}
+            about = server.get(f"{root}/openapi.json", headers=headers).json()
+            assert about["servers"] == [{"url": "/m/x/"}]
+            reply = server.post(f"{root}/v1/messages", BODIES[MESSAGES], headers=headers)
+            assert reply.json()["type"] == "message"
+            message_of(server.post(f"{root}/v1/messages", {}, headers=headers), MESSAGES, 400)
+            wrong = server.get(f"{root}/api/tags", headers=headers).json()["error"]["message"]
+            assert "the API is at /m/x/v1, and /m/x/openapi.json" in wrong
+    for wrong in ("m/x", "/m/", "/", "/m x", "/m?x"):
+        with raises(InvalidRequest, wrong):
+            Settings(root_path=wrong)
 
 
 def test_openapi_lists_the_paths(server: Running):

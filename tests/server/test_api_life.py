@@ -93,8 +93,15 @@ def test_a_stream_says_how_far_a_long_prefill_is(model: Model, monkeypatch: pyte
     monkeypatch.setattr(batch, "_PREFILL_ROWS", 64)
     with slowed(model, 0.2), running(model) as server:
         prompt = {"prompt": [5] * 400, "max_tokens": 2, "stream": True, "cache_prompt": False}
-        lines = server.post("/v1/completions", prompt).text.splitlines()
+        text = server.post("/v1/completions", prompt).text
+        chat = {"messages": [{"role": "user", "content": "a" * 400}], "max_tokens": 2}
+        long = {**chat, "stream": True, "cache_prompt": False}
+        others = [server.post(path, long).text for path in ("/v1/chat/completions", "/v1/messages")]
         server.rest()
+    for stream in (text, *others):
+        assert ": prefill " in stream
+        assert all("data: " in event for event in stream.rstrip("\n").split("\n\n"))
+    lines = text.splitlines()
     progress = [line for line in lines if line.startswith(": prefill ")]
     done = [int(line.split()[2].removesuffix("/400")) for line in progress]
     assert done == sorted(set(done))
@@ -112,7 +119,9 @@ def test_an_idle_stream_gets_keepalives(slow_model: Model):
             lines = response.iter_lines()
             assert next(lines) == ": keepalive"
             first.close()
-            rest = [line for line in lines if line.startswith("data: ")]
+            rest = [line for line in lines if not line.startswith(":")]
+        assert rest[1::2] == [""] * 5  # no blank line after a comment: clients read it as an event
+        rest = rest[::2]
         assert rest[-1] == "data: [DONE]"
         assert len(rest) == 5  # three tokens, the end, [DONE]
 

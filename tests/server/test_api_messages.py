@@ -40,9 +40,8 @@ def streamed(server: Running, body: dict[str, Any]) -> tuple[list[Any], dict[str
     text = server.post(PATH, {**body, "stream": True}).text
     events = []
     for lines in text.strip().split("\n\n"):
-        if lines.startswith(":"):  # a comment, where the machine is slow
-            continue
-        name, data = lines.split("\n")
+        # Without comments, which come where the machine is slow.
+        name, data = (line for line in lines.split("\n") if not line.startswith(":"))
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
     assert events[0]["type"] == "message_start"

@@ -77,24 +77,21 @@ PARAMETERS = {
     "required": ["id"],
 }
 """Two parts cannot be followed."""
-GET = {"name": "get", "parameters": PARAMETERS}
-CALLING: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {
-        "max_tokens": 90,
-        "tools": [{"type": "function", "function": GET}],
-        "tool_choice": "required",
-    },
-    "/v1/responses": {
-        "max_output_tokens": 90,
-        "tools": [{"type": "function", **GET}],
-        "tool_choice": "required",
-    },
-    "/v1/messages": {
-        "max_tokens": 90,
-        "tools": [{"name": "get", "input_schema": PARAMETERS}],
-        "tool_choice": {"type": "any"},
-    },
-}
+ABSENT = "absent"
+
+
+def calling(path: str, parameters: Any) -> dict[str, Any]:
+    """A request for a call of a function with these parameters."""
+    field = "input_schema" if path == "/v1/messages" else "parameters"
+    tool: dict[str, Any] = {"name": "get", **({} if parameters == ABSENT else {field: parameters})}
+    if path == "/v1/messages":
+        return {"max_tokens": 90, "tools": [tool], "tool_choice": {"type": "any"}}
+    limit = {"max_output_tokens" if path == "/v1/responses" else "max_tokens": 90}
+    tool = {"function": tool} if path == "/v1/chat/completions" else tool
+    return {**limit, "tools": [{"type": "function", **tool}], "tool_choice": "required"}
+
+
+CALLING = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -103,8 +100,22 @@ def test_a_part_of_a_functions_schema_that_cannot_be_followed_refuses_no_request
     path: str, stream: bool, server: Running
 ):
     greedy = {"temperature": 0, "stream": stream}  # a sampled call may not end within its tokens
-    reply = server.post(path, {**PATHS[path], **CALLING[path], **greedy})
+    reply = server.post(path, {**PATHS[path], **calling(path, PARAMETERS), **greedy})
     assert reply.status_code == 200 and (stream or str(LARGE) in reply.text), reply.text
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [ABSENT, None, {}, {"type": "object", "properties": {}}, {"properties": None}, {"a": None}],
+    ids=str,
+)
+@pytest.mark.parametrize("path", CALLING)
+def test_a_function_without_parameters_is_called_without_arguments(
+    path: str, parameters: Any, server: Running
+):
+    reply = server.post(path, {**PATHS[path], **calling(path, parameters), "temperature": 0})
+    arguments = '"input":{}' if path == "/v1/messages" else '"arguments":"{}"'
+    assert arguments in reply.text
 
 
 def test_stop_holds_at_messages_too(server: Running):

@@ -12,6 +12,7 @@ import pytest
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline.runtime.prompt import render_chat, template_chat
+from paceline.server.tools import Function, Tool
 from support.published import llama_cpp_models
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
@@ -79,6 +80,15 @@ def test_every_published_template_renders_tools_thoughts_calls_and_results(
         if reads and model not in WITHOUT_THOUGHTS and "THOUGHT_1" not in text:
             faults.append((model, "THOUGHT_1"))
     assert faults == []
+
+
+def test_every_published_template_renders_a_function_with_a_name_alone(
+    published: dict[str, ModelFiles],
+):
+    tool = Tool(type="function", function=Function(name="get_time")).model_dump()
+    for model, files in published.items():
+        chat = template_chat(files, [USER], [tool])
+        assert "get_time" in files.template.render(chat.messages, tools=chat.tools), model
 
 
 ROLES = ("system", "user", "assistant", "call")

@@ -63,6 +63,36 @@ def test_without_any_default_the_temperature_is_openais(server: Running):
     assert response["settings"]["temperature"] == {"value": 1.0, "source": "fallback"}
 
 
+ENDLESS = {"temperature": 0, "logit_bias": ALWAYS}
+REASONS = {
+    "/v1/chat/completions": ({"messages": CHAT}, '"finish_reason":"length"'),
+    "/v1/responses": ({"input": CHAT}, '"incomplete_details":{"reason":"max_output_tokens"}'),
+    "/v1/messages": ({"messages": CHAT}, '"stop_reason":"max_tokens"'),
+}
+"""Path -> body, and what the response to a chat has whose answer was cut."""
+
+
+@pytest.mark.parametrize("path", REASONS)
+def test_an_answer_without_a_limit_ends_at_half_of_the_context(path: str, server: Running):
+    body, reason = REASONS[path]
+    for stream in (False, True):
+        reply = server.post(path, {**body, **ENDLESS, "stream": stream})
+        assert reason in reply.text
+        assert '"max_tokens":{"value":256,"source":"fallback"}' in reply.text
+
+
+def test_the_limit_of_an_answer_without_one_can_be_set(module_model: Model):
+    chat = {"messages": CHAT, **ENDLESS}
+    with running(module_model, default_max_tokens=5) as server:
+        for asked, count in ({}, 5), ({"max_tokens": 9}, 9), ({"max_tokens": -1}, None):
+            reply = server.post("/v1/chat/completions", {**chat, **asked}).json()
+            assert reply["choices"][0]["finish_reason"] == "length"
+            usage = reply["usage"]
+            assert usage["completion_tokens"] == (count or 512 - usage["prompt_tokens"])
+        (model,) = server.get("/v1/models").json()["data"]
+        assert model["defaults"]["max_tokens"] == 5
+
+
 @pytest.mark.parametrize("drafter", ["none", "auto", "suffix", "ngram:min=1"])
 @pytest.mark.parametrize("policy", ["fixed", "auto"])
 def test_repetition_detection_ends_a_chat_with_finish_reason_repetition(

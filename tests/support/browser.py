@@ -54,7 +54,7 @@ def ask(
     page: "Page", text: str = REPEATED, tokens: int | str = 60, temperature: str | None = "0"
 ) -> None:
     """Ask, greedy unless a test says otherwise: a sampled answer may end at its first token."""
-    page.get_by_label("Longest answer").fill(str(tokens))
+    page.get_by_label("Max tokens").fill(str(tokens))
     if temperature is not None:
         page.get_by_label("Temperature").fill(temperature)
     send(page, text)

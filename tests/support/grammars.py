@@ -47,7 +47,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             "end": {"type": "null"},
         },
     },
-    "white space": {**PERSON, "x-guidance": {"whitespace_pattern": "[ \n]{1,2}"}},
 }
 FUNCTIONS: list[dict[str, Any]] = [
     {

@@ -28,6 +28,7 @@ _all = partial(Option, rich_help_panel="Several models")
 
 _SAME_NAME = (
     *("host", "port", "name", "anyone", "think", "parse_special", "drafter", "policy", "max_block"),
+    *("root_path", "default_max_tokens"),
 )
 """Options that `Settings` has under the same name."""
 
@@ -59,6 +60,7 @@ class ServerArguments:
         list[str] | None,
         _access(help="scheme://host:port of a web page that may send requests; may be repeated"),
     ] = None
+    root_path: Annotated[str, _access(help="path of the server behind a proxy, such as /m/x")] = ""
     name: Annotated[
         str | None, Option(help="the model's name in the API; default: its own name")
     ] = None
@@ -102,6 +104,14 @@ class ServerArguments:
         _default(
             "--think/--no-think",
             help="turn thinking on or off; default: as the chat template has it",
+        ),
+    ] = None
+    default_max_tokens: Annotated[
+        int | None,
+        _default(
+            parser=numbers.COUNT,
+            help="tokens of an answer to a chat without max_tokens; "
+            "default: 16384, or half the context if that is less",
         ),
     ] = None
     parse_special: Annotated[
@@ -275,7 +285,8 @@ def _child_words(
 ) -> list[str]:
     """The options of one model's process among several."""
     of_server = ("queue", "at_once", "timeout", "prompt_cache", "grace", "drafter", "policy")
-    values = {name: getattr(server, name) for name in (*of_server, "max_block")}
+    limits = ("max_block", "default_max_tokens")
+    values = {name: getattr(server, name) for name in (*of_server, *limits)}
     of_model = ("rows", "cache_tokens", "threads", "device", "kv", "compute_units")
     values |= {name: getattr(model, name) for name in of_model}
     values |= {"parallel": parallel, "generation_config": generation_config}

@@ -3,8 +3,8 @@
 `matcher.py` applies them; `call_grammar.py` has the grammar of calls. Independent of engines and
 requests. Invariant: an invalid constraint is rejected before decoding, with llguidance's reason.
 
-JSON has the format of Python's `json.dumps`, on one line, unless a schema has other settings under
-llguidance's key "x-guidance".
+JSON has the format of Python's `json.dumps`, on one line: llguidance's settings under a schema's
+key "x-guidance" are replaced.
 """
 
 import json
@@ -21,7 +21,15 @@ from typing import Any
 from paceline.constraints.call_grammar import CallGrammar, literal
 from paceline.constraints.matcher import GrammarConstraint, library, reason
 from paceline.constraints.matcher_process import Caller, MatcherProcesses
-from paceline.constraints.schemas import KEYWORDS, MAX_EXACT, IsPart, left_out, never_followed
+from paceline.constraints.schemas import (
+    KEYWORDS,
+    MAX_EXACT,
+    SCALARS,
+    IsPart,
+    left_out,
+    never_followed,
+    takes_nothing,
+)
 from paceline.constraints.tool_forms import HERMES, Syntax, ToolForm
 from paceline.constraints.value_grammar import EMPTY
 from paceline.decoding.reasoning import ReasoningMarks
@@ -100,7 +108,7 @@ class Grammars:
             try:
                 return self._constraint(what, _document("json_schema", _schema(what, followed)))
             except InvalidRequest as error:
-                _, parts = left_out(followed, self._is_no_pattern)
+                _, parts = left_out(followed, self._is_refused)
                 if not parts:
                     raise
                 raise InvalidRequest(f"{error}; leave out {parts[0]}") from None
@@ -175,7 +183,7 @@ class Grammars:
             try:
                 return compiled(parameters)
             except InvalidRequest:
-                without = _followed(parameters, self._is_no_pattern)
+                without = _followed(parameters, self._is_refused)
                 if without != parameters:
                     parameters = without
                     with suppress(InvalidRequest):
@@ -193,15 +201,14 @@ class Grammars:
         """Raise InvalidRequest, which names the function, for a schema that is none."""
         for name, schema in parameters.items():
             what = f"the parameters of the function {name!r}"
-            self._constraint(what, _document("json_schema", _schema(what, schema)))
+            self._constraint(what, _document("json_schema", _schema(what, schema, _LENIENT)))
 
-    def _is_no_pattern(self, keyword: str, value: Any) -> bool:
-        """Whether a keyword of a schema is an expression that llguidance cannot follow."""
-        if keyword != "pattern" or not isinstance(value, str):
+    def _is_refused(self, keyword: str, value: Any) -> bool:
+        """Return whether llguidance refuses a bound, pattern or format by itself."""
+        if keyword not in SCALARS:
             return False
-        schema = json.dumps({"type": "string", "pattern": value})
         with suppress(InvalidRequest):
-            self._constraint("the pattern", _document("json_schema", schema))
+            self._constraint(keyword, _document("json_schema", json.dumps({keyword: value})))
             return False
         return True
 
@@ -281,12 +288,11 @@ def _parameters(functions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
             raise InvalidRequest(f"two functions are called {name!r}; expected unique names")
         what = f"the parameters of the function {name!r}"
         schema = function.get("parameters")
-        if schema is None:
-            schema = {"properties": {}, "additionalProperties": False}
+        schema = {} if schema is None else schema
         if isinstance(schema, Mapping) and schema.get("type", "object") != "object":
             raise InvalidRequest(f"{what} are of type {schema['type']!r}; expected 'object'")
         size += len(_schema(what, schema))
-        schemas[name] = {"type": "object", "x-guidance": _LENIENT, **schema}
+        schemas[name] = {"type": "object", **schema, "x-guidance": _LENIENT}
     if size > 4 * MAX_CHARACTERS:
         raise InvalidRequest(
             f"the parameters of all functions have {size} characters together; expected at most "
@@ -303,6 +309,8 @@ def _followed(
     for name, schema in parameters.items():
         what = f"the parameters of the function {name[:100]!r}"
         followed[name], parts = left_out(schema, is_part)
+        if takes_nothing(followed[name]):
+            followed[name]["additionalProperties"] = False
         for part in parts:
             _log(f"{what} are followed without {part}")
     return followed
@@ -314,12 +322,12 @@ def _log(line: str) -> None:
     logging.getLogger("paceline.server").warning("%s", line)
 
 
-def _schema(what: str, schema: Mapping[str, Any]) -> str:
-    """Return a schema as text; it selects JSON on one line unless it has its own settings."""
+def _schema(what: str, schema: Mapping[str, Any], settings: Mapping[str, Any] = _ONE_LINE) -> str:
+    """Return a schema as text, with llguidance's settings."""
     if not isinstance(schema, Mapping):
         raise InvalidRequest(f"{what} is {schema!r}; expected an object")
     try:
-        text = json.dumps({"x-guidance": _ONE_LINE, **schema}, allow_nan=False)
+        text = json.dumps({**schema, "x-guidance": settings}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{what} is not JSON: {reason(str(error))}") from error
     _check_text(what, text)

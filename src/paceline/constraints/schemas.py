@@ -23,6 +23,10 @@ KEYWORDS = frozenset(_NAMES.split())
 """Those on which it depends whether a value is valid."""
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+SCALARS = (*_BOUNDS, *_COUNTS, "multipleOf", "pattern", "format")
+"""Keywords whose value is one number or text, with the same meaning in every schema."""
+
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _NESTED = ("items", "additionalProperties", "anyOf", "oneOf", "allOf", "prefixItems")
 _DRAFT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/20(19-09|20-12))/schema#?")
@@ -65,7 +69,7 @@ def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any]
             return [kept(element, f"{path}[{at}]") for at, element in enumerate(value)]
         if not isinstance(value, Mapping):
             return value
-        result = {}
+        result: dict[str, Any] = {}
         for keyword, inner in value.items():
             where = f"{path}.{keyword}" if path else keyword
             if keyword == "patternProperties" and isinstance(inner, Mapping):
@@ -74,9 +78,15 @@ def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any]
                 if names:
                     continue
             if keyword in _MAPS and isinstance(inner, Mapping):
-                result[keyword] = {name: kept(s, f"{where}.{name}") for name, s in inner.items()}
+                named = {name: schema for name, schema in inner.items() if schema is not None}
+                parts.extend(
+                    SchemaPart(f"{where}.{name}", None) for name in inner if name not in named
+                )
+                result[keyword] = {name: kept(s, f"{where}.{name}") for name, s in named.items()}
             elif keyword in _NESTED and isinstance(inner, Mapping | list):
                 result[keyword] = kept(inner, where)
+            elif keyword in _COUNTS and isinstance(inner, float) and inner.is_integer():
+                result[keyword] = int(inner)  # 10.0 is an integer, but not for llguidance
             elif is_part(keyword, inner):
                 parts.append(SchemaPart(where, inner))
             elif keyword not in ("default", "examples", "$schema"):
@@ -93,6 +103,12 @@ def _is_inexact(value: Any) -> bool:
     if isinstance(value, Mapping | list):
         return any(map(_is_inexact, value.values() if isinstance(value, Mapping) else value))
     return isinstance(value, int) and abs(value) > MAX_EXACT
+
+
+def takes_nothing(schema: Mapping[str, Any]) -> bool:
+    """Return whether a function's schema names no parameter and does not ask for free ones."""
+    stated = schema.keys() & KEYWORDS - {"type"}
+    return not any(schema[name] or name not in ("properties", "required") for name in stated)
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

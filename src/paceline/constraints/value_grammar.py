@@ -155,7 +155,7 @@ class ValueGrammar:
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         element = self._value(schema.get("items"))
-        min_items, max_items = _whole(schema.get("minItems")) or 0, _whole(schema.get("maxItems"))
+        min_items, max_items = _bounds(schema, "minItems", "maxItems")
         if max_items == 0:
             return '"[]"'
         more = max(min_items - 1, 0)
@@ -204,11 +204,14 @@ def escaped_text(text: str) -> str:
 
 def length_bounds(schema: Mapping[str, Any]) -> str:
     """The repetition that a string's schema allows."""
-    min_length, max_length = _whole(schema.get("minLength")) or 0, _whole(schema.get("maxLength"))
-    if max(min_length, max_length or 0) > _MAX_REPEAT or (min_length, max_length) == (0, None):
-        return "*"
+    min_length, max_length = _bounds(schema, "minLength", "maxLength")
     return f"{{{min_length},{'' if max_length is None else max_length}}}"
 
 
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and value >= 0 else None
+def _bounds(schema: Mapping[str, Any], *names: str) -> tuple[int, int | None]:
+    """Return the least and the greatest count of a schema; (0, None) if one is too large."""
+    least, most = (
+        value if isinstance(value := schema.get(name), int) and value >= 0 else None
+        for name in names
+    )
+    return (0, None) if max(least or 0, most or 0) > _MAX_REPEAT else (least or 0, most)

@@ -4,6 +4,7 @@ Invariant: clients get the error object of the path's API, OpenAI's or Anthropic
 """
 
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,14 +23,14 @@ from paceline.server.api.embeddings import embeddings
 from paceline.server.api.endpoint import Host, generation, observed, reading
 from paceline.server.api.info import InfoHandlers
 from paceline.server.api.messages import Messages, count_tokens
-from paceline.server.api.openapi import openapi_route
+from paceline.server.api.openapi import BODIES, openapi_route
 from paceline.server.api.responses import Responses, StoredResponses
 from paceline.server.errors import ApiError
 from paceline.server.http import ApiKeyMiddleware, HostMiddleware
 from paceline.server.service import Service
 
-_PUBLIC = ("/health", "/v1/health")
-"""Paths without a key: health checks have none."""
+_PUBLIC = ("/health", "/v1/health", "/openapi.json")
+"""Paths without a key: health checks have none, nor has a link of the page."""
 
 
 def make_app(service: Service) -> Starlette:
@@ -53,7 +54,7 @@ def make_app(service: Service) -> Starlette:
         "/health": info.health,
         "/tokenizer_info": info.tokenizer_info,
     }
-    all_routes = [*service.metrics.routes(), openapi_route()]
+    all_routes = [*service.metrics.routes(), openapi_route(service.settings)]
     for prefix in ("/v1", ""):
         all_routes += [Route(prefix + path, work, methods=["POST"]) for path, work in posts.items()]
         all_routes += [Route(prefix + path, work, methods=["GET"]) for path, work in gets.items()]
@@ -98,13 +99,20 @@ def _error_handler(host: Host) -> HTTPExceptionHandler:
     """The handler of errors outside of endpoints."""
 
     async def handle(request: Request, error: Exception) -> Response:
+        path = request.url.path
         if isinstance(error, HTTPException):
             code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
-            error = ApiError(
-                error.detail, status=error.status_code, code=code, headers=error.headers
-            )
+            message = error.detail
+            if error.status_code == HTTPStatus.NOT_FOUND:
+                known = next((known for known in BODIES if path.endswith(known)), "/v1")
+                root = host.settings.root_path
+                message = (
+                    f"there is no {path[:100]!r}; the API is at {root}{known}, "
+                    f"and {root}/openapi.json lists its paths"
+                )
+            error = ApiError(message, status=error.status_code, code=code, headers=error.headers)
         reply = observed(host, error, request.scope.get("state", {}).get("request_id", ""))
-        body = reply.body_for(request.url.path, request.headers)
+        body = reply.body_for(path, request.headers)
         return JSONResponse(body, reply.status, reply.headers)
 
     return handle

@@ -47,9 +47,18 @@ def _biases(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     try:
-        return {int(token): bias for token, bias in value.items()}
+        biases = {int(token): bias for token, bias in value.items()}
     except ValueError:
-        raise invalid("the keys should be token ids") from None
+        biases = {}
+    if [*map(str, biases)] != [*value]:  # Python also reads "1_0" and " 10"
+        raise invalid("the keys should be token ids")
+    return biases
+
+
+def _seed(value: Any) -> Any:
+    if value != -1 and not RANGES["seed"].allows(value):
+        raise invalid(f"{value!r:.60} is not {RANGES['seed']}, or -1 to draw one")
+    return value
 
 
 _LOGPROBS = RANGES["logprobs"]
@@ -209,7 +218,7 @@ class GenerationBody(Body):
     stop: Annotated[
         list[str], BeforeValidator(_several, json_schema_input_type=str | list[str])
     ] = Field(default=[], max_length=16)
-    seed: int | None = None
+    seed: Annotated[int, BeforeValidator(_seed)] | None = None
     """-1 draws one, as in llama.cpp."""
     temperature: float | None = None
     top_p: float | None = None
@@ -356,10 +365,8 @@ class ChatBody(GenerationBody):
 
     @property
     def max_answer_tokens(self) -> int | None:
-        """Limit of the answer's tokens; None: the rest of the context."""
-        limit = self.max_completion_tokens
-        limit = self.max_tokens if limit is None else limit
-        return None if limit == -1 else limit
+        """Limit of the answer's tokens; None: the server's, -1: the rest of the context."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def continues(self) -> bool | None:
@@ -415,9 +422,9 @@ class CompletionBody(GenerationBody):
         return not isinstance(prompt, str) and len(prompt) > self.continued_tokens
 
     @property
-    def max_answer_tokens(self) -> int | None:
-        """Limit of the answer's tokens; None: the rest of the context."""
-        return None if self.max_tokens == -1 else self.max_tokens
+    def max_answer_tokens(self) -> int:
+        """Limit of the answer's tokens; -1: the rest of the context."""
+        return self.max_tokens
 
 
 class EmbeddingsBody(Body):

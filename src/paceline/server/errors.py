@@ -58,6 +58,9 @@ class ApiError(Exception):
         message, param = self.fields["message"], self.fields["param"]
         if param is not None and param not in message:
             message = f"{param}: {message}"
+        if "n_prompt_tokens" in self.fields:  # Claude Code compacts its session at these words
+            count, limit = self.fields["n_prompt_tokens"], self.fields["n_ctx"]
+            message = f"prompt is too long: {count} tokens > {limit - 1} maximum"
         failed = self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
         other = "api_error" if failed else "invalid_request_error"
         kind = _ANTHROPIC_TYPES.get(self.status, other)

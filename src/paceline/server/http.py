@@ -26,7 +26,7 @@ from paceline.server.settings import Settings, encode_keys
 log = logging.getLogger("paceline.server")
 
 DONE = b"data: [DONE]\n\n"
-KEEPALIVE = b": keepalive\n\n"
+KEEPALIVE = b": keepalive\n"
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 """Clients that read events with Python's `splitlines` (httpx, for one) end lines there, too."""
@@ -184,12 +184,15 @@ class HostMiddleware:
         self._on_error = on_error
         hosts = {host.lower() for host in settings.hosts or "*"}
         self._hosts = None if "*" in hosts else hosts
+        self._root = settings.root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["path"].startswith(f"{self._root}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self._root)}
         headers = Headers(scope=scope)
         sent = headers.get("x-request-id", "")
         request_id = sent if _ID.fullmatch(sent) else f"req-{secrets.token_hex(8)}"

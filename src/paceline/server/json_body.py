@@ -1,16 +1,19 @@
 """Bodies as JSON: how they are parsed, and the parts that many have.
 
-Invariants: an unknown field is ignored, `null` means absent, and the error for a wrong value names
-its field.
+Invariants: an unknown field is ignored, `null` means absent, 5.0 is 5, and the error for a wrong
+value names its field.
 """
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from paceline.errors import InvalidRequest
+from paceline.models import check_unicode
 from paceline.runtime.prompt import text_of
 from paceline.server.errors import ApiError
 
@@ -24,8 +27,13 @@ class Body(BaseModel):
     @classmethod
     def _drop_nulls(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
-            return {name: value for name, value in data.items() if value is not None}
+            return {name: _whole(value) for name, value in data.items() if value is not None}
         return data
+
+
+def _whole(value: Any) -> Any:
+    """Return 5 for 5.0, which are the same number in JSON."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def type_tag(value: Any, missing: str = "") -> str | None:
@@ -78,6 +86,8 @@ def parse(kind: type[_Parsed], body: bytes) -> _Parsed:
     try:
         data = from_json(body, allow_inf_nan=False)
     except ValueError as error:
+        with suppress(ValueError, RecursionError):  # Python's parser allows what is named there
+            _check_unicode(json.loads(body.decode("utf-8", "surrogatepass")))
         reason = next((what for mark, what in _MARKS.items() if body.startswith(mark)), error)
         raise ApiError(f"the body is not valid JSON: {reason}", code="invalid_json") from None
     if not isinstance(data, dict):
@@ -90,6 +100,22 @@ def parse(kind: type[_Parsed], body: bytes) -> _Parsed:
         what = "is missing" if fault["type"] == "missing" else fault["msg"]
         message = f"{where}{what if what[:1] in ':[' else f': {what}'}"
         raise ApiError(message, param=message.partition(": ")[0]) from None
+
+
+def _check_unicode(value: Any, path: str = "") -> None:
+    """Raise ApiError, which names the field, for half of a surrogate pair in a JSON value."""
+    if isinstance(value, str):
+        try:
+            check_unicode(path or "the body", value)
+        except InvalidRequest as error:
+            raise ApiError(str(error), param=path or None, code="invalid_json") from None
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _check_unicode(key, path)
+            _check_unicode(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            _check_unicode(inner, f"{path}[{place}]")
 
 
 def _path(data: Any, steps: tuple[int | str, ...]) -> str:

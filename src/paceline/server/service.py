@@ -44,8 +44,11 @@ _SAFE_DRAFTERS = ("suffix", "table", "prediction")
 """Parts of a drafter that any request may name; `ngram` too, with options. None opens a file that
 the server was not started with."""
 
-_FALLBACK = {"temperature": 1.0}
+_TEMPERATURE = 1.0
 """OpenAI's default, if neither the request nor the registry nor the model has one."""
+
+_MAX_TOKENS = 16_384
+"""Of an answer without a limit: more than agents write at once, and an end to noise."""
 
 _TINY_TOP_P = 1e-9
 """In place of a top_p of 0, by which clients of OpenAI mean the most likely token."""
@@ -60,7 +63,11 @@ class Service:
         self.model, self.scheduler = model, scheduler
         self.settings = settings
         self.readers = Readers()
-        self.defaults = replace(model.defaults, fallback=_FALLBACK)
+        limit = min(_MAX_TOKENS, self.max_length // 2)
+        fallback = {"temperature": _TEMPERATURE, "max_tokens": limit}
+        self.defaults = replace(model.defaults, fallback=fallback)
+        most = settings.default_max_tokens
+        self.limit = {} if most is None else {"max_tokens": most}
         self.tokenizer = files.tokenizer
         self.name = settings.name or files.short_name
         self.prompts = Prompts(model, self.name, settings, self.max_length)
@@ -188,14 +195,16 @@ class Service:
             "logprobs": answer.logprobs,
             "prompt_logprobs": answer.prompt_logprobs,
             "prediction": answer.prediction,
-            **({} if limit is None else {"max_tokens": max(limit, 1)}),
+            "seed": None if body.seed == -1 else body.seed,
+            **self.limit,
+            **({} if limit is None else {"max_tokens": None if limit < 0 else max(limit, 1)}),
         }
-        seed = None if body.seed in (None, -1) else body.seed
         # A salt divides clients: speed may not show what another one was answered.
         private = bool(body.cache_salt) or limit == 0
         tickets = []
         for index in range(body.n):
-            options["seed"] = None if seed is None else (seed + index) % 2**64
+            if index and options["seed"] is not None:
+                options["seed"] = (options["seed"] + 1) % 2**64
             request = self.model._request(cast("Options", options), self.defaults, private=private)
             tickets.append(
                 BatchRequest(

@@ -18,6 +18,8 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 """An origin, as browsers serialize it: RFC 6454, section 6.2."""
 
+_ROOT_PATH = re.compile(r"(/[\w.~-]+)*")
+
 KEY_VARIABLE = "PACELINE_API_KEY"  # environment variable
 _MAX_BYTES = 2**20  # of a key file
 
@@ -43,6 +45,8 @@ class Settings:
     hosts: tuple[str, ...] | None = None
     """Allowed values of the Host header, without a port; * is any. None: any, or this machine's
     own names if only this machine can reach the server."""
+    root_path: str = ""
+    """Path of the server behind a proxy, such as /m/x; requests may come with it or without."""
     behind_router: bool = False
     """Whether only a router has the key, and names the client of each request."""
     anyone: bool = False
@@ -57,6 +61,9 @@ class Settings:
     """Whether a model thinks in a chat that does not say; None: as its chat template has it."""
     parse_special: bool = False
     """Whether names of control tokens in messages become the tokens."""
+    default_max_tokens: int | None = None
+    """Tokens of an answer to a chat without a limit; None: 16,384, or half the context if that is
+    less."""
     max_waiting: int = 256
     """Requests in the queue."""
     max_running: int = 64
@@ -88,6 +95,8 @@ class Settings:
                     f"the allowed host {host!r} is none: expected a name or an address as in a "
                     "URL, without scheme, brackets and port, or *"
                 )
+        if not _ROOT_PATH.fullmatch(self.root_path):
+            raise InvalidRequest(f"root path {self.root_path!r} is not a path such as /m/x")
         for origin in self.origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise InvalidRequest(

@@ -3,19 +3,36 @@
 Independent of a model, and of how it writes a call.
 """
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from paceline.server.json_body import Body
+
+
+def _declared(value: Any) -> Any:
+    """Return a function's parameters as a schema that chat templates can read: null is absent."""
+    if not isinstance(value, Mapping):
+        return value
+    schema = {"type": "object", **{key: part for key, part in value.items() if part is not None}}
+    properties = schema.setdefault("properties", {})
+    if isinstance(properties, Mapping):
+        schema["properties"] = {name: part for name, part in properties.items() if part is not None}
+    return schema
+
+
+Parameters = Annotated[dict[str, Any], BeforeValidator(_declared)]
+"""JSON schema of a function's arguments."""
 
 
 class Function(Body):
     """A function that the model may call."""
 
     name: str = Field(min_length=1)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
+    description: str = ""
+    """Never absent: some chat templates require it."""
+    parameters: Parameters = Field(default={}, validate_default=True)
 
 
 class Tool(Body):

@@ -154,6 +154,30 @@ class Unshared(ToyEngine):
         return super().step(work)._replace(seconds=seconds)
 
 
+@pytest.mark.parametrize(("row", "rows"), [(1e-4, 512), (2.5e-3, 200), (1.0, 64)])
+def test_a_prefill_call_is_short_on_a_slow_machine_so_that_a_client_may_leave(
+    row: float, rows: int, tiny_files: ModelFiles
+):
+    calls: list[int] = []
+
+    class Timed(ToyEngine):
+        def step(self, work: Sequence[tuple[BlockTable, Block]]) -> StepResult:
+            ((_, block),) = work
+            calls.append(len(block.tokens))
+            return super().step(work)._replace(seconds=row * len(block.tokens))
+
+    model = Model(tiny_files, Timed(vocab_size=320, context_length=4096, cache_blocks=512))
+    give_costs(model, EACH)
+    options: Options = {"max_tokens": 1, "drafter": "none"}
+    with closing(Scheduler(model)) as scheduler:
+        request = Submitted(scheduler, PROMPTS[0] * 60, **options)
+        scheduler.batcher.warm_up = lambda: None  # type: ignore[method-assign]
+        scheduler.start()
+        request.result()
+    assert sum(calls) == 1800
+    assert {*calls[1:-1]} == {rows}
+
+
 def test_drafts_in_a_batch_are_as_many_as_alone_where_calls_are_not_shared(tiny_files: ModelFiles):
     model = Model(tiny_files, Unshared(vocab_size=320, context_length=192, cache_blocks=512))
     give_costs(model, EACH)

@@ -101,7 +101,7 @@ def test_calls_of_functions_are_shown_and_answered(page: "Page", tmp_path: Path)
         ask(page, "How is the weather?", tokens=200)
         alert(page, "Functions")
         assert page.get_by_label("Message", exact=True).input_value() == "How is the weather?"
-        tool = {"name": "weather", "parameters": {"type": "object"}}
+        tool = {"name": "weather", "parameters": {"properties": {"city": {"type": "string"}}}}
         page.get_by_label("Functions").fill(json.dumps(tool))
         ask(page, "How is the weather?", tokens=200)
         ended(page)
@@ -116,12 +116,25 @@ def test_calls_of_functions_are_shown_and_answered(page: "Page", tmp_path: Path)
         server.rest()
 
 
+LABELS = ("Temperature", "Top k", "Max tokens")
+
+
+def test_the_link_to_the_api_leads_to_it(page: "Page", module_model: Model):
+    with running(module_model, root_path="/m/x", api_keys=("secret",)) as locked:
+        page.goto(f"{locked.url}/m/x/")  # which asks for the key: the panel is open
+        page.get_by_role("link", name="API reference").click()
+        until(page, "document.body.innerText.includes('/v1/chat/completions')")
+        assert page.url == f"{locked.url}/m/x/openapi.json"
+
+
 def test_settings_are_sent_if_they_are_filled_in_and_stay_in_the_browser(
     page: "Page", server: Running
 ):
     opened(page, server.url)
     body = requested(page, "a", tokens="")
-    assert body["max_tokens"] == 2048
+    assert body["max_tokens"] == 256  # the server's: half of the context
+    placeholders = [page.get_by_label(label).get_attribute("placeholder") for label in LABELS]
+    assert placeholders == ["Default (1)", "Default (0)", "Default (256)"]
     assert not {"temperature", "top_p", "min_p", "reasoning_effort"} & body.keys()
     page.get_by_role("button", name="New chat").click()  # the answer may have filled the context
     page.get_by_label("System prompt").fill("Be brief.")
@@ -199,7 +212,7 @@ def test_the_keyboard_is_enough(page: "Page", slow: Running):
         assert len(reached) < 20
     # The buttons of the two messages, the log, the list of chats, and the head.
     expected = ["Continue", "Regenerate", "Copy", "Delete", "Edit", "Copy", "log"]
-    expected += ["import", "delete-all", "export-all", "export-json", "export-markdown"]
+    expected += ["delete-all", "import", "export-all", "export-json", "export-markdown"]
     assert reached[: len(expected)] == expected
     assert reached[-4:] == ["search", "show-panel", "new", "show-history"]
 

@@ -69,6 +69,76 @@ def test_chats_are_found_again_searched_and_deleted(talking: "Page"):
     titles(page, [])
 
 
+def test_a_chat_has_an_address(talking: "Page"):
+    page = talking
+    address = page.url
+    assert "#chat/" in address
+    page.reload()
+    until(page, "document.querySelector('.model .words')?.innerText === 'The Danube.'")
+    assert page.url == address
+    page.get_by_role("button", name="New chat").click()
+    assert page.locator("article").count() == 0
+    assert "#" not in page.url
+    page.goto(address)  # the page stays, with another hash
+    until(page, "document.querySelectorAll('article').length === 2")
+    page.goto(f"{address}0")
+    alert(page, "no longer has this chat")
+    page.goto(address.partition("#")[0])
+    until(page, "document.title.startsWith('scripted')")
+    assert page.locator("article").count() == 0
+
+
+def test_all_chats_are_deleted_after_their_number_is_confirmed(
+    page: "Page", scripted_server: Running
+):
+    asked: list[str] = []
+    page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    engine_of(scripted_server).rules = [always("The Danube.")]
+    opened(page, scripted_server.url, settings=False)
+    page.get_by_role("button", name="Delete all chats").click()
+    for count in (1, 2):
+        page.get_by_role("button", name="New chat").click()
+        send(page, "Name a river.")
+        titles(page, ["Name a river."] * count)
+        ended(page)
+        with page.expect_event("dialog"):
+            page.get_by_role("button", name="Delete all chats").click()
+        titles(page, ["Name a river."] * count)
+    assert asked == [
+        f"Delete {which} in this browser?" for which in ("the only chat", "all 2 chats")
+    ]
+    scripted_server.rest()
+
+
+ROWS = ("| river | *sea* |", "|---|:-:|", "| Rhine | **North** |", "| Danube | `Black` |")
+TABLE = "\n".join(["Two rivers:", "", *ROWS, "", "So it is."])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_table_stays_one_under_the_tints_of_its_tokens(
+    first: bool, page: "Page", scripted_server: Running
+):
+    engine_of(scripted_server).rules = [always(TABLE)]
+    opened(page, scripted_server.url)
+    if first:
+        page.get_by_label("Show drafted tokens").check()
+    page.get_by_label("Policy").select_option("fixed")
+    ask(page, "Which rivers?", tokens=200)
+    ended(page)
+    page.get_by_label("Show drafted tokens").check()
+    until(page, "document.querySelectorAll('.words table td span').length >= 4")
+    cells = page.locator(".words :is(th, td)").all_text_contents()
+    assert cells == ["river", "sea", "Rhine", "North", "Danube", "Black"]
+    kinds = page.evaluate("[...document.querySelectorAll('td span')].map((s) => s.className)")
+    assert {*kinds} <= {"own", "drafted"}
+    text = page.locator(".model .words").inner_text()
+    assert text.startswith("Two rivers:") and text.rstrip().endswith("So it is.")
+    assert "|" not in text
+    page.get_by_label("Show drafted tokens").uncheck()
+    until(page, "document.querySelectorAll('.words table td span').length === 0")
+    scripted_server.rest()
+
+
 def test_an_edited_question_leaves_the_chat_with_its_later_answers(talking: "Page"):
     page = talking
     send(page, "And a lake.")
@@ -84,7 +154,7 @@ def test_an_answer_in_progress_stays_in_its_chat_when_another_is_opened(
     page: "Page", slow: Running
 ):
     opened(page, slow.url)
-    page.get_by_label("Longest answer").fill("300")
+    page.get_by_label("Max tokens").fill("300")
     page.get_by_label("Temperature").fill("0")
     send(page, REPEATED)
     until(page, "document.querySelector('.model .words')?.textContent.length > 5")

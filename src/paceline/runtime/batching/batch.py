@@ -22,6 +22,8 @@ Fail = Callable[[BatchRequest, Exception], None]
 _PREFILL_ROWS = 512  # of a call without decodes
 _PREFILL_SECONDS = 0.1  # that prefills may add to a call with decodes
 _MIN_CHUNK = 16  # fewest rows of a prefill in a call
+_CALL_SECONDS = 0.5  # of a call without decodes: a client that leaves ends its request after it
+_MIN_CALL = 64  # rows of such a call, however slow it is: fewer would read the weights too often
 
 _MAX_LOSS = 1.0
 """Tokens that asking drafters may lose before calls go without."""
@@ -47,6 +49,7 @@ class Batcher:
         self._plain_calls = 0  # calls left that do not ask
         self._engine, self._load = engine, load
         self._started: float | None = None
+        self._prefill_row = self.cost.row  # seconds of a row in calls without decodes
 
     @property
     def call_seconds(self) -> float:
@@ -71,6 +74,8 @@ class Batcher:
             self._started = None
             if len(work) > 1:
                 self.cost.observe(rows, len(work), result.seconds)
+            if rows >= _MIN_CALL and all(block.prefill for _, block in work):
+                self._prefill_row = result.seconds / rows
             self._load.rows += rows
             self._load.calls += 1
             self._load.call_seconds += perf_counter() - started
@@ -118,9 +123,11 @@ class Batcher:
                 self._credit, self._plain_calls = 0.0, _PLAIN_CALLS
         if not prefills:
             return
-        room = _PREFILL_ROWS
         if decodes:
-            room = min(room, max(int(_PREFILL_SECONDS / self.cost.row), _MIN_CHUNK))
+            room = max(int(_PREFILL_SECONDS / self.cost.row), _MIN_CHUNK)
+        else:
+            room = max(int(_CALL_SECONDS / self._prefill_row), _MIN_CALL)
+        room = min(room, _PREFILL_ROWS)
         share = max(room // len(prefills), _MIN_CHUNK)
         chosen = prefills[: max(room // share, 1)]
         for queued in chosen:

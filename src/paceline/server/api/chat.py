@@ -117,7 +117,7 @@ class Chat(ApiRequest[ChatBody]):
 
 def function_schemas(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:
     """A function's name -> the JSON schema of its arguments."""
-    return {tool.function.name: tool.function.parameters or {} for tool in tools}
+    return {tool.function.name: tool.function.parameters for tool in tools}
 
 
 def call_id(form: ToolForm | None) -> str:

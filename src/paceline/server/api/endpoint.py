@@ -264,7 +264,7 @@ async def _stream(
             events = b"".join(map(request.delta_events, deltas))
             if not deltas and answers.prefilled > prefilled:
                 prefilled = answers.prefilled
-                events = b": prefill %d/%d\n\n" % (prefilled, sum(map(len, request.prompts)))
+                events = b": prefill %d/%d\n" % (prefilled, sum(map(len, request.prompts)))
             elif not deltas and monotonic() - written >= keepalive:
                 events = request.keepalive
             if events:

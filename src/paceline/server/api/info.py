@@ -95,6 +95,10 @@ class InfoHandlers:
             service.created,
             max_model_len=service.max_length,
             drafter=drafter.without_folders,
+            defaults={
+                name: setting.value
+                for name, setting in service.defaults.resolve(service.limit).items()
+            },
             device=engine.get("device", engine.get("units", "the processor")),
         )
 

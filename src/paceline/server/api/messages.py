@@ -74,7 +74,7 @@ class Messages(ApiRequest[MessagesBody]):
         answer = self.answers[0]
         stopped = answer.done.stopped_by
         if answer.finish_reason == FinishReason.LENGTH:
-            max_tokens = self._body.max_tokens
+            max_tokens = self.requests[0].request.settings["max_tokens"].value
             limited = max_tokens is not None and answer.tokens >= max_tokens
             reason = "max_tokens" if limited else "model_context_window_exceeded"
         elif stopped is not None:

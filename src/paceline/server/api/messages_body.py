@@ -107,8 +107,8 @@ class ToolDefinition(Body):
     """A tool that the client runs."""
 
     name: str = Field(min_length=1)
-    description: str | None = None
-    input_schema: dict[str, Any]
+    description: str = ""
+    input_schema: dict[str, Any] = Field(default={})
 
 
 def _tool_tag(value: Any) -> str:

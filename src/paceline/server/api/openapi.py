@@ -15,6 +15,7 @@ from paceline.server.api.messages_body import MessagesBody
 from paceline.server.api.response_body import ResponsesBody
 from paceline.server.body import ChatBody, CompletionBody, EmbeddingsBody
 from paceline.server.json_body import Body
+from paceline.server.settings import Settings
 
 BODIES: dict[str, type[Body]] = {
     "/v1/chat/completions": ChatBody,
@@ -31,7 +32,7 @@ _READ = ("/v1/models", "/v1/models/{name}", _STORED, "/health", "/tokenizer_info
 _RESPONSES = {"200": {"description": "The answer"}, "default": {"description": "An error"}}
 
 
-def openapi_route(without: Collection[str] = ()) -> Route:
+def openapi_route(settings: Settings, without: Collection[str] = ()) -> Route:
     """GET /openapi.json: an OpenAPI 3.1 document, without the paths that a server does not have."""
     schemas, objects = models_json_schema(
         [(kind, "validation") for kind in BODIES.values()],
@@ -48,7 +49,8 @@ def openapi_route(without: Collection[str] = ()) -> Route:
         body = {"required": True, "content": content}
         paths[path] = {"post": {"requestBody": body, "responses": _RESPONSES}}
     info, components = {"title": "paceline", "version": __version__}, {"schemas": objects["$defs"]}
-    document = {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
+    document: dict[str, Any] = {"openapi": "3.1.0", "info": info, "paths": paths}
+    document |= {"components": components, "servers": [{"url": f"{settings.root_path}/"}]}
 
     async def describe(_request: Request) -> Response:
         return JSONResponse(document)

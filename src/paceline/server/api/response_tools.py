@@ -120,7 +120,7 @@ class OfferedTools:
         grammar = (tool.format or {}).get("definition") if place.custom else None
         lines = (about, tool.description, grammar and f"The input has this grammar:\n{grammar}")
         more = {"parameters": _TEXT} if place.custom else {}
-        text = "\n".join(filter(None, lines)) or None
+        text = "\n".join(filter(None, lines))
         self.functions[name] = tool.model_copy(update={"name": name, "description": text, **more})
 
     def for_chat(self, names: Sequence[str]) -> list[Tool]:

@@ -199,7 +199,7 @@ class Responses(ApiRequest[ResponsesBody]):
             "tool_choice": choice
             if isinstance(choice, str)
             else choice.model_dump(exclude_none=True),
-            "tools": [_echo(tool.model_dump(exclude_none=True)) for tool in tools],
+            "tools": [_echo(tool.model_dump(exclude_unset=True)) for tool in tools],
             "top_p": self._settings["top_p"].value,
             "truncation": "disabled",
             "usage": None,

@@ -21,8 +21,7 @@ export async function save(chat) {
   if (deleted.has(chat.id)) return; // an answer to it may still have been in progress
   try {
     await storage.save(chat);
-    if (handlers.chat() === chat) current = chat.id;
-    await show();
+    await (handlers.chat() === chat ? mark(chat.id) : show());
   } catch (error) {
     trouble({
       message:
@@ -106,9 +105,11 @@ function rename({ id, title }, line) {
   field.select();
 }
 
+// Marks the chat on the screen, whose address a reload keeps; null: it is new.
 export function mark(id) {
   current = id;
-  show();
+  window.history.replaceState(null, "", id ? `#chat/${id}` : location.pathname + location.search);
+  return show();
 }
 
 async function remove({ id, title }) {
@@ -124,7 +125,8 @@ async function remove({ id, title }) {
 
 async function removeAll() {
   const heads = await storage.heads().catch(() => []);
-  if (!confirm(`Delete all ${heads.length} chats in this browser?`)) return;
+  const which = heads.length === 1 ? "the only chat" : `all ${heads.length} chats`;
+  if (!heads.length || !confirm(`Delete ${which} in this browser?`)) return;
   await act(async () => {
     for (const { id } of heads) deleted.add(id);
     await storage.removeAll();

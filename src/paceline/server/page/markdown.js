@@ -80,6 +80,59 @@ function levelled(tokens) {
   return tokens;
 }
 
+// Replaces the tokens of each table in a text by the table, whose cells get the tokens' tints.
+export function tabulate(root, text) {
+  let start = 0;
+  const tables = [];
+  for (const token of reader.lexer(text)) {
+    if (token.type === "table") tables.push([start, token]);
+    start += token.raw.length;
+  }
+  if (start !== text.length) return; // the reader changes some line ends
+  for (const [from, token] of tables.reverse()) {
+    const range = rangeOf(root, from, from + token.raw.trimEnd().length);
+    const table = sanitised(reader.parser([token]));
+    tint(table, [...range.extractContents().childNodes]);
+    range.insertNode(table);
+  }
+}
+
+function rangeOf(root, from, to) {
+  const range = new Range();
+  let end = 0;
+  for (const node of root.childNodes) {
+    const words = node.firstChild ?? node;
+    const start = end;
+    end += node.textContent.length;
+    if (start <= from && from < end) range.setStart(words, from - start);
+    if (start < to && to <= end) range.setEnd(words, to - start);
+  }
+  return range;
+}
+
+// A table's cells and its source have the same characters in the same order, but for Markdown's marks.
+function tint(table, tokens) {
+  const letters = tokens.flatMap((token) => [...token.textContent].map((letter) => [letter, token]));
+  const walker = document.createTreeWalker(table, NodeFilter.SHOW_TEXT);
+  const words = [];
+  while (walker.nextNode()) if (walker.currentNode.data.trim()) words.push(walker.currentNode);
+  for (const word of words) {
+    const parts = [];
+    let last = null;
+    for (const letter of word.data) {
+      const place = letters.findIndex(([other]) => other === letter);
+      const [[, token]] = place < 0 ? [[letter, last]] : letters.splice(0, place + 1).slice(-1);
+      if (!parts.length || token !== last) {
+        parts.push(element("span", "", token?.className));
+        if (token?.title) parts.at(-1).title = token.title;
+      }
+      parts.at(-1).textContent += letter;
+      last = token;
+    }
+    word.replaceWith(...parts);
+  }
+}
+
 export class Markdown {
   #root;
   #blocks = []; // { source, level, nodes, code, closed }

@@ -3,6 +3,11 @@
 import { ask } from "./client.js";
 import { at, element } from "./dom.js";
 
+let entries = []; // of the server's list
+
+// Settings of a request that leaves them out, as far as the server says.
+export const defaults = () => entries.find(({ id }) => id === model())?.defaults ?? {};
+
 // The model that is asked; empty while it is not known.
 export const model = () =>
   (at("models").hidden ? at("model").textContent : at("choice").value).trim();
@@ -11,6 +16,7 @@ export const model = () =>
 export async function refresh(key) {
   const before = model();
   const { data } = await (await ask("v1/models", key)).json();
+  entries = data;
   const several = data.length > 1;
   const { id } =
     data.find((entry) => entry.id === before) ??

@@ -10,7 +10,7 @@ import { model, refresh } from "./models.js";
 import * as panels from "./panels.js";
 import { receive } from "./receiving.js";
 import { startScrolling, toEnd, whenNear } from "./scrolling.js";
-import { chatFields, key, remember, sampling } from "./settings.js";
+import { chatFields, key, remember, sampling, showDefaults } from "./settings.js";
 import { load, newId } from "./storage.js";
 import { AnswerView, UserView, copying } from "./turns.js";
 
@@ -274,9 +274,16 @@ async function open(id) {
   if (!history.isRenaming()) at("message").focus();
 }
 
+// Opens the chat that the page's address names, if it names one.
+const openAddressed = () => {
+  const [, id] = /^#chat\/(.+)$/.exec(location.hash) ?? [];
+  return id && open(id);
+};
+
 async function greet() {
   try {
     await refresh(key());
+    showDefaults();
     trouble(null);
   } catch (error) {
     trouble(error);
@@ -302,6 +309,8 @@ document.addEventListener("keydown", (event) => {
 at("stop").addEventListener("click", () => stopper?.abort());
 at("new").addEventListener("click", newChat);
 at("key").addEventListener("change", greet);
+at("choice").addEventListener("change", showDefaults);
+addEventListener("hashchange", () => openAddressed() ?? newChat());
 at("tints").addEventListener("change", tint);
 
 function tint() {
@@ -321,7 +330,7 @@ async function start() {
     removed: (id) => id === chat.id && newChat(),
     renamed: (id, title) => id === chat.id && Object.assign(chat, { title, named: true }),
   });
-  await greet();
+  await Promise.all([greet(), openAddressed()]);
 }
 
 start();

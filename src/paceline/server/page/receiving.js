@@ -73,7 +73,7 @@ export async function receive(body, message, view, signal, onChunk) {
     const { ids, prompt, reason } = answer;
     delete message.next;
     if (reason === "length") {
-      message.note += ` · cut ${message.content ? "" : "in its thoughts, "}at the longest answer`;
+      message.note += ` · cut ${message.content ? "" : "in its thoughts, "}at the limit of tokens`;
     }
     if ((reason === null || reason === "length") && ids.length && !answer.calls.length) {
       // It can go on from its tokens; text that waited for the next token comes again.

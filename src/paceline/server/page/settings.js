@@ -3,10 +3,10 @@
 // Invariants: an empty field is not sent, so that the model's defaults apply; the key is not stored.
 
 import { at } from "./dom.js";
-import { model } from "./models.js";
+import { defaults, model } from "./models.js";
 import { keep, value } from "./storage.js";
 
-export const LONGEST = 2048; // tokens of an answer, where the field is empty
+const LONGEST = 2048; // tokens of an answer of a model whose default is not known
 
 const NUMBERS = {
   temperature: "temperature",
@@ -15,6 +15,14 @@ const NUMBERS = {
   "min-p": "min_p",
   repetition: "repetition_penalty",
 };
+
+// Shows what an empty field means.
+export function showDefaults() {
+  for (const [id, name] of [...Object.entries(NUMBERS), ["most", "max_tokens"]]) {
+    const value = defaults()[name];
+    at(id).placeholder = value == null ? "Model default" : `Default (${value})`;
+  }
+}
 
 export const key = () => at("key").value.trim();
 
@@ -31,7 +39,7 @@ export function sampling() {
     ...fields,
     ...(model() ? { model: model() } : {}),
     seed: Number.isNaN(seed) ? crypto.getRandomValues(new Uint32Array(1))[0] : seed,
-    max_tokens: at("most").valueAsNumber || LONGEST,
+    max_tokens: at("most").valueAsNumber || defaults().max_tokens || LONGEST,
     speculation: speculation(),
     return_token_ids: true, // to continue an answer that is cut
   };

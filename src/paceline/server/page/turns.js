@@ -3,7 +3,7 @@
 // A view draws what its message has at the moment; the message is the page's.
 
 import { button, copy, element } from "./dom.js";
-import { Markdown } from "./markdown.js";
+import { Markdown, tabulate } from "./markdown.js";
 
 class View {
   constructor(message, name, kind) {
@@ -123,8 +123,11 @@ export class AnswerView extends View {
     this.#waiting = false;
     if (thought) this.#think(thought, whole || content);
     this.words.classList.toggle("raw", this.#tinted);
-    if (this.#tinted) this.#drawTokens(content);
-    else (this.#markdown ??= new Markdown(this.words)).show(content, whole);
+    if (this.#tinted) {
+      if (whole) this.restart(); // an answer that goes on has its tables as text again
+      this.#drawTokens(content);
+      if (whole) tabulate(this.words, content);
+    } else (this.#markdown ??= new Markdown(this.words)).show(content, whole);
     const boxes = this.article.querySelectorAll(".call");
     calls.forEach(({ function: { name, arguments: values } }, place) => {
       const box = boxes[place] ?? element("pre", "", "call");

@@ -83,7 +83,7 @@ class Router:
     def routes(self) -> list[BaseRoute]:
         """All paths, with the prefix /v1 and without it."""
         all_routes: list[BaseRoute] = [Route("/metrics", self._metrics, methods=["GET"])]
-        all_routes.append(openapi_route(_NOT_HERE))
+        all_routes.append(openapi_route(self.settings, _NOT_HERE))
         forward = Endpoint(self, self._forward)
         for prefix in ("/v1", ""):
             all_routes += [Route(prefix + path, forward, methods=["POST"]) for path in POSTS]
