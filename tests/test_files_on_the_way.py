@@ -21,7 +21,7 @@ from paceline.runtime.model import Model
 from support.server import running
 
 SOURCE = f"{Path(paceline.__file__).parent}/"
-TOKEN, GENERATE, CHAT = 20, 69, 56
+TOKEN, GENERATE, CHAT = 20, 72, 57
 PROMPT = "the quick brown fox jumps over the quick brown fox"
 
 

@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from paceline.errors import InvalidRequest, ModelError
+from paceline.errors import InvalidRequest, ModelError, proxy_fault
 
 _TIMEOUT_SECONDS = 600.0
+
+_Client = TypeVar("_Client")
 
 Asked = tuple[str, Sequence[Mapping[str, Any]]]
 """The id and the messages of a prompt."""
@@ -111,8 +113,10 @@ def _served(url: str, key: str | None) -> list[tuple[str, Any]]:
     """`id` and `owned_by` of a server's models. Raises InvalidRequest if there are none."""
     import httpx
 
+    client = http_client(httpx.Client, url, headers=key_headers(key), timeout=30.0)
     try:
-        answer = httpx.get(f"{url}/models", headers=key_headers(key), timeout=30.0)
+        with client:
+            answer = client.get(f"{url}/models")
         answer.raise_for_status()
         models = answer.json()["data"]
         return [(str(model["id"]), model.get("owned_by")) for model in [models[0], *models[1:]]]
@@ -149,7 +153,8 @@ def closed_loop(
 
     async def run() -> None:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=_TIMEOUT_SECONDS, limits=limits) as http:
+        kind, url = httpx.AsyncClient, endpoint.url
+        async with http_client(kind, url, timeout=_TIMEOUT_SECONDS, limits=limits) as http:
 
             async def client() -> None:
                 for prompt in remaining:
@@ -248,12 +253,27 @@ def key_for(url: str, key: str | None) -> str | None:
 
     The variable has the key of the user's own server, so no other host gets it.
     """
+    return key or (os.environ.get("PACELINE_API_KEY") if _is_here(url) else None)
+
+
+def _is_here(url: str) -> bool:
+    """Return whether a URL has a loopback address."""
     try:
         host = urlsplit(url).hostname or ""
-        is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        is_here = False
-    return key or (os.environ.get("PACELINE_API_KEY") if is_here else None)
+        return False
+
+
+def http_client(kind: Callable[..., _Client], url: str, **options: Any) -> _Client:
+    """Return a client of httpx for a server; a loopback address is reached without a proxy.
+
+    Raises InvalidRequest for a proxy that httpx cannot use.
+    """
+    try:
+        return kind(trust_env=not _is_here(url), **options)
+    except Exception as error:
+        raise InvalidRequest(f"{url} cannot be reached: {proxy_fault(error)}") from error
 
 
 def key_headers(key: str | None) -> dict[str, str]:

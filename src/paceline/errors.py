@@ -5,6 +5,8 @@ and exits with `exit_code`; only bugs show a traceback.
 """
 
 import difflib
+import os
+import re
 from collections.abc import Iterable
 
 _ELSEWHERE = {
@@ -24,6 +26,35 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     ours = _ELSEWHERE.get(name)
     near = [ours] if ours in known else difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}? " if near else ""
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that adds an extra to paceline, from where it was installed."""
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        read = distribution("paceline").read_text
+        origin = json.loads(read("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        origin = {}
+    url: str = origin.get("url", "")
+    if url.startswith("file:"):
+        option = "-e " if origin.get("dir_info", {}).get("editable") else ""
+        return f"pip install {option}'{url2pathname(urlsplit(url).path)}[{extra}]'"
+    if vcs := origin.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return f"pip install 'paceline[{extra}]{url and f' @ {url}'}'"
+
+
+def proxy_fault(error: Exception) -> str:
+    """Return why no HTTP client can be made, with the variables that it reads, for a message."""
+    reason = " ".join(str(error).split()).rstrip(".")
+    known = "(all|https?)_proxy" if "proxy" in reason.lower() else "ssl_cert_(file|dir)"
+    names = [f"${name}" for name in os.environ if re.fullmatch(known, name.lower())]
+    return f"{reason}; correct or unset {' or '.join(names) or 'the proxy of the system'}"
 
 
 class PacelineError(Exception):

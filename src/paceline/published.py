@@ -118,9 +118,12 @@ def fetch(files: ModelFiles, progress: Progress) -> None:
     """
     drafter = next(iter(published_for(files)), None)
     if drafter is None:
+        known = ", ".join(
+            dict.fromkeys(d.target for d in registry().drafters if d.engine == files.engine)
+        )
         raise ModelNotFound(
-            f"no drafter for {files.name} is known to be published for the engine {files.engine}; "
-            "docs/drafters.md lists those that are, and --drafter dflash:owner/name takes another"
+            f"no drafter for {files.name} is known to be published for the engine {files.engine}, "
+            f"but for {known or 'none'}; --drafter dflash:owner/name takes another"
         )
     path = resolve_drafter(drafter.name, progress, gguf=drafter.format == "gguf")
     try:

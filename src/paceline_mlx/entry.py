@@ -5,10 +5,10 @@ So it is an error before a model is fetched; all else here imports MLX as it is.
 
 import importlib.util
 
-from paceline.errors import MissingExtra
+from paceline.errors import MissingExtra, pip_install
 
 if importlib.util.find_spec("mlx_lm") is None:
-    raise MissingExtra("the engine mlx needs mlx-lm; install it with `pip install 'paceline[mlx]'`")
+    raise MissingExtra(f"the engine mlx needs mlx-lm; install it with `{pip_install('mlx')}`")
 
 from paceline_mlx.engine import MlxEngine
 

@@ -154,7 +154,7 @@ def test_without_matplotlib_it_is_said_what_to_install(
         return whole(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingExtra, match=re.escape("pip install 'paceline[lab]'")):
+    with pytest.raises(MissingExtra, match=re.escape("charts need: pip install")):
         bench_report(results, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -12,7 +12,7 @@ import pytest
 import paceline
 from paceline.cli.app import main
 from paceline.engines import EngineSettings, open_engine
-from paceline.errors import InvalidRequest, MissingExtra, ModelError
+from paceline.errors import InvalidRequest, MissingExtra, ModelError, pip_install
 from support import mlx
 from support.errors import raises
 
@@ -129,7 +129,7 @@ def test_a_cache_that_cannot_go_back_is_refused(folder: Path):
 def test_without_mlx_lm_a_line_says_how_to_get_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
-    how = "the engine mlx needs mlx-lm; install it with `pip install 'paceline[mlx]'`"
+    how = f"the engine mlx needs mlx-lm; install it with `{pip_install('mlx')}`"
     with pytest.raises(MissingExtra) as refused:
         open_engine("mlx", tmp_path, 64, EngineSettings())
     assert str(refused.value) == how

@@ -1,5 +1,6 @@
 """Names of the hub, resolved to models that an engine can open; a fake hub."""
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from paceline.models import (
     resolve_drafter,
 )
 from paceline.models.names import KnownModel
+from paceline.storage.progress import Progress
 from support.errors import raises
 from support.fake_hub import FakeHub, FakeRepository
 
@@ -164,3 +166,23 @@ def test_a_gguf_file_of_the_hub_is_the_origin_of_other_forms(tmp_path: Path):
     assert (origin.name, origin.context_length) == (f"{NAME}:F16", 512)
     assert origin.path.is_file()
     assert origin.folder.is_relative_to(work)
+
+
+def test_a_tag_that_takes_another_file_is_said(fake: FakeHub, tiny_gguf: Path, tmp_path: Path):
+    name = "owner/tiny-GGUF:Compact"
+    files = {"tiny-I-Compact.gguf": tiny_gguf.read_bytes()}
+    fake.repositories["owner/tiny-GGUF"] = FakeRepository(files)
+    notice = f"{name} is taken for tiny-I-Compact.gguf"
+    hint = f"; `paceline pull {name}` looks for a closer one"
+    exact = name.replace("Compact", "I-Compact")
+    cache = tmp_path / "cache"
+    for find, meant, expected in (
+        (pull, name, f"{notice}\n"),
+        (resolve, name, f"{notice}{hint}\n"),
+        (resolve, exact, ""),
+    ):
+        heard = StringIO()
+        find(meant, cache, Progress(heard))
+        assert [line for line in heard.getvalue().splitlines(True) if " is taken " in line] == [
+            *filter(None, [expected])
+        ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from paceline.cli import complete, numbers
-from paceline.cli.console import check_kept, load_model, read_text, say
+from paceline.cli.console import check_kept, load_model, read_text, say, screen_text
 from paceline.cli.options import (
     MAX_TOKENS,
     MODEL_VARIABLE,
@@ -273,9 +273,13 @@ def step_printer(
 
     Thoughts go to standard error, dim, unless --quiet.
     """
+
+    def printed(step: "Step") -> None:
+        print(screen_text(step.text, sys.stdout), end="", flush=True)
+
     if output.json:
         return lambda _: None
-    show = highlighter() if answer.tint else lambda step: print(step.text, end="", flush=True)
+    show = highlighter() if answer.tint else printed
     if output.quiet or stream.request.thoughts is None:
         return show
     think, thinking = printer("dim", stderr=True), False
@@ -318,19 +322,25 @@ def printer(style: str, *, stderr: bool = False) -> "Callable[[str, str], None]"
 
     def show(styled: str, plain: str) -> None:
         # crop=False: lines are not wrapped, and tabs stay tabs.
-        segments = Segments([Segment(styled, parsed), Segment(plain)])
+        texts = [screen_text(text, console.file) for text in (styled, plain)]
+        segments = Segments([Segment(texts[0], parsed), Segment(texts[1])])
         console.print(segments, end="", crop=False)
 
     return show
 
 
-def print_end(result: "Result", output: Output, statistics: str | None = None) -> None:
-    """End an answer's line, then print why it was stopped and the statistics, unless --quiet."""
+def print_end(
+    result: "Result", output: Output, statistics: str | None = None, *, chat: bool = False
+) -> None:
+    """End an answer's line, then print why it was stopped and the statistics, unless --quiet.
+
+    `chat` is true where options are changed with /set.
+    """
     print()
     if not output.quiet:
-        for line in (ending(result), statistics):
+        for line in (ending(result, chat=chat), statistics):
             if line is not None:
-                print(f"[{line}]", file=sys.stderr, flush=True)
+                say(f"[{line}]")
 
 
 def short_statistics(result: "Result") -> str | None:
@@ -346,14 +356,16 @@ def short_statistics(result: "Result") -> str | None:
     return line
 
 
-def ending(result: "Result") -> str | None:
+def ending(result: "Result", *, chat: bool = False) -> str | None:
     """Why an answer was stopped, and how to continue; None: the model ended it."""
     if result.finish_reason == "repetition":
-        return "stopped: the answer repeats itself; --no-repetition-detection goes on"
+        option = "/set repetition_detection off" if chat else "--no-repetition-detection"
+        return f"stopped: the answer repeats itself; {option} turns this off"
     if result.finish_reason != "length":
         return None
     limit, count = result.settings["max_tokens"], result.completion_tokens
     if limit.value is None or count < limit.value:
         return f"stopped after {count} tokens: the context or the key/value cache is full"
     asked = limit.source == "request"
-    return None if asked else f"stopped after {limit.value} tokens; --max-tokens -1 goes on"
+    option = "/set max_tokens" if chat else "--max-tokens"
+    return None if asked else f"stopped after {limit.value} tokens; {option} -1 removes this limit"

@@ -23,6 +23,7 @@ from paceline.cli.habits import habits
 from paceline.cli.interrupt import EXIT, LINE, is_interrupt, stop_by_exception
 from paceline.errors import PacelineError, did_you_mean
 from paceline.storage.system import BROKEN_PIPE_EXIT
+from paceline.storage.text import visible
 
 COMMANDS = (
     *("pull", "models", "convert", "generate", "chat", "serve", "launch", "bench", "verify"),
@@ -92,10 +93,12 @@ def _paceline(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     _open_closed_streams()
-    if isinstance(sys.stdout, TextIOWrapper):  # a terminal that lacks a letter shows another
-        sys.stdout.reconfigure(errors="replace")
-    if isinstance(sys.stdin, TextIOWrapper):  # `console.as_unicode` says where a byte is wrong
-        sys.stdin.reconfigure(errors="surrogateescape")
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # files and pipes are UTF-8, whatever the locale is
+            # `console.as_unicode` says where a byte is wrong.
+            errors = "surrogateescape" if stream is sys.stdin else "backslashreplace"
+            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors=errors)
+    _reach_this_machine()
     command = get_command(app)
     command.context_settings["help_option_names"] = ["-h", "--help"]
     words = translated(sys.argv[1:] if arguments is None else arguments)
@@ -114,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             value = {"message": message, "type": type(error).__name__, "exit_code": code}
             print(json.dumps({"error": value}), file=sys.stderr)
         else:
-            print(f"{path}: {message}", file=sys.stderr)
+            print(visible(f"{path}: {message}", line=True), file=sys.stderr)
     return code
 
 
@@ -126,6 +129,15 @@ def _open_closed_streams() -> None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:  # else `print` writes errors to standard output
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+
+def _reach_this_machine() -> None:
+    """Let the hub's library and pip, too, reach loopback addresses without a proxy."""
+    environment = os.environ
+    listed = environment.get("no_proxy") or environment.get("NO_PROXY")
+    if any(name.lower().endswith("_proxy") for name in environment):
+        names = ",".join(filter(None, (listed, "localhost,127.0.0.1,::1")))
+        environment["no_proxy"] = environment["NO_PROXY"] = names
 
 
 def translated(words: Sequence[str]) -> list[str]:

@@ -1,8 +1,8 @@
 """What several commands load and print with: reports to standard output, the rest to the other."""
 
+import codecs
 import json
 import os
-import re
 import stat
 import sys
 import threading
@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from paceline.cli.options import ModelOptions, Output
 from paceline.errors import InvalidRequest
+from paceline.storage.text import decode, path_text, text_bytes, visible
 
 if TYPE_CHECKING:
     from paceline.models import Progress
@@ -23,12 +24,6 @@ if TYPE_CHECKING:
 STDIN = "-"
 """The name of standard input in place of a prompt or a file."""
 
-_BYTE = re.compile("[\udc80-\udcff]")
-"""What Python makes of a byte that is not UTF-8."""
-
-_TEXT_SHARE = 3
-"""1 / this of the characters of a text are such bytes at most; with more it is another encoding."""
-
 _ANY_WIDTH = 10_000  # columns of a table that no terminal shows
 
 _PATIENCE = 1.0  # seconds without standard input before a line names it
@@ -36,7 +31,24 @@ _PATIENCE = 1.0  # seconds without standard input before a line names it
 
 def say(text: str) -> None:
     """Print a line that is no part of an answer."""
-    print(text, file=sys.stderr, flush=True)
+    print(visible(text), file=sys.stderr, flush=True)
+
+
+def say_error(error: object) -> None:
+    """Print an error: a line, and an indented one for each further fault."""
+    say(visible(f"paceline: {error}", line=True))
+
+
+def screen_text(text: str, stream: IO[str]) -> str:
+    """Return a text of a model as `stream` gets it: as it is, unless that is a terminal."""
+    return visible(text) if stream.isatty() else text
+
+
+def json_text(value: Any) -> str:
+    """Return `value` as JSON, in ASCII where standard output or a terminal needs that."""
+    text = json.dumps(value, ensure_ascii=False, default=path_text)
+    is_utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
+    return text if is_utf8 and text == visible(text) else json.dumps(value, default=path_text)
 
 
 def progress_of(output: Output) -> "Progress":
@@ -80,9 +92,9 @@ def obey_offline(offline: bool) -> None:
 def print_value(output: Output, value: Any, text: str) -> None:
     """Print `value` with --json, else `text`."""
     if output.json:
-        print(json.dumps(value, ensure_ascii=False))
+        print(json_text(value))
     elif text:
-        print(text)
+        print(visible(text))
 
 
 def print_report(report: "Report", output: Output, path: Path | None = None) -> int:
@@ -98,7 +110,7 @@ def print_report(report: "Report", output: Output, path: Path | None = None) -> 
     print_value(output, report.value, report.text)
     if not output.json:
         for title, head, rows in report.tables:
-            print(f"\n{title}")
+            print(f"\n{visible(title, line=True)}")
             print_table(head, rows)
     return 0 if report.passed else 1
 
@@ -114,7 +126,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, gap: bool
 
     table = Table(*(Column(name, overflow="fold") for name in head), box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(visible(str(cell), line=True)) for cell in row))
     console = Console(width=None if sys.stdout.isatty() else _ANY_WIDTH)
     if gap:
         console.print()
@@ -161,24 +173,8 @@ def read_stdin(*, quiet: bool = False) -> str:
 
 
 def as_unicode(text: str, source: str) -> str:
-    """The text with U+FFFD for each byte that is not UTF-8, after a line that says where one is.
-
-    Raises InvalidRequest for a text of another encoding, and for what is no text.
-    """
-    wrong = _BYTE.search(text)
-    if wrong is None:
-        return text
-    before = text[: wrong.start()]
-    column = len(before.rpartition("\n")[2].encode("utf-8", "surrogatepass")) + 1
-    where = (
-        f"{source} is not UTF-8 text: line {before.count(chr(10)) + 1}, byte {column} is "
-        f"0x{ord(wrong[0]) & 0xFF:02X}"
-    )
-    readable, count = _BYTE.subn("\ufffd", text)
-    if count * _TEXT_SHARE > len(text) or "\0" in text:
-        raise InvalidRequest(f"{where}; `iconv -t UTF-8` converts text of another encoding")
-    say(f"[{where}; such bytes, {count} in all, are read as U+FFFD]")
-    return readable
+    """Return the text, which may have the bytes of another locale, as `decode` does."""
+    return decode(text_bytes(text), source, say)
 
 
 def piped_text(output: Output) -> str:

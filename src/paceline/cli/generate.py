@@ -1,6 +1,5 @@
 """`paceline generate`: one prompt, one answer."""
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from typer import Argument, Option
 
 from paceline.cli import declare
 from paceline.cli.answers import AnswerArguments, load_for_answers, print_end, step_printer
-from paceline.cli.console import STDIN, as_unicode, piped_text, read_stdin, read_text
+from paceline.cli.console import STDIN, as_unicode, json_text, piped_text, read_stdin, read_text
 from paceline.cli.options import ModelOptions, Output, command, group
 from paceline.errors import InvalidRequest
 
@@ -88,7 +87,7 @@ def generate(
     if output.json:
         ids = stream.tokens[: stream.result.prompt_tokens]  # `bench simulate` needs them
         result = {**stream.result.as_dict(), "prompt_token_ids": ids}
-        print(json.dumps(result, ensure_ascii=False))
+        print(json_text(result))
     else:
         full = answer.stats or answer.probe
         print_end(stream.result, output, stream.result.line() if full else None)

@@ -1,13 +1,12 @@
 """`paceline models`."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Option
 
-from paceline.cli.console import print_table, print_value, progress_of
+from paceline.cli.console import json_text, print_table, print_value, progress_of
 from paceline.cli.options import Output, command, default_model, group
 from paceline.errors import ModelError
 
@@ -40,7 +39,7 @@ def models(
         values = [
             {**asdict(model), "exactness": measured, "head": None} for model, measured in pairs
         ]
-        print(json.dumps([*values, *map(_as_model, drafters)], default=str))
+        print(json_text([*values, *map(_as_model, drafters)]))
         return 0
     _print_models(pairs, drafters)
     return 0

@@ -22,6 +22,8 @@ from paceline.cli import complete, declare, numbers
 from paceline.cli.groups import Group
 from paceline.cli.habits import followed, habits
 from paceline.errors import InvalidRequest
+from paceline.storage.system import NO_FOLDER
+from paceline.storage.text import decode
 
 MODEL_VARIABLE = "PACELINE_MODEL"  # names the default model
 
@@ -49,7 +51,10 @@ def settings_file() -> Path:
     """The user's settings: TOML, with `model = "NAME"`."""
     from platformdirs import user_config_path
 
-    return user_config_path("paceline") / "config.toml"
+    try:
+        return user_config_path("paceline") / "config.toml"
+    except RuntimeError:  # no home
+        return NO_FOLDER
 
 
 def _settings() -> dict[str, str]:
@@ -57,13 +62,13 @@ def _settings() -> dict[str, str]:
     import tomllib
 
     path = settings_file()
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not os.access(path, os.F_OK):  # nor one in a home that this user may not enter
         return {}
+    try:
+        values = tomllib.loads(decode(path.read_bytes(), path))
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except tomllib.TOMLDecodeError as error:
         raise InvalidRequest(f"{path} is not TOML: {error}") from error
     for name, value in values.items():
         if name != "model" or not isinstance(value, str):

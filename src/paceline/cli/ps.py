@@ -57,11 +57,12 @@ def served(url: str, key: str | None = None) -> list[dict[str, Any]]:
     """
     import httpx
 
-    from paceline.client import key_for, key_headers
+    from paceline.client import http_client, key_for, key_headers
 
     headers = key_headers(key_for(url, key))
+    client = http_client(httpx.Client, url, timeout=_SECONDS, headers=headers)
     try:
-        with httpx.Client(trust_env=False, timeout=_SECONDS, headers=headers) as client:
+        with client:
             reply = client.get(f"{url.rstrip('/')}/models")
             entries: list[dict[str, Any]] = [{"id": None, "status": {"value": "needs its key"}}]
             if reply.status_code != HTTPStatus.UNAUTHORIZED:

@@ -84,7 +84,7 @@ class _RejectedError(Exception):
 class Matchers:
     def __init__(self, tokenizer: str, vocab_size: int, stops: list[int]) -> None:
         """Raises ValueError for a tokenizer that llguidance cannot use."""
-        parsed = json.loads(Path(tokenizer).read_text(encoding="utf-8"))
+        parsed = json.loads(Path(tokenizer).read_text(encoding="utf-8-sig"))
         # Forced text may be longer than the tokenizer's limit.
         text = json.dumps({**parsed, "truncation": None, "padding": None}, ensure_ascii=False)
         read = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=stops)

@@ -12,16 +12,17 @@ from pathlib import Path
 
 from paceline.errors import ModelError
 from paceline.models import checkpoints
-from paceline.models.hub import INSTEAD
+from paceline.models.hub import instead
 from paceline.models.manifest import TOKENIZER, Facts, Settings, changed_files, read_manifest
 from paceline.models.templates import ChatTemplate
 from paceline.models.templates.control_text import ControlText
 from paceline.models.templates.marks import Thinking
 from paceline.models.templates.tokenizer import Tokenizer
-from paceline.storage.files import size_of
+from paceline.storage.files import check_no_pointer, size_of
 from paceline.storage.manifest import MANIFEST, is_checked
 from paceline.storage.progress import QUIET, Progress
 from paceline.storage.shards import shards_beside
+from paceline.storage.text import text_bytes
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,9 @@ def open_checkpoint(folder: Path, name: str) -> ModelFiles:
     """Open the checkpoint in `folder`. Raises ModelError if files are missing or invalid."""
     checkpoints.check_complete(folder)
     weights = [folder / "config.json", *sorted(folder.glob("model*.safetensors"))]
+    for path in weights:
+        with path.open("rb") as file:
+            check_no_pointer(path, file.read(64))
     facts, template = checkpoints.read_facts(folder), checkpoints.read_template(folder)
     return ModelFiles(name, folder, facts, stat_fingerprint(weights), template, str(folder), "mlx")
 
@@ -151,7 +155,7 @@ def _not_a_model(folder: Path) -> str:
     """Return why a folder cannot be opened as a model, and what to give in its place."""
     if any(folder.glob("*.safetensors")):
         if (folder / "config.json").is_file():
-            return f"{folder} is {INSTEAD}"
+            return f"{folder} is {instead()}"
     elif old := sorted(folder.glob("pytorch_model*.bin")):
         return f"{folder} has {old[0].name}; {checkpoints.ONLY_SAFETENSORS}"
     if ggufs := sorted(folder.glob("*.gguf")):
@@ -169,5 +173,6 @@ def stat_fingerprint(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
         stat = path.stat()
-        digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}\n".encode())
+        values = f"{path.name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}\n"
+        digest.update(text_bytes(values))
     return digest.hexdigest()

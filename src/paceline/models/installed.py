@@ -23,6 +23,7 @@ from paceline.storage.gguf_file import architecture_of
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import QUIET, Progress
 from paceline.storage.shards import shards_beside
+from paceline.storage.text import visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def _listed(folder: Path, files: dict[Path, LocalFile]) -> Listed:
         about = REGISTRY[name].about
     if manifest.engine == "coreml":
         name, about = name + CORE_ML_SUFFIX, f"for Core ML; {about}"
-    path = Path(origin)
+    path = manifest.gguf(folder) or folder
     if kind == GGUF and not path.is_file():
         gone = "its file is gone; `paceline rm` frees the rest"
         return Listed(name, False, gone, folder, size, path)
@@ -184,7 +185,7 @@ def find_removal(name: str, cache: Path | None = None) -> Removal:
     """What removing a model removes, in all forms. Raises ModelNotFound if it is not here."""
     listed = [model for model in list_models(cache) if model.here or model.folder is not None]
     listed += list_drafters()
-    searched = canonical(name).casefold()
+    searched = visible(canonical(name), line=True).casefold()
     models = [model for model in listed if model.name.casefold().partition("@")[0] == searched]
     models = models or [model for model in listed if model.name.casefold() == searched]
     if not models:

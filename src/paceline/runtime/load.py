@@ -145,7 +145,7 @@ def device_of(file: Path) -> str | None:
 
 def packed_copies(weights: Iterable[Path]) -> list[Path]:
     """The packed copies of GGUF files, and the files beside them that name their source."""
-    names = {str(path) for path in weights} | {str(path.resolve()) for path in weights}
+    names = {bytes(path) for path in weights} | {bytes(path.resolve()) for path in weights}
     sources = (cache_dir() / PACKED).glob("*.source")
-    copies = [path for path in sources if path.read_text(encoding="utf-8") in names]
+    copies = [path for path in sources if path.read_bytes() in names]
     return [part for path in copies for part in (path.with_suffix(".gguf"), path)]

@@ -23,6 +23,7 @@ from paceline.errors import InvalidRequest, PacelineError
 from paceline.server.connections import Connections, connection_limit
 from paceline.server.settings import Settings
 from paceline.storage.system import allow_open_files, stop_signals
+from paceline.storage.text import visible
 
 _BACKLOG = 1024
 """Connections that wait to be accepted, which take no descriptor. Beyond it the system drops a
@@ -197,21 +198,30 @@ def _end_process() -> None:
 
 @contextmanager
 def request_log(*, quiet: bool) -> Generator[None, None, None]:
-    """Meanwhile write a line for each request to standard error, unless `quiet`."""
-    if quiet:
-        yield
-        return
-    log = logging.getLogger("paceline.server")
+    """Log to standard error while the body runs: warnings, and each request unless `quiet`."""
+    log, all_logs = logging.getLogger("paceline.server"), logging.getLogger("paceline")
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_LogLine("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setLevel(logging.WARNING if quiet else logging.INFO)
     level = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    all_logs.addHandler(handler)
+    if not quiet:
+        log.setLevel(logging.INFO)
     try:
         yield
     finally:
         log.setLevel(level)
-        log.removeHandler(handler)
+        all_logs.removeHandler(handler)
+
+
+class _LogLine(logging.Formatter):
+    """A record in one line, with the lines of a traceback indented: no client begins a line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        return visible(super().formatMessage(record), line=True).replace("\n", r"\n")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n  ".join(visible(line, line=True) for line in super().format(record).split("\n"))
 
 
 def serving_line(name: str, url: str) -> str:
@@ -221,5 +231,5 @@ def serving_line(name: str, url: str) -> str:
 
 def say_line(line: str) -> None:
     """Write a line to standard error."""
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{visible(line, line=True)}\n")
     sys.stderr.flush()

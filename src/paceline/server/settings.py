@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import InvalidRequest
+from paceline.storage.text import unmarked
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 """A host name."""
@@ -149,6 +150,7 @@ def encode_keys(keys: Iterable[str]) -> list[bytes]:
 
 
 def _checked(key: str, source: str) -> str:
+    key = key.removeprefix("\ufeff")  # of a file that the shell has read
     if fault := _fault(key):
         raise InvalidRequest(f"{source}: the API key {fault}; set it, or remove the option")
     return key
@@ -163,6 +165,7 @@ def _from_file(path: Path) -> list[str]:
         raise InvalidRequest(f"cannot read --api-key-file {path}: {error.strerror}") from error
     if len(content) > _MAX_BYTES:
         raise InvalidRequest(f"--api-key-file {path} is larger than {_MAX_BYTES} bytes")
+    content = unmarked(content, f"--api-key-file {path}")
     lines = content.decode("utf-8", "surrogateescape").removesuffix("\n").split("\n")
     keys = [
         _checked(line.removesuffix("\r"), f"--api-key-file {path}, line {number}")

@@ -8,11 +8,13 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidRequest, ModelError
-from paceline.storage.system import lock_path
+from paceline.storage.system import CACHE_VARIABLE, cache_dir, lock_path
+from paceline.storage.text import decode, unmarked
 
 CHUNK_BYTES = 1 << 20
 
@@ -22,14 +24,28 @@ def read_json(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise ModelError(f"{path} is no file; expected one with JSON")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+        value = json.loads(read_text(path))
+    except (JSONDecodeError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} should hold a JSON object, found {type(value).__name__}")
     return value
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a model's file. Raises ModelError for a file that cannot be read."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    check_no_pointer(path, content)
+    return decode(content, path, error=ModelError).replace("\r\n", "\n")
+
+
+def check_no_pointer(path: Path, head: bytes) -> None:
+    """Raise ModelError for what Git LFS leaves of a file that it did not download."""
+    if head.startswith(b"version https://git-lfs"):
+        raise ModelError(f"{path} is a Git LFS pointer; download the file with `git lfs pull`")
 
 
 def json_lines(content: bytes, file: object) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -37,7 +53,7 @@ def json_lines(content: bytes, file: object) -> Iterator[tuple[str, dict[str, An
 
     Raises InvalidRequest, which names the line, if one is no JSON object.
     """
-    for number, line in enumerate(content.split(b"\n"), start=1):
+    for number, line in enumerate(unmarked(content, file).split(b"\n"), start=1):
         if not line.strip():
             continue
         where = f"line {number} of {file}"
@@ -84,7 +100,13 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InvalidRequest(f"cannot write {path}: {error.strerror}") from error
+        raise InvalidRequest(f"cannot write {path}: {error.strerror}{elsewhere(path)}") from error
+
+
+def elsewhere(path: Path) -> str:
+    """Return how to choose another folder for a path of the cache, for an error; else nothing."""
+    own = path.is_relative_to(cache_dir())
+    return f"; choose another folder with ${CACHE_VARIABLE}" if own else ""
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ModelError
+from paceline.storage.files import check_no_pointer
 from paceline.storage.shards import shards_beside
 
 Bytes = npt.NDArray[np.uint8]
@@ -32,6 +33,18 @@ _BEGINNING = 1 << 16
 
 _NUMBER, _COUNT, _TENSORS = _SPLIT = ("split.no", "split.count", "split.tensors.count")
 """Fields of a shard."""
+
+_GIVE_FOLDER = "give the path of its model's folder"
+_OTHER_FORMATS = (
+    ("XML", (b"<?xml",), "download a GGUF file of the model"),
+    ("a web page", (b"<",), "download the file itself (on the hub /resolve/, not /blob/)"),
+    ("JSON", (b"{", b"["), _GIVE_FOLDER + ", or download the file again"),
+    ("a ZIP archive", (b"pk\x03\x04",), "unpack it, or download a GGUF file"),
+    ("a PyTorch checkpoint", (b"\x80\x02",), "download a GGUF file of the model"),
+    ("compressed", (b"\x1f\x8b", b"bzh", b"\xfd7zxz", b"(\xb5/\xfd", b"7z\xbc"), "decompress it"),
+    ("in GGML's old format", (b"lmgg", b"fmgg", b"tjgg", b"algg"), "download a newer file"),
+)
+"""Format, how its files begin in lower case, and what to do."""
 
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {
@@ -283,14 +296,28 @@ def _check_header(path: Path) -> None:
         raise ModelError(f"{path} is no file; expected a GGUF file")
     try:
         with path.open("rb") as file:
-            head = file.read(8)
+            head = file.read(64)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    check_no_pointer(path, head)
     if head[:4] != _MAGIC:
-        raise ModelError(f"{path} is not a GGUF file (it begins with {head[:4]!r}, not {_MAGIC!r})")
-    version = struct.unpack("<I", head[4:])[0] if len(head) == 8 else 0
+        raise ModelError(f"{path} is {_other_format(head)}")
+    version = struct.unpack("<I", head[4:8])[0] if len(head) >= 8 else 0
+    if version in (2 << 24, 3 << 24):
+        raise ModelError(f"{path} is for big-endian computers; download the usual GGUF file")
     if version not in _VERSIONS:
         raise ModelError(f"{path} is GGUF version {version}; expected version 2 or 3")
+
+
+def _other_format(head: bytes) -> str:
+    """Return the format of a file that is not GGUF, and what to do, as the end of a sentence."""
+    if head[7:10] == b'\0{"':  # after the header's length
+        return f"a safetensors file, not a GGUF file; {_GIVE_FOLDER}, or download a GGUF file"
+    for format_, beginnings, advice in _OTHER_FORMATS:
+        if head.lower().lstrip().startswith(beginnings):
+            return f"{format_}, not a GGUF file; {advice}"
+    begins = f"it begins with {head[:16]!r}, not {_MAGIC!r}" if head.strip(b"\0") else "it is empty"
+    return f"not a GGUF file ({begins}); download it again"
 
 
 def _alignment(fields: Mapping[str, Any]) -> int:

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
+from paceline.storage.text import visible
+
 Update = Callable[[int], None]
 """Called with the amount done so far."""
 
@@ -27,7 +29,7 @@ class Progress:
         if not self._quiet:
             with contextlib.suppress(OSError, ValueError):  # a closed pipe must not stop the work
                 stream = self._target()
-                stream.write(text + "\n")
+                stream.write(visible(text, line=True) + "\n")
                 stream.flush()
 
     @contextlib.contextmanager
@@ -71,7 +73,7 @@ class Progress:
             redirect_stdout=False,
             redirect_stderr=False,
         ) as bars:
-            bar = bars.add_task(label, total=total)
+            bar = bars.add_task(visible(label, line=True), total=total)
             yield lambda done: bars.update(bar, completed=done)
             if total is not None:
                 bars.update(bar, completed=total)

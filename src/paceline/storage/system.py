@@ -20,6 +20,9 @@ from pathlib import Path, PurePosixPath
 
 CACHE_VARIABLE = "PACELINE_CACHE"
 
+NO_FOLDER = Path(os.devnull, "no-home-folder")
+"""A path below which there is nothing, and nothing can be made."""
+
 BROKEN_PIPE_EXIT = 128 + 13
 """Exit code of a command whose output was closed: as if ended by SIGPIPE."""
 
@@ -44,13 +47,19 @@ Release = Callable[[], None]
 
 
 def cache_dir() -> Path:
-    """Folder of what paceline fetches, makes and measures: $PACELINE_CACHE, or the user's cache."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
+    """Folder of what paceline fetches, makes and measures: $PACELINE_CACHE, or the user's cache.
+
+    `NO_FOLDER`, where nothing can be made, for a user without a home, or who may not enter it.
+    """
     from platformdirs import user_cache_path
 
-    return user_cache_path("paceline")
+    try:
+        chosen = os.environ.get(CACHE_VARIABLE)
+        folder = Path(chosen).expanduser() if chosen else user_cache_path("paceline")
+        folder.exists()
+    except (OSError, RuntimeError):
+        return NO_FOLDER
+    return folder
 
 
 def release_memory() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from paceline.errors import InvalidRequest, MissingExtra
+from paceline.errors import InvalidRequest, MissingExtra, pip_install
 
 if TYPE_CHECKING:
     from paceline.models import ModelFiles
@@ -47,7 +47,7 @@ def check_tools(temporary: Path | None) -> None:
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtra(
-            f"this needs {', '.join(missing)}; install them with: pip install 'paceline[coreml]'"
+            f"this needs {', '.join(missing)}; install them with: {pip_install('coreml')}"
         )
 
 

@@ -1,6 +1,5 @@
 """Reads a Hugging Face checkpoint: config.json with transformers, tensors lazily, as float32."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ModelError
+from paceline.storage.files import read_json
 
 CONFIG = "config.json"
 _INDEX = "model.safetensors.index.json"
@@ -94,7 +94,7 @@ class Prefixed(Mapping[str, Tensor]):
 def _files(folder: Path) -> list[Path]:
     if (folder / _INDEX).is_file():
         try:
-            names = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+            names = read_json(folder / _INDEX)["weight_map"]
             paths = [folder / name for name in sorted(set(names.values()))]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{folder / _INDEX} is not a safetensors index: {error}") from error

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import MissingExtra
+from paceline.errors import MissingExtra, pip_install
 from paceline_coreml.engine.compiled import CompiledShards
 from paceline_coreml.engine.failures import Mac, failure, reason_of
 
@@ -76,6 +76,5 @@ def check_installed() -> None:
         import coremltools  # noqa: F401
     except ImportError as error:
         raise MissingExtra(
-            "running Core ML models needs coremltools; install it with: "
-            "pip install 'paceline[coreml]'"
+            f"running Core ML models needs coremltools; install it with: {pip_install('coreml')}"
         ) from error

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from paceline.errors import MissingExtra
+from paceline.errors import MissingExtra, pip_install
 
 _ALONE = "_paceline_coreml_proto"
 
@@ -28,7 +28,7 @@ def messages(module: str) -> ModuleType:
         if spec is None or not spec.submodule_search_locations:
             raise MissingExtra(
                 "reading a Core ML package needs coremltools; install it with: "
-                "pip install 'paceline[coreml]'"
+                f"{pip_install('coreml')}"
             )
         folder = Path(spec.submodule_search_locations[0]) / "proto"
         package = ModuleType(_ALONE)

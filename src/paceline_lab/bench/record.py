@@ -22,6 +22,7 @@ from typing import Annotated, Any, NamedTuple
 import paceline
 from paceline.errors import InvalidRequest
 from paceline.storage.system import cpu_cores, processor
+from paceline.storage.text import decode
 from paceline.storage.validation import Limit, listed, validated
 
 FORM = "paceline-bench"
@@ -186,11 +187,9 @@ def read_record(path: Path) -> Record:
 def read_value(path: Path) -> Any:
     """The JSON in a file. Raises InvalidRequest if the file cannot be read or is truncated."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = decode(path.read_bytes(), path)
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{path} is no result of `paceline bench`: not UTF-8 text") from error
     try:
         return json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:

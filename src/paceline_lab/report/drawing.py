@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from paceline.errors import MissingExtra
+from paceline.errors import MissingExtra, pip_install
 from paceline.models import cache_dir
 from paceline_lab.bench.record import Spread
 from paceline_lab.report.shapes import Chart, Curves, Dots
@@ -83,7 +83,7 @@ def _new_figure() -> Iterator[Any]:
     try:
         import matplotlib.figure
     except ImportError as error:
-        raise MissingExtra("charts need: pip install 'paceline[lab]'") from error
+        raise MissingExtra(f"charts need: {pip_install('lab')}") from error
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_SETTINGS)

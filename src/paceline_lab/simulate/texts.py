@@ -13,6 +13,7 @@ from typing import Any
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline.storage.files import json_lines
+from paceline.storage.text import decode
 from paceline_lab.bench.record import FORM as RECORD
 from paceline_lab.bench.record import parse_record
 from paceline_lab.simulate.replay import Recording
@@ -49,11 +50,9 @@ class Texts:
     def _recordings_in(self, path: Path) -> Iterator[Recording]:
         try:
             content = path.read_bytes()
-            whole = _json(content.decode("utf-8"))
         except OSError as error:
             raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(f"{path} is not UTF-8 text: {error.reason}") from error
+        whole = _json(decode(content, path))
         if isinstance(whole, dict) and whole.get("form") == RECORD:
             yield from _from_record(whole, str(path))
             return

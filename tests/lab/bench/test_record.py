@@ -89,7 +89,8 @@ def test_a_record_that_is_broken_off_anywhere_is_refused(path: Path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"\xff\xfe", "not UTF-8 text"),
+        (b"\xff\xfe", "is UTF-16 text"),
+        (b"\xff", "is not UTF-8 text"),
         (b"", "truncated"),
         (b"5", "expected a JSON object"),
         (b"{}", '"form": "paceline-bench"'),

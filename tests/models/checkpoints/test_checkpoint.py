@@ -1,5 +1,6 @@
 """Hugging Face checkpoints that are run as they are."""
 
+import codecs
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,18 @@ def test_a_checkpoint_is_opened_where_it_is(folder: Path, tmp_path: Path):
 @pytest.mark.usefixtures("as_it_is")
 def test_it_need_not_be_asked_for_where_it_can_be_run(folder: Path, tmp_path: Path):
     assert resolve(str(folder), tmp_path / "cache").engine == "mlx"
+
+
+def test_a_git_lfs_pointer_and_a_byte_order_mark_are_recognized(folder: Path):
+    for path in (folder / "config.json", folder / "tokenizer.json", *folder.glob("*.safetensors")):
+        content = path.read_bytes()
+        if path.suffix == ".json":
+            path.write_bytes(codecs.BOM_UTF8 + content)
+            assert open_checkpoint(folder, "m").tokenizer.encode("and")
+        path.write_bytes(b"version https://git-lfs.github.com/spec/v1\nsize 9\n")
+        with raises(ModelError, f"{path} is a Git LFS pointer", "git lfs pull"):
+            open_checkpoint(folder, "m").tokenizer.encode("and")
+        path.write_bytes(content)
 
 
 def test_other_weights_have_another_fingerprint(folder: Path):

@@ -62,10 +62,8 @@ def refused(tmp_path: Path) -> Callable[[Path], str]:
     ("content", "reason"),
     [
         (b"", "not a GGUF file"),
-        (b"PK\x03\x04 a zip", "not a GGUF file"),
         (b"GGUF", "version 0"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1; expected version 2 or 3"),
-        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version 50331648"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "has no tokenizer"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**40, 2**40), "truncated"),
     ],

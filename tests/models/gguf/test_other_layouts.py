@@ -57,3 +57,56 @@ def test_gpt_oss_under_ollamas_name_is_refused_with_the_name_that_works(
     path.write_bytes(tiny_gguf.read_bytes().replace(text("llama"), text("gptoss"), 1))
     with raises(ModelError, path, "use a gpt-oss file of the hub"):
         resolve(str(path), tmp_path / "cache")
+
+
+def gguf(version: int = 3, order: str = "<") -> bytes:
+    return b"GGUF" + struct.pack(f"{order}IQQ", version, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+            ("is a Git LFS pointer; download", "`git lfs pull`"),
+        ),
+        (b"\n<!DOCTYPE html><html>", ("is a web page, not a GGUF file", "/resolve/")),
+        (b"<HTML>", ("is a web page",)),
+        (b'<?xml version="1.0"?><net>', ("is XML",)),
+        (b'{"error": "Not found"}', ("is JSON", "download the file again")),
+        (b"Entry not found", ("not a GGUF file (it begins with b'Entry not found'",)),
+        (b"PK\x03\x04 a zip", ("is a ZIP archive", "unpack it")),
+        (b"\x1f\x8b\x08", ("is compressed", "decompress it")),
+        (b"\x28\xb5\x2f\xfd ", ("is compressed",)),
+        (b"\x80\x02}q", ("is a PyTorch checkpoint",)),
+        (b"tjgg\x03\0\0\0", ("in GGML's old format",)),
+        (struct.pack("<Q", 60) + b'{"__metadata__":{', ("is a safetensors file", "folder")),
+        (bytes(40), ("not a GGUF file (it is empty)", "download it again")),
+        (gguf(order=">"), ("is for big-endian computers",)),
+    ],
+)
+def test_a_file_of_another_format_is_named_with_what_to_do(
+    content: bytes, names: tuple[str, ...], tmp_path: Path
+):
+    (path := tmp_path / "m.gguf").write_bytes(content)
+    with raises(ModelError, path, *names):
+        resolve(str(path), tmp_path / "cache")
+    assert not [*(tmp_path / "cache" / "models").iterdir()], "nothing is made of it"
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"general.type": "mmproj"}, "is a projector of images or audio, not a language model"),
+        ({"general.architecture": "clip"}, "is a projector of images or audio"),
+        ({"general.type": "adapter"}, "is a LoRA adapter"),
+        ({"general.type": "imatrix"}, "is an importance matrix"),
+        ({"general.type": ["a"]}, "is of the type ['a']"),
+        ({"gemma3.decision.type": "policy"}, "(gemma3.decision.type is policy)"),
+    ],
+)
+def test_a_gguf_file_of_another_kind_is_named(
+    fields: dict[str, object], name: str, gemma3: GgufFile
+):
+    refused(replace(gemma3, fields={**gemma3.fields, **fields}), name, "give the GGUF file of")
+    check_layout(Path("m.gguf"), replace(gemma3, fields={**gemma3.fields, "general.type": "model"}))

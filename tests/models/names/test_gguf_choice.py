@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models.names.hub_names import (
     choose,
+    is_exact,
     is_model,
     models_of,
+    parse_hub_name,
     quantization,
     shard_of,
     shards_of,
@@ -104,6 +106,26 @@ def test_a_tag_in_any_case_selects_a_file(tag: str, path: str):
 )
 def test_without_a_tag_it_is_4_bits_then_8_then_the_only_one(paths: list[str], path: str):
     assert choose(paths, "", REPOSITORY) == path
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "exact"),
+    [
+        ("owner/m-GGUF:Compact", "m-Compact.gguf", True),
+        ("owner/m-GGUF:i-compact", "m-I-Compact.gguf", True),
+        ("owner/m-GGUF:Compact", "m-I-Compact.gguf", False),
+        ("owner/m-GGUF:Instruct", "m-Instruct-Q8_0.gguf", False),
+        ("owner/m-GGUF:Q4_K_XL", "m-UD-Q4_K_XL.gguf", True),
+        ("owner/other:q8_0", "sub/m-Q8_0-00001-of-00002.gguf", True),
+        ("owner/other:m-q8_0.gguf", "m-Q8_0.gguf", True),
+        ("owner/other", "m-Q8_0.gguf", True),
+    ],
+)
+def test_a_tag_is_exact_if_it_is_all_that_a_files_name_adds(name: str, path: str, exact: bool):
+    meant = parse_hub_name(name)
+    assert meant is not None
+    assert choose([path], meant.tag, REPOSITORY) == path
+    assert is_exact(meant, path) == exact
 
 
 def test_a_wrong_tag_lists_those_that_are_there():

@@ -1,6 +1,5 @@
 """A chat at a terminal: messages, and commands, which begin with a slash."""
 
-import json
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from paceline.cli.answers import SAME_NAME, structure_of
 from paceline.cli.chat import clipboard
 from paceline.cli.chat.session import Session
 from paceline.cli.chat.terminal import HINT, Terminal
-from paceline.cli.console import as_unicode, say
+from paceline.cli.console import as_unicode, json_text, say, say_error
 from paceline.cli.habits import habits
 from paceline.cli.options import Output
 from paceline.errors import InvalidRequest, PacelineError, did_you_mean
@@ -64,9 +63,9 @@ def run_chat(session: Session, terminal: Terminal, output: Output) -> None:
         except Exception as error:
             fault = f"this turn failed: {' '.join(f'{type(error).__name__}: {error}'.split())}"
             reason = str(error) if isinstance(error, PacelineError) else fault
-            say(f"paceline: {reason}")
+            say_error(reason)
             if output.json:
-                print(json.dumps({"error": reason}, ensure_ascii=False), flush=True)
+                print(json_text({"error": reason}), flush=True)
 
 
 def run_command(session: Session, message: str) -> bool:

@@ -20,7 +20,7 @@ from paceline.cli.answers import (
     step_printer,
 )
 from paceline.cli.chat.terminal import Terminal
-from paceline.cli.console import as_unicode, progress_of, say
+from paceline.cli.console import as_unicode, json_text, progress_of, read_text, say, say_error
 from paceline.cli.options import ModelOptions, Output
 from paceline.errors import ContextFull, InvalidRequest, PacelineError
 from paceline.models import ModelFiles
@@ -115,10 +115,11 @@ class Session:
         if self.messages != before:
             self._record(before, step)
         if self._output.json:
-            print(json.dumps(stream.result.as_dict(), ensure_ascii=False), flush=True)
+            print(json_text(stream.result.as_dict()), flush=True)
         else:
             result, full = stream.result, self._answer.stats or self.options.get("probe")
-            print_end(result, self._output, result.line() if full else short_statistics(result))
+            line = result.line() if full else short_statistics(result)
+            print_end(result, self._output, line, chat=self._terminal is not None)
 
     def _print(self, stream: Stream) -> None:
         """Print the steps of an answer, until it ends or Ctrl-C is pressed at the terminal."""
@@ -273,7 +274,7 @@ class Session:
             try:
                 say(f"{len(self.messages)} messages are in {self.save(name)}.")
             except InvalidRequest as error:
-                say(f"paceline: {error}")
+                say_error(error)
 
 
 def path_of(name: str) -> Path:
@@ -289,7 +290,7 @@ def write_chat(path: Path, messages: Sequence[Mapping[str, Any]]) -> None:
     text = json.dumps(messages, ensure_ascii=False, indent=1)
     try:
         with writing(path):
-            write_bytes(path, text.encode("utf-8", "surrogatepass"))
+            write_bytes(path, text.encode("utf-8", "backslashreplace"))
     except InvalidRequest:
         raise
     except ValueError as error:  # a zero byte in the name
@@ -302,9 +303,9 @@ def read_chat(path: Path) -> list[Mapping[str, Any]]:
     Raises InvalidRequest if it cannot be read, or is no such file.
     """
     try:
-        value = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+        value = json.loads(read_text(path.absolute()))  # - is a name like any other
+    except PacelineError:
+        raise
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{path} is no saved chat: {error}") from error
     messages = value.get("messages") if isinstance(value, dict) else value

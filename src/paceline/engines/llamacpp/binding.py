@@ -317,7 +317,7 @@ class Binding(ABC):
                 struct.tag, struct.value.val_str = _TEXT, value.encode()
         params = self.model_params(offload)
         params.kv_overrides = values
-        model: int | None = self.api.llama_model_load_from_file(str(path).encode(), params)
+        model: int | None = self.api.llama_model_load_from_file(bytes(path), params)
         return model
 
     def _longrope_length(self, model: int) -> tuple[str, int] | None:

@@ -16,13 +16,18 @@ from paceline.engines.base import EngineSettings
 from paceline.engines.llamacpp.binding import Binding, Device, Offload
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.engines.llamacpp.libraries import UNUSABLE, VARIABLE, allowed, load
-from paceline.engines.llamacpp.loading import library_folder
+from paceline.engines.llamacpp.loading import PATHS, library_folder
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.storage.gguf_file import GgufFile, NumberArray, read_gguf
 from paceline.storage.shards import shards_beside
 from paceline.storage.system import may_have_gpu
 
 _LIBRARY = "llama.cpp"
+
+_BUILDS = (
+    "the package index of xllamacpp has builds with CUDA, ROCm and Vulkan, and "
+    f"${PATHS[_LIBRARY]} names a build of your own"
+)
 
 _RESERVE = 512 << 20
 """Bytes of a device's memory that are left to calls and to other programs; not measured."""
@@ -71,8 +76,7 @@ def _library_with_devices(device: str) -> Binding | None:
     if device == "auto":  # the next library is asked, or says what is missing
         return None
     raise MissingExtra(
-        f"--device {device} needs {_LIBRARY}, which cannot be loaded: {error}; docs/gpus.md says "
-        "which wheel has which device"
+        f"--device {device} needs {_LIBRARY}, which cannot be loaded: {error}; {_BUILDS}"
     )
 
 
@@ -111,7 +115,7 @@ def offload_for(
         which = f"has: {names}; use one of them, or" if devices else "has none; use"
         raise InvalidRequest(
             f"--device is {asked!r}, and {binding.name} {binding.version} {which} --device cpu "
-            "(docs/gpus.md says which library has which device)"
+            f"({_BUILDS})"
         )
     if not candidates or FINAL_NORM in settings.taps:  # of embeddings all rows have outputs
         return None

@@ -72,7 +72,7 @@ class DraftModel:
         params.load_mtp = self.is_inside
         binding.forget_errors()
         with interrupts_after():
-            model = binding.api.llama_model_load_from_file(str(path).encode(), params)
+            model = binding.api.llama_model_load_from_file(bytes(path), params)
         if not model:
             reason = binding.last_errors() or "no reason given"
             raise ModelError(f"{binding.name} cannot open {path}: {reason}; get the file again")

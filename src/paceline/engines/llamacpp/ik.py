@@ -221,7 +221,7 @@ class IkLlama(Binding):
             return 1
         params.only_repack = True
         code: int = self.library.llama_model_quantize(
-            str(source).encode(), str(target).encode(), ctypes.byref(params)
+            bytes(source), bytes(target), ctypes.byref(params)
         )
         return code
 

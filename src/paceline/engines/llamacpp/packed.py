@@ -78,7 +78,7 @@ class PackedWeights:
                 with progress.task(f"packing {path.name} for this processor, once"):
                     packed = _pack(path, copy)
                 if packed:
-                    copy.with_suffix(_SOURCE).write_text(str(path), encoding="utf-8")
+                    copy.with_suffix(_SOURCE).write_bytes(bytes(path))
                     return copy
             none.touch()
         except (OSError, ModelError):
@@ -108,7 +108,7 @@ class PackedWeights:
         assert self._folder is not None
         for source in self._folder.glob(f"*{_SOURCE}"):
             with contextlib.suppress(OSError):
-                packed = source.read_text(encoding="utf-8")
+                packed = os.fsdecode(source.read_bytes())
                 if packed == str(path) or not Path(packed).exists():
                     source.with_suffix(_COPY).unlink(missing_ok=True)
                     source.unlink()

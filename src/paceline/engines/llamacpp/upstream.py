@@ -86,7 +86,7 @@ class Llama(Binding):
             api = load_library(folder)
         super().__init__(api, version_of("xllamacpp", self.name), {}, STATES)
         if folder is not None and self._device_count() == 0:  # its backends are plug-ins
-            api.ggml_backend_load_all_from_path(str(folder).encode())
+            api.ggml_backend_load_all_from_path(bytes(folder))
         self._header: State | None = None
         """Of a sequence's state."""
 

@@ -21,7 +21,7 @@ from paceline.models import hub
 from paceline.models.gguf.vocabulary import end_ids
 from paceline.models.manifest import GENERATION, TEMPLATE, TOKENIZER, Facts, Settings
 from paceline.models.templates.tokenizer import Tokenizer
-from paceline.storage.files import read_json
+from paceline.storage.files import read_json, read_text
 from paceline.storage.validation import Limit, validated
 
 _CONFIG = "config.json"
@@ -155,10 +155,7 @@ def read_template(folder: Path) -> str | None:
     """Chat template of the model in `folder`, from any of the files that may have it."""
     path = folder / TEMPLATE
     if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ModelError(f"cannot read {path}: {error}") from error
+        return read_text(path)
     for name in ("chat_template.json", "tokenizer_config.json"):
         template = _optional(folder / name).get("chat_template")
         if isinstance(template, str):

@@ -30,17 +30,37 @@ _FIELDS = {
 _REQUIRED = {"gemma3": "attention.layer_norm_rms_epsilon"}
 """Metadata that only ollama's converter leaves out."""
 
+_OTHER_TYPES = {
+    "adapter": "a LoRA adapter",
+    "imatrix": "an importance matrix",
+    "mmproj": "a projector of images or audio",
+}
+"""`general.type` -> the kind of file."""
+
 MEMORY_PER_BYTE = 1.2
 """Bytes of memory that a model takes per byte of its weights, without the KV cache: llama.cpp took
 451 MB for a 0.6B model in Q4_0 of 380 MB."""
 
 
 def check_layout(path: Path, file: GgufFile) -> None:
-    """Raise ModelError, with what works instead, for a drafter, or ollama's own layout."""
+    """Raise ModelError, with what works instead, for another kind of file, or ollama's layout."""
     fields, family = file.fields, short(file.fields.get("general.architecture"))
     if family in DRAFTERS:
         raise ModelError(
             f"{path} is no model: it drafts for one; use it with --drafter {DRAFTERS[family]}:NAME"
+        )
+    if family == "clip":
+        fields = {**fields, "general.type": "mmproj"}
+    if (kind := fields.get("general.type", "model")) != "model":
+        what = _OTHER_TYPES.get(str(kind), f"of the type {short(kind)}")
+        raise ModelError(
+            f"{path} is {what}, not a language model; give the GGUF file of the model that it "
+            "belongs to"
+        )
+    if decision := next((name for name in fields if name.endswith(".decision.type")), None):
+        raise ModelError(
+            f"{path} makes decisions and writes no text ({short(decision)} is "
+            f"{short(fields[decision])}); give the GGUF file of a language model"
         )
     marks = _marks(family, fields)
     encoders = [tensor.name for tensor in file.tensors if tensor.name.startswith(_ENCODERS)]

@@ -16,6 +16,7 @@ from paceline.errors import ModelError
 from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from paceline.models.gguf.vocabulary import TokenType, listed, token_id, token_types
 from paceline.models.manifest import TOKENIZER
+from paceline.storage.files import read_text
 from paceline.storage.gguf_file import NumberArray, short
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> str:
     beside = path.with_name(TOKENIZER)
     misfit = _misfit(beside, fields)
     if misfit is None:
-        return beside.read_text(encoding="utf-8")
+        return read_text(beside)
     if made is not None:
         return made
     raise ModelError(
@@ -93,7 +94,7 @@ def make_tokenizer(fields: Mapping[str, Any]) -> "Tokenizer":
     else:
         raise Unread(
             f"a tokenizer of kind {short(kind)}/{short(pre)}, which is not read; expected llama, "
-            "gemma4, or gpt2 with a pre-tokenizer of docs/decisions/gguf-tokenizers.md"
+            f"gemma4, or gpt2 with one of {len(PRE_TOKENIZERS)} pre-tokenizers, such as llama-bpe"
         )
     is_phi3 = fields.get("general.architecture") in ("phi3", "phimoe")
     _add_tokens(tokenizer, fields, strip=kind == "llama" and is_phi3)

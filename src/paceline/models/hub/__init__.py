@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.errors import ModelError, ModelNotFound, PacelineError
+from paceline.errors import ModelError, ModelNotFound, PacelineError, pip_install, proxy_fault
 
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 _TIMEOUT = 10  # seconds for a listing, as long as huggingface_hub waits for a file
@@ -64,15 +64,18 @@ CHECKPOINT = FileSet(
     ("*.json", "*.jinja", SAFETENSORS),
     "a Hugging Face checkpoint",
 )
-INSTEAD = (
-    "a Hugging Face checkpoint; use a GGUF file of the model (owner/name:Q4_K_M on the hub), or on "
-    "a Mac --engine mlx (`pip install 'paceline[mlx]'`), which runs it as it is, or `paceline "
-    "convert NAME --to coreml`"
-)
-"""What to do with a checkpoint that no engine opens here, as a sentence's end."""
 DRAFTER = FileSet(
     ("config.json", "model.safetensors"), ("*.json", "*.safetensors", "*.npy"), "a drafter"
 )
+
+
+def instead() -> str:
+    """Return what to do with a checkpoint that no engine opens here, as a sentence's end."""
+    return (
+        "a Hugging Face checkpoint; use a GGUF file of the model (owner/name:Q4_K_M on the hub), "
+        f"or on a Mac --engine mlx (`{pip_install('mlx')}`), which runs it as it is, or `paceline "
+        "convert NAME --to coreml`"
+    )
 
 
 def cached_snapshot(
@@ -173,8 +176,12 @@ def errors_of(name: str) -> Iterator[None]:
             if isinstance(error, library_kind):
                 raise kind(message.format(name, one_line(error))) from error
         if isinstance(error, OSError) and _is_of_the_disk(error):
-            raise ModelError(f"cannot store {name}: {one_line(error)}") from error
+            raise ModelError(
+                f"cannot store {name}: {one_line(error)}; choose another folder with $HF_HOME"
+            ) from error
         reason = _OFFLINE if is_offline() else _UNREACHABLE
+        if "proxy" in str(error).lower() and isinstance(error, ImportError | ValueError):
+            reason = proxy_fault(error)
         raise ModelError(f"cannot fetch {name}: {reason}") from error
 
 

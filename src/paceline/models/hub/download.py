@@ -72,6 +72,8 @@ def fetch_files(
 def _check_disk(name: str, needed: int) -> None:
     """Raise ModelError if the hub's cache has not `needed` bytes free."""
     folder = hub.cache_folder()
+    if folder.parts[0] == "~":
+        raise FileNotFoundError(errno.ENOENT, "this user has no home folder", str(folder))
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     if needed > shutil.disk_usage(existing).free:
         raise ModelError(full_disk(existing, name, needed, "HF_HOME"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import hub
 from paceline.models.gguf.support import check_fits
-from paceline.models.hub import INSTEAD, Repository
+from paceline.models.hub import Repository
 from paceline.models.hub.download import download
 from paceline.models.names import LocalFile
 from paceline.models.names.hub_names import (
@@ -80,7 +80,7 @@ def _nothing_usable(repository: Repository) -> ModelError:
     if others := [path for path in paths if path.endswith(SUFFIX)]:
         advice = f"{others[0]} is no language model by itself"
     elif "config.json" in paths and any(path.endswith(".safetensors") for path in paths):
-        advice = f"it is {INSTEAD}"
+        advice = f"it is {hub.instead()}"
     else:
         advice = "look for a repository of the same model with GGUF files"
     return ModelError(f"{repository.name} has no GGUF file; {advice}")

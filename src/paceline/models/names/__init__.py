@@ -17,6 +17,7 @@ from paceline.errors import ModelError, ModelNotFound, did_you_mean
 from paceline.models.manifest import Settings
 from paceline.models.names.hub_names import HubName, parse_hub_name
 from paceline.storage.files import megabytes, read_json
+from paceline.storage.text import path_of, visible
 from paceline.storage.validation import Positive, validated
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -121,8 +122,11 @@ def as_path(name: str) -> Path:
             "name (owner/name)"
         )
     try:
-        path = Path(name).expanduser()
-        path.exists()
+        path = path_of(name).expanduser()
+        if not path.exists() and "\\" in path.name:  # as a name that `visible` shows
+            shown = visible(path.name, line=True)
+            files = path.parent.iterdir() if path.parent.is_dir() else ()
+            path = next((file for file in files if visible(file.name, line=True) == shown), path)
     except (OSError, RuntimeError) as error:  # too long, in a closed folder, or of an unknown ~user
         reason = getattr(error, "strerror", None) or error
         raise ModelNotFound(f"there is no model {name[:80]!r}: {reason}") from error

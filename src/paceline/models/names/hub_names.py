@@ -215,6 +215,17 @@ def listed(models: Collection[str]) -> str:
     return ", ".join(tag_of(path, models) for path in models)
 
 
+def is_exact(name: HubName, path: str) -> bool:
+    """Return whether a tag is a file's name, its quantization, or all that follows the model's."""
+    tag, label = name.tag.upper(), quantization(path)
+    shard = shard_of(path)
+    stem = path.upper().removesuffix(SUFFIX.upper()) if shard is None else shard.stem.upper()
+    stem = stem.rpartition("/")[2]
+    model = stem.removesuffix(tag).rstrip("-._")
+    same = (label, label.removeprefix(_DYNAMIC), stem, f"{stem}{SUFFIX.upper()}")
+    return tag in ("", *same) or name.repository.partition("/")[2].upper().startswith(model)
+
+
 def _tagged(models: Collection[str], tag: str) -> list[str]:
     """The models that `tag` means, by the strictest reading that fits any."""
     label = tag.upper()

@@ -51,7 +51,8 @@ class ChatTemplate:
         """Compile `source`. Raises ModelError when it is None or not valid Jinja."""
         if source is None:
             raise ModelError(
-                f"{model} has no chat template, which messages need; give a plain prompt with --raw"
+                f"{model} has no chat template, which messages need; `paceline generate --raw` "
+                "takes a plain prompt"
             )
         self._named = f"the chat template of {model}"
         self._source = source
@@ -163,7 +164,9 @@ class ChatTemplate:
         where, reason = answer.get("place", ""), answer["message"]
         template = where + self._named
         raise {
-            "invalid": ModelError(f"{template} is not valid: {reason}; use --raw"),
+            "invalid": ModelError(
+                f"{template} is not valid: {reason}; use `paceline generate --raw`"
+            ),
             "refused": InvalidRequest(f"{template} rejects these messages: {reason}"),
             "missing": InvalidRequest(f"{template} needs a field that a message lacks: {reason}"),
             "unfit": InvalidRequest(f"{template} cannot render these messages: {reason}"),

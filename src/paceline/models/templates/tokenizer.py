@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidRequest, ModelError
+from paceline.storage.files import read_text
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -180,9 +181,9 @@ def read_backend(path: Path) -> "Backend":
     from tokenizers import Tokenizer as Backend
 
     try:
-        backend = Backend.from_str(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+        backend = Backend.from_str(read_text(path))
+    except ModelError:
+        raise
     except Exception as error:  # the library raises bare Exception
         raise ModelError(f"{path} is not a valid tokenizer: {error}") from error
     backend.no_truncation()

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from paceline.decoding.types import common_prefix_length
 from paceline.engines.base import Engine, KeepsKV, KVSequence, KVState
 from paceline.errors import CacheFull, ModelError
-from paceline.storage.files import digest_of, write_bytes
+from paceline.storage.files import digest_of, elsewhere, write_bytes
 
 log = logging.getLogger("paceline.server")
 
@@ -177,7 +177,8 @@ class PromptStore:
         gave_up, self._engine = self._engine is None, None
         if not gave_up:
             reason = getattr(error, "strerror", None) or error
-            log.warning("prompts are not kept in %s: %s", self._folder, reason)
+            advice = elsewhere(self._folder)
+            log.warning("prompts are not kept in %s: %s%s", self._folder, reason, advice)
 
 
 def _touch(path: Path) -> None:

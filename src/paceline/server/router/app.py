@@ -66,6 +66,7 @@ class Router:
         # A model's process has limits of its own; an answer may take minutes. A request never waits
         # for another one's connection: those of clients are limited.
         self._client = httpx.AsyncClient(
+            trust_env=False,  # loopback addresses alone: no proxy
             timeout=httpx.Timeout(None, connect=10.0),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
         )
