@@ -21,26 +21,6 @@ from support.waiting import until
 REPEATED = "this is the one and this is the one and this is the one and this"
 LONG: dict[str, Any] = {"prompt": REPEATED, "max_tokens": 450, "ignore_eos": True, "stream": True}
 
-ALIASES = {
-    "requests_running": "num_requests_running",
-    "requests_waiting": "num_requests_waiting",
-    "cache_usage": "kv_cache_usage_perc",
-    "prompt_cache_queries_total": "prefix_cache_queries_total",
-    "prompt_cache_hits_total": "prefix_cache_hits_total",
-    "prompt_tokens_total": "prompt_tokens_total",
-    "generation_tokens_total": "generation_tokens_total",
-    "answers_total": "request_success_total",
-    "time_to_first_token_seconds_sum": "time_to_first_token_seconds_sum",
-    "time_to_first_token_seconds_bucket": "time_to_first_token_seconds_bucket",
-    "e2e_request_latency_seconds_count": "e2e_request_latency_seconds_count",
-    "time_per_output_token_seconds_sum": "request_time_per_output_token_seconds_sum",
-    "drafts_total": "spec_decode_num_drafts_total",
-    "draft_tokens_total": "spec_decode_num_draft_tokens_total",
-    "accepted_tokens_total": "spec_decode_num_accepted_tokens_total",
-    "accepted_tokens_per_position_total": "spec_decode_num_accepted_tokens_per_pos_total",
-}
-"""Ours, without `paceline_` -> vLLM's, without `vllm:`."""
-
 
 def families(server: Running) -> list[Metric]:
     response = server.get("/metrics")
@@ -180,18 +160,6 @@ def test_several_answers_have_one_prompt(module_model: Model):
     assert single(counters, "paceline_cached_prompt_tokens_total") == cached
 
 
-def test_vllm_names_have_the_same_values(observed: Observed):
-    for ours, theirs in ALIASES.items():
-        assert observed.counters[f"vllm:{theirs}"] == observed.counters[f"paceline_{ours}"], ours
-    assert {
-        name.removeprefix("vllm:") for name in observed.counters if name.startswith("vllm:")
-    } >= set(ALIASES.values())
-    labels = [
-        s.labels for f in families(observed.server) for s in f.samples if s.name[:5] == "vllm:"
-    ]
-    assert {label["model_name"] for label in labels} == {observed.server.server.service.name}
-
-
 def test_every_metric_has_its_help_and_type(observed: Observed):
     text = observed.server.get("/metrics").text
     for family in families(observed.server):
@@ -218,12 +186,12 @@ def test_gauges_show_the_load_and_a_client_that_disconnects_is_counted(slow_mode
         stack.enter_context(client.stream(**asked))
         until(lambda: single(values(server), "paceline_requests_running") == 1)
         threading.Thread(target=server.post, args=("/v1/completions", LONG)).start()
-        until(lambda: single(values(server), "vllm:num_requests_waiting") == 1)
+        until(lambda: single(values(server), "paceline_requests_waiting") == 1)
         refused = server.post("/v1/completions", LONG)
         assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (429, True)
         now = values(server)
         assert now["paceline_requests_refused_total"] == {"queue_full": 1}
-        assert 0 < single(now, "vllm:kv_cache_usage_perc") < 1
+        assert 0 < single(now, "paceline_cache_usage") < 1
         stack.close()
         until(lambda: values(server).get("paceline_requests_failed_total") == {"client_gone": 1})
         until(lambda: single(values(server), "paceline_requests_waiting") == 0)

@@ -1,10 +1,7 @@
 """GET /metrics in Prometheus' text format: counters since the start.
 
-Invariants: the counters of answers are sums of the fields of their responses, to the token; and a
-value that vLLM also has is exported under both names, so that its tools work.
-
-Our names begin with `paceline_`: Prometheus reserves the colon in vLLM's names for recording rules.
-An answer that is cut counts in `requests_cut` and `cut_tokens` alone; the engine's counters include
+Invariant: the counters of answers are sums of the fields of their responses, to the token. An
+answer that is cut counts in `requests_cut` and `cut_tokens` alone; the engine's counters include
 it. Its request counts as failed, too: `client_gone`, `request_timeout` or `draining`.
 """
 
@@ -12,7 +9,13 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from time import perf_counter
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
@@ -27,6 +30,8 @@ from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.pooled import Embedding
 from paceline.server.errors import ApiError
 from paceline.server.stream_text import Answer
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _SECONDS = [step * 10.0**power for power in range(-3, 3) for step in (1, 2.5, 5)] + [1000.0]
 """Bounds of the histograms' buckets: a millisecond to a quarter of an hour."""
@@ -54,10 +59,10 @@ _COUNTERS = {
     "drafter_accepted_tokens": "Accepted draft tokens, by drafter",
 }
 _LABELS = {
-    "answers": "finished_reason",
-    **dict.fromkeys(("requests_refused", "requests_failed"), "reason"),
-    "accepted_tokens_per_position": "position",
-    **dict.fromkeys(("drafter_draft_tokens", "drafter_accepted_tokens"), "drafter"),
+    "answers": ("finished_reason",),
+    **dict.fromkeys(("requests_refused", "requests_failed"), ("reason",)),
+    "accepted_tokens_per_position": ("position",),
+    **dict.fromkeys(("drafter_draft_tokens", "drafter_accepted_tokens"), ("drafter",)),
 }
 """Counters of several values -> the label that distinguishes them."""
 
@@ -68,26 +73,6 @@ _HISTOGRAMS = {
     "answer, in seconds",
     "e2e_request_latency_seconds": "End-to-end latency, in seconds",
 }
-
-_VLLM = {
-    "requests_running": "num_requests_running",
-    "requests_waiting": "num_requests_waiting",
-    "cache_usage": "kv_cache_usage_perc",
-    "preemptions": "num_preemptions",
-    "prompt_cache_queries": "prefix_cache_queries",
-    "prompt_cache_hits": "prefix_cache_hits",
-    "answers": "request_success",
-    "prompt_tokens": "prompt_tokens",
-    "generation_tokens": "generation_tokens",
-    "time_to_first_token_seconds": "time_to_first_token_seconds",
-    "time_per_output_token_seconds": "request_time_per_output_token_seconds",
-    "e2e_request_latency_seconds": "e2e_request_latency_seconds",
-    "drafts": "spec_decode_num_drafts",
-    "draft_tokens": "spec_decode_num_draft_tokens",
-    "accepted_tokens": "spec_decode_num_accepted_tokens",
-    "accepted_tokens_per_position": "spec_decode_num_accepted_tokens_per_pos",
-}
-"""Our name, without `paceline_` -> vLLM's, without `vllm:`."""
 
 
 class Metrics(Collector):
@@ -100,17 +85,16 @@ class Metrics(Collector):
         """Start with zero counters; `name` is the model's in the API."""
         self._scheduler = scheduler
         self._info = {"version": __version__, "model": name, "fingerprint": fingerprint}
-        # They are exported under two names each, so none is registered.
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
         self._counters = {
-            name: Counter(name, text, [_LABELS[name]] if name in _LABELS else [], registry=None)
+            name: Counter(f"paceline_{name}", text, _LABELS.get(name, ()), registry=self._registry)
             for name, text in _COUNTERS.items()
         }
         self._histograms = {
-            name: Histogram(name, text, buckets=_SECONDS, registry=None)
+            name: Histogram(f"paceline_{name}", text, buckets=_SECONDS, registry=self._registry)
             for name, text in _HISTOGRAMS.items()
         }
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
 
     def on_answer(self, request: BatchRequest, answer: Answer) -> None:
         result = answer.done
@@ -156,49 +140,57 @@ class Metrics(Collector):
         return [Route(prefix + "/metrics", metrics, methods=["GET"]) for prefix in ("/v1", "")]
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics; called by the Prometheus client."""
+        """Yield the current load and the engine's work, also for clients that left.
+
+        The Prometheus client calls it.
+        """
         info = GaugeMetricFamily("paceline_info", "The served model", labels=[*self._info])
         info.add_metric([*self._info.values()], 1)
         yield info
-        model = {"engine": "0", "model_name": self._info["model"]}
-        collected = [*self._counters.values(), *self._histograms.values()]
-        counted = (family for metric in collected for family in metric.collect())
-        for family in (*self._load(), *counted):
-            yield _renamed(family, f"paceline_{family.name}", {})
-            if family.name in _VLLM:
-                yield _renamed(family, f"vllm:{_VLLM[family.name]}", model)
-
-    def _load(self) -> Iterator[Metric]:
-        """What is going on, and the engine's work, also for clients that left."""
         scheduler, cache = self._scheduler, self._scheduler.prefix_cache
         load = scheduler.load
-        yield GaugeMetricFamily("requests_running", "Requests that are running", load.running)
-        yield GaugeMetricFamily("requests_waiting", "Requests in the queue", load.waiting)
-        text = "Fraction of the KV cache slots that running requests hold, 0 to 1"
-        yield GaugeMetricFamily("cache_usage", text, scheduler.usage)
-        free = scheduler.model.engine.free_slots
-        yield GaugeMetricFamily("cache_free_slots", "Free slots of the KV cache", free)
-        text = "Tokens in the prefix cache; tokens that entries share count for each"
-        yield GaugeMetricFamily("prompt_cache_tokens", text, cache.tokens)
-        yield GaugeMetricFamily("prompt_cache_entries", "Entries of the prefix cache", len(cache))
-        yield CounterMetricFamily("engine_calls", "Calls of the engine", load.calls)
-        text = "Rows of engine calls: prompt tokens, and blocks of the last token and its draft"
-        yield CounterMetricFamily("engine_rows", text, load.rows)
-        yield CounterMetricFamily("engine_seconds", "Seconds in engine calls", load.call_seconds)
-        text = "Preemptions: KV of a request was freed for older ones, and recomputed later"
-        yield CounterMetricFamily("preemptions", text, load.preempted)
+        gauges = {
+            "requests_running": ("Requests that are running", load.running),
+            "requests_waiting": ("Requests in the queue", load.waiting),
+            "cache_usage": (
+                "Fraction of the KV cache slots that running requests hold, 0 to 1",
+                scheduler.usage,
+            ),
+            "cache_free_slots": ("Free slots of the KV cache", scheduler.model.engine.free_slots),
+            "prompt_cache_tokens": (
+                "Tokens in the prefix cache; tokens that entries share count for each",
+                cache.tokens,
+            ),
+            "prompt_cache_entries": ("Entries of the prefix cache", len(cache)),
+        }
+        counters = {
+            "engine_calls": ("Calls of the engine", load.calls),
+            "engine_rows": (
+                "Rows of engine calls: prompt tokens, and blocks of the last token and its draft",
+                load.rows,
+            ),
+            "engine_seconds": ("Seconds in engine calls", load.call_seconds),
+            "preemptions": (
+                "Preemptions: KV of a request was freed for older ones, and recomputed later",
+                load.preempted,
+            ),
+            "scheduler_faults": ("Errors of the scheduler that belong to no request", load.faults),
+            "prompt_cache_queries": (
+                "Prompt tokens looked up in the prefix cache",
+                cache.queried_tokens,
+            ),
+            "prompt_cache_hits": ("Prompt tokens found in the prefix cache", cache.hit_tokens),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(f"paceline_{name}", text, value)
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(f"paceline_{name}", text, value)
         text = "Drafters that failed or were too slow, and were silenced for their request"
         yield _labelled("drafters_silenced", text, "drafter", dict(load.failed_drafters))
-        text = "Errors of the scheduler that belong to no request"
-        yield CounterMetricFamily("scheduler_faults", text, load.faults)
         text = "Requests that ended before their answer: clients gone, time limits, shutdown"
         yield _labelled("requests_cut", text, "reason", dict(load.cut))
         text = "Tokens of answers that were cut, in no other counter of tokens"
         yield _labelled("cut_tokens", text, "reason", dict(load.cut_tokens))
-        text = "Prompt tokens looked up in the prefix cache"
-        yield CounterMetricFamily("prompt_cache_queries", text, cache.queried_tokens)
-        text = "Prompt tokens found in the prefix cache"
-        yield CounterMetricFamily("prompt_cache_hits", text, cache.hit_tokens)
 
     def _add(self, name: str, count: float) -> None:
         self._counters[name].inc(count)
@@ -212,20 +204,7 @@ class Metrics(Collector):
 
 
 def _labelled(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=[label])
+    family = CounterMetricFamily(f"paceline_{name}", text, labels=[label])
     for which, value in values.items():
         family.add_metric([which], value)
     return family
-
-
-def _renamed(family: Metric, name: str, labels: Mapping[str, str]) -> Metric:
-    """A family under one of its names, with more labels and without the times of creation."""
-    renamed = Metric(name, family.documentation, family.type)
-    renamed.samples = [
-        sample._replace(
-            name=name + sample.name.removeprefix(family.name), labels={**labels, **sample.labels}
-        )
-        for sample in family.samples
-        if not sample.name.endswith("_created")
-    ]
-    return renamed

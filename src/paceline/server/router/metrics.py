@@ -40,8 +40,7 @@ def labelled(texts: Mapping[str, str], counters: Mapping[str, int]) -> bytes:
                 family.name, Metric(family.name, family.documentation, family.type)
             )
             for sample in family.samples:
-                named = {} if "model_name" in sample.labels else {"model": model}
-                joined.samples.append(sample._replace(labels={**sample.labels, **named}))
+                joined.samples.append(sample._replace(labels={**sample.labels, "model": model}))
     for name, value in counters.items():
         families[name] = CounterMetricFamily(f"paceline_router_{name}", _OWN[name], value)
     return generate_latest(_Families(families.values()))
