@@ -38,7 +38,7 @@ def show(*, model: ModelArgument, output: Output) -> int:
 
 
 def _facts(files: "ModelFiles") -> dict[str, Any]:
-    """Return what is known of an installed model without its engine, for JSON."""
+    """Return the facts of an installed model that need no engine, for JSON."""
     from paceline.drafters import DrafterSpec
     from paceline.published import published_for
     from paceline.runtime.drafting import Drafting
