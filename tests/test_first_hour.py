@@ -144,8 +144,9 @@ def pipes(shell: Shell, folder: Path) -> None:
     (folder / "note.txt").write_text(f"{SENTENCE}\n")
     question = "Rewrite in the past tense:"
     shown = shell.run(f"cat note.txt | paceline generate '{question}' -t 0 | tee answer.txt")
+    assert "[added 56 bytes of standard input to the prompt" in shown
+    assert (folder / "answer.txt").read_text().strip() == shown.splitlines()[-1]
     assert " made " in shown
-    assert (folder / "answer.txt").read_text().strip() == shown.strip()
     assert " made " in shell.run(f"(echo '{question}'; cat note.txt) | paceline generate - -t 0")
     shown = shell.run("cat note.txt | paceline chat -t 0 -n 30")
     assert shown.count("tokens/s") <= 1, "each line was a message of its own"

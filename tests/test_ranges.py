@@ -21,9 +21,9 @@ STEP = 1e-3
 NO_OPTIONS = {"min_tokens", "logprobs"}
 """Not on the command line."""
 
-SERVERS_OWN = [["max_tokens", 0], ["top_k", -1], ["top_p", 0], ["seed", -1], ["seed", 2**64]]
+SERVERS_OWN = [["max_tokens", 0], ["top_k", -1], ["top_p", 0], ["seed", -1]]
 """Values that mean something to clients of OpenAI, vLLM or llama.cpp: the prompt alone, off, the
-most likely token, and any seed."""
+most likely token, and a new seed."""
 
 Ask = Callable[[str, Any], str]
 """Sends an option through a door; returns the error, or nothing if the value is accepted."""

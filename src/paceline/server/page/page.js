@@ -256,7 +256,10 @@ async function send() {
 
 // -- the page ------------------------------------------------------------------------------------
 
+let opening = null; // the id of the chat that was asked for last
+
 function newChat() {
+  opening = null;
   showChat(blank());
   history.mark(null);
   panels.uncover();
@@ -264,8 +267,10 @@ function newChat() {
 }
 
 async function open(id) {
+  opening = id;
   if (id === chat.id && stopper) return; // a second click stops no answer
   const opened = await load(id).catch(() => null);
+  if (opening !== id) return;
   if (!opened) return trouble({ message: "The browser no longer has this chat." });
   trouble(null);
   showChat(opened);
@@ -292,6 +297,7 @@ async function greet() {
 }
 
 at("ask").addEventListener("submit", (event) => {
+  opening = null;
   event.preventDefault();
   send();
 });
