@@ -17,6 +17,7 @@ import { AnswerView, UserView, copying } from "./turns.js";
 let chat = blank();
 let views = []; // of the chat's messages, in their order
 let stopper = null; // aborts the answer in progress
+let opening = null; // the id of the chat that was asked for last
 
 const STORE_MS = 3000; // between two times that a growing answer is stored
 
@@ -233,6 +234,7 @@ function busy(yes) {
 }
 
 async function send() {
+  opening = null;
   const text = at("message").value.trim();
   const list = files.files();
   if (stopper || !(text || list.length)) return;
@@ -255,8 +257,6 @@ async function send() {
 }
 
 // -- the page ------------------------------------------------------------------------------------
-
-let opening = null; // the id of the chat that was asked for last
 
 function newChat() {
   opening = null;
@@ -297,7 +297,6 @@ async function greet() {
 }
 
 at("ask").addEventListener("submit", (event) => {
-  opening = null;
   event.preventDefault();
   send();
 });
