@@ -36,7 +36,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def agents(environment: dict[str, str], tmp_path: Path, home: Path) -> dict[str, str]:
-    """The environment of a user who has all agents, and a proxy that answers nothing."""
+    """The environment of a user who has all agents, and a proxy and a cloud that answer nothing."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in AGENTS:
@@ -44,7 +44,8 @@ def agents(environment: dict[str, str], tmp_path: Path, home: Path) -> dict[str,
         (folder / name).chmod(0o755)
     proxy = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy"), "http://127.0.0.1:9")
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**environment, **proxy, "PATH": path, "HOME": str(home)}
+    cloud = {"CLAUDE_CODE_USE_BEDROCK": "1"}
+    return {**environment, **proxy, **cloud, "PATH": path, "HOME": str(home)}
 
 
 def is_open(url: str) -> bool:
@@ -59,15 +60,18 @@ def test_a_second_session_reads_system_prompt_and_tools_from_the_disk(
     agent: str, run: Run, agents: dict[str, str], home: Path, endless_gguf: Path, tmp_path: Path
 ):
     agents["PACELINE_CACHE"] = str(tmp_path / "cache")
+    model = tmp_path / "a 🦙.gguf"
+    model.hardlink_to(endless_gguf)
     words = ("-p", "two words", "--", "-x", "--json")
     sessions = []
     for task in ("one", "another thing"):
-        argv = ("launch", agent, "-m", endless_gguf, "--", "ask", task, *words)
+        argv = ("launch", agent, "-m", model, "--", "ask", task, *words)
         done = run(*argv, env=agents)
         assert done.returncode == 7, done.stderr
         sessions.append(json.loads(done.stdout))
         assert "serving" not in done.stderr
         assert sessions[-1]["arguments"] == ["ask", task, *words]
+        assert sessions[-1]["model"] == model.stem
         assert not is_open(sessions[-1]["url"])
     first, second = sessions
     assert first["key"] != second["key"]
@@ -105,6 +109,12 @@ def test_ctrl_c_while_the_server_starts_stops_it(agents: dict[str, str], endless
         out, errors = launch.communicate(timeout=PATIENCE)
     assert (launch.returncode, out) == (130, b"")
     stopped_line(errors)
+
+
+def test_a_server_whose_parent_is_gone_ends_before_its_model_is_loaded(run: Run, tiny_gguf: Path):
+    done = run("serve", "-m", tiny_gguf, "--port", "0", "--until-input-ends", input="")
+    assert -done.returncode == signal.SIGTERM
+    assert "serving" not in done.stderr
 
 
 @pytest.fixture

@@ -123,6 +123,18 @@ def test_a_begun_thought_and_a_begun_answer_that_calls_are_continued(server: Run
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": "b"}'}
 
 
+@pytest.mark.parametrize(
+    ("begun", "prompt"),
+    [("There are", "assistant\n\n\n\n\nThere are"), ("<think>\nI should", "assistant\n\nI should")],
+)
+def test_an_answer_without_thoughts_is_continued_after_its_empty_thought(
+    server: Running, begun: str, prompt: str
+):
+    turns = [USER, {"role": "assistant", "content": begun}]
+    body = {"messages": turns, "chat_template_kwargs": {"enable_thinking": False}}
+    assert asked(server, CHAT, body)[0] == f"user\nHow many?\n{prompt}"
+
+
 def test_a_continued_answer_is_stored_as_one_message(server: Running):
     engine_of(server).rules = [when("Sure?", "Yes."), always(" 4.")]
     turns = [USER, {"role": "assistant", "content": "There are"}]

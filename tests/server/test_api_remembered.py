@@ -106,6 +106,30 @@ ITEMS: dict[str, tuple[list[dict[str, Any]], list[str], int]] = {
         call("tool_search", '{"query": "q"}', json.dumps(FOUND_TOOL)),
         0,
     ),
+    "tool_search_output": (  # OpenAI's server ran the search
+        [
+            item("tool_search_call", call_id=None, **SEARCH),
+            item("tool_search_output", call_id=None, tools=[FOUND_TOOL]),
+        ],
+        [
+            *call("tool_search", '{"query": "q"}', omitted("result of tool_search_call")),
+            omitted("tool_search_output"),
+        ],
+        2,
+    ),
+    "an output without its call": (
+        [
+            item("of_next_year", call_id="c", a=1),
+            item("of_next_year_output", call_id="c", output=""),
+        ],
+        [omitted("of_next_year"), omitted("of_next_year_output")],
+        2,
+    ),
+    "an output of an unknown form": (
+        pair("next_call", {"input": "a"}, data="x"),
+        call("next", '{"input": "a"}', omitted("next_call_output")),
+        1,
+    ),
     "computer_call": (
         pair("computer_call", {"action": {"type": "screenshot"}}, output=SCREEN),
         [*call("computer", '{"type": "screenshot"}'), omitted("computer_screenshot")],
@@ -369,6 +393,13 @@ def test_a_part_of_the_users_own_message_is_refused_with_its_path(
     where = f"{field}[1].{named}".removesuffix(".")
     assert error["message"].startswith(where)
     assert error.get("param", where) == where
+
+
+@pytest.mark.parametrize("kind", ["reasoning", "additional_tools"])
+def test_an_input_without_a_message_is_refused(server: Running, kind: str):
+    for more in ({}, {"instructions": "Be brief."}, {"store": False}):
+        response = server.post(RESPONSES, {"input": [item(kind)], **more})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
 
 
 def test_claude_code_finds_the_part_to_remove_in_the_error(server: Running):

@@ -25,6 +25,7 @@ def claude(words: list[str]) -> dict[str, Any]:
     settings = json.loads(words[position + 1])["env"]
     del words[position : position + 2]
     variables = {**os.environ, **settings}
+    assert variables["CLAUDE_CODE_USE_BEDROCK"] == "0"
     name, _, key = variables["ANTHROPIC_CUSTOM_HEADERS"].partition(": ")
     tool = {"name": "read", "description": "Reads a file.", "input_schema": PARAMETERS}
     return {
@@ -59,6 +60,8 @@ def opencode(_: list[str]) -> dict[str, Any]:
     """Read the whole configuration from a variable, like opencode."""
     settings = json.loads(os.environ["OPENCODE_CONFIG_CONTENT"])
     provider, _, model = settings["model"].partition("/")
+    assert settings["enabled_providers"] == [provider]
+    assert settings["agent"]["build"]["model"] == settings["model"]
     options = settings["provider"][provider]["options"]
     assert settings["provider"][provider]["models"][model]["limit"]["context"] > 0
     tool = {"type": "function", "function": {"name": "read", "parameters": PARAMETERS}}

@@ -42,14 +42,19 @@ class Endpoint(NamedTuple):
     context: int
 
 
+_CLOUDS = ("ANTHROPIC_AWS", "BEDROCK", "FOUNDRY", "GATEWAY", "MANTLE", "VERTEX")
+"""Servers that Claude Code would use instead, if the user's settings choose one."""
+
 Call = tuple[dict[str, str], list[str]]
 """Environment variables and arguments of an agent."""
 
 
 def _claude(server: Endpoint) -> Call:
     names = [f"ANTHROPIC_DEFAULT_{name}_MODEL" for name in ("OPUS", "SONNET", "HAIKU")]
+    names += ["ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"]
     settings = {
-        **dict.fromkeys(("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", *names), server.model),
+        **dict.fromkeys((f"CLAUDE_CODE_USE_{name}" for name in _CLOUDS), "0"),
+        **dict.fromkeys(names, server.model),
         "ANTHROPIC_BASE_URL": server.root,
         "ANTHROPIC_AUTH_TOKEN": "none",
         "ANTHROPIC_API_KEY": "",
@@ -73,7 +78,8 @@ def _codex(server: Endpoint) -> Call:
     settings: dict[str, object] = {"model": server.model, "model_context_window": server.context}
     settings |= {"model_provider": "paceline", "analytics.enabled": False}
     settings |= {f"model_providers.paceline.{name}": value for name, value in provider.items()}
-    words = [f"-c{name}={json.dumps(value)}" for name, value in settings.items()]
+    write = partial(json.dumps, ensure_ascii=False)  # JSON's pairs of surrogates are no TOML
+    words = [f"-c{name}={write(value)}" for name, value in settings.items()]
     return {"PACELINE_API_KEY": server.key}, words
 
 
@@ -83,7 +89,11 @@ def _opencode(server: Endpoint) -> Call:
     models = {server.model: {"limit": limit}}
     provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": models}
     name = f"paceline/{server.model}"
+    # What the user's settings say of agents and providers may not lead to another server.
+    agents = ("build", "plan", "general", "explore", "title", "summary", "compaction")
     settings = {"provider": {"paceline": provider}, "model": name, "small_model": name}
+    settings |= {"agent": {agent: {"model": name} for agent in agents}}
+    settings |= {"enabled_providers": ["paceline"]}
     return {"OPENCODE_CONFIG_CONTENT": json.dumps(settings)}, []
 
 

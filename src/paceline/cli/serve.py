@@ -220,9 +220,11 @@ def serve(
         return 0
     from paceline.cli.crash import say_crashes
     from paceline.server.http_server import bound
-    from paceline.server.run import CONTEXTS
+    from paceline.server.run import CONTEXTS, end_with_input
     from paceline.server.run import serve as run
 
+    if until_input_ends:  # also while the model is loaded
+        end_with_input()
     bound(settings).close()  # an address that cannot be used is told before a model is loaded
     say_crashes()
     answering = load_model(
@@ -237,7 +239,7 @@ def serve(
         check=partial(_check, think=settings.think, quiet=quiet),
     )
     if until_input_ends:  # the router writes the lines of requests itself
-        run(answering, settings, until_input_ends=True)
+        run(answering, settings)
     else:
         with _registered() as say:
             run(answering, settings, say=say, quiet=quiet)

@@ -12,6 +12,7 @@ Invariant: a text of a message is guarded before ours are added to it.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -205,9 +206,11 @@ def render_chat(
     ModelError if there is none, or it fails.
     """
     template, thinking = files.template, files.thinking
+    form = thinking.form
     if begun:
         *earlier, last = messages
-        marked = [*earlier, {**last, "content": last["content"] + _CUT}]
+        answer: str = last["content"]
+        marked = [*earlier, {**last, "content": answer + _CUT}]
         text = template.render(marked, tools=tools, **variables, add_generation_prompt=False)
         text, *rest = text.split(_CUT)
         if len(rest) != 1:
@@ -215,10 +218,17 @@ def render_chat(
                 f"the last message is the assistant's, and the chat template of {files.short_name} "
                 "cannot continue it; end with the user's message"
             )
-        inside = thinking.inside(last["content"], str)
-        return RenderedChat(text, thinking.form and reasoning_marks(thinking, inside=inside))
+        if form is None:
+            return RenderedChat(text, None)
+        if earlier and not any(mark in answer for mark in form.opens):
+            start = text.removesuffix(answer)
+            with suppress(InvalidRequest):
+                prompt = template.render(earlier, tools=tools, **variables)
+                # The answer began after an empty thought that the template leaves out of messages.
+                if prompt.startswith(start) and any(m in prompt[len(start) :] for m in form.closes):
+                    text = prompt + answer
+        return RenderedChat(text, reasoning_marks(thinking, inside=thinking.inside(answer, str)))
     text = template.render(messages, tools=tools, **variables)
-    form = thinking.form
     if form is None:
         return RenderedChat(text, None)
 

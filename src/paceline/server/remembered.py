@@ -40,6 +40,7 @@ class Reader:
         """Paths and types of the parts and items that became markers."""
         self.tools: list[Any] = []
         """Tools that items offer."""
+        self._called = set[str]()  # ids of the calls so far
 
     def turns(self, turns: list[Any], field: str) -> list[Any]:
         """Return readable messages and items. Raises ApiError for a part of the user's own."""
@@ -67,18 +68,22 @@ class Reader:
 
     def _item(self, item: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """Return an item as a function's call or result, or as a marker."""
-        kind, call_id = _kind(item), item.get("call_id") or item.get("id") or where
+        kind, call_id = _kind(item), str(item.get("call_id") or item.get("id") or where)
         name, result = _first(_ARGUMENTS, item), _first(_RESULTS, item)
         tools = item.get("tools") if kind in ("additional_tools", "tool_search_output") else None
         self.tools += tools if isinstance(tools, list) else []
         if kind == "compaction_trigger":
             raise ApiError(f"{where}: compaction is not supported; ask for a summary", param=where)
+        if is_call := bool(name) and kind.endswith(("_call", "program")):
+            self._called.add(call_id)
         if kind in _ITEMS or kind == "additional_tools":
             return item if kind in _ITEMS else {"type": "reasoning"}  # without text: nothing
-        if kind.endswith("_output"):
-            output = {"output": self._text(item[result], f"{where}.{result}")} if result else {}
-            return {**item, **output, "type": "function_call_output", "call_id": call_id}
-        if not name or not kind.endswith(("_call", "program")):
+        ours = kind in ("function_call_output", "custom_tool_call_output")  # of stored calls, too
+        if ours or (kind.endswith("_output") and call_id in self._called):
+            place = f"{where}.{result or 'output'}"
+            output = self._text(item[result], place) if result else self._omitted(kind, place)
+            return {"type": "function_call_output", "call_id": call_id, "output": output}
+        if not is_call:
             return {"role": "assistant", "content": self._omitted(kind, where)}
         arguments = item[name]
         if not (name == "arguments" and isinstance(arguments, str)):

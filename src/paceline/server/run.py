@@ -5,6 +5,7 @@ nothing new, lets requests run for the grace period, and ends the rest with an e
 """
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -31,7 +32,6 @@ def serve(
     settings: Settings,
     *,
     say: Callable[[str], Any] = say_line,
-    until_input_ends: bool = False,
     quiet: bool = True,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT; a second signal ends it at once.
@@ -40,8 +40,6 @@ def serve(
         model: loaded, with the drafters that requests may ask for.
         settings: of the server.
         say: gets the line with the URL once the server listens.
-        until_input_ends: also shut down when standard input ends, as it does with the process that
-            started this one.
         quiet: False: write a line for each request to standard error.
 
     Raises InvalidRequest and PacelineError as `bound` does, and for the setting `think`.
@@ -49,8 +47,6 @@ def serve(
     server = Server(model, settings)
     with suppress(PacelineError):  # a request for structured output gets the error
         server.service.grammars.json_object()  # warm up: the first grammar takes half a second
-    if until_input_ends:
-        threading.Thread(target=_stop_at_end, args=(server,), daemon=True).start()
     server.run(say=say, signals=True, quiet=quiet)
 
 
@@ -86,8 +82,13 @@ def _store(model: Model, max_bytes: int | None) -> PromptStore | None:
     return PromptStore(cache_dir() / "prompts", model.engine, model.files.fingerprint, max_bytes)
 
 
-def _stop_at_end(server: Server) -> None:
-    # Not through `sys.stdin`: its lock, held at the end of the process, would abort it.
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    server.stop()
+def end_with_input() -> None:
+    """Send this process SIGTERM when its input ends, as with the process that started it."""
+
+    def wait() -> None:
+        # Not through `sys.stdin`: its lock, held at the end of the process, would abort it.
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()

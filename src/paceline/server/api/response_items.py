@@ -107,7 +107,7 @@ def conversation(
     name of a function.
 
     The items of one answer become one message. Raises ApiError if a function's output has no call
-    before it, an item is not stored, or there are too many messages.
+    before it, an item is not stored, or there are no messages or too many.
     """
     old = {"place": "previous_response_id"}
     messages = [message.model_copy(update=old) for message in earlier]
@@ -145,6 +145,8 @@ def conversation(
         messages.append(message)
         if isinstance(item, FunctionCallItem) and item.output is not None:
             messages.append(_result(item, item.output))
+    if not messages:
+        raise ApiError("input: expected a message with text", param="input")
     if len(messages) > MAX_MESSAGES:
         raise ApiError(f"the conversation has more than {MAX_MESSAGES} messages", param="input")
     return messages
