@@ -29,21 +29,21 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_967,
-    "src/paceline": 35_479,
+    "src": 56_036,
+    "src/paceline": 35_548,
     "src/paceline/decoding": 2_130,
     "src/paceline/drafters": 2_704,
     "src/paceline/engines": 5_305,
     "src/paceline/constraints": 2_518,
     "src/paceline/models": 4_359,
-    "src/paceline/runtime": 4_119,
-    "src/paceline/server": 6_608,
-    "src/paceline/cli": 3_847,
+    "src/paceline/runtime": 4_135,
+    "src/paceline/server": 6_616,
+    "src/paceline/cli": 3_892,
     "src/paceline/verify": 666,
     "src/paceline_mlx": 4_000,
     "src/paceline_coreml": 10_393,
     "src/paceline_lab": 6_095,
-    "tests": 49_052,
+    "tests": 49_213,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

@@ -49,4 +49,4 @@ def __getattr__(name: str) -> "Any":
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_ROOMS]
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

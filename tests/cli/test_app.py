@@ -276,7 +276,7 @@ def test_an_option_without_its_value_is_named(
         (("generate", "x", "--model", "x" * 300), "File name too long"),
         (("generate", "x", "--file", "/no/y"), "cannot read /no/y"),
         (("generate", "x", "--schema", "/no/y"), "cannot read /no/y"),
-        (("generate", "x", "--schema", "{"), "json_schema is '{'; expected a JSON schema"),
+        (("generate", "x", "--schema", "{"), "the schema is not JSON: Expecting"),
         (("generate", "x", "--regex", "a", "--grammar", "start: x"), "regex and grammar cannot"),
         (("generate", "--file", "/no/such/file"), "cannot read /no/such/file"),
         (("generate", "x", "--raw", "--system", "y"), "--system: has no effect with --raw"),

@@ -13,6 +13,7 @@ from paceline.cli.chat.commands import EndOfChat, run_command
 from paceline.cli.chat.session import Session
 from paceline.cli.options import ModelOptions, Output
 from paceline.errors import InvalidRequest, ModelError
+from paceline.options import STRUCTURES
 from paceline.runtime.conversation import Conversation
 from paceline.runtime.load import find_files
 from support.errors import raises
@@ -85,6 +86,19 @@ def test_an_option_is_set_and_left_out_again(session: Session, words: str, name:
     assert session.options[name] == value
     run_command(session, f"/set {words.removeprefix('parameter ').split(maxsplit=1)[0]} default")
     assert name not in session.options
+
+
+def test_a_structure_replaces_another(session: Session):
+    for words in ("ignore_eos off", "schema json", "regex a+", "grammar root ::= x"):
+        run_command(session, f"/set {words}")
+    assert {*session.options} & {*STRUCTURES} == {"grammar"}
+
+
+def test_switches_of_ollama_are_followed(session: Session):
+    for words in ("ignore_eos off", "format json", "nothink", "noformat"):
+        run_command(session, f"/set {words}")
+    assert session.options["think"] is False
+    assert "json_schema" not in session.options
 
 
 def test_set_system_is_the_command_system(session: Session):

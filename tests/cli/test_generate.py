@@ -102,6 +102,17 @@ def test_a_file_or_piped_text_follows_the_prompt_and_its_bytes_are_counted(
         assert found["prompt_token_ids"] == without
 
 
+def test_a_prompt_has_the_same_tokens_wherever_it_comes_from(answer: Run, tmp_path: Path):
+    path, content = tmp_path / "text", b"One\r\ntwo\r\n"
+    path.write_bytes(content)
+    for words, text in ((("--raw",), "One\ntwo\n"), ((), "One\ntwo")):
+        typed = json.loads(answer(text, "--no-stdin", *SHORT, *words).stdout)
+        with path.open("rb") as stdin:
+            piped = json.loads(answer(*SHORT, *words, stdin=stdin).stdout)
+        named = json.loads(answer("--file", path, *SHORT, *words).stdout)
+        assert piped["prompt_token_ids"] == named["prompt_token_ids"] == typed["prompt_token_ids"]
+
+
 SILENT = b"[no standard input within 1 s: the prompt is answered without it; --file - waits"
 WAITING = b"[reading standard input to its end; Ctrl-C stops]"
 
@@ -162,9 +173,10 @@ def test_what_the_answer_may_be_comes_from_a_file(answer: Run, tmp_path: Path):
     plain = json.loads(answer(*options, "--drafter", "none").stdout)
     expected = tmp_path / "expected.txt"
     expected.write_text(plain["text"], encoding="utf-8")
-    found = json.loads(answer(*options, "--prediction", expected).stdout)
-    assert found["token_ids"] == plain["token_ids"]
-    assert found["drafter"].startswith("prediction+")
+    for drafter in (), ("--drafter", "prediction+suffix"):
+        found = json.loads(answer(*options, "--prediction", expected, *drafter).stdout)
+        assert found["token_ids"] == plain["token_ids"]
+        assert found["drafter"].startswith("prediction+")
 
 
 def test_options_reach_the_model(answer: Run, model: Any):
@@ -227,6 +239,31 @@ def test_an_answer_has_the_structure_of_a_file_or_a_text(
     options = shlex.split(words.replace("{folder}", str(tmp_path)))
     assert main(["generate", "Hello", "-m", str(tiny_gguf), "-n", "200", *options]) == 0
     assert re.fullmatch(fits, capsys.readouterr().out[:-1])
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--schema '{'", "the schema is not JSON: Expecting property name"),
+        ("--schema {folder}/cut.json", "cut.json is not JSON: Expecting value: line 1 column 10"),
+        ("--schema ''", "the schema is not JSON: Expecting value: line 1 column 1"),
+        ("--schema /dev/null", "/dev/null is not JSON"),
+        ("--grammar ''", "grammar is ''; expected a string that is not empty"),
+    ],
+)
+def test_a_wrong_structure_is_named(
+    words: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "cut.json").write_text('{"type": ')
+    options = shlex.split(words.replace("{folder}", str(tmp_path)))
+    assert main(["generate", "Hello", "-m", "none", "--no-stdin", *options]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_structure_that_is_cut_off_is_reported(answer: Run):
+    assert answer("Hi", "-n", 3).stderr == ""
+    cut = answer("Hi", "-n", 3, "--regex", "a{9}")
+    assert cut.stderr == "[stopped after 3 tokens; --max-tokens -1 removes this limit]\n"
 
 
 def test_a_system_message_and_a_raw_prompt(answer: Run, model: Any):

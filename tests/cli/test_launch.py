@@ -13,9 +13,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from paceline.cli import launch
+from paceline.cli.launch import Endpoint
 from paceline.cli.ps import registration
 from paceline.engines import open_engine
 from paceline.engines.base import EngineSettings
+from paceline.errors import InvalidRequest
 from paceline.models import resolve
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
@@ -171,6 +174,14 @@ def test_a_mistake_is_one_line_and_nothing_is_started(
 ):
     words = tuple(str(tiny_gguf) if word == "TINY" else word for word in words)
     assert reason in refused("launch", *words, env=agents)
+
+
+def test_the_context_has_room_for_a_first_answer():
+    reason = "opencode sends about 8,000 tokens, but smollm2-135m holds 8,192"
+    server = Endpoint("http://127.0.0.1:8000", "none", "smollm2-135m", 8192)
+    with pytest.raises(InvalidRequest, match=reason):
+        launch._call("opencode", ["opencode"], server)
+    assert launch._call("opencode", ["opencode"], server._replace(context=9216))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
+import json
 import re
+from inspect import cleandoc
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.decoding.stopping import DEFAULT, Repetition, Stopping
@@ -42,6 +45,14 @@ def test_every_option_reaches_the_request():
     assert check({}).stopping([1, 2]).stop_token_ids == {1, 2}
 
 
+def test_numbers_of_numpy_are_numbers():
+    options: Any = {"max_tokens": np.int64(3), "temperature": np.float32(0.5), "seed": np.int32(4)}
+    request = check(options)
+    settings = {name: setting.value for name, setting in request.settings.items()}
+    assert (request.max_tokens, request.sampling.seed) == (3, 4)
+    assert json.loads(json.dumps(settings))["temperature"] == 0.5
+
+
 def test_repetition_detection_is_off_unless_it_is_asked_for():
     for off in (False, None, {}, {"max_pattern_size": 0, "min_pattern_size": 0, "min_count": 0}):
         assert check({"repetition_detection": off}).repetition is None
@@ -80,7 +91,9 @@ def test_an_unknown_setting_of_load_is_named_with_the_one_that_is_meant(name: st
 def test_help_lists_every_option_with_its_range():
     methods = (Model.generate, Model.stream, Model.map, Model.agenerate, Model.astream)
     for method in (*methods, Conversation.say):
-        lines = dict(re.findall(r"^    (\w+): (.+)$", method.__doc__ or "", re.MULTILINE))
+        about, _, listed = str(method.__doc__).partition("\n\nOptions, each a keyword:\n")
+        assert about == cleandoc(about), "not indented as in the class"
+        lines = dict(re.findall(r"^    (\w+): (.+)$", listed, re.MULTILINE))
         assert {*lines} == {*Options.__annotations__}
         for name, limits in RANGES.items():
             assert lines[name].removesuffix(", or None") == str(limits)

@@ -82,6 +82,7 @@ def test_an_answer_has_the_structure_that_is_asked_for_alone_and_in_a_batch(
         ({"json_schema": NoSchema}, "json_schema"),
         ({"grammar": "root ::= nowhere"}, "the grammar is not GBNF: Rule 'nowhere' not found"),
         ({"grammar": "root ::= " + "(" * 9000}, "the grammar is not GBNF"),
+        ({"grammar": 'start ::= "a"'}, "the grammar is not GBNF: No 'root' rule found"),
         ({"regex": "a", "grammar": 'start: "a"'}, "regex and grammar"),
         ({"regex": "a", "ignore_eos": True}, "ignore_eos"),
         ({"system": "a", "raw": True}, "system"),

@@ -130,5 +130,5 @@ def test_a_server_without_thinking_thinks_for_a_request_with_an_effort(server: R
 
 
 def test_a_server_whose_model_cannot_think_does_not_start_with_thinking(model: Model):
-    with raises(InvalidRequest, "thoughts"):
+    with raises(InvalidRequest, "reasoning"):
         Server(model, Settings(think=True))

@@ -1,5 +1,6 @@
 """What `generate` and `chat` share: the options of an answer, and how its steps are printed."""
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from paceline.cli.options import (
     ModelOptions,
     Output,
 )
+from paceline.errors import InvalidRequest
 from paceline.options import STRUCTURES
 
 if TYPE_CHECKING:
@@ -213,9 +215,15 @@ def structure_of(name: str, value: str) -> str:
     """
     if name == "json_schema" and value == "json":
         return '{"type": "object"}'
-    if name == "regex" or _STRUCTURE.search(value):
-        return value
-    return read_text(Path(value))
+    given = name == "regex" or not value or _STRUCTURE.search(value)
+    text = value if given else read_text(Path(value))
+    if name == "json_schema":
+        try:
+            json.loads(text)
+        except ValueError as error:
+            source = "the schema" if given else value
+            raise InvalidRequest(f"{source} is not JSON: {error}") from error
+    return text
 
 
 def load_for_answers(
@@ -238,7 +246,7 @@ def load_for_answers(
         check=check,
     )
     if answer.think is False and not (output.quiet or loaded.files.thinking.switch(False)):
-        say(f"[--no-think has no effect: {loaded.files.name} has no thoughts in a known form]")
+        say(f"[--no-think has no effect: {loaded.files.name} does not support reasoning]")
     loaded.defaults = replace(loaded.defaults, fallback={"max_tokens": MAX_TOKENS})
     return loaded
 
@@ -330,7 +338,7 @@ def printer(style: str, *, stderr: bool = False) -> "Callable[[str, str], None]"
 
 
 def print_end(
-    result: "Result", output: Output, statistics: str | None = None, *, chat: bool = False
+    stream: "Stream", output: Output, statistics: str | None = None, *, chat: bool = False
 ) -> None:
     """End an answer's line, then print why it was stopped and the statistics, unless --quiet.
 
@@ -338,7 +346,8 @@ def print_end(
     """
     print()
     if not output.quiet:
-        for line in (ending(result, chat=chat), statistics):
+        structured = stream.request.constraint is not None
+        for line in (ending(stream.result, chat=chat, structured=structured), statistics):
             if line is not None:
                 say(f"[{line}]")
 
@@ -356,8 +365,8 @@ def short_statistics(result: "Result") -> str | None:
     return line
 
 
-def ending(result: "Result", *, chat: bool = False) -> str | None:
-    """Why an answer was stopped, and how to continue; None: the model ended it."""
+def ending(result: "Result", *, chat: bool = False, structured: bool = False) -> str | None:
+    """Return why an answer was stopped and how to continue, or None if it ended as asked."""
     if result.finish_reason == "repetition":
         option = "/set repetition_detection off" if chat else "--no-repetition-detection"
         return f"stopped: the answer repeats itself; {option} turns this off"
@@ -366,6 +375,6 @@ def ending(result: "Result", *, chat: bool = False) -> str | None:
     limit, count = result.settings["max_tokens"], result.completion_tokens
     if limit.value is None or count < limit.value:
         return f"stopped after {count} tokens: the context or the key/value cache is full"
-    asked = limit.source == "request"
+    asked = limit.source == "request" and not structured
     option = "/set max_tokens" if chat else "--max-tokens"
     return None if asked else f"stopped after {limit.value} tokens; {option} -1 removes this limit"

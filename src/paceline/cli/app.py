@@ -97,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):  # files and pipes are UTF-8, whatever the locale is
             # `console.as_unicode` says where a byte is wrong.
             errors = "surrogateescape" if stream is sys.stdin else "backslashreplace"
-            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors=errors)
+            encoding = None if stream.isatty() else "utf-8"
+            stream.reconfigure(encoding=encoding, errors=errors, newline=None)
     _reach_this_machine()
     command = get_command(app)
     command.context_settings["help_option_names"] = ["-h", "--help"]
@@ -150,6 +151,8 @@ def translated(words: Sequence[str]) -> list[str]:
             return ["generate", prompt, *rest, "--model", model]
         case ["run", *rest]:
             return ["chat", *rest]
+        case ["help", _, *_]:
+            return [*translated(words[1:]), "--help"]
         case [name, *rest]:
             return [habits("commands").get(name, name), *rest]
     return []
@@ -182,6 +185,8 @@ def _usage_error(error: typer.TyperException) -> tuple[str, str]:
         message = f"no command is called {word[1]!r}"
     elif hasattr(error, "option_name") and hasattr(error, "possibilities"):
         hint = did_you_mean(error.option_name, error.possibilities or ())
+        if path == "paceline" and not hint:
+            hint = "options follow a command, as in paceline generate -m NAME 'Hello'; "
         message = message.partition(" (")[0].replace("No such option:", "no option is called")
     elif "extra argument" in message and path in ("paceline generate", "paceline chat"):
         hint = "a prompt is one argument, in quotes, of paceline generate; "

@@ -64,6 +64,7 @@ def generate(
     if readers > (not no_stdin):
         raise InvalidRequest("- reads standard input: give it once, and not with --no-stdin")
     text = _prompt(prompt, file, output, joins_pipe=not (no_stdin or readers))
+    text = text if raw else text.rstrip("\n")  # `echo Hello |` is "Hello", as in a chat
     if not (raw or text.strip()):
         raise InvalidRequest("the prompt is empty; expected some text")
     messages: Any = text
@@ -74,6 +75,8 @@ def generate(
         ]
     expected = None if prediction is None else read_text(prediction, quiet=output.quiet)
     options = answer.options(raw=raw)
+    if expected is not None:
+        options["prediction"] = [0]  # its tokens, once there is a tokenizer
     request = check(options)  # before the model is looked for
     loaded = load_for_answers(
         model, answer, output, partial(_check, messages=messages, request=request)
@@ -90,7 +93,7 @@ def generate(
         print(json_text(result))
     else:
         full = answer.stats or answer.probe
-        print_end(stream.result, output, stream.result.line() if full else None)
+        print_end(stream, output, stream.result.line() if full else None)
     sys.stdout.flush()
     loaded.settle()
     return 0

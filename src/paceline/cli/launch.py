@@ -29,6 +29,9 @@ app = group()
 _SERVE = ("--prompt-cache", "10")
 """GB of prompts on disk: 20,000 tokens of a model with 4B parameters have 3."""
 
+_ROOM = 1024
+"""Fewest tokens that a context has for the first message and its answer."""
+
 _IDLE_MS = 3_600_000
 """How long an agent waits for a first token, in place of its own 5 minutes."""
 
@@ -126,7 +129,7 @@ def launch(
     model: ModelName,
     output: Output,
 ) -> int:
-    """Run a coding agent (Claude Code, Codex or opencode) with a model of this machine.
+    """Run Claude Code, Codex or opencode with a local model.
 
     If no server of yours serves the model, one is started, and ends with the agent.
     """
@@ -172,7 +175,7 @@ def _call(agent: str, argv: Sequence[str], server: Endpoint) -> Call:
     Raises InvalidRequest if its first request does not fit the context.
     """
     _, tokens, settings = _AGENTS[agent]
-    if server.context <= tokens:
+    if server.context < tokens + _ROOM:
         raise InvalidRequest(
             f"{agent} sends about {round(tokens, -3):,} tokens, but {server.model} holds "
             f"{server.context:,}; choose a model with a longer context from `paceline models`"

@@ -196,7 +196,7 @@ class Command(TyperCommand):
             if sys.platform == "darwin" or parameter.name not in _MAC:
                 yield parameter
 
-    def _plain(self, ctx: Any, words: Sequence[str]) -> Iterator[str]:
+    def _plain(self, ctx: Any, words: list[str]) -> Iterator[str]:
         """The options and their values, then `--` and all arguments."""
         options = [known for known in self.get_params(ctx) if isinstance(known, TyperOption)]
         names = {name for known in options for name in (*known.opts, *known.secondary_opts)}
@@ -225,8 +225,9 @@ class Command(TyperCommand):
             elif word[:1] == "-" != word and not (
                 " " in option or _NEGATIVE_NUMBER.fullmatch(word)
             ):
-                yield word
-                last, value_follows = word, word in taking
+                last, *words[number + 1 : number + 1] = _parts(word, taking, ctx.fail)
+                yield last
+                value_follows = last in taking
             elif last in many:
                 yield from (last, word)
             elif model_missing:
@@ -247,6 +248,16 @@ class Command(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of the line that shows how the command is used."""
         return [*super().collect_usage_pieces(ctx), *["[model]"] * self._takes_model(ctx)]
+
+
+def _parts(word: str, taking: Collection[str], fail: Callable[[str], object]) -> list[str]:
+    """Return an option, or a letter and its value, as in -n200 and -n=200, but not in -st."""
+    letter, value = word[:2], word[2:]
+    if letter == "--" or not value:
+        return [word]
+    if letter not in taking or value[0] not in "=-.0123456789":
+        fail(f"no option is called {word.partition('=')[0]}")
+    return [letter, value.removeprefix("=")]
 
 
 Quiet = Annotated[bool, Option("-q", "--quiet", help="only the result: no progress, no notes")]

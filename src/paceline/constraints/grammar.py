@@ -43,7 +43,7 @@ MAX_FUNCTIONS = 128
 MAX_CHARACTERS = 64 * 1024
 """Limit of a schema, expression or grammar."""
 
-_GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
+_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """With free white space nothing would be forced, and small models never end it."""

@@ -9,6 +9,7 @@ an answer.
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from inspect import getdoc
 from operator import itemgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast, overload
@@ -500,4 +501,4 @@ class _Closed:
 
 _ANSWERING = (Model.generate, Model.map, Model.stream, Model.agenerate, Model.astream)
 for _method in (*_ANSWERING, Conversation.say):
-    _method.__doc__ = f"{_method.__doc__}\n\nOptions, each a keyword:\n{described()}\n"
+    _method.__doc__ = f"{getdoc(_method)}\n\nOptions, each a keyword:\n{described()}\n"

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
+
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
@@ -164,8 +166,11 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
     layers = defaults or Defaults()
     if options.get("generation_config") == "none":
         layers = replace(layers, registry={}, model={})
-    settings = layers.resolve(options)
-    values: dict[str, Any] = {**options, **{name: settings[name].value for name in settings}}
+    # Numbers of numpy become Python's, which JSON has.
+    scalars = {name: each.item() for name, each in options.items() if isinstance(each, np.generic)}
+    given: Any = {**options, **scalars}
+    settings = layers.resolve(given)
+    values: dict[str, Any] = {**given, **{name: settings[name].value for name in settings}}
     if wrong := faults(values):
         raise InvalidRequest("\n".join(wrong))
     seed, stop, policy = values.get("seed"), values.get("stop", ()), values.get("policy", "auto")

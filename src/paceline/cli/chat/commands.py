@@ -109,6 +109,7 @@ def _system(session: Session, argument: str) -> None:
 
 
 def _set(session: Session, argument: str) -> None:
+    argument = habits("chat").get(argument, argument)
     name, _, value = argument.removeprefix("parameter ").strip().partition(" ")
     name = name.replace("-", "_")
     name = habits("chat").get(name, name)
@@ -133,7 +134,8 @@ def _changed(values: dict[str, Any], name: str, text: str) -> dict[str, Any]:
     """A copy of options with one set. Raises InvalidRequest if it cannot be."""
     if name not in _OPTIONS:
         raise InvalidRequest(f"there is no option {name!r} to set; expected {', '.join(_OPTIONS)}")
-    others = {other: value for other, value in values.items() if other != name}
+    replaced = options.STRUCTURES if name in options.STRUCTURES else (name,)
+    others = {other: value for other, value in values.items() if other not in replaced}
     if text == _DEFAULT:
         return others
     result = {**others, name: _parsed(name, text)}

@@ -119,7 +119,7 @@ class Session:
         else:
             result, full = stream.result, self._answer.stats or self.options.get("probe")
             line = result.line() if full else short_statistics(result)
-            print_end(result, self._output, line, chat=self._terminal is not None)
+            print_end(stream, self._output, line, chat=self._terminal is not None)
 
     def _print(self, stream: Stream) -> None:
         """Print the steps of an answer, until it ends or Ctrl-C is pressed at the terminal."""

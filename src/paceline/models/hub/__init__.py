@@ -50,8 +50,8 @@ _GATED = (
 _ABSENT = "the hub has no model {} (or it is private: log in with `hf auth login`)"
 _NO_REVISION = "{} has no such revision on the hub; expected a branch, a tag or a commit"
 _OFFLINE = (
-    "what is needed of it is not on this machine, and the Hugging Face hub cannot be reached with "
-    f"`paceline show`, --offline or ${OFFLINE_VARIABLE}"
+    "it is not on this machine, and the Hugging Face hub cannot be reached: --offline, "
+    f"`paceline show` and ${OFFLINE_VARIABLE} turn downloads off"
 )
 _UNREACHABLE = (
     "the Hugging Face hub cannot be reached; check the network, or give the path of a model"

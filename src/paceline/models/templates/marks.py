@@ -134,7 +134,7 @@ class Thinking:
         if not on and named and not harmony:
             return {_EFFORT: "none"}
         if on and self.form is None:
-            raise InvalidRequest(f"{self._model} has no thoughts in a known form; leave think away")
+            raise InvalidRequest(f"{self._model} does not support reasoning; omit think")
         if not on and self.form is not None:
             soft = [word for word in _SOFT if word in self._template]
             hint = f"; put {soft[0]} into a message" if soft else ""
