@@ -29,8 +29,8 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 56_036,
-    "src/paceline": 35_548,
+    "src": 56_038,
+    "src/paceline": 35_550,
     "src/paceline/decoding": 2_130,
     "src/paceline/drafters": 2_704,
     "src/paceline/engines": 5_305,
@@ -43,7 +43,7 @@ ABOVE: dict[str, int] = {
     "src/paceline_mlx": 4_000,
     "src/paceline_coreml": 10_393,
     "src/paceline_lab": 6_095,
-    "tests": 49_213,
+    "tests": 49_212,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

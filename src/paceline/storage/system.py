@@ -10,6 +10,7 @@ cgroup-v1/memory.rst.
 
 import os
 import platform
+import re
 import signal
 import socket
 import sys
@@ -40,6 +41,7 @@ _LOWEST_PRIORITY = 19
 
 _PROC, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _MEMORY, _CPU = {"": "memory.max", "memory": "memory.limit_in_bytes"}, {"": "cpu.max"}
+_QUOTA = re.compile(r"(\d+) ([1-9]\d*)")  # microseconds per period; without a limit "max"
 """Controllers of a line of /proc/self/cgroup (none: version 2) -> file of the limit."""
 
 Release = Callable[[], None]
@@ -160,8 +162,8 @@ def cpu_cores() -> int:
     """Return the number of CPUs that this process may use, rounded up from a container's quota."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    quotas = [text.split() for text in _limits(_CPU)]  # microseconds per period, or max
-    return min([cores, *(-(-int(used) // int(of)) for used, of in quotas if used.isdecimal())])
+    quotas = map(_QUOTA.fullmatch, _limits(_CPU))
+    return min([cores, *(-(-int(quota[1]) // int(quota[2])) for quota in quotas if quota)])
 
 
 def load_average() -> float:
