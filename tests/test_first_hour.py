@@ -50,6 +50,7 @@ class Shell:
         return self.end(status)
 
     def start(self, line: str) -> None:
+        self._process.expect_exact("$ ")  # what is typed before the prompt is shown twice
         self._process.sendline(f'{line}; echo "<$?>"')
         self._process.expect_exact('"<$?>"')
 

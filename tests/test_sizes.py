@@ -43,7 +43,7 @@ ABOVE: dict[str, int] = {
     "src/paceline_mlx": 4_000,
     "src/paceline_coreml": 10_393,
     "src/paceline_lab": 6_095,
-    "tests": 49_212,
+    "tests": 49_213,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 
