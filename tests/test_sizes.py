@@ -29,8 +29,8 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 56_038,
-    "src/paceline": 35_550,
+    "src": 56_043,
+    "src/paceline": 35_555,
     "src/paceline/decoding": 2_130,
     "src/paceline/drafters": 2_704,
     "src/paceline/engines": 5_305,
@@ -38,7 +38,7 @@ ABOVE: dict[str, int] = {
     "src/paceline/models": 4_359,
     "src/paceline/runtime": 4_135,
     "src/paceline/server": 6_616,
-    "src/paceline/cli": 3_892,
+    "src/paceline/cli": 3_890,
     "src/paceline/verify": 666,
     "src/paceline_mlx": 4_000,
     "src/paceline_coreml": 10_393,

@@ -22,7 +22,7 @@ from paceline.cli.groups import Group
 from paceline.cli.habits import habits
 from paceline.cli.interrupt import EXIT, LINE, is_interrupt, stop_by_exception
 from paceline.errors import PacelineError, did_you_mean
-from paceline.storage.system import BROKEN_PIPE_EXIT
+from paceline.storage.system import BROKEN_PIPE_EXIT, direct_hosts
 from paceline.storage.text import visible
 
 COMMANDS = (
@@ -134,11 +134,8 @@ def _open_closed_streams() -> None:
 
 def _reach_this_machine() -> None:
     """Let the hub's library and pip, too, reach loopback addresses without a proxy."""
-    environment = os.environ
-    listed = environment.get("no_proxy") or environment.get("NO_PROXY")
-    if any(name.lower().endswith("_proxy") for name in environment):
-        names = ",".join(filter(None, (listed, "localhost,127.0.0.1,::1")))
-        environment["no_proxy"] = environment["NO_PROXY"] = names
+    if any(name.lower().endswith("_proxy") for name in os.environ):
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = direct_hosts()
 
 
 def translated(words: Sequence[str]) -> list[str]:

@@ -23,6 +23,7 @@ from paceline.cli.options import ModelName, Output, command, group
 from paceline.cli.ps import registered_urls, served
 from paceline.client import key_for
 from paceline.errors import InvalidRequest, PacelineError
+from paceline.storage.system import direct_hosts
 
 app = group()
 
@@ -181,8 +182,7 @@ def _call(agent: str, argv: Sequence[str], server: Endpoint) -> Call:
             f"{server.context:,}; choose a model with a longer context from `paceline models`"
         )
     environment, words = settings(server)
-    others = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-    direct = ",".join(filter(None, (others, "127.0.0.1,localhost")))
+    direct = direct_hosts()
     return {**environment, "NO_PROXY": direct, "no_proxy": direct}, [argv[0], *words, *argv[1:]]
 
 

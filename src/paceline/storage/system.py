@@ -166,6 +166,13 @@ def cpu_cores() -> int:
     return min([cores, *(-(-int(quota[1]) // int(quota[2])) for quota in quotas if quota)])
 
 
+def direct_hosts() -> str:
+    """Return the value of NO_PROXY with the loopback addresses in it."""
+    listed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = (*filter(None, listed.split(",")), "localhost", "127.0.0.1", "::1")
+    return ",".join(dict.fromkeys(hosts))
+
+
 def load_average() -> float:
     """Return the machine's load of the last minute; 0 where it is not measured."""
     if sys.platform == "win32":
