@@ -23,28 +23,30 @@ NOTHING_ELSE = {"decoding", "errors"}
 ALLOWED = {
     CORE: {
         "errors": set[str](),
-        "storage": set[str](),
+        "system": set[str](),
+        "storage": {"system"},
         "decoding": set[str](),
         "plugins": set[str](),
         "options": {"decoding"},
         "drafters": {"decoding", "plugins", "storage"},
-        "engines": {"decoding", "plugins", "storage"},
-        "models": {"storage"},
-        "constraints": {"decoding", "models", "storage"},
+        "engines": {"decoding", "plugins", "storage", "system"},
+        "models": {"storage", "system"},
+        "constraints": {"decoding", "models", "system"},
         "published": {"drafters", "models", "storage"},
         "runtime": {
             *("constraints", "decoding", "drafters", "engines", "models", "options", "published"),
-            "storage",
+            *("storage", "system"),
         },
         "server": {
             *("constraints", "decoding", "drafters", "models", "options", "runtime", "storage"),
+            "system",
         },
         "verify": {"client", "drafters", "engines", "models", "options", "runtime", "storage"},
         "plan": {"decoding", "engines", "runtime", "storage"},
         "client": set[str](),
         "cli": {
             *("client", "decoding", "drafters", "models", "options", "plan", "plugins"),
-            *("published", "runtime", "server", "storage", "verify"),
+            *("published", "runtime", "server", "storage", "system", "verify"),
         },
         "": {"options", "runtime"},
         "__main__": {"cli"},
@@ -136,7 +138,7 @@ ROOM_PACKAGES = {"cli": {"typer"}}
 SCRIPTS = {
     "paceline.constraints.matcher_worker",
     "paceline.models.templates.worker",
-    "paceline.storage.guarded",
+    "paceline.system.guarded",
 }
 
 

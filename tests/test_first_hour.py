@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from pexpect.fdpexpect import fdspawn
 
-from paceline.storage.processes import end_session
+from paceline.system.processes import end_session
 from support.browser import chromium, ended, opened, send, until
 from support.command import free_port
 from support.waiting import PATIENCE

@@ -20,7 +20,8 @@ CEILINGS = {
     "src/paceline/server": 6_500,
     "src/paceline/cli": 3_400,
     "src/paceline/verify": 450,
-    "src/paceline/storage": 2_300,
+    "src/paceline/storage": 1_400,
+    "src/paceline/system": 900,
     "src/paceline_mlx": 3_900,
     "src/paceline_coreml": 10_300,
     "src/paceline_lab": 5_800,
@@ -29,8 +30,8 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 56_043,
-    "src/paceline": 35_555,
+    "src": 56_044,
+    "src/paceline": 35_556,
     "src/paceline/decoding": 2_130,
     "src/paceline/drafters": 2_704,
     "src/paceline/engines": 5_305,
@@ -43,7 +44,7 @@ ABOVE: dict[str, int] = {
     "src/paceline_mlx": 4_000,
     "src/paceline_coreml": 10_393,
     "src/paceline_lab": 6_095,
-    "tests": 49_213,
+    "tests": 49_216,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from paceline.errors import ModelError
 from paceline.storage.files import read_json, write_json
-from paceline.storage.processes import python, run_child
 from paceline.storage.validation import validated
+from paceline.system.processes import python, run_child
 from paceline_coreml.engine.failures import reason_of
 from paceline_coreml.engine.packages import UNITS
 from paceline_coreml.rehearsal.proto import messages

@@ -101,8 +101,8 @@ def test_the_trial_model_is_announced_once_with_a_better_one(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     better = {}
     for gigabytes, cpus in ((4, 8), (24, 2), (24, 8), (64, 1), (64, 64)):
-        monkeypatch.setattr("paceline.storage.system.memory_bytes", lambda gb=gigabytes: gb * 10**9)
-        monkeypatch.setattr("paceline.storage.system.cpu_cores", lambda count=cpus: count)
+        monkeypatch.setattr("paceline.system.machine.memory_bytes", lambda gb=gigabytes: gb * 10**9)
+        monkeypatch.setattr("paceline.system.machine.cpu_cores", lambda count=cpus: count)
         notice = trial_notice(DEFAULT_MODEL)
         assert notice is not None
         (name,) = re.findall(r"paceline pull (\S+)`", notice)

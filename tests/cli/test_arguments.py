@@ -14,7 +14,7 @@ from paceline.engines import EngineSettings
 from paceline.engines.costs import MAX_ROWS
 from paceline.errors import InvalidRequest
 from paceline.server.settings import Settings
-from paceline.storage.system import cpu_cores
+from paceline.system.machine import cpu_cores
 from support.words import commands, parse
 
 TEXT = (None, str, Path, json_object)

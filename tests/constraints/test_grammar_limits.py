@@ -16,7 +16,7 @@ from paceline.constraints.grammar import Grammars
 from paceline.constraints.matcher_process import Caller, MatcherProcesses
 from paceline.errors import Busy, InvalidRequest
 from paceline.models import ModelFiles
-from paceline.storage.processes import WorkerProcess
+from paceline.system.processes import WorkerProcess
 from support.errors import raises
 from support.grammars import COLUMNS, PERSON, STOPS, allowed
 from support.waiting import PATIENCE, until

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.storage.files import sha256_of
-from paceline.storage.processes import Finished
+from paceline.system.processes import Finished
 from paceline_coreml import compute_plan
 from paceline_coreml.compute_plan import ComputePlan, PlannedOp, copy_with_default, ops_of, record
 

@@ -17,7 +17,7 @@ from paceline.storage import manifest as manifests
 from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import QUIET
-from paceline.storage.system import cache_dir
+from paceline.system.machine import cache_dir
 from support.errors import raises
 
 

@@ -14,7 +14,7 @@ from paceline.server.api import endpoint
 from paceline.server.http_server import request_log
 from paceline.server.run import Server, serve
 from paceline.server.settings import Settings
-from paceline.storage.processes import Interrupt, Interrupted
+from paceline.system.processes import Interrupt, Interrupted
 from support.others import LONG, slowed
 from support.server import HTTP, Running, request, running
 from support.waiting import PATIENCE, until

@@ -12,7 +12,7 @@ from paceline.models.manifest import Facts
 from paceline.storage.coreml import CORE_ML, fingerprint_of
 from paceline.storage.files import read_json, sha256_of, write_json
 from paceline.storage.manifest import MANIFEST
-from paceline.storage.system import lock_path
+from paceline.system.machine import lock_path
 
 FACTS = Facts(
     context_length=512,

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.storage.processes import Finished
+from paceline.system.processes import Finished
 from paceline_coreml.engine import compiled, packages
 from paceline_coreml.engine import engine as engine_module
 from paceline_coreml.engine.failures import Mac

@@ -255,7 +255,7 @@ def trial_notice(name: str) -> str | None:
     """Two lines for the first use of the default model; None: it is another, or is here already."""
     from paceline.models import DEFAULT_MODEL, cache_dir, list_models
     from paceline.storage.files import megabytes
-    from paceline.storage.system import cpu_cores, memory_bytes
+    from paceline.system.machine import cpu_cores, memory_bytes
 
     if name != DEFAULT_MODEL or any((cache_dir() / "models").glob(f"{DEFAULT_MODEL}*")):
         return None

@@ -22,8 +22,8 @@ from paceline.cli.groups import Group
 from paceline.cli.habits import habits
 from paceline.cli.interrupt import EXIT, LINE, is_interrupt, stop_by_exception
 from paceline.errors import PacelineError, did_you_mean
-from paceline.storage.system import BROKEN_PIPE_EXIT, direct_hosts
 from paceline.storage.text import visible
+from paceline.system.machine import BROKEN_PIPE_EXIT, direct_hosts
 
 COMMANDS = (
     *("pull", "models", "convert", "generate", "chat", "serve", "launch", "bench", "verify"),

@@ -23,7 +23,7 @@ from paceline.cli.options import ModelName, Output, command, group
 from paceline.cli.ps import registered_urls, served
 from paceline.client import key_for
 from paceline.errors import InvalidRequest, PacelineError
-from paceline.storage.system import direct_hosts
+from paceline.system.machine import direct_hosts
 
 app = group()
 

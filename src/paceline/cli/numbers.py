@@ -15,7 +15,7 @@ from typer import BadParameter
 
 from paceline import options
 from paceline.options import RANGES
-from paceline.storage.system import cpu_cores, memory_bytes
+from paceline.system.machine import cpu_cores, memory_bytes
 
 _MAX = 2**31 - 1
 

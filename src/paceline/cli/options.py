@@ -22,8 +22,8 @@ from paceline.cli import complete, declare, numbers
 from paceline.cli.groups import Group
 from paceline.cli.habits import followed, habits
 from paceline.errors import InvalidRequest
-from paceline.storage.system import NO_FOLDER
 from paceline.storage.text import decode
+from paceline.system.machine import NO_FOLDER
 
 MODEL_VARIABLE = "PACELINE_MODEL"  # names the default model
 

@@ -15,7 +15,7 @@ from typer import Option
 from paceline.cli.console import print_table, print_value, say
 from paceline.cli.options import Output, command, group
 from paceline.errors import PacelineError
-from paceline.storage.system import Release, cache_dir, lock_path
+from paceline.system.machine import Release, cache_dir, lock_path
 
 app = group()
 

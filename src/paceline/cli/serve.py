@@ -209,7 +209,7 @@ def serve(
     if several.every:
         from paceline.server.router.pool import Limits
         from paceline.server.router.run import serve_all
-        from paceline.storage.system import memory_bytes
+        from paceline.system.machine import memory_bytes
 
         obey_offline(model.offline)
         memory = memory_bytes() if several.memory is None else int(several.memory * 1e9)

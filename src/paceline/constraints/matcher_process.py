@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any
 
 from paceline.errors import Busy, ModelError
-from paceline.storage.processes import (
+from paceline.system.processes import (
     Interrupt,
     Interrupted,
     TimeLimit,

@@ -1,7 +1,7 @@
 """Matches answers against grammars, with llguidance: the handler of `MatcherProcesses`.
 
 A grammar comes with a request, and llguidance's own limits bound neither the time nor the memory of
-one derivative of an intersection: 101 bytes took gigabytes. So it runs in `storage/guarded.py`.
+one derivative of an intersection: 101 bytes took gigabytes. So it runs in `system/guarded.py`.
 
 Its argument is JSON, "tokenizer" (path), "vocab_size" and "stops". A request has "closed", the ids
 of matchers that are not needed any more:
@@ -148,7 +148,7 @@ def _state(matcher: llguidance.LLMatcher) -> dict[str, Any]:
 
 
 def start(model: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The function that answers requests; `model` is JSON. See `storage/guarded.py`."""
+    """The function that answers requests; `model` is JSON. See `system/guarded.py`."""
     try:
         answer = Matchers(**json.loads(model)).answer
     except ValueError as error:

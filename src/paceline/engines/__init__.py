@@ -9,8 +9,8 @@ from pathlib import Path
 from paceline import plugins
 from paceline.engines.base import Engine, EngineSettings
 from paceline.errors import InvalidRequest
-from paceline.storage.processes import use_native_threads
 from paceline.storage.shards import shards_beside
+from paceline.system.processes import use_native_threads
 
 ENGINES = ("llamacpp",)
 """Names of the engines in this folder."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from paceline.decoding.types import Best, Block, Logits, Taps
 from paceline.errors import InvalidRequest
 from paceline.storage.progress import QUIET, Progress
-from paceline.storage.system import cpu_cores, memory_bytes
+from paceline.system.machine import cpu_cores, memory_bytes
 
 COMPUTE_UNITS = ("all", "cpu-only", "cpu-and-gpu", "cpu-and-ne")
 """Where Core ML may run a model; `ct.ComputeUnit` has the same names."""

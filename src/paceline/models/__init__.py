@@ -31,7 +31,7 @@ from paceline.models.templates import ChatTemplate, start_templates
 from paceline.models.templates.marks import Thinking, infill_of
 from paceline.models.templates.tokenizer import TokenBytes, Tokenizer, check_unicode
 from paceline.storage.progress import QUIET, Progress
-from paceline.storage.system import cache_dir
+from paceline.system.machine import cache_dir
 
 __all__ = [
     "CORE_ML_SUFFIX",

@@ -20,9 +20,9 @@ from paceline.storage.files import megabytes
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.progress import Progress
 from paceline.storage.shards import shards_beside
-from paceline.storage.system import CACHE_VARIABLE, cache_dir
 from paceline.storage.text import path_text, text_bytes, visible
 from paceline.storage.workspace import publish, workspace
+from paceline.system.machine import CACHE_VARIABLE, cache_dir
 
 _FORM = 3
 """Version of what is derived from a GGUF file."""

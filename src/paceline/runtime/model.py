@@ -35,8 +35,8 @@ from paceline.runtime.prompt import Message, Prompt, Prompts, batch_of, check_id
 from paceline.runtime.request import Defaults, Request, check, defaults_of, structure
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
-from paceline.storage.processes import in_forked_child, use_native_threads
-from paceline.storage.turns import Turns
+from paceline.system.processes import in_forked_child, use_native_threads
+from paceline.system.turns import Turns
 
 if TYPE_CHECKING:
     from paceline.constraints.grammar import Grammars

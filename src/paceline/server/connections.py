@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from paceline.server.settings import Settings
-from paceline.storage.system import free_descriptors
+from paceline.system.machine import free_descriptors
 
 log = logging.getLogger("paceline.server")
 

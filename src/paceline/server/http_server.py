@@ -22,8 +22,8 @@ from starlette.types import ASGIApp
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.server.connections import Connections, connection_limit
 from paceline.server.settings import Settings
-from paceline.storage.system import allow_open_files, stop_signals
 from paceline.storage.text import visible
+from paceline.system.machine import allow_open_files, stop_signals
 
 _BACKLOG = 1024
 """Connections that wait to be accepted, which take no descriptor. Beyond it the system drops a

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidRequest, ModelError
-from paceline.storage.system import CACHE_VARIABLE, cache_dir, lock_path
 from paceline.storage.text import decode, unmarked
+from paceline.system.machine import CACHE_VARIABLE, cache_dir, lock_path
 
 CHUNK_BYTES = 1 << 20
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, TypeVar
 
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.files import digest_of, read_json, sha256_of, write_json, writing
-from paceline.storage.system import cache_dir
 from paceline.storage.validation import Count, Limit, listed, validated
+from paceline.system.machine import cache_dir
 
 MANIFEST = "manifest.json"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paceline.errors import ModelError
 from paceline.storage.files import megabytes, remove
-from paceline.storage.system import CACHE_VARIABLE
+from paceline.system.machine import CACHE_VARIABLE
 
 PARTIAL = ".partial-"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)

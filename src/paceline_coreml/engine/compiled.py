@@ -21,8 +21,8 @@ from pathlib import Path
 
 from paceline.errors import ModelError
 from paceline.storage.files import read_json, write_json, writing
-from paceline.storage.processes import python, run_child
-from paceline.storage.system import cache_dir, lock_path
+from paceline.system.machine import cache_dir, lock_path
+from paceline.system.processes import python, run_child
 from paceline_coreml.engine.artifact import Artifact
 from paceline_coreml.engine.failures import Mac, failure, reason_of
 

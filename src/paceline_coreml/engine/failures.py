@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.errors import ModelError
-from paceline.storage.processes import run_child
+from paceline.system.processes import run_child
 
 MIN_MACOS = 15
 """Packages are for its Core ML, the first one with states."""

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.errors import InvalidRequest
 from paceline.models import TOKENIZER, Facts
 from paceline.storage.files import megabytes
-from paceline.storage.system import memory_bytes
+from paceline.system.machine import memory_bytes
 from paceline_coreml.conversion.source import Source
 from paceline_coreml.engine.artifact import DECODE_ROWS
 

@@ -21,9 +21,9 @@ from typing import Annotated, Any, NamedTuple
 
 import paceline
 from paceline.errors import InvalidRequest
-from paceline.storage.system import cpu_cores, processor
 from paceline.storage.text import decode
 from paceline.storage.validation import Limit, listed, validated
+from paceline.system.machine import cpu_cores, processor
 
 FORM = "paceline-bench"
 VERSION = 1

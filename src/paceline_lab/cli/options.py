@@ -8,7 +8,7 @@ from paceline.cli import declare, numbers
 from paceline.cli.console import check_writable, progress_of
 from paceline.cli.options import MaxTokens, Output, ResultFile, Suite
 from paceline.storage.progress import Progress
-from paceline.storage.system import load_average
+from paceline.system.machine import load_average
 
 Drafters = Annotated[list[str], declare.drafters(help="a drafter; may be repeated; default: auto")]
 Kinds = Annotated[

@@ -13,7 +13,7 @@ from paceline.models import Progress
 from paceline.runtime.load import load
 from paceline.storage.files import held, megabytes, writing
 from paceline.storage.report import Report
-from paceline.storage.system import lower_priority
+from paceline.system.machine import lower_priority
 from paceline.verify.suite import Suite, load_suite
 from paceline_lab.learn.data import AT_ONCE, CACHE_TOKENS, DataMaker
 from paceline_lab.learn.folder import LearntFolder

@@ -12,8 +12,8 @@ import pytest
 from paceline.errors import ModelError
 from paceline.storage import manifest
 from paceline.storage.files import read_json
-from paceline.storage.processes import Finished
-from paceline.storage.system import cache_dir, lock_path
+from paceline.system.machine import cache_dir, lock_path
+from paceline.system.processes import Finished
 from paceline_coreml.engine import compiled
 from paceline_coreml.engine.artifact import read_artifact
 from paceline_coreml.engine.failures import Mac

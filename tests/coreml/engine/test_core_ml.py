@@ -11,7 +11,7 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
-from paceline.storage.processes import Finished
+from paceline.system.processes import Finished
 from paceline_coreml.engine import failures
 from paceline_coreml.engine.engine import CoreMlEngine
 from paceline_coreml.engine.failures import Mac, reason_of, this_mac

@@ -16,7 +16,7 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ChatTemplate, templates
 from paceline.models.templates import PROCESS
 from paceline.runtime.model import Model
-from paceline.storage.processes import WorkerProcess
+from paceline.system.processes import WorkerProcess
 from support.errors import raises
 from support.server import running
 from support.waiting import PATIENCE, until
@@ -119,17 +119,17 @@ def test_a_process_that_was_killed_is_started_again():
 
 def test_an_answer_that_was_interrupted_is_not_the_next_ones(monkeypatch: pytest.MonkeyPatch):
     chat_template, other = ChatTemplate(GOOD), ChatTemplate("other")
-    exchange = sys.modules["paceline.storage.processes"]._exchange
+    exchange = sys.modules["paceline.system.processes"]._exchange
 
     def interrupted(child: Any, request: bytes) -> bytes:
         child.stdin.write(request + b"\n")
         child.stdin.flush()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.storage.processes._exchange", interrupted)
+    monkeypatch.setattr("paceline.system.processes._exchange", interrupted)
     with pytest.raises(KeyboardInterrupt):
         chat_template.render(USER)
-    monkeypatch.setattr("paceline.storage.processes._exchange", exchange)
+    monkeypatch.setattr("paceline.system.processes._exchange", exchange)
     assert other.render(USER) == "other"
 
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from paceline.storage.files import append_bytes
-from paceline.storage.system import cache_dir
+from paceline.system.machine import cache_dir
 
 MAX_MESSAGES = 1000
 """Older ones are dropped when there are twice as many."""

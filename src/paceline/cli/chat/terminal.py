@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.cli.chat.history import KeptHistory
 from paceline.cli.console import say
-from paceline.storage.system import unseen_keys
+from paceline.system.machine import unseen_keys
 
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent

@@ -20,7 +20,7 @@ from paceline.engines.llamacpp.loading import PATHS, library_folder
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.storage.gguf_file import GgufFile, NumberArray, read_gguf
 from paceline.storage.shards import shards_beside
-from paceline.storage.system import may_have_gpu
+from paceline.system.machine import may_have_gpu
 
 _LIBRARY = "llama.cpp"
 

@@ -43,7 +43,7 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.files import digest_of
 from paceline.storage.gguf_file import read_gguf
 from paceline.storage.progress import Progress
-from paceline.storage.system import cpu_cores, gpu_drivers, memory_bytes, processor
+from paceline.system.machine import cpu_cores, gpu_drivers, memory_bytes, processor
 
 if TYPE_CHECKING:
     from paceline.engines.llamacpp.draft_context import DraftModel

@@ -14,7 +14,7 @@ from paceline.errors import ModelError
 from paceline.storage.files import megabytes
 from paceline.storage.gguf_file import GgufFile, short
 from paceline.storage.progress import Progress
-from paceline.storage.system import memory_bytes
+from paceline.system.machine import memory_bytes
 
 _ENCODERS = ("v.", "a.", "mm.", "model.vision_tower.")
 """First parts of the names of an image or audio encoder's tensors, which llama.cpp keeps apart."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models.templates.roles import RULES, Rule
-from paceline.storage.processes import TimeLimit, WorkerCrash, WorkerProcess
+from paceline.system.processes import TimeLimit, WorkerCrash, WorkerProcess
 
 SECONDS = 5.0
 """CPU seconds of rendering. Ten thousand messages take 0.1 s."""

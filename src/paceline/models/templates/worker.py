@@ -1,7 +1,7 @@
 """Renders chat templates: the handler of `ChatTemplate`'s process.
 
 A template comes with a downloaded model. Jinja's sandbox limits what it can access, but not its
-time and memory. So it runs in `storage/guarded.py`. Request and answer:
+time and memory. So it runs in `system/guarded.py`. Request and answer:
 
     {"source", "characters", "names": {...} or null}  (null: compile only)
     {"text": "..."}, {"variables": [...]} (compile only) or {"error": kind, "message": "..."}
@@ -65,7 +65,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def start() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The function that answers requests. See `storage/guarded.py`."""
+    """The function that answers requests. See `system/guarded.py`."""
     return _rendered
 
 

@@ -41,7 +41,7 @@ from paceline.runtime.batching.request import (
 from paceline.runtime.pooled import Embedding, PooledStream
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream, Work
-from paceline.storage.system import release_memory
+from paceline.system.machine import release_memory
 
 if TYPE_CHECKING:
     from paceline import Model

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from paceline.errors import ModelError, PacelineError
-from paceline.storage.processes import python
+from paceline.system.processes import python
 
 _SERVING = re.compile(r"serving .* at (http://\S+)/v1")
 """The line of a server that listens."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.errors import InvalidRequest, MissingExtra
-from paceline.storage.processes import end_session
+from paceline.system.processes import end_session
 
 PROGRAM = "llama-server"
 

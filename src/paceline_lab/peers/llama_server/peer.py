@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
-from paceline.storage.system import cpu_cores
+from paceline.system.machine import cpu_cores
 from paceline_lab.bench.turns import PromptTurn
 from paceline_lab.peers.base import PeerAnswer
 from paceline_lab.peers.llama_server.binary import PROGRAM, ServerBinary

@@ -16,7 +16,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelError
-from paceline.storage.processes import end_session
+from paceline.system.processes import end_session
 
 if TYPE_CHECKING:
     import httpx

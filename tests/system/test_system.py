@@ -9,11 +9,11 @@ import pytest
 
 import paceline
 from paceline.models import templates
-from paceline.storage import processes
-from paceline.storage.processes import TimeLimit, WorkerProcess
+from paceline.system import processes
+from paceline.system.processes import TimeLimit, WorkerProcess
 
 SOURCE = Path(paceline.__file__).parent
-APART = {"storage/system.py", "storage/guarded.py"}
+APART = {"system/machine.py", "system/guarded.py"}
 POSIX_ONLY = {"fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 
 WITHOUT_POSIX = f"""

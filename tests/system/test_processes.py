@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.storage.processes import Finished, python, run_child
+from paceline.system.processes import Finished, python, run_child
 from support.waiting import until
 
 

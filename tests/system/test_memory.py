@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.storage import system
-from paceline.storage.system import cpu_cores, memory_bytes
+from paceline.system import machine as system
+from paceline.system.machine import cpu_cores, memory_bytes
 
 MACHINE = 16_000_000_000
 UNLIMITED = "9223372036854771712"

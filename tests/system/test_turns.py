@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from paceline.storage.turns import Turns
+from paceline.system.turns import Turns
 from support.waiting import PATIENCE, until
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import ModelError, PacelineError
-from paceline.storage.system import ALARM_EXIT, HAS_ALARM
+from paceline.system.machine import ALARM_EXIT, HAS_ALARM
 
 _TRIALS = 3
 """How often a request is sent while children end for other reasons."""

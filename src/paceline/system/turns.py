@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from paceline.storage.processes import use_native_threads
+from paceline.system.processes import use_native_threads
 
 log = logging.getLogger(__name__)
 
