@@ -20,6 +20,7 @@ from support.coremltools import convert_fast
 from support.drafters import write_toy_table
 from support.packages import MARKED, may_be_marked
 from support.pairs import outside_pairs
+from support.scheduling import end_scheduler
 from support.thinking import TEMPLATES, write_thinking
 from support.tiny import write_tiny
 from support.waiting import until
@@ -156,8 +157,12 @@ def cache(tiny_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def model(tiny_model: Model, cache: Path) -> Iterator[Model]:
     """The tiny model with nothing learnt; a test that leaves slots behind fails."""
     free = tiny_model.engine.free_slots
-    yield Model(tiny_model.files, tiny_model.engine)
-    until(lambda: tiny_model.engine.free_slots == free)  # cancelled ones end in another thread
+    model = Model(tiny_model.files, tiny_model.engine)
+    yield model
+    end_scheduler(model)
+    if tiny_model.engine.free_slots != free:
+        gc.collect()  # tracebacks may hold the test's other models
+    until(lambda: tiny_model.engine.free_slots == free)
 
 
 @pytest.fixture(scope="session")

@@ -21,21 +21,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from paceline.options import Options
-    from paceline.runtime.batching.batches import AsyncStream
     from paceline.runtime.conversation import Conversation
     from paceline.runtime.load import load
     from paceline.runtime.model import Model
     from paceline.runtime.result import Result, Stats
-    from paceline.runtime.stream import Stream
+    from paceline.runtime.stream import AsyncStream, Stream
 
 _ROOMS = {
-    "AsyncStream": "paceline.runtime.batching.batches",
     "Model": "paceline.runtime.model",
     "load": "paceline.runtime.load",
     **dict.fromkeys(("Result", "Stats"), "paceline.runtime.result"),
     "Conversation": "paceline.runtime.conversation",
     "Options": "paceline.options",
-    "Stream": "paceline.runtime.stream",
+    **dict.fromkeys(("AsyncStream", "Stream"), "paceline.runtime.stream"),
 }
 
 

@@ -11,7 +11,6 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ModelFiles
-from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline.runtime.result import Result
@@ -188,10 +187,10 @@ def test_a_chat_drafted_from_hidden_states_has_the_tokens_of_plain_decoding(
 def test_several_requests_at_once_have_the_tokens_of_plain_decoding(tapped: Model, dflash: str):
     expected = [plain(tapped, turn).token_ids for turn in TURNS]
     options: Any = {"raw": True, "max_tokens": 12, "drafter": f"suffix+{dflash},bits=4,window=9"}
-    with closing(Scheduler(tapped)) as scheduler:
+    with closing(tapped.open_scheduler()) as scheduler:
         scheduler.start()
         sent = [
-            Submitted(scheduler, turn, policy=policy, **options)
+            Submitted(tapped, turn, policy=policy, **options)
             for policy in ("fixed", "auto")
             for turn in TURNS * 2
         ]

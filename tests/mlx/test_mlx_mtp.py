@@ -14,7 +14,6 @@ from paceline.decoding.stopping import Stopping
 from paceline.drafters import DrafterResources, RequestContext, create
 from paceline.engines import EngineSettings
 from paceline.errors import ModelError
-from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from paceline.storage.files import read_json, write_json
 from paceline_mlx.heads.weights import stored_tensors
@@ -178,10 +177,10 @@ def test_a_model_answers_with_its_own_head(model: Model):
             assert result.exact
             drafted += result.stats.drafted_by.get("mtp", 0)
     assert drafted > 0
-    with closing(Scheduler(model)) as scheduler:
+    with closing(model.open_scheduler()) as scheduler:
         scheduler.start()
         sent = [
-            Submitted(scheduler, text, drafter=spec, policy="fixed", **OPTIONS)
+            Submitted(model, text, drafter=spec, policy="fixed", **OPTIONS)
             for spec in ("mtp", "auto")
             for text in TEXTS * 2
         ]

@@ -67,15 +67,6 @@ def test_dropping_what_the_error_says_leaves_a_quarter_of_the_context_for_an_ans
     assert answer.completion_tokens >= CACHE // 4
 
 
-def test_a_full_context_leaves_the_kv_cache_of_the_chat_as_it_was(chat: Any):
-    filled(chat)
-    assert chat._sequence.length > 0
-    length, free = chat._sequence.length, chat.model.engine.free_slots
-    with pytest.raises(ContextFull):
-        chat.say("x " * 100)
-    assert (chat._sequence.length, chat.model.engine.free_slots) == (length, free)
-
-
 def test_an_answer_that_fills_the_context_ends_with_length_and_is_a_turn(chat: Any):
     found = said(chat.say("Hello", ignore_eos=True, drafter="suffix"))
     assert found.finish_reason == FinishReason.LENGTH
@@ -99,16 +90,6 @@ def test_a_message_that_never_fits_names_no_turns_to_drop(chat: Any):
     with pytest.raises(ContextFull):
         chat.say(text + "x")
     assert said(chat.say(text, ignore_eos=True)).completion_tokens == 1, "there is room for one"
-
-
-def test_other_sequences_in_the_cache_count_against_the_context(chat: Any):
-    other = chat.model.conversation()
-    said(other.say("Hello", max_tokens=60, ignore_eos=True))
-    assert chat.context < CACHE
-    with pytest.raises(ContextFull):
-        chat.say("x" * (CACHE // 2))
-    other.close()
-    assert said(chat.say("x" * (CACHE // 2), max_tokens=5, ignore_eos=True)).completion_tokens == 5
 
 
 def test_turns_that_are_dropped_take_their_tool_messages_with_them_and_no_system_message(

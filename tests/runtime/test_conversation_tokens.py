@@ -26,7 +26,7 @@ def test_a_conversations_answers_are_those_of_fresh_requests(
         messages = [*chat.messages, {"role": "user", "content": text}]
         assert model.tokens(messages).count(END) == len(messages), "no text is a control token"
         answer = said(chat.say(text, max_tokens=20, drafter="suffix", **sampling))
-        expected = plain(model, messages, max_tokens=20, **sampling)
+        expected = plain(model.fresh(), messages, max_tokens=20, **sampling)
         assert answer.token_ids == expected.token_ids
         assert expected.stats.cached_tokens == 0
         if turn:

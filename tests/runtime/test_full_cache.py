@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from paceline.decoding.types import FinishReason
-from paceline.errors import CacheFull
+from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
+from paceline.options import Options
 from paceline.runtime.model import Model
 from support.plain import plain, small
+from support.scheduling import free_slots
 
 
 def test_a_prompt_that_leaves_the_cache_no_slot_is_refused_before_anything_runs(
@@ -18,9 +20,9 @@ def test_a_prompt_that_leaves_the_cache_no_slot_is_refused_before_anything_runs(
     model = small(tiny_files, 96)
     free = model.engine.free_slots
     for length in (free, free + 1, 200):
-        with pytest.raises(CacheFull, match="cache_tokens"):
+        with pytest.raises(InvalidRequest, match="cache_tokens"):
             model.stream([5] * length, drafter="none", ignore_eos=True)
-    assert model.engine.free_slots == free
+    assert free_slots(model) == free
     assert plain(model, "Hello", max_tokens=20).completion_tokens == 20
 
 
@@ -40,7 +42,7 @@ def test_an_answer_that_fills_the_cache_ends_with_length_at_the_same_token(
     assert found.finish_reason is FinishReason.LENGTH
     assert found.prompt_tokens + found.completion_tokens == free
     assert found.token_ids == filled.token_ids
-    assert model.engine.free_slots == free
+    assert free_slots(model) == free
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +50,23 @@ def full(tiny_files: ModelFiles) -> Model:
     return small(tiny_files, 96)
 
 
-def test_a_stream_whose_slots_others_take_meanwhile_ends_with_length(
+def test_streams_that_do_not_fit_together_each_have_their_whole_answer(
     tiny_files: ModelFiles, cache: Path
 ):
+    """The one that is not read gives its slots up while the other needs them."""
     model = small(tiny_files, 96)
     free = model.engine.free_slots
-    stream = model.stream("Hello", drafter="none", ignore_eos=True)
+    options: Options = {"drafter": "none", "ignore_eos": True}
+    expected = [plain(model, prompt, max_tokens=None, **options) for prompt in ("Hello", [5] * 70)]
+    stream = model.stream("Hello", **options)
     first = next(stream)
-    with model.stream(
-        [5] * (model.engine.free_slots - 2), drafter="none", ignore_eos=True
-    ) as other:
-        next(other)
-        for _ in stream:
-            pass
-        assert stream.result.finish_reason is FinishReason.LENGTH
-        assert stream.result.token_ids[:1] == first.tokens
-        assert 0 < stream.result.completion_tokens < free - stream.result.prompt_tokens
-    assert model.engine.free_slots == free
+    with model.stream([5] * 70, **options) as other:
+        steps = [*other]
+    assert [token for step in steps for token in step.tokens] == expected[1].token_ids
+    rest = [*stream]
+    assert [token for step in (first, *rest) for token in step.tokens] == expected[0].token_ids
+    for one, right in zip((stream, other), expected, strict=True):
+        assert one.result.token_ids == right.token_ids
+        assert one.result.finish_reason is FinishReason.LENGTH
+    assert stream.result.stats.preempted > 0
+    assert free_slots(model) == free

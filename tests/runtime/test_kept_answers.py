@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from io import StringIO
 from pathlib import Path
@@ -15,11 +16,10 @@ from paceline.decoding.types import FinishReason
 from paceline.models import Progress
 from paceline.options import GREEDY, Options
 from paceline.runtime import kept as kept_module
-from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.drafting import Drafting
 from paceline.runtime.kept import KeptAnswers, all_kept
 from paceline.runtime.model import Model
-from support.scheduling import Submitted
+from support.scheduling import Submitted, end_scheduler
 
 PROMPT = "the rain in the rain in the rain in the"
 ANSWER: Options = {**GREEDY, "max_tokens": 40, "ignore_eos": True, "drafter": "auto"}
@@ -28,7 +28,7 @@ VOCAB = 50
 
 def ended(answer: list[int], reason: FinishReason = FinishReason.STOP, *, failed: bool = False):
     stream: Any = SimpleNamespace(
-        answer=answer, failed=failed, result=SimpleNamespace(finish_reason=reason)
+        generated=answer, failed=failed, result=SimpleNamespace(finish_reason=reason)
     )
     return stream
 
@@ -201,10 +201,12 @@ def test_a_full_disk_is_one_line_and_answers_go_on(
 
 
 @pytest.fixture
-def keeping(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+def keeping(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
     monkeypatch.setattr(kept_module, "due", lambda tokens, counted: tokens > counted)
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    return Model(model.files, model.engine, drafting=Drafting(model.files, keep=True))
+    keeping = Model(model.files, model.engine, drafting=Drafting(model.files, keep=True))
+    yield keeping
+    end_scheduler(keeping)
 
 
 def test_a_model_drafts_from_what_it_said_and_says_the_same(keeping: Model, model: Model):
@@ -221,18 +223,18 @@ def test_a_model_drafts_from_what_it_said_and_says_the_same(keeping: Model, mode
 
 
 def test_a_request_with_a_salt_is_neither_kept_nor_drafted_from_kept_answers(keeping: Model):
-    with closing(Scheduler(keeping)) as scheduler:
+    with closing(keeping.open_scheduler()) as scheduler:
         scheduler.start()
-        salted = Submitted(scheduler, PROMPT, salt="a", **ANSWER).result()
+        salted = Submitted(keeping, PROMPT, salt="a", **ANSWER).result()
         assert all_kept() == []
-        first = Submitted(scheduler, PROMPT, **ANSWER).result()
+        first = Submitted(keeping, PROMPT, **ANSWER).result()
         assert len(all_kept()) == 1
         keeping.settle()
-        second = Submitted(scheduler, PROMPT, **ANSWER).result()
-        again = Submitted(scheduler, PROMPT, salt="a", **ANSWER).result()
+        second = Submitted(keeping, PROMPT, **ANSWER).result()
+        again = Submitted(keeping, PROMPT, salt="a", **ANSWER).result()
         named: Options = {**ANSWER, "drafter": "kept"}  # as the server may have been started with
-        assert Submitted(scheduler, PROMPT, **named).result().stats.drafted > 0
-        assert Submitted(scheduler, PROMPT, salt="a", **named).result().stats.drafted == 0
+        assert Submitted(keeping, PROMPT, **named).result().stats.drafted > 0
+        assert Submitted(keeping, PROMPT, salt="a", **named).result().stats.drafted == 0
     drafters = [item.drafter for item in (salted, first, second, again)]
     assert drafters == ["suffix", "suffix", "suffix+kept", "suffix"]
     assert salted.token_ids == first.token_ids == second.token_ids == again.token_ids

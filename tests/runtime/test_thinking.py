@@ -16,6 +16,7 @@ from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles, resolve
 from paceline.runtime.model import Model
 from support.plain import said
+from support.scheduling import end_scheduler
 from support.thinking import CLOSE, OPEN, TEMPLATES, Scripted
 
 THOUGHT, ANSWER = "this is one, is this the one?\nit is", "This is the one. This is the one."
@@ -36,7 +37,9 @@ def engine(files: ModelFiles) -> Any:
 @pytest.fixture
 def thinker(files: ModelFiles, engine: Any, cache: Path) -> Iterator[Model]:
     free = engine.free_slots
-    yield scripted(files, engine)
+    model = scripted(files, engine)
+    yield model
+    end_scheduler(model)
     assert engine.free_slots == free
 
 

@@ -1,7 +1,6 @@
 """Answers of one model together: lists of prompts, threads and coroutines."""
 
 import asyncio
-import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,10 @@ from paceline.models import ModelFiles
 from paceline.options import Options
 from paceline.runtime.batching.request import Draining
 from paceline.runtime.model import Model
+from paceline.runtime.stream import MAX_UNREAD
 from support.others import slowed
 from support.plain import PROMPT, PROMPTS, SAMPLED, plain, small
+from support.scheduling import free_slots
 from support.waiting import PATIENCE, until
 
 MANY = [f"{prompt} {number}" for number in range(2) for prompt in PROMPTS]
@@ -44,7 +45,7 @@ def test_a_list_of_prompts_gets_the_answers_of_each_alone_in_its_order(
     way: Options, model: Model, sizes: list[int]
 ):
     options: Any = {"max_tokens": 15, **way}
-    model.generate(PROMPTS, max_tokens=1)  # measures the engine's calls, once
+    model.compared()  # measures the engine's rows, once
     sizes.clear()
     results = model.generate(MANY, **options)
     assert max(sizes) > len(MANY) // 2
@@ -123,7 +124,7 @@ def test_leaving_map_early_ends_the_other_answers(model: Model):
     free = model.engine.free_slots
     for _ in model.map(MANY, max_tokens=40, ignore_eos=True):
         break
-    until(lambda: model.engine.free_slots == free)
+    until(lambda: free_slots(model) == free)
     assert plain(model, PROMPT).token_ids
 
 
@@ -131,7 +132,7 @@ def test_an_error_of_one_prompt_of_map_ends_all(model: Model):
     free = model.engine.free_slots
     with pytest.raises(InvalidRequest):
         list(model.map([*PROMPTS, "far too long " * 2000], max_tokens=40, ignore_eos=True))
-    until(lambda: model.engine.free_slots == free)
+    until(lambda: free_slots(model) == free)
 
 
 def test_map_refuses_a_single_prompt(model: Model):
@@ -148,7 +149,7 @@ def test_answers_that_do_not_fit_together_are_those_of_each_alone(
     results = model.generate(PROMPTS * 2, **options)
     expected = [alone(model, prompt, **options) for prompt in PROMPTS * 2]
     assert [result.token_ids for result in results] == expected
-    assert model.engine.free_slots == free
+    assert free_slots(model) == free
 
 
 def test_threads_get_the_answers_of_each_alone(model: Model):
@@ -210,13 +211,13 @@ def test_errors_reach_the_coroutine(model: Model):
     for prompt, options in ((PROMPT, {"top_k": -1}), ([PROMPT, ""], {}), ("long " * 2000, {})):
         with pytest.raises(InvalidRequest):
             asyncio.run(ask(prompt, **options))
-    until(lambda: model.engine.free_slots == free)
+    until(lambda: free_slots(model) == free)
 
 
 def test_a_coroutine_that_leaves_ends_its_answer(model: Model, sizes: list[int]):
-    model.generate(PROMPTS, max_tokens=1)  # measures the engine's calls, once
+    model.compared()  # measures the engine's rows, once
     sizes.clear()
-    free, kept = model.engine.free_slots, list[Any]()
+    free, kept = free_slots(model), list[Any]()
 
     async def leave() -> None:
         async with model.astream(PROMPT, max_tokens=400, ignore_eos=True) as stream:
@@ -224,7 +225,7 @@ def test_a_coroutine_that_leaves_ends_its_answer(model: Model, sizes: list[int])
                 break
         kept.append(model.astream(PROMPT, max_tokens=400, ignore_eos=True))
         task = asyncio.ensure_future(kept[0].finish())
-        with model.lock:  # in another thread it is being submitted
+        with model._guard:  # in another thread it is being submitted
             await asyncio.sleep(0.05)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -232,23 +233,33 @@ def test_a_coroutine_that_leaves_ends_its_answer(model: Model, sizes: list[int])
 
     with slowed(model):
         asyncio.run(leave())
-        until(lambda: not model._batching and model.engine.free_slots == free)
-    assert len(sizes) < 20
+        until(lambda: not model.scheduler.unfinished and free_slots(model) == free)
+    assert len(sizes) < 30
 
 
-def test_a_stream_that_is_forgotten_frees_its_slots_though_another_thread_has_the_model(
-    model: Model,
-):
+def test_a_stream_that_is_dropped_ends_and_frees_its_slots(model: Model):
     free = model.engine.free_slots
-    stream = model.stream(PROMPT, max_tokens=50, ignore_eos=True)
+    stream = model.stream(PROMPT, max_tokens=400, ignore_eos=True)
     next(stream)
-    forgotten = threading.Thread(target=gc.collect)
-    with model.lock:
-        del stream
-        forgotten.start()
-        forgotten.join(PATIENCE)
-        assert not forgotten.is_alive()
-    assert model.engine.free_slots == free
+    del stream
+    until(lambda: not model.scheduler.unfinished and free_slots(model) == free)
+
+
+def test_streams_read_in_turns_advance_together_and_one_that_is_not_read_stops_no_other(
+    model: Model, sizes: list[int]
+):
+    options: Any = {"max_tokens": 40, "ignore_eos": True, "drafter": "none"}
+    expected = [alone(model, prompt, **options) for prompt in PROMPTS[:3]]
+    unread, *streams = [model.stream(prompt, **options) for prompt in PROMPTS[:3]]
+    sizes.clear()
+    read: list[list[int]] = [[], []]
+    for steps in zip(*streams, strict=True):
+        for tokens, step in zip(read, steps, strict=True):
+            tokens.extend(step.tokens)
+    assert read == expected[1:]
+    assert sizes.count(2) > 20, "two of them share calls"
+    assert unread._events.qsize() <= MAX_UNREAD + 1
+    assert [token for step in unread for token in step.tokens] == expected[0]
 
 
 @pytest.fixture
@@ -262,13 +273,15 @@ def test_a_closed_model_refuses_every_use_and_ends_its_streams(own_model: Model)
         stream = model.stream(PROMPT, max_tokens=50, ignore_eos=True)
         next(stream)
         model.generate(PROMPTS, max_tokens=3)
+    for _ in stream:
+        pass
     assert stream.result.finish_reason == FinishReason.CANCELLED
     uses = (
         lambda: model.generate(PROMPT),
         lambda: model.generate(PROMPTS),
         lambda: model.stream(PROMPT),
         lambda: model.embed("a"),
-        model.conversation,
+        lambda: model.conversation().say("a"),
         lambda: chat.say("a"),
         model.measured_costs,
         lambda: model.detokenize([1]),

@@ -7,6 +7,7 @@ from paceline.models import resolve
 from paceline.runtime.batching import scheduler
 from paceline.runtime.model import Model
 from support.others import slowed
+from support.scheduling import end_scheduler
 from support.scripted import scripted_model
 from support.server import Running, running
 from support.thinking import Scripted
@@ -27,7 +28,9 @@ def module_model(tiny_model: Model, tiny_cache: Path) -> Iterator[Model]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tiny_cache))
         free = tiny_model.engine.free_slots
-        yield Model(tiny_model.files, tiny_model.engine)
+        model = Model(tiny_model.files, tiny_model.engine)
+        yield model
+        end_scheduler(model)
         assert tiny_model.engine.free_slots == free
 
 

@@ -73,13 +73,13 @@ def prompts(scripted_server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def watched(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
     prompts: list[list[int]] = []
-    open_stream = model._open_stream
+    open_answer = model.open_answer
 
     def opening(tokens: Any, *positional: Any, **named: Any) -> Any:
         prompts.append([*map(int, tokens)])
-        return open_stream(tokens, *positional, **named)
+        return open_answer(tokens, *positional, **named)
 
-    monkeypatch.setattr(model, "_open_stream", opening)
+    monkeypatch.setattr(model, "open_answer", opening)
     yield prompts
 
 

@@ -27,7 +27,7 @@ class FixedCosts(Costs):
 
 
 class Unmeasured:
-    def compared(self, names: Set[str] = frozenset(), _: object = None) -> Mapping[str, Compared]:
+    def compared(self, names: Set[str] = frozenset(), *_: object) -> Mapping[str, Compared]:
         return {name: Compared(1, 0) for name in names}
 
 

@@ -1,11 +1,11 @@
-"""Requests that a test submits to a scheduler itself."""
+"""Requests that a test submits to a model's scheduler itself."""
 
 import queue
 from typing import Any
 
 from paceline.decoding.types import Step
 from paceline.runtime.batching.request import BatchRequest, Event
-from paceline.runtime.batching.scheduler import Scheduler
+from paceline.runtime.model import Model
 from paceline.runtime.result import Result
 from support.waiting import PATIENCE
 
@@ -15,16 +15,16 @@ _FIELDS = ("salt", "cached", "timeout")
 class Submitted:
     """A submitted request and its events; `options` are those of `generate`."""
 
-    def __init__(self, scheduler: Scheduler, prompt: str | list[int], **options: Any) -> None:
+    def __init__(self, model: Model, prompt: str | list[int], **options: Any) -> None:
         fields = {name: options.pop(name) for name in _FIELDS if name in options}
         self.prompt, self.options = prompt, options
         self.text = ""
         self.streamed: list[int] = []
         self._events: queue.Queue[Event] = queue.Queue()
-        tokens = scheduler.model.tokens(prompt, raw=True)
-        request = scheduler.model._request(options, private=bool(fields.get("salt")))  # type: ignore[arg-type]
-        request = BatchRequest(tokens, request, **fields)
-        self.queued: BatchRequest = scheduler.submit(request, self._events.put)
+        tokens = model.tokens(prompt, raw=True)
+        request = model._request(options, private=bool(fields.get("salt")))  # type: ignore[arg-type]
+        queued = BatchRequest(model, tokens, request, **fields)
+        self.queued = model.scheduler.submit(queued, self._events.put)
 
     def result(self) -> Result:
         """The result, once the request has ended; raises its error if it failed."""
@@ -38,3 +38,21 @@ class Submitted:
                     return event
                 case Exception():
                     raise event
+
+
+def free_slots(model: Model) -> int:
+    """Return the engine's free slots without what the prefix cache holds."""
+
+    def evict() -> int:
+        while model.scheduler.prefix_cache.evict():
+            pass
+        return model.engine.free_slots
+
+    return model.call(evict)
+
+
+def end_scheduler(model: Model) -> None:
+    """End a model's thread, and free what its prefix cache holds; the engine stays open."""
+    if model._scheduler is not None:
+        model._scheduler.cancel_all()
+        model._scheduler.close()

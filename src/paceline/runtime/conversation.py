@@ -1,32 +1,28 @@
-"""A chat of several turns on one KV sequence, so that earlier turns are not prefilled again.
+"""A chat of several turns: its messages. The KV of earlier turns is the prefix cache's.
 
 Invariant: a turn that fails, in whatever way, leaves the messages as they were.
-
-Which KV is reused depends on the engine (`KVSequence.shareable_length`). If bits of decoded rows
-may differ from prefill's, the last answer is prefilled again with the next message.
 """
 
 from collections.abc import Iterator, Sequence
-from time import perf_counter
 from typing import TYPE_CHECKING, Unpack
+from weakref import ref
 
-from paceline.decoding.types import common_prefix_length
-from paceline.drafters import DraftKV
 from paceline.errors import ContextFull, InvalidRequest
 from paceline.options import Options
 from paceline.runtime.prompt import SYSTEM_ROLES, Message
 from paceline.runtime.request import Request
-from paceline.runtime.stream import Stream
+from paceline.runtime.result import Result
 
 if TYPE_CHECKING:
     from paceline import Model
+    from paceline.runtime.stream import Stream
 
 _ANSWER_SHARE = 4
 """1 / this of the context is left for the answer when turns are dropped."""
 
 
 class Conversation:
-    """A chat whose earlier turns stay in the KV cache; only the last answer is prefilled again.
+    """A chat; only what is new in a turn is computed.
 
     Use it in one thread; finish or close a turn's stream before the next.
     """
@@ -35,12 +31,7 @@ class Conversation:
         """Begin with `messages`: a system message, or the turns of an earlier chat."""
         self.messages: list[Message] = list(messages)  # may be edited between turns
         self.model = model
-        with model.lock:
-            self._sequence = model._open_sequence()
-        self._held: list[int] = []  # tokens whose KV the sequence holds
-        self._memory = DraftKV()
-        self._answering = False
-        self._closed = False
+        self._answering: ref[Stream] | None = None
 
     def __repr__(self) -> str:
         return f"<Conversation with {self.model.files.name}: {self.turns} turns>"
@@ -48,17 +39,14 @@ class Conversation:
     @property
     def context(self) -> int:
         """Tokens that all turns may have: the context length, or fewer in a small KV cache."""
-        engine = self.model.engine
-        size = engine.block_size
-        held = -(-self._sequence.length // size) * size
-        return min(engine.context_length, held + engine.free_slots)
+        return self.model.scheduler.admission.max_length
 
     @property
     def turns(self) -> int:
         """Number of turns: a user's message, and all before the next one."""
         return max((turn for turn, _ in _by_turn(self.messages)), default=0)
 
-    def say(self, text: str, **options: Unpack[Options]) -> Stream:
+    def say(self, text: str, **options: Unpack[Options]) -> "Stream":
         """Answer one more message; both are added to `messages` when the answer has ended.
 
         An answer that fills the context ends with `length`. A stream that is closed before its
@@ -70,38 +58,25 @@ class Conversation:
                 ended.
             ModelError: the chat template fails, or a drafter cannot be read.
         """
+        from paceline.runtime.stream import Stream
+
         if not text:
             raise InvalidRequest("the message is empty; expected some text")
         self._check_ended()
-        with self.model.lock:
-            return self._say(text, options)
-
-    def _say(self, text: str, options: Options) -> Stream:
-        started = perf_counter()
-        request = self.model._request(options)
-        self.model._open_taps(request)
         user: Message = {"role": "user", "content": text}
         turns = [*self.messages, user]
-        tokens, request = self.model._encode_prompt(turns, request)
-        self._sequence.rewind(self._sequence.length)  # free blocks that were reserved and not used
-        context = self.context
-        if len(tokens) >= context:
-            raise self._full(user, request, len(tokens), context)
-        request = request.within(context - len(tokens))
-        self._reuse(tokens)
+        request = self.model._batch_request(turns, options)
+        if len(request.tokens) >= self.context:
+            raise self._full(user, request.request, len(request.tokens))
 
-        def end(stream: Stream) -> None:
-            self._answering = False
-            self._held = stream.tokens[: self._sequence.length]
-            if not stream.failed and stream.answer:
-                result = stream.result
+        def end(result: Result) -> None:
+            self._answering = None
+            if result.token_ids:
                 thoughts = self.model.files.thinking.message_fields(result.reasoning)
                 self.messages = [*turns, {"role": "assistant", "content": result.text, **thoughts}]
 
-        stream = self.model._open_stream(
-            tokens, request, self._sequence, started, end=end, memory=self._memory
-        )
-        self._answering = True
+        stream = Stream(request, self.model._submit, end)
+        self._answering = ref(stream)
         return stream
 
     def drop_oldest(self, turns: int = 1) -> list[Message]:
@@ -116,26 +91,18 @@ class Conversation:
         return dropped
 
     def close(self) -> None:
-        """Free the KV blocks. Further calls do nothing."""
-        if not self._closed:
-            self._closed = True
-            with self.model.lock:
-                self.model._close_sequence(self._sequence)
-            self._held = []
+        """End the answer that runs, if any."""
+        if self._answering is not None and (stream := self._answering()) is not None:
+            stream.close()
 
     def _check_ended(self) -> None:
-        if self._answering:
+        stream = None if self._answering is None else self._answering()
+        if stream is not None and not stream.has_ended:
             raise InvalidRequest("the last answer has not ended: read on, or close its stream")
 
-    def _reuse(self, tokens: Sequence[int]) -> None:
-        """Keep the KV of the longest common prefix that the engine can share with a prompt."""
-        held = self._held[: self._sequence.shareable_length]
-        self._sequence.rewind(common_prefix_length(held, tokens[:-1]))
-        self._held = list(tokens[: self._sequence.length])
-        self._memory.truncate(self._sequence.length)
-
-    def _full(self, user: Message, request: Request, count: int, context: int) -> ContextFull:
+    def _full(self, user: Message, request: Request, count: int) -> ContextFull:
         """Return the error for a message that does not fit, with the number of turns to drop."""
+        context = self.context
 
         def length(turns: int) -> int:
             messages = [*_split(self.messages, turns)[1], user]

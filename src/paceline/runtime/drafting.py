@@ -35,10 +35,10 @@ from paceline.engines.costs import StoredCosts, measure
 from paceline.errors import ModelError
 from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, resolve_drafter
 from paceline.published import Installed
+from paceline.runtime.answer import Answer
 from paceline.runtime.exactness import MEASUREMENTS
 from paceline.runtime.kept import FOLDER, KeptAnswers, Stored
 from paceline.runtime.request import Request, RequestDrafters
-from paceline.runtime.stream import Stream
 from paceline.storage.files import read_json, write_json
 from paceline.storage.manifest import MANIFEST
 
@@ -139,7 +139,7 @@ class Drafting:
         memory: DraftKV | None = None,
         fault: Fault | None = None,
     ) -> RequestDrafters:
-        """Make the drafters of a request, and their policy; see `Model._open_stream`."""
+        """Make the drafters of a request, and their policy; see `Model.open_answer`."""
         kept = None if self.kept is None or request.private else self.kept.text
         alone = RequestContext(prompt_length=prompt_length, sampling=request.sampling, kept=kept)
         prediction = request.prediction[: self.resources.opened.context_length]
@@ -154,13 +154,13 @@ class Drafting:
         policy = request.policy_for(cost, acceptance, prompt_length)
         return RequestDrafters(asked, probes, policy, acceptance)
 
-    def learn(self, stream: Stream) -> None:
+    def learn(self, answer: Answer) -> None:
         """Learn from an answer that has ended, for the drafts of later ones."""
-        self.acceptance = stream.drafters.acceptance
-        if stream.request.drafter.uses_earlier_answers:
-            self.resources.history.add(stream.answer)
-        if self.kept is not None and not stream.request.private:
-            self.kept.add(stream)
+        self.acceptance = answer.drafters.acceptance
+        if answer.request.drafter.uses_earlier_answers:
+            self.resources.history.add(answer.generated)
+        if self.kept is not None and not answer.request.private:
+            self.kept.add(answer)
 
     def _open_model(self, name: str) -> DraftModel:
         """Open another model to draft with. Raises ModelError if its vocabulary is another."""

@@ -6,7 +6,7 @@ with the engine, the model and the machine that it was made with.
 """
 
 import contextlib
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,14 +37,20 @@ class Exactness:
         self._compared = _read(self._path)[1]
 
     def compared(
-        self, names: Set[str] = frozenset(CONDITIONS), progress: Progress | None = None
+        self,
+        names: Set[str] = frozenset(CONDITIONS),
+        progress: Progress | None = None,
+        make_room: Callable[[], bool] = lambda: False,
     ) -> Mapping[str, Compared] | None:
-        """Conditions -> comparison, measured now where one is missing.
+        """Return conditions -> comparison, measured now where one is missing.
 
-        Conditions that do not fit into the free slots are missing. None: there are no slots at all.
+        `make_room` frees slots; False if it cannot. Conditions that do not fit into the free slots
+        are missing; returns None if there are no slots at all.
         """
         missing = names - self._compared.keys()
         if missing:
+            while make_room():  # `measure_invariance` leaves out what does not fit
+                pass
             try:
                 label = "measuring whether drafts change a token, once per model"
                 with progress.task(label) if progress else contextlib.nullcontext():

@@ -22,7 +22,7 @@ from paceline.decoding.types import FinishReason
 from paceline.drafters.kept import KeptFacts, KeptText, due
 from paceline.errors import ModelError
 from paceline.models import Progress, cache_dir
-from paceline.runtime.stream import Stream
+from paceline.runtime.answer import Answer
 from paceline.storage.files import append_bytes, elsewhere, remove, size_of, write_bytes
 
 KIND = "paceline kept answers"
@@ -66,15 +66,15 @@ class KeptAnswers:
             self._open()
         return self._text
 
-    def add(self, stream: Stream) -> None:
+    def add(self, answer: Answer) -> None:
         """Keep an answer that has ended, and count all of them in a thread if it is time."""
-        answer = stream.answer
-        if self._failed or stream.failed or len(answer) < 2 or _repeats(stream):
+        tokens = answer.generated
+        if self._failed or answer.failed or len(tokens) < 2 or _repeats(answer):
             return
         try:
             self._check()
             # It begins with a newline, so that a line that was cut spoils no other.
-            append_bytes(self._log, f"\n{_line(answer)}\n".encode())
+            append_bytes(self._log, f"\n{_line(tokens)}\n".encode())
             size = self._log.stat().st_size
         except (OSError, ModelError) as error:
             self._fail(error)
@@ -217,13 +217,14 @@ def all_kept() -> list[Stored]:
     return sorted(models, key=lambda stored: stored.model)
 
 
-def _repeats(stream: Stream) -> bool:
+def _repeats(answer: Answer) -> bool:
     """Whether an answer is in a loop. One that the model ended is not."""
-    reason = stream.result.finish_reason
+    assert answer.result is not None
+    reason = answer.result.finish_reason
     if reason == FinishReason.STOP:
         return False
     detector = RepetitionDetector(LOOP)
-    return reason == FinishReason.REPETITION or any(map(detector.push, stream.answer))
+    return reason == FinishReason.REPETITION or any(map(detector.push, answer.generated))
 
 
 def _newest(answers: Sequence[list[int]], tokens: int) -> Sequence[list[int]]:

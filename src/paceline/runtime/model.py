@@ -1,47 +1,48 @@
 """A loaded model, as Python programs use it: answers, one or many at a time, chats and embeddings.
 
-A single answer runs in the caller's thread; lists of prompts and coroutines share the calls of a
-thread (`batching/`). Callers in the package that manage KV themselves use `_request`,
-`_open_sequence` and `_open_stream`. Invariant: neither way, nor who else asks, changes a token of
-an answer.
+Every answer is a request to the model's one `Scheduler`, whose thread drives the engine, and comes
+back as events. Invariant: neither the way in, nor who else asks, changes a token of an answer.
 """
 
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from inspect import getdoc
 from operator import itemgetter
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast, overload
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import FINAL_NORM
-from paceline.drafters import DrafterSpec, DraftKV, Fault
+from paceline.drafters import DraftKV, Fault
 from paceline.engines.base import Closes, Engine, KVSequence
 from paceline.engines.costs import StoredCosts, measure
 from paceline.engines.exact import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PREFIX_CACHE, Compared
 from paceline.errors import InvalidRequest
-from paceline.models import TOKENIZER, ModelFiles, Progress, TokenBytes, cache_dir
+from paceline.models import TOKENIZER, ModelFiles, TokenBytes, cache_dir
 from paceline.options import Options, described
+from paceline.runtime.answer import Answer
 from paceline.runtime.conversation import Conversation
 from paceline.runtime.drafting import Drafting
+from paceline.runtime.embedding import NO_EMBEDDINGS, Embedding
 from paceline.runtime.exactness import MEASUREMENTS, Exactness
-from paceline.runtime.pooled import NO_EMBEDDINGS, Embedding
 from paceline.runtime.prompt import Message, Prompt, Prompts, batch_of, check_ids, encode_prompt
 from paceline.runtime.request import Defaults, Request, check, defaults_of, structure
 from paceline.runtime.result import Result
-from paceline.runtime.stream import Stream
 from paceline.system.processes import in_forked_child, use_native_threads
-from paceline.system.turns import Turns
 
 if TYPE_CHECKING:
     from paceline.constraints.grammar import Grammars
-    from paceline.runtime.batching.batches import AsyncStream, Batches
+    from paceline.runtime.batching.prompt_store import PromptStore
     from paceline.runtime.batching.request import BatchRequest, Listener
+    from paceline.runtime.batching.scheduler import Scheduler
+    from paceline.runtime.stream import AsyncStream, Stream
+
+_T = TypeVar("_T")
 
 _SMALL_BYTES = 200_000_000  # most that the weights of a small model have
 
@@ -49,8 +50,8 @@ _SMALL_BYTES = 200_000_000  # most that the weights of a small model have
 class Model:
     """A model in memory, for any number of threads; a `with` block frees it at its end.
 
-    Answers of `generate` in several threads run one after another, and those of lists and of
-    coroutines together. Streams and conversations may be interleaved; a step waits for its turn.
+    Answers that several threads, coroutines and streams ask for at the same time run together. An
+    answer uses the KV cache of earlier prompts that begin with the same tokens.
     """
 
     def __init__(
@@ -61,21 +62,20 @@ class Model:
         defaults: Defaults | None = None,
         drafting: Drafting | None = None,
         open_with: Callable[[tuple[int, ...]], Engine] | None = None,
+        shares_with: "Model | None" = None,
     ) -> None:
         """Join an engine and the files it was opened from; `load` is the usual way.
 
         `open_with` opens the engine again with other taps, for a drafter that needs them.
+        `shares_with` is the model that owns the engine; None: this one does.
         """
         self.files = files
         self.defaults = defaults_of(files) if defaults is None else defaults
         self.drafting = drafting or Drafting(files)
         self.load_seconds = 0.0
-        self.lock = Turns()
-        """Whoever has it may use the engine and the drafters."""
-        self._open_with = open_with
-        self._batches: Batches | None = None
-        self._opened = 0  # sequences of requests and conversations
-        self._streams = WeakSet[Stream]()
+        self._open_with, self._owner = open_with, shares_with
+        self._scheduler: Scheduler | None = None
+        self._guard = threading.RLock()  # while the scheduler or the engine changes
         self._closed = False
         self._use(engine)
 
@@ -117,21 +117,14 @@ class Model:
 
         An answer that reaches the end of the context or of the KV cache ends with `length`.
 
-        Raises InvalidRequest for a prompt or an option, and CacheFull if other streams and
-        conversations leave no KV slots.
+        Raises InvalidRequest for a prompt or an option.
         """
         prompts = batch_of(prompt)
-        if prompts is not None:
-            requests = [*self._requests(prompts, options)]  # a wrong one is refused before any runs
-            return self._together(requests, "prompt")
-        prompt = cast("Prompt", prompt)
-        with self.lock:
-            if not self._batching:
-                for _ in (stream := self.stream(prompt, **options)):
-                    pass
-                return stream.result
-        (result,) = self._together([self._batch_request(prompt, options)], None)
-        return cast("Result", result)
+        if prompts is None:
+            (result,) = self._together([self._batch_request(cast("Prompt", prompt), options)], None)
+            return cast("Result", result)
+        requests = [*self._requests(prompts, options)]  # a wrong one is refused before any runs
+        return self._together(requests, "prompt")
 
     def map(
         self, prompts: Iterable[Prompt], **options: Unpack[Options]
@@ -145,24 +138,11 @@ class Model:
         self._request(options)  # refused now, and not when the first answer is asked for
         return self._as_they_end(self._requests(prompts, options))
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> "Stream":
         """Return a stream: iterate for steps, then read `.result`. Raises as `generate` does."""
-        started = perf_counter()
-        tokens, request = self._encode_prompt(prompt, self._request(options))
-        with self.lock:
-            self._open_taps(request)
-            context, free = self.engine.context_length, self.engine.free_slots
-            request = request.fitted(len(tokens), context=context, free=free)
-            sequence = self._open_sequence()
+        from paceline.runtime.stream import Stream
 
-            def end(_: Stream) -> None:
-                self._close_sequence(sequence)
-
-            try:
-                return self._open_stream(tokens, request, sequence, started, end=end)
-            except BaseException:
-                self._close_sequence(sequence)
-                raise
+        return Stream(self._batch_request(prompt, options), self._submit)
 
     @overload
     async def agenerate(self, prompt: Prompt, **options: Unpack[Options]) -> Result: ...
@@ -179,11 +159,10 @@ class Model:
             return await self.astream(cast("Prompt", prompt), **options).finish()
         import asyncio
 
-        from paceline.runtime.batching.batches import AsyncStream
+        from paceline.runtime.stream import AsyncStream
 
         requests = await asyncio.to_thread(lambda: [*self._requests(prompts, options)])
-        submit = self._running_batches.submit
-        streams = [AsyncStream(partial(submit, request)) for request in requests]
+        streams = [AsyncStream(self._submit, partial(replace, made)) for made in requests]
         try:
             async with asyncio.TaskGroup() as group:
                 answers = [group.create_task(stream.finish()) for stream in streams]
@@ -193,16 +172,12 @@ class Model:
 
     def astream(self, prompt: Prompt, **options: Unpack[Options]) -> "AsyncStream":
         """Return a stream for a coroutine: `async for` steps, then read `.result`."""
-        from paceline.runtime.batching.batches import AsyncStream
+        from paceline.runtime.stream import AsyncStream
 
-        def submit(listener: "Listener") -> "BatchRequest":
-            request = self._batch_request(prompt, options)
-            return self._running_batches.submit(request, listener)
-
-        return AsyncStream(submit)
+        return AsyncStream(self._submit, partial(self._batch_request, prompt, options))
 
     def conversation(self, messages: Sequence[Message] = ()) -> Conversation:
-        """Return a chat that keeps the KV of its earlier turns; see `Conversation`."""
+        """Return a chat of several turns; see `Conversation`."""
         return Conversation(self, messages)
 
     def open_drafters(self, *drafters: str) -> None:
@@ -215,25 +190,54 @@ class Model:
         if self.drafting.kept is not None:
             self.drafting.kept.settle()
 
-    # -- several answers in a call -----------------------------------------------------------------
+    # -- the scheduler -----------------------------------------------------------------------------
 
     @property
-    def _batching(self) -> bool:
-        """Whether answers of a batch run or wait."""
-        return self._batches is not None and self._batches.busy
+    def scheduler(self) -> "Scheduler":
+        """The scheduler that runs this model's requests, started by the first of them."""
+        if self._owner is not None:
+            return self._owner.scheduler
+        with self._guard:
+            _ = self.engine.name  # refused by name if the model is closed
+            scheduler = self._scheduler
+            if scheduler is None or scheduler.draining:
+                scheduler = self.open_scheduler()
+                scheduler.start()
+            return scheduler
 
-    @property
-    def _running_batches(self) -> "Batches":
-        from paceline.runtime.batching.batches import Batches
+    def open_scheduler(
+        self,
+        *,
+        max_waiting: int | None = None,
+        max_running: int | None = None,
+        store: "PromptStore | None" = None,
+    ) -> "Scheduler":
+        """Replace the scheduler by one with a server's limits and store; `start` it."""
+        from paceline.runtime.batching.scheduler import Scheduler
 
-        with self.lock:
-            if self._batches is None:
-                self._batches = Batches(self)
-            return self._batches
+        if self._owner is not None:
+            return self._owner.open_scheduler(
+                max_waiting=max_waiting, max_running=max_running, store=store
+            )
+        with self._guard:
+            if self._scheduler is not None:
+                self._scheduler.close()
+            limit = {} if max_waiting is None else {"max_waiting": max_waiting}
+            self._scheduler = Scheduler(self, max_running=max_running, store=store, **limit)
+            return self._scheduler
+
+    def _submit(self, request: "BatchRequest", listener: "Listener") -> "BatchRequest":
+        """Submit a request. Raises as `Scheduler.submit` does."""
+        owner = self._owner or self
+        with owner._guard:  # a scheduler that is replaced now would end the request
+            self._ensure_taps(self.drafting.taps(request.request), str(request.request.drafter))
+            return owner.scheduler.submit(request, listener)
 
     def _together(self, requests: Sequence["BatchRequest"], noun: str | None) -> list[Any]:
-        """The results of requests that run together, in their order."""
-        pairs = self._running_batches.as_they_end(iter(requests), noun)
+        """Return the results of requests that run together, in their order."""
+        from paceline.runtime.stream import results_of
+
+        pairs = results_of(self._submit, iter(requests), noun)
         return [result for _, result in sorted(pairs, key=itemgetter(0))]
 
     def _requests(self, prompts: Iterable[Prompt], options: Options) -> Iterator["BatchRequest"]:
@@ -245,20 +249,22 @@ class Model:
                 raise InvalidRequest(f"prompt {number}: {error}") from error
 
     def _batch_request(self, prompt: Prompt, options: Options) -> "BatchRequest":
-        """Return the request for an answer among others; see `_as_they_end`."""
+        """Return the request for an answer. Raises as `generate` does."""
         from paceline.runtime.batching.request import BatchRequest
 
+        started = perf_counter()
         tokens, request = self._encode_prompt(prompt, self._request(options))
-        with self.lock:
-            self._open_taps(request)
-        return BatchRequest(tokens, request)
+        cached = self._owner is None  # the answers of `fresh` models find nothing of earlier ones
+        return BatchRequest(self, tokens, request, cached=cached, started=started)
 
     def _as_they_end(
-        self, requests: Iterator["BatchRequest"], at_once: int | None = None
+        self, requests: Iterator["BatchRequest"], max_running: int | None = None
     ) -> Generator[tuple[int, Result], None, None]:
-        """Run requests for answers together; see `Batches.as_they_end`."""
-        pairs = self._running_batches.as_they_end(requests, "prompt", at_once)
-        return cast("Generator[tuple[int, Result], None, None]", pairs)
+        """Run requests for answers together; see `results_of`."""
+        from paceline.runtime.stream import results_of
+
+        limit = {} if max_running is None else {"max_running": max_running}
+        return results_of(self._submit, requests, "prompt", **limit)
 
     # -- texts, tokens and vectors -----------------------------------------------------------------
 
@@ -292,8 +298,7 @@ class Model:
             raise InvalidRequest("there is no text; expected a string, or several")
         encode = self.files.tokenizer.encode
         requests = [self._embedding_request(encode(one, special=True)) for one in texts]
-        with self.lock:
-            self._ensure_taps({FINAL_NORM}, "embed")
+        self._ensure_taps({FINAL_NORM}, "embed")
         results: list[Embedding] = self._together(requests, "text")
         vectors = np.stack([result.vector for result in results])
         return vectors[0] if isinstance(text, str) else vectors
@@ -307,14 +312,14 @@ class Model:
             raise InvalidRequest(f"{self.files.name} {NO_EMBEDDINGS}")
         ended = [] if end is None or (tokens and tokens[-1] == end) else [end]
         request = self._request({"max_tokens": 1, "drafter": "none"})
-        return BatchRequest([*tokens, *ended], request, cached=False, pooling=pooling)
+        return BatchRequest(self, [*tokens, *ended], request, cached=False, pooling=pooling)
 
     @cached_property
     def _token_bytes(self) -> TokenBytes:
         """The bytes and names of tokens."""
         return TokenBytes(self.files.tokenizer)
 
-    # -- requests and their streams ----------------------------------------------------------------
+    # -- requests and their answers ----------------------------------------------------------------
 
     @cached_property
     def _grammars(self) -> "Grammars":
@@ -343,44 +348,37 @@ class Model:
             constraint=structure(options, lambda: self._grammars) or request.constraint,
         )
 
-    def _open_taps(self, request: Request) -> None:
-        """Open the engine again if the request's drafters need hidden states it does not return."""
-        self._ensure_taps(self.drafting.taps(request), f"drafter {request.drafter}")
-
     def _ensure_taps(self, taps: set[int], user: str) -> None:
-        """Raise InvalidRequest, which names the taps' `user`, while others use the engine."""
+        """Open the engine again if a drafter, or `embed`, needs hidden states it does not return.
+
+        Raises InvalidRequest, which names the `user`, while answers run.
+        """
         if taps <= {*self.engine.taps}:
             return
-        if self._opened or self._batching or self._open_with is None:
-            raise InvalidRequest(
-                f"{user} needs hidden states that this model was loaded "
-                "without; name it when loading, or end other answers and conversations first"
-            )
-        self._use(self._open_with(tuple(sorted({*self.engine.taps, *taps}))))
+        with self._guard:
+            scheduler = self._scheduler
+            if self._open_with is None or (scheduler is not None and scheduler.unfinished):
+                raise InvalidRequest(
+                    f"{user} needs hidden states that this model was loaded without; name it when "
+                    "loading, or end other answers first"
+                )
+            if scheduler is not None:
+                scheduler.close()
+                self._scheduler = None
+            self._use(self._open_with(tuple(sorted({*self.engine.taps, *taps}))))
 
-    def _open_sequence(self) -> KVSequence:
-        """Open a KV sequence of the engine; `_close_sequence` closes it."""
-        self._opened += 1
-        return self.engine.open()
-
-    def _close_sequence(self, sequence: KVSequence) -> None:
-        """Free the KV blocks of a sequence."""
-        self._opened -= 1
-        sequence.close()
-
-    def _open_stream(
+    def open_answer(
         self,
         tokens: Sequence[int],
         request: Request,
         sequence: KVSequence,
         started: float,
         *,
-        end: Callable[[Stream], None],
         memory: DraftKV | None = None,
         fault: Fault | None = None,
-        shared: bool = False,
-    ) -> Stream:
-        """Return a stream on `sequence`, which already holds the KV of a prefix of `tokens`.
+        make_room: Callable[[], bool] = lambda: False,
+    ) -> Answer:
+        """Return an answer on `sequence`, which already holds the KV of a prefix of `tokens`.
 
         Of a chat's second turn:
 
@@ -388,28 +386,38 @@ class Model:
             sequence   5 8 2          three are cached: the first block is 9 4 7
             drafters   suffix, table  `auto`, as `_request` has resolved it
             policy     asks the one of the two whose draft gains most by the costs of calls
-            stream     runs blocks until the answer ends; then `end`, and what was learnt is kept
+            answer     runs blocks until it ends; then what was learned is kept
 
         Args:
             tokens: the prompt.
             request: of `_request`.
             sequence: a sequence of this model's engine; the caller closes it.
             started: when the request came (`perf_counter`).
-            end: called once, when the stream has ended in any way.
-            memory: the drafters' own state of the sequence, kept from one stream to the next.
-            fault: called when a drafter fails and is silenced; None: its error ends the answer.
-            shared: whether calls may have other sequences too.
+            memory: the drafters' own state of the sequence, kept from one answer to the next.
+            fault: called when a drafter fails and is disabled; None: its error ends the answer.
+            make_room: frees KV slots for the measurement of exactness; False if it cannot.
 
         Raises InvalidRequest for the prompt or an option, and ModelError for a drafter.
         """
         cost = self.costs.table
         drafters = self.drafting.of_request(request, len(tokens), cost, memory, fault)
-        cached = sequence.length > 0
-        compare = partial(self._comparisons, request.drafter, cached=cached, shared=shared)
+
+        def compare(answer: Answer | None = None) -> Mapping[str, Compared] | None:
+            """Return the comparisons of an answer that has ended, or of one that begins."""
+            conditions = {
+                BLOCK_LENGTH: not request.drafter.none or self.engine.min_rows < 2,
+                PREFIX_CACHE: answer.cached if answer else sequence.length > 0,
+                CHUNKED_PREFILL: answer is not None and answer.chunked,
+                BATCH: answer is not None and answer.shared,
+            }
+            names = {name for name, depends in conditions.items() if depends}
+            progress = None if answer else self.drafting.progress
+            compared = self._exactness.compared(names, progress, make_room)
+            return compared if compared is not None and compared.keys() == names else None
+
         if self.files.weights_bytes <= _SMALL_BYTES:  # now, before the prompt takes slots
-            compared = compare(progress=None if shared else self.drafting.progress)
-            compare = partial(lambda: compared)
-        stream = Stream(
+            compare()
+        return Answer(
             self,
             tokens,
             request,
@@ -417,10 +425,8 @@ class Model:
             drafters,
             started=started,
             exactness=compare,
-            on_end=(end, lambda _: self.costs.store(), self.drafting.learn),
+            on_end=(lambda _: self.costs.store(), self.drafting.learn),
         )
-        self._streams.add(stream)
-        return stream
 
     # -- costs and exactness -----------------------------------------------------------------------
 
@@ -431,40 +437,28 @@ class Model:
         """
         if again or not self.costs.known:
             with self.drafting.progress.task("measuring this machine"):
-                measure(self.engine, self.costs)
+                self.call(partial(measure, self.engine, self.costs))
             self.costs.store()
         return self.costs.table()
 
+    def call(self, function: Callable[[], _T]) -> _T:
+        """Call a function that uses the engine, between the forward passes of answers."""
+        return self.scheduler.call(function)
+
     def compared(self) -> Mapping[str, Compared]:
         """Return all conditions of exactness, measured now where one is missing."""
-        return self._exactness.compared() or {}
-
-    def _comparisons(
-        self, drafter: DrafterSpec, progress: Progress | None = None, *, cached: bool, shared: bool
-    ) -> Mapping[str, Compared] | None:
-        """Return what was compared of the conditions (`engines/exact.py`) an answer depends on.
-
-        None: the KV cache had too few free slots to measure. Without a drafter no block has several
-        rows; `cached`: KV of an earlier prompt is used; `shared`: calls may have other sequences
-        too, which also divides prompts.
-        """
-        names = set[str]()
-        if not drafter.none or self.engine.min_rows < 2:
-            names |= {BLOCK_LENGTH}
-        if cached or shared:
-            names |= {CHUNKED_PREFILL, PREFIX_CACHE}
-        if shared:
-            names |= {BATCH}
-        compared = self._exactness.compared(names, progress)
-        return compared if compared is not None and compared.keys() == names else None
+        make_room = self.scheduler.prefix_cache.evict
+        return self.call(partial(self._exactness.compared, make_room=make_room)) or {}
 
     # -- its life ----------------------------------------------------------------------------------
 
     def fresh(self) -> "Model":
         """Return another on the same engine, with the same drafters open and nothing learned."""
+        owner = self._owner or self
         drafting = self.drafting.fresh()
-        other = Model(self.files, self.engine, defaults=self.defaults, drafting=drafting)
-        other.lock = self.lock
+        other = Model(
+            self.files, self.engine, defaults=self.defaults, drafting=drafting, shares_with=owner
+        )
         other.costs, other._exactness = self.costs, self._exactness
         return other
 
@@ -475,13 +469,12 @@ class Model:
         """
         if in_forked_child():
             return
-        if self._batches is not None:
-            self._batches.close()
-        with self.lock:
+        with self._guard:
             if self._closed:
                 return
-            for stream in [*self._streams]:
-                stream.close()
+            if self._scheduler is not None:
+                self._scheduler.cancel_all()
+                self._scheduler.close()
             engine, closed = self.engine, cast("Any", _Closed(self.files.name))
             self._closed = True
             self.engine = self.costs = self._exactness = self.drafting = closed

@@ -1,158 +1,157 @@
-"""The one loop, and an answer as it is made: its blocks, its rows, and where its time goes.
+"""Handles of requests: a stream to iterate, one for coroutines, and the results of many.
 
-A single stream and the scheduler's requests all go through `run_step`: blocks of streams into a
-call of the engine, rows of the result to each stream. Only `bench simulate` has no engine, and
-drives `decoding.Generation` itself.
-
-The clock is here; `decoding` has none. Each second of a step is counted as drafting, as the
-engine's call, or as sampling.
+The engine's thread puts events into a handle's queue; who asked takes them out. So Ctrl-C and the
+end of a reader never touch the engine: they cancel the request.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from time import perf_counter
-from typing import TYPE_CHECKING, Self
+import asyncio
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from queue import Empty, SimpleQueue
+from typing import Any, Self
 
-from paceline.decoding.generation import Generation
-from paceline.decoding.reasoning import answer_text
-from paceline.decoding.text import TextPiece, showing
-from paceline.decoding.types import Block, FinishReason, Step, TokenLogprob
-from paceline.engines.base import Engine, KVSequence, StepResult
-from paceline.engines.exact import Compared
+from paceline.decoding.types import FinishReason, Step, TokenLogprob
 from paceline.errors import InvalidRequest
-from paceline.runtime.pooled import PooledStream
-from paceline.runtime.request import Request, RequestDrafters
+from paceline.runtime.answer import Answer
+from paceline.runtime.batching.request import BatchRequest, Cancelled, Draining, Event, Listener
+from paceline.runtime.embedding import Embedding
+from paceline.runtime.request import Request
 from paceline.runtime.result import Result, Stats
+from paceline.system.processes import use_native_threads
 
-if TYPE_CHECKING:
-    from paceline import Model
+Submit = Callable[[BatchRequest, Listener], BatchRequest]
+"""`Model._submit`."""
+
+MAX_UNREAD = 8
+"""Unread steps of a stream at which its request is paused, so that memory stays bounded."""
+
+_MAX_AHEAD = 128
+"""Requests of a list that are submitted at once: the waiting replace those that end."""
+
+_POLL_SECONDS = 0.5
+"""On Windows, Ctrl-C cannot interrupt a wait, only the pause between two."""
 
 
-class Stream:
-    """Iterate for `Step`s, each with its new `tokens` and `text`; then read `result`.
+class _Handle:
+    """A request and its result, once that was read."""
 
-    To leave early, `close()` (or a `with` block): the answer so far is the result.
-    """
-
-    def __init__(
-        self,
-        model: "Model",
-        tokens: Sequence[int],
-        request: Request,
-        sequence: KVSequence,
-        drafters: RequestDrafters,
-        *,
-        started: float,
-        exactness: Callable[[], Mapping[str, Compared] | None],
-        on_end: Sequence[Callable[["Stream"], None]] = (),
-    ) -> None:
-        """Answer `tokens`; `Model._open_stream`, which says what the arguments are, makes streams.
-
-        At the end `exactness` is called for `Result.exactness`, then each of `on_end` in its order.
-        Raises InvalidRequest if the prompt fills the context, or an option is of an unknown token.
-        """
-        self.request, self.drafters = request, drafters
-        self.failed = False  # whether an error ended the answer
-        self.engine, self.sequence, self.lock = model.engine, sequence, model.lock
-        self.policy = drafters.policy
-        self.stats = Stats(load_seconds=model.load_seconds, cached_tokens=sequence.length)
-        self._model, self._costs = model.files.name, model.costs
-        self._exactness, self._on_end = exactness, on_end
-        self._block_length = 0
-        self._text: list[TextPiece] = []
-        self._started = self._began = self._drafted = started
+    def __init__(self) -> None:
+        self._queued: BatchRequest | None = None
         self._result: Result | None = None
-        self._steps = self._run()
-        stopping = request.stopping(model.files.stop_token_ids)
-        decode = model.files.tokenizer.continuation
-        text = answer_text(showing(decode, request.shown), stopping.stop, request.thoughts)
-        try:
-            self._generation = Generation(
-                tokens,
-                vocab_size=self.engine.vocab_size,
-                context_length=self.engine.context_length,
-                sampling=request.sampling,
-                stopping=stopping,
-                drafters=[*drafters.probes, *drafters.asked],
-                policy=drafters.policy,
-                decode=decode,
-                cached=sequence.length,
-                constraint=request.constraint,
-                logprobs=request.logprobs,
-                prompt_logprobs=request.prompt_logprobs,
-                name=model._token_bytes.name,
-                text=text,
-                counters=self.stats,
-            )
-        except ValueError as error:
-            raise InvalidRequest(str(error)) from error
-
-    @property
-    def tokens(self) -> list[int]:
-        """Prompt and answer so far."""
-        return self._generation.tokens
-
-    @property
-    def answer(self) -> list[int]:
-        return self._generation.answer
-
-    @property
-    def logprobs(self) -> list[TokenLogprob]:
-        """Of the answer's tokens so far, if they were asked for."""
-        return self._generation.logprobs
-
-    @property
-    def finished(self) -> bool:
-        """Whether the answer has ended."""
-        return self._generation.finished
-
-    @property
-    def count(self) -> int:
-        """Tokens of the prompt and of the answer so far."""
-        return self._generation.token_count
-
-    @property
-    def prefilling(self) -> bool:
-        """Whether the next block is part of the prompt."""
-        return self._generation.prefilling
-
-    @property
-    def recomputing(self) -> bool:
-        """Whether the next block computes rows again, after `restart`."""
-        return self._generation.recomputing
-
-    def restart(self, sequence: KVSequence) -> None:
-        """Go on in another sequence, which holds a prefix of the prompt."""
-        self._generation.restart(sequence.length)
-        self.sequence = sequence
-        self.stats.preempted += 1
+        self._error: Exception | None = None
 
     @property
     def result(self) -> Result:
-        """The finished answer. Raises RuntimeError if it has not ended."""
+        """The finished answer. Raises RuntimeError before its end, and the error if it failed."""
+        if self._error is not None:
+            raise self._error
         if self._result is None:
             raise RuntimeError("the answer has not ended: iterate to its end, or close the stream")
         return self._result
 
+    def __repr__(self) -> str:
+        count = 0 if self._queued is None else self._queued.count - len(self._queued.tokens)
+        return f"<{type(self).__name__}: {self._result or f'{count} tokens so far'}>"
+
+    def __del__(self) -> None:
+        if (queued := getattr(self, "_queued", None)) is not None and not queued.ended:
+            queued.cancel()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last event was read."""
+        return self._result is not None or self._error is not None
+
+    def _take(self, event: Event) -> Step | None:
+        """Return a step, or None after the end, whose result is kept. Raises an error."""
+        match event:
+            case Step():
+                return event
+            case Cancelled():
+                assert self._queued is not None
+                self._result = _empty_result(self._queued)
+            case Exception():
+                self._error = event
+                raise event
+            case Result():
+                self._result = event
+            case Embedding():
+                raise AssertionError("a stream has no embedding")
+        return None
+
+
+class Stream(_Handle):
+    """Iterate for `Step`s, each with its new `tokens` and `text`; then read `result`.
+
+    The answer is computed while its steps are read, and pauses when too many are unread. To leave
+    early, `close()` (or a `with` block): the answer so far is the result.
+    """
+
+    def __init__(
+        self,
+        queued: BatchRequest,
+        submit: Submit,
+        on_end: Callable[[Result], None] = lambda _: None,
+    ) -> None:
+        """Submit a request; `on_end` gets its result when it is read. Raises as `submit` does."""
+        super().__init__()
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._on_end = on_end
+        events = self._events
+        queued.is_paused = lambda: events.qsize() >= MAX_UNREAD
+        self._queued: BatchRequest = submit(queued, self._events.put)
+
+    @property
+    def request(self) -> Request:
+        """The checked options."""
+        return self._queued.request
+
+    @property
+    def tokens(self) -> list[int]:
+        """Token ids of the prompt, and of the answer so far."""
+        job = self._queued.job
+        return [*self._queued.tokens] if job is None else job.tokens
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """Logprobs of the tokens so far, if they were requested."""
+        job = self._queued.job
+        return job.logprobs if isinstance(job, Answer) else []
+
     def close(self) -> None:
-        """End here; the answer so far is the result. After the end it does nothing."""
-        with self.lock:
-            self._steps.close()
-            self._finish()
+        """End here; the answer so far is the result. After the end this does nothing."""
+        if not self.has_ended:
+            self._queued.cancel()
+            with suppress(Exception):  # `result` raises it
+                for _ in self:
+                    pass
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Step:
-        with self.lock:
-            try:
-                return next(self._steps)
-            except BaseException:
-                self._finish()
-                raise
+        if self.has_ended:
+            raise StopIteration
+        try:
+            step = self._take(self._next_event())
+        except KeyboardInterrupt:
+            self._queued.cancel()  # what there is can still be read
+            raise
+        if step is None:
+            self._on_end(self.result)
+            raise StopIteration
+        return step
 
-    def __repr__(self) -> str:
-        state = self._result or f"{len(self.answer)} tokens so far"
-        return f"<Stream of {self._model}: {state}>"
+    def _next_event(self) -> Event:
+        use_native_threads()
+        while True:
+            with suppress(Empty):
+                event = self._events.get(timeout=_POLL_SECONDS)
+                if self._events.qsize() == MAX_UNREAD - 1:
+                    self._queued.wake()
+                return event
 
     def __enter__(self) -> Self:
         return self
@@ -160,157 +159,135 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self) -> Generator[Step, None, None]:
-        try:
-            while not self._generation.finished:
-                step = self._step()
-                if step.tokens or step.text or step.reasoning:
-                    yield step
-        except Exception:
-            self.failed = True
-            raise
-        finally:  # perhaps in a finalizer
-            self.lock.run_soon(self._finish)
 
-    def _step(self) -> Step:
-        """Run one block; without a free slot the answer ends."""
-        room = self.sequence.unused + self.engine.free_slots
-        if room < 1:
-            piece = self._generation.cancel(FinishReason.LENGTH)
-            self._text.append(piece)
-            self._finish()
-            return Step(0, (), [piece])
-        (step,) = run_step(self.engine, [(self, self.next_block(room))])
-        if isinstance(step, Exception):
-            raise step
-        return step
+class AsyncStream(_Handle):
+    """An answer for one coroutine: `async for` its steps, then read `result`.
 
-    def next_block(self, max_rows: int | None = None) -> Block:
-        self._began = perf_counter()
-        block = self._generation.next_block(max_rows)
-        self._drafted = perf_counter()
-        self._block_length = len(block.tokens)
-        return block
-
-    def accept(self, rows: StepResult, place: int) -> Step:
-        """Accept this stream's rows of a call, and count the step's time."""
-        stats = self.stats
-        verified = perf_counter()
-        prefilling, recomputing = self._generation.prefilling, self._generation.recomputing
-        taken = verified - self._began
-        step = self._generation.accept(
-            rows.logits[place],
-            best=rows.best[place] if rows.best else None,
-            taps=rows.taps[place],
-            seconds=taken,
-        )
-        context = self.sequence.length
-        self.sequence.commit(step.accepted_rows)
-        ended = perf_counter()
-        for part, seconds in rows.parts.items():
-            stats.parts[part] = stats.parts.get(part, 0.0) + seconds
-        if recomputing:
-            stats.recomputed += step.accepted_rows
-            stats.recompute_seconds += ended - self._began
-        elif prefilling:
-            stats.prefill_seconds += ended - self._began
-            if step.tokens:
-                stats.first_token_seconds = ended - self._started
-        else:
-            stats.decode_seconds += ended - self._began
-            stats.draft_seconds += self._drafted - self._began
-            stats.verify_seconds += rows.seconds
-            stats.sample_seconds += ended - verified
-            stats.decoded += len(step.tokens)
-            if len(rows.logits) == 1:
-                self._costs.observe(self._block_length, context, rows.seconds)
-        self._text += step.pieces
-        return step
-
-    def finish(self) -> None:
-        """Make the result if the answer has ended. This may run the engine, to measure it."""
-        if self._generation.finished:
-            self._finish()
-
-    def _finish(self) -> None:
-        """Make the result and release what was held; only the first call does anything."""
-        if self._result is None:
-            with self.lock:
-                self._make_result()
-
-    def _make_result(self) -> None:
-        generation, stats = self._generation, self.stats
-        self._text.append(generation.cancel())
-        if probes := self.drafters.probes:
-            stats.probe = {probe.watched: probe.count(self.tokens) for probe in probes}
-        generation.close()
-        assert generation.finish_reason is not None
-        exactness = None if self.failed else self._exactness()
-        self._result = Result(
-            text="".join(piece.final for piece in self._text),
-            token_ids=generation.answer,
-            finish_reason=generation.finish_reason,
-            stopped_by=generation.stopped_by,
-            stats=stats,
-            prompt_tokens=generation.prompt_length,
-            model=self._model,
-            engine=self.engine.name,
-            drafter=str(self.request.drafter),
-            policy=self.request.policy,
-            exact=self.engine.min_rows > 1
-            and generation.prompt_length + len(generation.answer) <= self.engine.compared_keys
-            and exactness is not None
-            and all(compared.holds for compared in exactness.values()),
-            seed=self.request.sampling.seed,
-            settings=self.request.settings,
-            logprobs=generation.logprobs,
-            prompt_logprobs=generation.prompt_logprobs,
-            reasoning="".join(piece.reasoning for piece in self._text),
-            reasoning_tokens=generation.reasoning_tokens,
-            exactness=exactness or {},
-        )
-        for call in self._on_end:
-            call(self)
-
-
-Work = tuple[Stream | PooledStream, Block]
-"""An answer or an embedding, and its next block."""
-
-
-def run_step(
-    engine: Engine,
-    work: Sequence[Work],
-    observe: Callable[[StepResult], None] = lambda _: None,
-) -> list[Step | Exception]:
-    """Run a block of each stream in one call of the engine, and accept the rows of each.
-
-    Every answer is made by this function. Invariant: the engine does not run again before all rows
-    are accepted, as they are views of its memory.
-
-    Args:
-        engine: that of all the streams.
-        work: streams, each with its next block.
-        observe: called with the engine's result before rows are accepted.
-
-    Returns:
-        The step of each stream, in the order of `work`, or the error that accepting its rows or
-        making its result raised: one stream's error is not the others'.
-
-    Raises:
-        CacheFull: there are no slots for the blocks; nothing was run.
+    To leave early, `await aclose()`, or an `async with` block.
     """
-    result = engine.step([(stream.sequence, block) for stream, block in work])
-    observe(result)
-    steps: list[Step | Exception] = []
-    for place, (stream, _) in enumerate(work):
+
+    def __init__(self, submit: Submit, make: Callable[[], BatchRequest]) -> None:
+        """Submit what `make` returns at the first step; it may take a while, and gets a thread."""
+        super().__init__()
+        self._submit, self._make = submit, make
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._has_started = self._has_left = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Step:
+        if not self._has_started:
+            await self._start()
+        if not self.has_ended and (step := self._take(await self._events.get())) is not None:
+            if self._queued is not None and self._events.qsize() == MAX_UNREAD - 1:
+                self._queued.wake()
+            return step
+        raise StopAsyncIteration
+
+    async def finish(self) -> Result:
+        """Wait for the end; if the caller is cancelled, the answer ends."""
+        async with self:
+            async for _ in self:
+                pass
+        return self.result
+
+    async def _start(self) -> None:
+        self._has_started = True
+        loop = asyncio.get_running_loop()
+
+        events = self._events
+
+        def listen(event: Event) -> None:  # in the engine's thread
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        def submit() -> None:  # in a thread, which outlives a cancelled waiter, and the loop
+            queued = self._make()
+            queued.is_paused = lambda: events.qsize() >= MAX_UNREAD
+            self._queued = self._submit(queued, listen)
+            if self._has_left:
+                self._queued.cancel()
+
         try:
-            steps.append(stream.accept(result, place))
-        except Exception as error:
-            steps.append(error)
-    for place, (stream, _) in enumerate(work):
-        if isinstance(steps[place], Step):
+            await asyncio.to_thread(submit)
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """End the answer here."""
+        self._has_left = True
+        if self._queued is not None:
+            self._queued.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def results_of(
+    submit: Submit,
+    requests: Iterator[BatchRequest],
+    noun: str | None,
+    max_running: int = _MAX_AHEAD,
+) -> Generator[tuple[int, Any], None, None]:
+    """Run requests together; yield each one's number, from 0, and its result when it has ended.
+
+    At most `max_running` are taken before one has ended. An error of one, or closing the generator,
+    ends all of them. The error of one that is too long has its number, after `noun`.
+    """
+    events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
+    queued: dict[int, BatchRequest] = {}
+
+    def listen(number: int, event: Event) -> None:
+        if not isinstance(event, Step):
+            events.put((number, event))
+
+    numbered = enumerate(requests)
+    try:
+        while True:
+            for number, request in islice(numbered, max_running - len(queued)):
+                try:
+                    queued[number] = submit(request, partial(listen, number))
+                except InvalidRequest as error:
+                    if noun is None:
+                        raise
+                    raise InvalidRequest(f"{noun} {number}: {error}") from error
+            if not queued:
+                return
             try:
-                stream.finish()
-            except Exception as error:
-                steps[place] = error
-    return steps
+                number, event = events.get(timeout=_POLL_SECONDS)
+            except Empty:
+                continue
+            del queued[number]
+            reason = event.finish_reason if isinstance(event, Result) else None
+            if isinstance(event, Cancelled) or reason is FinishReason.CANCELLED:
+                raise Draining("the model was closed before all answers had ended")
+            if isinstance(event, Exception):
+                raise event
+            yield number, event
+    finally:
+        for unfinished in queued.values():
+            unfinished.cancel()
+
+
+def _empty_result(queued: BatchRequest) -> Result:
+    """Return the result of an answer that was cancelled before it began."""
+    request = queued.request
+    return Result(
+        text="",
+        token_ids=[],
+        finish_reason=FinishReason.CANCELLED,
+        stats=Stats(load_seconds=queued.model.load_seconds),
+        prompt_tokens=len(queued.tokens),
+        model=queued.model.files.name,
+        engine=queued.model.engine.name,
+        drafter=str(request.drafter),
+        policy=request.policy,
+        exact=False,
+        seed=request.sampling.seed,
+        settings=request.settings,
+    )

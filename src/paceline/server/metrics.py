@@ -27,7 +27,7 @@ from starlette.routing import BaseRoute, Route
 from paceline import __version__
 from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.batching.scheduler import Scheduler
-from paceline.runtime.pooled import Embedding
+from paceline.runtime.embedding import Embedding
 from paceline.server.errors import ApiError
 from paceline.server.stream_text import Answer
 
@@ -156,7 +156,7 @@ class Metrics(Collector):
                 "Fraction of the KV cache slots that running requests hold, 0 to 1",
                 scheduler.usage,
             ),
-            "cache_free_slots": ("Free slots of the KV cache", scheduler.model.engine.free_slots),
+            "cache_free_slots": ("Free slots of the KV cache", scheduler.engine.free_slots),
             "prompt_cache_tokens": (
                 "Tokens in the prefix cache; tokens that entries share count for each",
                 cache.tokens,

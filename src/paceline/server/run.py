@@ -15,7 +15,6 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.models import cache_dir
 from paceline.runtime.batching.prompt_store import PromptStore
-from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from paceline.server.app import make_app
 from paceline.server.http_server import HttpServer, say_line, serving_line
@@ -58,8 +57,7 @@ class Server:
         self.http = HttpServer(settings)
         self.stop = self.http.stop
         self.settings = self.http.settings
-        self.scheduler = Scheduler(
-            model,
+        self.scheduler = model.open_scheduler(
             max_waiting=settings.max_waiting,
             max_running=settings.max_running,
             store=_store(model, settings.prompt_cache_bytes),
@@ -70,7 +68,7 @@ class Server:
 
     def run(self, *, say: Callable[[str], Any], signals: bool = False, quiet: bool = True) -> None:
         """Serve until `stop` is called, or with `signals` until a signal."""
-        self.scheduler.start()
+        self.scheduler.start(warm_up=True)
         line = serving_line(self.service.name, self.url)
         close = self.service.close
         self.http.run(self._app, close, lambda: say(line), signals=signals, quiet=quiet)

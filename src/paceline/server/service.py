@@ -21,8 +21,8 @@ from paceline.models import ModelFiles
 from paceline.options import Options
 from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.batching.scheduler import Scheduler
+from paceline.runtime.embedding import NO_EMBEDDINGS
 from paceline.runtime.model import Model
-from paceline.runtime.pooled import NO_EMBEDDINGS
 from paceline.server.body import (
     ChatBody,
     CompletionBody,
@@ -208,6 +208,7 @@ class Service:
             request = self.model._request(cast("Options", options), self.defaults, private=private)
             tickets.append(
                 BatchRequest(
+                    self.model,
                     tokens,
                     replace(request, thoughts=answer.thoughts, shown=answer.shown),
                     body.cache_salt,

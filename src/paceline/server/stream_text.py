@@ -23,7 +23,7 @@ from paceline.decoding.types import FinishReason, Step, TokenLogprob
 from paceline.errors import InvalidRequest
 from paceline.runtime.batching.request import BatchRequest, Event
 from paceline.runtime.batching.scheduler import Scheduler
-from paceline.runtime.pooled import Embedding
+from paceline.runtime.embedding import Embedding
 from paceline.runtime.result import Result
 
 
@@ -197,9 +197,12 @@ class Answers:
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self.unfinished = len(requests)
-        stops = scheduler.model.files.stop_token_ids
         self.all = [
-            Answer(() if request.request.ignore_eos else stops, index, request.prefill_only)
+            Answer(
+                () if request.request.ignore_eos else request.model.files.stop_token_ids,
+                index,
+                request.prefill_only,
+            )
             for index, request in enumerate(requests)
         ]
 

@@ -178,13 +178,12 @@ def token_checks(
     Answers have `max_tokens` tokens, one of eight cases `long` if that is more. Prompts that do not
     fit are left out. Raises InvalidRequest if no prompt fits.
     """
-    engine = model.engine
     prompts = {
         prompt.id: model.tokens(prompt_for(model.files, prompt.messages))
         for prompt in suite.prompts
     }
-    context = min(engine.context_length, engine.free_slots)
-    fitting = [name for name in prompts if len(prompts[name]) + engine.min_rows <= context]
+    context = model.scheduler.admission.max_length
+    fitting = [name for name in prompts if len(prompts[name]) + model.engine.min_rows <= context]
     verdict.prompts_left_out += [name for name in prompts if name not in fitting]
     if not fitting:
         raise InvalidRequest(
@@ -192,12 +191,13 @@ def token_checks(
             "--cache-tokens"
         )
     plain_answers: dict[str, list[int]] = {}
+    uncached = model.fresh()
 
     def plain(name: str, sampling: Options, length: int) -> list[int]:
         key = f"{name}, {length} tokens, {sampling}"
         if key not in plain_answers:
             alone: Options = {**NEUTRAL, **sampling, "drafter": "none", "max_tokens": length}
-            plain_answers[key] = model.generate(prompts[name], **alone).token_ids
+            plain_answers[key] = uncached.generate(prompts[name], **alone).token_ids
         return plain_answers[key]
 
     def check(case: VerifyCase, names: Sequence[str], length: int) -> None:

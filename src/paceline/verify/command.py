@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -59,7 +60,8 @@ def verify(
             done = run_checks(checks, reach, started + quick_seconds if quick else inf)
         parts[unit] = {"done": done, "of": len(checks), "seconds": perf_counter() - began}
 
-    run("rows", "contexts", row_checks(model.engine, verdict), _QUICK_ROWS_SECONDS)
+    rows = [partial(model.call, check) for check in row_checks(model.engine, verdict)]
+    run("rows", "contexts", rows, _QUICK_ROWS_SECONDS)
     cases = verify_cases(named)
     answers = token_checks(model, prompts, cases, verdict, max_tokens=max_tokens)
     run("answers", "combinations", answers, _QUICK_SECONDS)

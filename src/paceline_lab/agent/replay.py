@@ -76,17 +76,18 @@ def replay_here(model: Model, turns: Sequence[SessionTurn], options: Options) ->
 
     The error of a turn is in its place, and the next one goes on.
     """
-    model = model.fresh()
-    model.engine = engine = ForcedEngine(model.engine)
-    scheduler = Scheduler(model)
-    scheduler.start()
+    engine = ForcedEngine(model.engine)
+    model = Model(model.files, engine, defaults=model.defaults, drafting=model.drafting.fresh())
+    scheduler = model.scheduler
     replayed = []
     try:
         for turn in turns:
             engine.text = [*turn.prompt, *turn.answer]
             limits: Options = {"max_tokens": len(turn.answer), "ignore_eos": True}
             request = model._request({**GREEDY, **limits, **options})
-            replayed.append(_answer(scheduler, BatchRequest(turn.prompt, request), turn.answer))
+            replayed.append(
+                _answer(scheduler, BatchRequest(model, turn.prompt, request), turn.answer)
+            )
     finally:
         scheduler.close()
     return replayed

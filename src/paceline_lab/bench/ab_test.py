@@ -148,7 +148,7 @@ def about(model: Model) -> dict[str, Any]:
 
 def max_context(model: Model) -> int:
     """Most tokens of prompt and answer together."""
-    return min(model.engine.context_length, model.engine.free_slots)
+    return model.scheduler.admission.max_length
 
 
 def contender_options(

@@ -165,7 +165,7 @@ class DataMaker:
         name = self._model.files.name
         with (
             self._progress.task(f"prompts by {name}", count, unit="prompts") as update,
-            closing(self._model._as_they_end(requests(), at_once=AT_ONCE)) as ended,
+            closing(self._model._as_they_end(requests(), max_running=AT_ONCE)) as ended,
         ):
             while len(prompts) < count and monotonic() < halfway and unused < _MAX_UNUSED:
                 _, result = next(ended)
@@ -224,7 +224,7 @@ class DataMaker:
         label = f"answers of {model.files.name}"
         with (
             self._progress.task(label, len(prompts), unit="answers") as update,
-            closing(model._as_they_end(requests(), at_once=AT_ONCE)) as ended,
+            closing(model._as_they_end(requests(), max_running=AT_ONCE)) as ended,
         ):
             for _, result in ended:
                 prompt, tokens = asked.pop(result.seed)

@@ -12,7 +12,6 @@ from paceline.drafters import GuardedDrafter
 from paceline.engines import EngineSettings, open_engine
 from paceline.models import ModelFiles
 from paceline.runtime.batching.request import BatchRequest
-from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from support.command import served
 from support.others import CHAT
@@ -55,10 +54,10 @@ def plain(model: Model, asked: Submitted) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "policy"), [("auto", "auto"), ("suffix+ngram:min=1", "kelly")])
 def test_preempted_requests_continue_to_the_same_tokens(model: Model, drafter: str, policy: str):
-    scheduler = Scheduler(model)
+    scheduler = model.open_scheduler()
     asked = [
         Submitted(
-            scheduler,
+            model,
             prompt,
             max_tokens=300,
             ignore_eos=True,
@@ -85,14 +84,14 @@ def test_preempted_requests_continue_to_the_same_tokens(model: Model, drafter: s
 
 
 def test_a_preempted_request_can_be_cancelled_in_the_queue(model: Model):
-    scheduler = Scheduler(model)
+    scheduler = model.open_scheduler()
     old, young = (
-        Submitted(scheduler, prompt, max_tokens=400, ignore_eos=True) for prompt in PROMPTS[:2]
+        Submitted(model, prompt, max_tokens=400, ignore_eos=True) for prompt in PROMPTS[:2]
     )
     preempt = scheduler._preempt
 
-    def cancelling() -> bool:
-        done = preempt()
+    def cancelling(**which: Any) -> bool:
+        done = preempt(**which)
         young.queued.cancel()
         return done
 
@@ -107,7 +106,7 @@ def test_a_preempted_request_can_be_cancelled_in_the_queue(model: Model):
 
 
 def test_nothing_is_evicted_for_a_request_that_is_not_admitted(model: Model):
-    scheduler = Scheduler(model)
+    scheduler = model.open_scheduler()
     admit, rejected = scheduler.admission.admit, []
     open_prefix, opened = scheduler.prefix_cache.open, []
 
@@ -126,12 +125,12 @@ def test_nothing_is_evicted_for_a_request_that_is_not_admitted(model: Model):
 
     scheduler.admission.admit = watched  # type: ignore[method-assign]
     scheduler.start()
-    Submitted(scheduler, "this is the one " * 6, max_tokens=4).result()
+    Submitted(model, "this is the one " * 6, max_tokens=4).result()
     assert len(scheduler.prefix_cache) == 1
     # Its prompt needs most of the cache, which it cannot have while the other one runs.
-    first = Submitted(scheduler, "the rain", max_tokens=200, ignore_eos=True, drafter="none")
+    first = Submitted(model, "the rain", max_tokens=200, ignore_eos=True, drafter="none")
     until(lambda: scheduler.load.running == 1)
-    big = Submitted(scheduler, "one and two and " * 38, max_tokens=20, ignore_eos=True)
+    big = Submitted(model, "one and two and " * 38, max_tokens=20, ignore_eos=True)
     assert len(first.result().token_ids) == 200
     assert len(big.result().token_ids) == 20
     scheduler.close()
@@ -149,16 +148,15 @@ def test_a_draft_model_without_slots_abstains_and_answers_are_complete(
     # A call may take longer than a second on a busy machine; such a drafter counts as failed.
     monkeypatch.setitem(GuardedDrafter.__init__.__kwdefaults__, "seconds", PATIENCE)
     model = Model(tiny_model.files, tiny_model.engine)
-    model.lock = tiny_model.lock  # after five seconds the scheduler lets the engine rest
     model.drafting._slots = 1  # as if the target had so few: the draft model then has one context
     drafter = f"model:{tiny_gguf}"
     model.open_drafters(drafter)
     assert model.drafting.slots(drafter) == 512
-    scheduler = Scheduler(model)
+    scheduler = model.open_scheduler()
     counted = scheduler.admission._fits_drafter
     scheduler.admission._fits_drafter = lambda *_: True  # type: ignore[method-assign]
     asked = [
-        Submitted(scheduler, prompt, max_tokens=300, ignore_eos=True, drafter=drafter)
+        Submitted(model, prompt, max_tokens=300, ignore_eos=True, drafter=drafter)
         for prompt in PROMPTS[:4]
     ]
     scheduler.start()
@@ -167,7 +165,7 @@ def test_a_draft_model_without_slots_abstains_and_answers_are_complete(
     for request, result in zip(asked, results, strict=True):
         assert result.token_ids == plain(model, request)
     # Normally admission counts the draft model's slots and prevents this.
-    other = Submitted(scheduler, PROMPTS[0], max_tokens=3, drafter=drafter)
+    other = Submitted(model, PROMPTS[0], max_tokens=3, drafter=drafter)
     other.result()
     for request in (queued := [item.queued for item in asked]):
         request.request = replace(request.request, max_tokens=320 - len(request.tokens))
@@ -183,19 +181,19 @@ def test_shutdown_does_not_drop_a_request_between_queue_and_batch(
     tiny_model: Model, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """`close` is called just when the request has left the queue."""
-    model = tiny_model.fresh()
-    scheduler = Scheduler(model)
-    open_stream = model._open_stream
+    model = Model(tiny_model.files, tiny_model.engine)
+    scheduler = model.open_scheduler()
+    open_answer = model.open_answer
     closing = threading.Thread(target=scheduler.close, args=(PATIENCE,))
 
     def slow_open(*arguments: Any, **more: Any) -> Any:
         closing.start()
         closing.join(0.3)  # `close` waits for requests while this one begins
         assert closing.is_alive()
-        return open_stream(*arguments, **more)
+        return open_answer(*arguments, **more)
 
-    monkeypatch.setattr(model, "_open_stream", slow_open)
-    asked = Submitted(scheduler, PROMPTS[0], max_tokens=30, ignore_eos=True)
+    monkeypatch.setattr(model, "open_answer", slow_open)
+    asked = Submitted(model, PROMPTS[0], max_tokens=30, ignore_eos=True)
     scheduler.start()
     assert len(asked.result().token_ids) == 30
     closing.join(PATIENCE)

@@ -20,7 +20,6 @@ from paceline.models import ModelFiles
 from paceline.options import Options
 from paceline.runtime.batching import batch
 from paceline.runtime.batching.request import Load
-from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from support.costs import give_costs
 from support.drafters import drafted
@@ -110,12 +109,13 @@ def asked(gains: list[float], price: float, monkeypatch: pytest.MonkeyPatch) -> 
     for call in range(len(gains)):
         running = [
             SimpleNamespace(
-                stream=SimpleNamespace(
+                is_paused=lambda: False,
+                job=SimpleNamespace(
                     prefilling=False,
                     recomputing=False,
                     policy=policy,
                     next_block=lambda _, policy=policy: next_block(policy, call),  # noqa: B023
-                )
+                ),
             )
             for policy in policies
         ]
@@ -169,9 +169,8 @@ def test_a_prefill_call_is_short_on_a_slow_machine_so_that_a_client_may_leave(
     model = Model(tiny_files, Timed(vocab_size=320, context_length=4096, cache_blocks=512))
     give_costs(model, EACH)
     options: Options = {"max_tokens": 1, "drafter": "none"}
-    with closing(Scheduler(model)) as scheduler:
-        request = Submitted(scheduler, PROMPTS[0] * 60, **options)
-        scheduler.batcher.warm_up = lambda: None  # type: ignore[method-assign]
+    with closing(model.open_scheduler()) as scheduler:
+        request = Submitted(model, PROMPTS[0] * 60, **options)
         scheduler.start()
         request.result()
     assert sum(calls) == 1800
@@ -184,8 +183,8 @@ def test_drafts_in_a_batch_are_as_many_as_alone_where_calls_are_not_shared(tiny_
     options: Options = {"max_tokens": 100, "drafter": "suffix", "ignore_eos": True}
     options |= {"temperature": 0.7, "seed": 3}
     alone = [model.generate(prompt, **options) for prompt in PROMPTS]
-    with closing(Scheduler(model)) as scheduler:
-        submitted = [Submitted(scheduler, prompt, **options) for prompt in PROMPTS]
+    with closing(model.open_scheduler()) as scheduler:
+        submitted = [Submitted(model, prompt, **options) for prompt in PROMPTS]
         scheduler.start()
         batch = [request.result() for request in submitted]
     assert [result.token_ids for result in batch] == [result.token_ids for result in alone]

@@ -29,7 +29,7 @@ PROMPTS = [
 
 @pytest.fixture
 def scheduler(model: Model) -> Iterator[Scheduler]:
-    instance = Scheduler(model)
+    instance = model.open_scheduler()
     instance.start()
     yield instance
     instance.close()
@@ -56,27 +56,25 @@ def test_answers_are_those_that_each_request_gets_alone(model: Model, scheduler:
     asked = []
     for number in range(60):
         prompt = picked.choice(PROMPTS)
-        asked.append(
-            (prompt, options_of(number), Submitted(scheduler, prompt, **options_of(number)))
-        )
+        asked.append((prompt, options_of(number), Submitted(model, prompt, **options_of(number))))
     for _, _, item in asked[::7]:
         item.queued.cancel()
     results = [entry.result() if at % 7 else None for at, (_, _, entry) in enumerate(asked)]
     scheduler.close(grace=10)
+    assert model.engine.free_slots == free
     for (prompt, options, item), result in zip(asked, results, strict=True):
         if result is not None:
             assert result.token_ids == alone(model, prompt, options), options
             assert item.streamed == result.token_ids
             assert item.text == result.text
     assert scheduler.load.calls < sum(r.stats.steps for r in results if r is not None)
-    assert model.engine.free_slots == free
 
 
 def test_a_repeated_prompt_hits_the_prefix_cache(model: Model, scheduler: Scheduler):
     prompt = "this is the one " * 20
-    first = Submitted(scheduler, prompt, max_tokens=8, drafter="none").result()
-    again = Submitted(scheduler, prompt, max_tokens=8, drafter="none").result()
-    more = Submitted(scheduler, prompt + "and more", max_tokens=8, drafter="none")
+    first = Submitted(model, prompt, max_tokens=8, drafter="none").result()
+    again = Submitted(model, prompt, max_tokens=8, drafter="none").result()
+    more = Submitted(model, prompt + "and more", max_tokens=8, drafter="none")
     size = model.engine.block_size
     assert first.stats.cached_tokens == 0
     assert again.stats.cached_tokens >= first.prompt_tokens - size
@@ -88,12 +86,12 @@ def test_a_repeated_prompt_hits_the_prefix_cache(model: Model, scheduler: Schedu
 @pytest.mark.parametrize("salt", ["", "mine"])
 def test_concurrent_requests_share_one_prefill_of_their_prompt(model: Model, salt: str):
     prompt = "this is the one " * 20
-    with closing(Scheduler(model)) as scheduler:
+    with closing(model.open_scheduler()) as scheduler:
         asked = [
-            Submitted(scheduler, prompt, max_tokens=30, temperature=0.8, seed=n, salt=salt)
+            Submitted(model, prompt, max_tokens=30, temperature=0.8, seed=n, salt=salt)
             for n in range(4)
         ]
-        other = Submitted(scheduler, "one and two and " * 20, max_tokens=5, salt=salt)
+        other = Submitted(model, "one and two and " * 20, max_tokens=5, salt=salt)
         scheduler.start()
         results = [item.result() for item in asked]
         other.result()
@@ -109,21 +107,21 @@ def test_concurrent_requests_share_one_prefill_of_their_prompt(model: Model, sal
 
 
 @pytest.mark.parametrize("apart", [{"salt": "b"}, {"cached": False}])
-def test_salts_and_uncached_requests_share_no_prefix(scheduler: Scheduler, apart: dict[str, Any]):
+@pytest.mark.usefixtures("scheduler")
+def test_salts_and_uncached_requests_share_no_prefix(model: Model, apart: dict[str, Any]):
     prompt = "this is the one " * 20
-    Submitted(scheduler, prompt, max_tokens=3, salt="a").result()
-    other = Submitted(scheduler, prompt, max_tokens=3, **apart)
+    Submitted(model, prompt, max_tokens=3, salt="a").result()
+    other = Submitted(model, prompt, max_tokens=3, **apart)
     assert other.result().stats.cached_tokens == 0
-    same = Submitted(scheduler, prompt, max_tokens=3, salt="a")
+    same = Submitted(model, prompt, max_tokens=3, salt="a")
     assert same.result().stats.cached_tokens > 0
 
 
-def test_prompt_logprobs_disable_the_prefix_cache(scheduler: Scheduler):
+@pytest.mark.usefixtures("scheduler")
+def test_prompt_logprobs_disable_the_prefix_cache(model: Model):
     prompt = "this is the one " * 20
     for _ in range(2):
-        result = Submitted(
-            scheduler, prompt, max_tokens=2, logprobs=1, prompt_logprobs=True
-        ).result()
+        result = Submitted(model, prompt, max_tokens=2, logprobs=1, prompt_logprobs=True).result()
         assert result.stats.cached_tokens == 0
         assert len(result.prompt_logprobs) == result.prompt_tokens
         assert len(result.logprobs) == 2
@@ -137,27 +135,27 @@ def test_a_prompt_that_is_cached_to_its_last_token(model: Model, scheduler: Sche
         prompt = tokens[:length]
         expected = model.generate(prompt, max_tokens=6, drafter="none").token_ids
         for _ in range(3):
-            asked = Submitted(scheduler, prompt, max_tokens=6)
+            asked = Submitted(model, prompt, max_tokens=6)
             assert asked.result().token_ids == expected
 
 
 def test_the_prefix_cache_is_evicted_for_requests(model: Model):
     total = model.engine.free_slots
-    with closing(Scheduler(model)) as scheduler:
+    with closing(model.open_scheduler()) as scheduler:
         scheduler.start()
         for number in range(40):
             prompt = f"{number} " + "this is the one and only " * 12
-            Submitted(scheduler, prompt, max_tokens=60).result()
+            Submitted(model, prompt, max_tokens=60).result()
         assert 2 < len(scheduler.prefix_cache) < 40
         assert model.engine.free_slots < total
     assert model.engine.free_slots == total
 
 
 def test_the_queue_is_bounded(model: Model):
-    scheduler = Scheduler(model, max_waiting=3)  # not started: nothing is admitted
-    asked = [Submitted(scheduler, "a", max_tokens=4) for _ in range(3)]
+    scheduler = model.open_scheduler(max_waiting=3)  # not started: nothing is admitted
+    asked = [Submitted(model, "a", max_tokens=4) for _ in range(3)]
     with raises(QueueFull, "3 requests"):
-        Submitted(scheduler, "a", max_tokens=4)
+        Submitted(model, "a", max_tokens=4)
     scheduler.start()
     assert all(len(request.result().token_ids) <= 4 for request in asked)
     scheduler.close()
@@ -169,11 +167,11 @@ def test_the_engine_rests_once_after_each_time_with_requests(
     rests: list[int] = []
     monkeypatch.setattr(scheduler_module, "_REST_SECONDS", 0.02)
     monkeypatch.setattr(model.engine, "rest", lambda: rests.append(scheduler.load.calls))
-    scheduler = Scheduler(model)
+    scheduler = model.open_scheduler()
     scheduler.start()
     try:
         for _ in range(2):
-            assert Submitted(scheduler, PROMPTS[0]).result()
+            assert Submitted(model, PROMPTS[0]).result()
             until(lambda: rests[-1:] == [scheduler.load.calls])
         count = len(rests)
         time.sleep(0.1)
@@ -185,7 +183,7 @@ def test_the_engine_rests_once_after_each_time_with_requests(
 def test_an_error_of_one_request_leaves_the_others_alone(
     model: Model, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ):
-    bad = scheduler.model.tokens("all that it was", raw=True)
+    bad = model.tokens("all that it was", raw=True)
     step = model.engine.step
 
     def breaking(work: Any) -> Any:
@@ -194,8 +192,8 @@ def test_an_error_of_one_request_leaves_the_others_alone(
         return step(work)
 
     monkeypatch.setattr(model.engine, "step", breaking)
-    asked = [Submitted(scheduler, prompt, max_tokens=12) for prompt in PROMPTS]
-    broken = Submitted(scheduler, "all that it was", max_tokens=12)
+    asked = [Submitted(model, prompt, max_tokens=12) for prompt in PROMPTS]
+    broken = Submitted(model, "all that it was", max_tokens=12)
     with raises(RuntimeError, "the engine broke"):
         broken.result()
     results = [request.result() for request in asked]
@@ -235,8 +233,8 @@ class Stuck:
 def test_a_constraint_that_fails_ends_its_answer_alone(
     model: Model, scheduler: Scheduler, where: str
 ):
-    stuck = Submitted(scheduler, "the one", max_tokens=12, constraint=Stuck(where), ignore_eos=True)
-    other = Submitted(scheduler, "this is", max_tokens=12)
+    stuck = Submitted(model, "the one", max_tokens=12, constraint=Stuck(where), ignore_eos=True)
+    other = Submitted(model, "this is", max_tokens=12)
     with raises(InvalidRequest, "stuck"):
         stuck.result()
     assert other.result().token_ids == alone(model, "this is", {"max_tokens": 12})
@@ -248,34 +246,35 @@ def test_a_constraint_that_fails_ends_its_answer_alone(
     [("this is the one " * 400, {}, "512"), ("a", {"drafter": "dflash:x"}, "no drafter x")],
 )
 def test_a_request_that_can_never_be_served_is_rejected_at_once(
-    scheduler: Scheduler, prompt: str, options: dict[str, Any], value: str
+    model: Model, scheduler: Scheduler, prompt: str, options: dict[str, Any], value: str
 ):
     with raises(Exception, value):
-        Submitted(scheduler, prompt, **options)
+        Submitted(model, prompt, **options)
     assert scheduler.load.waiting == 0
 
 
-def test_a_request_that_cannot_begin_fails_alone(scheduler: Scheduler):
+@pytest.mark.usefixtures("scheduler")
+def test_a_request_that_cannot_begin_fails_alone(model: Model):
     # The tiny model has no table, which shows when its drafters are made.
     with pytest.raises(InvalidRequest):
-        Submitted(scheduler, "a", drafter="table", max_tokens=3).result()
-    assert Submitted(scheduler, "a", max_tokens=3).result().token_ids
+        Submitted(model, "a", drafter="table", max_tokens=3).result()
+    assert Submitted(model, "a", max_tokens=3).result().token_ids
 
 
 def test_close_finishes_requests_within_the_grace_period(model: Model):
-    scheduler = Scheduler(model)
+    scheduler = model.open_scheduler()
     scheduler.start()
-    asked = [Submitted(scheduler, prompt, max_tokens=20, ignore_eos=True) for prompt in PROMPTS]
+    asked = [Submitted(model, prompt, max_tokens=20, ignore_eos=True) for prompt in PROMPTS]
     scheduler.close(grace=30)
     assert [len(request.result().token_ids) for request in asked] == [20] * len(asked)
     with pytest.raises(Draining):
-        Submitted(scheduler, "a", max_tokens=3)
+        scheduler.submit(asked[0].queued, print)
 
 
 def test_close_without_grace_fails_running_requests(model: Model):
-    scheduler = Scheduler(model)
+    scheduler = model.open_scheduler()
     scheduler.start()
-    asked = Submitted(scheduler, "a", max_tokens=400, ignore_eos=True)
+    asked = Submitted(model, "a", max_tokens=400, ignore_eos=True)
     until(lambda: scheduler.load.running == 1)
     scheduler.close()
     with pytest.raises(Draining):
@@ -285,7 +284,7 @@ def test_close_without_grace_fails_running_requests(model: Model):
 def test_a_long_prefill_does_not_delay_decoding_requests(
     model: Model, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ):
-    writing = Submitted(scheduler, "a", max_tokens=60, ignore_eos=True, drafter="none")
+    writing = Submitted(model, "a", max_tokens=60, ignore_eos=True, drafter="none")
     until(lambda: scheduler.load.running == 1)
     lengths, step = list[int](), model.engine.step
 
@@ -294,7 +293,7 @@ def test_a_long_prefill_does_not_delay_decoding_requests(
         return step(work)
 
     monkeypatch.setattr(model.engine, "step", watched)
-    reading = Submitted(scheduler, "this is the one " * 24, max_tokens=4)
+    reading = Submitted(model, "this is the one " * 24, max_tokens=4)
     assert len(reading.result().token_ids) <= 4
     writing.result()
     assert 0 < max(lengths) <= 512
@@ -302,10 +301,10 @@ def test_a_long_prefill_does_not_delay_decoding_requests(
 
 def test_random_cancellations_lose_no_slot(model: Model):
     picked, free, asked = random.Random(1), model.engine.free_slots, list[Submitted]()
-    scheduler = Scheduler(model)
+    scheduler = model.open_scheduler()
     scheduler.start()
     for number in range(80):
-        asked.append(Submitted(scheduler, PROMPTS[number % 5], **options_of(number)))
+        asked.append(Submitted(model, PROMPTS[number % 5], **options_of(number)))
         if picked.random() < 0.4:
             picked.choice(asked).queued.cancel()
     scheduler.close(grace=0.1)

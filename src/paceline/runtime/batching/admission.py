@@ -6,9 +6,9 @@ grow; when none is left, the scheduler preempts. The prefix cache is evicted onl
 is then admitted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from weakref import ref
 
-from paceline.drafters import DrafterSpec
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.runtime.batching.prefix_cache import CachedPrefix, PrefixCache, close_sequence
@@ -23,20 +23,11 @@ more requests at once, and preempt more often; a preempted answer is computed ag
 class Admission:
     """Admits requests to the KV cache of one engine."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        prefix_cache: PrefixCache,
-        draft_slots: Callable[[DrafterSpec], int | None],
-    ) -> None:
-        """Count the engine's slots: no sequence may be open.
-
-        `draft_slots`: slots of a drafter's own KV cache, which all requests share; None: it has
-        none.
-        """
-        self._engine, self._prefix_cache, self._draft_slots = engine, prefix_cache, draft_slots
+    def __init__(self, engine: Engine, prefix_cache: PrefixCache) -> None:
+        """Count the engine's slots: no sequence may be open."""
+        self._engine, self._prefix_cache = engine, prefix_cache
         self._slots = engine.free_slots
-        self._last_rejected: tuple[BatchRequest, int, int, int] | None = None
+        self._last_rejected: tuple[ref[BatchRequest], int, int, int] | None = None
 
     @property
     def max_length(self) -> int:
@@ -62,7 +53,7 @@ class Admission:
 
         If nothing is running, the request is admitted: `limit` has checked that it fits.
         """
-        state = queued, self._engine.free_slots, len(running), len(self._prefix_cache)
+        state = ref(queued), self._engine.free_slots, len(running), len(self._prefix_cache)
         if state == self._last_rejected or not self._fits_drafter(queued, running):
             return None  # tried before every call; nothing has changed since the last one
         prefix = (
@@ -95,11 +86,10 @@ class Admission:
 
     def _fits_drafter(self, queued: BatchRequest, running: Sequence[BatchRequest]) -> bool:
         """Whether the drafter's own KV cache has slots for the request beside its other users."""
-        slots = self._draft_slots(queued.request.drafter)
+        slots = _draft_slots(queued)
         if slots is None or not running:
             return True
-        users = [queued]
-        users += (r for r in running if self._draft_slots(r.request.drafter) == slots)
+        users = [queued, *(other for other in running if _draft_slots(other) == slots)]
         return sum(self._round_up(self._goal(user)) for user in users) <= slots
 
     def _growth(self, queued: BatchRequest, held: int) -> int:
@@ -114,3 +104,8 @@ class Admission:
         """`slots` in whole KV blocks."""
         size = self._engine.block_size
         return -(-slots // size) * size
+
+
+def _draft_slots(queued: BatchRequest) -> int | None:
+    """Return the slots of the drafter's own KV cache; None if it has none."""
+    return queued.model.drafting.slots(queued.request.drafter)

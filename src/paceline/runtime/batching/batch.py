@@ -12,9 +12,8 @@ from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block, Step
 from paceline.engines.base import Engine, StepResult
 from paceline.engines.costs import SharedCosts
+from paceline.runtime.answer import Job, Work, run_step
 from paceline.runtime.batching.request import BatchRequest, Load
-from paceline.runtime.pooled import PooledStream
-from paceline.runtime.stream import Stream, Work, run_step
 
 Fail = Callable[[BatchRequest, Exception], None]
 """Ends a request whose block could not be made."""
@@ -88,16 +87,18 @@ class Batcher:
     def next_batch(
         self, running: list[BatchRequest], fail: Fail
     ) -> Iterator[tuple[BatchRequest, Work]]:
-        """The blocks of a call, decodes first. Sorts `running` for the round-robin of prefills.
+        """Yield the blocks of a forward pass, decodes first; paused requests have none.
 
-        A request whose block cannot be made is ended by `fail` and left out.
+        Sorts `running` for the round-robin of prefills. A request whose block cannot be made is
+        ended by `fail` and left out.
         """
-        decodes = [queued for queued in running if not _prefills(queued)]
-        prefills = [queued for queued in running if _prefills(queued)]
+        active = [queued for queued in running if not queued.is_paused()]
+        decodes = [queued for queued in active if not _prefills(queued)]
+        prefills = [queued for queued in active if _prefills(queued)]
         rate = sum(policy.rate for policy in map(_auto, decodes) if policy)
         rows = len(decodes)  # a request without a block yet has at least one row
         # Where calls are not shared, a block takes none of the others' time but its own.
-        shared = len(running) > 1 and self._engine.shares_calls
+        shared = len(active) > 1 and self._engine.shares_calls
         asks = bool(shared and rate) and not self._plain_calls
         self._plain_calls = max(self._plain_calls - 1, 0)
         gain, started = 0.0, perf_counter()
@@ -140,22 +141,22 @@ class Batcher:
         running.sort(key=lambda queued: queued in chosen)
 
 
-def _stream(queued: BatchRequest) -> Stream | PooledStream:
-    assert queued.stream is not None
-    return queued.stream
+def _job(queued: BatchRequest) -> Job:
+    assert queued.job is not None
+    return queued.job
 
 
 def _prefills(queued: BatchRequest) -> bool:
-    """Whether its next rows are prefill, or recompute an answer after a preemption."""
-    stream = _stream(queued)
-    return stream.prefilling or stream.recomputing
+    """Return whether its next rows are prefill, or recompute an answer after a preemption."""
+    job = _job(queued)
+    return job.prefilling or job.recomputing
 
 
 def _auto(queued: BatchRequest) -> Auto | None:
-    policy = _stream(queued).policy
+    policy = _job(queued).policy
     return policy if isinstance(policy, Auto) else None
 
 
 def _work(queued: BatchRequest, max_rows: int | None = None) -> Work:
-    stream = _stream(queued)
-    return stream, stream.next_block(max_rows)
+    job = _job(queued)
+    return job, job.next_block(max_rows)

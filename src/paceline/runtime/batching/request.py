@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,12 +13,15 @@ from paceline.decoding.types import Constraint, Step
 from paceline.drafters import DraftKV
 from paceline.errors import PacelineError
 from paceline.models import Pooling
+from paceline.runtime.answer import Job
 from paceline.runtime.batching.prefix_cache import CachedPrefix
 from paceline.runtime.batching.prompt_store import Tokens
-from paceline.runtime.pooled import Embedding, PooledStream
+from paceline.runtime.embedding import Embedding
 from paceline.runtime.request import Request
 from paceline.runtime.result import Result
-from paceline.runtime.stream import Stream
+
+if TYPE_CHECKING:
+    from paceline import Model
 
 
 class QueueFull(PacelineError):
@@ -32,19 +36,21 @@ class TimedOut(PacelineError):
     """A request exceeded its time limit."""
 
 
+class Cancelled(PacelineError):
+    """A request was cancelled before its answer began."""
+
+
 Event = Step | Result | Embedding | Exception
 """The steps of an answer, then its result (a cancelled one has one too) or its error; or the
 embedding of a text."""
 Listener = Callable[[Event], None]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class BatchRequest:
-    """One answer or embedding to compute, and the scheduler's state of it once it is submitted.
+    """One answer or embedding to compute, and the scheduler's state of it once it is submitted."""
 
-    A request that is cancelled in the queue ends without an event.
-    """
-
+    model: "Model"
     tokens: list[int]
     """The prompt."""
     request: Request
@@ -60,16 +66,23 @@ class BatchRequest:
     """How the prompt is pooled to an embedding; None: it is answered."""
     constraint: Callable[[Grammars], Constraint] | None = None
     """Compiles the constraint of the answer, which may take seconds."""
+    started: float = field(default_factory=perf_counter)
+    """When the caller asked for it (`perf_counter`)."""
+    is_paused: Callable[[], bool] = lambda: False
+    """Whether its reader has enough events to read, so that it need not run for now."""
 
     # Set by the scheduler:
     listener: Listener = field(default=lambda _: None, init=False)
+    wake: Callable[[], None] = field(default=lambda: None, init=False)
+    """Wakes the scheduler, which may wait because all requests are paused."""
     submitted: float = field(default=0.0, init=False)  # `perf_counter`
     cancelled: bool = field(default=False, init=False)
     prefix: CachedPrefix | None = field(default=None, init=False)
     """Its KV; None in the queue, before it is admitted or after it was preempted."""
     memory: DraftKV | None = field(default=None, init=False)
     """The drafters' state of its tokens, kept in the queue after it was preempted."""
-    stream: Stream | PooledStream | None = field(default=None, init=False)
+    job: Job | None = field(default=None, init=False)
+    """None in the queue before it is admitted, and after a preemption in its prefill."""
     drafter_failed: bool = field(default=False, init=False)
     """Whether a drafter failed: the drafters' state of its tokens may be wrong."""
     ended: bool = field(default=False, init=False)
@@ -94,7 +107,7 @@ class BatchRequest:
     @property
     def count(self) -> int:
         """Tokens of the prompt and of the answer so far."""
-        return len(self.tokens) if self.stream is None else self.stream.count
+        return len(self.tokens) if self.job is None else self.job.count
 
     @property
     def held(self) -> int:
@@ -103,13 +116,19 @@ class BatchRequest:
         return 0 if prefix is None else prefix.sequence.length
 
     def cancel(self) -> None:
-        """End it before the next call of the engine."""
+        """End it before the next forward pass."""
         self.cancelled = True
+        self.wake()
 
     @property
-    def late(self) -> bool:
+    def is_late(self) -> bool:
         """Whether it exceeded its time limit."""
         return self.timeout is not None and perf_counter() > self.submitted + self.timeout
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the scheduler has something to do for it."""
+        return self.cancelled or self.is_late or not self.is_paused()
 
 
 @dataclass(slots=True)
@@ -136,7 +155,7 @@ class Load:
         """Count a request that ends, if it ends before its answer."""
         reasons = {TimedOut: "timeout", Draining: "draining", type(None): "cancelled"}
         reason = reasons.get(type(error))
-        stream = queued.stream
-        if reason is not None and (stream is None or not stream.finished):
+        job = queued.job
+        if reason is not None and (job is None or not job.finished):
             self.cut[reason] += 1
             self.cut_tokens[reason] += queued.count - len(queued.tokens)

@@ -1,11 +1,13 @@
-"""Continuous batching: the requests of many clients in the calls of one engine.
+"""The one loop: the requests of all callers in the forward passes of one engine.
 
-One thread drives the engine. Every call has a block of each decoding request, and as many prefill
-rows as do not delay those (`batch.py`). Other threads submit requests; listeners get the events.
+One thread per loaded model drives its engine, from the first request until the model is closed or
+freed. Other threads submit requests and read the events: a program's streams and lists, a chat, and
+the clients of a server. Every forward pass has a block of each decoding request, and as many
+prefill rows as do not delay those (`batch.py`). A request whose reader has not kept up is paused.
 
 A request is admitted when the KV cache has slots for it (`admission.py`), and takes KV blocks as it
-grows. When none is left, entries of the prefix cache are evicted, then the youngest request is
-preempted: it returns to the queue and later continues to the same tokens.
+grows. When none is left, entries of the prefix cache are evicted, then a request is preempted, a
+paused one first, else the youngest: it returns to the queue and later continues to the same tokens.
 
 Invariant: an error of one request ends that request alone, a drafter that fails is silenced, and no
 slot is lost. Every call that concerns one request is made where its error ends that request. Other
@@ -13,24 +15,31 @@ errors are caught in `_run` and the loop continues: a block whose rows were not 
 again.
 """
 
+import atexit
 import logging
+import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet, finalize, ref
 
 import numpy as np
 
 from paceline.decoding.types import Step
 from paceline.errors import CacheFull, InvalidRequest
+from paceline.runtime.answer import Work
 from paceline.runtime.batching.admission import Admission
 from paceline.runtime.batching.batch import Batcher
 from paceline.runtime.batching.prefix_cache import CachedPrefix, PrefixCache, close_sequence
 from paceline.runtime.batching.prompt_store import PromptStore
 from paceline.runtime.batching.request import (
     BatchRequest,
+    Cancelled,
     Draining,
     Event,
     Listener,
@@ -38,10 +47,9 @@ from paceline.runtime.batching.request import (
     QueueFull,
     TimedOut,
 )
-from paceline.runtime.pooled import Embedding, PooledStream
-from paceline.runtime.result import Result
-from paceline.runtime.stream import Stream, Work
+from paceline.runtime.embedding import EmbeddingJob
 from paceline.system.machine import release_memory
+from paceline.system.processes import in_forked_child
 
 if TYPE_CHECKING:
     from paceline import Model
@@ -58,45 +66,56 @@ _MAX_FAULTS = 8
 """Consecutive errors that belong to no request after which all requests are failed."""
 
 
+_MAX_RUNNING = 64
+_MAX_RUNNING_UNSHARED = 8
+"""Where forward passes are not shared, each brings another sequence's KV into the CPU cache."""
+
+_T = TypeVar("_T")
+
+
 class Scheduler:
+    """The queue of one engine, and the thread that drives it."""
+
     def __init__(
         self,
         model: "Model",
         *,
-        max_waiting: int = 256,
-        max_running: int = 64,
+        max_waiting: int = sys.maxsize,
+        max_running: int | None = None,
         store: PromptStore | None = None,
-        until_idle: bool = False,
     ) -> None:
-        """Prepare; `start` starts the thread.
+        """Prepare; `start` starts the thread, which ends when the model is freed.
 
         Args:
-            model: loaded, with the drafters that requests may use.
-            max_waiting: requests in the queue.
-            max_running: requests that run at once.
-            store: keeps prompts on disk, too.
-            until_idle: close with the last request, before its listener gets the result; the prefix
-                cache is then empty.
+            model: the loaded model.
+            max_waiting: maximum number of requests in the queue.
+            max_running: maximum number that run at once; None: what suits the engine.
+            store: also keeps prompts on disk.
         """
-        self.model = model
-        self.prefix_cache = PrefixCache(model.engine, store)
-        self.admission = Admission(model.engine, self.prefix_cache, model.drafting.slots)
+        self.engine = engine = model.engine
+        self.prefix_cache = PrefixCache(engine, store)
+        self.admission = Admission(engine, self.prefix_cache)
         self.load = Load()
-        self.max_waiting, self._max_running = max_waiting, max_running
-        self._until_idle = until_idle
+        self.max_waiting = max_waiting
+        self._max_running = max_running or (
+            _MAX_RUNNING if engine.shares_calls else _MAX_RUNNING_UNSHARED
+        )
         self._waiting: deque[BatchRequest] = deque()
         self._running: list[BatchRequest] = []
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.unfinished = 0  # requests that were submitted and have not ended
         self._wake = threading.Condition()
         self.draining = False  # it accepts no more requests
         self.failing = False  # it failed all requests, and completed no iteration since
         self._stopped = self._rests = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
-        self.batcher = Batcher(model.engine, model.costs.table(), self.load)
+        self.batcher = Batcher(engine, model.costs.table(), self.load)
+        finalize(model, self._stop).atexit = False  # there, `_close_all` also waits
+        _all.add(self)
 
-    def start(self) -> None:
+    def start(self, *, warm_up: bool = False) -> None:
         """Start the thread that drives the engine."""
-        with self.model.lock:
+        if warm_up:
             self.batcher.warm_up()
         self._thread.start()
 
@@ -111,19 +130,20 @@ class Scheduler:
         return self.admission.usage(list(self._running))
 
     def submit(self, queued: BatchRequest, listener: Listener) -> BatchRequest:
-        """Put a request into the queue; returns it.
+        """Put a request into the queue, and return it.
 
         The listener gets its events in the engine's thread, and must return quickly. Raises
         InvalidRequest if it can never be served, QueueFull, and Draining.
         """
-        missing = self.model.drafting.taps(queued.request) - set(self.model.engine.taps)
+        missing = queued.model.drafting.taps(queued.request) - set(self.engine.taps)
         if missing:
             raise InvalidRequest(
                 f"drafter {queued.request.drafter} needs hidden states that the model was loaded "
                 "without; name it when loading, or start the server with it"
             )
         self.admission.limit(queued)
-        queued.listener, queued.submitted = listener, perf_counter()
+        queued.listener, queued.wake = listener, self.wake
+        queued.submitted = perf_counter()
         with self._wake:
             if self.draining:
                 raise Draining("the model is shutting down and accepts no more requests")
@@ -136,6 +156,38 @@ class Scheduler:
             self._wake.notify()
         return queued
 
+    def call(self, function: Callable[[], _T]) -> _T:
+        """Call a function in the engine's thread, between forward passes, and return its result.
+
+        What measures the engine uses it so. Raises what the function raises, and Draining.
+        """
+        if threading.get_ident() == self._thread.ident:
+            return function()
+        future: Future[_T] = Future()
+        with self._wake:
+            if self.draining:
+                raise Draining("the model is shutting down")
+            self._calls.append((function, future))
+            self._wake.notify()
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def wake(self) -> None:
+        """Let the thread look again at what there is to do."""
+        if not in_forked_child():  # which may have the lock's copy as its owner left it
+            with self._wake:
+                self._wake.notify()
+
+    def cancel_all(self) -> None:
+        """Cancel all requests: each ends with the answer so far."""
+        with self._wake:
+            for queued in [*self._running, *self._waiting]:
+                queued.cancelled = True
+            self._wake.notify()
+
     def close(self, grace: float = 0.0) -> None:
         """Accept no more requests, finish the submitted ones for up to `grace` seconds, and end."""
         with self._wake:
@@ -144,21 +196,26 @@ class Scheduler:
         end = monotonic() + grace
         while self.alive and self.unfinished and monotonic() < end:
             threading.Event().wait(0.02)
-        with self._wake:
-            self._stopped = True
-            self._wake.notify()
+        self._stop()
         if self.alive:
             self._thread.join(_JOIN_SECONDS)
         if self.alive:
-            log.error("the engine has not returned from its last call")
+            log.error("the engine has not returned from its last forward pass")
+
+    def _stop(self) -> None:
+        if not in_forked_child():
+            with self._wake:
+                self.draining = self._stopped = True
+                self._wake.notify()
 
     # -- the engine's thread -----------------------------------------------------------------------
 
     def _run(self) -> None:
         faults = 0
-        while self._wait_for_work():
+        while not self._stopped:
             try:
-                with self.model.lock:
+                self._wait_for_work()
+                if not self._stopped:
                     self._iterate()
                 faults, self.failing = 0, False
             except Exception as error:  # no request may wait forever because of it
@@ -167,31 +224,35 @@ class Scheduler:
                 faults += 1
                 if faults >= _MAX_FAULTS:
                     self.failing = True
-                    with self.model.lock:
-                        self._end_all(error)
-        with self._wake:
-            self.draining = True
-        with self.model.lock:
-            self._end_all(Draining("the model was shut down before the answer ended"))
-            self.prefix_cache.clear()
+                    self._end_all(error)
+        self._end_all(Draining("the model was shut down before the answer ended"))
+        while self._calls:
+            self._calls.popleft()[1].set_exception(Draining("the model was shut down"))
+        self.prefix_cache.clear()
 
-    def _wait_for_work(self) -> bool:
-        """Wait for a request, or once for a time without any; False once it is stopped."""
+    def _wait_for_work(self) -> None:
+        """Wait for work or the end, or once for a time after which the engine rests."""
         with self._wake:
-            if self._until_idle and not self.unfinished:
-                self.draining = True
-                return False
             self._rests = not self._wake.wait_for(
-                lambda: self._stopped or self._waiting or self._running,
-                None if self._rests else _REST_SECONDS,
+                lambda: self._stopped or self._has_work(), None if self._rests else _REST_SECONDS
             )
-            return not self._stopped
+
+    def _has_work(self) -> bool:
+        requests = [*self._running, *self._waiting]
+        return bool(self._calls) or any(queued.is_ready for queued in requests)
 
     def _iterate(self) -> None:
-        """Expire and admit requests, then make one call of the engine; or let it rest."""
+        """Expire and admit requests, then make one forward pass; or let the engine rest."""
         if self._rests:
-            self.model.engine.rest()
+            self.engine.rest()
             release_memory()
+        while self._calls:
+            function, future = self._calls.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
         self._end_expired()
         self._admit()
         if self._running:
@@ -202,7 +263,7 @@ class Scheduler:
             left = [*self._running, *self._waiting]
             self._waiting.clear()
         for queued in left:
-            self._end(queued, error)
+            self._end(queued, None if queued.cancelled else error)
 
     def _end_expired(self) -> None:
         """End requests that were cancelled, or exceeded their time limit."""
@@ -211,7 +272,7 @@ class Scheduler:
         for queued in unfinished:
             if queued.cancelled:
                 self._end(queued, None)
-            elif queued.late:
+            elif queued.is_late:
                 self._end(queued, TimedOut("the request exceeded its time limit"))
 
     def _admit(self) -> None:
@@ -220,14 +281,19 @@ class Scheduler:
         A request whose prefix is in another one's prefill waits for it; later requests overtake it.
         """
         for queued in list(self._waiting):
-            if len(self._running) >= self._max_running:
+            if not queued.is_ready:
+                continue  # it was preempted, and its reader has not caught up
+            active = [running for running in self._running if not running.is_paused()]
+            if len(active) >= self._max_running:
                 return
             try:
-                if queued.cached and queued.stream is None:
+                if queued.cached and queued.job is None:
                     pending = self.prefix_cache.pending_prefix(queued.prompt, queued.salt)
                     if pending >= _MIN_PENDING:
                         continue
                 prefix = self.admission.admit(queued, self._running)
+                while prefix is None and self._preempt(paused=True):
+                    prefix = self.admission.admit(queued, self._running)
             except Exception as error:  # any error here is of this request
                 self._end(queued, error)
                 continue
@@ -243,21 +309,20 @@ class Scheduler:
             if queued.cached:
                 prefix = self.prefix_cache.extend(prefix, queued.prompt, queued.salt)
                 self.prefix_cache.register(queued.prompt, queued.prefix, queued.salt)
-            if queued.pooling is not None:
-                queued.stream = PooledStream(prefix.sequence, queued.tokens, queued.pooling)
-            elif queued.stream is None:
-                queued.stream = self.model._open_stream(
+            if queued.job is not None:
+                queued.job.restart(prefix.sequence)
+            elif queued.pooling is not None:
+                queued.job = EmbeddingJob(prefix.sequence, queued.tokens, queued.pooling)
+            else:
+                queued.job = queued.model.open_answer(
                     queued.tokens,
                     queued.request,
                     prefix.sequence,
-                    queued.submitted,
-                    end=lambda _: None,
+                    queued.started,
                     memory=prefix.memory,
-                    shared=True,
-                    fault=lambda drafter, error: self._drafter_failed(queued, drafter, error),
+                    fault=partial(self._drafter_failed, ref(queued)),
+                    make_room=self.prefix_cache.evict,
                 )
-            elif isinstance(queued.stream, Stream):
-                queued.stream.restart(prefix.sequence)
         except Exception as error:
             self._end(queued, error)
             return
@@ -295,33 +360,38 @@ class Scheduler:
         if isinstance(step, Exception):
             self._end(queued, step)
             return
-        stream = queued.stream
-        assert stream is not None
+        assert queued.job is not None
         try:
-            if step.tokens or step.text:
+            if step.tokens or step.text or step.reasoning:
                 self._send(queued, step)
-            if stream.finished:
+            if queued.job.finished:
                 self._end(queued, None)
         except Exception as error:
             self._end(queued, error)
 
-    def _preempt(self) -> bool:
-        """Preempt the youngest of several requests; False if only one runs.
+    def _preempt(self, *, paused: bool = False) -> bool:
+        """Preempt a request, a paused one if there is one, else the youngest of several.
 
         It returns to the head of the queue. The KV of its prompt goes to the prefix cache. A
-        request in its prefill starts anew; an answer is recomputed and continues.
+        request in its prefill starts over; an answer is recomputed and continues.
+
+        Returns:
+            Whether one was preempted; with `paused`, only a paused one is.
         """
-        if len(self._running) < 2:
+        candidates = [queued for queued in self._running if queued.is_paused()]
+        if not candidates and not paused and len(self._running) > 1:
+            candidates = self._running
+        if not candidates:
             return False
-        queued = max(self._running, key=lambda running: running.submitted)
-        stream, prefix = queued.stream, queued.prefix
-        assert stream is not None
+        queued = max(candidates, key=lambda running: running.submitted)
+        job, prefix = queued.job, queued.prefix
+        assert job is not None
         assert prefix is not None
         tokens = queued.tokens
         try:
-            if stream.prefilling:
-                stream.close()
-                queued.stream = None
+            if job.prefilling:
+                job.close()
+                queued.job = None
             else:
                 queued.memory = prefix.memory
                 prefix = CachedPrefix(prefix.sequence, prefix.memory.copy_prefix(len(tokens)))
@@ -337,10 +407,11 @@ class Scheduler:
         self.load.preempted += 1
         return True
 
-    def _drafter_failed(self, queued: BatchRequest, drafter: str, error: Exception) -> None:
+    def _drafter_failed(self, request: ref[BatchRequest], drafter: str, error: Exception) -> None:
         log.warning("drafter %s is silenced for a request: %s", drafter, type(error).__name__)
         self.load.failed_drafters[drafter] += 1
-        queued.drafter_failed = True
+        if (queued := request()) is not None:  # a strong one would keep it and its model alive
+            queued.drafter_failed = True
 
     def _end(self, queued: BatchRequest, error: Exception | None) -> None:
         """End a request: its KV goes to the prefix cache, and its listener gets the event."""
@@ -356,24 +427,21 @@ class Scheduler:
             self.unfinished -= 1
         with suppress(Exception):  # its listener gets the event in any case
             self.load.count_cut(queued, error)
-        stream, prefix, queued.prefix = queued.stream, queued.prefix, None
-        result: Result | Embedding | None = None
+        job, prefix, queued.prefix = queued.job, queued.prefix, None
+        result: Event | None = None
         tokens: Sequence[int] | None = None
-        if stream is not None:
+        if job is not None:
+            job.failed = error is not None
             try:
-                stream.close()
-                result, tokens = stream.result, stream.tokens
+                job.close()
+                result, tokens = job.result, job.tokens
             except Exception as failed:
                 error = error or failed
         if prefix is not None:
             self._release(queued, prefix, None if error else tokens)
-        if self._until_idle and not self.unfinished:
-            self.prefix_cache.clear()
         if error is not None:
             self.load.failed += 1
-            self._send(queued, error)
-        elif result is not None:
-            self._send(queued, result)
+        self._send(queued, error or result or Cancelled("the request was cancelled"))
 
     def _release(
         self, queued: BatchRequest, prefix: CachedPrefix, tokens: Sequence[int] | None
@@ -401,3 +469,15 @@ class Scheduler:
     def _send(self, queued: BatchRequest, event: Event) -> None:
         with suppress(Exception):  # only the listener itself misses the event
             queued.listener(event)
+
+
+_all = WeakSet[Scheduler]()
+
+
+@atexit.register
+def _close_all() -> None:
+    """End all answers: a thread that is in the engine when the process ends would crash it."""
+    for scheduler in [*_all]:
+        if scheduler.alive and not in_forked_child():
+            scheduler.cancel_all()
+            scheduler.close()

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.runtime.batching.request import BatchRequest, Event
-from paceline.runtime.pooled import Embedding, normalized
+from paceline.runtime.embedding import Embedding, normalized
 from paceline.server.api.endpoint import Endpoint
 from paceline.server.body import EmbeddingsBody
 from paceline.server.errors import ApiError

@@ -1,7 +1,7 @@
 """An embedding as it is made: the blocks of a text, and the vector of their hidden states.
 
-It takes the place of a `Stream` in calls, so that embeddings and answers share them. Invariant: the
-vector does not depend on how the text was cut into blocks.
+It is a `Job` like an answer, so that both share forward passes. Invariant: the vector does not
+depend on how the text was cut into blocks.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ class Embedding(NamedTuple):
     tokens: int  # of the text
 
 
-class PooledStream:
+class EmbeddingJob:
     """The blocks of one text, and its vector once all have run."""
 
     policy = None  # nothing is drafted
-    recomputing = False
+    recomputing = shared = failed = False
 
     def __init__(self, sequence: KVSequence, tokens: Sequence[int], pooling: Pooling) -> None:
         """Run `tokens`, at least one, in an empty `sequence` of an engine with `FINAL_NORM`."""
@@ -75,11 +75,14 @@ class PooledStream:
             self.result = Embedding(normalized(self._sum), self.count)
         return Step(len(self._block), ())
 
+    def restart(self, sequence: KVSequence) -> None:
+        raise RuntimeError("a preempted embedding starts over")  # all its blocks are prefill
+
     def finish(self) -> None:
-        """Nothing is left to do."""
+        pass
 
     def close(self) -> None:
-        """End here, without a result if blocks are left."""
+        pass
 
 
 def normalized(vector: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:

@@ -1,0 +1,305 @@
+"""An answer as it is made, and the step that all answers share: blocks in, rows out.
+
+`Scheduler` drives everything through `run_step`: the next block of each running job goes into one
+forward pass, and each job accepts its rows. Only `bench simulate` has no engine; it drives
+`decoding.Generation` itself.
+
+The clock is here; `decoding` has none. Each second of a step is counted as drafting, as the
+engine's forward pass, or as sampling.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from paceline.decoding.generation import Generation
+from paceline.decoding.reasoning import answer_text
+from paceline.decoding.text import TextPiece, showing
+from paceline.decoding.types import Block, Policy, Step, TokenLogprob
+from paceline.engines.base import Engine, KVSequence, StepResult
+from paceline.engines.exact import Compared
+from paceline.errors import InvalidRequest
+from paceline.runtime.request import Request, RequestDrafters
+from paceline.runtime.result import Result, Stats
+
+if TYPE_CHECKING:
+    from paceline import Model
+
+
+class Job(Protocol):
+    """What the scheduler runs: an answer, or an embedding."""
+
+    sequence: KVSequence
+    shared: bool
+    """Whether a forward pass had other sequences too."""
+    failed: bool
+    """Whether an error ended it."""
+
+    @property
+    def policy(self) -> Policy | None: ...
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt and what was generated so far."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """The number of `tokens`."""
+        ...
+
+    @property
+    def finished(self) -> bool: ...
+    @property
+    def prefilling(self) -> bool:
+        """Whether the next block is part of the prompt."""
+        ...
+
+    @property
+    def recomputing(self) -> bool:
+        """Whether the next block computes rows again, after `restart`."""
+        ...
+
+    @property
+    def result(self) -> Any:
+        """The result after `close`; None if there is none."""
+        ...
+
+    def restart(self, sequence: KVSequence) -> None:
+        """Continue in another sequence, which holds a prefix of the prompt."""
+
+    def next_block(self, max_rows: int | None = None) -> Block: ...
+    def accept(self, rows: StepResult, place: int) -> Step:
+        """Accept this job's rows of a forward pass."""
+        ...
+
+    def finish(self) -> None:
+        """Make the result if the job has ended. This may run the engine, to measure it."""
+
+    def close(self) -> None:
+        """End here; what there is so far is the result. After the end this does nothing."""
+
+
+class Answer:
+    """One answer: its generation, its KV sequence, and where its time goes."""
+
+    def __init__(
+        self,
+        model: "Model",
+        tokens: Sequence[int],
+        request: Request,
+        sequence: KVSequence,
+        drafters: RequestDrafters,
+        *,
+        started: float,
+        exactness: Callable[["Answer"], Mapping[str, Compared] | None],
+        on_end: Sequence[Callable[["Answer"], None]] = (),
+    ) -> None:
+        """Answer `tokens`; `Model.open_answer` explains the arguments.
+
+        `exactness` is called at the end for `Result.exactness`, then `on_end` in order. Raises
+        InvalidRequest if the prompt fills the context, or an option names an unknown token.
+        """
+        self.request, self.drafters = request, drafters
+        self.engine, self.sequence = model.engine, sequence
+        self.policy = drafters.policy
+        self.cached = sequence.length > 0
+        self.chunked = self.shared = self.failed = False
+        self.stats = Stats(load_seconds=model.load_seconds, cached_tokens=sequence.length)
+        self._model, self._costs = model.files.name, model.costs
+        self._exactness, self._on_end = exactness, on_end
+        self._block_length = 0
+        self._text: list[TextPiece] = []
+        self._started = self._began = self._drafted = started
+        self._result: Result | None = None
+        stopping = request.stopping(model.files.stop_token_ids)
+        decode = model.files.tokenizer.continuation
+        text = answer_text(showing(decode, request.shown), stopping.stop, request.thoughts)
+        try:
+            self._generation = Generation(
+                tokens,
+                vocab_size=self.engine.vocab_size,
+                context_length=self.engine.context_length,
+                sampling=request.sampling,
+                stopping=stopping,
+                drafters=[*drafters.probes, *drafters.asked],
+                policy=drafters.policy,
+                decode=decode,
+                cached=sequence.length,
+                constraint=request.constraint,
+                logprobs=request.logprobs,
+                prompt_logprobs=request.prompt_logprobs,
+                name=model._token_bytes.name,
+                text=text,
+                counters=self.stats,
+            )
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+
+    @property
+    def tokens(self) -> list[int]:
+        return self._generation.tokens
+
+    @property
+    def generated(self) -> list[int]:
+        """The generated tokens so far."""
+        return self._generation.answer
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """Logprobs of the generated tokens so far, if they were requested."""
+        return self._generation.logprobs
+
+    @property
+    def finished(self) -> bool:
+        return self._generation.finished
+
+    @property
+    def count(self) -> int:
+        return self._generation.token_count
+
+    @property
+    def prefilling(self) -> bool:
+        return self._generation.prefilling
+
+    @property
+    def recomputing(self) -> bool:
+        return self._generation.recomputing
+
+    @property
+    def result(self) -> Result | None:
+        return self._result
+
+    def restart(self, sequence: KVSequence) -> None:
+        self._generation.restart(sequence.length)
+        self.sequence = sequence
+        self.cached = self.chunked = True
+        self.stats.preempted += 1
+
+    def next_block(self, max_rows: int | None = None) -> Block:
+        self._began = perf_counter()
+        block = self._generation.next_block(max_rows)
+        self._drafted = perf_counter()
+        self._block_length = len(block.tokens)
+        return block
+
+    def accept(self, rows: StepResult, place: int) -> Step:
+        """Accept this answer's rows of a forward pass, and count the step's time."""
+        stats = self.stats
+        verified = perf_counter()
+        prefilling, recomputing = self._generation.prefilling, self._generation.recomputing
+        taken = verified - self._began
+        step = self._generation.accept(
+            rows.logits[place],
+            best=rows.best[place] if rows.best else None,
+            taps=rows.taps[place],
+            seconds=taken,
+        )
+        context = self.sequence.length
+        self.chunked |= prefilling and not step.tokens
+        self.sequence.commit(step.accepted_rows)
+        ended = perf_counter()
+        for part, seconds in rows.parts.items():
+            stats.parts[part] = stats.parts.get(part, 0.0) + seconds
+        if recomputing:
+            stats.recomputed += step.accepted_rows
+            stats.recompute_seconds += ended - self._began
+        elif prefilling:
+            stats.prefill_seconds += ended - self._began
+            if step.tokens:
+                stats.first_token_seconds = ended - self._started
+        else:
+            stats.decode_seconds += ended - self._began
+            stats.draft_seconds += self._drafted - self._began
+            stats.verify_seconds += rows.seconds
+            stats.sample_seconds += ended - verified
+            stats.decoded += len(step.tokens)
+            if len(rows.logits) == 1:
+                self._costs.observe(self._block_length, context, rows.seconds)
+        self._text += step.pieces
+        return step
+
+    def finish(self) -> None:
+        if self._generation.finished:
+            self.close()
+
+    def close(self) -> None:
+        if self._result is None:
+            self._make_result()
+
+    def _make_result(self) -> None:
+        generation, stats = self._generation, self.stats
+        self._text.append(generation.cancel())
+        if probes := self.drafters.probes:
+            stats.probe = {probe.watched: probe.count(self.tokens) for probe in probes}
+        generation.close()
+        assert generation.finish_reason is not None
+        exactness = None if self.failed else self._exactness(self)
+        self._result = Result(
+            text="".join(piece.final for piece in self._text),
+            token_ids=generation.answer,
+            finish_reason=generation.finish_reason,
+            stopped_by=generation.stopped_by,
+            stats=stats,
+            prompt_tokens=generation.prompt_length,
+            model=self._model,
+            engine=self.engine.name,
+            drafter=str(self.request.drafter),
+            policy=self.request.policy,
+            exact=self.engine.min_rows > 1
+            and generation.prompt_length + len(generation.answer) <= self.engine.compared_keys
+            and exactness is not None
+            and all(compared.holds for compared in exactness.values()),
+            seed=self.request.sampling.seed,
+            settings=self.request.settings,
+            logprobs=generation.logprobs,
+            prompt_logprobs=generation.prompt_logprobs,
+            reasoning="".join(piece.reasoning for piece in self._text),
+            reasoning_tokens=generation.reasoning_tokens,
+            exactness=exactness or {},
+        )
+        for call in self._on_end:
+            call(self)
+
+
+Work = tuple[Job, Block]
+"""A job and its next block."""
+
+
+def run_step(
+    engine: Engine,
+    work: Sequence[Work],
+    observe: Callable[[StepResult], None] = lambda _: None,
+) -> list[Step | Exception]:
+    """Run a block of each job in one forward pass, and let each job accept its rows.
+
+    Every answer is made by this function. Invariant: the engine does not run again before all rows
+    are accepted, as they are views of its memory.
+
+    Args:
+        engine: the engine of all the jobs.
+        work: jobs, each with its next block.
+        observe: called with the engine's result before rows are accepted.
+
+    Returns:
+        The step of each job, in the order of `work`, or the error that accepting its rows or making
+        its result raised: one job's error does not affect the others.
+
+    Raises:
+        CacheFull: there are no slots for the blocks; nothing was run.
+    """
+    result = engine.step([(job.sequence, block) for job, block in work])
+    observe(result)
+    steps: list[Step | Exception] = []
+    for place, (job, _) in enumerate(work):
+        job.shared |= len(work) > 1
+        try:
+            steps.append(job.accept(result, place))
+        except Exception as error:
+            steps.append(error)
+    for place, (job, _) in enumerate(work):
+        if isinstance(steps[place], Step):
+            try:
+                job.finish()
+            except Exception as error:
+                steps[place] = error
+    return steps
