@@ -45,7 +45,7 @@ class Running:
     @property
     def model(self) -> Model:
         """What is served. Only while nothing is asked of the server."""
-        return self.scheduler.model
+        return self.server.service.model
 
     def rest(self) -> None:
         """Wait until nothing is going on."""

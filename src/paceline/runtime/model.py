@@ -230,7 +230,8 @@ class Model:
         """Submit a request. Raises as `Scheduler.submit` does."""
         owner = self._owner or self
         with owner._guard:  # a scheduler that is replaced now would end the request
-            self._ensure_taps(self.drafting.taps(request.request), str(request.request.drafter))
+            drafter = request.request.drafter
+            self._ensure_taps(self.drafting.taps(request.request), f"drafter {drafter}")
             return owner.scheduler.submit(request, listener)
 
     def _together(self, requests: Sequence["BatchRequest"], noun: str | None) -> list[Any]:
@@ -469,6 +470,8 @@ class Model:
         """
         if in_forked_child():
             return
+        if self._owner is not None:
+            self._owner.close()
         with self._guard:
             if self._closed:
                 return

@@ -60,7 +60,7 @@ class _Handle:
             queued.cancel()
 
     @property
-    def has_ended(self) -> bool:
+    def finished(self) -> bool:
         """Whether the last event was read."""
         return self._result is not None or self._error is not None
 
@@ -110,19 +110,30 @@ class Stream(_Handle):
 
     @property
     def tokens(self) -> list[int]:
-        """Token ids of the prompt, and of the answer so far."""
+        """Token ids of the prompt, and of the answer so far, unread steps included."""
         job = self._queued.job
         return [*self._queued.tokens] if job is None else job.tokens
 
     @property
+    def answer(self) -> list[int]:
+        """Token ids of the answer so far."""
+        return self.tokens[len(self._queued.tokens) :]
+
+    @property
+    def stats(self) -> Stats:
+        """Statistics so far."""
+        job = self._queued.job
+        return job.stats if isinstance(job, Answer) else Stats()
+
+    @property
     def logprobs(self) -> list[TokenLogprob]:
-        """Logprobs of the tokens so far, if they were requested."""
+        """Logprobs of the answer so far, if they were requested."""
         job = self._queued.job
         return job.logprobs if isinstance(job, Answer) else []
 
     def close(self) -> None:
         """End here; the answer so far is the result. After the end this does nothing."""
-        if not self.has_ended:
+        if not self.finished:
             self._queued.cancel()
             with suppress(Exception):  # `result` raises it
                 for _ in self:
@@ -132,7 +143,7 @@ class Stream(_Handle):
         return self
 
     def __next__(self) -> Step:
-        if self.has_ended:
+        if self.finished:
             raise StopIteration
         try:
             step = self._take(self._next_event())
@@ -179,7 +190,7 @@ class AsyncStream(_Handle):
     async def __anext__(self) -> Step:
         if not self._has_started:
             await self._start()
-        if not self.has_ended and (step := self._take(await self._events.get())) is not None:
+        if not self.finished and (step := self._take(await self._events.get())) is not None:
             if self._queued is not None and self._events.qsize() == MAX_UNREAD - 1:
                 self._queued.wake()
             return step
