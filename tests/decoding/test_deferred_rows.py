@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.generation import Generation
+from paceline.decoding.generation import Generation, Rules, Speculation, Target
 from paceline.decoding.policy import Fixed
-from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import DeferredRows, Drafter, Proposal
 from support.driver import answer, decode
@@ -77,13 +76,9 @@ def test_a_block_of_pending_tokens_is_made_without_waiting():
     drafter, engine = Late(), ToyEngine()
     generation = Generation(
         [5, 6, 7],
-        vocab_size=engine.vocab_size,
-        context_length=engine.context_length,
-        sampling=Sampling(),
-        stopping=Stopping(max_tokens=9),
-        drafters=[drafter],
-        policy=Fixed(3),
-        decode=decode,
+        Target(engine.vocab_size, engine.context_length, decode),
+        Rules(stopping=Stopping(max_tokens=9)),
+        Speculation(Fixed(3), [drafter]),
     )
     sequence = engine.open()
     generation.accept(engine.step([(sequence, generation.next_block())]).logits[0])

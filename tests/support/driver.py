@@ -7,10 +7,8 @@ from typing import Any
 
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
-from paceline.decoding.generation import Generation
+from paceline.decoding.generation import Generation, Rules, Speculation, Target
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
-from paceline.decoding.sampling import Sampling
-from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Counters, Drafter, FinishReason, Policy
 from paceline.engines.base import Engine, KVSequence
 
@@ -44,22 +42,16 @@ def generation(
     engine: Engine,
     prompt: Sequence[int],
     *,
-    sampling: Sampling | None = None,
-    stopping: Stopping | None = None,
     drafters: Sequence[Drafter] = (),
     policy: Policy | None = None,
-    **settings: Any,
+    cached: int = 0,
+    prefill_chunk: int = 512,
+    **rules: Any,
 ) -> Generation:
+    target = Target(engine.vocab_size, engine.context_length, decode, prefill_chunk=prefill_chunk)
+    given = {name: value for name, value in rules.items() if value is not None}
     return Generation(
-        prompt,
-        vocab_size=engine.vocab_size,
-        context_length=engine.context_length,
-        sampling=sampling or Sampling(),
-        stopping=stopping or Stopping(),
-        drafters=drafters,
-        policy=policy or Fixed(8),
-        decode=decode,
-        **settings,
+        prompt, target, Rules(**given), Speculation(policy or Fixed(8), drafters), cached
     )
 
 

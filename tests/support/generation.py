@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.decoding.generation import Generation
+from paceline.decoding.generation import Generation, Rules, Speculation, Target
 from paceline.decoding.policy import Fixed
-from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
-from paceline.decoding.types import Block, DecodeOutcome, Drafter, Proposal, Step
+from paceline.decoding.types import Block, DecodeOutcome, Drafter, Policy, Proposal, Step
 
 VOCABULARY = 300
 PROMPT = [1, 2, 3, 4, 5]
@@ -38,19 +37,19 @@ class Recording(Fixed):
         self.outcomes.append(outcome)
 
 
-def new_generation(prompt: Sequence[int] = PROMPT, **settings: Any) -> Generation:
+def new_generation(
+    prompt: Sequence[int] = PROMPT,
+    *,
+    drafters: Sequence[Drafter] = (),
+    policy: Policy | None = None,
+    cached: int = 0,
+    prefill_chunk: int = 512,
+    **rules: Any,
+) -> Generation:
+    rules = {"stopping": Stopping(max_tokens=len(ANSWER)), **rules}
+    target = Target(VOCABULARY, 100, decode, prefill_chunk=prefill_chunk)
     return Generation(
-        prompt,
-        **{
-            "vocab_size": VOCABULARY,
-            "context_length": 100,
-            "sampling": Sampling(),
-            "stopping": Stopping(max_tokens=len(ANSWER)),
-            "drafters": [],
-            "policy": Fixed(8),
-            "decode": decode,
-            **settings,
-        },
+        prompt, target, Rules(**rules), Speculation(policy or Fixed(8), drafters), cached
     )
 
 

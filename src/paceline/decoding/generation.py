@@ -1,6 +1,6 @@
 """One request as a state machine: it returns blocks, takes their logits, and appends tokens.
 
-    generation = Generation(prompt, ...)
+    generation = Generation(prompt, target, rules, speculation)
     while not generation.finished:
         block = generation.next_block()      # the policy asks drafters and cuts the draft
         logits = ...                         # run it: no engine and no clock in this file
@@ -13,12 +13,14 @@ are recomputed. Tokens and text change in `accept` and `cancel` alone. Invariant
 those of decoding one row at a time, whatever was drafted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from paceline.decoding.logprobs import token_logprob
+from paceline.decoding.reasoning import ReasoningMarks, answer_text
 from paceline.decoding.sampling import Sampler, Sampling
 from paceline.decoding.stopping import RepetitionDetector, Stopping
-from paceline.decoding.text import Decode, TextPiece, TextStream
+from paceline.decoding.text import Decode, TextPiece, showing
 from paceline.decoding.types import (
     FORCED,
     NO_PROPOSAL,
@@ -44,51 +46,66 @@ _RECOMPUTE_ROWS = 128
 """Maximum recomputed decode rows of a call: each row reads all keys before it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model that the tokens are drawn from."""
+
+    vocab_size: int
+    context_length: int
+    """Maximum tokens of prompt and answer together."""
+    decode: Decode
+    """Token ids -> text, without special tokens."""
+    name: Callable[[int], str] = lambda _: ""
+    """Token -> its text, for logprobs."""
+    prefill_chunk: int = 512
+    """Maximum prompt tokens in one block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What is asked of an answer."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    stopping: Stopping = field(default_factory=Stopping)
+    constraint: Constraint | None = None
+    """Restricts the tokens; tokens that it forces are not drafted."""
+    logprobs: int | None = None
+    """Record the logprob of each token, and of this many most likely ones; None: record none."""
+    prompt_logprobs: bool = False
+    """Record the same for the prompt, no token of which may be cached."""
+    reasoning: ReasoningMarks | None = None
+    """How reasoning is delimited; None: all of the text is the answer."""
+    shown: Mapping[int, str] = field(default_factory=dict)
+    """Special tokens that are part of the text: id -> text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What drafts for an answer."""
+
+    policy: Policy
+    """Chooses the drafters and the draft length."""
+    drafters: Sequence[Drafter] = ()
+    """Drafters that the policy may ask; empty: plain decoding."""
+    counters: Counters = field(default_factory=Counters)
+    """Counts steps and tokens."""
+
+
 class Generation:
     def __init__(
         self,
         prompt: Sequence[int],
-        *,
-        vocab_size: int,
-        context_length: int,
-        sampling: Sampling,
-        stopping: Stopping,
-        drafters: Sequence[Drafter],
-        policy: Policy,
-        decode: Decode,
+        target: Target,
+        rules: Rules,
+        speculation: Speculation,
         cached: int = 0,
-        prefill_chunk: int = 512,
-        constraint: Constraint | None = None,
-        logprobs: int | None = None,
-        prompt_logprobs: bool = False,
-        name: Callable[[int], str] = lambda _: "",
-        text: TextStream | None = None,
-        counters: Counters | None = None,
     ) -> None:
-        """Prepare a request.
+        """Prepare an answer to `prompt`, of whose tokens the engine has the KV of `cached` ones.
 
-        Args:
-            prompt: token ids of the vocabulary, at least one.
-            vocab_size: tokens of the target's vocabulary.
-            context_length: maximum tokens of prompt and answer together.
-            sampling: options of the sampler.
-            stopping: when the answer ends.
-            drafters: drafters that the policy may ask; empty: plain decoding.
-            policy: chooses the drafters and the draft length.
-            decode: token ids -> text, without special tokens.
-            cached: tokens of the prompt whose KV the engine has already.
-            prefill_chunk: maximum prompt tokens in one block.
-            constraint: restricts the tokens; tokens that it forces are not drafted.
-            logprobs: record the logprob of each token of the answer, and of this many most likely
-                tokens; None: record none.
-            prompt_logprobs: the same for the prompt, no token of which may be cached.
-            name: token -> its text, for logprobs.
-            text: detokenizer with the stop strings; None: one without reasoning.
-            counters: counts steps and tokens; None: a new object.
-
-        Raises:
-            ValueError: the prompt is empty or fills the context, or a bias is of an unknown token.
+        Raises ValueError if the prompt is empty or fills the context, a bias is of an unknown
+        token, or a stop string is empty.
         """
+        context_length, stopping = target.context_length, rules.stopping
         if not prompt:
             raise ValueError("the prompt is empty; expected at least one token")
         if len(prompt) >= context_length:
@@ -100,7 +117,7 @@ class Generation:
             raise ValueError(f"cached is {cached}; expected 0 to {len(prompt)}")
         self.prompt_length = len(prompt)
         self.finish_reason: FinishReason | None = None
-        self.counters = Counters() if counters is None else counters
+        self.counters = speculation.counters
         self._tokens = list(prompt)
         # The last prompt token is always run: its logits choose the answer's first token.
         self._length = min(cached, len(prompt) - 1)
@@ -109,23 +126,24 @@ class Generation:
         self._stop_token_ids = stopping.stop_token_ids
         self._may_stop = len(prompt) + stopping.min_tokens
         self._repetition = RepetitionDetector(stopping.repetition) if stopping.repetition else None
-        self._text = text or TextStream(decode, stopping.stop)
-        self._sampler = Sampler(sampling, prompt, vocab_size, constraint)
-        self._constraint = constraint
-        self._drafters = drafters
+        decode = showing(target.decode, rules.shown)
+        self._text = answer_text(decode, stopping.stop, rules.reasoning)
+        self._constraint = rules.constraint
+        self._sampler = Sampler(rules.sampling, prompt, target.vocab_size, rules.constraint)
+        self._drafters = speculation.drafters
         self.logprobs: list[TokenLogprob] = []
         """Of each token of the answer, if recorded."""
-        self.prompt_logprobs: list[TokenLogprob | None] = [None] if prompt_logprobs else []
+        self.prompt_logprobs: list[TokenLogprob | None] = [None] if rules.prompt_logprobs else []
         """Of each token of the prompt, if recorded; None for the first, which has no logits."""
-        self._top, self._name = logprobs, name
+        self._top, self._name = rules.logprobs, target.name
         self._best = (
             self._sampler.picks_argmax
-            and logprobs is None
-            and not prompt_logprobs
+            and rules.logprobs is None
+            and not rules.prompt_logprobs
             and not stopping.min_tokens
         )
-        self.policy = policy
-        self._prefill_chunk = prefill_chunk
+        self.policy = speculation.policy
+        self._prefill_chunk = target.prefill_chunk
         self._block: Block | None = None
         self._recompute: Block | None = None
         self._proposal = NO_PROPOSAL

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline.decoding.generation import Generation
-from paceline.decoding.reasoning import answer_text
-from paceline.decoding.text import TextPiece, showing
+from paceline.decoding.generation import Generation, Speculation
+from paceline.decoding.text import TextPiece
 from paceline.decoding.types import Block, Policy, Step, TokenLogprob
 from paceline.engines.base import Engine, KVSequence, StepResult
 from paceline.engines.exact import Compared
@@ -111,26 +110,14 @@ class Answer:
         self._text: list[TextPiece] = []
         self._started = self._began = self._drafted = started
         self._result: Result | None = None
-        stopping = request.stopping(model.files.stop_token_ids)
-        decode = model.files.tokenizer.continuation
-        text = answer_text(showing(decode, request.shown), stopping.stop, request.thoughts)
+        drafts = [*drafters.probes, *drafters.asked]
         try:
             self._generation = Generation(
                 tokens,
-                vocab_size=self.engine.vocab_size,
-                context_length=self.engine.context_length,
-                sampling=request.sampling,
-                stopping=stopping,
-                drafters=[*drafters.probes, *drafters.asked],
-                policy=drafters.policy,
-                decode=decode,
-                cached=sequence.length,
-                constraint=request.constraint,
-                logprobs=request.logprobs,
-                prompt_logprobs=request.prompt_logprobs,
-                name=model._token_bytes.name,
-                text=text,
-                counters=self.stats,
+                model.target,
+                request.rules(model.files.stop_token_ids),
+                Speculation(drafters.policy, drafts, self.stats),
+                sequence.length,
             )
         except ValueError as error:
             raise InvalidRequest(str(error)) from error

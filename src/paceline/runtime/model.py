@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.costs import CostTable
+from paceline.decoding.generation import Target
 from paceline.decoding.types import FINAL_NORM
 from paceline.drafters import DraftKV, Fault
 from paceline.engines.base import Closes, Engine, KVSequence
@@ -314,6 +315,16 @@ class Model:
         ended = [] if end is None or (tokens and tokens[-1] == end) else [end]
         request = self._request({"max_tokens": 1, "drafter": "none"})
         return BatchRequest(self, [*tokens, *ended], request, cached=False, pooling=pooling)
+
+    @property
+    def target(self) -> Target:
+        """The vocabulary, context and texts that answers are drawn from."""
+        return Target(
+            self.engine.vocab_size,
+            self.engine.context_length,
+            self.files.tokenizer.continuation,
+            self._token_bytes.name,
+        )
 
     @cached_property
     def _token_bytes(self) -> TokenBytes:

@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
+from paceline.decoding.generation import Rules
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.sampling import Sampling
@@ -20,7 +21,7 @@ from paceline.decoding.stopping import DEFAULT, Repetition, Stopping
 from paceline.decoding.types import Constraint, Drafter, Policy
 from paceline.drafters import DrafterSpec, Probe
 from paceline.engines.costs import MAX_ROWS
-from paceline.errors import CacheFull, InvalidRequest, ModelError
+from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ModelFiles, settings_of
 from paceline.options import Options, faults, schema_of
 
@@ -104,30 +105,22 @@ class Request:
     repetition: Repetition | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
-    def stopping(self, stop_token_ids: Collection[int]) -> Stopping:
-        """When to end, for a model with these end-of-sequence tokens."""
+    def rules(self, stop_token_ids: Collection[int]) -> Rules:
+        """Return the rules of an answer of a model with these end-of-sequence tokens."""
         ends = frozenset() if self.ignore_eos else frozenset(stop_token_ids)
-        return Stopping(self.max_tokens, ends, self.stop, self.min_tokens, self.repetition)
+        return Rules(
+            self.sampling,
+            Stopping(self.max_tokens, ends, self.stop, self.min_tokens, self.repetition),
+            self.constraint,
+            self.logprobs,
+            self.prompt_logprobs,
+            self.thoughts,
+            self.shown,
+        )
 
     def within(self, room: int) -> "Request":
         """Return the same with at most `room` tokens in the answer."""
         return replace(self, max_tokens=min(self.max_tokens or room, room))
-
-    def fitted(self, prompt: int, *, context: int, free: int) -> "Request":
-        """Return the same with an answer that fits beside a prompt of so many tokens.
-
-        Raises CacheFull if the prompt fits into the context, but leaves no free KV slot.
-        """
-        room = min(context, free) - prompt
-        if room >= 1:
-            return self.within(room)
-        if prompt >= context:
-            return self  # refused by `Generation`, with the context in the message
-        raise CacheFull(
-            f"the prompt has {prompt} tokens and the key/value cache has {free} free slots, for "
-            "the answer too; shorten the prompt, end other streams and conversations, or load the "
-            "model with more cache_tokens"
-        )
 
     def policy_for(
         self, cost: Callable[[], CostTable], acceptance: Acceptance, context: int

@@ -23,8 +23,7 @@ import numpy as np
 from paceline import drafters as drafting
 from paceline.decoding.auto import Acceptance
 from paceline.decoding.costs import CostTable
-from paceline.decoding.generation import Generation
-from paceline.decoding.sampling import Sampling
+from paceline.decoding.generation import Generation, Rules, Speculation, Target
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Best, Counters, Drafter, Policy, Step
 from paceline.drafters import (
@@ -213,14 +212,14 @@ def _generation(recording: Recording, drafters: Sequence[Drafter], policy: Polic
     ends = frozenset() if ended_by is None else frozenset([ended_by])
     return Generation(
         recording.prompt,
-        vocab_size=_ANY_TOKEN,
-        context_length=len(recording.prompt) + limit,
-        sampling=Sampling(),
-        stopping=Stopping(stop_token_ids=ends),
-        drafters=drafters,
-        policy=policy,
-        decode=lambda _: "",
-        prefill_chunk=len(recording.prompt),
+        Target(
+            vocab_size=_ANY_TOKEN,
+            context_length=len(recording.prompt) + limit,
+            decode=lambda _: "",
+            prefill_chunk=len(recording.prompt),
+        ),
+        Rules(stopping=Stopping(stop_token_ids=ends)),
+        Speculation(policy, drafters),
     )
 
 
