@@ -40,9 +40,9 @@ def test_every_option_reaches_the_request():
     assert {name: getattr(request.sampling, name) for name in sampling} == sampling
     assert {name: getattr(request, name) for name in same} == same
     assert (str(request.drafter), str(request.probe)) == ("ngram:min=2", "suffix")
-    stopping = request.stopping([1, 2])
-    assert stopping == Stopping(5, frozenset(), ("a", "b"), 3, Repetition(9, 0, 3))
-    assert check({}).stopping([1, 2]).stop_token_ids == {1, 2}
+    rules = request.rules([1, 2])
+    assert rules.stopping == Stopping(5, frozenset(), ("a", "b"), 3, Repetition(9, 0, 3))
+    assert check({}).rules([1, 2]).stopping.stop_token_ids == {1, 2}
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -43,11 +43,12 @@ def new_generation(
     drafters: Sequence[Drafter] = (),
     policy: Policy | None = None,
     cached: int = 0,
+    context_length: int = 100,
     prefill_chunk: int = 512,
     **rules: Any,
 ) -> Generation:
     rules = {"stopping": Stopping(max_tokens=len(ANSWER)), **rules}
-    target = Target(VOCABULARY, 100, decode, prefill_chunk=prefill_chunk)
+    target = Target(VOCABULARY, context_length, decode, prefill_chunk=prefill_chunk)
     return Generation(
         prompt, target, Rules(**rules), Speculation(policy or Fixed(8), drafters), cached
     )
