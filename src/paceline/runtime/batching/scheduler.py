@@ -107,7 +107,7 @@ class Scheduler:
         self._wake = threading.Condition()
         self.draining = False  # it accepts no more requests
         self.failing = False  # it failed all requests, and completed no iteration since
-        self._stopped = self._rests = False
+        self._stopped = self._rests = self._process_ends = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self.batcher = Batcher(engine, model.costs.table(), self.load)
         finalize(model, self._stop).atexit = False  # there, `_close_all` also waits
@@ -468,7 +468,8 @@ class Scheduler:
 
     def _send(self, queued: BatchRequest, event: Event) -> None:
         with suppress(Exception):  # only the listener itself misses the event
-            queued.listener(event)
+            if not self._process_ends:
+                queued.listener(event)
 
 
 _all = WeakSet[Scheduler]()
@@ -476,8 +477,12 @@ _all = WeakSet[Scheduler]()
 
 @atexit.register
 def _close_all() -> None:
-    """End all answers: a thread that is in the engine when the process ends would crash it."""
+    """End all answers: a thread that is in the engine when the process ends would crash it.
+
+    Only daemon threads are left to read them, and an error there would be printed.
+    """
     for scheduler in [*_all]:
         if scheduler.alive and not in_forked_child():
+            scheduler._process_ends = True
             scheduler.cancel_all()
             scheduler.close()
