@@ -25,9 +25,9 @@ from typing import Any
 from clients.server import Server, served
 
 from paceline.cli.options import default_model
-from paceline.client import PLAIN, Access, closed_loop, connect
 from paceline.verify.suite import SuitePrompt
 from paceline_lab.bench.prompts import chosen_prompts
+from paceline_lab.client import PLAIN, Access, closed_loop, connect
 
 CLIENTS = 8
 

@@ -21,9 +21,9 @@ from clients.server import Server, served
 
 import paceline
 from paceline.cli.options import default_model
-from paceline.client import PLAIN, Access, closed_loop, connect
 from paceline.verify.suite import SuitePrompt
 from paceline_lab.bench.prompts import chosen_prompts
+from paceline_lab.client import PLAIN, Access, closed_loop, connect
 
 MANY = 8
 SLOTS = 16384

@@ -21,7 +21,6 @@ import numpy as np
 
 from paceline.decoding.costs import CostTable
 from paceline.models import QUIET, Facts
-from paceline.plan import break_even
 from paceline_coreml.conversion.conversion_options import ConversionOptions
 from paceline_coreml.conversion.convert import convert
 from paceline_coreml.conversion.source import Source
@@ -70,7 +69,7 @@ def by_experts(one: Counter[str], experts: int) -> None:
     uniform = experts * (1 - (1 - 1 / experts) ** ROWS)
     for read in (*range(1, ROWS + 1), uniform):
         total = sum(one.values()) + (read - 1) * one[EXPERTS]
-        pays = break_even(CostTable({1: float(sum(one.values())), ROWS: total}), ROWS)
+        pays = CostTable({1: float(sum(one.values())), ROWS: total}).break_even(ROWS)
         print(f"{read:.2f} experts: {total / sum(one.values()):.2f} of one row, p = {pays:.2f}")
 
 
@@ -177,7 +176,7 @@ def show(title: str, macs: dict[int, Counter[str]], weights: dict[int, Counter[s
         sums = {rows: sum(parts.values()) for rows, parts in work.items()}
         shares = ", ".join(f"{p} {100 * n / sums[ROWS]:.1f} %" for p, n in work[ROWS].items())
         cost = CostTable({rows: float(total) for rows, total in sums.items()})
-        pays = break_even(cost, ROWS)
+        pays = cost.break_even(ROWS)
         never = "never" if pays is None else f"from p = {pays:.2f} on"
         ratio = sums[ROWS] / sums[1]
         print(f"{kind:5}  {shares}; {ROWS} rows over 1: {ratio:.2f}, drafts pay {never}")

@@ -46,8 +46,8 @@ def _group(command: Any, parent: Any, path: str) -> Iterator[str]:
     with command.make_context(name, [], parent=parent, resilient_parsing=True) as this:
         if not hasattr(command, "list_commands"):
             yield from _command(command, this, path)
-            for form in getattr(command, "forms", list)():
-                yield from _group(command.form(form), parent, f"{path} --to {form}")
+            for choice in getattr(command, "forms", dict)():
+                yield from _group(command.form(choice), parent, f"{path} {choice}")
             return
         for each in command.list_commands(this):
             yield from _group(command.get_command(this, each), this, f"{path} {each}")

@@ -30,23 +30,21 @@ ALLOWED = {
         "options": {"decoding"},
         "drafters": {"decoding", "plugins", "storage"},
         "engines": {"decoding", "plugins", "storage", "system"},
-        "models": {"storage", "system"},
-        "constraints": {"decoding", "models", "system"},
-        "published": {"drafters", "models", "storage"},
+        "models": {"drafters", "storage", "system"},
+        "tools": {"decoding"},
+        "constraints": {"decoding", "models", "system", "tools"},
         "runtime": {
-            *("constraints", "decoding", "drafters", "engines", "models", "options", "published"),
-            *("storage", "system"),
+            *("constraints", "decoding", "drafters", "engines", "models", "options", "storage"),
+            *("system", "tools"),
         },
         "server": {
             *("constraints", "decoding", "drafters", "models", "options", "runtime", "storage"),
-            "system",
+            *("system", "tools"),
         },
-        "verify": {"client", "drafters", "engines", "models", "options", "runtime", "storage"},
-        "plan": {"decoding", "engines", "runtime", "storage"},
-        "client": set[str](),
+        "verify": {"drafters", "engines", "models", "options", "runtime", "storage"},
         "cli": {
-            *("client", "decoding", "drafters", "models", "options", "plan", "plugins"),
-            *("published", "runtime", "server", "storage", "system", "verify"),
+            *("decoding", "drafters", "engines", "models", "options", "plugins"),
+            *("runtime", "server", "storage", "system", "verify"),
         },
         "": {"options", "runtime"},
         "__main__": {"cli"},
@@ -64,15 +62,19 @@ ALLOWED = {
         "": set[str](),
     },
     LAB: {
-        "agent": {"bench", "journals"},
+        "agent": {"bench", "client"},
         "bench": {"journals"},
+        "client": set[str](),
         "journals": set[str](),
-        "peers": {"bench", "journals"},
+        "peers": {"bench", "client"},
         "report": {"bench"},
         "simulate": {"bench"},
         "learn": {"journals", "simulate"},
         "sweep": {"bench", "journals"},
-        "cli": {"agent", "bench", "learn", "peers", "report", "simulate", "sweep"},
+        "cli": {
+            *("agent", "bench", "client", "journals", "learn", "peers", "report", "simulate"),
+            "sweep",
+        },
         "": set[str](),
     },
     MLX: {
@@ -109,15 +111,16 @@ PARTS = {
     "resolver": {
         *("checkpoints", "files", "gguf", "hub", "installed", "manifest", "names", "prepare"),
     },
+    "published": {"files", "installed", "resolver"},
 }
 PARTS["__init__"] = {*PARTS}
 
 # Not slow to import. All else in the rooms of a command is, so only they import it outside of
 # functions.
 LIGHT_ROOMS = {
-    CORE: ALLOWED[CORE].keys() - {"server", "verify", "plan"},
+    CORE: ALLOWED[CORE].keys() - {"server", "verify"},
     CORE_ML: {"cli", "engine", "rehearsal", ""},
-    LAB: {"cli", ""},
+    LAB: {"cli", "client", ""},
     MLX: {*ALLOWED[MLX]},
 }
 

@@ -33,8 +33,8 @@ NOT_RUN = {
     "launch": "another program; tests/cli/test_launch.py",
     "learn": "hours; tests/lab/learn",
     "plan": "measures the machine; tests/test_plan.py",
-    "pull Qwen/Qwen3-8B-GGUF:Q4_K_M": "a model that is fetched; tests/test_published.py",
-    "pull qwen3-8b": "a model that is fetched; tests/test_published.py",
+    "pull Qwen/Qwen3-8B-GGUF:Q4_K_M": "a model that is fetched; tests/models/test_published.py",
+    "pull qwen3-8b": "a model that is fetched; tests/models/test_published.py",
     "serve": "does not end; tests/server",
     "verify": "minutes, or a server; tests/verify/test_verify.py and test_verify_server.py",
 }

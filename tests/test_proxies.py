@@ -10,13 +10,13 @@ import pytest
 from paceline.cli.app import main
 from paceline.cli.options import Output
 from paceline.cli.ps import ps
-from paceline.client import Access, closed_loop, connect
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import hub
 from paceline.runtime.model import Model
 from paceline.server.router.app import Router
 from paceline.server.router.pool import Limits, Pool
 from paceline.server.settings import Settings
+from paceline_lab.client import Access, closed_loop, connect
 from support.errors import raises
 from support.fake_hub import serving, use_hub
 from support.server import running

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
-from paceline.cli.ps import registration
+from paceline.cli.servers import registration
 from paceline.server.http_server import say_line
 from paceline.server.run import serve
 from paceline.server.settings import Settings

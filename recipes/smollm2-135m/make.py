@@ -17,8 +17,7 @@ from paceline.models import DEFAULT_MODEL, Progress
 from paceline.runtime.load import load
 from paceline.storage.manifest import begin_artifact
 from paceline.verify.suite import load_suite
-from paceline_lab.learn.command import variety_of
-from paceline_lab.learn.data import AT_ONCE, CACHE_TOKENS, DataMaker
+from paceline_lab.learn.data import AT_ONCE, CACHE_TOKENS, DataMaker, variety_of
 from paceline_lab.learn.folder import LearntFolder
 from paceline_lab.learn.table import count, divided
 

@@ -15,7 +15,7 @@ import pytest
 
 from paceline.cli import launch
 from paceline.cli.launch import Endpoint
-from paceline.cli.ps import registration
+from paceline.cli.servers import registration
 from paceline.engines import open_engine
 from paceline.engines.base import EngineSettings
 from paceline.errors import InvalidRequest

@@ -10,7 +10,7 @@ import pytest
 
 from paceline import Model
 from paceline.cli.app import main
-from paceline.cli.ps import registration
+from paceline.cli.servers import registration
 from paceline.server.settings import Settings
 from support.server import running
 

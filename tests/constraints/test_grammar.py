@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from paceline.constraints.grammar import Grammars
-from paceline.constraints.tool_calls import parse_tool_calls
 from paceline.models import Tokenizer
+from paceline.tools.calls import parse_tool_calls
 from support.grammars import (
     AT,
     FUNCTIONS,

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.constraints.grammar import Grammars, _log
-from paceline.constraints.tool_calls import ToolCall, written_calls
-from paceline.constraints.tool_forms import FORMS, HERMES
 from paceline.errors import InvalidRequest
+from paceline.tools.calls import ToolCall, written_calls
+from paceline.tools.forms import FORMS, HERMES
 from support.errors import raises
 from support.grammars import Takes
 

@@ -56,3 +56,26 @@ def test_one_more_row_never_lowers_the_cost(cost: CostTable):
 def test_an_impossible_cost_table_is_rejected(seconds: dict[int, float], value: str):
     with raises(ValueError, value):
         CostTable(seconds)
+
+
+def test_break_even_is_where_the_speed_up_is_one():
+    # c(2) = 1.5 c(1): 1 + p = 1.5. c(3) = 1.75 c(1): 1 + p + p^2 = 1.75.
+    for rows, seconds in ((2, 1.5), (3, 1.75)):
+        cost = CostTable({1: 1.0, rows: seconds})
+        assert cost.break_even(rows) == pytest.approx(0.5)
+        assert cost.speed_up(rows, 0.5) == pytest.approx(1)
+
+
+def test_where_even_certainty_does_not_pay_there_is_no_break_even():
+    cost = CostTable({1: 0.112, 4: 0.499})
+    assert cost.break_even(4) is None
+    assert cost.speed_up(4, 1.0) < 1
+    assert cost.best(1.0) == (1, 1.0)
+
+
+def test_the_best_length_grows_with_the_chance():
+    cost = CostTable({1: 0.01, 2: 0.012, 4: 0.015, 8: 0.025})
+    by_chance = [cost.best(chance) for chance in (0.1, 0.3, 0.5, 0.7, 0.9, 1)]
+    lengths, gains = zip(*by_chance, strict=True)
+    assert (lengths, gains) == (tuple(sorted(lengths)), tuple(sorted(gains)))
+    assert (lengths[0], lengths[-1], gains[0]) == (1, 8, 1)

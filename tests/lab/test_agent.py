@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from paceline.cli.app import main
-from paceline.client import Access
 from paceline.errors import InvalidRequest
-from paceline.models import QUIET
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline_lab.agent.command import bench_agent
 from paceline_lab.agent.session import SESSIONS, load_sessions
 from paceline_lab.bench.ab_test import PLAIN
 from paceline_lab.bench.record import Record, parse_record
+from paceline_lab.cli import agent as command
+from paceline_lab.client import Access
+from support.reports import report_of
 from support.server import running
 
 FILE = "one and two, one and two"
@@ -40,16 +40,8 @@ def session(tmp_path: Path) -> Path:
 
 
 def agent(model: Model, path: Path | None, **options: Any) -> tuple[Report, Record]:
-    settings: dict[str, Any] = {
-        "drafters": ["suffix"],
-        "rounds": 1,
-        "url": None,
-        "access": Access(),
-        "output": None,
-        "progress": QUIET,
-        **options,
-    }
-    report = bench_agent(lambda: model, path=path, **settings)
+    settings = {"session": path, "drafter": ["suffix"], "access": Access(), **options}
+    report = report_of(command.agent, lambda *_, **__: model, **settings)
     return report, parse_record(json.loads(json.dumps(report.value)), "it")
 
 

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 
-from paceline import client
-from paceline.client import AS_SERVED, Access
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models import QUIET, ModelFiles
+from paceline.models import ModelFiles
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
 from paceline.verify.suite import SuitePrompt
+from paceline_lab import client
 from paceline_lab.bench.record import Row, parse_record
 from paceline_lab.bench.turns import PromptTurn
-from paceline_lab.peers import command
+from paceline_lab.cli.options import MeasurementArguments
+from paceline_lab.cli.peers import peers as command
+from paceline_lab.client import AS_SERVED, Access
+from paceline_lab.peers import llama_server
 from paceline_lab.peers.base import Peer, PeerAnswer
 from paceline_lab.peers.llama_server.binary import ServerBinary
 from paceline_lab.peers.llama_server.peer import LlamaServer
@@ -26,6 +28,7 @@ from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.peers.server import ServerPeer
 from paceline_lab.peers.summary import is_exact, speeds, tables
 from support.faulty import FaultyEngine, other_picks_when_drafting
+from support.reports import report_of
 from support.server import running
 
 TEXT = "this is one and the user, this is one and the user"
@@ -188,24 +191,14 @@ def test_a_peer_that_fails_is_named_with_the_question():
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Peer], None]:
     binary = ServerBinary(Path("llama-server"), "1", ())
-    monkeypatch.setattr(command, "server_binary", lambda _: binary)
-    return lambda peer: monkeypatch.setattr(command, "LlamaServer", lambda *_, **__: peer)
+    monkeypatch.setattr(llama_server.binary, "server_binary", lambda _: binary)
+    return lambda peer: monkeypatch.setattr(llama_server.peer, "LlamaServer", lambda *_, **__: peer)
 
 
-def bench(model: Model, suite: Path, **options: Any) -> Report:
-    settings: dict[str, Any] = {
-        "peers": [],
-        "access": Access(),
-        "threads": None,
-        "kinds": [],
-        "per_kind": None,
-        "rounds": 1,
-        "max_tokens": 6,
-        "suite": suite,
-        "progress": QUIET,
-        **options,
-    }
-    return command.bench_peers(lambda: model, **settings)
+def bench(model: Model, suite: Path, peers: Sequence[str] = (), **options: Any) -> Report:
+    settings = {"suite": suite, "kinds": [], "rounds": 1, "max_tokens": 6, **options}
+    asked = {"peer": [*peers], "access": Access(), "measurement": MeasurementArguments(**settings)}
+    return report_of(command, lambda *_: model, **asked)
 
 
 def test_a_run_has_every_way_of_every_peer_on_every_prompt_in_every_round(
@@ -287,7 +280,7 @@ def test_a_server_of_ours_is_asked_with_and_without_speculation(
             assert found.rate is not None
             assert found.first_token_seconds > 0
         with pytest.raises(ModelError, match="nobody"):
-            ServerPeer(f"{server.url}/v1", Access(model="nobody")).answer(question, 4, "plain")
+            ServerPeer(f"{server.url}/v1", Access("nobody")).answer(question, 4, "plain")
         server.rest()
     assert sent[0]["speculation"] == {"drafter": "none"}
     assert "speculation" not in sent[1]

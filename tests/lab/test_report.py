@@ -21,7 +21,7 @@ from paceline.errors import InvalidRequest, MissingExtra
 from paceline.storage.report import json_file
 from paceline_lab.bench.record import Row
 from paceline_lab.report.charts import record_charts
-from paceline_lab.report.command import bench_report, read_record
+from paceline_lab.report.files import read_record, write_report
 from support.results import BLOCKS, RUN, SWEEP
 
 VOID = {"meta", "img"}
@@ -67,7 +67,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_a_report_made_twice_is_the_same_bytes(results: Sequence[Path], tmp_path: Path):
     results = [results[0], results[2]]
-    written = bench_report(results, tmp_path / "one")
+    written = write_report(results, tmp_path / "one")
     assert written[0] == tmp_path / "one" / "index.html"
     assert {path.name for path in written} == content(tmp_path / "one").keys()
     # By somebody else, with other settings of matplotlib, another hash seed and another folder.
@@ -92,7 +92,7 @@ def test_a_report_made_twice_is_the_same_bytes(results: Sequence[Path], tmp_path
 
 
 def test_the_page_is_whole_in_itself(results: Sequence[Path], tmp_path: Path):
-    bench_report(results, tmp_path / "page.html")
+    write_report(results, tmp_path / "page.html")
     page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "object"})
     pictures = page.all("img")
@@ -118,7 +118,7 @@ def test_what_comes_from_a_result_is_text(tmp_path: Path):
     name = "<script>alert('x')</script> & \"co\""
     rows = [replace(row, case=name, kind=name, contender=name) for row in RUN.rows[:1]]
     (tmp_path / "x.json").write_bytes(json_file(replace(RUN, rows=rows, command=name).as_dict()))
-    bench_report([tmp_path / "x.json"], tmp_path / "page.html")
+    write_report([tmp_path / "x.json"], tmp_path / "page.html")
     page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert not page.all("script")
     assert page.text.count(name) >= 2
@@ -127,7 +127,7 @@ def test_what_comes_from_a_result_is_text(tmp_path: Path):
 def test_what_comes_from_a_result_is_no_path(tmp_path: Path):
     rows = [Row(str(at), "k", "x", {"ratio": [2.0]}, {"../../up": at}) for at in (1, 2)]
     (tmp_path / "x.json").write_bytes(json_file(replace(RUN, rows=rows).as_dict()))
-    written = bench_report([tmp_path / "x.json"], tmp_path / "out")
+    written = write_report([tmp_path / "x.json"], tmp_path / "out")
     assert [path.name for path in written] == ["index.html", "x-ratio-by--up.png"]
     assert all(path.parent == tmp_path / "out" for path in written)
 
@@ -137,10 +137,10 @@ def test_results_of_one_name_get_different_file_names(tmp_path: Path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "x.json").write_bytes(json_file(RUN.as_dict()))
     paths = [tmp_path / "a" / "x.json", tmp_path / "b" / "x.json"]
-    names = {path.name for path in bench_report(paths, tmp_path / "out")}
+    names = {path.name for path in write_report(paths, tmp_path / "out")}
     assert {"x-ratio-by-kind.png", "x-2-ratio-by-kind.png"} < names
     with pytest.raises(InvalidRequest, match="named twice"):
-        bench_report([paths[0], paths[0]], tmp_path / "out")
+        write_report([paths[0], paths[0]], tmp_path / "out")
 
 
 def test_without_matplotlib_it_is_said_what_to_install(
@@ -155,7 +155,7 @@ def test_without_matplotlib_it_is_said_what_to_install(
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingExtra, match=re.escape("charts need: pip install")):
-        bench_report(results, tmp_path / "out")
+        write_report(results, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -6,13 +6,15 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest
-from paceline.models import QUIET, ModelFiles
+from paceline.models import ModelFiles
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
 from paceline_lab.bench.ab_test import PLAIN
 from paceline_lab.bench.record import parse_record
+from paceline_lab.cli import simulate as command
+from paceline_lab.cli.options import ComparisonArguments
 from paceline_lab.simulate import report as simulate_report
-from paceline_lab.simulate.command import bench_simulate
+from support.reports import report_of
 
 AROUND = [1, 2, 3, 4, 5, 6]
 
@@ -29,22 +31,14 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def never() -> Any:
+def never(*_: Any, **__: Any) -> Any:
     raise AssertionError("a model was opened")
 
 
-def simulated(texts: Path, **options: Any) -> Report:
-    settings: dict[str, Any] = {
-        "model": "any",
-        "drafters": ["ngram"],
-        "policies": ["fixed:5"],
-        "blocks": [],
-        "cost": "1=2,5=3",
-        "carry": False,
-        "progress": QUIET,
-        **options,
-    }
-    return bench_simulate(never, never, texts=[texts], **settings)
+def simulated(texts: Path, *, cost: str = "1=2,5=3", **options: Any) -> Report:
+    compared = {"drafters": ["ngram"], "policies": ["fixed:5"], "blocks": [], **options}
+    comparison = ComparisonArguments(**compared)
+    return report_of(command.simulate, never, texts=[texts], comparison=comparison, cost=cost)
 
 
 def test_texts_that_take_longer_than_plain_decoding_are_counted(texts: Path):

@@ -14,9 +14,12 @@ from paceline.runtime.model import Model
 from paceline.storage.report import Report
 from paceline_lab.bench.ab_test import PLAIN, contender_options
 from paceline_lab.bench.record import Record, parse_record, read_record
-from paceline_lab.sweep.command import bench_sweep
-from paceline_lab.sweep.seeds import bench_seeds
+from paceline_lab.cli import sweep as command
+from paceline_lab.cli.options import ComparisonArguments
+from paceline_lab.cli.sweep import SweepArguments
+from paceline_lab.sweep.seeds import seeds_report
 from support.errors import raises
+from support.reports import report_of
 from support.tiny import write_tiny
 
 
@@ -25,22 +28,20 @@ class Loading:
         self.model = model
         self.times = 0
 
-    def __call__(self) -> Model:
+    def __call__(self, *_: Any, **__: Any) -> Model:
         self.times += 1
         return Model(self.model.files, self.model.engine)
 
 
-def sweep(model: Model, **options: Any) -> Report:
-    settings: dict[str, Any] = {
-        **dict.fromkeys(("lengths", "depths", "kinds", "drafters", "policies", "blocks"), ()),
-        **dict.fromkeys(("suite", "per_kind")),
-        "rounds": 1,
-        "max_tokens": 6,
-        "progress": QUIET,
-        **options,
-    }
-    load = settings.pop("load", Loading(model))
-    return bench_sweep(load, **settings)
+def sweep(model: Model, load: Any = None, **options: Any) -> Report:
+    compared = {name: options.pop(name, []) for name in ("drafters", "policies", "blocks")}
+    asked: dict[str, Any] = {name: options.pop(name, []) for name in ("length", "depth")}
+    measurement = SweepArguments(**{"kinds": [], "rounds": 1, "max_tokens": 6, **options})
+    comparison = ComparisonArguments(**compared)
+    loading = load or Loading(model)
+    return report_of(
+        command.sweep, loading, comparison=comparison, measurement=measurement, **asked
+    )
 
 
 def record_of(report: Report) -> Record:
@@ -67,7 +68,7 @@ def test_every_drafter_meets_every_policy_and_block(
 
 
 def test_a_sweep_by_length_has_rows_of_all(model: Model):
-    report = sweep(model, lengths=[20, 40], drafters=["suffix"], rounds=2)
+    report = sweep(model, length=[20, 40], drafters=["suffix"], rounds=2)
     assert report.passed
     record = record_of(report)
     assert [(row.at["prompt_tokens"], row.contender) for row in record.rows] == [
@@ -84,7 +85,7 @@ def test_a_sweep_by_length_has_rows_of_all(model: Model):
 
 
 def test_a_sweep_by_depth_asks_one_question_of_each_kind(model: Model, suite_file: Path):
-    report = sweep(model, depths=[0, 64], suite=suite_file)
+    report = sweep(model, depth=[0, 64], suite=suite_file)
     record = record_of(report)
     assert report.passed
     assert {row.kind for row in record.rows} == {"chat", "code"}
@@ -108,8 +109,8 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(
 
     monkeypatch.setattr(Model, "generate", generate)
     with pytest.raises(KeyboardInterrupt):
-        sweep(model, lengths=[20, 40], output=output)
-    report = sweep(model, lengths=[20, 40], output=output)
+        sweep(model, length=[20, 40], output=output)
+    report = sweep(model, length=[20, 40], output=output)
     assert asked == 5 + 2 + 2
     assert record_of(report).cases == ["code, 20 tokens", "code, 40 tokens"]
 
@@ -117,7 +118,7 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"lengths": [5], "depths": [5]}, "--depth does not go with --length"),
+        ({"length": [5], "depth": [5]}, "--depth does not go with --length"),
         ({"kinds": ["chat"]}, "are for --depth"),
         ({"drafters": ["magic"]}, "no drafter is called 'magic'"),
         ({"policies": ["fixed:x"]}, "policy 'fixed:x' has no block"),
@@ -157,7 +158,7 @@ def test_from_the_command_line(tiny_gguf: Path, tmp_path: Path, capsys: pytest.C
 
 def test_the_seeds_tables_have_our_rows_beside_the_published_ones(tmp_path: Path, cache: Path):
     model = load(write_tiny(tmp_path / "tiny.gguf", fields={"llama.context_length": 4096}))
-    report = bench_seeds(Loading(model), drafters=["suffix"], rounds=2, progress=QUIET)
+    report = seeds_report(Loading(model), drafters=["suffix"], rounds=2, progress=QUIET)
     assert report.passed
     code, dense = report.tables[:2]
     assert [title for title, _, _ in report.tables[2:]] == [
@@ -178,7 +179,7 @@ def test_the_seeds_tables_have_our_rows_beside_the_published_ones(tmp_path: Path
     assert record_of(report).rows[1].counts["fallbacks"] >= counts[0][3]
     small = load(write_tiny(tmp_path / "small.gguf"))
     with raises(InvalidRequest, "context of 512 tokens", "takes 6"):
-        bench_seeds(Loading(small), drafters=[], rounds=1, progress=QUIET)
+        seeds_report(Loading(small), drafters=[], rounds=1, progress=QUIET)
 
 
 def test_the_seeds_tables_refuse_options_that_they_have_of_their_own(

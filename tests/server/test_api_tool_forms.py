@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from openai import BadRequestError
 
-from paceline.constraints.tool_calls import ToolCall, written_calls
-from paceline.constraints.tool_forms import FORMS, HERMES, ToolForm, tool_form
 from paceline.models import resolve
 from paceline.runtime.model import Model
 from paceline.runtime.prompt import template_chat
 from paceline.runtime.tool_messages import describe_tools, fit_calls
+from paceline.tools.calls import ToolCall, written_calls
+from paceline.tools.forms import FORMS, HERMES, ToolForm, tool_form
 from support.server import Running, running
 from support.thinking import Scripted
 from support.tool_templates import TEMPLATES, write_calling

@@ -1,13 +1,15 @@
 """`bench run` with settings that end in seconds."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline_lab.bench.run import bench_run
+from paceline_lab.cli.options import MeasurementArguments
+from paceline_lab.cli.run import run
+from support.reports import report_of
 
 _SUITE = [
     ("one", "chat", "Hello"),
@@ -17,18 +19,16 @@ _SUITE = [
 """Id, kind and content of prompts."""
 
 
-def bench(model: Model, suite: Path, **options: Any) -> Report:
+def bench(
+    model: Model, suite: Path, *, load: Callable[..., Model] | None = None, **options: Any
+) -> Report:
     """`suffix` in fixed blocks against plain decoding, one round; `options` replace that."""
-    settings: dict[str, Any] = {
-        "suite": suite,
-        "drafters": ["suffix"],
-        "policy": "fixed",
-        "rounds": 1,
-        "max_tokens": 24,
-        "progress": QUIET,
-        **options,
-    }
-    return bench_run(lambda _: model, **settings)
+    measured = {"suite": suite, "kinds": [], "rounds": 1, "max_tokens": 24}
+    for name in options.keys() & {*measured, "per_kind", "output"}:
+        measured[name] = options.pop(name)
+    settings = {"drafter": ["suffix"], "policy": "fixed", **options}
+    measurement = MeasurementArguments(**measured)
+    return report_of(run, load or (lambda *_, **__: model), measurement=measurement, **settings)
 
 
 def write_suite(path: Path) -> Path:

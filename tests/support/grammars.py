@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from paceline.constraints.tool_calls import CallPiece, CallStream, Parsed, ToolCall
-from paceline.constraints.tool_forms import ToolForm
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
@@ -114,18 +112,3 @@ def follows(constraint: Constraint, tokens: Sequence[int]) -> int:
 
 
 Takes = Callable[[Constraint, str], bool]
-
-
-def streamed(pieces: list[str], form: ToolForm, functions: dict[str, Any]) -> Parsed:
-    """The calls of a text that comes in pieces."""
-    stream = CallStream(form, functions)
-    content, names, arguments = "", dict[int, str](), dict[int, str]()
-    parts = [part for piece in pieces for part in stream.push(piece)] + stream.finish()
-    for part in parts:
-        if isinstance(part, CallPiece):
-            assert bool(part.name) is (part.call not in names)
-            names.setdefault(part.call, part.name)
-            arguments[part.call] = arguments.get(part.call, "") + part.arguments
-        else:
-            content += part
-    return Parsed(content, tuple(ToolCall(names[call], arguments[call]) for call in names))

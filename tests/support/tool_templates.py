@@ -11,7 +11,7 @@ from typing import Any
 
 from gguf import TokenType
 
-from paceline.constraints.tool_forms import FORMS, ToolForm
+from paceline.tools.forms import FORMS, ToolForm
 from support.tiny import vocabulary, write_tiny
 
 _QWEN = (
@@ -115,7 +115,7 @@ _SIGNS |= {"seed": "<function=", "deepseek-xml": "function_calls"}
 def _published(form: ToolForm) -> str:
     """A template that writes calls by the description of their form.
 
-    What the published templates write is in tests/constraints/test_published_calls.py.
+    What the published templates write is in tests/tools/test_published_calls.py.
     """
     label = "''"
     if form.label is not None:

@@ -16,8 +16,9 @@ def commands(
     command = command or get_command(app)
     if not isinstance(command, TyperGroup):
         yield name, command
-        for form in getattr(command, "forms", list)():
-            yield (*name, "--to", form), command.form(form)
+        for choice in getattr(command, "forms", dict)():
+            words = choice.split() if " " in choice else []  # without: a required option's name
+            yield (*name, *words), command.form(choice)
         return
     for word in command.list_commands(None):  # type: ignore[arg-type]
         yield from commands(command.get_command(None, word), (*name, word))  # type: ignore[arg-type]

@@ -20,8 +20,7 @@ from typer import Argument, Option
 
 from paceline.cli.console import print_value, progress_of, say
 from paceline.cli.options import ModelName, Output, command, group
-from paceline.cli.ps import registered_urls, served
-from paceline.client import key_for
+from paceline.cli.servers import key_for, registered_urls, served
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.system.machine import direct_hosts
 

@@ -117,7 +117,7 @@ def heads(models: Sequence["Listed"]) -> Iterator[_Head]:
     """The drafters here, each with those of the models that it is for."""
     from paceline.drafters import read_facts
     from paceline.models import list_drafters
-    from paceline.published import fits
+    from paceline.models.published import fits
 
     for listed in list_drafters():
         path = listed.file or listed.folder

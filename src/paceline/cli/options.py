@@ -346,9 +346,6 @@ ModelArgument = Annotated[
     ),
 ]
 
-OF_MODEL = {*ModelOptions.__annotations__} - {"offline"}
-"""Options that have no effect where a server is asked."""
-
 SAMPLING = "Sampling (default: as the model has it)"
 GenerationConfig = Annotated[
     Literal["auto", "none"],

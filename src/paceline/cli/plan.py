@@ -1,14 +1,27 @@
-"""`paceline plan`."""
+"""`paceline plan`: the cost of calls on this machine, and the speed-up that drafting can give."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from paceline.cli.console import check_writable, load_model, print_report
 from paceline.cli.options import ModelOptions, Output, ResultFile, command, group
+from paceline.storage.report import Report, Table
+
+if TYPE_CHECKING:
+    from paceline.decoding.costs import CostTable
+    from paceline.engines.exact import Compared
+    from paceline.runtime.model import Model
 
 app = group()
+
+_CHANCES = (0.3, 0.5, 0.7, 0.9, 1.0)
+"""Probabilities that a draft token is accepted after those before it were."""
+
+_LONG = 4096
+"""Tokens of context of the second table, if the model's context is as long."""
 
 
 @command(
@@ -32,12 +45,8 @@ def plan(
     the cost of a call by rows, and the acceptance from which a block of so many rows pays. If no
     answer was given yet, calls are made for it.
     """
-    from dataclasses import replace
-
-    from paceline.plan import plan as run
-
     check_writable(result)
-    report = run(load_model(model, output), measure=measure)
+    report = costs_report(load_model(model, output), measure=measure)
     texts = [*filter(None, (report.text, _advice(report.value)))]
     if not everything:
         texts = [text.partition("\n")[0].rstrip(":") for text in texts]
@@ -45,8 +54,82 @@ def plan(
     return print_report(replace(report, text="\n".join(texts)), output, result)
 
 
+def costs_report(model: "Model", *, measure: bool) -> Report:
+    """Return the learned costs of calls; with `measure` also from calls that are made now."""
+    cost, compared = model.measured_costs(again=measure), model.compared()
+    value = {
+        "model": model.files.name,
+        "engine": model.engine.describe(),
+        "context": cost.context,
+        "exactness": {name: comparison.as_dict() for name, comparison in compared.items()},
+        **cost_facts(cost),
+    }
+    tables = [_cost_table(f"{model.files.name} on this machine", value)]
+    deep = cost.at_context(min(_LONG, model.engine.context_length))
+    if deep(1) > 1.01 * cost(1):  # else calls at one context alone were seen
+        value["deep"] = {"context": deep.context, **cost_facts(deep)}
+        title = f"the same at a context of {deep.context} tokens"
+        tables.append(_cost_table(title, value["deep"]))
+    tables.append(_exactness_table(compared))
+    # Of an engine whose times are not those of the hardware that it is for: where they come from.
+    remark = getattr(model.engine, "remark", "")
+    value |= {"remark": remark} if remark else {}
+    return Report(value, text=remark, tables=tables)
+
+
+def cost_facts(cost: "CostTable") -> dict[str, Any]:
+    """Return, as JSON, costs and speed-ups of every measured T > 1, and the best T by chance."""
+    best = {str(chance): cost.best(chance) for chance in (0.1, *_CHANCES)}
+    return {
+        "plain_milliseconds": cost(1) * 1e3,
+        "rows": [
+            {
+                "rows": rows,
+                "milliseconds": cost(rows) * 1e3,
+                "ratio": cost(rows) / cost(1),
+                "break_even": cost.break_even(rows),
+                "speed_up": {str(chance): cost.speed_up(rows, chance) for chance in _CHANCES},
+            }
+            for rows in cost.seconds
+            if rows > 1
+        ],
+        "best": {chance: {"rows": rows, "speed_up": gain} for chance, (rows, gain) in best.items()},
+    }
+
+
+def _cost_table(title: str, facts: Mapping[str, Any]) -> Table:
+    rows = [
+        [
+            str(row["rows"]),
+            f"{row['milliseconds']:.1f}",
+            f"{row['ratio']:.2f}",
+            "never" if row["break_even"] is None else f"{row['break_even']:.2f}",
+            *(f"{gain:.2f}" for gain in row["speed_up"].values()),
+        ]
+        for row in facts["rows"]
+    ]
+    head = ["rows", "ms", "/ plain", "break-even p", *(f"p={chance}" for chance in _CHANCES)]
+    plain = f"plain {facts['plain_milliseconds']:.1f} ms a token"
+    return f"{title}, {plain}; p=0.5: speed-up when half is accepted", head, rows
+
+
+def _exactness_table(compared: Mapping[str, "Compared"]) -> Table:
+    head = ["rows with another", "compared", "differ", "other picks", "largest difference"]
+    rows = [
+        [
+            name.replace("_", " "),
+            str(counts.rows),
+            f"{counts.differing} ({100 * counts.differing / max(counts.rows, 1):.0f} %)",
+            f"{counts.other_picks} ({100 * counts.other_picks / max(counts.rows, 1):.0f} %)",
+            f"{counts.largest_difference:.3g}",
+        ]
+        for name, counts in compared.items()
+    ]
+    return "exactness: rows against plain decoding's of a sequence alone, bit for bit", head, rows
+
+
 def _advice(value: Mapping[str, Any]) -> str:
-    """What the tables say, in two lines."""
+    """Return the conclusion from the tables, in two lines."""
     rows = value["rows"]
     pays = {row["break_even"]: row["rows"] for row in rows if row["break_even"] is not None}
     if not pays:

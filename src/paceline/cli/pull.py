@@ -25,7 +25,7 @@ def pull(
 ) -> int:
     """Fetch a model, or bring it up to date."""
     obey_offline(offline)
-    from paceline import published
+    from paceline.models import published
     from paceline.models import pull as fetch
 
     progress = progress_of(output)

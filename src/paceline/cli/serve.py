@@ -265,7 +265,7 @@ def _check(files: "ModelFiles", *, think: bool | None, quiet: bool) -> None:
 @contextmanager
 def _registered() -> Iterator[Callable[[str], None]]:
     """Yield a function that writes a server's lines, and registers it with the first."""
-    from paceline.cli.ps import registration
+    from paceline.cli.servers import registration
     from paceline.server.http_server import say_line
 
     with registration() as register:

@@ -40,7 +40,7 @@ def show(*, model: ModelArgument, output: Output) -> int:
 def _facts(files: "ModelFiles") -> dict[str, Any]:
     """Return the facts of an installed model that need no engine, for JSON."""
     from paceline.drafters import DrafterSpec
-    from paceline.published import published_for
+    from paceline.models.published import published_for
     from paceline.runtime.drafting import Drafting
     from paceline.runtime.exactness import stored_exactness
     from paceline.runtime.load import device_of

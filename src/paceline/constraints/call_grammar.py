@@ -1,6 +1,6 @@
 """The grammar of an answer with tool calls, in llguidance's Lark syntax, from a `ToolForm`.
 
-Invariant: what a grammar allows, `tool_calls.py` reads back.
+Invariant: what a grammar allows, `tools/calls.py` reads back.
 """
 
 import json
@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paceline.constraints.tags import TagGrammar, cut_at_token
-from paceline.constraints.tool_forms import NAME, Syntax, ToolForm
+from paceline.constraints.tag_grammar import TagGrammar, cut_at_token
 from paceline.constraints.value_grammar import EMPTY, ValueGrammar, escaped_text
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.errors import InvalidRequest
+from paceline.tools.forms import NAME, Syntax, ToolForm
 
 _TEXT = r"/(.|\n)*/"
 _SPACE = r"/\s{0,8}/"

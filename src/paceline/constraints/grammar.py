@@ -30,12 +30,12 @@ from paceline.constraints.schemas import (
     never_followed,
     takes_nothing,
 )
-from paceline.constraints.tool_forms import HERMES, Syntax, ToolForm
 from paceline.constraints.value_grammar import EMPTY
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import Constraint
 from paceline.errors import Busy, InvalidRequest, ModelError
 from paceline.models import Tokenizer, check_unicode
+from paceline.tools.forms import HERMES, Syntax, ToolForm
 
 MAX_FUNCTIONS = 128
 """OpenAI's limit."""

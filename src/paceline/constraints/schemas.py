@@ -109,25 +109,3 @@ def takes_nothing(schema: Mapping[str, Any]) -> bool:
     """Return whether a function's schema names no parameter and does not ask for free ones."""
     stated = schema.keys() & KEYWORDS - {"type"}
     return not any(schema[name] or name not in ("properties", "required") for name in stated)
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """An object, or an empty one for what is none."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def constants(schema: Mapping[str, Any]) -> list[Any]:
-    """The values that a schema lists; none if it lists none."""
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    return values if isinstance(values, list) else []
-
-
-def resolved(root: Mapping[str, Any], reference: str) -> Any:
-    """The schema at a reference such as "#/$defs/city"; None if it is not there."""
-    target: Any = root
-    if not reference.startswith("#"):
-        return None
-    for step in filter(None, reference[1:].split("/")):
-        name = step.replace("~1", "/").replace("~0", "~")
-        target = target.get(name) if isinstance(target, Mapping) else None
-    return target

@@ -3,7 +3,7 @@
 It is for arguments in Python's syntax and between braces. Kept are constants, types, arrays,
 objects, alternatives, references and the bounds of numbers and lengths; other keywords are ignored,
 so that a value may be wider than its schema. One thing is narrower: an object has the properties
-that are named, if there are any. Invariant: `literals.py` reads what a grammar here allows.
+that are named, if there are any. Invariant: `tools/literals.py` reads what a grammar here allows.
 """
 
 import json
@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline.constraints.literals import literal_key, written_value
-from paceline.constraints.schemas import constants, mapping, resolved
-from paceline.constraints.tool_forms import Syntax, ToolForm
 from paceline.errors import InvalidRequest
+from paceline.tools.forms import Syntax, ToolForm
+from paceline.tools.literals import literal_key, written_value
+from paceline.tools.parameters import constants, mapping, resolved
 
 EMPTY = '""'
 """No text, in Lark."""

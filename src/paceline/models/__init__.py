@@ -19,14 +19,7 @@ from paceline.models.installed import (
 from paceline.models.manifest import GENERATION, TEMPLATE, TOKENIZER, Facts, Pooling, read_manifest
 from paceline.models.names import CORE_ML_SUFFIX, DEFAULT_MODEL, settings_of
 from paceline.models.prepare import core_ml_folder
-from paceline.models.resolver import (
-    cached_drafter,
-    drafter_bytes,
-    open_origin,
-    pull,
-    resolve,
-    resolve_drafter,
-)
+from paceline.models.resolver import open_origin, pull, resolve, resolve_drafter
 from paceline.models.templates import ChatTemplate, start_templates
 from paceline.models.templates.marks import Thinking, infill_of
 from paceline.models.templates.tokenizer import TokenBytes, Tokenizer, check_unicode
@@ -50,11 +43,9 @@ __all__ = [
     "TokenBytes",
     "Tokenizer",
     "cache_dir",
-    "cached_drafter",
     "check_models",
     "check_unicode",
     "core_ml_folder",
-    "drafter_bytes",
     "find_removal",
     "go_offline",
     "infill_of",
@@ -63,6 +54,7 @@ __all__ = [
     "memory_needed",
     "open_folder",
     "open_origin",
+    "published",
     "pull",
     "read_facts",
     "read_manifest",

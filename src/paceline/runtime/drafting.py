@@ -34,7 +34,7 @@ from paceline.engines.base import Engine
 from paceline.engines.costs import StoredCosts, measure
 from paceline.errors import ModelError
 from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, resolve_drafter
-from paceline.published import Installed
+from paceline.models.published import Installed
 from paceline.runtime.answer import Answer
 from paceline.runtime.exactness import MEASUREMENTS
 from paceline.runtime.kept import FOLDER, KeptAnswers, Stored

@@ -1,6 +1,6 @@
 """Tools and calls in a chat, as the chat template of a model takes them.
 
-A template without tools gets them as text. `constraints/tool_calls.py` splits the answer. Only
+A template without tools gets them as text. `tools/calls.py` splits the answer. Only
 chats with tools come here, with messages of `prompt.template_messages`.
 """
 
@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.constraints.tool_calls import ToolCall, written_calls
-from paceline.constraints.tool_forms import HERMES, ToolForm, tool_form
+from paceline.tools.calls import ToolCall, written_calls
+from paceline.tools.forms import HERMES, ToolForm, tool_form
 
 _INSTRUCTIONS = """You may call functions to help with the user's request. These are the functions:
 <tools>

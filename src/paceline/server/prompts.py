@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from paceline.constraints.tool_forms import ToolForm, tool_form
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.text import showing
 from paceline.errors import InvalidRequest, ModelError
@@ -28,6 +27,7 @@ from paceline.server.body import ChatBody, Message
 from paceline.server.errors import ApiError, prompt_too_long
 from paceline.server.settings import Settings
 from paceline.server.tools import Tool
+from paceline.tools.forms import ToolForm, tool_form
 
 _SAMPLED_CHARACTERS = 16
 """Characters of a long text, for each token of the context, that are tokenized to see whether it

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, cast
 
 from paceline.constraints.call_grammar import literal
 from paceline.constraints.grammar import Grammars
-from paceline.constraints.tool_forms import ToolForm
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.text import SIGN
 from paceline.decoding.types import FINAL_NORM, Constraint
@@ -39,6 +38,7 @@ from paceline.server.readers import Readers
 from paceline.server.response_store import ResponseStore
 from paceline.server.settings import Settings
 from paceline.server.tools import AllowedTools, NamedTool
+from paceline.tools.forms import ToolForm
 
 _SAFE_DRAFTERS = ("suffix", "table", "prediction")
 """Parts of a drafter that any request may name; `ngram` too, with options. None opens a file that

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.client import ServedModel, closed_loop
 from paceline.decoding.types import Best, Block, Step
 from paceline.engines.base import Engine, KVSequence, StepResult
 from paceline.errors import PacelineError
@@ -23,6 +22,7 @@ from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from paceline.runtime.result import Result
 from paceline_lab.agent.session import SessionTurn
+from paceline_lab.client import ServedModel, closed_loop
 
 
 class Replayed(NamedTuple):

@@ -39,7 +39,7 @@ class SessionTurn(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class AgentSession:
     name: str
     messages: list[dict[str, Any]]
     sha256: str
@@ -57,7 +57,7 @@ class Session:
         return turns
 
 
-def load_sessions(path: Path | None) -> list[Session]:
+def load_sessions(path: Path | None) -> list[AgentSession]:
     """The session in a file, or paceline's own. Raises InvalidRequest, naming the file and line."""
     if path is None:
         names = ((name, f"agent_{name}.jsonl") for name in SESSIONS)
@@ -68,7 +68,7 @@ def load_sessions(path: Path | None) -> list[Session]:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
 
 
-def _parsed(name: str, content: bytes, file: str) -> Session:
+def _parsed(name: str, content: bytes, file: str) -> AgentSession:
     messages: list[dict[str, Any]] = []
     for where, entry in json_lines(content, file):
         messages.append(asdict(validated(_Message, entry, where)))
@@ -79,4 +79,4 @@ def _parsed(name: str, content: bytes, file: str) -> Session:
             f"{file} has no answer to replay; expected messages with role and content, one a line, "
             "among them the assistant's"
         )
-    return Session(name, messages, sha256(content).hexdigest())
+    return AgentSession(name, messages, sha256(content).hexdigest())

@@ -15,14 +15,12 @@ from typing import Any, TypeVar
 from paceline.decoding.types import Counters
 from paceline.drafters import DrafterSpec
 from paceline.errors import InvalidRequest
-from paceline.models import Progress
 from paceline.options import GREEDY, Options
 from paceline.runtime.model import Model
 from paceline.runtime.prompt import Prompt
+from paceline.runtime.request import check
 from paceline.runtime.result import Result
-from paceline_lab.bench.journal import measured_rows
 from paceline_lab.bench.record import Row, here
-from paceline_lab.journals import Journal
 
 _T = TypeVar("_T")
 
@@ -84,22 +82,6 @@ def warm_up(contenders: Sequence[Contender], case: Case) -> None:
         contender.answer(case)
 
 
-def measure_all(
-    cases: Sequence[Case],
-    contenders: Sequence[Contender],
-    *,
-    rounds: int,
-    journal: Journal,
-    progress: Progress,
-) -> list[Row]:
-    """Rows of all cases; those in the journal are not measured again."""
-    rows: list[Row] = []
-    for number, case in enumerate(cases, start=1):
-        call = partial(measure, case, contenders, rounds=rounds, start=number)
-        rows += measured_rows(journal, case.id, call, progress, f"{number}/{len(cases)}")
-    return rows
-
-
 def measure(
     case: Case, contenders: Sequence[Contender], *, rounds: int, start: int = 0
 ) -> list[Row]:
@@ -156,7 +138,7 @@ def contender_options(
 ) -> dict[str, Options]:
     """Contender -> its options: plain decoding, then every drafter with every policy and block.
 
-    Raises InvalidRequest if the part of a policy after its colon is no number.
+    Raises InvalidRequest if a drafter, a policy or a block is invalid.
     """
     contenders: dict[str, Options] = {PLAIN: {"drafter": "none"}}
     for drafter in drafters or ["auto"]:
@@ -172,6 +154,7 @@ def contender_options(
                 if rule != "auto" or block:
                     name += f", {rule}{f' {block}' if block else ''}"
                 contenders[name] = {"drafter": drafter, "policy": rule, "max_block": block}
+                check(contenders[name])
     return contenders
 
 

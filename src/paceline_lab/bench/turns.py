@@ -33,6 +33,10 @@ class PromptTurn:
     """The messages in the model's chat template, encoded."""
 
 
+_SPARE = 64
+"""Tokens more than an answer had that its text may be in the next prompt."""
+
+
 class Skipped(NamedTuple):
     """A turn that was not answered."""
 
@@ -98,6 +102,21 @@ def measure_turns(
             ]
             turn = _turn(model, prompt, turn.number + 1, messages)
     return rows, skipped
+
+
+def needed_context(prompts: Sequence[SuitePrompt], model: Model, max_tokens: int) -> int:
+    """Return the tokens of the longest conversation with answers of `max_tokens`."""
+    sizes = []
+    for prompt in prompts:
+        messages = [*prompt.messages]
+        for following in prompt.turns:
+            messages += [
+                {"role": "assistant", "content": "."},
+                {"role": "user", "content": following},
+            ]
+        answers = max_tokens + len(prompt.turns) * (max_tokens + _SPARE)
+        sizes.append(len(model.tokens(prompt_for(model.files, messages))) + answers)
+    return max(sizes)
 
 
 def _turn(

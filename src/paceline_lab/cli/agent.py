@@ -1,13 +1,18 @@
-"""`paceline bench agent`."""
+"""`paceline bench agent`: recorded sessions by plain decoding, drafters and a server."""
 
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from paceline.cli.console import check_writable, load_model, print_report
-from paceline.cli.options import ApiKey, ModelOptions, Output, ResultFile, Served, command, group
+from paceline.cli.options import ModelOptions, Output, ResultFile, command, group
+from paceline.storage.report import Report
 from paceline_lab.cli.options import Drafters, Rounds, measuring
+from paceline_lab.client import Access
 
 app = group()
 
@@ -37,25 +42,69 @@ def agent(
     url: Annotated[
         str | None, Option(metavar="BASE", help="a server of the model, to send the same turns to")
     ] = None,
-    served_model: Served = None,
-    api_key: ApiKey = None,
+    access: Access,
     result: ResultFile = None,
     model: ModelOptions,
     output: Output,
 ) -> int:
-    """Replay an agent's session, whose answers are recorded."""
-    from paceline.client import Access
-    from paceline_lab.agent.command import bench_agent
+    """Replay an agent's session, whose answers are recorded.
+
+    Turns that do not fit the context are left out.
+    """
+    from paceline_lab.agent.replay import replay_here, replay_there
+    from paceline_lab.agent.rows import measure_session, tables_of, totals_of
+    from paceline_lab.agent.session import load_sessions
+    from paceline_lab.bench.ab_test import about, contender_options, max_context, options_facts
+    from paceline_lab.bench.journal import measured_rows, open_journal
+    from paceline_lab.bench.record import Record, Row
+    from paceline_lab.bench.turns import Skipped
+    from paceline_lab.client import connect
+    from paceline_lab.journals import journal_path
 
     check_writable(result)
-    report = bench_agent(
-        lambda: load_model(model, output, drafters=drafter),
-        path=session,
-        drafters=drafter,
-        rounds=rounds,
-        url=url,
-        access=Access(served_model, api_key),
-        output=result,
-        progress=measuring(output),
+    sessions, progress = load_sessions(session), measuring(output)
+    options = contender_options(drafter, (), ())
+    server = None if url is None else [*connect(url, access).values()][-1]
+    loaded = load_model(model, output, drafters=drafter)
+    loaded.measured_costs()
+    head = Record(
+        "agent",
+        rows=[],
+        settings={
+            "sessions": [session.name for session in sessions],
+            "contenders": options_facts(options),
+            **({} if server is None else {"server": server.name, "served": server.model}),
+            "rounds": rounds,
+        },
+        suite_sha256=sha256("".join(s.sha256 for s in sessions).encode()).hexdigest(),
+        **about(loaded),
     )
+    rows: list[Row] = []
+    skipped: list[Skipped] = []
+    room = max_context(loaded)
+    with open_journal(result, head) as journal:
+        for number, one in enumerate(sessions, start=1):
+            turns = []
+            for turn in one.turns(loaded):
+                if (size := len(turn.prompt) + len(turn.answer)) > room:
+                    skipped.append(Skipped(turn.name, size, room))
+                else:
+                    turns.append(turn)
+            replays = {
+                name: partial(replay_here, loaded, turns, settings)
+                for name, settings in options.items()
+            }
+            if server is not None:
+                replays[server.name] = partial(replay_there, server, turns)
+            call = partial(measure_session, one.name, turns, replays, rounds)
+            rows += measured_rows(journal, one.name, call, progress, f"{number}/{len(sessions)}")
+    failed = [f"{row.case} ({row.contender}): {e}" for row in rows if (e := row.facts.get("error"))]
+    passed = bool(rows) and not failed and all(row.facts.get("same_tokens", True) for row in rows)
+    names = dict.fromkeys(row.kind for row in rows)
+    totals = {name: totals_of([row for row in rows if row.kind == name]) for name in names}
+    skips = {"skipped": [turn._asdict() for turn in skipped], "failed": failed}
+    record = replace(head, rows=rows, summary={"totals": totals, **skips})
+    tables = [table for name in names for table in tables_of(name, rows, totals[name])]
+    text = "\n".join([*map(str, skipped), *failed])
+    report = Report(record.as_dict(), passed, text, tables, journal_path(result))
     return print_report(report, output, result)

@@ -1,6 +1,14 @@
-"""`paceline learn`: a drafter for a model, from what the model says itself."""
+"""`paceline learn`: a drafter for a model, from the model's own prompts and answers.
 
+A table is counted from the answers, and `auto` uses it if that is faster.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 from typer import Option
@@ -8,8 +16,18 @@ from typer import Option
 from paceline.cli import declare, numbers
 from paceline.cli.console import obey_offline, print_report, progress_of
 from paceline.cli.options import ModelArgument, Offline, Output, command, group
+from paceline.errors import InvalidRequest
+from paceline.storage.progress import Progress
+from paceline.storage.report import Report
+from paceline.system.machine import lower_priority
 
 app = group()
+
+_DATA_SHARE = 0.9
+"""Share of the time for prompts and answers; the table takes the rest."""
+
+_JSON_BYTES = 12
+"""Bytes on disk per token of an answer, its prompt and the prompt's text included."""
 
 
 @command(
@@ -49,16 +67,89 @@ def learn(
     The model writes prompts and answers them; a table is counted from the answers. `auto` takes it
     if that makes other answers faster, and never changes one. The same command goes on.
     """
-    from paceline_lab.learn.command import learn as run
+    from paceline.runtime.load import load
+    from paceline.storage.files import held
+    from paceline.verify.suite import load_suite
+    from paceline_lab.learn.data import AT_ONCE, CACHE_TOKENS, DataMaker, variety_of
+    from paceline_lab.learn.folder import LearntFolder
+    from paceline_lab.learn.openings import openings
+    from paceline_lab.learn.table import Use, learn_table, text_of
 
     obey_offline(offline)
-    report = run(
+    began, progress = monotonic(), progress_of(output)
+    suites = [load_suite(), *map(load_suite, exclude)]
+    given = [load_suite(path) for path in prompts]
+    seconds = inf if tokens else hours * 3600
+    with load(model, engine=engine, progress=progress) as used:
+        use = Use(used.files, used.engine.vocab_size, used.measured_costs())
+    # A second row of each sequence would halve the throughput, and texts to learn from need no
+    # exact decoding.
+    with load(
         model,
         engine=engine,
-        hours=hours,
-        tokens=tokens,
-        prompts=prompts,
-        exclude=exclude,
-        progress=progress_of(output),
+        rows=1,
+        cache_tokens=CACHE_TOKENS,
+        contexts=AT_ONCE,
+        drafters=("none",),
+        progress=progress,
+    ) as target:
+        cost = target.measured_costs()  # kept for all who use the model, at whatever priority
+        lower_priority()
+        if not given:
+            openings(target.files)  # refused before anything is written
+        folder = LearntFolder(target.files)
+        with held(folder.path), _said_if_stopped(progress):
+            progress.say(_notice(folder.path, seconds, tokens, AT_ONCE / cost(AT_ONCE), model))
+            variety = variety_of(folder, suites)
+            left = _DATA_SHARE * seconds - (monotonic() - began)
+            maker = DataMaker(
+                target, folder, variety, seconds=left, tokens=tokens, progress=progress
+            )
+            maker.run(given)
+            target.close()  # its memory is for what comes next
+            value = learn_table(folder, use, [use.files, target.files], variety, progress)
+    value["seconds"] = monotonic() - began
+    return print_report(Report(value, text=text_of(value)), output)
+
+
+def _notice(folder: Path, seconds: float, tokens: int | None, rate: float, model: str) -> str:
+    """Return what learning will cost, at `rate` tokens per second.
+
+    Raises InvalidRequest if the disk has less free.
+    """
+    from paceline.storage.files import megabytes, writing
+    from paceline_lab.learn.table import TABLE_BYTES
+
+    expected = tokens or int(seconds * _DATA_SHARE * rate)
+    needed = expected * _JSON_BYTES + 2 * TABLE_BYTES
+    with writing(folder):
+        free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise InvalidRequest(
+            f"{folder} may get {megabytes(needed)} and its disk has {megabytes(free)} free; "
+            "free some, or learn for less: --hours, --tokens"
+        )
+    time = f"about {_duration(tokens / rate)}" if tokens else _duration(seconds)
+    return (
+        f"learning from {model} for {time}, at the lowest priority: at most {megabytes(needed)} in "
+        f"{folder}; nothing of it leaves this machine, and `paceline forget` removes it. It "
+        "may be stopped at any time; the same command goes on"
     )
-    return print_report(report, output)
+
+
+def _duration(seconds: float) -> str:
+    """Return seconds for people, as in 7 h 20 min."""
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest} min" if hours else f"{minutes} min"
+
+
+@contextmanager
+def _said_if_stopped(progress: Progress) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        progress.say("what was learnt so far is kept; the same command goes on from there")
+        raise

@@ -1,14 +1,20 @@
-"""`paceline bench peers`."""
+"""`paceline bench peers`: other runtimes and paceline on the same prompts."""
 
-from dataclasses import asdict
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from paceline.cli import declare
 from paceline.cli.console import load_model, print_report
-from paceline.cli.options import ApiKey, ModelOptions, Output, Served, command, group
+from paceline.cli.options import ModelOptions, Output, command, group
+from paceline.errors import InvalidRequest
+from paceline.storage.report import Report
 from paceline_lab.cli.options import Limit, MeasurementArguments, measuring
+from paceline_lab.client import Access
+
+if TYPE_CHECKING:
+    from paceline_lab.peers.base import Peer
 
 app = group()
 
@@ -35,24 +41,88 @@ def peers(
         Option(metavar="PATH", help="llama.cpp's server, a peer then; default: that on PATH"),
     ] = None,
     limit: Limit = None,
-    served_model: Served = None,
-    api_key: ApiKey = None,
+    access: Access,
     measurement: MeasurementArguments,
     model: ModelOptions,
     output: Output,
 ) -> int:
     """Compare with other runtimes, and with servers."""
-    from paceline.client import Access
-    from paceline_lab.peers.command import bench_peers
+    from paceline_lab.bench.ab_test import about, max_context
+    from paceline_lab.bench.journal import open_journal
+    from paceline_lab.bench.prompts import chosen_prompts
+    from paceline_lab.bench.record import Record
+    from paceline_lab.bench.turns import measure_turns, needed_context
+    from paceline_lab.journals import journal_path
+    from paceline_lab.peers.llama_server.binary import PROGRAM, server_binary
+    from paceline_lab.peers.llama_server.peer import LlamaServer
+    from paceline_lab.peers.measure import contenders_of, measure
+    from paceline_lab.peers.paceline_peer import PacelinePeer
+    from paceline_lab.peers.server import ServerPeer
+    from paceline_lab.peers.summary import is_exact, speeds, tables
 
-    result = bench_peers(
-        lambda: load_model(model, output),
-        **asdict(measurement),
-        limit=limit,
-        peers=peer,
-        llama_server=llama_server,
-        access=Access(served_model, api_key),
-        threads=model.threads,
-        progress=measuring(output),
+    rounds, tokens, result = measurement.rounds, measurement.max_tokens, measurement.output
+    kinds, progress = measurement.kinds, measuring(output)
+    prompts = chosen_prompts(measurement.suite, kinds, measurement.per_kind, limit)
+    if llama_server is not None or not peer:
+        peer = [*peer, PROGRAM]
+    for name in peer:
+        if not (name == PROGRAM or _is_url(name)):
+            raise InvalidRequest(
+                f"no peer is called {name!r}; expected {PROGRAM}, or a server's base URL, as "
+                "http://127.0.0.1:8080/v1"
+            )
+    binary = server_binary(llama_server) if PROGRAM in peer else None
+    loaded = load_model(model, output)
+    loaded.measured_costs()
+    context = min(max_context(loaded), needed_context(prompts.prompts, loaded, tokens))
+    opened: list[Peer] = []
+    for name in dict.fromkeys(peer):
+        with progress.task(f"opening {name}"):
+            if binary is None or _is_url(name):
+                opened.append(ServerPeer(name, access))
+                continue
+            threads = model.threads
+            opened.append(
+                LlamaServer(loaded.files, binary, context, threads=threads, say=progress.say)
+            )
+    contenders = contenders_of(PacelinePeer(loaded), opened)
+    head = Record(
+        "peers",
+        rows=[],
+        settings={
+            "peers": {peer.name: peer.settings for peer in opened},
+            "contenders": [contender.name for contender in contenders],
+            "rounds": rounds,
+            "max_tokens": tokens,
+            "prompts": len(prompts.prompts),
+            "kinds": [*kinds],
+            **({} if limit is None else {"limit": limit}),
+        },
+        suite_sha256=prompts.sha256,
+        **about(loaded),
     )
-    return print_report(result, output, measurement.output)
+    with open_journal(result, head) as journal:
+        rows, skipped = measure_turns(
+            prompts.prompts,
+            loaded,
+            room=context,
+            max_tokens=tokens,
+            warm_up=lambda turn: [contender.answer(turn, tokens) for contender in contenders],
+            measure=lambda turn, place: measure(
+                turn, contenders, rounds=rounds, max_tokens=tokens, start=place
+            ),
+            journal=journal,
+            progress=progress,
+        )
+    skips = {"skipped": [turn._asdict() for turn in skipped]}
+    facts = {"same_tokens": is_exact(rows), "speeds": speeds(rows), **skips}
+    record = replace(head, rows=rows, summary=facts)
+    text = "\n".join(map(str, skipped))
+    report = Report(
+        record.as_dict(), is_exact(rows), text, [*tables(rows)], journal=journal_path(result)
+    )
+    return print_report(report, output, result)
+
+
+def _is_url(name: str) -> bool:
+    return name.startswith(("http://", "https://"))

@@ -35,8 +35,8 @@ def report(
     output: Output,
 ) -> int:
     """Draw recorded results: charts, and a page with them."""
-    from paceline_lab.report.command import bench_report
+    from paceline_lab.report.files import write_report
 
-    paths = [str(path) for path in bench_report(results, folder)]
+    paths = [str(path) for path in write_report(results, folder)]
     print_value(output, {"written": paths}, "\n".join(paths))
     return 0

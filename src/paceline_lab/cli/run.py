@@ -1,7 +1,7 @@
-"""`paceline bench run`."""
+"""`paceline bench run`: drafters against plain decoding on a suite of prompts."""
 
-from dataclasses import asdict
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -9,9 +9,16 @@ from paceline.cli import numbers
 from paceline.cli.console import load_model, print_report
 from paceline.cli.options import ModelOptions, Output, Seed, command, group
 from paceline.errors import InvalidRequest
+from paceline.storage.report import Report
 from paceline_lab.cli.options import TOKENS, Drafters, Limit, MeasurementArguments, measuring
 
+if TYPE_CHECKING:
+    from paceline.options import Options
+
 app = group()
+
+_MAX_PRINTED = 64
+"""Cases. Of a longer run only the result file has the rows."""
 
 
 @command(
@@ -34,33 +41,107 @@ def run(
     output: Output,
 ) -> int:
     """Compare drafters with plain decoding on a suite."""
-    from paceline_lab.bench.run import bench_run
-    from paceline_lab.sweep.seeds import NAME, bench_seeds
+    from paceline.runtime.request import check
+    from paceline_lab.bench.ab_test import (
+        PLAIN,
+        SINGLE_ROW,
+        Case,
+        Contender,
+        about,
+        drafter_name,
+        max_context,
+        measure,
+        warm_up,
+    )
+    from paceline_lab.bench.journal import open_journal
+    from paceline_lab.bench.prompts import chosen_prompts
+    from paceline_lab.bench.record import Record
+    from paceline_lab.bench.summary import (
+        all_same_tokens,
+        case_table,
+        group_tables,
+        notes,
+        summary,
+    )
+    from paceline_lab.bench.turns import PromptTurn, measure_turns
+    from paceline_lab.journals import journal_path
+    from paceline_lab.sweep.seeds import NAME, seeds_report
 
+    rounds, tokens, result = measurement.rounds, measurement.max_tokens, measurement.output
+    kinds, progress = measurement.kinds, measuring(output)
     if measurement.suite == NAME and not NAME.exists():
         others = {
             **{"policy": policy != "auto", "temperature": temperature, "seed": seed},
-            **{"limit": limit, "kind": measurement.kinds, "per-kind": measurement.per_kind},
-            "max-tokens": measurement.max_tokens != TOKENS,
+            **{"limit": limit, "kind": kinds, "per-kind": measurement.per_kind},
+            "max-tokens": tokens != TOKENS,
         }
         if names := [f"--{name}" for name, is_set in others.items() if is_set]:
             raise InvalidRequest(f"the suite seeds has its own {', '.join(names)}; leave it out")
-        report = bench_seeds(
+        report = seeds_report(
             lambda: load_model(model, output, drafters=drafter or ["ngram"]),
             drafters=drafter,
-            rounds=measurement.rounds,
-            output=measurement.output,
-            progress=measuring(output),
+            rounds=rounds,
+            output=result,
+            progress=progress,
         )
-        return print_report(report, output, measurement.output)
-    report = bench_run(
-        lambda rows: load_model(model, output, drafters=drafter, rows=rows),
-        **asdict(measurement),
-        limit=limit,
-        temperature=temperature,
-        seed=seed,
-        drafters=drafter or ["auto"],
-        policy=policy,
-        progress=measuring(output),
+        return print_report(report, output, result)
+    drafter = drafter or ["auto"]
+    prompts = chosen_prompts(measurement.suite, kinds, measurement.per_kind, limit)
+    sampling: Options = {"temperature": temperature, "seed": seed} if temperature else {}
+    options: Options = {"max_tokens": tokens, **sampling}
+    for name in drafter:
+        check({**options, "drafter": name, "policy": policy})
+    loaded, single = (load_model(model, output, drafters=drafter, rows=rows) for rows in (2, 1))
+    loaded.measured_costs()
+    contenders = [
+        Contender(PLAIN, loaded, {"drafter": "none"}),
+        Contender(SINGLE_ROW, single, {"drafter": "none"}),
+        *(Contender(drafter_name(n), loaded, {"drafter": n, "policy": policy}) for n in drafter),
+    ]
+    head = Record(
+        "run",
+        rows=[],
+        settings={
+            "drafters": [contender.name for contender in contenders[2:]],
+            "policy": policy,
+            "rounds": rounds,
+            "max_tokens": tokens,
+            "prompts": len(prompts.prompts),
+            "kinds": [*kinds],
+            **({} if limit is None else {"limit": limit}),
+            **sampling,
+        },
+        suite_sha256=prompts.sha256,
+        **about(loaded),
     )
-    return print_report(report, output, measurement.output)
+
+    def case(turn: PromptTurn) -> Case:
+        category = turn.prompt.category
+        return Case(
+            turn.name,
+            turn.prompt.kind,
+            turn.tokens,
+            options,
+            facts={"category": category, "turn": turn.number} if category else {},
+            keep_prompt=not category,
+        )
+
+    with open_journal(result, head) as journal:
+        rows, skipped = measure_turns(
+            prompts.prompts,
+            loaded,
+            room=min(max_context(contender.model) for contender in contenders),
+            max_tokens=tokens,
+            warm_up=lambda turn: warm_up(contenders, case(turn)),
+            measure=lambda turn, place: measure(case(turn), contenders, rounds=rounds, start=place),
+            journal=journal,
+            progress=progress,
+        )
+    skips = {"skipped": [turn._asdict() for turn in skipped]}
+    record = replace(head, rows=rows, summary={**summary(rows), **skips})
+    tables = group_tables(rows)
+    if len(record.cases) <= _MAX_PRINTED:
+        tables.append(case_table(rows))
+    text = "\n".join([*map(str, skipped), *notes(rows)])
+    report = Report(record.as_dict(), all_same_tokens(rows), text, tables, journal_path(result))
+    return print_report(report, output, result)

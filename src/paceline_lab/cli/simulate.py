@@ -1,7 +1,7 @@
-"""`paceline bench simulate`."""
+"""`paceline bench simulate`: recorded texts replayed through drafters and policies."""
 
-from dataclasses import asdict
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -10,10 +10,12 @@ from paceline.cli import declare
 from paceline.cli.console import check_writable, load_model, obey_offline, print_report, progress_of
 from paceline.cli.options import ModelOptions, Output, ResultFile, command, group
 from paceline.errors import InvalidRequest
+from paceline.storage.report import Report
 from paceline_lab.cli.options import ComparisonArguments
 
 if TYPE_CHECKING:
-    from paceline.runtime.model import Model
+    from paceline.decoding.costs import CostTable
+    from paceline.models import ModelFiles
 
 app = group()
 
@@ -50,7 +52,14 @@ def simulate(
 ) -> int:
     """Answer recorded texts again, without their model."""
     from paceline.models import resolve
-    from paceline_lab.simulate.command import bench_simulate
+    from paceline.runtime.request import check
+    from paceline_lab.bench.ab_test import PLAIN, contender_options, options_facts
+    from paceline_lab.bench.record import Record, here
+    from paceline_lab.simulate.costs import parse_costs
+    from paceline_lab.simulate.replay import drafter_resources
+    from paceline_lab.simulate.replay import simulate as replay
+    from paceline_lab.simulate.report import Total, rows_of, summary, tables
+    from paceline_lab.simulate.texts import Texts, digest
 
     check_writable(result)
     if not texts:
@@ -58,17 +67,47 @@ def simulate(
     obey_offline(model.offline)
     progress = progress_of(output)
 
-    def load() -> "Model":
-        return load_model(model, output, drafters=comparison.drafters)
+    def files() -> "ModelFiles":  # to encode text, if there is any
+        return resolve(model.model, progress=progress, revision=model.revision)
 
-    report = bench_simulate(
-        load,
-        lambda: resolve(model.model, progress=progress, revision=model.revision),
-        **asdict(comparison),
-        model=model.model,
-        texts=texts,
-        cost=cost,
-        carry=carry,
-        progress=progress,
+    def measured() -> "CostTable":
+        return load_model(model, output, drafters=comparison.drafters).measured_costs()
+
+    options = contender_options(comparison.drafters, comparison.policies, comparison.blocks)
+    options.pop(PLAIN, None)
+    shared = drafter_resources(model.model, options, progress)
+    recordings = Texts(files).read(texts)
+    costs = parse_costs(cost, measured)
+    tokens = sum(len(recording.answer) for recording in recordings)
+    began = perf_counter()
+    totals = {}
+    for name, settings in options.items():
+        request = check(settings)
+        with progress.task(f"simulating {name}", tokens, unit="tokens") as reach:
+            totals[name] = Total(
+                replay(recordings, request, costs.table, shared, carry=carry, watch=reach)
+            )
+    took = perf_counter() - began
+    record = Record(
+        "simulate",
+        rows=[*rows_of(totals)],
+        settings={
+            "model": Path(model.model).name,
+            "contenders": options_facts(options),
+            "cost": costs.as_dict(),
+            "carry": carry,
+        },
+        suite_sha256=digest(recordings),
+        summary={name: summary(total) for name, total in totals.items()},
+        **here(),
     )
-    return print_report(report, output, result)
+    drafting = sum(total.sum(lambda one: one.draft_seconds) for total in totals.values())
+    steps = sum(total.steps for total in totals.values())
+    text = (
+        f"{len(recordings)} texts, {tokens:,} tokens of answers, simulated in {took:.1f} s "
+        f"({tokens * len(totals) / took:,.0f} tokens/s); drafting took "
+        f"{1e6 * drafting / max(steps, 1):.0f} microseconds a step here; costs: {costs.name}"
+    )
+    return print_report(
+        Report(record.as_dict(), text=text, tables=[*tables(totals)]), output, result
+    )

@@ -1,11 +1,16 @@
-"""`paceline bench sweep`."""
+"""`paceline bench sweep`: plain decoding against drafters and policies, over lengths or depths.
 
-from dataclasses import asdict, dataclass
+All in one process: after a warm-up, every case with all contenders interleaved.
+"""
+
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from paceline.cli import declare, numbers
 from paceline.cli.console import load_model, print_report
 from paceline.cli.options import MaxTokens, ModelOptions, Output, command, group
+from paceline.errors import InvalidRequest
+from paceline.storage.report import Report
 from paceline_lab.cli.options import ComparisonArguments, MeasurementArguments, Rounds, measuring
 
 app = group()
@@ -54,14 +59,43 @@ def sweep(
     output: Output,
 ) -> int:
     """Compare by prompt length, or by context depth, and more."""
-    from paceline_lab.sweep.command import bench_sweep
+    from paceline_lab.bench.ab_test import contender_options, options_facts
+    from paceline_lab.bench.prompts import chosen_prompts
+    from paceline_lab.bench.record import Record
+    from paceline_lab.bench.summary import all_same_tokens, case_table
+    from paceline_lab.journals import journal_path
+    from paceline_lab.sweep.cases import dense_text, depth_cases, length_cases, measured
 
-    report = bench_sweep(
-        lambda: load_model(model, output, drafters=comparison.drafters),
-        **asdict(comparison),
-        **asdict(measurement),
-        lengths=length,
-        depths=depth,
-        progress=measuring(output),
+    rounds, tokens, result = measurement.rounds, measurement.max_tokens, measurement.output
+    suite, kinds, per_kind = measurement.suite, measurement.kinds, measurement.per_kind
+    if depth and length:
+        raise InvalidRequest("--depth does not go with --length: sweep one at a time")
+    if not depth and (suite or kinds or per_kind):
+        raise InvalidRequest("--suite, --kind and --per-kind are for --depth")
+    options = contender_options(comparison.drafters, comparison.policies, comparison.blocks)
+    prompts = chosen_prompts(suite, kinds, per_kind or 1) if depth else None
+    text, digest = dense_text()
+    loaded = load_model(model, output, drafters=comparison.drafters)
+    loaded.measured_costs()
+    cases = (
+        depth_cases(loaded, prompts, depth, tokens)
+        if prompts
+        else length_cases(loaded, text, length, tokens)
     )
-    return print_report(report, output, measurement.output)
+    settings = {
+        "cases": [case.id for case in cases],
+        "contenders": options_facts(options),
+        "rounds": rounds,
+        "max_tokens": tokens,
+    }
+    head = Record("sweep", [], settings, suite_sha256=prompts.sha256 if prompts else digest)
+    record = measured(
+        head, loaded, options, cases, rounds=rounds, output=result, progress=measuring(output)
+    )
+    report = Report(
+        record.as_dict(),
+        all_same_tokens(record.rows),
+        tables=[case_table(record.rows)],
+        journal=journal_path(result),
+    )
+    return print_report(report, output, result)

@@ -79,6 +79,17 @@ class WrittenPrompt:
     """That the model wrote it with; None: the user gave it."""
 
 
+def variety_of(folder: LearntFolder, suites: Iterable[Suite]) -> Variety:
+    """Return the variety of earlier runs' prompts, which excludes those of suites."""
+    prompts = [prompt for suite in suites for prompt in suite.prompts]
+    first = [str(one.get("content", "")) for prompt in prompts for one in prompt.messages]
+    variety = Variety([*first, *(turn for prompt in prompts for turn in prompt.turns)])
+    for answer in folder.answers():
+        if answer.seed is not None:
+            variety.add(answer.texts[-1], answer.kind)
+    return variety
+
+
 class DataMaker:
     """Makes the data of one model, which has `CACHE_TOKENS` and `AT_ONCE` sequences."""
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from paceline.client import Access, closed_loop, connect
 from paceline.errors import ModelError
 from paceline_lab.bench.turns import PromptTurn
+from paceline_lab.client import Access, closed_loop, connect
 from paceline_lab.peers.base import PeerAnswer
 
 

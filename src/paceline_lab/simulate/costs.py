@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.decoding.costs import CostTable
 from paceline.errors import InvalidRequest
@@ -28,6 +29,19 @@ PRESETS = {"zaya": ZAYA, "phi-4-mini": PHI_4_MINI, "m5-max": M5_MAX}
 class SourcedCosts:
     name: str
     table: CostTable
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the costs as JSON for a record."""
+        table = self.table
+        facts = {
+            "name": self.name,
+            "milliseconds": {str(rows): cost * 1e3 for rows, cost in table.seconds.items()},
+            "context": table.context,
+        }
+        if table.per_token:
+            per_token = {str(rows): cost * 1e3 for rows, cost in table.per_token.items()}
+            facts["milliseconds_per_token_of_context"] = per_token
+        return facts
 
 
 def parse_costs(spec: str, here: Callable[[], CostTable]) -> SourcedCosts:

@@ -13,7 +13,7 @@ tokens. Two exceptions: drafters that need what a model computes cannot be simul
 rule, which reads the clock, gets the table's seconds.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
@@ -32,11 +32,18 @@ from paceline.drafters import (
     DrafterSpec,
     KeptText,
     RequestContext,
+    Table,
 )
 from paceline.drafters.kept import due
+from paceline.drafters.table import KIND as TABLE
+from paceline.drafters.table import TableFacts
 from paceline.engines.costs import MAX_ROWS
 from paceline.errors import InvalidRequest
+from paceline.models import Progress, resolve_drafter
+from paceline.options import Options
 from paceline.runtime.request import Request
+from paceline.runtime.request import check as check_options
+from paceline.storage.manifest import read_manifest
 
 _CONTEXT_BIN = 64
 """Tokens of context over which costs count as equal."""
@@ -163,6 +170,35 @@ def steps(
     generation = _generation(recording, drafters, policy)
     for _, step in _steps(generation, recording, _CallCosts(cost)):
         yield step
+
+
+def drafter_resources(
+    model: str, options: Mapping[str, Options], progress: Progress
+) -> DrafterResources:
+    """Return resources for the drafters of these contenders, which must not need the model.
+
+    A table's vocabulary is not checked: only the model's name is available.
+
+    Raises:
+        InvalidRequest: there is no such drafter, or it cannot be simulated.
+        ModelError: a drafter cannot be read.
+    """
+    shared = DrafterResources(
+        target=model,
+        shipped=drafting.shipped(model),
+        find=lambda name: resolve_drafter(name, progress),
+    )
+    for settings in options.values():
+        spec = check_options(settings).drafter
+        check(spec, shared)
+        for part in spec.resolve(shared.shipped).parts:
+            if part.kind != "table" or part.name in shared.tables:
+                continue
+            folder = shared.find(part.name) if part.name else shared.shipped.get(part.kind)
+            if folder is not None:
+                size = read_manifest(folder, TABLE, TableFacts).vocab_size
+                shared.tables[part.name] = Table.open(folder, size)
+    return shared
 
 
 def check(spec: DrafterSpec, shared: DrafterResources) -> None:

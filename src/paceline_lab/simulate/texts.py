@@ -7,6 +7,7 @@ JSON lines with token ids or text, answers of `learn` among them; output of `gen
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,12 @@ class Texts:
                 raise ValueError(f"{name} is empty, or neither text nor token ids")
             return list(value)
         raise ValueError(f"expected {what} as {' or '.join(names)}, token ids or text")
+
+
+def digest(recordings: Sequence[Recording]) -> str:
+    """Return the SHA-256 of the recordings' tokens."""
+    text = json.dumps([[[*recording.prompt], [*recording.answer]] for recording in recordings])
+    return sha256(text.encode()).hexdigest()
 
 
 def _from_record(value: Mapping[str, Any], name: str) -> Iterator[Recording]:

@@ -1,19 +1,26 @@
-"""Cases of a sweep: prompts of given lengths, and questions at given context depths.
+"""Cases of a sweep, and their record: prompts of given lengths, questions at given context depths.
 
 By length: one dense text of code, tiled and cut to the token, without a chat template (the
 prompt-length sweep of the Phi-4-mini experiment). By depth: a suite's questions, with text of other
 prompts before them (the context depths of the DFlash-on-MLX experiment).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Literal
 
 from paceline.errors import InvalidRequest
+from paceline.models import Progress
 from paceline.options import Options
 from paceline.runtime.model import Model
 from paceline.verify.suite import Suite, load_suite, packaged
-from paceline_lab.bench.ab_test import Case, max_context
+from paceline_lab.bench.ab_test import Case, Contender, about, max_context, measure, warm_up
+from paceline_lab.bench.journal import measured_rows, open_journal
+from paceline_lab.bench.record import Record, Row
+from paceline_lab.bench.summary import summary
 
 TokenCount = int | Literal["max"]
 """A number of tokens, or as many as fit the context."""
@@ -95,6 +102,28 @@ def depth_cases(
             name, options = f"{prompt.id} behind {depth} tokens", Options(max_tokens=tokens)
             cases.append(Case(name, prompt.kind, messages, options, {"depth": depth}))
     return cases
+
+
+def measured(
+    head: Record,
+    model: Model,
+    options: Mapping[str, Options],
+    cases: Sequence[Case],
+    *,
+    rounds: int,
+    output: Path | None,
+    progress: Progress,
+) -> Record:
+    """Return the record that `head` begins: all cases, by contenders with these options."""
+    head = replace(head, **about(model))
+    contenders = [Contender(name, model, settings) for name, settings in options.items()]
+    rows: list[Row] = []
+    with open_journal(output, head) as journal:
+        warm_up(contenders, cases[0])
+        for number, case in enumerate(cases, start=1):
+            call = partial(measure, case, contenders, rounds=rounds, start=number)
+            rows += measured_rows(journal, case.id, call, progress, f"{number}/{len(cases)}")
+    return replace(head, rows=rows, summary=summary(rows))
 
 
 def _numbers(counts: Sequence[TokenCount], limit: int, what: str) -> list[int]:

@@ -14,7 +14,6 @@ from paceline.decoding.costs import CostTable
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.options import Options
-from paceline.plan import break_even
 from paceline.runtime.model import Model
 from paceline.storage.report import Report, Table
 from paceline.verify.suite import load_suite
@@ -28,8 +27,7 @@ from paceline_lab.bench.ab_test import (
 from paceline_lab.bench.record import Record, Row
 from paceline_lab.bench.summary import all_same_tokens
 from paceline_lab.journals import journal_path
-from paceline_lab.sweep.cases import LENGTHS, dense_text, length_cases
-from paceline_lab.sweep.command import measured
+from paceline_lab.sweep.cases import LENGTHS, dense_text, length_cases, measured
 
 NAME = Path("seeds")
 """The suite, in place of a file."""
@@ -58,7 +56,7 @@ class Line(NamedTuple):
         """The texts of the columns of `_HEAD`."""
         p = "-"
         if self.plain_ms is not None and self.ms is not None:
-            pays = break_even(CostTable({1: self.plain_ms, _ROWS: self.ms}), _ROWS)
+            pays = CostTable({1: self.plain_ms, _ROWS: self.ms}).break_even(_ROWS)
             p = "never" if pays is None else f"{pays:.2f}"
         rates = [f"{self.plain_rate:.1f}", f"{self.rate:.1f}", f"{self.rate / self.plain_rate:.2f}"]
         counts = [f"{count:.0f}" for count in self.counts] or ["-"] * 4
@@ -84,7 +82,7 @@ _LENGTH_SEEDS = tuple(
 )
 
 
-def bench_seeds(
+def seeds_report(
     load: Callable[[], Model],
     *,
     drafters: Sequence[str],

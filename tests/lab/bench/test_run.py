@@ -12,7 +12,6 @@ from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW
 from paceline_lab.bench.record import parse_record
-from paceline_lab.bench.run import bench_run
 from support.bench import bench
 from support.faulty import FaultyEngine, other_picks_when_drafting
 
@@ -20,20 +19,20 @@ from support.faulty import FaultyEngine, other_picks_when_drafting
 def test_a_run_reports_every_contender_on_every_prompt(model: Model, suite_file: Path):
     asked: list[int] = []
 
-    def load(rows: int) -> Model:
+    def load(*_: Any, rows: int, **__: Any) -> Model:
         asked.append(rows)
         return model
 
     stream = StringIO()
-    report = bench_run(
-        load,
-        suite=suite_file,
+    report = bench(
+        model,
+        suite_file,
+        load=load,
         kinds=["chat"],
         per_kind=1,
         rounds=2,
         max_tokens=10,
-        drafters=["suffix", "ngram"],
-        policy="fixed",
+        drafter=["suffix", "ngram"],
         progress=Progress(stream),
     )
     assert asked == [2, 1], "a model of each kind, once"
@@ -90,6 +89,6 @@ def test_a_run_with_other_tokens_does_not_pass(model: Model, suite_file: Path):
 
 
 def test_a_wrong_kind_drafter_or_policy_is_refused(model: Model, suite_file: Path):
-    for options in ({"kinds": ["poem"]}, {"drafters": ["magic"]}, {"policy": "best"}):
+    for options in ({"kinds": ["poem"]}, {"drafter": ["magic"]}, {"policy": "best"}):
         with pytest.raises(InvalidRequest):
             bench(model, suite_file, **options)

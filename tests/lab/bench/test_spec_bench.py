@@ -11,14 +11,13 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest
-from paceline.models import QUIET, Progress
+from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.storage.report import json_file
 from paceline.verify.suite import CONVERSATION, load_suite
 from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW
 from paceline_lab.bench.prompts import chosen_prompts
 from paceline_lab.bench.record import parse_record, read_record
-from paceline_lab.bench.run import bench_run
 from paceline_lab.bench.summary import ALL, is_loop, repeated_share, summary
 from paceline_lab.bench.turns import Skipped
 from support.bench import bench
@@ -241,19 +240,10 @@ def test_single_row_texts_that_differ_are_counted(model: Model, questions: Path)
     def other(rows: Any, *_: int) -> None:
         rows *= -1
 
-    def load(rows: int) -> Model:
+    def load(*_: Any, rows: int, **__: Any) -> Model:
         return model if rows == 2 else Model(model.files, FaultyEngine(model.engine, other))
 
-    report = bench_run(
-        load,
-        suite=questions,
-        kinds=["translation"],
-        rounds=1,
-        max_tokens=8,
-        drafters=["suffix"],
-        policy="auto",
-        progress=QUIET,
-    )
+    report = bench(model, questions, load=load, kinds=["translation"], max_tokens=8, policy="auto")
     assert report.passed
     assert report.value["summary"]["single_row_texts_differing"] == 2
     assert "2 of 2 answers differ" in report.text
@@ -278,7 +268,7 @@ def test_the_readmes_tables_are_printed_from_a_record(
     model: Model, questions: Path, tmp_path: Path
 ):
     path = tmp_path / "result.json"
-    report = bench(model, questions, drafters=["suffix", "ngram"])
+    report = bench(model, questions, drafter=["suffix", "ngram"])
     path.write_bytes(json_file(report.value))
     script = Path(__file__).parents[3] / "benchmarks" / "spec_bench_table.py"
 

@@ -13,15 +13,16 @@ from typer.main import get_command
 
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models import QUIET, ModelFiles
+from paceline.models import ModelFiles
 from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.drafting import HEADER, installed_drafters, learnt_dir
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
-from paceline_lab.cli.learn import app
-from paceline_lab.learn import command, data
+from paceline_lab.cli import learn as command
+from paceline_lab.learn import data
 from paceline_lab.learn.folder import LearntFolder, TrainingAnswer
 from paceline_lab.learn.table import Gain, divided, is_gain
+from support.reports import report_of
 from support.tiny import write_tiny
 
 END = 2  # the id of <|im_end|>
@@ -48,7 +49,6 @@ def learning(
     # Small, as each text takes the same tokens of a large model.
     for name, value in {"MAX_TOKENS": 24, "LONGEST_PROMPT": 48, "_ROUND": 8, "AT_ONCE": 8}.items():
         monkeypatch.setattr(data, name, value)
-    monkeypatch.setattr(command, "AT_ONCE", 8)
     yield prompts
     rmtree(learnt_dir(), ignore_errors=True)
 
@@ -63,9 +63,8 @@ def given(tmp_path: Path) -> Path:
 
 
 def learn(model: str, tokens: int = 200, **options: Any) -> dict[str, Any]:
-    settings: dict[str, Any] = {"engine": "llamacpp", "hours": 1.0, "prompts": [], "exclude": []}
-    settings |= {"progress": QUIET, **options}
-    return dict(command.learn(model, tokens=tokens, **settings).value)
+    settings = {"tokens": tokens, "engine": "llamacpp", "prompts": [], "exclude": [], **options}
+    return report_of(command.learn, lambda: None, model=model, **settings).value
 
 
 def answers_file(report: dict[str, Any]) -> Path:
@@ -225,7 +224,7 @@ def test_learning_is_a_command_and_forgotten_by_another(
     tiny_files: ModelFiles, capsys: pytest.CaptureFixture[str]
 ):
     words = [tiny_files.name, "--tokens", "300", "--engine", "llamacpp"]
-    assert get_command(app).main(words, standalone_mode=False) == 0
+    assert get_command(command.app).main(words, standalone_mode=False) == 0
     out, said = capsys.readouterr()
     assert "answers with" in out
     assert "nothing of it leaves this machine" in said

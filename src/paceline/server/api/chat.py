@@ -4,8 +4,6 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.constraints.tool_calls import CallPiece, CallStream, Part, ToolCall, parse_tool_calls
-from paceline.constraints.tool_forms import ToolForm
 from paceline.decoding.types import FinishReason
 from paceline.server.api.endpoint import ApiRequest
 from paceline.server.api.logprobs import chat_logprobs
@@ -13,6 +11,8 @@ from paceline.server.body import ChatBody
 from paceline.server.service import Service
 from paceline.server.stream_text import Answer, Delta, Piece
 from paceline.server.tools import Tool
+from paceline.tools.calls import CallPiece, CallStream, Part, ToolCall, parse_tool_calls
+from paceline.tools.forms import ToolForm
 
 
 class Chat(ApiRequest[ChatBody]):

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
-from paceline.constraints.tool_calls import CallPiece, CallStream
 from paceline.server.api.chat import Chat, call_id
 from paceline.server.body import Message
 from paceline.server.stream_text import Answer, Delta, Piece
 from paceline.server.tools import called
+from paceline.tools.calls import CallPiece, CallStream
 
 
 class PartKind(StrEnum):

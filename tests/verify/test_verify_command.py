@@ -4,30 +4,35 @@ from typing import Any
 
 import pytest
 
+from paceline.cli import verify as command
 from paceline.cli.app import main
 from paceline.cli.models import exactness_of, exactness_text
 from paceline.decoding.types import Block
 from paceline.drafters import DrafterSpec
 from paceline.engines import EngineSettings, open_engine
-from paceline.engines.costs import ROWS
 from paceline.engines.exact import CONDITIONS
 from paceline.errors import InvalidRequest
-from paceline.models import QUIET, list_models
-from paceline.plan import plan
+from paceline.models import list_models
 from paceline.runtime.model import Model
-from paceline.verify import checks, command
+from paceline.storage.report import Report
+from paceline.verify import checks
 from support.faulty import FaultyEngine, by_block_length, by_company, other_picks_when_drafting
+from support.reports import report_of
 
 
 @pytest.fixture
 def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = [case for case in checks.verify_cases() if case.policy == "fixed"][:8]
-    monkeypatch.setattr(command, "verify_cases", lambda _: chosen)
+    monkeypatch.setattr(checks, "verify_cases", lambda _: chosen)
+
+
+def verified(model: Model, suite: Path, **options: Any) -> Report:
+    return report_of(command.verify, lambda *_, **__: model, suite=suite, drafters=[], **options)
 
 
 @pytest.mark.usefixtures("few_cases")
 def test_verify_passes_where_the_promise_is_kept(model: Model, suite_file: Path):
-    report = command.verify(lambda: model, QUIET, suite=suite_file, max_tokens=20)
+    report = verified(model, suite_file, max_tokens=20)
     assert report.passed
     assert report.value["exact"] is True
     assert report.value["answers_compared"] == 1 + 2 + 1 + 3 + 1 + 5 + 1 + 8
@@ -54,21 +59,21 @@ def test_a_quick_verification_compares_a_part_and_estimates_the_whole(
 ):
     monkeypatch.setattr(command, "_QUICK_ROWS_SECONDS", 0)
     monkeypatch.setattr(command, "_QUICK_SECONDS", 0)
-    report = command.verify(lambda: model, QUIET, suite=suite_file, max_tokens=5, quick=True)
+    report = verified(model, suite_file, max_tokens=5, quick=True)
     assert report.passed
     assert report.value["parts"]["contexts"]["done"] == 1
     assert report.value["parts"]["combinations"]["of"] == 8
     last = report.text.splitlines()[-1]
     assert "1 of 3 contexts and 1 of 8 combinations were compared; all of them take about" in last
     with pytest.raises(InvalidRequest, match="magic"):
-        command.verify(lambda: pytest.fail("loaded"), QUIET, drafters=["magic"], max_tokens=5)
+        report_of(command.verify, lambda *_, **__: pytest.fail("loaded"), drafters=["magic"])
 
 
 @pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize("change", [by_block_length, other_picks_when_drafting])
 def test_verify_fails_where_the_promise_is_broken(change: Any, model: Model, suite_file: Path):
     broken = Model(model.files, FaultyEngine(model.engine, change))
-    report = command.verify(lambda: broken, QUIET, suite=suite_file, max_tokens=60)
+    report = verified(broken, suite_file, max_tokens=60)
     assert not report.passed
     assert report.value["exact"] is False
     assert "is NOT exact here" in report.text
@@ -116,20 +121,6 @@ def test_a_conversation_in_a_full_cache_claims_nothing_and_goes_on(model: Model)
 
 def nothing(*_: object) -> None:
     """No fault."""
-
-
-def test_a_plan_has_the_costs_of_this_machine(model: Model):
-    report = plan(model, measure=True)
-    value = json.loads(json.dumps(report.value))
-    assert [row["rows"] for row in value["rows"]] == [*ROWS[1:]]
-    assert value["plain_milliseconds"] > 0
-    here, deep, exactness = report.tables
-    assert model.files.name in here[0]
-    assert "512 tokens" in deep[0]
-    assert {row[0].replace(" ", "_") for row in exactness[2]} == {*CONDITIONS}
-    assert all(each["holds"] for each in value["exactness"].values())
-    for _, head, rows in report.tables:
-        assert all(len(row) == len(head) for row in rows)
 
 
 def test_models_say_what_was_measured_of_each(model: Model):

@@ -5,22 +5,19 @@ or with speculation, as a request says; another one as it was started, so its pl
 second server's. A server may draft, and prompts may be prefix cache hits.
 """
 
-import asyncio
-import ipaddress
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
-from paceline.errors import InvalidRequest, ModelError, proxy_fault
+from paceline.cli.options import ApiKey, Served
+from paceline.cli.servers import http_client, key_for, key_headers
+from paceline.errors import InvalidRequest, ModelError
 
 _TIMEOUT_SECONDS = 600.0
-
-_Client = TypeVar("_Client")
 
 Asked = tuple[str, Sequence[Mapping[str, Any]]]
 """The id and the messages of a prompt."""
@@ -54,23 +51,22 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Options of requests to servers."""
+    """Options of commands that send requests to a server."""
 
-    model: str | None = None
-    """None: the only model of a server."""
-    key: str | None = None
-    plain_url: str | None = None
-    """Base URL of a second server, which was started without speculation and decodes plainly."""
+    served_model: Served = None
+    api_key: ApiKey = None
 
 
-def connect(url: str, access: Access) -> Mapping[str, ServedModel]:
-    """Mode -> endpoint of the server at a base URL; plain decoding first.
+def connect(url: str, access: Access, plain_url: str | None = None) -> Mapping[str, ServedModel]:
+    """Return mode -> endpoint of the server at a base URL; plain decoding first.
 
-    Raises InvalidRequest for no OpenAI-compatible server, and for several models if none is named.
+    `plain_url` is that of a second server, which was started without speculation. Raises
+    InvalidRequest if no OpenAI-compatible server answers, or if it has several models and `access`
+    names none.
     """
     server, is_ours = _endpoint(url, access)
-    if access.plain_url is not None:
-        return {PLAIN: _endpoint(access.plain_url, access)[0], SPECULATION: server}
+    if plain_url is not None:
+        return {PLAIN: _endpoint(plain_url, access)[0], SPECULATION: server}
     modes = _PACELINE if is_ours else {AS_SERVED: {}}
     return {mode: replace(server, fields=fields) for mode, fields in modes.items()}
 
@@ -78,18 +74,18 @@ def connect(url: str, access: Access) -> Mapping[str, ServedModel]:
 def _endpoint(url: str, access: Access) -> tuple[ServedModel, bool]:
     """The endpoint at a base URL, and whether it is a server of ours."""
     url = url.rstrip("/")
-    key = key_for(url, access.key)
+    key = key_for(url, access.api_key)
     try:
         models = _served(url, key)
     except InvalidRequest:
-        if access.model is None:
+        if access.served_model is None:
             raise
         models = []  # a server need not list a model that is named
-    if access.model is None and len(models) > 1:
+    if access.served_model is None and len(models) > 1:
         names = ", ".join(name for name, _ in models[:8])
         raise InvalidRequest(f"{url} has several models; name one with --served-model, as {names}")
     is_ours = any(owner == "paceline" for _, owner in models)
-    return ServedModel(url, access.model or models[0][0], key=key), is_ours
+    return ServedModel(url, access.served_model or models[0][0], key=key), is_ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +142,8 @@ def closed_loop(
 
     Returns the samples as they ended; `watch` is called with their number after each.
     """
+    import asyncio
+
     import httpx
 
     remaining = islice(cycle(prompts), requests)
@@ -246,35 +244,3 @@ def _read_line(line: str, started: float, fields: dict[str, Any], pieces: list[s
     if drafted := (chunk.get("timings") or {}).get("draft_n"):
         fields["drafted"] = int(drafted)
     return ended
-
-
-def key_for(url: str, key: str | None) -> str | None:
-    """The API key for a server: `key`, or PACELINE_API_KEY if the server is on this machine.
-
-    The variable has the key of the user's own server, so no other host gets it.
-    """
-    return key or (os.environ.get("PACELINE_API_KEY") if _is_here(url) else None)
-
-
-def _is_here(url: str) -> bool:
-    """Return whether a URL has a loopback address."""
-    try:
-        host = urlsplit(url).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def http_client(kind: Callable[..., _Client], url: str, **options: Any) -> _Client:
-    """Return a client of httpx for a server; a loopback address is reached without a proxy.
-
-    Raises InvalidRequest for a proxy that httpx cannot use.
-    """
-    try:
-        return kind(trust_env=not _is_here(url), **options)
-    except Exception as error:
-        raise InvalidRequest(f"{url} cannot be reached: {proxy_fault(error)}") from error
-
-
-def key_headers(key: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -12,11 +12,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from paceline.constraints.call_text import CallText, Emit, NotACall, Reader, decoded
-from paceline.constraints.literals import read_literals, written_literals
-from paceline.constraints.tags import read_tags, written_tags
-from paceline.constraints.tool_forms import FORMS, HERMES, NAME, Syntax, ToolForm
 from paceline.decoding.text import overlap, unsigned
+from paceline.tools.call_text import CallText, Emit, NotACall, Reader, decoded
+from paceline.tools.forms import FORMS, HERMES, NAME, Syntax, ToolForm
+from paceline.tools.literals import read_literals, written_literals
+from paceline.tools.tags import read_tags, written_tags
 
 
 class ToolCall(NamedTuple):

@@ -1,8 +1,8 @@
-"""The forms in which models write tool calls, and the choice of one by a chat template.
+"""The formats of tool calls, by family of models, and the choice of one by a chat template.
 
-They are in `tool_forms.json`, in the order in which their signs are looked for: the fields of a
+They are in `forms.json`, in the order in which their signs are looked for: the fields of a
 `ToolForm`, `like` the form that has the others, and the `models` that write so, by their published
-templates. `call_grammar.py` makes a form's grammar, `tool_calls.py` reads and writes its calls.
+templates. `calls.py` reads and writes the calls of a form, and `constraints` makes its grammar.
 Invariant: a template of an unknown form gets none, so that what the model writes remains text.
 """
 
@@ -136,7 +136,7 @@ def _form(name: str, table: Mapping[str, Mapping[str, Any]]) -> ToolForm:
     return ToolForm(name, **entry)
 
 
-_TABLE = json.loads(Path(__file__).with_name("tool_forms.json").read_text(encoding="utf-8"))
+_TABLE = json.loads(Path(__file__).with_name("forms.json").read_text(encoding="utf-8"))
 
 FORMS = {name: _form(name, _TABLE) for name in _TABLE}
 """The first form whose signs are all in the template is the model's."""

@@ -1,7 +1,7 @@
-"""Arguments in Python's syntax and between braces: read and written.
+"""Read and write arguments in Python's syntax and between braces.
 
-The reader turns them into JSON text, piece by piece, as `call_text.py` does. `value_grammar.py` has
-the grammar. Invariant: what is written here is read back here.
+The reader turns them into JSON text, piece by piece, as `call_text.py` does. Invariant:
+`read_literals` reads back the text of `written_literals`.
 """
 
 import ast
@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.constraints.call_text import CallText, Emit, NotACall, Reader, decoded, quoted
-from paceline.constraints.tool_forms import Syntax, ToolForm
 from paceline.decoding.text import overlap
+from paceline.tools.call_text import CallText, Emit, NotACall, Reader, decoded, quoted
+from paceline.tools.forms import Syntax, ToolForm
 
 CONSTANTS: Mapping[str, Any] = {
     **{"True": True, "False": False, "None": None},

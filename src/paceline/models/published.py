@@ -15,15 +15,11 @@ from typing import Literal
 from paceline import drafters
 from paceline.drafters import DrafterResources, HeadFacts, Sizes
 from paceline.errors import ModelError, ModelNotFound, PacelineError
-from paceline.models import (
-    ModelFiles,
-    Progress,
-    cached_drafter,
-    drafter_bytes,
-    list_drafters,
-    resolve_drafter,
-)
+from paceline.models.files import ModelFiles
+from paceline.models.installed import list_drafters
+from paceline.models.resolver import cached_drafter, drafter_bytes, resolve_drafter
 from paceline.storage.files import megabytes, read_json
+from paceline.storage.progress import Progress
 from paceline.storage.validation import Positive, validated
 
 _DATA = Path(__file__).with_suffix(".json")

@@ -8,16 +8,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from paceline.constraints.tool_calls import (
-    ToolCall,
-    parse_tool_calls,
-    written_calls,
-)
-from paceline.constraints.tool_forms import ToolForm, tool_form
 from paceline.models import ChatTemplate
 from paceline.runtime.tool_messages import fit_calls
-from support.grammars import streamed
+from paceline.tools.calls import ToolCall, parse_tool_calls, written_calls
+from paceline.tools.forms import ToolForm, tool_form
 from support.published import llama_cpp_models
+from support.tool_calls import streamed
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from paceline.constraints.tool_calls import CallPiece, CallStream, ToolCall, parse_tool_calls
+from paceline.tools.calls import CallPiece, CallStream, ToolCall, parse_tool_calls
 
 WEATHER = '{"name": "weather", "arguments": {"city": "Paris"}}'
 TIME = '{"name": "time", "arguments": {"zone": 2, "of": ["a", null]}}'

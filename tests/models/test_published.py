@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from paceline import drafters, load, published
+from paceline import drafters, load
 from paceline.cli.app import main
 from paceline.drafters import Sizes
-from paceline.models import ModelFiles, Progress, resolve_drafter
+from paceline.models import ModelFiles, Progress, published, resolve_drafter
 from paceline.models.names import hub_names
-from paceline.published import Published, published_for, registry
+from paceline.models.published import Published, published_for, registry
 from paceline.storage.files import megabytes
 from support.dflash import tiny_config, write_checkpoint
 from support.docs import ROOT

@@ -1,4 +1,4 @@
-"""`bench report`: records as charts, and as one self-contained page of HTML.
+"""Writes records as charts, and as one self-contained page of HTML.
 
 Invariant: the same results give the same bytes, so the output has no current time and no paths.
 """
@@ -37,7 +37,7 @@ _COLUMNS = (
 )
 
 
-def bench_report(paths: Sequence[Path], output: Path) -> list[Path]:
+def write_report(paths: Sequence[Path], output: Path) -> list[Path]:
     """Draw results of `bench ... --output`; the paths written, the page first.
 
     The output is a folder for the page and every chart as PNG, or the page alone if its name ends

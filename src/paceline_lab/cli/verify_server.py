@@ -1,21 +1,35 @@
-"""`verify --url`: whether an OpenAI-compatible server gives the same text to the same request.
+"""`paceline verify --url`: whether an OpenAI-compatible server repeats its texts.
 
-Greedy requests are answered one at a time, then again in other company: alone once more, among
-requests of other clients, and with speculation where that can be chosen. A text that differs from
-the first is reported with the place where it does. Only texts are compared: tokens that read the
-same are the same.
+Greedy requests are answered one at a time, then again under other conditions: alone once more,
+among requests of other clients, and with speculation where that can be chosen. A text that differs
+from the first is reported with the place where it does. Only texts are compared: tokens that read
+the same are the same.
 """
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
+
+from typer import Option
 
 import paceline
-from paceline.client import (
+from paceline.cli import declare, numbers
+from paceline.cli.console import check_writable, print_report, progress_of
+from paceline.cli.options import (
+    MaxTokens,
+    Output,
+    ResultFile,
+    Suite,
+    command,
+    group,
+)
+from paceline.errors import InvalidRequest
+from paceline.storage.progress import Progress
+from paceline.storage.report import Report
+from paceline_lab.client import (
     PLAIN,
     SPECULATION,
     Access,
@@ -25,10 +39,8 @@ from paceline.client import (
     closed_loop,
     connect,
 )
-from paceline.errors import InvalidRequest
-from paceline.models import Progress
-from paceline.storage.report import Report
-from paceline.verify.suite import load_suite
+
+app = group()
 
 _SHOWN = 10
 """Changed texts and failed requests that are printed; the JSON has all of them."""
@@ -43,24 +55,42 @@ _SILENT = (
 )
 
 
-def verify_server(
-    url: str,
-    access: Access,
-    progress: Progress,
+@command(
+    app,
+    examples=(
+        "paceline verify --url http://127.0.0.1:8000/v1",
+        "paceline verify --url http://127.0.0.1:8080/v1 --plain-url http://127.0.0.1:8081/v1",
+    ),
+)
+def verify(
     *,
-    suite: Path | None = None,
-    max_tokens: int,
-    clients: int,
-    rounds: int,
-    quick: bool = False,
-) -> Report:
-    """Compare a server's texts; the report passes if none changed and no request failed.
+    url: Annotated[str, Option(metavar="BASE", help="base URL of the server")],
+    quick: Annotated[
+        bool, Option("--quick", help="ask one prompt of each kind, in one round")
+    ] = False,
+    suite: Suite = None,
+    max_tokens: MaxTokens = 64,
+    access: Access,
+    plain_url: Annotated[
+        str | None,
+        Option(
+            metavar="BASE",
+            help="a second server of the same model, started without speculation",
+        ),
+    ] = None,
+    clients: Annotated[int, Option(parser=numbers.CLIENTS, help="maximum requests at once")] = 8,
+    rounds: Annotated[int, declare.count(help="repetitions")] = 2,
+    result: ResultFile = None,
+    output: Output,
+) -> int:
+    """Check whether a server's texts change under load, or with speculation.
 
-    `clients` is the number of requests at once, `rounds` that of repetitions; if `quick`, one
-    prompt of each kind is asked in one round. Tokens that were drafted for a plain answer fail it,
-    too. Raises InvalidRequest if there is no OpenAI-compatible
-    server at a URL, it requires another key, or does not answer the first request.
+    The exit status is 1 if a text changed, a request failed, or a plain answer was drafted.
     """
+    from paceline.verify.suite import load_suite
+
+    check_writable(result)
+    progress = progress_of(output)
     loaded = load_suite(suite)
     prompts = [(prompt.id, prompt.messages) for prompt in loaded.prompts]
     if quick:
@@ -68,7 +98,7 @@ def verify_server(
         prompts, rounds = [*by_kind.values()], 1
     endpoints = {
         mode: replace(endpoint, max_tokens=max_tokens)
-        for mode, endpoint in connect(url, access).items()
+        for mode, endpoint in connect(url, access, plain_url).items()
     }
     passes = [*product(range(rounds), endpoints, (("alone", 1), (f"{clients} at once", clients)))]
     again = sum(max(len(prompts), at_once) for *_, (_, at_once) in passes)
@@ -131,7 +161,8 @@ def verify_server(
     head = ("requests", "texts", "changed", "failed")
     rows = [[condition, *map(str, counts.values())] for condition, counts in conditions.items()]
     text = "\n".join(_lines(value))
-    return Report(value, exact, text, [(f"texts of {server.name}", head, rows)])
+    report = Report(value, exact, text, [(f"texts of {server.name}", head, rows)])
+    return print_report(report, output, result)
 
 
 def _first_answers(

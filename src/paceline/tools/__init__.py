@@ -1,0 +1,1 @@
+"""Tool calls: the formats of model families, a reader and a writer."""
