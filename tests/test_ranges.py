@@ -2,16 +2,21 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer import BadParameter
+from typer.main import get_command
 
+from paceline.cli.answers import AnswerArguments
+from paceline.cli.options import command, group
 from paceline.errors import InvalidRequest
-from paceline.options import BIAS, RANGES, Real, Whole
+from paceline.options import BIAS, OPTIONS, RANGES, About, Option, Range, Whole, described
 from paceline.runtime.model import Model
-from paceline.runtime.request import check
+from paceline.runtime.request import Request, check
+from paceline.server.body import ChatBody, CompletionBody, GenerationBody, Speculation
 from support.server import Running, running
 from support.words import parse
 
@@ -29,12 +34,11 @@ Ask = Callable[[str, Any], str]
 """Sends an option through a door; returns the error, or nothing if the value is accepted."""
 
 
-def edges(limits: Whole | Real) -> Iterator[tuple[Any, bool]]:
+def edges(limits: Range) -> Iterator[tuple[Any, bool]]:
     """Values at the ends of a range and outside of them, and whether the range has them."""
-    step = 1 if isinstance(limits, Whole) else STEP
-    is_open = isinstance(limits, Real) and limits.open
-    yield limits.min_value, not is_open
-    yield (limits.min_value + step, True) if is_open else (limits.min_value - step, False)
+    step = 1 if limits.type is int else STEP
+    yield limits.min_value, not limits.open
+    yield (limits.min_value + step, True) if limits.open else (limits.min_value - step, False)
     if limits.max_value is not None:
         yield from ((limits.max_value, True), (limits.max_value + step, False))
 
@@ -89,7 +93,7 @@ def doors(server: Running) -> dict[str, Ask]:
     return {"library": ask_library, "command line": ask_command_line, "server": ask_server}
 
 
-REALS = [name for name in RANGES if isinstance(RANGES[name], Real)]
+REALS = [name for name in RANGES if RANGES[name].type is float]
 NOT_FINITE = (math.nan, math.inf, -math.inf, 10**400)
 
 WRONG: dict[str, tuple[Any, ...]] = {
@@ -157,8 +161,51 @@ def test_an_invalid_value_is_rejected_by_name():
     assert faults == []
 
 
-@pytest.mark.parametrize("door", ["command line", "server"])
-def test_a_number_that_no_float_can_be_is_rejected(door: str, doors: dict[str, Ask]):
-    values = NOT_FINITE if door == "command line" else NOT_FINITE[-1:]  # JSON has no others
-    said = {(name, value): doors[door](name, value) for name in REALS for value in values}
-    assert [key for key, error in said.items() if key[0] not in error] == []
+def test_a_number_that_no_float_can_be_is_rejected_by_the_server(doors: dict[str, Ask]):
+    said = {name: doors["server"](name, 10**400) for name in REALS}
+    assert [name for name, error in said.items() if name not in error] == []
+
+
+OF_HTTP = {"stop", "logit_bias", "repetition_detection", "max_tokens", "logprobs", "prediction"}
+"""Options that JSON or OpenAI's API write otherwise."""
+
+
+def test_a_field_of_a_request_over_http_has_the_type_of_its_option():
+    shared = {
+        (name, field.annotation)
+        for kind in (ChatBody, CompletionBody, Speculation)
+        for name, field in kind.model_fields.items()
+        if name in OPTIONS.keys() - OF_HTTP
+    }
+    assert {name for name, _ in shared} >= {"temperature", "seed", "min_tokens", "ignore_eos"}
+    for name, annotation in shared:
+        option = OPTIONS[name].type
+        assert annotation in (option, option | None), name
+
+
+def test_an_option_is_added_as_contributing_says(monkeypatch: pytest.MonkeyPatch):
+    declared = Option(int, Whole(1, 7), About("Answer", "how lucky it is"))
+    monkeypatch.setitem(OPTIONS, "luck", declared)  # type: ignore[misc]
+
+    @dataclass(frozen=True)
+    class LuckyRequest(Request):
+        luck: int = 1
+
+    class LuckyBody(GenerationBody):
+        luck: int | None = None
+
+    app = group()
+
+    @command(app)
+    def answer(*, answer: AnswerArguments) -> int:
+        """Take the options of an answer."""
+        return len(answer.options())
+
+    monkeypatch.setattr("paceline.runtime.request.Request", LuckyRequest)
+    lucky: Any = check({"luck": 7})  # type: ignore[typeddict-unknown-key]
+    assert lucky.luck == LuckyBody(luck=7).options["luck"] == 7
+    assert "luck: how lucky it is; a whole number from 1 to 7" in described()
+    assert get_command(app).make_context("answer", ["--luck", "7"]).params["luck"] == 7
+    with pytest.raises(BadParameter, match="'8' is not a whole number from 1 to 7"):
+        get_command(app).make_context("answer", ["--luck", "8"])
+    assert "luck is 8; expected a whole number from 1 to 7" in ask_library("luck", 8)

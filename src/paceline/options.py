@@ -1,19 +1,22 @@
-"""The options of an answer, each once: its name, its type and its range.
+"""The options of an answer, each declared once: its type, its values and its help.
 
-The library, the command line and the server read them here, so that a value that one of them
-rejects is rejected by all. What a caller gives is `Options`; checked, with the defaults of a model,
-it is a `Request` (`runtime/request.py`). A door may have words of its own for a value, as the
-command line's -1 for no limit; it translates them first.
+`Options` is the declaration. The checks, Python's help, the command line, `/set` in a chat and the
+server read it, so that a value that one of them rejects is rejected by all. What a caller gives is
+`Options`; checked, with the defaults of a model, it is a `Request` (`runtime/request.py`). An
+interface may write a value in its own way, as the command line's -1 for no limit; it translates
+that first.
 
-Imports nothing that takes time: `paceline --help` reads the ranges, too.
+Imports nothing that takes time: `paceline --help` reads this, too.
 """
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real as RealNumber
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict
 
 from paceline.errors import did_you_mean
 
@@ -25,164 +28,73 @@ POLICIES = ("auto", "fixed", "adaptive", "kelly")
 TEMPLATE_NAMES = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 """Variables of a chat template that a request may not set."""
 
-_MAX_SEED = 2**64 - 1
-
 _SHOWN = 60
 """Characters of a wrong value that a message shows."""
 
-
-class Options(TypedDict, total=False):
-    """Keyword arguments of `Model.generate` and `Model.stream`; all are optional.
-
-    From `max_tokens` to `frequency_penalty`, the default is the registry's for the model, else that
-    of the model's own files, else neutral: greedy, without a limit.
-    """
-
-    max_tokens: int | None
-    """Tokens in the answer; None goes on until the context or the cache is full."""
-    temperature: float
-    """0 is greedy."""
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    generation_config: Literal["auto", "none"]
-    """`none`: options that are left out are neutral; registry and model are not read."""
-    repetition_detection: bool | Mapping[str, int] | None
-    """End an answer that repeats itself: True for the rule of `paceline generate`, or a rule as in
-    vLLM: `max_pattern_size`, `min_pattern_size`, `min_count`."""
-    logit_bias: Mapping[int, float]
-    seed: int | None
-    """0 to 2**64 - 1; None draws one, which the result has."""
-    stop: str | Collection[str]
-    """Strings that end the answer; the text ends before them."""
-    ignore_eos: bool
-    """Go on after end-of-sequence tokens."""
-    drafter: str
-    """`auto`, `none`, or parts joined by +: `ngram:min=2,max=4,length=15`, `suffix`,
-    `suffix:earlier`, `table[:FOLDER]`, `model:NAME`, `prediction`, heads, `KIND[:FOLDER]`, and
-    `ahead:model:NAME` or `ahead:dflash:FOLDER`."""
-    policy: str
-    """`auto`, `fixed`, `adaptive` or `kelly`."""
-    max_block: int | None
-    """The most rows in a block, its first token included: 2 to 32."""
-    probe: str | None
-    """A drafter that is only watched: the statistics have what it would have drafted."""
-    system: str | None
-    """The system message, before a string or before messages that have none."""
-    raw: bool
-    """Use a string as it is, without the chat template."""
-    parse_special: bool
-    """True: names of control tokens in messages become the tokens, as in other runtimes. They do so
-    in a `raw` prompt anyway."""
-    think: bool | None
-    """False turns the model's thinking off, True on, through its chat template; None (the default)
-    leaves it to the template."""
-    template_kwargs: Mapping[str, Any]
-    """Variables for the chat template, such as `reasoning_effort`."""
-    min_tokens: int
-    """Tokens that come before an end-of-sequence token or a repetition may end the answer."""
-    logprobs: int | None
-    """Return the logprob of each token of the answer, and of this many likeliest ones: 0 to 20."""
-    prompt_logprobs: bool
-    """Return the same for the prompt, which is then computed whole."""
-    json_schema: Mapping[str, Any] | str | type | None
-    """The answer is JSON, on one line, that matches this schema, JSON text or class of pydantic."""
-    regex: str | None
-    """The answer matches this regular expression (Rust's, no look-around)."""
-    grammar: str | None
-    """The answer matches the rule `start` of this grammar, in llguidance's Lark syntax, or `root`
-    in llama.cpp's GBNF."""
-    constraint: "Constraint | None"
-    """A compiled grammar of the answer; an object serves one answer."""
-    prediction: Sequence[int] | None
-    """Tokens of which the answer is expected to have many. They are drafted first, unless `drafter`
-    is `none` or has `prediction` in another place."""
-
-
-GREEDY: Options = {"generation_config": "none", "temperature": 0.0}
-"""Options of measurements: greedy, without the model's own settings."""
+_LONG_BITS = 31
+"""Bits of the smallest limit that a message writes as a power of two."""
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A whole number from `min_value` to `max_value`; None: without an upper limit."""
+class Range:
+    """Finite numbers from `min_value` to `max_value`; None: without an upper limit."""
 
-    min_value: int
-    max_value: int | None = None
-
-    def allows(self, value: object) -> bool:
-        if not isinstance(value, int) or isinstance(value, bool):
-            return False
-        return self.min_value <= value and (self.max_value is None or value <= self.max_value)
-
-    def __str__(self) -> str:
-        if self.max_value is None:
-            return f"a whole number of {self.min_value} or more"
-        max_value = "2**64 - 1" if self.max_value == _MAX_SEED else self.max_value
-        return f"a whole number from {self.min_value} to {max_value}"
-
-
-@dataclass(frozen=True, slots=True)
-class Real:
-    """A finite number from `min_value` to `max_value`, or above `min_value`."""
-
+    type: type[int] | type[float]
     min_value: float
-    max_value: float
+    max_value: float | None = None
     open: bool = False
     """Whether `min_value` itself is excluded."""
 
     def allows(self, value: object) -> bool:
-        if not isinstance(value, RealNumber) or isinstance(value, bool):
+        kind = int if self.type is int else RealNumber
+        if not isinstance(value, kind) or isinstance(value, bool):
             return False
         number: Any = value  # not made a float, which a whole number of 400 digits cannot be
-        return bool(self.min_value <= number <= self.max_value) and not (
-            self.open and number == self.min_value
-        )
+        is_above = number > self.min_value if self.open else number >= self.min_value
+        return bool(is_above and (self.max_value is None or number <= self.max_value))
+
+    def __call__(self, text: str) -> Any:
+        """Return the number that a text is. Raises ValueError if it is not in the range."""
+        try:
+            value = self.type(text)
+        except ValueError:  # also for more digits than Python reads
+            value = math.nan
+        if not self.allows(value):
+            raise ValueError(f"{shown(text)} is not {self}")
+        return value
 
     def __str__(self) -> str:
-        if self.open:
-            return f"a number above {self.min_value:g}, up to {self.max_value:g}"
-        return f"a number from {self.min_value:g} to {self.max_value:g}"
+        number = "a whole number" if self.type is int else "a number"
+        least = f"{self.min_value:.12g}"
+        if self.max_value is None:
+            return f"{number} of {least} or more"
+        bits = int(self.max_value).bit_length()
+        is_long = bits >= _LONG_BITS and self.max_value == 2**bits - 1
+        most = f"2**{bits} - 1" if is_long else f"{self.max_value:.12g}"
+        between = f"above {least}, up to" if self.open else f"from {least} to"
+        return f"{number} {between} {most}"
 
 
-RANGES: Mapping[str, Whole | Real] = {
-    "max_tokens": Whole(1),
-    "temperature": Real(0, 100),
-    "top_k": Whole(0),
-    "top_p": Real(0, 1, open=True),
-    "min_p": Real(0, 1),
-    "repetition_penalty": Real(0, 100, open=True),
-    "presence_penalty": Real(-100, 100),
-    "frequency_penalty": Real(-100, 100),
-    "seed": Whole(0, _MAX_SEED),
-    "max_block": Whole(2, 32),
-    "min_tokens": Whole(0),
-    "logprobs": Whole(0, 20),
-}
-"""Option -> its range, of the options that are one number."""
-
-BIAS_TOKEN, BIAS = Whole(0), Real(-1e6, 1e6)
-"""The ranges of a token and its bias in `logit_bias`."""
-
-STRUCTURES = ("json_schema", "regex", "grammar")
-"""Options that give the answer a structure, of which an answer has one at most."""
-
-_OR_NONE = (
-    *("max_tokens", "seed", "max_block", "logprobs", "think", "probe", "prediction", "system"),
-    *(*STRUCTURES, "constraint"),
-)
+Whole, Real = partial(Range, int), partial(Range, float)
 
 
-class _Kind(NamedTuple):
+def shown(value: object) -> str:
+    """Return a value for a message, without its end if that is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        text = f"a value that cannot be shown ({type(value).__name__})"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+class Kind(NamedTuple):
+    """Values that are not one number in a range."""
+
     expected: str
     allows: Callable[[Any], bool]
 
-
-_FLAG = _Kind("True or False", lambda value: isinstance(value, bool))
-_TEXT = _Kind("a string", lambda value: isinstance(value, str))
+    def __str__(self) -> str:
+        return self.expected
 
 
 def schema_of(value: Any) -> Mapping[str, Any] | None:
@@ -195,57 +107,235 @@ def schema_of(value: Any) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
-def _strings(value: object) -> bool:
+def _is_strings(value: object) -> bool:
     texts = [value] if isinstance(value, str) else value
     return isinstance(texts, Collection) and all(isinstance(text, str) and text for text in texts)
 
 
-_KINDS: Mapping[str, _Kind] = {
-    **{name: _Kind(str(limits), limits.allows) for name, limits in RANGES.items()},
-    **dict.fromkeys(("ignore_eos", "raw", "parse_special", "prompt_logprobs", "think"), _FLAG),
-    **dict.fromkeys(("drafter", "probe"), _TEXT),
-    **dict.fromkeys(
-        ("system", "regex", "grammar"),
-        _Kind("a string that is not empty", lambda value: isinstance(value, str) and bool(value)),
-    ),
-    "json_schema": _Kind(
-        'a JSON schema, such as {"type": "object"}, as text too, or a class of pydantic',
-        lambda value: schema_of(value) is not None,
-    ),
-    "policy": _Kind(
-        ", ".join(POLICIES), lambda value: isinstance(value, str) and value in POLICIES
-    ),
-    "generation_config": _Kind("auto or none", lambda value: value in ("auto", "none")),
-    "stop": _Kind("a string of one or more characters, or several", _strings),
-    "repetition_detection": _Kind(
-        "True, False or max_pattern_size, min_pattern_size and min_count",
-        lambda value: value is None or isinstance(value, bool | Mapping),
-    ),
-    "logit_bias": _Kind(f"token id -> {BIAS}", lambda value: isinstance(value, Mapping)),
-    "constraint": _Kind("a compiled grammar", lambda _: True),
-    "template_kwargs": _Kind(
-        "variable name -> value",
-        lambda value: (
-            isinstance(value, Mapping) and all(isinstance(variable, str) for variable in value)
+_FLAG = Kind("True or False", lambda value: isinstance(value, bool))
+_TEXT = Kind("a string", lambda value: isinstance(value, str))
+_NOT_EMPTY = Kind(
+    "a string that is not empty", lambda value: isinstance(value, str) and value != ""
+)
+_LAYERS = Kind("auto or none", lambda value: value in ("auto", "none"))
+_POLICY = Kind(", ".join(POLICIES), lambda value: isinstance(value, str) and value in POLICIES)
+_RULE = Kind(
+    "True, False or max_pattern_size, min_pattern_size and min_count",
+    lambda value: value is None or isinstance(value, bool | Mapping),
+)
+_SCHEMA = Kind(
+    'a JSON schema, such as {"type": "object"}, as text too, or a class of pydantic',
+    lambda value: schema_of(value) is not None,
+)
+_GRAMMAR = Kind("a compiled grammar", lambda _: True)
+_STRINGS = Kind("a string of one or more characters, or several", _is_strings)
+_TOKENS = Kind(
+    "token ids",
+    lambda value: isinstance(value, Sequence) and all(type(token) is int for token in value),
+)
+_VARIABLES = Kind(
+    "variable name -> value",
+    lambda value: isinstance(value, Mapping) and all(isinstance(name, str) for name in value),
+)
+BIAS_TOKEN, BIAS = Whole(0), Real(-1e6, 1e6)
+"""The ranges of a token and its bias in `logit_bias`."""
+
+_BIASES = Kind(f"token id -> {BIAS}", lambda value: isinstance(value, Mapping))
+
+
+class About(NamedTuple):
+    """What people read and type of an option."""
+
+    panel: str
+    """The section of the command line's help; empty: it is not on the command line."""
+    help: str
+    words: str = ""
+    """Its words on the command line; empty: its name, with two dashes."""
+    metavar: str | None = None
+
+
+_answer, _drafting = partial(About, "Answer"), partial(About, "Speculation")
+_sampling = partial(About, "Sampling (default: as the model has it)")
+_python = partial(About, "")
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of `Model.generate` and `Model.stream`; all are optional.
+
+    From `max_tokens` to `frequency_penalty`, the default is the registry's for the model, else that
+    of the model's own files, else neutral: greedy, without a limit.
+    """
+
+    max_tokens: Annotated[
+        int | None, Whole(1), _answer("maximum tokens of an answer", "-n --max-tokens")
+    ]
+    """None: until the context or the cache is full."""
+    temperature: Annotated[
+        float,
+        Real(0, 100),
+        _sampling("0 takes the likeliest token each time; 0.7 varies", "-t --temperature"),
+    ]
+    top_k: Annotated[int, Whole(0), _sampling("keep the k most likely tokens")]
+    top_p: Annotated[
+        float,
+        Real(0, 1, open=True),
+        _sampling("keep the fewest tokens with this much probability"),
+    ]
+    min_p: Annotated[float, Real(0, 1), _sampling("keep tokens this likely relative to the best")]
+    repetition_penalty: Annotated[
+        float, Real(0, 100, open=True), _sampling("divide the logits of tokens in the context")
+    ]
+    presence_penalty: Annotated[
+        float, Real(-100, 100), _sampling("subtract from the logits of tokens in the answer")
+    ]
+    frequency_penalty: Annotated[
+        float, Real(-100, 100), _sampling("subtract for each occurrence in the answer")
+    ]
+    seed: Annotated[
+        int | None, Whole(0, 2**64 - 1), _sampling("the same seed gives the same tokens")
+    ]
+    """None draws one, which the result has."""
+    logit_bias: Annotated[
+        Mapping[int, float], _BIASES, _sampling("add to a token's logit", metavar="TOKEN=BIAS")
+    ]
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        _LAYERS,
+        _sampling("none: ignore the sampling settings that the model comes with"),
+    ]
+    repetition_detection: Annotated[
+        bool | Mapping[str, int] | None,
+        _RULE,
+        _answer(
+            "stop an answer that repeats itself", "--repetition-detection/--no-repetition-detection"
         ),
-    ),
-    "prediction": _Kind(
-        "token ids",
-        lambda value: (
-            isinstance(value, Sequence)
-            and all(isinstance(token, int) and not isinstance(token, bool) for token in value)
+    ]
+    """True for the rule of `paceline generate`, or a rule as in vLLM."""
+    stop: Annotated[str | Collection[str], _STRINGS, _answer("a string that ends the answer")]
+    """The text ends before it."""
+    json_schema: Annotated[
+        Mapping[str, Any] | str | type | None,
+        _SCHEMA,
+        _answer("answer in JSON that matches this schema", "--schema", "FILE|JSON"),
+    ]
+    regex: Annotated[
+        str | None, _NOT_EMPTY, _answer("answer with a match of this regular expression")
+    ]
+    """Rust's, no look-around."""
+    grammar: Annotated[
+        str | None,
+        _NOT_EMPTY,
+        _answer("answer by this grammar, in llguidance's Lark or GBNF", metavar="FILE"),
+    ]
+    """Its rule `start` in Lark, `root` in GBNF."""
+    constraint: Annotated[
+        "Constraint | None", _GRAMMAR, _python("a compiled grammar of one answer")
+    ]
+    ignore_eos: Annotated[bool, _FLAG, _answer("continue after the end-of-sequence token")]
+    min_tokens: Annotated[
+        int, Whole(0), _python("minimum tokens before an end token or a repetition ends the answer")
+    ]
+    parse_special: Annotated[
+        bool, _FLAG, _answer("read names of special tokens in messages as the tokens")
+    ]
+    """They do so in a `raw` prompt anyway."""
+    think: Annotated[
+        bool | None,
+        _FLAG,
+        _answer(
+            "turn a model's thinking on or off; default: as its chat template has it",
+            "--think/--no-think",
         ),
-    ),
+    ]
+    template_kwargs: Annotated[
+        Mapping[str, Any],
+        _VARIABLES,
+        _answer("variables for the chat template, as an object", "--chat-template-kwargs", "JSON"),
+    ]
+    drafter: Annotated[
+        str,
+        _TEXT,
+        _drafting(
+            "what guesses the next tokens, for the model to verify: auto, none, or parts joined by "
+            "+; never changes the answer"
+        ),
+    ]
+    """The parts are `ngram:min=2,max=4,length=15`, `suffix`, `suffix:earlier`, `table[:FOLDER]`,
+    `model:NAME`, `prediction`, heads, `KIND[:FOLDER]`, and `ahead:` before a model or `dflash`."""
+    policy: Annotated[
+        str,
+        _POLICY,
+        _drafting("how many tokens are drafted: auto, by measured costs; fixed, adaptive or kelly"),
+    ]
+    max_block: Annotated[
+        int | None, Whole(2, 32), _drafting("most tokens that one call verifies, 2 to 32")
+    ]
+    probe: Annotated[
+        str | None, _TEXT, _drafting("count what another drafter would have done", "", "DRAFTER")
+    ]
+    prediction: Annotated[
+        Sequence[int] | None,
+        _TOKENS,
+        _python("tokens that the answer is expected to share"),
+    ]
+    """They are drafted first, unless `drafter` is `none` or has `prediction` in another place."""
+    system: Annotated[
+        str | None, _NOT_EMPTY, About("Options", "system message: how to answer", "-s --system")
+    ]
+    """Before a string, or before messages that have none."""
+    raw: Annotated[bool, _FLAG, _python("no chat template")]
+    logprobs: Annotated[
+        int | None,
+        Whole(0, 20),
+        _python("return logprobs of the tokens, and of this many alternatives"),
+    ]
+    prompt_logprobs: Annotated[
+        bool, _FLAG, _python("return logprobs of the prompt, which is then computed whole")
+    ]
+
+
+class Option(NamedTuple):
+    """What the annotation of an option declares."""
+
+    type: Any
+    values: Range | Kind
+    about: About
+
+    @property
+    def is_optional(self) -> bool:
+        return "None" in str(self.type)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it may be true or false."""
+        return "bool" in str(self.type)
+
+    @property
+    def expected(self) -> str:
+        return f"{self.values}{', or None' * self.is_optional}"
+
+
+OPTIONS: Mapping[str, Option] = {
+    name: Option(hint.__origin__, *hint.__metadata__)
+    for name, hint in Options.__annotations__.items()
 }
+
+RANGES: Mapping[str, Range] = {
+    name: option.values for name, option in OPTIONS.items() if isinstance(option.values, Range)
+}
+"""Option -> its range, of the options that are one number."""
+
+GREEDY: Options = {"generation_config": "none", "temperature": 0.0}
+"""Options of measurements: greedy, without the model's own settings."""
+
+STRUCTURES = ("json_schema", "regex", "grammar")
+"""Options that give the answer a structure, of which an answer has one at most."""
 
 
 def described() -> str:
-    """Return a line for each option: its name, its type and its range."""
-    return "\n".join(f"    {name}: {_expected(name)}" for name in Options.__annotations__)
-
-
-def _expected(name: str) -> str:
-    return f"{_KINDS[name].expected}{', or None' * (name in _OR_NONE)}"
+    """Return a line for each option: its name, its help and its values."""
+    lines = (f"    {name}: {one.about.help}; {one.expected}" for name, one in OPTIONS.items())
+    return "\n".join(lines)
 
 
 def faults(values: Mapping[str, Any]) -> list[str]:
@@ -258,24 +348,23 @@ def faults(values: Mapping[str, Any]) -> list[str]:
 
 
 def _unknown(values: Mapping[str, Any]) -> Iterator[str]:
-    known = Options.__annotations__
     for name in values:
-        if name not in known:
-            yield f"there is no option {name!r}; {did_you_mean(name, known)}".rstrip("; ")
+        if name not in OPTIONS:
+            yield f"there is no option {name!r}; {did_you_mean(name, OPTIONS)}".rstrip("; ")
 
 
 def _wrong(values: Mapping[str, Any]) -> Iterator[str]:
-    for name, (_, allows) in _KINDS.items():
-        if name not in values or (values[name] is None and name in _OR_NONE):
+    for name, option in OPTIONS.items():
+        if name not in values or (values[name] is None and option.is_optional):
             continue
-        if not allows(values[name]):
-            yield f"{name} is {_shown(values[name])}; expected {_expected(name)}"
+        if not option.values.allows(values[name]):
+            yield f"{name} is {shown(values[name])}; expected {option.expected}"
         elif name == "template_kwargs" and (reserved := TEMPLATE_NAMES & values[name].keys()):
             yield f"template_kwargs cannot set {min(reserved)}"
     biases = values.get("logit_bias")
     for token, bias in biases.items() if isinstance(biases, Mapping) else ():
         if not (BIAS_TOKEN.allows(token) and BIAS.allows(bias)):
-            yield f"logit_bias is {_shown({token: bias})}; expected token id -> {BIAS}"
+            yield f"logit_bias is {shown({token: bias})}; expected token id -> {BIAS}"
             break
 
 
@@ -285,11 +374,3 @@ def _contradictory(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"{' and '.join(names)} cannot be combined; give one of them"
     if names and names[0] != "constraint" and values.get("ignore_eos"):
         yield f"ignore_eos cannot be combined with {names[0]}: the answer ends with its structure"
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
-        text = f"a value that cannot be shown ({type(value).__name__})"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

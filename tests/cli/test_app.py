@@ -57,7 +57,7 @@ def test_help_is_one_screen_and_help_all_has_every_option(
     (shown,) = (made for name, made in commands() if name == (command,))
     for option in shown.params:
         if option.param_type_name == "option" and not option.hidden:
-            assert option.name == "compute_units" or option.opts[-1] in whole
+            assert option.opts[-1] in whole
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_an_option_without_its_value_is_named(
         (("generate", "--no-stdin"), "the prompt is missing"),
         (("generate", "--nonsense"), "--nonsense"),
         (("generate", "x", "--logit-bias", "5"), "'5' is not TOKEN=BIAS, as in 42=-5"),
-        (("bench", "run", "--rounds", "0"), "'0' is not a whole number of 1 or more"),
+        (("bench", "run", "--rounds", "0"), "'0' is not a whole number from 1 to 2**31 - 1"),
         (("convert",), "source"),
         (("convert", "x", "--to", "paper"), "--to is 'paper'; expected coreml"),
         (("coreml", "lint"), "artifact"),

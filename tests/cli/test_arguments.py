@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from typer import BadParameter
 
 from paceline.cli.app import main
-from paceline.cli.numbers import BLOCK, THREADS, json_object
+from paceline.cli.numbers import THREADS, json_object
 from paceline.engines import EngineSettings
 from paceline.engines.costs import MAX_ROWS
 from paceline.errors import InvalidRequest
+from paceline.options import RANGES
 from paceline.server.settings import Settings
 from paceline.system.machine import cpu_cores
 from support.words import commands, parse
@@ -41,26 +41,12 @@ NEGATIVE = {
 """Options that may be -1."""
 
 
-class Option(NamedTuple):
-    command: tuple[str, ...]
-    name: str
-    required: tuple[str, ...]
-    """What else the command needs."""
-
-    def may_be(self, listed: set[str]) -> bool:
-        """Whether it is listed, by its name or with its command's."""
-        return bool({self.name, f"{' '.join(self.command)} {self.name}"} & listed)
-
-    def words(self, value: str) -> list[str]:
-        """A command line with this value."""
-        return [*self.command, *self.required, f"{self.name}={value}"]
-
-
 def parser_of(option: Any) -> Any:
     return option.type_descriptor.parameter_info.parser
 
 
-def options() -> Iterator[Option]:
+def options() -> Iterator[tuple[str, str, list[str]]]:
+    """Command and name of each numeric option, and a command line that lacks its value."""
     for name, command in commands():
         for option in command.params:
             if parser_of(option) in TEXT or option.param_type_name == "argument":
@@ -70,15 +56,16 @@ def options() -> Iterator[Option]:
                 for other in command.params
                 if other.required or option.name in command.needs.get(other.name, ())
             ]
-            yield Option(name, option.opts[-1], tuple(required))
+            word = option.opts[-1]
+            yield f"{' '.join(name)} {word}", word, [*name, *required, f"{word}="]
 
 
 OPTIONS = list(options())
 
 
 def test_options_of_all_commands_are_found():
-    assert {option.name for option in OPTIONS} >= {"--timeout", "--depth", "--logit-bias"}
-    assert {option.command for option in OPTIONS} >= {("serve",), ("bench", "sweep"), ("plan",)}
+    found = {option for option, _, _ in OPTIONS}
+    assert found >= {"serve --timeout", "bench sweep --depth", "plan --threads"}
 
 
 def test_no_argument_has_a_type_without_a_range():
@@ -96,35 +83,35 @@ def test_a_numeric_option_that_is_no_finite_number_in_its_range_is_refused(
     capsys: pytest.CaptureFixture[str],
 ):
     faults = []
-    for option in OPTIONS:
-        wrong = [*NO_NUMBERS, *HIGH.get(option.name, ())]
-        wrong += [] if option.may_be(ZERO) else ["0"]
-        wrong += [] if option.may_be(NEGATIVE) else ["-1"]
-        if option.name == "--logit-bias":
+    for option, name, line in OPTIONS:
+        wrong = [*NO_NUMBERS, *HIGH.get(name, ())]
+        wrong += [] if {option, name} & ZERO else ["0"]
+        wrong += [] if {option, name} & NEGATIVE else ["-1"]
+        if name == "--logit-bias":
             wrong += [f"1={value}" for value in NO_NUMBERS]
         for value in wrong:
-            code = main(option.words(value))
+            code = main([*line[:-1], line[-1] + value])
             said = capsys.readouterr().err
-            right = option.name in said and len(said) < 400 and said.count("\n") == 1
+            right = name in said and len(said) < 400 and said.count("\n") == 1
             faults += [] if (code, right) == (2, True) else [(option, value[:20], code, said[:200])]
     assert faults == []
 
 
 def test_the_least_a_numeric_option_may_be_is_taken():
-    for option in OPTIONS:
-        value = "0" if option.may_be(ZERO) else "2" if "block" in option.name else "1"
-        parse(option.words("1=0" if option.name == "--logit-bias" else value))
+    for option, name, line in OPTIONS:
+        least = "0" if {option, name} & ZERO else "2" if "block" in name else "1"
+        parse([*line[:-1], line[-1] + ("1=0" if name == "--logit-bias" else least)])
 
 
 def test_limits_of_arguments_are_those_of_the_library():
-    assert BLOCK.max_value == MAX_ROWS
+    assert RANGES["max_block"].max_value == MAX_ROWS
     assert [THREADS("auto"), THREADS("1")] == [None, 1]
     cpus = cpu_cores()
     EngineSettings(threads=cpus)
     for wrong in (cpus + 1, 1000):
         with pytest.raises(InvalidRequest, match=f"1 to {cpus} "):
             EngineSettings(threads=wrong)
-        with pytest.raises(BadParameter, match=f"1 to {cpus}, nor auto"):
+        with pytest.raises(ValueError, match=f"1 to {cpus}, nor auto"):
             THREADS(str(wrong))
 
 

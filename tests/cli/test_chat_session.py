@@ -21,7 +21,7 @@ from support.errors import raises
 
 @pytest.fixture
 def session(cache: Path, tiny_gguf: Path) -> Iterator[Session]:
-    answer = AnswerArguments(max_tokens=4, ignore_eos=True, system="Be")
+    answer = AnswerArguments(given={"max_tokens": 4, "ignore_eos": True, "system": "Be"})
     session = Session(ModelOptions(str(tiny_gguf)), answer, Output(quiet=True))
     session.open()
     yield session

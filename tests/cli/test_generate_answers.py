@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.app import main
-from paceline.cli.options import MAX_TOKENS
+from paceline.cli.declare import MAX_TOKENS
 from support.tiny import SIZES, write_tiny
 
 LONG = {**SIZES, "context": 20_000}

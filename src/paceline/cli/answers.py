@@ -5,42 +5,30 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from paceline.cli import complete, numbers
-from paceline.cli.console import check_kept, load_model, read_text, say, screen_text
-from paceline.cli.options import (
-    MAX_TOKENS,
-    MODEL_VARIABLE,
-    SAMPLING,
-    GenerationConfig,
-    ModelOptions,
-    Output,
+from paceline.cli import declare
+from paceline.cli.console import (
+    as_unicode,
+    check_kept,
+    load_model,
+    read_text,
+    say,
+    screen_text,
 )
+from paceline.cli.options import MODEL_VARIABLE, ModelOptions, Output
 from paceline.errors import InvalidRequest
-from paceline.options import STRUCTURES
+from paceline.options import STRUCTURES, Options
 
 if TYPE_CHECKING:
     from paceline.decoding.types import Step
     from paceline.models import ModelFiles
-    from paceline.options import Options
     from paceline.runtime.model import Model
     from paceline.runtime.result import Result
     from paceline.runtime.stream import Stream
-
-_answer = partial(Option, rich_help_panel="Answer")
-_sampling = partial(Option, rich_help_panel=SAMPLING)
-_drafting = partial(Option, rich_help_panel="Speculation")
-
-
-def _number(name: str, about: str, *short: str) -> Any:
-    words = (*short, f"--{name.replace('_', '-')}")
-    return _sampling(*words, parser=numbers.of(name), help=about)
-
 
 _STRUCTURE = re.compile(r"^\s*(\{|\w[\w-]*\s*::=|start\s*:)", re.MULTILINE)
 """The beginning of a schema, or a line of a grammar: no name of a file."""
@@ -51,164 +39,53 @@ _CORE_BANDWIDTH, _BANDWIDTH = 5e9, 40e9
 """Estimated bytes of weights per second, read by a CPU and by all CPUs of a machine. Two CPUs of
 shared servers read 7 to 19 GB/s of SmolLM2 135M and 10 of a 1.7B in Q4_K_M (November 2026)."""
 
-SAME_NAME = (
-    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "seed", "max_tokens", "drafter", "policy", "max_block", "probe"),
-)
-"""Options that `paceline.Options` has under the same name."""
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerArguments:
-    """What the command line says of an answer; `options` has it as `Options`."""
+    """Command-line options for generation."""
 
-    system: Annotated[
-        str | None, Option("-s", "--system", help="a system message: how to answer")
-    ] = None
+    given: Options
+    """As the command line writes them; those that were left out are None."""
     stats: Annotated[
         bool, Option("--stats", help="how it went: speed, accepted drafts, engine and seed")
     ] = False
     tint: Annotated[bool, Option("--tint", help="colour the accepted draft tokens")] = False
-    max_tokens: Annotated[
-        int | None,
-        _answer(
-            "-n",
-            "--max-tokens",
-            parser=numbers.LIMIT,
-            help="maximum tokens of an answer; -1: until the context is full; "
-            f"default: {MAX_TOKENS}",
-        ),
-    ] = None
-    repetition_detection: Annotated[
-        bool | None,
-        _answer(
-            "--repetition-detection/--no-repetition-detection",
-            help="stop an answer that repeats itself; default: unless --ignore-eos",
-        ),
-    ] = None
-    stop: Annotated[
-        list[str] | None, _answer(help="a string that ends the answer; may be repeated")
-    ] = None
-    json_schema: Annotated[
-        str | None,
-        _answer("--schema", metavar="FILE|JSON", help="answer in JSON that matches this schema"),
-    ] = None
-    regex: Annotated[str | None, _answer(help="answer with a match of this regular expression")] = (
-        None
-    )
-    grammar: Annotated[
-        str | None,
-        _answer(metavar="FILE", help="answer by this grammar, in llguidance's Lark or GBNF"),
-    ] = None
-    ignore_eos: Annotated[bool, _answer("--ignore-eos", help="go on after the end token")] = False
-    parse_special: Annotated[
-        bool,
-        _answer("--parse-special", help="names of control tokens in messages become the tokens"),
-    ] = False
-    think: Annotated[
-        bool | None,
-        _answer(
-            "--think/--no-think",
-            help="turn a model's thinking on or off; default: as its chat template has it",
-        ),
-    ] = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None,
-        _answer(
-            parser=numbers.json_object,
-            metavar="JSON",
-            help="variables for the chat template, as an object",
-        ),
-    ] = None
-    generation_config: GenerationConfig = "auto"
-    temperature: Annotated[
-        float | None,
-        _number("temperature", "0 takes the likeliest token each time; 0.7 varies", "-t"),
-    ] = None
-    top_k: Annotated[int | None, _number("top_k", "keep the k most likely tokens")] = None
-    top_p: Annotated[
-        float | None, _number("top_p", "keep the fewest tokens with this much probability")
-    ] = None
-    min_p: Annotated[
-        float | None, _number("min_p", "keep tokens this likely relative to the best")
-    ] = None
-    repetition_penalty: Annotated[
-        float | None, _number("repetition_penalty", "divide the logits of tokens in the context")
-    ] = None
-    presence_penalty: Annotated[
-        float | None,
-        _number("presence_penalty", "subtract from the logits of tokens in the answer"),
-    ] = None
-    frequency_penalty: Annotated[
-        float | None, _number("frequency_penalty", "the same, for each occurrence")
-    ] = None
-    seed: Annotated[int | None, _number("seed", "the same seed gives the same tokens")] = None
-    logit_bias: Annotated[
-        list[Any] | None,
-        _sampling(
-            parser=numbers.bias,
-            metavar="TOKEN=BIAS",
-            help="add to a token's logit; may be repeated",
-        ),
-    ] = None
-    drafter: Annotated[
-        str | None,
-        _drafting(
-            autocompletion=complete.drafters,
-            help="what guesses the next tokens, for the model to verify: auto, none, or parts "
-            "joined by +; never changes the answer",
-        ),
-    ] = None
-    policy: Annotated[
-        str | None,
-        _drafting(
-            help="how many tokens are drafted: auto, by measured costs; fixed, adaptive or kelly"
-        ),
-    ] = None
-    max_block: Annotated[
-        int | None,
-        _drafting(parser=numbers.BLOCK, help="most tokens that one call verifies, 2 to 32"),
-    ] = None
-    probe: Annotated[
-        str | None, _drafting(metavar="DRAFTER", help="count what another drafter would have done")
-    ] = None
     keep: Annotated[
         bool,
-        _drafting(
+        Option(
             "--keep/--no-keep",
             envvar="PACELINE_KEEP",
+            rich_help_panel="Speculation",
             help="keep answers, and what is typed in a chat, on this machine, and draft later "
             "answers from them; `paceline forget` removes both",
         ),
     ] = False
 
-    def options(self, *, raw: bool = False) -> "Options":
-        """The options of `Model.stream`, without those that were left out."""
-        options: Any = {
-            name: value for name in SAME_NAME if (value := getattr(self, name)) is not None
-        }
-        for name in STRUCTURES:
-            if (value := getattr(self, name)) is not None:
-                options[name] = structure_of(name, value)
-        if self.max_tokens == -1:
-            options["max_tokens"] = None
-        if self.stop:
-            options["stop"] = self.stop
-        detect = self.repetition_detection
-        options |= {
-            "repetition_detection": not self.ignore_eos if detect is None else detect,
-            "logit_bias": dict(self.logit_bias or ()),
-            "template_kwargs": self.chat_template_kwargs or {},
-            "think": self.think,
-            "ignore_eos": self.ignore_eos,
-            "parse_special": self.parse_special,
-            "raw": raw,
-        }
+    @property
+    def system(self) -> str | None:
+        text = self.given.get("system")
+        return None if text is None else as_unicode(text, "--system")
+
+    def options(self, *, raw: bool = False) -> Options:
+        """Return the options of `Model.stream`, without those that were left out."""
+        options: Any = {"repetition_detection": not self.given.get("ignore_eos"), "raw": raw}
+        for name, written in self.given.items():
+            if written not in (None, ()) and name != "system":  # which becomes a message
+                options[name] = value_of(name, written)
         result: Options = options
         return result
 
 
-def structure_of(name: str, value: str) -> str:
+def value_of(name: str, written: Any) -> Any:
+    """Return the value in Python of an option that the command line writes so."""
+    if name in STRUCTURES:
+        return _structure(name, written)
+    if name == "logit_bias":
+        return dict(written)
+    return None if (name, written) == ("max_tokens", -1) else written
+
+
+def _structure(name: str, value: str) -> str:
     """Return the text of a schema, grammar or expression: the value, or that of the file it names.
 
     The schema `json` is that of any object, as in ollama.
@@ -232,8 +109,9 @@ def load_for_answers(
     output: Output,
     check: "Callable[[ModelFiles], object]",
 ) -> "Model":
-    """The model, with MAX_TOKENS as the limit of answers without one; `check` as for `load`."""
-    drafters = [answer.drafter or "auto", *filter(None, [answer.probe])]
+    """The model, with `MAX_TOKENS` as the limit of answers without one; `check` as for `load`."""
+    given = answer.given
+    drafters = [given.get("drafter") or "auto", *filter(None, [given.get("probe")])]
     check_kept(drafters, keep=answer.keep)
     if not output.quiet and (notice := trial_notice(model.model)):
         say(notice)
@@ -241,13 +119,13 @@ def load_for_answers(
         model,
         output,
         drafters=drafters,
-        generation_config=answer.generation_config,
+        generation_config=given.get("generation_config") or "auto",
         keep=answer.keep,
         check=check,
     )
-    if answer.think is False and not (output.quiet or loaded.files.thinking.switch(False)):
+    if given.get("think") is False and not (output.quiet or loaded.files.thinking.switch(False)):
         say(f"[--no-think has no effect: {loaded.files.name} does not support reasoning]")
-    loaded.defaults = replace(loaded.defaults, fallback={"max_tokens": MAX_TOKENS})
+    loaded.defaults = replace(loaded.defaults, fallback={"max_tokens": declare.MAX_TOKENS})
     return loaded
 
 

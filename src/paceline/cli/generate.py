@@ -42,7 +42,7 @@ def generate(
         Path | None, declare.file(help="a file to read after the prompt, or as the prompt")
     ] = None,
     no_stdin: Annotated[bool, Option("--no-stdin", help="read no standard input")] = False,
-    raw: Annotated[bool, Option("--raw", help="no chat template")] = False,
+    raw: Annotated[bool, declare.of("raw")] = False,
     prediction: Annotated[
         Path | None, declare.file(help="text that the answer shares much of")
     ] = None,
@@ -59,8 +59,8 @@ def generate(
                 "the prompt is missing; give it as an argument, with --file, or piped in"
             )
         prompt = STDIN
-    given = [prompt, str(file), str(prediction), answer.json_schema, answer.grammar]
-    readers = given.count(STDIN)
+    structures = [answer.given.get(name) for name in ("json_schema", "grammar")]
+    readers = [prompt, str(file), str(prediction), *structures].count(STDIN)
     if readers > (not no_stdin):
         raise InvalidRequest("- reads standard input: give it once, and not with --no-stdin")
     text = _prompt(prompt, file, output, joins_pipe=not (no_stdin or readers))
@@ -68,9 +68,9 @@ def generate(
     if not (raw or text.strip()):
         raise InvalidRequest("the prompt is empty; expected some text")
     messages: Any = text
-    if answer.system is not None:
+    if (system := answer.system) is not None:
         messages = [
-            {"role": "system", "content": as_unicode(answer.system, "--system")},
+            {"role": "system", "content": system},
             {"role": "user", "content": text},
         ]
     expected = None if prediction is None else read_text(prediction, quiet=output.quiet)
@@ -92,7 +92,7 @@ def generate(
         result = {**stream.result.as_dict(), "prompt_token_ids": ids}
         print(json_text(result))
     else:
-        full = answer.stats or answer.probe
+        full = answer.stats or answer.given.get("probe")
         print_end(stream, output, stream.result.line() if full else None)
     sys.stdout.flush()
     loaded.settle()

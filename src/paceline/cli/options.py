@@ -7,8 +7,8 @@ are in one place. A dataclass parameter is an option for each of its fields.
 import inspect
 import os
 import re
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter
@@ -22,19 +22,15 @@ from paceline.cli import complete, declare, numbers
 from paceline.cli.groups import Group
 from paceline.cli.habits import followed, habits
 from paceline.errors import InvalidRequest
+from paceline.options import Options, Whole
 from paceline.storage.text import decode
 from paceline.system.machine import NO_FOLDER
 
 MODEL_VARIABLE = "PACELINE_MODEL"  # names the default model
 
-MAX_TOKENS = 2048
-"""Maximum tokens of an answer of `generate` and `chat` without --max-tokens."""
-
-_MAC = ("compute_units",)
-"""Options that help shows on macOS alone."""
-
 _ABOVE_2 = re.compile(r"[3-9]|[1-9][0-9]+")
-_NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
+_ARGUMENT = re.compile(r"[^-]|-?\Z|-\d+\Z|-\d*\.\d+\Z|[^=]* ")
+"""A text without a dash, a dash alone, a negative number, or a space outside an option's value."""
 
 
 def default_model() -> str:
@@ -106,29 +102,41 @@ def command(
 
 
 def _flat(function: Callable[..., int]) -> Callable[..., int]:
-    """`function` with a parameter for each field of its dataclass parameters."""
+    """Return `function` with a parameter for each field of its dataclass parameters.
+
+    A field that is `Options` becomes the options of an answer.
+    """
     groups: dict[str, type] = {}
+    of_fields: dict[Any, list[Parameter]] = {}
     parameters: list[Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
         if is_dataclass(parameter.annotation) and isinstance(parameter.annotation, type):
             groups[name] = parameter.annotation
-            parameters += map(_parameter, fields(parameter.annotation))
+            for field in fields(groups[name]):
+                of_fields[field] = [*_parameters(field)]
+                parameters += of_fields[field]
         else:
             parameters.append(parameter)
 
     @wraps(function)
     def call(**values: Any) -> int:
+        def value(field: Any) -> Any:
+            given = {one.name: values.pop(one.name) for one in of_fields[field]}
+            return given if field.type is Options else given[field.name]
+
         for name, kind in groups.items():
-            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            values[name] = kind(**{field.name: value(field) for field in fields(kind)})
         return function(**values)
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call
 
 
-def _parameter(field: Any) -> Parameter:
+def _parameters(field: Any) -> Iterable[Parameter]:
+    if field.type is Options:
+        return declare.answer_parameters()
     default = Parameter.empty if field.default is MISSING else field.default
-    return Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=field.type)
+    return [Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=field.type)]
 
 
 class Command(TyperCommand):
@@ -146,24 +154,23 @@ class Command(TyperCommand):
     _shows_all = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words = args if ctx.resilient_parsing else [*self._plain(ctx, args)]
-        self._check(ctx, self.make_parser(ctx).parse_args([*words])[2])
-        return super().parse_args(ctx, words)
-
-    def _check(self, ctx: Any, options: Sequence[Any]) -> None:
-        """Fail for an option that has no effect with the others."""
+        left = super().parse_args(ctx, args if ctx.resilient_parsing else [*self._plain(ctx, args)])
         words = {option.name: option.opts[-1] for option in self.get_params(ctx)}
-        names = {option.name for option in options}
+        typed = (name for name in words if "COMMANDLINE" in str(ctx.get_parameter_source(name)))
+        names = {*typed}
         for how, rules in (("without", self.needs), ("with", self.bars)):
             for other, without_effect in rules.items():
                 if (other in names) == (how == "with") and (useless := names & {*without_effect}):
                     ctx.fail(f"argument {words[min(useless)]}: has no effect {how} {words[other]}")
+        return left
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options, in a section for each panel."""
-        short = bool(self.first) and not self._shows_all
+        """Write the options: those of `first`, or with --help-all a section for each panel."""
+        parameters = {one.name: one for one in self.get_params(ctx)}
+        short = [] if self._shows_all else [parameters[name] for name in self.first]
+        arguments = [one for one in parameters.values() if one.param_type_name == "argument"]
         sections: dict[str, list[Any]] = {"Arguments": [], "Options": []}
-        for parameter in self._shown(ctx, short=short):
+        for parameter in [*arguments, *short] if short else parameters.values():
             panel = None if short else getattr(parameter, "rich_help_panel", None)
             title = panel or f"{parameter.param_type_name}s".title()
             if record := parameter.get_help_record(ctx):
@@ -179,64 +186,45 @@ class Command(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         if self.examples:
             with formatter.section("Examples"):
-                lines = [example.partition("  # ") for example in self.examples]
-                width = max(len(line) for line, _, _ in lines)
-                for line, mark, about in lines:
-                    indent = " " * formatter.current_indent
-                    formatter.write(f"{indent}{f'{line:<{width}}{mark}{about}'.rstrip()}\n")
-
-    def _shown(self, ctx: Any, *, short: bool) -> Iterator[Any]:
-        """The parameters that help shows: in a short one, `first` in its order."""
-        parameters = self.get_params(ctx)
-        if short:
-            names = {parameter.name: parameter for parameter in parameters}
-            yield from (one for one in parameters if one.param_type_name == "argument")
-            yield from (names[name] for name in self.first)
-        for parameter in () if short else parameters:
-            if sys.platform == "darwin" or parameter.name not in _MAC:
-                yield parameter
+                for example in self.examples:
+                    formatter.write(f"{' ' * formatter.current_indent}{example}\n")
 
     def _plain(self, ctx: Any, words: list[str]) -> Iterator[str]:
-        """The options and their values, then `--` and all arguments."""
-        options = [known for known in self.get_params(ctx) if isinstance(known, TyperOption)]
-        names = {name for known in options for name in (*known.opts, *known.secondary_opts)}
-        taking = {name for known in options if not known.is_flag for name in known.opts}
-        dotted = [known for known in options if (known.metavar or "").endswith("...")]
-        many = {name for known in dotted for name in known.opts}
-        arguments: list[str] = []
-        last, value_follows, model_missing = "", False, self._takes_model(ctx)
-        for number, given in enumerate(words):
-            word = given if value_follows else followed(given, names, ctx.fail)
-            option = word.partition("=")[0]
-            if value_follows:
-                if option in names:
-                    ctx.fail(f"argument {last}: expected a value before {option}")
-                if (answer := habits("numbers").get(last)) and _ABOVE_2.fullmatch(word):
-                    ctx.fail(f"argument {last}: {answer}")
-                yield word
-                value_follows = False
-            elif word == "--help-all":
+        """Yield the options and their values, then `--` and all arguments."""
+        options = [one for one in self.get_params(ctx) if isinstance(one, TyperOption)]
+        names = {name for one in options for name in (*one.opts, *one.secondary_opts)}
+        taking = {name: one for one in options if not one.is_flag for name in one.opts}
+        left, arguments, last = deque(words), list[str](), ""
+        model_missing = self._takes_model(ctx)
+        while left:
+            word = followed(left.popleft(), names, ctx.fail)
+            if word == "--":
+                arguments += left
+                break
+            if word == "--help-all":
                 self._shows_all = True
                 print(self.get_help(ctx))
                 ctx.exit()
-            elif word == "--":
-                arguments += words[number + 1 :]
-                break
-            elif word[:1] == "-" != word and not (
-                " " in option or _NEGATIVE_NUMBER.fullmatch(word)
-            ):
-                last, *words[number + 1 : number + 1] = _parts(word, taking, ctx.fail)
-                yield last
-                value_follows = last in taking
-            elif last in many:
-                yield from (last, word)
-            elif model_missing:
-                model_missing = False
-                yield from ("--model", word)
-            else:
-                arguments.append(word)
-        if value_follows:
-            ctx.fail(f"argument {last}: expected a value")
+            if _ARGUMENT.match(word):
+                if last in taking and (taking[last].metavar or "").endswith("..."):
+                    yield from (last, word)
+                elif model_missing:
+                    model_missing = False
+                    yield from ("--model", word)
+                else:
+                    arguments.append(word)
+                continue
+            last, *value = _parts(word, taking, ctx.fail)
+            yield last
+            if last in taking:
+                left.extendleft(value)
+                following = left[0].partition("=")[0] if left else ""
+                if not left or following in names:
+                    before = f" before {following}" * bool(left)
+                    ctx.fail(f"argument {last}: expected a value{before}")
+                if (answer := habits("numbers").get(last)) and _ABOVE_2.fullmatch(left[0]):
+                    ctx.fail(f"argument {last}: {answer}")
+                yield left.popleft()
         if arguments:
             yield from ("--", *arguments)
 
@@ -283,19 +271,15 @@ Offline = Annotated[
     bool, _model("--offline", help="fetch nothing; as with HF_HUB_OFFLINE=1 and PIP_NO_INDEX=1")
 ]
 
-
-ModelName = Annotated[
-    str,
-    _model(
-        "-m",
-        "--model",
-        default_factory=default_model,
-        show_default=False,
-        autocompletion=complete.models,
-        help="name, path or hub name; `paceline models` lists them; default: $PACELINE_MODEL, or a "
-        "small one to try",
-    ),
-]
+_NAME: Any = {
+    "default_factory": default_model,
+    "show_default": False,
+    "autocompletion": complete.models,
+    "help": "name, path or hub name; `paceline models` lists them; default: $PACELINE_MODEL, or a "
+    "small one to try",
+}
+ModelName = Annotated[str, _model("-m", "--model", **_NAME)]
+ModelArgument = Annotated[str, Argument(**_NAME)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +295,7 @@ class ModelOptions:
     rows: Annotated[
         int,
         _model(
-            parser=numbers.WholeParser(1, 2),
+            parser=Whole(1, 2),
             help="fewest tokens that a call computes, with a copy of one if needed: 2 is exact, 1 "
             "is not",
         ),
@@ -336,27 +320,9 @@ class ModelOptions:
     ] = None
 
 
-ModelArgument = Annotated[
-    str,
-    Argument(
-        default_factory=default_model,
-        show_default=False,
-        autocompletion=complete.models,
-        help="name, path or hub name; default: $PACELINE_MODEL, or a small one to try",
-    ),
-]
-
-SAMPLING = "Sampling (default: as the model has it)"
-GenerationConfig = Annotated[
-    Literal["auto", "none"],
-    Option(
-        help="none: ignore the sampling settings that the model comes with",
-        rich_help_panel=SAMPLING,
-    ),
-]
-
+GenerationConfig = Annotated[Literal["auto", "none"], declare.of("generation_config")]
 MaxTokens = Annotated[int, declare.count(help="maximum tokens of an answer")]
-Seed = Annotated[int, Option(parser=numbers.SEED, help="the same seed gives the same tokens")]
+Seed = Annotated[int, declare.of("seed", rich_help_panel=None)]
 ApiKey = Annotated[
     str | None,
     Option(help="API key of the server that is asked; default, on this machine: $PACELINE_API_KEY"),

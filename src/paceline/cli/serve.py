@@ -1,16 +1,16 @@
 """`paceline serve`: the command over `server.run`, and over `server.router.run` with `--all`."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from paceline.cli import complete, numbers
+from paceline.cli import declare, numbers
 from paceline.cli.console import check_kept, load_model, obey_offline, say
 from paceline.cli.options import GenerationConfig, ModelOptions, Output, Quiet, command, group
 from paceline.errors import PacelineError
@@ -23,14 +23,15 @@ app = group()
 
 _access = partial(Option, rich_help_panel="Access")
 _load = partial(Option, rich_help_panel="Load")
-_default = partial(Option, rich_help_panel="Defaults of requests")
+_request = partial(declare.of, rich_help_panel="Defaults of requests")
 _all = partial(Option, rich_help_panel="Several models")
 
-_SAME_NAME = (
-    *("host", "port", "name", "anyone", "think", "parse_special", "drafter", "policy", "max_block"),
-    *("root_path", "default_max_tokens"),
+_OF_CHILDREN = (
+    *("queue", "at_once", "timeout", "prompt_cache", "grace", "drafter", "policy", "max_block"),
+    *("think", "default_max_tokens", "parse_special", "parallel", "keep", "generation_config"),
+    *("rows", "cache_tokens", "threads", "device", "kv", "compute_units", "offline"),
 )
-"""Options that `Settings` has under the same name."""
+"""Options of a router that the process of each model gets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,24 +93,22 @@ class ServerArguments:
             help="keep the KV of prompts on disk, at most so much; default: in memory alone",
         ),
     ] = None
-    drafter: Annotated[
-        str, _default(autocompletion=complete.drafters, help="auto, none, or parts joined by +")
-    ] = "auto"
-    policy: Annotated[str, _default(help="auto, fixed, adaptive or kelly")] = "auto"
-    max_block: Annotated[
-        int | None, _default(parser=numbers.BLOCK, help="maximum rows of a block, 2 to 32")
-    ] = None
-    think: Annotated[
-        bool | None,
-        _default(
-            "--think/--no-think",
-            help="turn thinking on or off; default: as the chat template has it",
+    parallel: Annotated[
+        int,
+        _load(
+            parser=numbers.PARALLEL,
+            help="requests that share calls in the engine llamacpp: 1 for one person or agent, "
+            "more for many clients",
         ),
-    ] = None
+    ] = 1
+    drafter: Annotated[str, _request("drafter")] = "auto"
+    policy: Annotated[str, _request("policy")] = "auto"
+    max_block: Annotated[int | None, _request("max_block")] = None
+    think: Annotated[bool | None, _request("think")] = None
     default_max_tokens: Annotated[
         int | None,
-        _default(
-            parser=numbers.COUNT,
+        declare.count(
+            rich_help_panel="Defaults of requests",
             help="tokens of an answer to a chat without max_tokens; "
             "default: 16384, or half the context if that is less",
         ),
@@ -122,13 +121,23 @@ class ServerArguments:
             "you trust",
         ),
     ] = False
+    keep: Annotated[
+        bool,
+        Option(
+            "--keep",
+            help="keep the tokens of answers on this machine, to draft later ones of any client; "
+            "not those of requests with a cache_salt",
+        ),
+    ] = False
+    generation_config: GenerationConfig = "auto"
 
     def settings(self, *, behind_router: bool) -> "Settings":
         """The settings. Raises InvalidRequest if a key, a host or an origin is not valid."""
         from paceline.server.settings import Settings, api_keys
 
+        given = asdict(self)
         return Settings(
-            **{name: getattr(self, name) for name in _SAME_NAME},
+            **{one.name: given[one.name] for one in fields(Settings) if one.name in given},
             aliases=tuple(self.alias or ()),
             api_keys=api_keys(self.api_key or (), self.api_key_file, os.environ),
             hosts=None if self.allow_host is None else tuple(self.allow_host),
@@ -141,28 +150,6 @@ class ServerArguments:
             prompt_cache_bytes=None if self.prompt_cache is None else int(self.prompt_cache * 1e9),
             grace_seconds=self.grace,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeveralModels:
-    """Whether every model is served, and how many are loaded."""
-
-    every: Annotated[
-        bool, _all("--all", help="every model that is here, loaded when a request names it")
-    ] = False
-    loaded: Annotated[int, _all(parser=numbers.COUNT, help="models that are loaded at once")] = 1
-    memory: Annotated[
-        float | None,
-        _all(
-            parser=numbers.memory,
-            metavar="GB",
-            help="maximum memory of the loaded models, as estimated; default: the machine's",
-        ),
-    ] = None
-    idle: Annotated[
-        float | None,
-        _all(parser=numbers.TIMEOUT, metavar="SECONDS", help="unload a model after this time"),
-    ] = None
 
 
 @command(
@@ -178,25 +165,23 @@ class SeveralModels:
 def serve(
     *,
     server: ServerArguments,
-    parallel: Annotated[
-        int,
-        _load(
-            parser=numbers.PARALLEL,
-            help="requests that share calls in the engine llamacpp: 1 for one person or agent, "
-            "more for many clients",
-        ),
-    ] = 1,
-    keep: Annotated[
-        bool,
-        Option(
-            "--keep",
-            help="keep the tokens of answers on this machine, to draft later ones of any client; "
-            "not those of requests with a cache_salt",
-        ),
+    every: Annotated[
+        bool, _all("--all", help="every model that is here, loaded when a request names it")
     ] = False,
-    several: SeveralModels,
+    loaded: Annotated[int, _all(parser=numbers.COUNT, help="models that are loaded at once")] = 1,
+    memory: Annotated[
+        float | None,
+        _all(
+            parser=numbers.memory,
+            metavar="GB",
+            help="maximum memory of the loaded models, as estimated; default: the machine's",
+        ),
+    ] = None,
+    idle: Annotated[
+        float | None,
+        _all(parser=numbers.TIMEOUT, metavar="SECONDS", help="unload a model after this time"),
+    ] = None,
     until_input_ends: Annotated[bool, Option("--until-input-ends", hidden=True)] = False,
-    generation_config: GenerationConfig = "auto",
     model: ModelOptions,
     quiet: Quiet = False,
 ) -> int:
@@ -204,17 +189,17 @@ def serve(
     from paceline.runtime.request import check
 
     check({"drafter": server.drafter, "policy": server.policy, "max_block": server.max_block})
-    check_kept([server.drafter], keep=keep)
+    check_kept([server.drafter], keep=server.keep)
     settings = server.settings(behind_router=until_input_ends)
-    if several.every:
+    if every:
         from paceline.server.router.pool import Limits
         from paceline.server.router.run import serve_all
         from paceline.system.machine import memory_bytes
 
         obey_offline(model.offline)
-        memory = memory_bytes() if several.memory is None else int(several.memory * 1e9)
-        limits = Limits(several.loaded, memory, several.idle, settings.max_waiting)
-        words = _child_words(server, model, generation_config, parallel=parallel, keep=keep)
+        most = memory_bytes() if memory is None else int(memory * 1e9)
+        limits = Limits(loaded, most, idle, settings.max_waiting)
+        words = _child_words(asdict(server) | asdict(model))
         with _registered() as say:
             serve_all(model.model, words, settings=settings, limits=limits, say=say, quiet=quiet)
         return 0
@@ -232,9 +217,9 @@ def serve(
         Output(quiet=quiet),
         drafters=[settings.drafter],
         contexts=CONTEXTS,
-        parallel=parallel,
-        generation_config=generation_config,
-        keep=keep,
+        parallel=server.parallel,
+        generation_config=server.generation_config,
+        keep=server.keep,
         embeddings=True,
         check=partial(_check, think=settings.think, quiet=quiet),
     )
@@ -277,29 +262,13 @@ def _registered() -> Iterator[Callable[[str], None]]:
         yield say
 
 
-def _child_words(
-    server: ServerArguments,
-    model: ModelOptions,
-    generation_config: str,
-    *,
-    parallel: int,
-    keep: bool,
-) -> list[str]:
-    """The options of one model's process among several."""
-    of_server = ("queue", "at_once", "timeout", "prompt_cache", "grace", "drafter", "policy")
-    limits = ("max_block", "default_max_tokens")
-    values = {name: getattr(server, name) for name in (*of_server, *limits)}
-    of_model = ("rows", "cache_tokens", "threads", "device", "kv", "compute_units")
-    values |= {name: getattr(model, name) for name in of_model}
-    values |= {"parallel": parallel, "generation_config": generation_config}
-    words = [
-        f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None
-    ]
-    flags = {
-        "--think": server.think is True,
-        "--no-think": server.think is False,
-        "--offline": model.offline,
-        "--keep": keep,
-        "--parse-special": server.parse_special,
-    }
-    return [*words, *(name for name, is_set in flags.items() if is_set)]
+def _child_words(options: Mapping[str, Any]) -> list[str]:
+    """Return the options of each model's process, from those of the router."""
+    words = []
+    for name in _OF_CHILDREN:
+        word, value = f"--{name.replace('_', '-')}", options[name]
+        if value is False and name == "think":
+            words.append("--no-think")
+        elif value is not None and value is not False:
+            words.append(word if value is True else f"{word}={value}")
+    return words

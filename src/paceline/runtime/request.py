@@ -35,15 +35,8 @@ _DRAWN_BITS = 32  # of a seed that is drawn: few, because people type it
 
 # The settings that have layers, with neutral values: greedy, without a limit.
 NEUTRAL: Mapping[str, Any] = {
-    "temperature": 0.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "max_tokens": None,
-}
+    one.name: one.default for one in fields(Sampling) if one.name not in ("logit_bias", "seed")
+} | {"max_tokens": None}
 
 
 class Setting(NamedTuple):
@@ -143,13 +136,6 @@ class RequestDrafters(NamedTuple):
     acceptance: Acceptance  # of earlier answers, which the policy goes on to learn
 
 
-_SAMPLING = tuple(field.name for field in fields(Sampling) if field.name != "seed")
-_AS_GIVEN = (
-    *("max_tokens", "ignore_eos", "raw", "system", "parse_special", "min_tokens", "logprobs"),
-    *("prompt_logprobs", "constraint", "think", "template_kwargs"),
-)
-
-
 def check(options: Options, defaults: Defaults | None = None) -> Request:
     """Check `options`; `defaults` has those left out. None: greedy, without a limit.
 
@@ -166,11 +152,9 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
     values: dict[str, Any] = {**given, **{name: settings[name].value for name in settings}}
     if wrong := faults(values):
         raise InvalidRequest("\n".join(wrong))
-    seed, stop, policy = values.get("seed"), values.get("stop", ()), values.get("policy", "auto")
-    sampling = Sampling(
-        **{name: values[name] for name in _SAMPLING if name in values},
-        seed=secrets.randbits(_DRAWN_BITS) if seed is None else seed,
-    )
+    if values.get("seed") is None:
+        values["seed"] = secrets.randbits(_DRAWN_BITS)
+    stop, policy = values.get("stop", ()), values.get("policy", "auto")
     block = values.get("max_block")
     if block is None:
         block = MAX_ROWS if policy == "auto" else _RULE_BLOCK
@@ -181,18 +165,22 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
             raise InvalidRequest(
                 f"drafter {spec} needs a prediction; say what the answer may be, or leave it out"
             )
-    return Request(
-        sampling,
-        drafter,
-        policy,
-        block,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        probe=probe,
-        prediction=values.get("prediction") or (),
-        repetition=_repetition(values.get("repetition_detection")),
-        settings=settings,
-        **{name: values[name] for name in _AS_GIVEN if name in values},
-    )
+    values |= {
+        "sampling": Sampling(**_fields_of(Sampling, values)),
+        "drafter": drafter,
+        "policy": policy,
+        "max_block": block,
+        "stop": (stop,) if isinstance(stop, str) else tuple(stop),
+        "probe": probe,
+        "prediction": values.get("prediction") or (),
+        "repetition": _repetition(values.get("repetition_detection")),
+        "settings": settings,
+    }
+    return Request(**_fields_of(Request, values))
+
+
+def _fields_of(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {one.name: values[one.name] for one in fields(kind) if one.name in values}
 
 
 def structure(options: Options, grammars: "Callable[[], Grammars]") -> Constraint | None:

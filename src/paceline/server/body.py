@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BeforeValidator,
     Field,
@@ -17,7 +18,7 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from paceline.options import RANGES
+from paceline.options import OPTIONS, RANGES
 from paceline.server.errors import ApiError
 from paceline.server.json_body import Body, Prompts, Text, invalid
 from paceline.server.remembered import Reader
@@ -33,6 +34,9 @@ _MAX_PROMPTS = 128
 
 _MAX_TEXTS = 2048
 """OpenAI's limit of texts to embed."""
+
+_TINY_TOP_P = 1e-9
+"""In place of a top_p of 0, by which clients of OpenAI mean the most likely token."""
 
 _DEFAULT_TOKENS = 16
 """OpenAI's default of `max_tokens` of a completion."""
@@ -55,10 +59,9 @@ def _biases(value: Any) -> Any:
     return biases
 
 
-def _seed(value: Any) -> Any:
-    if value != -1 and not RANGES["seed"].allows(value):
-        raise invalid(f"{value!r:.60} is not {RANGES['seed']}, or -1 to draw one")
-    return value
+def _as_ours(other: float, ours: float | None) -> AfterValidator:
+    """Replace a value by which other servers mean ours."""
+    return AfterValidator(lambda value: ours if value == other else value)
 
 
 _LOGPROBS = RANGES["logprobs"]
@@ -218,11 +221,11 @@ class GenerationBody(Body):
     stop: Annotated[
         list[str], BeforeValidator(_several, json_schema_input_type=str | list[str])
     ] = Field(default=[], max_length=16)
-    seed: Annotated[int, BeforeValidator(_seed)] | None = None
+    seed: Annotated[int | None, _as_ours(-1, None)] = None
     """-1 draws one, as in llama.cpp."""
     temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    top_p: Annotated[float | None, _as_ours(0, _TINY_TOP_P)] = None
+    top_k: Annotated[int | None, _as_ours(-1, 0)] = None
     """-1 disables it, as in vLLM."""
     min_p: float | None = None
     presence_penalty: float | None = None
@@ -296,6 +299,11 @@ class GenerationBody(Body):
         if "stream_options" in self.model_fields_set and not self.stream:
             raise ApiError("stream_options requires stream: true", param="stream_options")
         return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The fields that are options of `paceline.options`; it checks their values."""
+        return self.model_dump(include={*OPTIONS}, exclude_none=True)
 
     @property
     def structured(self) -> bool:

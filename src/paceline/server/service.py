@@ -50,9 +50,6 @@ _TEMPERATURE = 1.0
 _MAX_TOKENS = 16_384
 """Of an answer without a limit: more than agents write at once, and an end to noise."""
 
-_TINY_TOP_P = 1e-9
-"""In place of a top_p of 0, by which clients of OpenAI mean the most likely token."""
-
 
 class Service:
     """One model for many clients. Its methods are thread-safe."""
@@ -189,28 +186,27 @@ class Service:
             )
         limit = body.max_answer_tokens
         options = {
-            **_sampling(body),
+            **body.options,
             **self._drafting(body),
             "stop": [*body.stop, *answer.stops],
             "logprobs": answer.logprobs,
             "prompt_logprobs": answer.prompt_logprobs,
             "prediction": answer.prediction,
-            "seed": None if body.seed == -1 else body.seed,
             **self.limit,
             **({} if limit is None else {"max_tokens": None if limit < 0 else max(limit, 1)}),
         }
         # A salt divides clients: speed may not show what another one was answered.
         private = bool(body.cache_salt) or limit == 0
+        first = self.model._request(cast("Options", options), self.defaults, private=private)
+        first = replace(first, thoughts=answer.thoughts, shown=answer.shown)
         tickets = []
         for index in range(body.n):
-            if index and options["seed"] is not None:
-                options["seed"] = (options["seed"] + 1) % 2**64
-            request = self.model._request(cast("Options", options), self.defaults, private=private)
+            seed = (first.sampling.seed + index) % 2**64
             tickets.append(
                 BatchRequest(
                     self.model,
                     tokens,
-                    replace(request, thoughts=answer.thoughts, shown=answer.shown),
+                    replace(first, sampling=replace(first.sampling, seed=seed)),
                     body.cache_salt,
                     body.cache_prompt,
                     self.settings.request_seconds,
@@ -327,24 +323,3 @@ def _structured(outputs: StructuredOutputs) -> Callable[[Grammars], Constraint]:
         choices = " | ".join(literal(choice) for choice in outputs.choice)
         return lambda grammars: grammars.lark(f"start: {choices}")
     return lambda grammars: grammars.lark(outputs.grammar or "")
-
-
-def _sampling(body: GenerationBody) -> dict[str, Any]:
-    """The sampling options that a body sets."""
-    names = [
-        *("temperature", "top_k", "top_p", "min_p"),
-        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-    ]
-    chosen = {name: value for name in names if (value := getattr(body, name)) is not None}
-    if chosen.get("top_k") == -1:
-        chosen["top_k"] = 0
-    if chosen.get("top_p") == 0:
-        chosen["top_p"] = _TINY_TOP_P
-    if body.repetition_detection is not None:
-        chosen["repetition_detection"] = body.repetition_detection.model_dump()
-    return {
-        **chosen,
-        "logit_bias": body.logit_bias,
-        "min_tokens": body.min_tokens,
-        "ignore_eos": body.ignore_eos,
-    }

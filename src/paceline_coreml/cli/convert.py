@@ -11,6 +11,7 @@ from typer import Argument, Option
 from paceline.cli import declare, numbers
 from paceline.cli.console import print_report, progress_of
 from paceline.cli.options import Output, command, group
+from paceline.options import Range, Whole
 from paceline_coreml.cli.arguments import Stateless, Weights, check_tools, slots_of
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ app = group()
 class _Wholes:
     """Whole numbers with commas between them, each in a range; or one word instead."""
 
-    number: numbers.WholeParser
+    number: Range
     word: str | None = None
 
     def __call__(self, text: str) -> tuple[int, ...] | str:
@@ -62,7 +63,7 @@ class ConversionArguments:
     taps: Annotated[
         Any | None,
         Option(
-            parser=_Wholes(numbers.WholeParser(0), "all"),
+            parser=_Wholes(Whole(0), "all"),
             metavar="N,N",
             help="layers to tap, or all",
         ),

@@ -9,6 +9,7 @@ from paceline.cli import declare, numbers
 from paceline.cli.console import print_report, progress_of
 from paceline.cli.options import ComputeUnits, Output, command, group
 from paceline.errors import InvalidRequest
+from paceline.options import Whole
 from paceline_coreml.cli.arguments import (
     Artifact,
     Stateless,
@@ -82,7 +83,7 @@ def probe(
         str | None,
         Option(metavar="KEY=N,...", help="a layer with random weights: d,heads,kv,dh,ff,T,S"),
     ] = None,
-    layer: Annotated[int, Option(parser=numbers.WholeParser(0), help="the model's layer")] = 0,
+    layer: Annotated[int, Option(parser=Whole(0), help="the model's layer")] = 0,
     rows: Annotated[int | None, declare.count(help="rows of a call; default: 8")] = None,
     slots: Annotated[
         int | None, declare.count(help="context length; default: 2048, or the model's own")

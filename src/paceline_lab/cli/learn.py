@@ -13,10 +13,11 @@ from typing import Annotated
 
 from typer import Option
 
-from paceline.cli import declare, numbers
+from paceline.cli import declare
 from paceline.cli.console import obey_offline, print_report, progress_of
 from paceline.cli.options import ModelArgument, Offline, Output, command, group
 from paceline.errors import InvalidRequest
+from paceline.options import Real
 from paceline.storage.progress import Progress
 from paceline.storage.report import Report
 from paceline.system.machine import lower_priority
@@ -42,9 +43,7 @@ _JSON_BYTES = 12
 def learn(
     *,
     model: ModelArgument,
-    hours: Annotated[
-        float, Option(parser=numbers.RealParser(0, 10_000, open=True), help="at most")
-    ] = 8.0,
+    hours: Annotated[float, Option(parser=Real(0, 10_000, open=True), help="at most")] = 8.0,
     tokens: Annotated[
         int | None, declare.count(help="tokens of answers to learn from, in place of a time")
     ] = None,

@@ -38,9 +38,7 @@ def chat(
     What is piped in is one message. Of earlier turns, at most the last answer is computed again.
     """
     from paceline.cli.chat.session import Session
-    from paceline.runtime.request import check
 
-    check(answer.options())  # before the model is loaded
     session = Session(model, answer, output, drop_oldest=drop_oldest)
     if not sys.stdin.isatty():
         session.open()

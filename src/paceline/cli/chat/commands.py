@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from paceline import options
-from paceline.cli.answers import SAME_NAME, structure_of
+from paceline.cli import declare
+from paceline.cli.answers import value_of
 from paceline.cli.chat import clipboard
 from paceline.cli.chat.session import Session
 from paceline.cli.chat.terminal import HINT, Terminal
@@ -14,6 +14,7 @@ from paceline.cli.console import as_unicode, json_text, say, say_error
 from paceline.cli.habits import habits
 from paceline.cli.options import Output
 from paceline.errors import InvalidRequest, PacelineError, did_you_mean
+from paceline.options import OPTIONS, STRUCTURES
 from paceline.runtime.request import check
 
 _WORD = re.compile(r"/[a-z?]+(?=\s|$)", re.IGNORECASE)
@@ -24,8 +25,7 @@ up, Ctrl-R             an earlier message
 Ctrl-X Ctrl-E          write the message in your editor ($EDITOR)
 Ctrl-C                 stop an answer, or clear the line; twice ends the chat, as Ctrl-D does"""
 
-_FLAGS = ("think", "ignore_eos", "repetition_detection")
-_OPTIONS = (*SAME_NAME, *_FLAGS, "stop", *options.STRUCTURES)
+_OPTIONS = [name for name, option in OPTIONS.items() if option.about.panel]
 _DEFAULT = "default"  # the value with which an option is left out again
 _SWITCHES = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
 
@@ -134,7 +134,7 @@ def _changed(values: dict[str, Any], name: str, text: str) -> dict[str, Any]:
     """A copy of options with one set. Raises InvalidRequest if it cannot be."""
     if name not in _OPTIONS:
         raise InvalidRequest(f"there is no option {name!r} to set; expected {', '.join(_OPTIONS)}")
-    replaced = options.STRUCTURES if name in options.STRUCTURES else (name,)
+    replaced = STRUCTURES if name in STRUCTURES else (name,)
     others = {other: value for other, value in values.items() if other not in replaced}
     if text == _DEFAULT:
         return others
@@ -144,20 +144,15 @@ def _changed(values: dict[str, Any], name: str, text: str) -> dict[str, Any]:
 
 
 def _parsed(name: str, text: str) -> Any:
-    """The value of a text; a text that is no number or switch is left for `check` to refuse."""
-    if name == "max_tokens" and text in ("-1", "None"):
-        return None
-    if name == "stop":
-        return [text]
-    if name in _FLAGS:
-        return _SWITCHES.get(text.lower(), text)
-    limits = options.RANGES.get(name)
-    if limits is None:
-        return structure_of(name, text) if name in options.STRUCTURES else text
+    """Return the value of a text. Raises InvalidRequest if it is not a number in the range."""
+    if OPTIONS[name].is_switch:
+        return _SWITCHES.get(text.lower(), text)  # `check` refuses a text
+    parser, is_list = declare.parser_of(name), name in ("stop", "logit_bias")
     try:
-        return int(text) if isinstance(limits, options.Whole) else float(text)
-    except ValueError:
-        return text
+        value = parser(text) if parser else text
+    except ValueError as error:
+        raise InvalidRequest(f"{name}: {error}") from error
+    return value_of(name, [value] if is_list else value)
 
 
 def _model(session: Session, argument: str) -> None:

@@ -20,7 +20,7 @@ from paceline.cli.answers import (
     step_printer,
 )
 from paceline.cli.chat.terminal import Terminal
-from paceline.cli.console import as_unicode, json_text, progress_of, read_text, say, say_error
+from paceline.cli.console import json_text, progress_of, read_text, say, say_error
 from paceline.cli.options import ModelOptions, Output
 from paceline.errors import ContextFull, InvalidRequest, PacelineError
 from paceline.models import ModelFiles
@@ -61,10 +61,11 @@ class Session:
         self.saved_as = ""  # the file that this chat was written to or read from
         self._before: list[_Before] = []
         self._messages: Messages = []  # where no model is loaded
-        if answer.system is not None:
-            system = as_unicode(answer.system, "--system")
+        if (system := answer.system) is not None:
             self._messages = [{"role": "system", "content": system}]
-        self.options: dict[str, Any] = {**answer.options()}  # of the next answers
+        options = answer.options()
+        check(options)  # before a model is loaded
+        self.options: dict[str, Any] = {**options}  # of the next answers
 
     def open(self, terminal: Terminal | None = None) -> None:
         """Load the model; `terminal` asks the user when the context is full, None: no one."""
