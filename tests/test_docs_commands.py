@@ -1,12 +1,14 @@
-"""Every command in the docs exists, with the options that are shown; other programs are listed.
+"""What the docs and scripts for other machines show: every command exists with its options.
 
-`test_docs_commands_run.py` runs those that are cheap.
-
-Python runs with the default model, but where NEEDS has a reason.
+What is cheap runs, with the default model, which is loaded once for all; answers end after a few
+tokens.
 """
 
+import io
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,41 +18,46 @@ from typer._click import ClickException
 
 import paceline
 from paceline import Model
+from paceline.cli.app import main
 from support.docs import BLOCK, PAGES, ROOT, commands, words_of
 from support.words import parse
 
-# Programs that are not paceline, and why this test does not run them.
-OTHERS = {
-    "docker": "needs a daemon",
-    "jq": "another program",
-    "nginx": "another program; tests/server/test_behind_nginx.py runs it with this file",
-    "pip": "installs packages",
-    "python": "a script of ours: its options are read",
-    "python3": "CI runs both lines of the README",
-}
+OTHERS = {"docker", "jq", "nginx", "pip", "pytest", "python", "python3"}
+"""Programs of the docs that are not paceline."""
+LINES = [(page, line, words_of(line)) for page, line in sorted({*commands()})]
 
 
-@pytest.mark.parametrize(("page", "line"), sorted(set(commands())))
-def test_a_line_of_the_docs_is_a_command_that_exists(page: str, line: str):
-    words = words_of(line)
-    if words[0].removeprefix(".venv/bin/") == "paceline":
+DEPLOY = "".join(
+    (ROOT / f"deploy/on_a_{name}.sh").read_text("utf-8").replace("\\\n", "")
+    for name in ("mac", "gpu")
+)
+
+
+def is_ours(words: list[str]) -> bool:
+    return words[0].removeprefix(".venv/bin/") == "paceline"
+
+
+@pytest.mark.parametrize(("page", "line", "words"), LINES)
+def test_a_line_of_the_docs_is_a_command_that_exists(page: str, line: str, words: list[str]):
+    if is_ours(words):
         parse(words[1:])
     else:
-        assert words[0].removeprefix(".venv/bin/") in {*OTHERS, "pytest"}, (
-            f"{page}: unknown program in {line}"
-        )
+        assert words[0].removeprefix(".venv/bin/") in OTHERS, f"{page}: unknown program in {line}"
 
 
-def test_every_reason_is_needed():
-    used = {words_of(line)[0] for _, line in commands()}
-    lines = " ".join(line for _, line in commands())
-    assert {program for program in OTHERS if program not in used and program not in lines} == set()
+@pytest.mark.parametrize(
+    "line",
+    re.findall(r"^[^#\n\"]*(?:\"[^\"]*\" )?(?:-m )?\bpaceline (.+)$", DEPLOY, re.M),
+)
+def test_a_step_of_a_script_is_a_command_that_exists(line: str):
+    command = re.sub(r'"\$@"|\$\{suite.*?\}| >.*', "", line)
+    parse(shlex.split(re.sub(r"\$\w+", "1", command)))
 
 
-SCRIPTS = [words_of(line) for _, line in commands() if words_of(line)[0] == "python"]
+SCRIPTS = [words for *_, words in LINES if words[0] == "python" and words[1] != "-m"]
 
 
-@pytest.mark.parametrize("words", [script for script in SCRIPTS if script[1] != "-m"], ids=" ".join)
+@pytest.mark.parametrize("words", SCRIPTS, ids=" ".join)
 def test_a_script_of_the_docs_has_the_options_that_are_shown(words: list[str]):
     done = subprocess.run(
         [sys.executable, words[1], "--help"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -66,6 +73,9 @@ def tables() -> list[str]:
     return [text for cell in cells for text in re.findall(r"`([^`]+)`", cell)]
 
 
+PLACES = (["generate", "hi"], ["serve"], ["serve", "--all"])
+
+
 @pytest.mark.parametrize("text", sorted(set(tables())))
 def test_what_a_table_says_is_ours_exists(text: str):
     words = shlex.split(text)
@@ -73,9 +83,6 @@ def test_what_a_table_says_is_ours_exists(text: str):
         parse(words[1:])
     elif text.startswith("--"):
         assert [place for place in PLACES if takes(place, words)], f"no command takes {text}"
-
-
-PLACES = (["generate", "hi"], ["serve"], ["serve", "--all"])
 
 
 def takes(command: list[str], words: list[str]) -> bool:
@@ -89,37 +96,65 @@ def takes(command: list[str], words: list[str]) -> bool:
     return False
 
 
-# Pages whose Python this test does not run, and why.
-NEEDS = {
-    "platforms.md": "a converted classifier",
-    "server.md": "a server; tests/server runs the same client",
-}
+RUN = sorted(
+    {
+        line
+        for _, line, words in LINES
+        if is_ours(words) and "--drafter" not in words
+        if re.match("(bench compare|chat|generate|models) ", f"{' '.join(words[1:])} ")
+    }
+)
+"""Commands that take no minutes, and need nothing but a model and text."""
 
 
-PYTHON = [
-    (page.name, "\n".join(code))
-    for page in PAGES
-    if (code := [text for kind, text in BLOCK.findall(page.read_text("utf-8")) if kind == "python"])
-]
-
-
-def test_every_page_whose_python_is_not_run_has_python():
-    assert NEEDS.keys() <= {name for name, _ in PYTHON}
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_model: Model) -> Path:
+    """A folder with the files that the commands read; they load the model of this session."""
+    for name in ("before.json", "after.json"):
+        shutil.copy(ROOT / "benchmarks/results/suite.json", tmp_path / name)
+    for name in ("prompt.txt", "orders.txt"):
+        (tmp_path / name).write_text("Name a river.\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("paceline.runtime.load.load", lambda *_, **__: real_model)
+    return tmp_path
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize(("name", "code"), [item for item in PYTHON if item[0] not in NEEDS])
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("line", RUN)
+def test_a_command_of_the_docs_runs(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    words = words_of(line)[1:]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Name a river.\n"))
+    if words[0] in ("generate", "chat"):
+        words += ["--max-tokens", "4"]
+    assert main(words) == 0, capsys.readouterr().err
+    done = capsys.readouterr()
+    assert done.out.strip() or done.err.strip(), f"{line} printed nothing"
+
+
+NEEDS = {"platforms.md", "server.md"}
+"""Pages whose Python needs a converted classifier, or a server."""
+PYTHON = {
+    page.name: "\n".join(code)
+    for page in PAGES
+    if page.name not in NEEDS
+    if (code := [text for kind, text in BLOCK.findall(page.read_text("utf-8")) if kind == "python"])
+}
+
+
+@pytest.mark.real_model
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", PYTHON)
 def test_python_in_the_docs_runs(
     name: str,
-    code: str,
     real_model: Model,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(paceline, "load", lambda _: real_model)
-    exec(compile(code, name, "exec"), {})
+    exec(compile(PYTHON[name], name, "exec"), {})
     assert capsys.readouterr().out.strip(), f"{name} printed nothing"
 
 
@@ -130,3 +165,31 @@ def test_the_recordings_are_of_the_commands_that_the_script_records():
     assert shown
     assert [command for command in shown if command not in text] == []
     assert page.count("<pre>") >= len(shown)
+
+
+def test_scripts_of_steps_are_there():
+    for name in ("on_a_mac", "on_a_gpu"):
+        scripts = re.findall(r"benchmarks/\w+\.py", (ROOT / f"deploy/{name}.sh").read_text("utf-8"))
+        assert scripts
+        assert all((ROOT / script).is_file() for script in scripts)
+
+
+def test_the_rules_of_a_model_are_shown(tiny_gguf: Path, cache: Path):
+    code = re.findall(r"python\" -c '(.*?)' ", (ROOT / "deploy/steps.sh").read_text("utf-8"), re.S)
+    command = [sys.executable, "-c", *code, str(tiny_gguf), "llamacpp"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "compared up to inf tokens\nexact: True" in shown
+
+
+@pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")
+def test_a_step_that_fails_is_noted_and_the_next_one_runs(tmp_path: Path):
+    report = tmp_path / "report.txt"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    settings = {"PACELINE": str(tmp_path), "FOLDER": "x", "REPORT": str(report), "TOTAL": "0"}
+    command = ["sh", "deploy/on_a_gpu.sh", "llamacpp", "mlx"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, check=False)
+    assert done.returncode == 1
+    text = report.read_text("utf-8")
+    assert text.count("no time was left") == text.count("exit status 124") == 9
+    assert text.rstrip().endswith("mlx drafters")

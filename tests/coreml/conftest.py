@@ -7,8 +7,8 @@ from support.packages import missing
 
 # They read files, or skip what needs packages by themselves.
 WITHOUT_CORE_ML = {
-    *("test_artifact.py", "test_classify.py", "test_compute_plan.py", "test_compute_units.py"),
-    *("test_entities.py", "test_rehearsal_rows.py", "test_residency.py"),
+    *("test_artifact.py", "test_compute_units.py", "test_entities.py", "test_rehearsal_rows.py"),
+    "test_residency.py",
 }
 FOLDER = Path(__file__).parent
 collect_ignore = [

@@ -144,24 +144,20 @@ def test_weights_to_keep_stay_float16(source: Source, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "rows", "functions"),
+    ("task", "chosen", "rows", "functions", "slots"),
     [
-        ({}, 8, (8,)),
-        ({"rows": 128}, 128, (8, 128)),
-        ({"functions": (64, 8)}, 64, (8, 64)),
-        ({"flexible": True, "rows": 12}, 12, ()),
+        ("causal-lm", {}, 8, (8,), 2048),
+        ("causal-lm", {"rows": 128}, 128, (8, 128), 2048),
+        ("causal-lm", {"functions": (64, 8)}, 64, (8, 64), 2048),
+        ("causal-lm", {"flexible": True, "rows": 12}, 12, (), 2048),
+        ("token-classification", {}, 128, (1, 128), 128),
     ],
 )
-def test_a_language_model_has_one_shape_unless_more_are_asked_for(
-    chosen: dict[str, Any], rows: int, functions: tuple[int, ...]
+def test_a_model_has_one_shape_unless_more_are_asked_for_and_a_classifier_two(
+    task: str, chosen: dict[str, Any], rows: int, functions: tuple[int, ...], slots: int
 ):
-    options = with_defaults(ConversionOptions(**chosen), "causal-lm")
-    assert (options.rows, options.functions, options.slots) == (rows, functions, 2048)
-
-
-def test_a_classifier_has_fixed_rows():
-    options = with_defaults(ConversionOptions(), "token-classification")
-    assert (options.rows, options.functions, options.slots) == (128, (1, 128), 128)
+    options = with_defaults(ConversionOptions(**chosen), task)
+    assert (options.rows, options.functions, options.slots) == (rows, functions, slots)
     with pytest.raises(InvalidRequest):
         with_defaults(ConversionOptions(flexible=True), "token-classification")
 
@@ -223,16 +219,6 @@ def test_finished_packages_are_kept(
     assert made(source, out, topology="1+1+1") == artifact
 
 
-def test_another_conversion_in_the_same_folder_is_rejected(source: Source, finished: Artifact):
-    out = finished.folder
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    with pytest.raises(InvalidRequest, match="another recipe"):
-        made(source, out, weights="int8")
-    with pytest.raises(InvalidRequest, match="another weights_of"):
-        made(source._replace(identity="other"), out, keep=("head",))
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
-
-
 @pytest.mark.parametrize(
     ("states", "megabytes", "spans"),
     [
@@ -250,7 +236,16 @@ def test_packages_are_split_by_their_size_and_by_their_states(
     assert even_topology(layers, LayerSize(megabytes * 10**6, MAX_STATES)) == spans
 
 
-def test_a_folder_with_other_things_is_left_alone(source: Source, tmp_path: Path):
+def test_another_conversion_in_the_same_folder_and_one_with_other_things_are_rejected(
+    source: Source, finished: Artifact, tmp_path: Path
+):
+    out = finished.folder
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    with pytest.raises(InvalidRequest, match="another recipe"):
+        made(source, out, weights="int8")
+    with pytest.raises(InvalidRequest, match="another weights_of"):
+        made(source._replace(identity="other"), out, keep=("head",))
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(InvalidRequest, match="is not empty; choose another folder"):
         made(source, tmp_path)
@@ -328,16 +323,13 @@ def test_an_incomplete_checkpoint_is_rejected_before_conversion(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_manifest_has_source_and_options(source: Source, finished: Artifact):
+def test_the_manifest_has_source_options_and_sampling_settings(source: Source, finished: Artifact):
     value = read_json(finished.folder / MANIFEST)
     assert value["source"] == source.about
     assert value["recipe"]["keep"] == ["head"]
     assert value["facts"]["context_length"] == 64
     assert value["made_by"].startswith("paceline ")
     assert not (finished.folder / "making.json").exists()
-
-
-def test_the_sampling_settings_of_a_checkpoint_are_kept(finished: Artifact):
     assert open_folder(finished.folder, "mine").settings == SAMPLING
 
 

@@ -59,12 +59,16 @@ def test_convert_reports_the_artifact(run: Run, tiny_gguf: Path, cache: Path, tm
     assert all(each["bytes"] > 1000 for each in packages.values())
 
 
-def test_it_is_listed_and_checked(converted: str, cache: Path):
+def test_it_is_listed_and_checked_and_a_plan_says_that_it_is_a_rehearsal(
+    converted: str, cache: Path, capsys: pytest.CaptureFixture[str]
+):
     listed = {model.name: model for model in list_models()}
     assert converted in listed
     assert listed[converted].about.startswith("for Core ML")
     assert listed[converted].bytes > 10_000
     assert check_models() == len([model for model in list_models() if model.here])
+    assert main(["plan", "--model", converted, "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith("rehearsed")
 
 
 @pytest.mark.parametrize("by", ["name", "engine", "folder"])
@@ -91,13 +95,6 @@ def test_speculation_gives_the_tokens_of_plain_decoding(
     _, plain, _ = run(*hot, "--drafter", "none")
     _, ngram, _ = run(*hot, "--drafter", "suffix", "--policy", "fixed", "--max-block", 7)
     assert ngram["token_ids"] == plain["token_ids"]
-
-
-def test_plan_says_that_it_is_a_rehearsal(
-    converted: str, cache: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert main(["plan", "--model", converted, "--quiet"]) == 0
-    assert capsys.readouterr().out.startswith("rehearsed")
 
 
 @pytest.fixture

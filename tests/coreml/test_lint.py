@@ -296,15 +296,12 @@ def test_a_planted_fault_breaks_its_rule(planted: Plant, tmp_path: Path):
     assert report(path).passed == all(one.verdict != "fail" for one in found)
 
 
-def test_every_rule_has_a_planted_fault():
+def test_every_rule_has_a_planted_fault_a_source_and_a_meaning():
     assert {one.name for one in RULES} == {one.rule for one in PLANTS} | LARGE
-
-
-def test_every_rule_has_a_source_and_a_meaning():
+    assert len({one.name for one in RULES}) == len(RULES)
     for one in RULES:
         assert one.source
         assert one.meaning.endswith("."), one.name
-    assert len({one.name for one in RULES}) == len(RULES)
 
 
 def test_a_package_that_breaks_no_rule_has_no_findings(tmp_path: Path):

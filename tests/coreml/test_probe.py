@@ -82,15 +82,14 @@ def test_a_layer_with_convolution_states_and_experts_is_probed(tmp_path: Path):
     assert set(results(probed).values()) == {True, None}
 
 
-def test_a_layer_that_leaves_the_engine_is_not_run(mac: FakeMac, monkeypatch: pytest.MonkeyPatch):
+def test_a_layer_that_leaves_the_engine_is_not_run_and_a_failure_of_core_ml_fails_a_check(
+    mac: FakeMac, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(compute_plan, "record", planned("cpu"))
     probed = probe_shape(parse_shape(SHAPE), OPTIONS)
     assert results(probed) == {"rules": True, "residency": False}
     assert not probed.passed
     assert mac.calls == []
-
-
-def test_a_failure_of_core_ml_is_a_check_that_fails(mac: FakeMac, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compute_plan, "record", planned("neural-engine"))
     mac.fails = lambda _: mac.calls[-1] == LOAD
     probed = probe_shape(parse_shape(SHAPE), OPTIONS)
@@ -120,38 +119,29 @@ def test_heads_in_the_wrong_order_differ_from_the_reference(
     assert results(probed) == {**PASSED, "float32": False}
 
 
-@pytest.mark.parametrize(
-    ("shape", "named"),
-    [
-        ("d=32,heads=2,kv=1,dh=32,ff=48,T=64,S=32", "T is 64"),
-        ("d=32,heads=5", "d is 32"),
-        ("d=32,heads=4,kv=3", "kv is 3"),
-        ("d=32,heads=2,ff=0", "ff is 0"),
-        ("d=32,heads=2,layers=3", "'layers=3'"),
-        ("heads=2", "without d"),
-        ("d=3000000,heads=24,dh=128", "of memory"),
-    ],
-)
-def test_a_shape_that_cannot_be_is_one_line(
-    shape: str, named: str, capsys: pytest.CaptureFixture[str]
-):
-    assert main(["coreml", "probe", "--shape", shape, "--quiet"]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert named in line
+MODEL = "a tiny model"
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("--layer", "2"), "layer 2"),
-        (("--slots", "4000"), "slots is 4000"),
-        (("--shape", SHAPE), "one of the two"),
+        (("--shape", "d=32,heads=2,kv=1,dh=32,ff=48,T=64,S=32"), "T is 64"),
+        (("--shape", "d=32,heads=5"), "d is 32"),
+        (("--shape", "d=32,heads=4,kv=3"), "kv is 3"),
+        (("--shape", "d=32,heads=2,ff=0"), "ff is 0"),
+        (("--shape", "d=32,heads=2,layers=3"), "'layers=3'"),
+        (("--shape", "heads=2"), "without d"),
+        (("--shape", "d=3000000,heads=24,dh=128"), "of memory"),
+        ((MODEL, "--layer", "2"), "layer 2"),
+        ((MODEL, "--slots", "4000"), "slots is 4000"),
+        ((MODEL, "--shape", SHAPE), "one of the two"),
     ],
 )
-def test_a_layer_that_cannot_be_probed_is_one_line(
+def test_a_shape_or_a_layer_that_cannot_be_probed_is_one_line(
     tiny_gguf: Path, arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
 ):
-    assert main(["coreml", "probe", str(tiny_gguf), "--quiet", *arguments]) == 2
+    words = [word.replace(MODEL, str(tiny_gguf)) for word in arguments]
+    assert main(["coreml", "probe", "--quiet", *words]) == 2
     assert named in capsys.readouterr().err.strip().splitlines()[-1]
 
 

@@ -56,8 +56,9 @@ def test_the_model_is_in_several_packages(folder: Path):
     assert [name.partition("-")[0] for name in names] == ["head"] * 3 + ["layers"] * 2
 
 
-def test_golden_passes(folder: Path, source: Path):
+def test_golden_and_lint_pass(folder: Path, source: Path):
     assert main(["coreml", "golden", str(folder), "--source", str(source), "--tokens", "12"]) == 0
+    assert main(["coreml", "lint", str(folder)]) == 0
 
 
 def test_speculation_changes_no_token(model: Model):
@@ -71,7 +72,3 @@ def test_speculation_changes_no_token(model: Model):
     assert drafted.token_ids == plain.token_ids
     assert drafted.stats.accepted > 0
     assert drafted.stats.steps < plain.stats.steps
-
-
-def test_lint_passes(folder: Path):
-    assert main(["coreml", "lint", str(folder)]) == 0

@@ -68,17 +68,9 @@ def test_acceptance_raises_the_estimate_and_rejection_lowers_it():
     assert probability(acceptance, 3) > prior_probability(3)
     assert probability(acceptance, 4) < prior_probability(4)
     assert probability(acceptance, 5) == prior_probability(5)
-
-
-def test_acceptance_is_estimated_per_drafter():
-    acceptance = taught(3, 0)
-    assert probability(acceptance, 4) < 0.1
-    assert probability(acceptance, 4, "ngram") == prior_probability(4)
-
-
-def test_matches_longer_than_the_maximum_share_one_estimate():
+    assert probability(acceptance, 4, "ngram") == prior_probability(4), "each drafter has its own"
     acceptance = taught(1, 0, match=24)
-    assert probability(acceptance, 500) == probability(acceptance, 24) < 0.1
+    assert probability(acceptance, 500) == probability(acceptance, 24) < 0.1, "none is longer"
 
 
 @given(seen=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), max_size=60))
@@ -111,15 +103,10 @@ def test_the_next_request_inherits_acceptance_estimates_but_learns_faster():
 
 
 def test_the_better_of_two_proposals_is_taken_whatever_their_order():
-    known = taught(8, 8)
+    known = taught(8, 3, times=300)
     good, poor = draft(8), draft(8, match=0, source="ngram")
     for proposals in ([good, poor], [poor, good]):
-        assert drafted(Auto(16, CHEAP, known), *proposals).source == "suffix"
-
-
-def test_a_cut_proposal_keeps_its_source_and_match():
-    taken = drafted(Auto(16, CHEAP, taught(8, 3, times=300)), draft(8))
-    assert taken == Proposal([0, 1, 2], "suffix", 4)
+        assert drafted(Auto(16, CHEAP, known), *proposals) == Proposal([0, 1, 2], "suffix", 4)
 
 
 slopes = st.floats(0, 1.2, allow_nan=False)
@@ -187,6 +174,8 @@ def times_asked(slow: Says, *others: Says, steps: int = 200, cost: CostTable = C
 
 def test_a_costly_drafter_that_pays_is_asked_in_every_step():
     assert times_asked(Says(sure(4, "slow"), seconds=0.2)) == 200
+    as_good = Says(sure(8, "free"))
+    assert times_asked(Says(sure(8, "slow"), seconds=0.2), as_good) <= 7
 
 
 def test_the_costlier_a_drafter_the_longer_until_its_retry():
@@ -197,11 +186,6 @@ def test_the_costlier_a_drafter_the_longer_until_its_retry():
         asked[calls] = len(slow.asked)
     # After 8, 16, 32 and 64 steps; after 50, 50, 50 and 64; after 150.
     assert asked == {0.1: 7, 1.0: 6, 3.0: 2}
-
-
-def test_a_costly_drafter_is_rarely_asked_if_a_free_one_drafts_as_well():
-    slow = Says(sure(8, "slow"), seconds=0.2)
-    assert times_asked(slow, Says(sure(8, "free"))) <= 7
 
 
 def test_a_costly_drafter_that_improves_is_asked_more_often_again():

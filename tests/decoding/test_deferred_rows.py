@@ -1,7 +1,8 @@
-"""Pending values: what works without waiting for the device."""
+"""Pending values, which work without waiting for the device; and common prefixes."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from paceline.decoding.generation import Generation, Rules, Speculation, Target
 from paceline.decoding.policy import Fixed
 from paceline.decoding.stopping import Stopping
-from paceline.decoding.types import DeferredRows, Drafter, Proposal
+from paceline.decoding.types import DeferredRows, Drafter, Proposal, common_prefix_length
 from support.driver import answer, decode
 from support.toy import ToyEngine
 
@@ -26,7 +27,7 @@ class Device:
         return self._values
 
 
-def test_the_number_of_pending_values_is_known():
+def test_the_number_of_pending_values_is_known_and_reading_one_waits_for_all():
     device = Device([4, 5, 6, 7])
     pending = DeferredRows(device.read, 3, "array")
     assert len(pending) == 3
@@ -38,11 +39,6 @@ def test_the_number_of_pending_values_is_known():
     assert bool(pending)
     assert not pending[:0]
     assert device.waits == 0
-
-
-def test_reading_one_pending_value_waits_for_all():
-    device = Device([4, 5, 6, 7])
-    pending = DeferredRows(device.read, 3)
     assert list(pending) == [4, 5, 6]
     assert (pending[0], pending[-1]) == (4, 6)
     assert pending[1:] == [5, 6]
@@ -94,3 +90,15 @@ def test_an_engine_without_support_runs_pending_tokens(engine: ToyEngine):
     stopping = Stopping(max_tokens=9)
     expected = answer(engine, [5, 6, 7], stopping=stopping)
     assert answer(engine, [5, 6, 7], stopping=stopping, drafters=[Late()]) == expected
+
+
+texts = st.lists(st.integers(0, 1), max_size=8)
+
+
+@pytest.mark.parametrize("kind", [list, np.array])
+@given(one=texts, other=texts)
+def test_common_prefix_length_is_that_of_the_longest_equal_prefix(
+    kind: type, one: list[int], other: list[int]
+):
+    equal = [n for n in range(min(len(one), len(other)) + 1) if one[:n] == other[:n]]
+    assert common_prefix_length(kind(one), kind(other)) == max(equal)

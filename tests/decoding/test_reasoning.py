@@ -56,10 +56,6 @@ def read(pieces: Sequence[str | int], thoughts: ReasoningMarks, stops: Sequence[
     return Found("".join(texts), "".join(told), stream.reasoning_tokens, texts, told)
 
 
-def letters(text: str) -> list[str]:
-    return list(text)
-
-
 FORMS = [
     (TAGS, "<think>\nlet me see\n</think>\n\nIt is 4.", "let me see", "It is 4."),
     (TAGS, "It is 4.", "", "It is 4."),
@@ -72,6 +68,7 @@ FORMS = [
     (TAGS, "<think>a < b </thin> c </think>d", "a < b </thin> c", "d"),
     (TAGS, "<think>never ends ", "never ends", ""),
     (TAGS, "<think>one</think> <think>two</think> 4.", "one\n\ntwo", "4."),
+    (TAGS, "<think>é</think>é", "é", "é"),
     (TAGS, "", "", ""),
     (TAGS, " ", "", " "),
     (OPENED, "let me see\n</think>\n\nIt is 4.", "let me see", "It is 4."),
@@ -93,7 +90,7 @@ FORMS = [
 def test_text_marks_separate_reasoning_from_the_answer(
     thoughts: ReasoningMarks, whole: str, reasoning: str, text: str
 ):
-    for pieces in (letters(whole), [whole], [whole[:3], whole[3:9], whole[9:]]):
+    for pieces in ([*whole], [whole], [whole[:3], whole[3:9], whole[9:]]):
         result = read(pieces, thoughts)
         assert (result.text, result.reasoning) == (text, reasoning)
 
@@ -113,73 +110,59 @@ def test_reasoning_marks_are_never_emitted_however_they_are_tokenized(
             assert final.startswith("".join(shown[:end]))
 
 
-def test_a_token_mark_is_matched_by_its_id_alone():
-    result = read([100, "so", " 4", 101, "\n\n", "It", " is", " 4."], TOKENS)
-    assert (result.reasoning, result.text, result.reasoning_tokens) == ("so 4", "It is 4.", 4)
-    result = read(["<", "think", ">", "no", "</think>"], TOKENS)
-    assert (result.reasoning, result.text) == ("", "<think>no</think>")
-    assert result.reasoning_tokens == 0
+SHOWN = {1000: "<think>", 101: "</think>"}
+SEEN = ReasoningMarks(("<think>",), ("</think>",), SHOWN)
+SEEN_OPENED = ReasoningMarks(("<think>",), ("</think>",), SHOWN, inside=True)
+FINAL = [203, 200, "assistant", 201, "final", 202, "It is 4."]
+CALL = [203, 200, "assistant", 201, "commentary to=functions.now ", "json", 202, "{}"]
 
-
-def test_a_token_mark_inside_the_answer_is_text():
-    seen = ReasoningMarks(("<think>",), ("</think>",), {1000: "<think>", 101: "</think>"})
-    result = read(["It", " is ", 1000, " 4.", 101], seen)
-    assert (result.reasoning, result.text) == ("", "It is <think> 4.")
-
-
-def test_a_repeated_opening_mark_after_the_prompts_own_is_dropped():
-    marks = ReasoningMarks(
-        ("<think>",), ("</think>",), {1000: "<think>", 101: "</think>"}, inside=True
-    )
-    result = read(["\n", 1000, "so", 101, "4."], marks)
-    assert (result.reasoning, result.text, result.reasoning_tokens) == ("so", "4.", 4)
-
-
-def test_tokens_of_text_marks_count_as_reasoning():
-    assert read([" ", "<th", "ink>", "a", "b", "</th", "ink>", "c"], TAGS).reasoning_tokens == 7
-    assert read([" ", "<th", "ere"], TAGS).reasoning_tokens == 0
-    assert read(["a", "</think>", "\n", "b"], OPENED).reasoning_tokens == 2
-
-
-@pytest.mark.parametrize("label", [["thought\n"], ["thou", "ght", "\n"], []])
-def test_the_label_of_gemma_reasoning_is_dropped(label: list[str]):
-    result = read([100, *label, "let me see", 101, "It is 4."], GEMMA)
-    assert (result.reasoning, result.text) == ("let me see", "It is 4.")
-
-
-def test_gemma_reasoning_that_begins_like_its_label_is_kept():
-    result = read([100, "thou", " art", 101, "4."], GEMMA)
-    assert (result.reasoning, result.text) == ("thou art", "4.")
-
-
-def test_harmony_channels_separate_analysis_from_final():
-    result = read(
-        [201, "analysis", 202, "let", " me", 203, 200, "assistant", 201, "final", 202, "It is 4."],
+BY_TOKENS: list[tuple[ReasoningMarks, list[str | int], str, str, int | None]] = [
+    (TOKENS, [100, "so", " 4", 101, "\n\n", "It", " is", " 4."], "so 4", "It is 4.", 4),
+    (TOKENS, ["<", "think", ">", "no", "</think>"], "", "<think>no</think>", 0),
+    (SEEN, ["It", " is ", 1000, " 4.", 101], "", "It is <think> 4.", None),
+    (SEEN_OPENED, ["\n", 1000, "so", 101, "4."], "so", "4.", 4),  # the prompt opened it, too
+    (TAGS, [" ", "<th", "ink>", "a", "b", "</th", "ink>", "c"], "ab", "c", 7),
+    (TAGS, [" ", "<th", "ere"], "", " <there", 0),
+    (OPENED, ["a", "</think>", "\n", "b"], "a", "b", 2),
+    (GEMMA, [100, "thought\n", "let me see", 101, "It is 4."], "let me see", "It is 4.", None),
+    (GEMMA, [100, "thou", "ght", "\n", "hm", 101, "It is 4."], "hm", "It is 4.", None),
+    (GEMMA, [100, "let me see", 101, "It is 4."], "let me see", "It is 4.", None),
+    (GEMMA, [100, "thou", " art", 101, "4."], "thou art", "4.", None),
+    (HARMONY, [201, "analysis", 202, "let", " me", *FINAL], "let me", "It is 4.", 6),
+    # Calls of functions stay in the text.
+    (
         HARMONY,
-    )
-    assert (result.reasoning, result.text, result.reasoning_tokens) == ("let me", "It is 4.", 6)
+        [201, "analysis", 202, "hm", *CALL],
+        "hm",
+        "commentary to=functions.now json{}",
+        None,
+    ),
+    (
+        HARMONY,
+        [200, "assistant to=functions.now", 201, "commentary", 202, "{}"],
+        *("", "assistant to=functions.now commentary{}", None),
+    ),
+    (
+        HARMONY,
+        [201, "analysis to=functions.now", 202, "{}"],
+        *("", "analysis to=functions.now{}", None),
+    ),
+    (HARMONY, [201, "commentary", 202, "I will look.", 203], "", "I will look.", None),
+]
 
 
-def test_harmony_function_calls_stay_in_the_text():
-    call = [201, "commentary to=functions.now ", "json", 202, "{}"]
-    result = read([201, "analysis", 202, "hm", 203, 200, "assistant", *call], HARMONY)
-    assert (result.reasoning, result.text) == ("hm", "commentary to=functions.now json{}")
-    result = read([200, "assistant to=functions.now", 201, "commentary", 202, "{}"], HARMONY)
-    assert result.text == "assistant to=functions.now commentary{}"
-    result = read([201, "analysis to=functions.now", 202, "{}"], HARMONY)
-    assert (result.reasoning, result.text) == ("", "analysis to=functions.now{}")
-    result = read([201, "commentary", 202, "I will look.", 203], HARMONY)
-    assert (result.reasoning, result.text) == ("", "I will look.")
+@pytest.mark.parametrize(("marks", "pieces", "reasoning", "text", "tokens"), BY_TOKENS)
+def test_marks_that_are_tokens_are_matched_by_their_ids_and_tokens_are_counted(
+    marks: ReasoningMarks, pieces: list[str | int], reasoning: str, text: str, tokens: int | None
+):
+    result = read(pieces, marks)
+    assert (result.reasoning, result.text) == (reasoning, text)
+    assert tokens in (None, result.reasoning_tokens)
 
 
 @pytest.mark.parametrize("stop", ["see", "\n", "<", "think"])
 def test_a_stop_string_ends_the_answer_but_not_reasoning(stop: str):
     whole = f"<think>let me see\nit</think>It is {stop} 4."
-    for pieces in (letters(whole), [whole[:4], whole[4:20], whole[20:]]):
+    for pieces in ([*whole], [whole[:4], whole[4:20], whole[20:]]):
         result = read(pieces, TAGS, [stop])
         assert (result.text, result.reasoning) == ("It is ", "let me see\nit")
-
-
-def test_characters_of_several_bytes_are_whole_on_both_sides_of_a_mark():
-    data = ["<think>é</think>", "é"]
-    assert read(data, TAGS)[:2] == ("é", "é")

@@ -56,13 +56,10 @@ def test_the_default_rule_ends_exact_repetition_of_any_pattern_up_to_its_longest
     assert number <= len(start) + max(256 + size, 4 * size)
 
 
-def test_repetition_of_a_pattern_above_the_maximum_size_is_ignored():
-    assert first_stop(DEFAULT, list(range(129)) * 20) is None
-
-
 @pytest.mark.parametrize(
     "tokens",
     [
+        list(range(129)) * 20,  # a pattern above the maximum size
         [7] * 255,  # a rule of dashes, a row of dots
         [1, 2, 3, 4, 5] * 51,  # a table's line between head and rows, and empty rows
         list(range(100)) * 3,  # the same paragraph three times
@@ -74,7 +71,7 @@ def test_repetition_of_a_pattern_above_the_maximum_size_is_ignored():
             for token in [*range(1000 * verse, 1000 * verse + 60), *[5] * 9]
         ],
     ],
-    ids=["rule", "table", "paragraphs", "numbered list", "numbered lines", "refrain"],
+    ids=["long", "rule", "table", "paragraphs", "numbered list", "numbered lines", "refrain"],
 )
 def test_repetition_in_ordinary_text_does_not_end_an_answer(tokens: list[int]):
     assert first_stop(DEFAULT, tokens) is None

@@ -1,6 +1,5 @@
 from collections.abc import Callable, Sequence
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -36,11 +35,15 @@ scripts = st.text(st.sampled_from("abcé漢😀\u0301\n"), max_size=60)
 
 
 @given(text=st.text(max_size=60) | scripts, at=cuts)
-def test_pieces_join_to_the_text_however_it_is_tokenized(text: str, at: list[int]):
+def test_a_character_comes_with_the_token_that_completes_it(text: str, at: list[int]):
     tokens = cut(text.encode(), at)
-    pieces = pushed(TextStream(bytewise(tokens)), len(tokens))
-    assert "".join(pieces) == text
-    assert not any(BROKEN in piece for piece in pieces)
+    stream = TextStream(bytewise(tokens))
+    shown, run = "", b""
+    for token, piece in enumerate(tokens):
+        shown += stream.push(token).final
+        run += piece
+        assert shown == run.decode("utf-8", "ignore")
+    assert shown + stream.finish().final == text
 
 
 @given(data=st.binary(max_size=60), at=cuts)
@@ -51,17 +54,6 @@ def test_broken_bytes_give_the_decoders_replacement(data: bytes, at: list[int]):
     tokens = cut(data, at)
     pieces = pushed(TextStream(bytewise(tokens)), len(tokens))
     assert "".join(pieces) == data.decode("utf-8", "replace")
-
-
-@given(text=scripts, at=cuts)
-def test_a_character_comes_with_the_token_that_completes_it(text: str, at: list[int]):
-    tokens = cut(text.encode(), at)
-    stream = TextStream(bytewise(tokens))
-    shown, run = "", b""
-    for token, piece in enumerate(tokens):
-        shown += stream.push(token).final
-        run += piece
-        assert shown == run.decode("utf-8", "ignore")
 
 
 @given(
@@ -148,7 +140,7 @@ def test_the_work_per_token_does_not_grow_with_the_answer():
     assert max(lengths) < 25
 
 
-@pytest.mark.parametrize("stops", [[""], ["a", ""]])
-def test_an_empty_stop_string_is_rejected(stops: list[str]):
-    with raises(ValueError, "empty"):
-        stream_of(["a"], *stops)
+def test_an_empty_stop_string_is_rejected():
+    for stops in ([""], ["a", ""]):
+        with raises(ValueError, "empty"):
+            stream_of(["a"], *stops)

@@ -32,14 +32,11 @@ def test_eight_tokens_that_were_said_are_continued_as_they_were_last_time():
     assert earlier.propose([*range(12)], 2).tokens == [20, 21]
 
 
-def test_the_length_of_a_match_is_that_of_all_equal_tokens():
+def test_the_length_of_a_match_is_that_of_all_equal_tokens_of_one_answer():
     kept = KeptText.count([[*range(39)]], VOCAB)
     lengths = [kept.match([39, *range(at, 38)]) for at in (0, 20, 29, 30, 31)]
     assert [length and length.length for length in lengths] == [24, 18, 9, 8, None]
     assert [length and length.next_at for length in lengths] == [38, 38, 38, 38, None]
-
-
-def test_no_match_crosses_the_end_of_an_answer():
     kept = KeptText.count([[1, 2, 3, 4], [5, 6, 7, 8, 9]], VOCAB)
     assert kept.match([1, 2, 3, 4, 5, 6, 7, 8]) is None
     assert KeptText.count([[*range(8)]], VOCAB).match([*range(8)]) is None
@@ -80,40 +77,32 @@ def test_a_file_proposes_what_was_counted(
         )
 
 
-def columns_of(kept: KeptText) -> dict[str, Any]:
-    return {name: np.array(value) for name, value in kept._columns.items()}
-
-
 @pytest.mark.parametrize(
-    ("name", "change"),
+    ("name", "change", "words"),
     [
-        ("successors", lambda column: np.where(column > 0, VOCAB, column)),
-        ("text", lambda column: np.where(column == 3, VOCAB + 1, column)),
-        ("matches", lambda column: column + 99),
-        ("keys", lambda column: column[:-1]),
-        ("matches", lambda column: column[:-1]),
+        ("successors", lambda column: np.where(column > 0, VOCAB, column), "damaged"),
+        ("text", lambda column: np.where(column == 3, VOCAB + 1, column), "damaged"),
+        ("matches", lambda column: column + 99, "damaged"),
+        ("keys", lambda column: column[:-1], "damaged"),
+        ("matches", lambda column: column[:-1], "damaged"),
+        ("text", None, "expected"),
     ],
 )
-def test_counts_with_values_out_of_range_are_refused(tmp_path: Path, name: str, change: Any):
-    columns = columns_of(KeptText.count([SAID], VOCAB))
-    columns[name] = change(columns[name]).astype(columns[name].dtype)
-    about = {"fingerprint": "abc", "vocab_size": VOCAB, "log_bytes": 0}
-    write_columns(tmp_path / "x", "paceline kept counts", about, columns)
-    with raises(ModelError, "damaged"):
-        KeptText.open(tmp_path / "x", "abc", VOCAB)
-
-
-def test_counts_of_another_model_or_without_a_column_are_refused(tmp_path: Path):
-    path = tmp_path / "x"
-    KeptText.count([SAID], VOCAB).write(path, FACTS)
+def test_damaged_counts_and_those_of_another_model_are_refused(
+    tmp_path: Path, name: str, change: Any, words: str
+):
+    kept, path = KeptText.count([SAID], VOCAB), tmp_path / "x"
+    kept.write(path, FACTS)
     for other in (("abd", VOCAB), ("abc", VOCAB + 1)):
         with raises(ModelError, "another model"):
             KeptText.open(path, *other)
-    columns = columns_of(KeptText.count([SAID], VOCAB))
-    del columns["text"]
+    columns = {name: np.array(value) for name, value in kept._columns.items()}
+    column = columns.pop(name)
+    if change is not None:
+        columns[name] = change(column).astype(column.dtype)
     about = {"fingerprint": "abc", "vocab_size": VOCAB, "log_bytes": 0}
     write_columns(path, "paceline kept counts", about, columns)
-    with raises(ModelError, "expected"):
+    with raises(ModelError, words):
         KeptText.open(path, "abc", VOCAB)
 
 

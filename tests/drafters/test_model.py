@@ -30,22 +30,19 @@ def greedy(engine: ToyEngine, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kept", [0, 2, 5])
-def test_kv_of_rejected_tokens_is_rolled_back(engine: ToyEngine, kept: int):
+def test_kv_of_rejected_tokens_is_rolled_back_and_only_new_tokens_are_run(
+    engine: ToyEngine, kept: int
+):
     truth = greedy(engine, 12)
     one = drafter(engine)
     one.propose(PROMPT, 5)
+    before = engine.steps
+    one.propose([*PROMPT, *truth[:5]], 1)
+    assert engine.steps == before + 1
     # `kept` draft tokens were accepted; then the target picked another one, and one more.
     context = [*PROMPT, *truth[:kept], 63, 7]
     fresh = drafter(engine).propose(context, 4)
     assert one.propose(context, 4) == fresh
-
-
-def test_only_new_tokens_are_run(engine: ToyEngine):
-    one = drafter(engine)
-    drafts = list(one.propose(PROMPT, 4).tokens)
-    before = engine.steps
-    one.propose([*PROMPT, *drafts], 1)
-    assert engine.steps == before + 1
 
 
 def test_a_draft_ends_below_the_minimum_probability(engine: ToyEngine):

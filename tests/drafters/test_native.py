@@ -99,25 +99,18 @@ def answers(
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
 @pytest.mark.parametrize("form", WRITERS)
-def test_a_perfect_drafter_is_always_right(
+def test_a_perfect_drafter_is_always_right_and_a_random_one_changes_no_token(
     engine: LlamaCppEngine, form: str, sampling: Sampling, tmp_path: Path
 ):
     kind, write = WRITERS[form]
-    spec = f"{kind}:{write(tmp_path / 'drafter.gguf', perfect=True)}"
-    told, drafted, accepted = answers(engine, PROMPTS, sampling, spec, resources(engine))
-    assert [answer.tokens[:2] for answer in told] == [prompt[:2] for prompt in PROMPTS]
-    assert told == answers(engine, PROMPTS, sampling)[0]
-    assert drafted == accepted
-    assert accepted > 2 * TOKENS
-
-
-@pytest.mark.parametrize("form", WRITERS)
-def test_a_random_drafter_changes_no_token(engine: LlamaCppEngine, form: str, tmp_path: Path):
-    kind, write = WRITERS[form]
-    spec, sampling = f"{kind}:{write(tmp_path / 'drafter.gguf', perfect=False)}", SAMPLINGS[1]
-    told, drafted, _ = answers(engine, PROMPTS[:2], sampling, spec, resources(engine))
-    assert told == answers(engine, PROMPTS[:2], sampling)[0]
-    assert drafted
+    plain = answers(engine, PROMPTS, sampling)[0]
+    assert [answer.tokens[:2] for answer in plain] == [prompt[:2] for prompt in PROMPTS]
+    for perfect, count in ((True, len(PROMPTS)), (False, 2)):
+        spec = f"{kind}:{write(tmp_path / f'{perfect}.gguf', perfect=perfect)}"
+        prompts = PROMPTS[:count]
+        told, drafted, accepted = answers(engine, prompts, sampling, spec, resources(engine))
+        assert told == plain[:count]
+        assert (drafted == accepted > 2 * TOKENS) if perfect else drafted
 
 
 @pytest.mark.parametrize("perfect", [True, False])
@@ -169,11 +162,6 @@ def test_a_prompt_that_a_draft_reads_is_not_its_price(
     assert cost.seconds == 0.5
 
 
-def damaged(path: Path) -> Path:
-    path.write_bytes(path.read_bytes()[:-1000])
-    return path
-
-
 FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "layer": ("DFlash", {"dflash.target_layers": [1, 2, 9]}, "reads states after layer 8"),
     "width": ("EAGLE-3", {"eagle3.target_hidden_size": 32}, "fc.weight"),
@@ -213,7 +201,8 @@ def test_a_drafter_that_does_not_fit_is_refused(target: Path, name: str, tmp_pat
 
 def test_other_files_are_no_drafters(target: Path, tmp_path: Path):
     eagle = write_eagle3(tmp_path / "eagle.gguf", perfect=False)
-    cut = damaged(write_dflash(tmp_path / "cut.gguf", perfect=False))
+    cut = write_dflash(tmp_path / "cut.gguf", perfect=False)
+    cut.write_bytes(cut.read_bytes()[:-1000])
     with load_model(str(target), cache_tokens=256) as model:
         for spec, expected in (
             (f"dflash:{eagle}", "holds no drafter of the kind dflash"),

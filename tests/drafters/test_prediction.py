@@ -1,4 +1,4 @@
-"""Drafts from the caller's prediction of the answer."""
+"""Drafts from the caller's prediction of the answer, and from n-grams."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from paceline.decoding.policy import Fixed
 from paceline.decoding.stopping import Stopping
-from paceline.drafters import PredictionDrafter
+from paceline.drafters import NgramDrafter, PredictionDrafter
 from support.driver import answer
 from support.toy import ToyEngine
 
@@ -14,38 +14,29 @@ PROMPT = [60, 61, 62]
 TEXT = list(range(30))
 
 
-def drafted(prediction: list[int], answer: list[int], limit: int = 4) -> list[int]:
-    drafter = PredictionDrafter(prediction, len(PROMPT))
-    return list(drafter.propose([*PROMPT, *answer], limit).tokens)
-
-
-@pytest.mark.parametrize("done", [0, 1, 10, 26, 29, 30])
-def test_drafts_follow_the_prediction(done: int):
-    assert drafted(TEXT, TEXT[:done]) == TEXT[done : done + 4]
+LATER = [1, 2, 3, 9, 5, 6, 3, 4, 1, 2, 3, 4, 7]
 
 
 @pytest.mark.parametrize(
-    ("answer", "next_token"),
+    ("prediction", "answer", "tokens"),
     [
-        ([0, 1, 2, 50, 3, 4], 5),  # an insertion
-        ([0, 1, 2, 7, 8], 9),  # a deletion
-        ([0, 1, 50, 51, 4, 5], 6),  # a replacement
-        ([40, 41, 20, 21], 22),  # another start
+        *((TEXT, TEXT[:done], TEXT[done : done + 4]) for done in (0, 1, 10, 26, 29, 30)),
+        (TEXT, [0, 1, 2, 50, 3, 4], [5, 6, 7, 8]),  # an insertion
+        (TEXT, [0, 1, 2, 7, 8], [9, 10, 11, 12]),  # a deletion
+        (TEXT, [0, 1, 50, 51, 4, 5], [6, 7, 8, 9]),  # a replacement
+        (TEXT, [40, 41, 20, 21], [22, 23, 24, 25]),  # another start
+        (LATER, [50, 1, 2, 3, 4], [7]),  # the longest match decides
+        # They differ.
+        (TEXT, [0, 1, 2, 50], []),
+        (TEXT, [0, 1, 2, 50, 51, 52], []),
+        ([], [1], []),
     ],
 )
-def test_drafts_resume_where_answer_and_prediction_agree_again(answer: list[int], next_token: int):
-    assert drafted(TEXT, answer, 1) == [next_token]
-
-
-def test_no_draft_while_the_answer_diverges_from_the_prediction():
-    assert drafted(TEXT, [0, 1, 2, 50]) == []
-    assert drafted(TEXT, [0, 1, 2, 50, 51, 52]) == []
-    assert drafted([], [1]) == []
-
-
-def test_drafts_resume_at_the_position_with_the_longest_match():
-    prediction = [1, 2, 3, 9, 5, 6, 3, 4, 1, 2, 3, 4, 7]
-    assert drafted(prediction, [50, 1, 2, 3, 4], 1) == [7]
+def test_drafts_follow_the_prediction_where_the_answer_agrees_with_it(
+    prediction: list[int], answer: list[int], tokens: list[int]
+):
+    drafter = PredictionDrafter(prediction, len(PROMPT))
+    assert list(drafter.propose([*PROMPT, *answer], 4).tokens) == tokens
 
 
 def test_the_match_grows_while_answer_and_prediction_agree():
@@ -64,3 +55,34 @@ def test_no_prediction_changes_a_token(prediction: list[int], block: int):
     for text in (prediction, plain.tokens[:9] + prediction + plain.tokens[9:]):
         drafters = [PredictionDrafter(text, len(PROMPT))]
         assert answer(engine, PROMPT, drafters=drafters, policy=Fixed(block), **common) == plain
+
+
+texts = st.lists(st.integers(0, 3), max_size=40)
+
+
+def looked_up(text: list[int], sizes: range, length: int) -> tuple[list[int], int]:
+    """Plain lookup: the longest n-gram at the end that occurs earlier, its latest position."""
+    for size in reversed(sizes):
+        ending = text[-size:]
+        for end in range(len(text) - 1, size - 1, -1):
+            if len(ending) == size and text[end - size : end] == ending:
+                return text[end : end + length], size
+    return [], 0
+
+
+@given(
+    text=texts,
+    shortest=st.integers(1, 3),
+    more=st.integers(0, 4),
+    length=st.integers(1, 6),
+    limit=st.integers(1, 6),
+)
+def test_ngram_lookup_equals_a_plain_search(
+    text: list[int], shortest: int, more: int, length: int, limit: int
+):
+    drafter = NgramDrafter(min_match=shortest, max_match=shortest + more, length=length)
+    for end in range(len(text) + 1):
+        proposal = drafter.propose(text[:end], limit)
+        sizes = range(shortest, shortest + more + 1)
+        expected = looked_up(text[:end], sizes, min(length, limit))
+        assert (list(proposal.tokens), proposal.match) == expected

@@ -1,10 +1,13 @@
+"""Drafts from what was said before, and the automaton that finds it."""
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paceline.drafters import AnswerHistory, SuffixDrafter
+from paceline.drafters.suffix import START, Match, SuffixAutomaton
 
-texts = st.lists(st.integers(0, 2), max_size=30)
+texts = st.lists(st.integers(0, 2), max_size=40)
 
 
 @given(text=texts, limit=st.integers(1, 12))
@@ -33,26 +36,24 @@ def history() -> AnswerHistory:
     return history
 
 
-def test_an_earlier_answer_is_used_if_it_has_the_longer_match(history: AnswerHistory):
-    proposal = SuffixDrafter(history).propose([1, 10, 11], 2)
-    assert (list(proposal.tokens), proposal.source, proposal.match) == ([12, 13], "earlier", 2)
-
-
-def test_the_own_text_wins_a_tie(history: AnswerHistory):
-    proposal = SuffixDrafter(history).propose([10, 11, 99, 10, 11], 1)
-    assert (list(proposal.tokens), proposal.source) == ([99], "suffix")
-
-
-def test_no_draft_crosses_from_one_earlier_answer_to_the_next(history: AnswerHistory):
-    assert list(SuffixDrafter(history).propose([12, 13], 5).tokens) == [14]
-    # The end of an answer has no continuation; the own text may have one.
-    assert list(SuffixDrafter(history).propose([13, 14], 5).tokens) == []
-    assert list(SuffixDrafter(history).propose([14, 99, 13, 14], 1).tokens) == [99]
-
-
-def test_no_match_crosses_from_one_earlier_answer_to_the_next(history: AnswerHistory):
-    proposal = SuffixDrafter(history).propose([13, 14, 20], 1)
-    assert (list(proposal.tokens), proposal.match) == ([21], 1)
+@pytest.mark.parametrize(
+    ("text", "tokens", "source", "match"),
+    [
+        ([1, 10, 11], [12, 13], "earlier", 2),
+        ([10, 11, 99, 10, 11], [99, 10], "suffix", 2),  # the own text wins a tie
+        # No draft and no match crosses from one earlier answer to the next.
+        ([12, 13], [14], "earlier", 2),
+        ([13, 14], [], "suffix", 0),
+        ([14, 99, 13, 14], [99, 13], "suffix", 1),
+        ([13, 14, 20], [21], "earlier", 1),
+    ],
+)
+def test_an_earlier_answer_is_used_if_it_has_the_longer_match(
+    text: list[int], tokens: list[int], source: str, match: int, history: AnswerHistory
+):
+    proposal = SuffixDrafter(history).propose(text, 2)
+    assert (list(proposal.tokens), proposal.match) == (tokens, match)
+    assert proposal.source == source or not tokens
 
 
 def test_an_answer_added_meanwhile_is_found(history: AnswerHistory):
@@ -82,3 +83,69 @@ def test_a_request_continues_when_the_history_is_rebuilt():
     # The old answers were evicted; new tokens match those that were added.
     assert list(drafter.propose([10, 11, 12], 1).tokens) == []
     assert list(drafter.propose([10, 11, 12, 60, 61], 1).tokens) == [62]
+
+
+def automaton_of(text: list[int]) -> SuffixAutomaton:
+    automaton = SuffixAutomaton()
+    for token in text:
+        automaton.append(token)
+    return automaton
+
+
+def longest_suffix(suffix: list[int], text: list[int], *, before: int) -> Match | None:
+    """Plain search: the longest suffix in `text`, at its latest position up to `before`."""
+    for length in range(len(suffix), 0, -1):
+        for end in range(min(before, len(text)), length - 1, -1):
+            if text[end - length : end] == suffix[-length:]:
+                return Match(length, end)
+    return None
+
+
+@given(text=texts)
+def test_the_longest_repeat_equals_a_plain_search(text: list[int]):
+    automaton = SuffixAutomaton()
+    for end, token in enumerate(text, start=1):
+        automaton.append(token)
+        seen = text[:end]
+        assert automaton.longest_repeat() == longest_suffix(seen, seen, before=end - 1)
+
+
+@given(text=texts, other=texts)
+def test_a_cursor_matches_the_longest_suffix_of_another_text(text: list[int], other: list[int]):
+    automaton = automaton_of([*text, -1])  # a separator, as an answer history has
+    cursor = START
+    for end, token in enumerate(other, start=1):
+        cursor = automaton.advance(cursor, token)
+        assert automaton.at(cursor) == longest_suffix(other[:end], text, before=len(text))
+
+
+@given(text=texts, others=st.lists(st.tuples(st.integers(0, 2), texts), max_size=12))
+# The 1 was followed as the end of 2 0 1; then that state is split, its shorter part ending in 0 1.
+@example(text=[2, 0, 1], others=[(1, [0, 0, 1, 2]), (2, [])])
+def test_a_cursor_stays_correct_when_the_text_grows(
+    text: list[int], others: list[tuple[int, list[int]]]
+):
+    # Another request's answer may be added between two tokens of this one.
+    automaton = automaton_of(text)
+    cursor, followed = START, []
+    for token, added in others:
+        followed.append(token)
+        cursor = automaton.advance(cursor, token)
+        match = automaton.at(cursor)
+        if match:
+            start = match.next_at - match.length
+            assert followed[-match.length :] == automaton.text[start : match.next_at]
+        for more in added:
+            automaton.append(more)
+
+
+def test_a_long_run_of_one_token_stays_correct():
+    # Runs make the longest chains of states, of which only _MAX_UPDATES are updated per token.
+    automaton = automaton_of([5] * 1000)
+    repeat = automaton.longest_repeat()
+    assert repeat == Match(999, 999)
+    cursor = START
+    for length in range(1, 1001):
+        cursor = automaton.advance(cursor, 5)
+        assert cursor.length == length
+        assert length <= automaton.at(cursor).next_at <= 1000

@@ -1,3 +1,5 @@
+"""Tables of drafts: made ones, and those that come with paceline."""
+
 import json
 from pathlib import Path
 
@@ -6,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafters import Table, TableDrafter
+from paceline.drafters import DrafterSpec, Table, TableDrafter, shipped
 from paceline.drafters.table import KEYS, MAX_ORDER, TOKENS, halves, keys_at, keys_of
 from paceline.errors import ModelError
-from paceline.storage.files import sha256_of
+from paceline.models.names import REGISTRY
+from paceline.storage.files import read_json, sha256_of
 from paceline.storage.manifest import MANIFEST
 from support.drafters import write_toy_table
 from support.errors import raises
@@ -44,16 +47,12 @@ def test_a_table_draft_continues_while_it_is_likely(tmp_path: Path):
     assert proposal.source == "table"
 
 
-def test_a_table_draft_ends_where_acceptance_is_unlikely(tmp_path: Path):
+def test_a_table_draft_ends_where_acceptance_is_unlikely_or_the_context_unknown(tmp_path: Path):
     rng = np.random.default_rng(0)
-    drafter = TableDrafter(Table.open(write_toy_table(tmp_path, [rng.integers(0, 6, 900)], 6), 6))
+    drafter = TableDrafter(Table.open(write_toy_table(tmp_path, [rng.integers(0, 6, 900)], 9), 9))
     proposal = drafter.propose([3], 100)
     assert 0 < len(proposal.tokens) < 10
     assert np.prod(proposal.probabilities) >= 0.05
-
-
-def test_an_unknown_context_has_no_draft(tmp_path: Path):
-    drafter = TableDrafter(Table.open(write_toy_table(tmp_path, [TEXT], 9), 9))
     assert not drafter.propose([8], 4).tokens
     assert not drafter.propose([], 4).tokens
 
@@ -67,44 +66,57 @@ def test_tokens_take_two_bytes_where_they_fit(tmp_path: Path, vocab_size: int):
     assert result.token == vocab_size - 1
 
 
-def test_a_table_for_another_vocabulary_is_rejected(toy_table: Path):
-    with raises(ModelError, "toy", "6 tokens", "7"):
-        Table.open(toy_table, 7)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_toy_table(tmp_path, [TEXT], 6)
-
-
-def record(folder: Path, name: str) -> None:
-    manifest = json.loads((folder / MANIFEST).read_text())
-    size = (folder / name).stat().st_size
-    manifest["files"][name] = {"bytes": size, "sha256": sha256_of(folder / name)}
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-
-
-def test_a_column_of_another_length_or_type_is_rejected(folder: Path):
-    np.save(folder / KEYS, np.zeros(3, np.uint16))
-    record(folder, KEYS)
-    with raises(ModelError, "keys.npy", "[3]", "[2, "):
-        Table.open(folder, 6)
-    np.save(folder / KEYS, np.zeros(3, np.float32))
-    record(folder, KEYS)
-    with raises(ModelError, "float32"):
-        Table.open(folder, 6)
-
-
 @given(keys=st.lists(st.integers(0, 2**32 - 1), max_size=9))
 def test_keys_are_stored_in_halves_without_loss(keys: list[int]):
     upper, lower = halves(np.array(keys, np.uint32)).tolist()
     assert [(high << 16) + low for high, low in zip(upper, lower, strict=True)] == keys
 
 
-def test_a_token_beyond_the_vocabulary_is_rejected(folder: Path):
-    tokens = np.load(folder / TOKENS)
-    tokens[0] = 6
-    np.save(folder / TOKENS, tokens)
-    record(folder, TOKENS)
-    with raises(ModelError, "tokens.npy", "token 6"):
+@pytest.mark.parametrize(
+    ("name", "column", "words"),
+    [
+        (KEYS, np.zeros(3, np.uint16), ("keys.npy", "[3]", "[2, ")),
+        (KEYS, np.zeros(3, np.float32), ("float32",)),
+        (TOKENS, None, ("tokens.npy", "token 6")),
+    ],
+)
+def test_a_table_that_does_not_fit_is_rejected(
+    name: str, column: np.ndarray | None, words: tuple[str, ...], tmp_path: Path
+):
+    folder = write_toy_table(tmp_path, [TEXT], 6)
+    with raises(ModelError, folder, "6 tokens", "7"):
+        Table.open(folder, 7)
+    if column is None:  # a token beyond the vocabulary
+        column = np.load(folder / name)
+        column[0] = 6
+    np.save(folder / name, column)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    size = (folder / name).stat().st_size
+    manifest["files"][name] = {"bytes": size, "sha256": sha256_of(folder / name)}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with raises(ModelError, *words):
         Table.open(folder, 6)
+
+
+FOLDERS = [folder for name in REGISTRY for folder in shipped(name).values()]
+
+
+@pytest.mark.parametrize(
+    "folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}"
+)
+def test_a_shipped_drafter_is_as_it_was_made(folder: Path):
+    files = read_json(folder / "manifest.json")["files"]
+    assert {name: sha256_of(folder / name) for name in files} == {
+        name: record["sha256"] for name, record in files.items()
+    }
+    assert sum((folder / name).stat().st_size for name in files) < 30e6
+
+
+def test_the_table_of_the_default_model_opens_and_no_other_model_has_one():
+    assert shipped("some/other") == {}
+    assert {path.name for path in FOLDERS[0].parents[1].iterdir()} <= set(REGISTRY)
+    folder = shipped("smollm2-135m")["table"]
+    table = Table.open(folder, 49152)
+    assert sum(table.after([token]) is not None for token in range(1000)) > 500
+    assert read_json(folder / "manifest.json")["target"] == "smollm2-135m"
+    assert str(DrafterSpec.parse("auto").resolve(shipped("smollm2-135m"))) == "suffix+table"

@@ -234,21 +234,15 @@ def test_the_draft_is_empty_before_hidden_states_are_observed(head: Head):
     assert not drafter.propose(text.tokens, 7).tokens, "nothing was kept"
 
 
-def test_only_kept_rows_become_context(head: Head):
+def test_only_kept_rows_become_context_and_an_engine_may_overwrite_its_taps(head: Head):
     drafter, text = drafter_of(head), head.text(20)
-    drafter.observe(text.seen(0, 12))
-    drafter.propose(text.tokens[:13], 7)
-    drafter.observe(text.seen(12, 15, wrong=5))
-    drafter.observe(text.seen(15, 20, wrong=2))
-    assert_drafts(drafter, head, text.rows(), text=text)
-
-
-def test_an_engine_may_overwrite_its_taps_after_observe(head: Head):
-    drafter, text = drafter_of(head), head.text(12)
     shown = text.seen(0, 12)
     drafter.observe(shown)
     for array in shown.taps.values():
         array[:] = np.nan
+    drafter.propose(text.tokens[:13], 7)
+    drafter.observe(text.seen(12, 15, wrong=5))
+    drafter.observe(text.seen(15, 20, wrong=2))
     assert_drafts(drafter, head, text.rows(), text=text)
 
 

@@ -142,12 +142,8 @@ def test_products_of_equal_calls_that_may_change_kernels_anywhere_prove_no_rules
 
 @pytest.mark.parametrize(("window", "step"), [(128, 256), (512, 128), (1024, 256), (4096, 256)])
 def test_the_slots_that_a_sliding_window_holds_span_no_threshold(window: int, step: int):
-    assert drop_step(window) == step
+    assert (drop_step(window), drop_step(700)) == (step, None)
     held = range(window + 2, window + BACK + step + MOST_ROWS)
     assert not {*THRESHOLDS} & {*held[1:]}
     for position in range(window + BACK + step, 9000, 7):
         assert 0 <= position - dropped(window, position) - window - BACK < step
-
-
-def test_a_sliding_window_without_such_a_step_has_none():
-    assert drop_step(700) is None

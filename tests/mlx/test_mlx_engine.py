@@ -1,6 +1,9 @@
-"""The engine for mlx-lm's models: against transformers, and what it asks of MLX."""
+"""The engine for mlx-lm's models: against transformers, what it asks of MLX, and its taps."""
 
+import gc
+import importlib
 import threading
+import weakref
 from contextlib import closing
 from itertools import cycle
 from pathlib import Path
@@ -111,13 +114,10 @@ def test_a_rejected_block_is_not_run_again_and_a_step_waits_once(
             step(engine, sequence, TEXT[12:20])
             sequence.commit(kept)
         assert calls == {"model": 6, "waits": 6}
-
-
-def test_several_sequences_are_waited_for_once(opened: mlx.Opened, calls: dict[str, int]):
-    engine = opened("qwen3_5")
-    with closing(engine.open()) as one, closing(engine.open()) as other:
         calls.update(model=0, waits=0)
-        engine.step([(one, Block(TEXT[:8], 8)), (other, Block(TEXT[:3], 1, best=True))])
+        with closing(engine.open()) as other:  # several are waited for once
+            work = [(sequence, Block(TEXT[:8], 8)), (other, Block(TEXT[:3], 1, best=True))]
+            engine.step(work)
         assert calls == {"model": 2, "waits": 1}
 
 
@@ -285,19 +285,67 @@ def test_a_fork_that_finds_no_room_shares_nothing(checkpoint_of: mlx.Checkpoints
             assert other.length == 0
         assert sequence.length == 40
     assert engine.free_slots == 64
+    whole = MlxEngine(checkpoint_of("llama"), 300, rules=mlx.rules(1, 32))
+    assert whole.free_slots == 320, "a context, in whole blocks"
 
 
-def test_without_a_number_the_cache_holds_a_context(checkpoint_of: mlx.Checkpoints):
-    engine = MlxEngine(checkpoint_of("llama"), 300, rules=mlx.rules(1, 32))
-    assert engine.free_slots == 320  # whole blocks
-
-
-def test_threads_cannot_be_set(checkpoint_of: mlx.Checkpoints):
+def test_threads_layers_that_are_not_there_and_strange_sequences_are_refused(
+    opened: mlx.Opened, checkpoint_of: mlx.Checkpoints
+):
     with raises(InvalidRequest, "threads"):
         open_engine("mlx", checkpoint_of("llama"), 64, EngineSettings(threads=2))
-
-
-def test_sequences_of_another_engine_are_refused(opened: mlx.Opened):
+    for layers in ((2,), (0, 5), (-1,)):
+        with raises(InvalidRequest, "0 to 1"):
+            opened("llama", taps=layers)
     stranger: Any = object()
     with raises(TypeError, "object"):
         opened("llama").step([(stranger, Block([1], 1))])
+
+
+@pytest.mark.parametrize("family", mlx.FAMILIES)
+def test_taps_are_the_hidden_states_of_transformers(
+    family: str, opened: mlx.Opened, checkpoint_of: mlx.Checkpoints
+):
+    expected = mlx.reference_taps(checkpoint_of(family), family, TEXT)[0]
+    engine = opened(family, taps=(0,), rules=mlx.rules(2, 8, prefill=16))
+    for rows in (0, 1, 6, 40):
+        with closing(engine.open()) as sequence:
+            taps = engine.step([(sequence, Block(TEXT, rows))]).taps[0]
+        assert list(taps) == ["tap.0"]
+        assert taps["tap.0"].shape == (40, 64)
+        assert np.abs(taps["tap.0"] - expected).max() < 1e-4 * np.abs(expected).max()
+    with pytest.raises(KeyError):
+        taps["tap.1"]
+
+
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+def test_one_model_is_heard_and_it_goes_when_its_engine_goes(family: str, opened: mlx.Opened):
+    before = opened(family)
+    module = importlib.import_module(f"mlx_lm.models.{family}")
+    kind = {"llama": "TransformerBlock", "lfm2": "Lfm2DecoderLayer"}[family]
+    call = getattr(module, kind).__call__
+    assert call.__module__ == module.__name__  # as it was written
+    tapped = opened(family, taps=(1,))
+    assert isinstance(tapped.model.module.layers[1], getattr(module, kind))
+    assert getattr(module, kind).__call__ is call
+    assert before.model._taps.take() == {}
+    with closing(tapped.open()) as sequence:
+        step(tapped, sequence, TEXT)
+    gone = [weakref.ref(item) for item in (tapped, tapped.model.module)]
+    del tapped, sequence
+    gc.collect()
+    assert [name() for name in gone] == [None, None]
+
+
+# -- for those who share the model -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [result for result in mlx.FAMILIES if result != "gemma3"])
+def test_the_embeddings_and_the_head_can_be_shared(family: str, opened: mlx.Opened):
+    import mlx.core as mx
+
+    model = opened(family).model
+    tokens = mx.array(TEXT)
+    inner = model.module.model
+    assert mx.array_equal(model.embed(tokens), inner.embed_tokens(tokens))
+    assert mx.array_equal(model.head(inner(tokens[None])), model.module(tokens[None]))

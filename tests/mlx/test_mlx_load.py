@@ -139,15 +139,12 @@ def test_without_mlx_lm_a_line_says_how_to_get_it(
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_model_of_another_form_is_for_another_engine(
+def test_a_model_of_another_form_is_for_another_engine_and_a_wrong_name_for_none(
     tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # Which is found out before anything is run, so mlx-lm may as well be missing.
     monkeypatch.setattr("paceline.plugins.load", lambda *_: None)
     with raises(ModelError, "mlx"):
         paceline.load(tiny_gguf, engine="mlx")
-
-
-def test_an_engine_that_is_none_is_refused(tiny_gguf: Path):
     with raises(InvalidRequest, "'mlxx'", "mlx"):
         paceline.load(tiny_gguf, engine="mlxx")

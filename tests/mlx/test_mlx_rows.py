@@ -1,7 +1,12 @@
-"""Which rows the calls of a model may have, measured of models whose kernels differ."""
+"""Which rows the calls of a model may have, of one sequence and of several.
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+They are measured of models whose kernels differ.
+"""
+
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +15,16 @@ import pytest
 
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings
-from paceline.engines.exact import BLOCK_LENGTH, measure_invariance
+from paceline.engines.exact import BATCH, BLOCK_LENGTH, measure_invariance
 from paceline.engines.rows import RowRange
 from paceline_mlx.engine import MlxEngine
 from paceline_mlx.hooks import install_hook
+from paceline_mlx.kv_sequence import MlxSequence
 from paceline_mlx.model import LoadedModel, load
-from paceline_mlx.probe import choose_rows
-from paceline_mlx.rows import ALONE, ANY, Budget, agree, shares, used
+from paceline_mlx.probe import choose_rows, choose_together
+from paceline_mlx.rows import ALONE, ANY, TOTALS, Budget, agree, shares, used
 from support import mlx
+from support.mlx_rows import TEXT, step
 
 pytestmark = pytest.mark.mlx
 
@@ -167,3 +174,194 @@ def test_after_a_failed_call_rows_are_run_again_in_the_role_they_had(two_kernels
         other.forget()  # as after a call that failed
         rows = [decoded(two_kernels, entry, [5, 6, 7]) for entry in (one, other)]
     assert rows[0].tobytes() == rows[1].tobytes()
+
+
+CONTEXTS = (3, 17, 24)
+
+
+@contextmanager
+def sequences(engine: MlxEngine, contexts: Sequence[int] = CONTEXTS) -> Iterator[list[MlxSequence]]:
+    with ExitStack() as stack:
+        opened = [stack.enter_context(closing(engine.open())) for _ in contexts]
+        for number, (sequence, length) in enumerate(zip(opened, contexts, strict=True)):
+            engine.step([(sequence, Block(text(number)[:length], 0, prefill=True))])
+            sequence.commit(length)
+        yield opened
+
+
+def text(number: int) -> list[int]:
+    return [(token + 3 * number) % mlx.VOCAB for token in TEXT]
+
+
+def blocks(opened: Sequence[MlxSequence], counts: Sequence[int]) -> list[Block]:
+    return [
+        Block(text(number)[sequence.length :][:count], count)
+        for number, (sequence, count) in enumerate(zip(opened, counts, strict=True))
+    ]
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    made: list[list[int]] = []
+    original = LoadedModel.call_together
+
+    def counting(self: LoadedModel, parts: Any, **options: Any) -> Any:
+        if len(parts) > 1:
+            made.append([len(tokens) for _, tokens in parts])
+        return original(self, parts, **options)
+
+    monkeypatch.setattr(LoadedModel, "call_together", counting)
+    return made
+
+
+@pytest.mark.parametrize("rows", [(1, 32), (2, 4)], ids=str)
+@pytest.mark.parametrize("family", mlx.FAMILIES)
+def test_rows_taps_and_later_rows_are_those_of_each_sequence_alone(
+    family: str, rows: tuple[int, int], opened: mlx.Opened, together: list[list[int]]
+):
+    engine = opened(family, mlx.rules(*rows, together=16), taps=(0,))
+    with sequences(engine) as alone, sequences(engine) as several:
+        for counts, kept in ([(1, 4, 3), (1, 2, 0)], [(7, 1, 2), (3, 1, 2)], [(1, 1, 1)] * 2):
+            results = [
+                engine.step([(sequence, block)])
+                for sequence, block in zip(alone, blocks(alone, counts), strict=True)
+            ]
+            together.clear()
+            work = list(zip(several, blocks(several, counts), strict=True))
+            result = engine.step(work)
+            assert together[0] == [min(count, rows[1]) for count in counts]
+            for number, expected in enumerate(results):
+                assert result.logits[number].tobytes() == expected.logits[0].tobytes()
+                taps = result.taps[number]["tap.0"], expected.taps[0]["tap.0"]
+                assert taps[0].tobytes() == taps[1].tobytes()
+            for sequence, count in zip([*alone, *several], [*kept, *kept], strict=True):
+                sequence.commit(count)
+
+
+def test_products_of_weights_are_computed_once_for_all_sequences(checkpoint_of: mlx.Checkpoints):
+    import mlx.core as mx
+
+    for family, per_sequence in (("llama", 2 * 2), ("lfm2", 2)):
+        model = LoadedModel(load(checkpoint_of(family)))
+
+        def products(count: int, model: LoadedModel = model) -> int:
+            states = [model.empty() for _ in range(count)]
+            calls = model.call_together([(state, TEXT[:3]) for state in states])
+            graph = io.StringIO()
+            arrays = [state.arrays() for state in states]
+            mx.export_to_dot(graph, *[called.logits for called in calls], *flat(arrays))
+            return len(re.findall('"Matmul"', graph.getvalue()))
+
+        # Two of each attention, of keys and of values, have no weights.
+        assert products(3) - products(1) == 2 * per_sequence
+
+
+def flat(value: Any) -> list[Any]:
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    return [item for _, item in tree_flatten(value) if isinstance(item, mx.array)]
+
+
+def test_calls_have_as_many_rows_as_were_measured_and_longer_blocks_are_several(
+    opened: mlx.Opened, together: list[list[int]]
+):
+    engine = opened("llama", rules=mlx.rules(2, 4, together=9))
+    with sequences(engine, (5, 9, 2, 12)) as several:
+        engine.step(list(zip(several, blocks(several, (1, 6, 4, 4)), strict=True)))
+    assert together == [[1, 4], [4, 4]]  # and the last two rows of the second sequence alone
+
+
+def test_without_a_number_each_sequence_has_a_call_of_its_own(
+    opened: mlx.Opened, together: list[list[int]]
+):
+    engine = opened("llama", rules=mlx.rules(1, 8))
+    assert engine.rules.together == 1
+    with sequences(engine) as several:
+        engine.step(list(zip(several, blocks(several, (1, 1, 1)), strict=True)))
+    assert not together
+
+
+# -- the measurement -------------------------------------------------------------------------------
+
+
+def hooked(folder: Path, off: Callable[[int], float]) -> LoadedModel:
+    """A model whose head takes a kernel by the rows of a call; they differ by `off`."""
+    import mlx.core as mx
+
+    module = load(folder)
+    head = getattr(module, "lm_head", None) or module.model.norm
+
+    def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return call(*args, **kwargs) + mx.array(np.float32(off(args[0].shape[1])))
+
+    install_hook(head, hook)
+    return LoadedModel(module)
+
+
+@pytest.mark.parametrize(
+    ("rows", "off", "expected"),
+    [
+        (RowRange(1, 32), lambda rows: 0, 32),
+        (RowRange(2, 4), lambda rows: 0.01 * (rows > 13), 12),
+        (RowRange(8, 8), lambda rows: 0.01 * (rows > 8), 1),
+    ],
+)
+def test_the_most_rows_that_give_the_bits_of_each_sequence_alone_are_chosen(
+    rows: RowRange, off: Callable[[int], float], expected: int, folder: Path
+):
+    assert choose_together(hooked(folder, off), rows, mlx.CONTEXT, Budget()) == expected
+    assert expected in (1, *TOTALS)
+
+
+def test_more_rows_than_were_measured_are_found_by_the_measurement_of_the_engine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = hooked(folder, lambda rows: 0.01 * (rows > 2))
+    monkeypatch.setattr("paceline_mlx.engine.LoadedModel", lambda *_: model)
+    settings = EngineSettings(cache_tokens=2048)
+    engine = MlxEngine(folder, mlx.CONTEXT, settings, rules=mlx.rules(1, 2, together=2))
+    assert measure_invariance(engine, (BATCH,))[BATCH].holds
+    engine.rules = engine.rules._replace(together=32)
+    assert not measure_invariance(engine, (BATCH,))[BATCH].holds
+
+
+def test_a_model_that_looks_at_its_caches_elsewhere_runs_one_sequence_a_call(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    module = load(folder)
+
+    def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return call(*args, **kwargs) + 0.01 * kwargs["cache"][0].offset
+
+    install_hook(module, hook)
+    model = LoadedModel(module)
+    monkeypatch.setattr("paceline_mlx.engine.LoadedModel", lambda *_: model)
+    engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=2048))
+    assert engine.rules.together == 1
+    with sequences(engine) as several:
+        result = engine.step(list(zip(several, blocks(several, (1, 2, 3)), strict=True)))
+        for number, sequence in enumerate(several):
+            block = blocks(several, (1, 2, 3))[number]
+            assert result.logits[number].tobytes() == step(engine, sequence, block.tokens).tobytes()
+
+
+GEMMA_4 = {
+    "model_type": "gemma4_text",
+    **{"hidden_size": 64, "intermediate_size": 96, "vocab_size": mlx.VOCAB, "rms_norm_eps": 1e-5},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32},
+    **{"num_hidden_layers": 4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8},
+    **{"vocab_size_per_layer_input": mlx.VOCAB, "max_position_embeddings": mlx.CONTEXT},
+    **{"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "attention_k_eq_v": False,
+}
+"""Its last layers have no cache, and get keys and values of layers before."""
+
+
+def test_a_family_whose_layers_share_keys_shares_calls():
+    import mlx.core as mx
+    from mlx_lm.models import gemma4_text
+
+    mx.random.seed(0)
+    model = LoadedModel(gemma4_text.Model(gemma4_text.ModelArgs.from_dict(GEMMA_4)))
+    assert choose_together(model, RowRange(1, 8), mlx.CONTEXT, Budget()) == 32

@@ -1,11 +1,18 @@
+"""Folders of models: their manifests, what is said of others, and files that change."""
+
 import json
+import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.drafters.table import Table
 from paceline.errors import ModelError
+from paceline.models import ModelFiles, Progress, resolve
+from paceline.models.files import open_checkpoint, open_folder
 from paceline.models.manifest import (
     GGUF_WEIGHTS,
     TOKENIZER,
@@ -14,7 +21,11 @@ from paceline.models.manifest import (
     read_manifest,
     write_manifest,
 )
+from paceline.storage import manifest as manifests
+from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST
+from paceline.storage.progress import QUIET
+from paceline.system.machine import cache_dir
 from support.errors import raises
 
 RECORD = {"bytes": 1, "sha256": "0" * 64}
@@ -95,3 +106,170 @@ def test_the_fingerprint_is_that_of_the_weights_alone(folder: Path):
 def test_a_wrong_value_is_named(values: dict[str, Any], fault: str, folder: Path):
     change(folder, **values)
     assert re.search(fault, fault_of(folder))
+
+
+def refusal(folder: Path) -> str:
+    with raises(ModelError, folder) as caught:
+        open_folder(folder, "m")
+    return str(caught.value)
+
+
+def test_a_prepared_folder_is_opened_by_its_manifest(tiny_files: ModelFiles, tiny_gguf: Path):
+    files = open_folder(tiny_files.folder, "any name")
+    assert files.name == "any name"
+    assert files.source == f"gguf file: {tiny_gguf}"
+    assert files.path == files.weights == tiny_gguf
+    assert len(files.fingerprint) == 64
+
+
+def test_the_bytes_of_a_model_are_those_that_its_engine_opens(
+    tiny_files: ModelFiles, exported: Path, tiny_gguf: Path
+):
+    assert tiny_files.weights_bytes == tiny_gguf.stat().st_size
+    size = (exported / "model.safetensors").stat().st_size
+    assert open_checkpoint(exported, "m").weights_bytes > size
+    linked = exported.parent / "linked"
+    linked.mkdir()
+    for file in exported.iterdir():
+        (linked / file.name).symlink_to(file)
+    assert open_checkpoint(linked, "m").weights_bytes > size
+
+
+def test_a_hugging_face_checkpoint_comes_with_what_to_use_instead(tmp_path: Path):
+    for name in ("model.safetensors", "config.json", TOKENIZER):
+        (tmp_path / name).write_text("{}")
+    message = refusal(tmp_path)
+    for advice in ("Hugging Face checkpoint", "GGUF", "--engine mlx", "--to coreml"):
+        assert advice in message
+
+
+@pytest.mark.parametrize(
+    ("file", "advice"),
+    [
+        ("model.gguf", "give the path {}/model.gguf"),
+        ("openvino_model.xml", "is an OpenVINO model"),
+        ("notes.txt", "is not a model: expected a GGUF file"),
+    ],
+)
+def test_a_folder_without_a_model_is_refused_with_advice(tmp_path: Path, file: str, advice: str):
+    (tmp_path / file).write_text("GGUF")
+    assert advice.format(tmp_path) in refusal(tmp_path)
+
+
+def test_a_gguf_file_that_is_gone_or_not_named_is_an_error(tiny_files: ModelFiles, tmp_path: Path):
+    folder = tmp_path / "m"
+    shutil.copytree(tiny_files.folder, folder)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for name, fault in ((str(tmp_path / "moved.gguf"), "moved.gguf is gone"), ("", "no from")):
+        manifest["source"]["from"] = name
+        if not name:
+            del manifest["source"]["from"]
+        (folder / MANIFEST).write_text(json.dumps(manifest))
+        assert fault in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", TOKENIZER, "tokenizer_config.json"])
+def test_a_file_that_is_not_what_its_name_says_is_named(name: str, exported: Path):
+    (exported / name).write_text("<html>")
+    with raises(ModelError, exported, name):
+        open_checkpoint(exported, "m")
+
+
+@pytest.fixture
+def prepared(tiny_stored: ModelFiles, tmp_path: Path, cache: Path) -> Path:
+    """A copy of a prepared model that has its weights."""
+    return Path(shutil.copytree(tiny_stored.folder, tmp_path / "copy"))
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are hashed."""
+    names: list[str] = []
+
+    def hashing(path: Path, *more: Any) -> str:
+        names.append(path.name)
+        return sha256_of(path, *more)
+
+    monkeypatch.setattr(manifests, "sha256_of", hashing)
+    return names
+
+
+def reverse_middle(path: Path) -> None:
+    """Reverse a part in the middle of a file, which keeps its size."""
+    content = path.read_bytes()
+    third = len(content) // 3
+    path.write_bytes(content[:third] + content[third : 2 * third][::-1] + content[2 * third :])
+
+
+def test_changed_weights_of_the_same_size_are_one_error_that_says_what_to_do(
+    prepared: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert open_folder(prepared, "m", Progress()).folder == prepared
+    assert "checking" in capsys.readouterr().err
+    reverse_middle(prepared / GGUF_WEIGHTS)
+    with raises(ModelError, "SHA-256", prepared, GGUF_WEIGHTS, "remove this folder"):
+        open_folder(prepared, "m", QUIET)
+
+
+def test_unchanged_files_and_those_of_a_model_that_was_just_made_are_not_hashed_again(
+    prepared: Path, hashed: list[str]
+):
+    open_folder(prepared, "m", QUIET)  # a copy: other times and inodes
+    assert GGUF_WEIGHTS in hashed
+    hashed.clear()
+    open_folder(prepared, "m", QUIET)
+    assert hashed == []
+    os.utime(prepared / GGUF_WEIGHTS)
+    open_folder(prepared, "m")
+    assert hashed == [], "a list of models hashes nothing"
+    for _ in range(2):
+        open_folder(prepared, "m", QUIET)
+    assert hashed.count(GGUF_WEIGHTS) == 1
+    manifest = read_manifest(prepared)
+    (prepared / MANIFEST).unlink()
+    os.utime(prepared / GGUF_WEIGHTS)
+    write_manifest(prepared, "m", manifest.source, manifest.facts)
+    hashed.clear()
+    open_folder(prepared.rename(prepared.with_name("moved")), "m", QUIET)
+    assert hashed == []
+
+
+def test_a_cache_that_cannot_be_written_does_not_fail_a_model(
+    prepared: Path, hashed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
+    for _ in range(2):
+        open_folder(prepared, "m", QUIET)
+    assert hashed.count(GGUF_WEIGHTS) == 2
+
+
+def test_few_marks_of_unchanged_files_are_kept(prepared: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(manifests, "_MAX_MARKS", 3)
+    for second in range(6):
+        os.utime(prepared / GGUF_WEIGHTS, (second, second))
+        open_folder(prepared, "m", QUIET)
+    assert len([*(cache_dir() / "checked").iterdir()]) == 3
+    assert manifests.is_checked(prepared, read_manifest(prepared).files)
+
+
+def test_a_changed_gguf_file_is_another_model(tiny_gguf: Path, tmp_path: Path, cache: Path):
+    path = Path(shutil.copy2(tiny_gguf, tmp_path / "own.gguf"))
+    before = resolve(str(path), cache)
+    assert resolve(str(path), cache).fingerprint == before.fingerprint
+    content = path.read_bytes()
+    path.write_bytes(content[:-4] + content[-2:] + content[-4:-2])  # two weights swapped
+    after = resolve(str(path), cache)
+    assert after.fingerprint != before.fingerprint
+    assert after.folder != before.folder
+    Path(shutil.copy2(path, tmp_path / "other")).replace(path)  # with its size and time
+    assert resolve(str(path), cache).fingerprint != after.fingerprint
+
+
+def test_a_table_whose_counts_have_changed_is_refused(toy_table: Path, tmp_path: Path, cache: Path):
+    folder = Path(shutil.copytree(toy_table, tmp_path / "table"))
+    Table.open(folder, 6)
+    name = next(iter(json.loads((folder / MANIFEST).read_text())["files"]))
+    reverse_middle(folder / name)
+    with raises(ModelError, "SHA-256"):
+        Table.open(folder, 6)

@@ -8,7 +8,6 @@ import pytest
 from paceline.errors import CheckFailed, ModelError, ModelNotFound
 from paceline.models import (
     DEFAULT_MODEL,
-    ModelFiles,
     check_models,
     hub,
     installed,
@@ -49,10 +48,12 @@ def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("./nowhere", "no file or folder"),
         ("model.gguf", "no file or folder"),
         (f"{DEFAULT_MODEL}@int8", "owner/name:Q8_0"),
+        (f"{DEFAULT_MODEL}@mlx", "no form for the engine mlx; expected a Hugging Face checkpoint"),
+        ("/no/such/folder@mlx", "no form for the engine mlx"),
     ],
 )
 def test_a_name_that_means_nothing_is_told_what_would(name: str, said: str, tmp_path: Path):
-    with raises(ModelNotFound, name, said):
+    with raises(ModelNotFound, name.removesuffix("@mlx"), said):
         resolve(name, tmp_path)
 
 
@@ -64,8 +65,8 @@ def test_an_impossible_name_is_no_model(name: str, tmp_path: Path):
         resolve(name, tmp_path)
 
 
-def test_a_name_of_the_registry_wins_over_a_folder_of_that_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_registry_wins_over_a_folder_and_a_folder_over_the_hub(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / DEFAULT_MODEL).mkdir()
@@ -76,20 +77,10 @@ def test_a_name_of_the_registry_wins_over_a_folder_of_that_name(
     monkeypatch.setattr(prepare, "fetch_member", fetch)
     with raises(ModelError, "the registry's"):
         resolve(DEFAULT_MODEL, tmp_path / "cache")
-
-
-def test_a_folder_wins_over_the_hub(exported: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(exported.parent.parent)
     name = f"{exported.parent.name}/{exported.name}"
     assert is_hub_name(name)
-    assert resolve(f"{name}@mlx", exported.parent / "cache").folder == exported
-
-
-def test_a_model_from_a_file_is_the_same_from_everywhere(
-    tiny_gguf: Path, tiny_files: ModelFiles, tiny_cache: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tiny_gguf.parent)
-    assert resolve(tiny_gguf.name, tiny_cache).folder == tiny_files.folder
+    assert resolve(f"{name}@mlx", tmp_path / "cache").folder == exported
 
 
 # -- which models are here -------------------------------------------------------------------------
@@ -105,10 +96,12 @@ def test_with_an_empty_cache_the_list_is_what_can_be_had(tmp_path: Path):
 
 
 def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(
-    tiny_gguf: Path, thinking_gguf: Path, tmp_path: Path
+    tiny_gguf: Path, thinking_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     files = resolve(str(tiny_gguf), tmp_path)
     resolve(str(thinking_gguf), tmp_path)
+    monkeypatch.chdir(tiny_gguf.parent)
+    assert resolve(tiny_gguf.name, tmp_path).folder == files.folder, "the same from everywhere"
     by_name = {model.name: model for model in list_models(tmp_path) if model.here}
     assert by_name.keys() == {str(tiny_gguf), str(thinking_gguf)}
     for name, model in by_name.items():

@@ -1,11 +1,15 @@
-"""Completions over HTTP: prompts as text or token ids, echoed with logprobs, in batches."""
+"""Completions and chats over HTTP, asked for with the real openai client."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from gguf import TokenType
+from openai import BadRequestError
 
 from paceline.runtime.load import load
+from paceline.server.body import ChatBody
 from support.server import Running, running
 from support.tiny import vocabulary, write_tiny
 
@@ -18,23 +22,6 @@ def ask(server: Running, **fields: Any) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     reply: dict[str, Any] = response.json()
     return reply
-
-
-def test_an_answer_is_the_one_that_generate_gives(server: Running):
-    expected = server.model.generate(
-        PROMPT, raw=True, max_tokens=30, temperature=0.9, seed=4, drafter="none"
-    )
-    response = server.openai.completions.create(
-        model="tiny", prompt=PROMPT, max_tokens=30, temperature=0.9, seed=4
-    )
-    assert response.choices[0].text == expected.text
-    stream = server.openai.completions.create(
-        model="tiny", prompt=PROMPT, max_tokens=30, temperature=0.9, seed=4, stream=True
-    )
-    chunks = list(stream)
-    assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
-    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason]
-    assert len({chunk.id for chunk in chunks}) == 1
 
 
 def test_max_tokens_defaults_to_sixteen(server: Running):
@@ -90,3 +77,182 @@ def test_a_suffix_without_the_tokens_is_refused_by_name(server: Running):
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "suffix"
     assert "has no tokens to fill in the middle" in answer.json()["error"]["message"]
+
+
+CHAT: list[Any] = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "this is the one and this is the one"},
+]
+PLAIN: dict[str, Any] = {"messages": CHAT, "max_tokens": 24, "temperature": 0}
+
+
+def chat(server: Running, **fields: Any) -> Any:
+    known = {**PLAIN, **fields}
+    extra = {name: known.pop(name) for name in list(known) if name in EXTRA}
+    return server.openai.chat.completions.create(model="tiny", extra_body=extra, **known)
+
+
+EXTRA = {
+    *("top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "return_token_ids"),
+    *("cache_prompt", "cache_salt", "speculation", "structured_outputs", "chat_template_kwargs"),
+}
+
+
+def alone(server: Running, **options: Any) -> Any:
+    return server.model.generate(CHAT, **{"max_tokens": 24, "drafter": "none", **options})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"seed": 7, "temperature": 1.3, "top_p": 0.9},
+        {"seed": 8, "temperature": 0.8, "top_k": 5, "min_p": 0.05},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+        {"logit_bias": {"40": 5, "41": -100}, "ignore_eos": True, "min_tokens": 3},
+        {"seed": 3, "temperature": 1, "stop": ["e", "th"]},
+    ],
+)
+def test_an_answer_is_the_one_that_generate_gives(server: Running, fields: dict[str, Any]):
+    options = dict(fields)
+    if "logit_bias" in options:
+        options["logit_bias"] = {int(k): v for k, v in options["logit_bias"].items()}
+    expected = alone(server, **options)
+    response = chat(server, **fields)
+    (choice,) = response.choices
+    assert choice.message.content == expected.text
+    assert choice.finish_reason == expected.finish_reason
+    assert response.usage.prompt_tokens == expected.prompt_tokens
+    stream = [*chat(server, **fields, stream=True)]
+    assert len({chunk.id for chunk in stream}) == 1
+    chunks = [chunk.choices[0] for chunk in stream]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == expected.text
+    assert chunks[0].delta.role == "assistant"
+    reasons = [chunk.finish_reason for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + [expected.finish_reason]
+
+
+def test_usage_in_every_chunk_grows(server: Running):
+    body = {**PLAIN, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    events = server.events("/v1/chat/completions", body)[:-1]
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == 24
+
+
+def test_accepted_prediction_tokens_are_counted(server: Running):
+    expected = alone(server, max_tokens=40, ignore_eos=True)
+    response = chat(
+        server,
+        max_tokens=40,
+        ignore_eos=True,
+        prediction={"type": "content", "content": [{"type": "text", "text": expected.text}]},
+        speculation={"policy": "fixed", "max_block": 8},
+    )
+    assert response.choices[0].message.content == expected.text
+    details = response.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 10
+    drafted = details.accepted_prediction_tokens + details.rejected_prediction_tokens
+    assert drafted <= 7 * 39  # at most 7 for each token after the first
+    assert details.accepted_prediction_tokens <= 39
+
+
+def test_counts_of_draft_tokens_add_up(server: Running):
+    response = chat(
+        server,
+        max_tokens=60,
+        ignore_eos=True,
+        speculation={"drafter": "ngram:min=1", "policy": "fixed", "max_block": 5, "pieces": True},
+    )
+    raw = response.model_dump()
+    about = raw["metrics"]["speculative_decoding"]
+    histogram = about["acceptance_histogram"]
+    assert len(histogram) == about["num_spec_tokens"] + 1
+    assert sum(histogram) == about["num_spec_steps"] == len(about["per_step_drafted"]) > 0
+    accepted = sum(count * steps for count, steps in enumerate(histogram))
+    assert accepted == about["num_accepted_draft_tokens"] == sum(about["per_step_accepted"])
+    assert about["num_draft_tokens"] == sum(about["per_step_drafted"])
+    timings = raw["timings"]
+    assert timings["draft_n"] == about["num_draft_tokens"]
+    assert timings["draft_n_accepted"] == accepted
+    assert timings["predicted_n"] == 60
+    pieces = raw["choices"][0]["pieces"]
+    assert "".join(piece["text"] for piece in pieces) == response.choices[0].message.content
+    assert sum(piece["source"] is not None for piece in pieces) == accepted
+    assert raw["speculation"]["drafter"] == "ngram:min=1"
+
+
+@pytest.mark.parametrize(
+    "drafter", ["table:/etc/passwd", "dflash:/tmp", "model:x", "suffix:earlier", "x", "ngram:x=1"]
+)
+def test_a_client_cannot_name_files_as_drafters(server: Running, drafter: str):
+    with pytest.raises(BadRequestError):
+        chat(server, speculation={"drafter": drafter})
+
+
+def test_a_refusal_of_an_earlier_answer_is_its_content(server: Running):
+    text = chat(server, messages=[CHAT[1], {"role": "assistant", "content": "No."}, CHAT[1]])
+    for fields in (
+        {"content": [{"type": "refusal", "refusal": "No."}]},
+        {"content": None, "refusal": "No."},
+    ):
+        turn = {"role": "assistant", **fields}
+        response = chat(server, messages=[CHAT[1], turn, CHAT[1]])
+        assert response.usage.prompt_tokens == text.usage.prompt_tokens
+        assert response.choices[0].message.content == text.choices[0].message.content
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "how it is",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+OTHER = {"type": "function", "function": {"name": "news"}}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", NAMED, ALLOWED])
+def test_a_required_function_is_called(server: Running, choice: Any, stream: bool):
+    response = chat(
+        server,
+        max_tokens=150,
+        tools=[OTHER, WEATHER] if choice == ALLOWED else [WEATHER],
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        stream=stream,
+    )
+    calls, reasons, content = list[Any](), list[str](), ""
+    for part in response if stream else [response]:
+        message = part.choices[0].delta if stream else part.choices[0].message
+        calls += message.tool_calls or []
+        content += message.content or ""
+        reasons += [part.choices[0].finish_reason] if part.choices[0].finish_reason else []
+    (call,) = calls
+    assert call.function.name == "weather"
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    assert call.id
+    assert content == ""
+    assert reasons == ["tool_calls"]
+
+
+def test_a_salt_or_a_prompt_alone_keeps_an_answer_private(server: Running):
+    """It is neither kept, nor drafted from."""
+    prepared = [
+        server.server.service.prepare(ChatBody.model_validate({"messages": CHAT, **more}))[0]
+        for more in ({}, {"cache_salt": "a"}, {"max_tokens": 0})
+    ]
+    assert [request.request.private for request in prepared] == [False, True, True]
+    assert [request.salt for request in prepared] == ["", "a", ""]
+    assert [request.prefill_only for request in prepared] == [False, False, True]

@@ -200,20 +200,22 @@ def test_a_wrong_value_is_named_in_the_form_of_its_api(server: Running, path: st
     assert server.post(path, {**BODIES[path], "max_tokens": None}).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
 def test_an_overflow_of_the_context_has_the_words_that_clients_of_each_api_look_for(
-    server: Running,
+    server: Running, stream: bool
 ):
     for count in (512, 600, 100_000):
         turn = {"role": "user", "content": "word " * count}
-        text = message_of(
-            server.post(MESSAGES, {"messages": [turn], "max_tokens": 9}), MESSAGES, 400
-        )
+        body = {"messages": [turn], "max_tokens": 9, "stream": stream}
+        text = message_of(server.post(MESSAGES, body), MESSAGES, 400)
         words = re.fullmatch(r"prompt is too long: (\d+) tokens > (\d+) maximum", text)
         assert words and int(words[1]) > int(words[2]) == 511
-        for path, body in ((CHAT, {"messages": [turn]}), (RESPONSES, {"input": [turn]})):
-            error = fault(server.post(path, body))
+        for path, field in ((CHAT, "messages"), (RESPONSES, "input"), (TEXT, "prompt")):
+            long = turn["content"] if path == TEXT else [turn]
+            error = fault(server.post(path, {field: long, "stream": stream}))
             assert error["code"] == "context_length_exceeded"
             assert "maximum context length is 512 tokens" in error["message"]
+            assert error["n_ctx"] == 512 < error["n_prompt_tokens"]
 
 
 def test_a_number_of_json_may_have_a_fraction_of_zero(server: Running):
@@ -250,12 +252,11 @@ def test_half_of_a_surrogate_pair_is_named(
         assert path == MESSAGES or response.json()["error"]["param"] == field
 
 
-def test_a_structure_that_is_none_is_refused(server: Running):
+def test_a_structure_that_is_none_and_a_known_field_at_the_wrong_endpoint_are_named(
+    server: Running,
+):
     for form in ({"regex": "("}, {"grammar": "start: nobody"}):
         fault(server.post(CHAT, {**BODIES[CHAT], "structured_outputs": form}))
-
-
-def test_a_known_field_at_the_wrong_endpoint_is_named(server: Running):
     for path, fields, instead in INSTEAD:
         message = message_of(server.post(path, {**BODIES[path], **fields}), path, 400)
         assert min(fields) in message

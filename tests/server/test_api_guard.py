@@ -2,17 +2,18 @@
 
 import re
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.cli.app import main
-from paceline.errors import InvalidRequest, PacelineError
+from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
 from paceline.server.run import Server
-from paceline.server.settings import Settings
+from paceline.server.settings import Settings, api_keys
 from support.errors import raises
-from support.server import Running, head, running
+from support.server import HTTP, Running, head, running
 from support.waiting import PATIENCE
 
 ASK: dict[str, Any] = {"prompt": "a", "max_tokens": 1}
@@ -61,13 +62,6 @@ def test_a_client_that_is_still_sending_gets_the_error_of_its_large_body(
     with socket.create_connection(("127.0.0.1", server.server.port), PATIENCE) as client:
         client.sendall(head(len(body), "Connection: close", path=path) + body)
         assert client.recv(12) == b"HTTP/1.1 " + (b"413" if "comp" in path else b"404")
-
-
-def test_a_json_content_type_may_have_a_charset(server: Running):
-    body = b'{"prompt": "a", "max_tokens": 1}'
-    kind = "application/json; charset=utf-8"
-    response = server.post("/v1/completions", body, headers={"content-type": kind})
-    assert response.status_code == 200
 
 
 def test_a_request_keeps_its_id(server: Running):
@@ -131,6 +125,119 @@ def test_a_server_that_other_machines_reach_requires_a_key(model: Model):
             assert server.server.port
 
 
-def test_a_used_address_is_a_one_line_error(model: Model, own_server: Running):
-    with raises(PacelineError, "listen"):
-        Server(model, Settings(port=own_server.server.port))
+@pytest.fixture(autouse=True)
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that loads a model by a command fails; the environment has no key."""
+    monkeypatch.delenv("PACELINE_API_KEY", raising=False)
+    monkeypatch.setattr(
+        "paceline.cli.serve.load_model", lambda *_, **__: pytest.fail("a model was loaded")
+    )
+
+
+@pytest.mark.parametrize("source", ["--api-key", "PACELINE_API_KEY", "--api-key-file"])
+def test_an_empty_api_key_from_any_source_is_refused(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for empty in ("", " ", "\t"):
+        words = ["serve", "--port", "0", source, empty]
+        if source == "PACELINE_API_KEY":
+            monkeypatch.setenv("PACELINE_API_KEY", empty)
+            words = words[:3]
+        elif source == "--api-key-file":
+            words[-1] = str(tmp_path / "keys.txt")
+            (tmp_path / "keys.txt").write_text(empty)
+        for more in ([], ["--host", "0.0.0.0", "--anyone"]):
+            assert main([*words, *more]) == 2
+            assert source in capsys.readouterr().err
+    assert main(["serve", "--api-key", "", "--api-key", "good"]) == 2
+
+
+def test_an_address_that_cannot_be_served_is_refused_before_a_model_is_fetched(
+    capsys: pytest.CaptureFixture[str],
+):
+    assert main(["serve", "--host", "0.0.0.0", "--port", "0"]) == 2
+    assert "set an API key" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["serve", "--port", str(taken.getsockname()[1])]) == 2
+    assert "choose another with --port" in capsys.readouterr().err
+
+
+def test_a_key_file_without_a_valid_key_on_every_line_is_refused(tmp_path: Path):
+    path = tmp_path / "keys.txt"
+    contents = (b"", b"# none\n", b"one\n\ntwo\n", b" one\n", b"one\x00\n", b"k" * (2**20 + 1))
+    for content in contents:
+        path.write_bytes(content)
+        with raises(InvalidRequest, "keys.txt"):
+            api_keys([], path, {})
+    for unreadable in (tmp_path, tmp_path / "none"):
+        with raises(InvalidRequest, "api-key-file"):
+            api_keys([], unreadable, {})
+    with pytest.raises(InvalidRequest) as caught:
+        api_keys(["secret "], None, {})
+    assert "secret" not in str(caught.value)
+
+
+def test_keys_of_flags_and_a_file_are_joined_and_the_environment_is_for_neither(tmp_path: Path):
+    path = tmp_path / "keys.txt"
+    path.write_bytes(b"# mine\ntwo\r\nthree")
+    environment = {"PACELINE_API_KEY": "four"}
+    assert api_keys(["one"], path, environment) == ("one", "two", "three")
+    assert api_keys([], None, environment) == ("four",)
+    assert api_keys([], None, {}) == ()
+    assert api_keys(["one"], None, {"PACELINE_API_KEY": ""}) == ("one",)
+
+
+@pytest.mark.parametrize("key", ["voilà", "a b", "xy\udcff"])
+def test_a_non_ascii_key_is_compared_as_bytes(model: Model, key: str):
+    sent = key.encode("utf-8", "surrogateescape")
+    with running(model, Settings(api_keys=(key,))) as server:
+        for header in ({b"x-api-key": sent}, {b"authorization": b"Bearer " + sent}):
+            assert server.get("/v1/models", headers=header).status_code == 200
+        for wrong in (b"", b"x", sent[:1], sent + b"x", "clé".encode(), b"\xff\xfe"):
+            assert server.get("/v1/models", headers={b"x-api-key": wrong}).status_code == 401
+
+
+def test_every_key_is_compared_in_constant_time(model: Model, monkeypatch: pytest.MonkeyPatch):
+    import hmac
+
+    compared = []
+    compare = hmac.compare_digest
+
+    def counted(one: Any, other: Any) -> bool:
+        compared.append(one)
+        return compare(one, other)
+
+    with running(model, Settings(api_keys=("first", "second", "third"))) as server:
+        monkeypatch.setattr("paceline.server.http.hmac.compare_digest", counted)
+        for key in ("first", "third", "none"):
+            compared.clear()
+            server.get("/v1/models", headers={"x-api-key": key})
+            assert set(compared) == {b"first", b"second", b"third"}
+
+
+def test_a_stored_response_is_there_for_the_key_that_made_it_alone(model: Model):
+    mine, other = ({"authorization": f"Bearer {key}"} for key in ("mine", "other"))
+    path = "/v1/responses"
+    body = {"input": "this is the one", "max_output_tokens": 4}
+    with running(model, Settings(api_keys=("other", "mine"))) as server:
+        stored = server.post(path, body, headers=mine).json()
+        name, item = stored["id"], stored["output"][0]["id"]
+        more: list[dict[str, Any]] = [
+            {**body, "previous_response_id": name},
+            {**body, "input": [{"type": "item_reference", "id": item}]},
+        ]
+        spoofed = {**other, "x-paceline-client": "1"}
+        for headers in (other, spoofed):
+            assert server.get(f"{path}/{name}", headers=headers).status_code == 404
+            deleted = HTTP.delete(f"{server.url}{path}/{name}", headers=headers)
+            assert deleted.status_code == 404
+            for continued in more:
+                assert server.post(path, continued, headers=headers).status_code == 400
+        assert server.get(f"{path}/{name}", headers=mine).json() == stored
+        for continued in more:
+            assert server.post(path, continued, headers=mine).status_code == 200
+        assert HTTP.delete(f"{server.url}{path}/{name}", headers=mine).status_code == 200
+        assert server.get(f"{path}/{name}", headers=mine).status_code == 404
+        assert server.post(path, more[0], headers=mine).status_code == 400
+        unkept = server.post(path, {**body, "store": False}, headers=mine).json()
+        assert server.get(f"{path}/{unkept['id']}", headers=mine).status_code == 404

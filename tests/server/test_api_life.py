@@ -1,21 +1,26 @@
-"""Clients that leave, wait or do not read; engines that break; a server that ends."""
+"""Clients that leave, wait or do not read; engines that break; readers; a server that ends."""
 
+import asyncio
 import re
 import socket
 import struct
 import threading
 from typing import Any
 
+import httpx
 import pytest
 
+from paceline.constraints.grammar import Grammars
 from paceline.runtime.batching import batch
+from paceline.runtime.batching.request import Draining
 from paceline.runtime.model import Model
 from paceline.server.api import endpoint
 from paceline.server.http_server import request_log
+from paceline.server.readers import Lane, Readers
 from paceline.server.run import Server, serve
 from paceline.server.settings import Settings
 from paceline.system.processes import Interrupt, Interrupted
-from support.others import LONG, slowed
+from support.others import CHAT, LONG, slowed
 from support.server import HTTP, Running, request, running
 from support.waiting import PATIENCE, until
 
@@ -91,7 +96,7 @@ def test_a_stuck_engine_call_fails_the_health_check(
 def test_a_stream_says_how_far_a_long_prefill_is(model: Model, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(endpoint, "_PROGRESS_SECONDS", 0.05)
     monkeypatch.setattr(batch, "_PREFILL_ROWS", 64)
-    with slowed(model, 0.2), running(model) as server:
+    with slowed(model, 0.1), running(model) as server:
         prompt = {"prompt": [5] * 400, "max_tokens": 2, "stream": True, "cache_prompt": False}
         text = server.post("/v1/completions", prompt).text
         chat = {"messages": [{"role": "user", "content": "a" * 400}], "max_tokens": 2}
@@ -174,3 +179,90 @@ def test_grammars_are_warm_before_the_first_request(model: Model, monkeypatch: p
     (server,) = results
     assert server.service.grammars.json_schema({"const": "a"}).forced(9)
     server.http._socket.close()
+
+
+TURN = {"role": "user", "content": "this is the one"}
+SHORT: dict[str, Any] = {"messages": [TURN], "max_tokens": 2}
+
+
+@pytest.mark.parametrize("busy", [Lane.LONG, Lane.GRAMMAR])
+def test_short_bodies_wait_neither_for_long_ones_nor_for_grammars(busy: Lane):
+    readers, over = Readers(), threading.Event()
+
+    async def run() -> str:
+        long = [asyncio.ensure_future(readers.run(busy, over.wait, PATIENCE)) for _ in range(20)]
+        short = await asyncio.wait_for(readers.run(Lane.SHORT, str, "short"), PATIENCE)
+        assert not any(work.done() for work in long)
+        over.set()
+        await asyncio.gather(*long)
+        return short
+
+    assert asyncio.run(run()) == "short"
+    assert readers.busy_seconds == 0
+
+
+def test_work_that_waits_is_dropped_with_its_caller():
+    readers, over, done = Readers(), threading.Event(), list[int]()
+
+    async def run() -> None:
+        first = asyncio.ensure_future(readers.run(Lane.LONG, over.wait, PATIENCE))
+        waiting = asyncio.ensure_future(readers.run(Lane.LONG, done.append, 1))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.sleep(0.01)
+        over.set()
+        await first
+        await readers.run(Lane.LONG, done.append, 2)
+
+    asyncio.run(run())
+    assert done == [2]
+
+
+def test_closed_readers_accept_nothing():
+    readers = Readers()
+    readers.close()
+    with pytest.raises(Draining):
+        asyncio.run(readers.run(Lane.SHORT, str))
+
+
+def test_a_grammar_that_hangs_delays_no_chat_and_fails_the_health_check(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    over = threading.Event()
+    monkeypatch.setattr(Grammars, "regex", lambda *_: over.wait(PATIENCE) and None)
+    monkeypatch.setattr("paceline.server.api.info._STUCK_SECONDS", 0.05)
+    with running(model) as server:
+        assert server.get("/health").json() == {"status": "ok"}
+        body = {**SHORT, "structured_outputs": {"regex": "a"}}
+        client = threading.Thread(target=server.post, args=(CHAT, body))
+        client.start()
+        until(lambda: server.get("/health").status_code == 503)
+        assert server.get("/health").json() == {"status": "stuck"}
+        assert server.post(CHAT, SHORT).status_code == 200
+        long = {**SHORT, "messages": [{**TURN, "content": "word " * 5000}]}
+        assert server.post(CHAT, long).json()["error"]["code"] == "context_length_exceeded"
+        over.set()
+        client.join(PATIENCE)
+        until(lambda: server.get("/health").status_code == 200)
+
+
+@pytest.mark.parametrize("field", ["structured_outputs", r"structured\u005foutputs"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_the_event_loop_compiles_no_grammar_however_its_field_is_written(
+    model: Model, monkeypatch: pytest.MonkeyPatch, field: str, path: str
+):
+    threads = list[str]()
+    regex = Grammars.regex
+
+    def noted(self: Grammars, text: str) -> Any:
+        threads.append(threading.current_thread().name)
+        return regex(self, text)
+
+    monkeypatch.setattr(Grammars, "regex", noted)
+    prompt = '"prompt": "a"' if path != CHAT else '"messages": [{"role": "user", "content": "a"}]'
+    content = f'{{{prompt}, "max_tokens": 4, "{field}": {{"regex": "[ab]+"}}}}'
+    with running(model) as server:
+        headers = {"content-type": "application/json"}
+        response = httpx.post(server.url + path, content=content, headers=headers)
+    assert response.status_code == 200, response.text
+    assert [name.rpartition("_")[0] for name in threads] == ["paceline-grammar-reader"]

@@ -87,16 +87,12 @@ def counted(url: str) -> float:
 
 
 @pytest.fixture
-def two(
-    tiny_gguf: Path, cache: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Proxied]:
-    """At free ports, with options."""
-    options = getattr(request, "param", ())
+def two(tiny_gguf: Path, cache: Path, tmp_path: Path) -> Iterator[Proxied]:
+    """At free ports."""
     ports = [free_port(), free_port()]
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(served(tiny_gguf, cache, "--port", str(port), *options))
-            for port in ports
+            stack.enter_context(served(tiny_gguf, cache, "--port", str(port))) for port in ports
         ]
         assert all(server.url for server in servers)
         yield Proxied(stack.enter_context(proxied(ports, tmp_path)), servers)
@@ -118,13 +114,6 @@ def test_sessions_stay_and_those_of_a_killed_server_go_to_the_other_one(two: Pro
     two.servers[0].end()
     for session in SESSIONS:  # those of the killed server go to the other one
         assert text_of(two.ask(session)) == texts[session]
-
-
-@pytest.mark.parametrize("two", [("--root-path", "/m/x")], indirect=True)
-def test_a_path_that_the_proxy_leaves_is_cut_by_the_server(two: Proxied):
-    for root in ("/m/x", ""):
-        assert HTTP.get(f"{two.url}{root}/v1/models").status_code == 200
-    assert HTTP.get(f"{two.url}/m/x/openapi.json").json()["servers"] == [{"url": "/m/x/"}]
 
 
 def text_of(answer: Any) -> str:

@@ -4,7 +4,6 @@ import base64
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,12 @@ def path_of(folder: Path, pooling: int | None, *, end: bool, **more: Any) -> Pat
     return write_tiny(folder / "embedder.gguf", "qwen3", fields=fields)
 
 
-@contextmanager
-def embedding(folder: Path, pooling: str) -> Iterator[Running]:
+@pytest.fixture(scope="module", params=POOLINGS)
+def embedder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     """A server of a pooling; that of the last token ends texts with one of its own."""
+    pooling, folder = request.param, tmp_path_factory.mktemp(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(folder / "cache"))
         path = path_of(folder, POOLINGS[pooling], end=pooling == "last")
@@ -37,18 +39,7 @@ def embedding(folder: Path, pooling: str) -> Iterator[Running]:
             yield instance
 
 
-@pytest.fixture(scope="module", params=POOLINGS)
-def embedder(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
-    with embedding(tmp_path_factory.mktemp(request.param), request.param) as instance:
-        yield instance
-
-
-@pytest.fixture(scope="module")
-def last(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with embedding(tmp_path_factory.mktemp("one"), "last") as instance:
-        yield instance
+of_the_last = pytest.mark.parametrize("embedder", ["last"], indirect=True, scope="module")
 
 
 def vectors(server: Running, values: Any, **more: Any) -> np.ndarray:
@@ -94,23 +85,26 @@ def test_a_vector_has_the_same_bits_alone_and_in_a_crowd(embedder: Running):
     assert {result.result() for result in answers} == {answer()}, "answers beside embeddings"
 
 
-def test_the_client_of_openai_reads_base64(last: Running):
-    response = last.openai.embeddings.create(model="embedder", input=TEXTS)
-    plain = vectors(last, TEXTS)
+@of_the_last
+def test_the_client_of_openai_reads_base64(embedder: Running):
+    response = embedder.openai.embeddings.create(model="embedder", input=TEXTS)
+    plain = vectors(embedder, TEXTS)
     for item, vector in zip(response.data, plain, strict=True):
         np.testing.assert_array_equal(np.array(item.embedding, np.float32), vector)
-    counts = [len(last.model.tokens(text, raw=True)) + 1 for text in TEXTS]
+    counts = [len(embedder.model.tokens(text, raw=True)) + 1 for text in TEXTS]
     assert response.usage.prompt_tokens == response.usage.total_tokens == sum(counts)
     body = {"input": "a", "encoding_format": "base64"}
-    encoded = last.post("/v1/embeddings", body).json()["data"][0]["embedding"]
+    encoded = embedder.post("/v1/embeddings", body).json()["data"][0]["embedding"]
     assert np.frombuffer(base64.b64decode(encoded), "<f4").tobytes() == plain[1].tobytes()
 
 
-def test_fewer_dimensions_are_the_first_ones_with_length_1(last: Running):
-    (whole,), (short,) = vectors(last, "a"), vectors(last, "a", dimensions=16)
+@of_the_last
+def test_fewer_dimensions_are_the_first_ones_with_length_1(embedder: Running):
+    (whole,), (short,) = vectors(embedder, "a"), vectors(embedder, "a", dimensions=16)
     np.testing.assert_allclose(short, whole[:16] / np.linalg.norm(whole[:16]), atol=1e-6)
 
 
+@of_the_last
 @pytest.mark.parametrize(
     ("body", "named"),
     [
@@ -124,15 +118,17 @@ def test_fewer_dimensions_are_the_first_ones_with_length_1(last: Running):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_wrong_request_is_refused_by_name(last: Running, body: Any, named: str):
-    response = last.post("/v1/embeddings", body)
+def test_a_wrong_request_is_refused_by_name(embedder: Running, body: Any, named: str):
+    response = embedder.post("/v1/embeddings", body)
     assert response.status_code == 400, response.text
     assert named in response.json()["error"]["message"]
-    last.rest()
+    embedder.rest()
 
 
-def test_a_client_that_leaves_ends_its_texts(last: Running, monkeypatch: pytest.MonkeyPatch):
-    last.rest()
+@of_the_last
+def test_a_client_that_leaves_ends_its_texts(embedder: Running, monkeypatch: pytest.MonkeyPatch):
+    embedder.rest()
+    free = embedder.model.engine.free_slots
     started, step = threading.Event(), LlamaCppEngine.step
     left = threading.Event()
     calls = []
@@ -147,26 +143,27 @@ def test_a_client_that_leaves_ends_its_texts(last: Running, monkeypatch: pytest.
 
     def leave() -> None:
         with pytest.raises(httpx.TimeoutException):
-            last.post("/v1/embeddings", {"input": ["a"] * 500}, timeout=2.0)
+            embedder.post("/v1/embeddings", {"input": ["a"] * 500}, timeout=2.0)
         left.set()
 
     client = threading.Thread(target=leave)
     client.start()
     assert started.wait(20)
     client.join()
-    last.rest()
+    embedder.rest()
     assert sum(calls) < 100, "of 500 texts"
-    assert last.model.engine.free_slots == 2048
+    assert embedder.model.engine.free_slots == free
 
 
-def test_embedded_texts_are_counted(last: Running):
+@of_the_last
+def test_embedded_texts_are_counted(embedder: Running):
     def counted(name: str) -> float:
-        lines = last.get("/metrics").text.splitlines()
+        lines = embedder.get("/metrics").text.splitlines()
         (line,) = [line for line in lines if line.startswith(f"paceline_{name}_total ")]
         return float(line.split()[-1])
 
     before = counted("embeddings"), counted("embedded_tokens")
-    vectors(last, [[3, 4, 5], [6]])
+    vectors(embedder, [[3, 4, 5], [6]])
     assert (counted("embeddings"), counted("embedded_tokens")) == (before[0] + 2, before[1] + 6)
 
 

@@ -6,19 +6,26 @@ beginnings of their prompts in the cache or not, and go away now and then.
 
 import json
 import random
+import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from paceline.models import cache_dir
+from paceline.models.names import DEFAULT_MODEL
 from paceline.runtime.batching import batch
 from paceline.runtime.model import Model
 from paceline.runtime.result import Result
+from support.command import Command, served
 from support.others import CHAT, TEXT
-from support.server import HTTP, Running, running
+from support.server import HTTP, Running, request, running
+from support.waiting import until
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
@@ -138,7 +145,7 @@ def told(server: Running, asked: Asked, alone: Result) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("count", "tokens"),
-    [(60, 12), pytest.param(1000, 48, marks=pytest.mark.soak)],
+    [(36, 12), pytest.param(1000, 48, marks=pytest.mark.soak)],
     ids=["short", "long"],
 )
 def test_every_answer_is_the_one_that_its_request_gets_alone(
@@ -164,3 +171,32 @@ def test_every_answer_is_the_one_that_its_request_gets_alone(
     assert any(end["usage"]["prompt_tokens_details"]["cached_tokens"] for end in whole)
     drafted = {name for end in whole for name in end["speculation"]["drafted_by"]}
     assert drafted >= {"ngram", "table", "prediction"}
+
+
+_GROWTH = 200 << 20
+"""Bytes: two contexts of llama.cpp's, with memory for calls of 256 rows, and parked prompts."""
+
+
+def own_bytes(command: Command) -> int:
+    """Resident memory of a server that is not of mapped files."""
+    lines = Path(f"/proc/{command.process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def asked(number: int) -> bytes:
+    """A stream for a prompt that no other one begins with."""
+    return request({"prompt": f"{number} " + "word " * 150, "stream": True, "max_tokens": 100})
+
+
+def test_memory_comes_back_after_streams_that_nobody_read_and_cancelled_ones():
+    with served(DEFAULT_MODEL, cache_dir(), "--port", "0") as command:
+        address = ("127.0.0.1", int(command.url.rpartition(":")[2]))
+        HTTP.post(command.url + "/v1/completions", json={"prompt": "a", "max_tokens": 4})
+        before = own_bytes(command)
+        for _ in range(3):
+            with ExitStack() as stack:
+                for number in range(40):
+                    client = stack.enter_context(socket.create_connection(address))
+                    client.sendall(asked(number))
+                time.sleep(2)
+        until(lambda: own_bytes(command) < before + _GROWTH)

@@ -1,7 +1,7 @@
 """Published chat templates, rendered as the server does: nothing is lost, and the order is kept."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -63,25 +63,6 @@ def published(tiny_files: ModelFiles) -> dict[str, ModelFiles]:
     }
 
 
-def test_every_published_template_renders_tools_thoughts_calls_and_results(
-    published: dict[str, ModelFiles],
-):
-    faults = []
-    for model, files in published.items():
-        variables: Mapping[str, Any] = {}
-        with suppress(InvalidRequest):
-            variables = files.thinking.switch(True)
-        messages, tools, _ = template_chat(files, [USER, CALLED, RESULT], [TOOL])
-        text = files.template.render(messages, tools=tools, **variables)
-        places = [text.find(word) for word in ("FIRST_1", "LINZ_1", "RESULT_1")]
-        if places != sorted(places) or -1 in places or text.count("get_weather") < 2:
-            faults.append((model, text))
-        reads = any(field in (files.chat_template or "") for field in THOUGHTS)
-        if reads and model not in WITHOUT_THOUGHTS and "THOUGHT_1" not in text:
-            faults.append((model, "THOUGHT_1"))
-    assert faults == []
-
-
 def test_every_published_template_renders_a_function_with_a_name_alone(
     published: dict[str, ModelFiles],
 ):
@@ -105,6 +86,13 @@ ORDERS: list[tuple[str, ...]] = [
 """None begins with a call, which Llama 3's templates take for the user's turn."""
 
 
+def called(arguments: str) -> dict[str, Any]:
+    """A call of the function."""
+    call = {"name": "get_weather", "arguments": arguments}
+    calls = [{"id": "call_1", "type": "function", "function": call}]
+    return {**CALLED, "tool_calls": calls}
+
+
 def chat_of(order: tuple[str, ...]) -> list[Mapping[str, Any]]:
     """A chat whose turns have these roles; a call is one of the assistant's and its result."""
     chat: list[Mapping[str, Any]] = []
@@ -121,48 +109,51 @@ def chat_of(order: tuple[str, ...]) -> list[Mapping[str, Any]]:
     return chat
 
 
-def test_every_published_template_renders_every_order_of_roles(published: dict[str, ModelFiles]):
-    faults = []
-    for (model, files), order in product(published.items(), ORDERS):
-        chat = chat_of(order)
-        try:
-            messages, tools, _ = template_chat(files, chat, [TOOL])
-            text = files.template.render(messages, tools=tools)
-        except InvalidRequest as error:
-            faults.append((model, order, str(error)))
-            continue
-        places = [text.find(f"WORD_{place}") for place in range(len(chat))]
-        if places != sorted(places) or -1 in places:
-            faults.append((model, order, places))
-    assert faults == []
+CHATS: list[tuple[list[Mapping[str, Any]], Sequence[str]]] = [
+    ([USER, CALLED, RESULT], ("FIRST_1", "LINZ_1", "RESULT_1")),
+    *((chat_of(order), [f"WORD_{at}" for at in range(len(chat_of(order)))]) for order in ORDERS),
+    # Arguments that are no object.
+    *(
+        ([USER, called(arguments), RESULT], ("FIRST_1", "RESULT_1"))
+        for arguments in ("[1, 2]", "5", "{", "null")
+    ),
+]
+"""Chats, and the words of theirs that a prompt has in this order."""
 
 
-def test_every_published_template_renders_calls_whose_arguments_are_no_object(
+def test_every_published_template_renders_every_order_of_roles_tools_thoughts_and_any_call(
     published: dict[str, ModelFiles],
 ):
     faults = []
-    for (model, files), arguments in product(published.items(), ("[1, 2]", "5", "{", "null")):
-        call = {"name": "get_weather", "arguments": arguments}
-        called = {**CALLED, "tool_calls": [{"id": "call_1", "type": "function", "function": call}]}
+    for (model, files), (chat, words) in product(published.items(), CHATS):
+        variables: Mapping[str, Any] = {}
+        with suppress(InvalidRequest):
+            variables = files.thinking.switch(True) if CALLED in chat else {}
         try:
-            messages, tools, _ = template_chat(files, [USER, called, RESULT], [TOOL])
-            text = files.template.render(messages, tools=tools)
+            messages, tools, _ = template_chat(files, chat, [TOOL])
+            text = files.template.render(messages, tools=tools, **variables)
         except InvalidRequest as error:
-            faults.append((model, arguments, str(error)))
+            faults.append((model, chat, str(error)))
             continue
-        if text.count("get_weather") < 2 or "RESULT_1" not in text:
-            faults.append((model, arguments, text))
+        places = [text.find(word) for word in words]
+        names = 1 + any("tool_calls" in message for message in chat)
+        if places != sorted(places) or -1 in places or text.count("get_weather") < names:
+            faults.append((model, chat, text))
+        reads = any(field in (files.chat_template or "") for field in THOUGHTS)
+        if CALLED in chat and reads and model not in WITHOUT_THOUGHTS and "THOUGHT_1" not in text:
+            faults.append((model, chat, "THOUGHT_1"))
     assert faults == []
 
 
-@pytest.mark.parametrize("begun", ["The capital is", "The capital is "])
-def test_every_published_template_leaves_a_begun_answer_open(
-    begun: str, published: dict[str, ModelFiles]
-):
+def test_every_published_template_leaves_a_begun_answer_open(published: dict[str, ModelFiles]):
     faults = []
-    last = {"role": "assistant", "content": begun}
-    chats = ([USER, last], [{"role": "system", "content": "S"}, USER, CALLED, RESULT, USER, last])
-    for (model, files), chat in product(published.items(), chats):
+    system = {"role": "system", "content": "S"}
+    chats = {
+        "The capital is": [USER],
+        "The capital is ": [system, USER, CALLED, RESULT, USER],
+    }
+    for (model, files), (begun, before) in product(published.items(), chats.items()):
+        chat = [*before, {"role": "assistant", "content": begun}]
         messages, tools, is_begun = template_chat(files, chat, [TOOL])
         text = render_chat(files, messages, {}, tools, begun=is_begun).text
         closed = files.template.render(messages, tools=tools, add_generation_prompt=False)

@@ -42,12 +42,15 @@ def test_sampling_comes_field_by_field_from_the_request_the_registry_and_the_mod
         assert response["usage"]["completion_tokens"] <= settings["max_tokens"]["value"]
 
 
-def test_null_differs_from_values_that_disable_sampling_options(chosen: Running):
+def test_null_differs_from_values_that_disable_sampling_options(chosen: Running, server: Running):
     asked = {"messages": CHAT, "seed": 5, "max_tokens": 3}
     null = chosen.post("/v1/chat/completions", {**asked, "temperature": None}).json()
     assert null["settings"]["temperature"]["source"] == "registry"
     off = chosen.post("/v1/chat/completions", {**asked, "top_k": -1}).json()
     assert off["settings"]["top_k"] == {"value": 0, "source": "request"}
+    # Where nothing has a default of its own, this is OpenAI's.
+    response = server.post("/v1/chat/completions", {"messages": CHAT, "max_tokens": 3}).json()
+    assert response["settings"]["temperature"] == {"value": 1.0, "source": "fallback"}
 
 
 def test_a_response_echoes_the_sampling_that_was_used(chosen: Running):
@@ -55,12 +58,6 @@ def test_a_response_echoes_the_sampling_that_was_used(chosen: Running):
     assert (response["temperature"], response["top_p"]) == (0.8, 0.9)
     reply = chosen.post("/v1/responses", {"input": "this", "temperature": 0}).json()
     assert (reply["temperature"], reply["top_p"]) == (0, 0.9)
-
-
-def test_without_any_default_the_temperature_is_openais(server: Running):
-    body = {"messages": CHAT, "max_tokens": 3}
-    response = server.post("/v1/chat/completions", body).json()
-    assert response["settings"]["temperature"] == {"value": 1.0, "source": "fallback"}
 
 
 ENDLESS = {"temperature": 0, "logit_bias": ALWAYS}
@@ -93,20 +90,9 @@ def test_the_limit_of_an_answer_without_one_can_be_set(module_model: Model):
         assert model["defaults"]["max_tokens"] == 5
 
 
-@pytest.mark.parametrize("drafter", ["none", "auto", "suffix", "ngram:min=1"])
-@pytest.mark.parametrize("policy", ["fixed", "auto"])
-def test_repetition_detection_ends_a_chat_with_finish_reason_repetition(
-    policy: str, drafter: str, server: Running
-):
-    body = {
-        "messages": CHAT,
-        "temperature": 0,
-        "max_tokens": 50,
-        "logit_bias": ALWAYS,
-        "speculation": {"drafter": drafter, "policy": policy},
-        "return_token_ids": True,
-        "repetition_detection": LOOP,
-    }
+def test_repetition_detection_ends_an_answer_at_each_api(server: Running):
+    common = {"temperature": 0, "logit_bias": ALWAYS, "repetition_detection": LOOP}
+    body = {"messages": CHAT, "max_tokens": 50, "return_token_ids": True, **common}
     choice = server.post("/v1/chat/completions", body).json()["choices"][0]
     assert (choice["finish_reason"], choice["token_ids"]) == ("repetition", [40] * 4)
     events = server.events("/v1/chat/completions", body)
@@ -114,10 +100,6 @@ def test_repetition_detection_ends_a_chat_with_finish_reason_repetition(
     assert reasons[-1] == "repetition"
     received = "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1])
     assert received == choice["message"]["content"]
-
-
-def test_repetition_detection_ends_completions_and_responses_too(server: Running):
-    common = {"temperature": 0, "logit_bias": ALWAYS, "repetition_detection": LOOP}
     text = server.post("/v1/completions", {"prompt": "this", "max_tokens": 50, **common}).json()
     assert text["choices"][0]["finish_reason"] == "repetition"
     assert text["usage"]["completion_tokens"] == 4

@@ -110,26 +110,21 @@ def test_the_sent_tokens_are_those_of_the_text(
 
 
 @pytest.mark.parametrize(
-    ("tokens", "text", "kept"),
+    ("tokens", "stop", "text", "sent"),
     [
-        ([1, 4, 1], "a", [1]),  # the whole token is the stop string
-        ([1, 2, END, 1], "ab", [1, 2]),
-        ([END], "", []),
-        ([5, 5, 1], "  a", [5, 5, 1]),
+        ([1, 4, 1], "stop", "a", [1]),  # the whole token is the stop string
+        ([1, 2, END, 1], "stop", "ab", [1, 2]),
+        ([END], "stop", "", []),
+        ([5, 5, 1], "stop", "  a", [5, 5, 1]),
+        ([1, 3, 1], "ba", "aa", [1, 3]),  # a|ab|a: the second is sent with its part
     ],
 )
 def test_the_token_or_string_that_ends_an_answer_is_not_sent(
-    tokens: list[int], text: str, kept: list[int]
+    tokens: list[int], stop: str, text: str, sent: list[int]
 ):
-    answer = streamed_answer(tokens, [2], ["stop"], FinishReason.LENGTH)
-    assert answer.text == text
-    assert [piece.token for piece in answer.pieces] == kept
-
-
-def test_a_token_that_a_stop_string_cuts_is_sent_with_its_part():
-    answer = streamed_answer([1, 3, 1], [3], ["ba"], FinishReason.LENGTH)  # a|ab|a
-    assert answer.text == "aa"
-    assert [(piece.token, piece.text) for piece in answer.pieces] == [(1, "a"), (3, "a")]
+    answer = streamed_answer(tokens, [2], [stop], FinishReason.LENGTH)
+    assert answer.text == "".join(piece.text for piece in answer.pieces) == text
+    assert [piece.token for piece in answer.pieces] == sent
 
 
 def test_tokens_are_not_sent_before_their_text():

@@ -172,18 +172,19 @@ def test_what_cannot_be_read_is_refused(
         exact.label(texts)
 
 
-def test_the_engine_for_texts_refuses_a_classifier(folder: Path):
-    with pytest.raises(ModelError, match=r"token-classification.*TextClassifier"):
+def test_a_classifier_and_a_model_that_writes_are_not_taken_for_each_other(
+    folder: Path, tiny_gguf: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+):
+    with raises(ModelError, "token-classification", "TextClassifier"):
         CoreMlEngine(folder)
-
-
-def test_the_classifier_refuses_a_model_that_writes(folder: Path, tmp_path: Path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     manifest = json.loads((copy / MANIFEST).read_text(encoding="utf-8"))
     manifest |= {"task": "causal-lm", "vocab_size": len(manifest["labels"]), "labels": []}
     (copy / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-    with pytest.raises(ModelError, match=r"causal-lm.*no labels.*token-classification"):
+    with raises(ModelError, "causal-lm", "no labels", "token-classification"):
         TextClassifier(copy)
+    assert main(["classify", str(tiny_gguf), "text"]) == 2
+    assert "expected a Core ML model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -32,15 +32,9 @@ def test_entities_are_the_spans_of_their_tokens(labels: tuple[str, ...], expecte
     assert found("a b c", *zip(("a", " b", " c"), labels, strict=True)) == expected
 
 
-def test_empty_tokens_and_white_space_are_no_entities():
+def test_white_space_is_no_entity_and_scores_are_means_of_the_best_probabilities():
     assert found(" a ", ("", "B-x"), (" ", "S-x"), ("a", "S-x"), (" ", "O")) == [("x", "a")]
-
-
-def test_the_score_of_an_entity_is_the_mean_of_its_tokens():
     (one,) = entities("ab", [(0, 1), (1, 2)], ["B-x", "E-x"], [1.0, 0.5])
     assert one == ("x", 0, 2, 0.75)
-
-
-def test_probabilities_are_those_of_the_best_labels():
     logits = np.array([[0.0, 0.0], [np.log(3), 0.0], [1e4, 0.0]], np.float32)
     np.testing.assert_allclose(probabilities(logits), [0.5, 0.75, 1.0], rtol=1e-6)

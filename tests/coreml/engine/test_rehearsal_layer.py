@@ -15,6 +15,7 @@ from paceline_coreml.conversion.compress import compress
 from paceline_coreml.conversion.torch_model import run_layers
 from paceline_coreml.rehearsal import RehearsalModel, RehearsalState
 from paceline_coreml.rehearsal.program import read_package
+from support import mil
 
 pytestmark = [pytest.mark.coreml, pytest.mark.usefixtures("quiet_coremltools")]
 
@@ -103,3 +104,40 @@ def test_a_model_that_keeps_something_needs_its_own_state(
     assert other.make_state().cells == {}
     with pytest.raises(InvalidRequest, match="another model"):
         model.predict(call([0]), other.make_state())
+
+
+COUNT = 4096
+"""Ones whose sum in float16 stops at 2048, unless groups of them are added first."""
+
+Outputs = Callable[[str], dict[str, np.ndarray]]
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
+    x = np.linspace(-1, 12, 1041, dtype=np.float32).reshape(1, -1)
+    terms = np.full((1, COUNT), 0.1, np.float32)
+    inputs = {"x": x.astype(np.float16), "terms": terms.astype(np.float16)}
+
+    def build(mb: Any, x: Any, terms: Any) -> list[Any]:
+        ones = np.ones((COUNT, 1), np.float16)
+        return [
+            mb.silu(x=x, name="silu"),
+            mb.mul(x=x, y=np.float16(1e-6), name="tiny"),
+            mb.reduce_sum(x=terms, axes=[1], keep_dims=True, name="sum"),
+            mb.matmul(x=terms, y=ones, name="product"),
+        ]
+
+    path = mil.save_program(tmp_path_factory.mktemp("numerics") / "model.mlpackage", build, inputs)
+    return lambda rounding: RehearsalModel(path, rounding=rounding).predict(inputs)
+
+
+def test_the_rounding_engine_has_what_others_reported_of_the_neural_engine(outputs: Outputs):
+    exact, half = outputs("f16"), outputs("engine")
+    error = np.abs(half["silu"] - outputs("f32")["silu"])[0]
+    assert 5e-4 < error[:160].max() < 1.3e-3, "off by a thousandth near zero"
+    assert (error[-80:] < 5e-3).all(), "float16's own rounding of numbers up to 12"
+    assert (exact["tiny"] != 0).any()
+    assert (half["tiny"] == 0).all(), "subnormal numbers become zero"
+    for name in ("sum", "product"):  # in float16
+        assert float(half[name][0, 0]) != float(exact[name][0, 0])
+        assert float(half[name][0, 0]) == pytest.approx(float(exact[name][0, 0]), rel=0.05)

@@ -32,12 +32,6 @@ def model(layer_package: Path) -> RehearsalModel:
     return RehearsalModel(layer_package)
 
 
-# --- reading
-
-
-# --- what is refused
-
-
 def refused(path: Path, message: str, **options: Any) -> None:
     with pytest.raises(ModelError, match=message):
         RehearsalModel(path, **options)
@@ -50,45 +44,36 @@ def test_a_folder_that_is_no_package_is_refused(tmp_path: Path):
     refused(tmp_path, r"Manifest\.json does not say where the model is")
 
 
-def test_a_damaged_specification_is_refused(copy: Path):
-    (copy / mil.MODEL).write_bytes(b"\xff" * 100)
-    refused(copy, r"model\.mlmodel is no Core ML model")
+def test_a_damaged_specification_and_one_of_another_kind_are_refused(copy: Path):
+    spec = Model_pb2.Model(specificationVersion=4)
+    spec.neuralNetwork.SetInParent()
+    for content, message in (
+        (b"\xff" * 100, r"model\.mlmodel is no Core ML model"),
+        (spec.SerializeToString(), "holds a neuralNetwork; expected an mlProgram"),
+        (b"", "holds a model without content; expected an mlProgram"),
+    ):
+        (copy / mil.MODEL).write_bytes(content)
+        refused(copy, message)
     (copy / mil.MODEL).unlink()
     refused(copy, r"model\.mlmodel cannot be read: No such file")
 
 
-def test_a_model_that_is_no_program_is_refused(copy: Path):
-    spec = Model_pb2.Model(specificationVersion=4)
-    spec.neuralNetwork.SetInParent()
-    (copy / mil.MODEL).write_bytes(spec.SerializeToString())
-    refused(copy, "holds a neuralNetwork; expected an mlProgram")
-    (copy / mil.MODEL).write_bytes(b"")
-    refused(copy, "holds a model without content; expected an mlProgram")
-
-
-def test_weights_that_are_cut_off_are_refused(copy: Path):
+def test_weights_that_are_damaged_or_cut_off_are_refused(copy: Path):
     whole = (copy / WEIGHTS).read_bytes()
-    for size, message in (
-        (len(whole) - 10_000, "it is cut off|is outside the file"),
-        (100, "is outside the file, which has 100 bytes"),
-        (10, "has 10 bytes; expected a weight file"),
-        (0, "cannot be read"),
+    damage = bytes([99, 0, 0, 0])
+    for content, message in (
+        (whole[:4] + damage + whole[8:], "is a weight file of version 99; expected version 2"),
+        (whole[:64] + damage + whole[68:], "the record at 64 is no record; the file is damaged"),
+        (whole[:68] + damage + whole[72:], r"of type 99; expected \d+ bytes of type 1 \(fp16\)"),
+        (whole[:-10_000], "it is cut off|is outside the file"),
+        (whole[:100], "is outside the file, which has 100 bytes"),
+        (whole[:10], "has 10 bytes; expected a weight file"),
+        (b"", "cannot be read"),
     ):
-        (copy / WEIGHTS).write_bytes(whole[:size])
+        (copy / WEIGHTS).write_bytes(content)
         refused(copy, message)
     (copy / WEIGHTS).unlink()
     refused(copy, r"weight\.bin cannot be read: .*No such file")
-
-
-def test_weights_that_are_damaged_are_refused(copy: Path):
-    whole = (copy / WEIGHTS).read_bytes()
-    for at, message in (
-        (4, "is a weight file of version 99; expected version 2"),
-        (64, "the record at 64 is no record; the file is damaged"),
-        (68, r"of type 99; expected \d+ bytes of type 1 \(fp16\)"),
-    ):
-        (copy / WEIGHTS).write_bytes(whole[:at] + bytes([99, 0, 0, 0]) + whole[at + 4 :])
-        refused(copy, message)
 
 
 def elsewhere(spec: Any) -> None:
@@ -146,49 +131,37 @@ def test_all_that_is_not_known_is_named_when_a_package_is_opened(copy: Path):
         assert re.search(message, str(refusal.value)), message
 
 
-def test_a_convolution_over_several_places_is_refused(save_program: Callable[..., Path]):
-    given = {"x": np.zeros((1, 2, 7), np.float32)}
-    filters = np.zeros((2, 2, 3), np.float32)
-    model = RehearsalModel(
-        save_program(lambda mb, x: mb.conv(x=x, weight=filters, pad_type="valid"), given)
-    )
-    with pytest.raises(ModelError, match=r"conv '\w+': .*expected a 1x1 convolution"):
-        model.predict(given)
-
-
-def test_a_function_or_a_rounding_that_is_not_there_is_refused(layer_package: Path):
-    refused(layer_package, "no function 't4'; expected one of main", function_name="t4")
-    with pytest.raises(InvalidRequest, match="'f8'"):
-        RehearsalModel(layer_package, rounding="f8")
-
-
-def test_operands_that_do_not_go_together_are_an_error_that_names_the_operation(copy: Path):
+def test_operands_that_do_not_go_together_are_an_error_that_names_the_operation(
+    copy: Path, save_program: Callable[..., Path]
+):
     def change(spec: Any) -> None:
         for one in spec.description.input:
             if one.name == "rope_cos":
                 one.type.multiArrayType.shapeRange.sizeRanges[1].upperBound = 9
 
     model = RehearsalModel(mil.edit(copy, change))
-    given = call([0])
-    given["rope_cos"] = np.ones((1, 9), np.float32)
-    with pytest.raises(
-        ModelError, match=r"transpose '\w+' makes \[9, 1\]; \[8, '\?'\] is declared"
-    ):
+    given = {**call([0]), "rope_cos": np.ones((1, 9), np.float32)}
+    message = r"transpose '\w+' makes \[9, 1\]; \[8, '\?'\] is declared"
+    with pytest.raises(ModelError, match=message):
         model.predict(given, model.make_state())
+    given, filters = {"x": np.zeros((1, 2, 7), np.float32)}, np.zeros((2, 2, 3), np.float32)
+    path = save_program(lambda mb, x: mb.conv(x=x, weight=filters, pad_type="valid"), given)
+    with pytest.raises(ModelError, match=r"conv '\w+': .*expected a 1x1 convolution"):
+        RehearsalModel(path).predict(given)
 
 
-def test_without_coremltools_it_says_what_to_install(
+def test_what_is_not_there_is_named_and_without_coremltools_what_to_install(
     monkeypatch: pytest.MonkeyPatch, layer_package: Path
 ):
+    refused(layer_package, "no function 't4'; expected one of main", function_name="t4")
+    with pytest.raises(InvalidRequest, match="'f8'"):
+        RehearsalModel(layer_package, rounding="f8")
     for name in [name for name in sys.modules if name.partition(".")[0] == "coremltools"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "_paceline_coreml_proto", raising=False)
     monkeypatch.setattr(proto.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(MissingExtra, match=r"install it with: pip install .*\[coreml\]"):
         read_package(layer_package)
-
-
-# --- calling
 
 
 def test_inputs_that_do_not_fit_are_all_named(model: RehearsalModel):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ModelError, ModelNotFound
-from paceline.models import DEFAULT_MODEL, ModelFiles, checkpoints, pull, resolve
+from paceline.models import ModelFiles, checkpoints, pull, resolve
 from paceline.models.files import open_checkpoint
 from support.checkpoints import write_checkpoint
 from support.errors import raises
@@ -19,12 +19,6 @@ from support.fake_hub import FakeHub, FakeRepository
 def folder(tmp_path: Path, tiny_files: ModelFiles) -> Path:
     """A checkpoint with the tiny model's words, and weights that nobody looks at here."""
     return write_checkpoint(tmp_path / "checkpoint", tiny_files)
-
-
-@pytest.fixture
-def as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Mac with mlx-lm."""
-    monkeypatch.setattr(checkpoints, "mlx_available", lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -51,11 +45,9 @@ def test_a_checkpoint_is_opened_where_it_is(folder: Path, tmp_path: Path):
     assert files.context_length > 0
     assert files.tokenizer.encode("and then")
     assert files.template.render([{"role": "user", "content": "Hi"}])
-
-
-@pytest.mark.usefixtures("as_it_is")
-def test_it_need_not_be_asked_for_where_it_can_be_run(folder: Path, tmp_path: Path):
-    assert resolve(str(folder), tmp_path / "cache").engine == "mlx"
+    assert open_checkpoint(folder, "x").fingerprint == files.fingerprint
+    (folder / "model.safetensors").write_bytes(b"other weights")
+    assert open_checkpoint(folder, "x").fingerprint != files.fingerprint
 
 
 def test_a_git_lfs_pointer_and_a_byte_order_mark_are_recognized(folder: Path):
@@ -68,13 +60,6 @@ def test_a_git_lfs_pointer_and_a_byte_order_mark_are_recognized(folder: Path):
         with raises(ModelError, f"{path} is a Git LFS pointer", "git lfs pull"):
             open_checkpoint(folder, "m").tokenizer.encode("and")
         path.write_bytes(content)
-
-
-def test_other_weights_have_another_fingerprint(folder: Path):
-    first = open_checkpoint(folder, "x").fingerprint
-    assert open_checkpoint(folder, "x").fingerprint == first
-    (folder / "model.safetensors").write_bytes(b"other weights")
-    assert open_checkpoint(folder, "x").fingerprint != first
 
 
 def index(folder: Path, value: object) -> None:
@@ -97,12 +82,6 @@ def test_what_a_checkpoint_lacks_is_named(folder: Path, spoil: Callable[[Path], 
         open_checkpoint(folder, "x")
 
 
-@pytest.mark.parametrize("name", [DEFAULT_MODEL, "/no/such/folder"])
-def test_what_is_no_checkpoint_has_no_form_for_mlx(name: str, tmp_path: Path):
-    with raises(ModelNotFound, "mlx"):
-        resolve(f"{name}@mlx", tmp_path / "cache")
-
-
 # -- from the hub ----------------------------------------------------------------------------------
 
 
@@ -122,13 +101,17 @@ def test_a_checkpoint_on_the_hub_is_fetched_once_or_where_a_part_is_missing(
     assert (resolve("some/model@mlx", tmp_path / "cache").folder / "model.safetensors").is_file()
 
 
-@pytest.mark.usefixtures("as_it_is")
 @pytest.mark.parametrize("get", [resolve, pull])
-def test_where_it_can_be_run_a_hub_name_may_mean_a_checkpoint(
-    get: Callable[..., ModelFiles], folder: Path, tmp_path: Path, fake: FakeHub
+def test_where_it_can_be_run_a_folder_or_a_hub_name_may_mean_a_checkpoint(
+    get: Callable[..., ModelFiles],
+    folder: Path,
+    tmp_path: Path,
+    fake: FakeHub,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr(checkpoints, "mlx_available", lambda: True)
     fake.repositories["some/model"] = FakeRepository(content(folder))
-    for _ in range(2):
-        assert get("some/model", tmp_path / "cache").engine == "mlx"
+    for name in (str(folder), "some/model", "some/model"):
+        assert get(name, tmp_path / "cache").engine == "mlx"
     with raises(ModelNotFound, "no/model"):
         get("no/model", tmp_path / "cache")

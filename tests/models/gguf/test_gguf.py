@@ -1,6 +1,8 @@
+"""GGUF files: what is read of them, which are refused, and which fit the memory."""
+
 import os
-import struct
 from collections.abc import Callable
+from io import StringIO
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,8 @@ import pytest
 
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
-from paceline.models import ModelFiles, resolve
+from paceline.models import ModelFiles, Progress, resolve
+from paceline.models.gguf import support
 from support.errors import raises
 from support.tiny import SIZES, write_tiny
 
@@ -56,22 +59,6 @@ def refused(tmp_path: Path) -> Callable[[Path], str]:
         return message
 
     return refused
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "not a GGUF file"),
-        (b"GGUF", "version 0"),
-        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1; expected version 2 or 3"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "has no tokenizer"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 2**40, 2**40), "truncated"),
-    ],
-)
-def test_what_is_no_gguf_file_is_refused(content: bytes, reason: str, refused: Any, tmp_path: Path):
-    path = tmp_path / "bad.gguf"
-    path.write_bytes(content)
-    assert reason in refused(path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
@@ -128,3 +115,28 @@ def test_a_file_cut_off_anywhere_is_refused_as_truncated(
     path = tmp_path / "cut.gguf"
     path.write_bytes(whole[: int(place if abs(place) >= 1 else place * len(whole))])
     assert "truncated" in refused(path)
+
+
+@pytest.mark.parametrize("split", [0, 8])
+def test_a_file_larger_than_the_memory_is_refused_before_it_is_read(
+    split: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = write_tiny(tmp_path / "m.gguf", split=split)
+    total = sum(result.stat().st_size for result in tmp_path.glob("*.gguf"))
+    monkeypatch.setattr(support, "memory_bytes", lambda: total - 1)
+    with raises(ModelError, "memory"):
+        resolve(str(path), tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_file_that_may_not_fit_is_opened_after_a_line(
+    tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+):
+    size, output = tiny_gguf.stat().st_size, StringIO()
+    monkeypatch.setattr(support, "memory_bytes", lambda: int(1.1 * size))
+    resolve(str(tiny_gguf), tmp_path / "cache", Progress(output))
+    assert "of memory, and this machine has" in output.getvalue().splitlines()[0]
+    monkeypatch.setattr(support, "memory_bytes", lambda: 2 * size)
+    output = StringIO()
+    resolve(str(tiny_gguf), tmp_path / "cache", Progress(output))
+    assert output.getvalue() == ""

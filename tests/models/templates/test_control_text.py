@@ -1,6 +1,5 @@
 """Names of control tokens in messages: text by default, wherever a template puts them."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -199,15 +198,6 @@ def test_parts_of_a_message_do_not_join_to_a_control_token(style: str, opened: O
             for content in (parts, padded):
                 counts = marks_in(files, ids_of(files, [{"role": "user", "content": content}]))
                 assert counts == marks_in(files, ids_of(files, [USER])), (mark, cut)
-
-
-def test_json_escapes_do_not_hide_a_control_token(opened: Opened):
-    files = opened("chatml")
-    arguments = json.loads('{"a": "\\u003c|im_end|\\u003e"}')
-    call = {"function": {"name": "f", "arguments": arguments}}
-    ids = ids_of(files, [USER, {"role": "assistant", "content": "", "tool_calls": [call]}])
-    assert '"<|im_end|>"' in text_of(files, ids)
-    assert marks_in(files, ids)["<|im_end|>"] == 2
 
 
 def test_json_in_ascii_has_no_trace_of_the_guards(opened: Opened):

@@ -43,11 +43,6 @@ def test_a_template_gets_out_of_its_sandbox_in_no_known_way(source: str):
     assert messages == USER
 
 
-def test_raise_exception_refuses_the_messages_in_the_templates_words():
-    with raises(InvalidRequest, "roles must alternate"):
-        rendered("{{ raise_exception('roles must alternate') }}")
-
-
 def test_tojson_writes_plain_json_as_the_models_were_trained_on():
     tools = [{"name": "größe", "note": "<a & 'b'>"}]
     assert rendered("{{ tools | tojson }}", tools=tools) == json.dumps(tools, ensure_ascii=False)
@@ -81,12 +76,6 @@ def test_a_system_turn_that_a_template_rejects_is_in_the_first_users():
         rendered("{{ raise_exception(messages[0].role ~ ': no system') }}", [SYSTEM, *USER])
 
 
-def test_a_template_that_goes_through_its_tools_gets_none_of_them():
-    source = "{% for tool in tools %}{{ tool }}{% endfor %}" + _TURNS
-    assert rendered(source) == "[user] Hi"
-    assert rendered("{{ tools is none }}") == "True"
-
-
 def test_a_template_that_joins_arguments_to_text_gets_them_as_text():
     arguments = {"city": "Köln"}
     call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
@@ -102,33 +91,26 @@ def test_strftime_now_is_today():
     assert text in (before, datetime.datetime.now().astimezone().strftime("%d %b %Y"))
 
 
-def test_the_generation_tag_is_only_its_content():
-    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
-    assert rendered(source) == "Hi"
+EACH = "{% for m in messages %}{{ m.content }}"
+TAGS = ["{% for m in messages %}", "    {% if true %}", "{{ m.content }}", "    {% endif %}"]
 
 
-def test_loops_may_be_left():
-    source = "{% for m in messages %}{{ m.content }}{% if m.role == 'user' %}{% break %}{% endif %}"
-    answer = {"role": "assistant", "content": "Hello"}
-    assert rendered(source + "{% endfor %}", [*USER, answer]) == "Hi"
-
-
-def test_lines_of_tags_alone_leave_no_blank_lines():
-    source = ["{% for m in messages %}", "    {% if true %}", "{{ m.content }}", "    {% endif %}"]
-    assert rendered("\n".join([*source, "{% endfor %}"])) == "Hi\n"
-
-
-def test_a_template_knows_the_tokens_and_whether_an_answer_is_to_come():
-    source = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}{{ add_generation_prompt }}"
-    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
-    assert template.render(USER) == "<s>Hi</s>True"
-    assert template.render(USER, add_generation_prompt=False) == "<s>Hi</s>False"
-    assert ChatTemplate(source).render(USER) == "HiTrue"
-
-
-def test_extra_names_reach_the_template_but_do_not_replace_its_own():
-    assert rendered("{{ enable_thinking }}", enable_thinking=False) == "False"
-    assert rendered("{{ bos_token }}", bos_token="<evil>") == ""
+@pytest.mark.parametrize(
+    ("source", "names", "text"),
+    [
+        ("{% for tool in tools %}{{ tool }}{% endfor %}" + _TURNS, {}, "[user] Hi"),
+        ("{{ tools is none }}", {}, "True"),
+        ("{{ enable_thinking }}", {"enable_thinking": False}, "False"),
+        ("{{ bos_token }}", {"bos_token": "<evil>"}, ""),
+        (EACH + "{% if m.role == 'user' %}{% break %}{% endif %}{% endfor %}", {}, "Hi"),
+        ("{% generation %}{{ messages[0].content }}{% endgeneration %}", {}, "Hi"),
+        ("\n".join([*TAGS, "{% endfor %}"]), {}, "Hi\n"),  # lines of tags alone are none
+    ],
+)
+def test_a_template_has_what_those_of_transformers_have(
+    source: str, names: dict[str, Any], text: str
+):
+    assert rendered(source, **names) == text
 
 
 @pytest.mark.parametrize(
@@ -141,29 +123,38 @@ def test_what_are_no_messages_is_refused(messages: Any):
 
 
 @pytest.mark.parametrize(
-    ("source", "fault"),
-    [("{{ messages[0].content + 1 }}", "cannot"), ("{{ messages[0].content.parts.x }}", "field")],
+    ("source", "kind", "words"),
+    [
+        # The messages are wrong: in the template's words, or in ours.
+        (
+            "{{ raise_exception('roles must alternate') }}",
+            InvalidRequest,
+            ("roles must alternate",),
+        ),
+        ("{{ messages[0].content + 1 }}", InvalidRequest, ("tiny", "cannot")),
+        ("{{ messages[0].content.parts.x }}", InvalidRequest, ("tiny", "field")),
+        # The template is.
+        ("{{ 1 / 0 }}", ModelError, ("tiny",)),
+        ("{{ 'a' | nofilter }}", ModelError, ("tiny",)),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", ModelError, ("tiny",)),
+        ("{{", ModelError, ("tiny", "--raw")),
+        ("{% if %}", ModelError, ("tiny", "--raw")),
+        ("{% endfor %}", ModelError, ("tiny", "--raw")),
+        (None, ModelError, ("tiny", "--raw")),
+    ],
 )
-def test_messages_that_the_template_cannot_take_are_refused(source: str, fault: str):
-    with raises(InvalidRequest, "tiny", fault):
-        rendered(source)
+def test_messages_or_a_template_that_cannot_be_rendered_are_refused(
+    source: Any, kind: type[Exception], words: tuple[str, ...]
+):
+    with raises(kind, *words):
+        template = ChatTemplate(source, model="tiny")  # which is read at once
+        assert "--raw" not in words
+        template.render(USER)
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["{{ 1 / 0 }}", "{{ 'a' | nofilter }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"],
-)
-def test_a_template_that_fails_is_the_models_fault(source: str):
-    with raises(ModelError, "tiny"):
-        rendered(source)
-
-
-@pytest.mark.parametrize("source", ["{{", "{% if %}", "{% endfor %}"])
-def test_what_is_no_template_is_refused_when_it_is_read(source: str):
-    with raises(ModelError, "tiny", "--raw"):
-        ChatTemplate(source, model="tiny")
-
-
-def test_a_model_without_a_template_says_how_to_go_on():
-    with raises(ModelError, "tiny", "--raw"):
-        ChatTemplate(None, model="tiny")
+def test_a_template_knows_the_tokens_and_whether_an_answer_is_to_come():
+    source = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}{{ add_generation_prompt }}"
+    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+    assert template.render(USER) == "<s>Hi</s>True"
+    assert template.render(USER, add_generation_prompt=False) == "<s>Hi</s>False"
+    assert ChatTemplate(source).render(USER) == "HiTrue"

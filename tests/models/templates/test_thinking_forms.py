@@ -73,26 +73,21 @@ def test_a_template_says_how_its_model_marks_thoughts_and_how_they_are_turned_on
     else:
         assert result.switch(False) == result.effort("none") == off
     assert result.effort("high") == {"reasoning_effort": "high", **on}
+    around = ("<response>", "</response>") if name == "granite-3.3" else None
+    assert result.wrap == around
 
 
-def test_a_template_that_looks_for_a_word_in_a_message_is_named_with_it(tokenizer: Tokenizer):
-    source = "{% if '/no_think' in messages[-1].content %}<think></think>{% endif %}"
-    with raises(InvalidRequest, "/no_think"):
-        Thinking(source, tokenizer, "tiny").switch(False)
-
-
-def test_a_template_names_what_is_around_an_answer(tokenizer: Tokenizer):
-    assert thinking("qwen3", tokenizer).wrap is None
-    assert thinking("granite-3.3", tokenizer).wrap == ("<response>", "</response>")
-
-
-def test_an_effort_of_none_is_passed_on_where_the_template_names_it(tokenizer: Tokenizer):
+def test_thoughts_are_turned_off_by_what_the_template_names(tokenizer: Tokenizer):
     source = "</think>{% if reasoning_effort == 'none' %}a{% endif %}"
     thinking = Thinking(source, tokenizer, "tiny")
     assert thinking.switch(False) == {"reasoning_effort": "none"}
-    source = "</think>{% if reasoning_effort is none %}a{% endif %}"
-    with pytest.raises(InvalidRequest):
-        Thinking(source, tokenizer, "tiny").switch(False)
+    for condition, word in (
+        ("reasoning_effort is none", "tiny"),
+        ("'/no_think' in messages[-1].content", "/no_think"),
+    ):
+        source = f"<think></think>{{% if {condition} %}}a{{% endif %}}"
+        with raises(InvalidRequest, word):
+            Thinking(source, tokenizer, "tiny").switch(False)
 
 
 @pytest.mark.parametrize(

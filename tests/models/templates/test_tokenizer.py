@@ -1,3 +1,5 @@
+"""Tokenizers: texts and ids, tokens as bytes and names, and prompts to fill in the middle."""
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -5,10 +7,15 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models
+from tokenizers import Tokenizer as Backend
 
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import Tokenizer
+from paceline.models.files import ModelFiles
 from paceline.models.gguf.tokenizer import build_tokenizer
+from paceline.models.templates.marks import infill_of
+from paceline.models.templates.tokenizer import TokenBytes
 from paceline.runtime.model import Model
 from support.errors import raises
 from support.tiny import END, START, vocabulary
@@ -98,16 +105,14 @@ def test_the_same_text_gives_the_same_ids_whatever_was_encoded_before(
     assert tokenizer.encode("the user", special=True) == first
 
 
-@pytest.mark.parametrize("special", [False, True])
-def test_half_of_a_surrogate_pair_is_refused(special: bool, build: Callable[..., Tokenizer]):
-    with raises(InvalidRequest, "character 2"):
-        build("smollm").encode("ab\ud800", special=special)
-
-
-@pytest.mark.parametrize("ids", [[-1], [2**40], ["a"]])
-def test_what_is_no_id_is_refused(ids: Any, build: Callable[..., Tokenizer]):
-    with raises(InvalidRequest, "0 or more"):
-        build("smollm").decode(ids)
+def test_half_of_a_surrogate_pair_and_what_is_no_id_are_refused(build: Callable[..., Tokenizer]):
+    tokenizer: Any = build("smollm")
+    for special in (False, True):
+        with raises(InvalidRequest, "character 2"):
+            tokenizer.encode("ab\ud800", special=special)
+    for ids in ([-1], [2**40], ["a"]):
+        with raises(InvalidRequest, "0 or more"):
+            tokenizer.decode(ids)
 
 
 def test_a_file_that_is_no_tokenizer_or_not_there_is_one_line_that_names_it(tmp_path: Path):
@@ -138,3 +143,99 @@ def test_the_default_models_ids_are_those_they_always_were(text: str, real_model
     tokenizer = real_model.files.tokenizer
     assert tokenizer.encode(text, special=True) == [int(i) for i in GOLDEN[text].split()]
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.fixture
+def sentences(tmp_path: Path) -> TokenBytes:
+    """A vocabulary with SentencePiece's marks and bytes."""
+    known = {"<unk>": 0, "\u2581the": 1, "é": 2, **{f"<0x{b:02X}>": 3 + b for b in range(256)}}
+    tokenizer = Backend(models.BPE(known, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(str(path))
+    return TokenBytes(Tokenizer(path))
+
+
+def test_marks_are_spaces_and_bytes_are_bytes(sentences: TokenBytes):
+    assert sentences.bytes_of(1) == b" the"
+    assert sentences.bytes_of(2) == "é".encode()
+    assert sentences.bytes_of(3 + 0xF0) == b"\xf0"
+    assert sentences.name(3 + 0xF0) == "bytes:\\xf0"
+    assert sentences.name(3 + ord("a")) == "a"
+    assert sentences.text([259, 1, 259]) == "<s> the<s>"
+
+
+def test_letters_of_a_byte_level_vocabulary_are_bytes(tiny_files: ModelFiles):
+    tokenizer = tiny_files.tokenizer
+    words = TokenBytes(tokenizer)
+    text = "né 😀\n the"
+    assert b"".join(map(words.bytes_of, tokenizer.encode(text))) == text.encode()
+    assert words.name(2) == "<|im_end|>"
+    assert words.bytes_of(10**6) == b""
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Metaspace(),
+        decoders.Sequence(
+            [decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        ),
+        decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse()]),
+    ],
+)
+def test_text_that_follows_keeps_its_first_space(decoder: Any, tmp_path: Path):
+    backend = Backend(models.BPE({"\u2581": 0, "\u2581the": 1, "e": 2}, []))
+    backend.decoder = decoder
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    assert tokenizer.continuation([1, 1]) == " the the"
+    assert tokenizer.continuation([2, 0]) == "e "
+    assert tokenizer.continuation([]) == ""
+
+
+QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+DEEPSEEK = (
+    "<\uff5cfim\u2581begin\uff5c>",
+    "<\uff5cfim\u2581hole\uff5c>",
+    "<\uff5cfim\u2581end\uff5c>",
+)
+
+
+def tokenizer(folder: Path, *names: str, bos: bool = False) -> Tokenizer:
+    """A letter is its place in the alphabet; then come `names`, and <s>."""
+    letters = {chr(ord("a") + i): i for i in range(26)}
+    backend = Backend(models.BPE(letters, []))
+    backend.add_tokens([AddedToken(name, normalized=False) for name in names])
+    backend.add_special_tokens(["<s>"])
+    path = folder / "tokenizer.json"
+    backend.save(str(path))
+    return Tokenizer(path, bos_token_id=26 + len(names), add_bos=bos)
+
+
+@pytest.mark.parametrize(
+    ("names", "prompt"),
+    [
+        (QWEN, [26, 0, 1, 27, 2, 3, 28]),
+        (DEEPSEEK, [26, 0, 1, 27, 2, 3, 28]),
+        (("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), [26, 0, 1, 27, 2, 3, 28]),
+        (("[PREFIX]", "[SUFFIX]"), [27, 2, 3, 26, 0, 1]),  # Codestral
+        ((*QWEN, "<|file_sep|>"), [26, 0, 1, 27, 2, 3, 28]),  # which ends what was filled in
+    ],
+)
+def test_a_prompt_has_the_tokens_of_its_vocabulary_and_they_end_the_answer(
+    names: tuple[str, ...], prompt: list[int], tmp_path: Path
+):
+    assert infill_of(tokenizer(tmp_path, *names[:1])) is None, "a model that lacks one of them"
+    infill = infill_of(tokenizer(tmp_path, *names))
+    assert infill is not None
+    assert infill.prompt([0, 1], "cd") == prompt
+    assert infill.stops == names
+    begun = infill_of(tokenizer(tmp_path, *names, bos=True))
+    assert begun is not None
+    start = 26 + len(names)
+    for text in ([start, 0, 1], [0, 1]):
+        assert begun.prompt(text, "cd") == [start, *prompt], "the beginning token is first, once"

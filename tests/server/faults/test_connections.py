@@ -1,8 +1,9 @@
-"""Connections that take descriptors and do nothing: a server keeps answering others."""
+"""Connections that take descriptors and do nothing, and a native library that crashes."""
 
 import errno
 import signal
 import socket
+import sys
 import time
 from asyncio.selector_events import BaseSelectorEventLoop
 from collections.abc import Iterator
@@ -10,13 +11,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from paceline.runtime.model import Model
 from paceline.server import connections, page
 from paceline.server.connections import connection_limit
 from paceline.server.settings import Settings
-from support.command import Command, served
+from support.command import Command, served, started
 from support.server import HTTP, Running, request, running
 from support.tiny import SIZES, write_tiny
 from support.waiting import PATIENCE, until
@@ -166,3 +168,54 @@ def test_the_connection_of_a_client_that_does_not_read_the_end_of_its_answer_is_
             while part := client.recv(2**16):
                 read += part
         assert len(read) < 4 * path.stat().st_size, "it waited for the client"
+
+
+SERVER = """
+import ctypes, sys
+from paceline.__main__ import main
+{patch}
+sys.argv = ["paceline", "serve", "--port", "0", *sys.argv[1:]]
+sys.exit(main())
+"""
+
+PATCH = """
+from paceline.engines.llamacpp import native
+decode = native.NativeContext.decode
+def fails(context, work):
+    if any(tokens[:4] == [3, 250, 4, 250] for _, tokens, _ in work):
+        {call}
+    return decode(context, work)
+native.NativeContext.decode = fails
+"""
+CALLS = {
+    "an assert failed": "ctypes.CDLL(context.binding.library._name)"
+    '.ggml_abort(b"ggml.c", 1234, b"GGML_ASSERT(%s) failed", b"planted")',
+    "a bad address": "ctypes.string_at(8)",
+}
+"""Cause -> how a library crashes."""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("cause", CALLS)
+def test_a_crash_of_a_library_ends_the_server_with_one_line_and_a_code(
+    tmp_path: Path, tiny_gguf: Path, cause: str
+):
+    options = ["--model", str(tiny_gguf)]
+
+    def command_line(patch: str) -> list[str]:
+        return [sys.executable, "-c", SERVER.format(patch=patch), *options]
+
+    with started(command_line(PATCH.format(call=CALLS[cause])), tmp_path) as server:
+        url = f"{server.url}/v1/completions"
+        answer = httpx.post(url, json=BODY, timeout=PATIENCE).json()["choices"]
+        with pytest.raises(httpx.HTTPError):
+            httpx.post(url, json={**BODY, "prompt": [3, 250, 4, 250]}, timeout=PATIENCE)
+        assert server.end() == 70
+    assert (
+        f"\npaceline: the engine's library has crashed: {cause}. Files of models and prompts are "
+        "whole; start it again, or with another --engine\n"
+    ) in server.said
+    assert "Traceback" not in server.said
+    with started(command_line(""), tmp_path) as server:
+        url = f"{server.url}/v1/completions"
+        assert httpx.post(url, json=BODY, timeout=PATIENCE).json()["choices"] == answer

@@ -11,7 +11,7 @@ from support.scripted import always, engine_of
 from support.server import Running
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Page
 
 
 @pytest.fixture
@@ -37,55 +37,46 @@ def titles(page: "Page", expected: list[str]) -> None:
     )
 
 
-def edit_the_first_question(page: "Page", text: str) -> None:
-    page.locator(".user").first.hover()
-    page.locator(".user").first.get_by_role("button", name="Edit").click()
-    page.get_by_label("Edited message").fill(text)
-    page.keyboard.press("Enter")
-
-
 def test_chats_are_found_again_searched_and_deleted(talking: "Page"):
-    page = talking
-    page.get_by_role("button", name="New chat").click()
-    send(page, "Name a hill.")
-    ended(page)
-    titles(page, ["Name a hill.", "Name a river."])
-    page.reload()
-    titles(page, ["Name a hill.", "Name a river."])
-    page.get_by_label("Search chats").fill("RIVER")
-    titles(page, ["Name a river."])
-    page.get_by_role("button", name="Name a river.", exact=True).click()
-    until(page, "document.querySelector('.model .words')?.innerText === 'The Danube.'")
-    assert page.locator(".user .words").text_content() == "Name a river."
-    page.get_by_label("Search chats").fill("")
-    titles(page, ["Name a hill.", "Name a river."])
-    page.get_by_role("button", name="Delete Name a river.").click()
-    titles(page, ["Name a hill."])
-    assert page.locator("article").count() == 0
-    page.get_by_role("button", name="Delete all chats").click()
-    titles(page, [])
-    page.reload()
-    until(page, "document.title.startsWith('scripted')")
-    titles(page, [])
+    talking.get_by_role("button", name="New chat").click()
+    send(talking, "Name a hill.")
+    ended(talking)
+    titles(talking, ["Name a hill.", "Name a river."])
+    talking.reload()
+    titles(talking, ["Name a hill.", "Name a river."])
+    talking.get_by_label("Search chats").fill("RIVER")
+    titles(talking, ["Name a river."])
+    talking.get_by_role("button", name="Name a river.", exact=True).click()
+    until(talking, "document.querySelector('.model .words')?.innerText === 'The Danube.'")
+    assert talking.locator(".user .words").text_content() == "Name a river."
+    talking.get_by_label("Search chats").fill("")
+    titles(talking, ["Name a hill.", "Name a river."])
+    talking.get_by_role("button", name="Delete Name a river.").click()
+    titles(talking, ["Name a hill."])
+    assert talking.locator("article").count() == 0
+    talking.get_by_role("button", name="Delete all chats").click()
+    titles(talking, [])
+    talking.reload()
+    until(talking, "document.title.startsWith('scripted')")
+    titles(talking, [])
 
 
 def test_a_chat_has_an_address(talking: "Page"):
-    page = talking
-    address = page.url
+    address = talking.url
     assert "#chat/" in address
-    page.reload()
-    until(page, "document.querySelector('.model .words')?.innerText === 'The Danube.'")
-    assert page.url == address
-    page.get_by_role("button", name="New chat").click()
-    assert page.locator("article").count() == 0
-    assert "#" not in page.url
-    page.goto(address)  # the page stays, with another hash
-    until(page, "document.querySelectorAll('article').length === 2")
-    page.goto(f"{address}0")
-    alert(page, "no longer has this chat")
-    page.goto(address.partition("#")[0])
-    until(page, "document.title.startsWith('scripted')")
-    assert page.locator("article").count() == 0
+    talking.reload()
+    until(talking, "document.querySelector('.model .words')?.innerText === 'The Danube.'")
+    assert talking.url == address
+    talking.get_by_role("button", name="New chat").click()
+    assert talking.locator("article").count() == 0
+    assert "#" not in talking.url
+    talking.goto(address)  # the page stays, with another hash
+    until(talking, "document.querySelectorAll('article').length === 2")
+    talking.goto(f"{address}0")
+    alert(talking, "no longer has this chat")
+    talking.goto(address.partition("#")[0])
+    until(talking, "document.title.startsWith('scripted')")
+    assert talking.locator("article").count() == 0
 
 
 def test_all_chats_are_deleted_after_their_number_is_confirmed(
@@ -139,17 +130,6 @@ def test_a_table_stays_one_under_the_tints_of_its_tokens(
     scripted_server.rest()
 
 
-def test_an_edited_question_leaves_the_chat_with_its_later_answers(talking: "Page"):
-    page = talking
-    send(page, "And a lake.")
-    ended(page, 2)
-    edit_the_first_question(page, "Name a sea.")
-    titles(page, ["Name a sea.", "Name a river."])
-    ended(page)
-    page.get_by_role("button", name="Name a river.", exact=True).click()
-    until(page, "document.querySelectorAll('article').length === 4")
-
-
 def test_an_answer_in_progress_stays_in_its_chat_when_another_is_opened(
     page: "Page", slow: Running
 ):
@@ -169,64 +149,57 @@ def test_an_answer_in_progress_stays_in_its_chat_when_another_is_opened(
     assert page.get_by_role("button", name="Continue").is_visible()
 
 
-def test_a_chat_is_exported(talking: "Page", tmp_path: Path):
-    page = talking
+def test_a_chat_is_renamed_and_an_edited_question_leaves_it_with_its_later_answers(
+    talking: "Page",
+):
+    talking.get_by_role("button", name="Rename Name a river.").focus()
+    talking.keyboard.press("Enter")
+    talking.keyboard.type("  Rivers ")
+    talking.keyboard.press("Enter")
+    titles(talking, ["Rivers"])
+    assert talking.evaluate("document.activeElement.getAttribute('aria-label')") == "Rename Rivers"
+    send(talking, "And a lake.")
+    ended(talking, 2)
+    talking.locator(".user").first.hover()
+    talking.locator(".user").first.get_by_role("button", name="Edit").click()
+    talking.get_by_label("Edited message").fill("Name a sea.")
+    talking.keyboard.press("Enter")
+    titles(talking, ["Rivers", "Rivers"])
+    ended(talking)
+    talking.reload()
+    titles(talking, ["Rivers", "Rivers"])
+    talking.get_by_role("button", name="Rivers", exact=True).last.click()
+    until(talking, "document.querySelectorAll('article').length === 4")
+
+
+def test_chats_are_exported_and_imported_once(talking: "Page", tmp_path: Path):
     for name in ("Export this chat as Markdown", "Export this chat as JSON", "Export all chats"):
-        with page.expect_download() as download:
-            page.get_by_role("button", name=name).click()
+        with talking.expect_download() as download:
+            talking.get_by_role("button", name=name).click()
         download.value.save_as(tmp_path / download.value.suggested_filename)
     text = (tmp_path / "Name-a-river.md").read_text(encoding="utf-8")
     assert text == "# Name a river.\n\n## You\n\nName a river.\n\n## scripted\n\nThe Danube.\n"
     chat = json.loads((tmp_path / "Name-a-river.json").read_text(encoding="utf-8"))
     assert [message["content"] for message in chat["messages"]] == ["Name a river.", "The Danube."]
     assert json.loads((tmp_path / "chats.json").read_text(encoding="utf-8")) == [chat]
-
-
-def titled(page: "Page", title: str) -> "Locator":
-    return page.get_by_role("button", name=title, exact=True)
-
-
-def test_a_chat_is_renamed_and_keeps_its_title(talking: "Page"):
-    page = talking
-    page.get_by_role("button", name="Rename Name a river.").focus()
-    page.keyboard.press("Enter")
-    page.keyboard.type("  Rivers ")
-    page.keyboard.press("Enter")
-    titles(page, ["Rivers"])
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Rename Rivers"
-    send(page, "And a lake.")
-    ended(page, 2)
-    edit_the_first_question(page, "Name a sea.")
-    titles(page, ["Rivers", "Rivers"])
-    ended(page)
-    page.reload()
-    titles(page, ["Rivers", "Rivers"])
-
-
-def test_exported_chats_are_imported_once(talking: "Page", tmp_path: Path):
-    page = talking
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Export all chats").click()
-    download.value.save_as(tmp_path / "chats.json")
-    picker = page.locator("#import-picker")
-    page.get_by_role("button", name="New chat").click()
+    picker = talking.locator("#import-picker")
+    talking.get_by_role("button", name="New chat").click()
     picker.set_input_files(tmp_path / "chats.json")
-    until(page, "document.querySelector('.model .words')?.innerText === 'The Danube.'")
-    titles(page, ["Name a river."])
-    page.get_by_role("button", name="Delete all chats").click()
-    titles(page, [])
+    until(talking, "document.querySelector('.model .words')?.innerText === 'The Danube.'")
+    titles(talking, ["Name a river."])
+    talking.get_by_role("button", name="Delete all chats").click()
+    titles(talking, [])
     picker.set_input_files(tmp_path / "chats.json")
-    titles(page, ["Name a river."])
-    until(page, "document.querySelector('.model .words')?.innerText === 'The Danube.'")
-    page.reload()
-    titled(page, "Name a river.").click()
-    send(page, "And a lake.")
-    ended(page, 2)
-    assert page.locator(".user .words").all_text_contents() == ["Name a river.", "And a lake."]
+    titles(talking, ["Name a river."])
+    until(talking, "document.querySelector('.model .words')?.innerText === 'The Danube.'")
+    talking.reload()
+    talking.get_by_role("button", name="Name a river.", exact=True).click()
+    send(talking, "And a lake.")
+    ended(talking, 2)
+    assert talking.locator(".user .words").all_text_contents() == ["Name a river.", "And a lake."]
 
 
 def test_a_damaged_or_foreign_file_is_not_imported(talking: "Page"):
-    page = talking
     chat = '{"title": "a", "changed": "2026-01-01", "messages": [{"role": "user", "content": %s}]}'
     texts = {
         "cut": '[{"title": "cut off", "mess',
@@ -236,10 +209,10 @@ def test_a_damaged_or_foreign_file_is_not_imported(talking: "Page"):
     }
     for name, text in texts.items():
         file = {"name": name, "mimeType": "application/json", "buffer": text.encode()}
-        page.locator("#import-picker").set_input_files([file])
-        alert(page, f"{name} is not imported")
-    titles(page, ["Name a river."])
-    assert page.locator("article").count() == 2
+        talking.locator("#import-picker").set_input_files([file])
+        alert(talking, f"{name} is not imported")
+    titles(talking, ["Name a river."])
+    assert talking.locator("article").count() == 2
 
 
 def test_drafted_tokens_are_tinted_after_a_reload(page: "Page", server: Running):
@@ -252,50 +225,48 @@ def test_drafted_tokens_are_tinted_after_a_reload(page: "Page", server: Running)
     before = page.evaluate(spans)
     assert any("drafted by" in span for span in before)
     page.reload()
-    titled(page, f"{REPEATED[:59]}…").click()
+    page.get_by_role("button", name=f"{REPEATED[:59]}…", exact=True).click()
     until(page, "document.querySelectorAll('.model .words .drafted').length > 0")
     assert page.evaluate(spans) == before
 
 
 def test_a_full_storage_loses_no_message(talking: "Page"):
-    page = talking
-    page.evaluate(
+    talking.evaluate(
         """() => { IDBObjectStore.prototype.put = () => {
             throw new DOMException("full", "QuotaExceededError");
         }; }"""
     )
-    send(page, "And another.")
-    ended(page, 2)
-    alert(page, "storage is full")
-    assert page.locator(".user .words").all_text_contents() == ["Name a river.", "And another."]
+    send(talking, "And another.")
+    ended(talking, 2)
+    alert(talking, "storage is full")
+    assert talking.locator(".user .words").all_text_contents() == ["Name a river.", "And another."]
 
 
 def test_a_text_file_goes_with_a_message_and_another_is_refused(
     talking: "Page", scripted_server: Running
 ):
-    page = talking
-    picker = page.locator("#picker")
+    picker = talking.locator("#picker")
     picker.set_input_files(
         [
             {"name": "notes.md", "mimeType": "", "buffer": "a ``` fence, ü".encode()},
             {"name": "photo.png", "mimeType": "image/png", "buffer": b"\x89PNG\x00\xff"},
         ]
     )
-    alert(page, "photo.png is not text")
-    assert page.locator("#files li").count() == 1
-    page.evaluate(
+    alert(talking, "photo.png is not text")
+    assert talking.locator("#files li").count() == 1
+    talking.evaluate(
         """() => {
             const dataTransfer = new DataTransfer();
             dataTransfer.items.add(new File(["dropped text"], "dropped.txt"));
             document.body.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true }));
         }"""
     )
-    until(page, "document.querySelectorAll('#files li').length === 2")
-    send(page, "Read this.")
-    ended(page, 2)
+    until(talking, "document.querySelectorAll('#files li').length === 2")
+    send(talking, "Read this.")
+    ended(talking, 2)
     prompt = engine_of(scripted_server).prompts[-1]
     assert "notes.md:\n````\na ``` fence, ü\n````" in prompt
     assert "dropped.txt:\n```\ndropped text\n```\n\nRead this." in prompt
-    assert page.locator("#files li").count() == 0
-    assert page.locator(".user .file summary").all_inner_texts() == ["notes.md", "dropped.txt"]
+    assert talking.locator("#files li").count() == 0
+    assert talking.locator(".user .file summary").all_inner_texts() == ["notes.md", "dropped.txt"]
     scripted_server.rest()

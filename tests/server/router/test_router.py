@@ -121,12 +121,6 @@ def test_a_stream_comes_through_event_by_event(router: RunningRouter):
     assert len(events) > 2
 
 
-def test_an_error_of_a_models_server_comes_through_as_it_is(router: RunningRouter):
-    answer = router.complete(router.name("one"), temperature=-1)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "temperature"
-
-
 def test_a_stored_response_is_found_while_its_model_is_loaded(router: RunningRouter):
     body = {"model": router.name("one"), "input": "a", "max_output_tokens": 2}
     response = router.post("/v1/responses", body).json()
@@ -158,6 +152,8 @@ def test_mistakes_are_one_line_each(router: RunningRouter):
         bad = HTTP.post(router.server.url + "/v1/completions", content=text, headers=headers)
         assert bad.status_code == 400, text
     assert router.get("/v1/nothing").json()["error"]["code"] == "unknown_url"
+    passed_on = router.complete(router.name("one"), temperature=-1)
+    assert (passed_on.status_code, passed_on.json()["error"]["param"]) == (400, "temperature")
     assert router.complete(router.name("one")).status_code == 200
 
 
@@ -252,21 +248,17 @@ def test_a_stored_response_of_several_models_is_there_for_its_key_alone(
         assert HTTP.post(url, json=continued, headers=mine).status_code == 200
 
 
-def test_a_default_model_that_is_not_here_is_refused(
+def test_a_default_model_that_is_not_here_and_options_of_one_model_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    for name in ("nothing", str(tmp_path / "no.gguf"), "owner/repo:Q4_K_M"):
-        assert main(["serve", "--all", "--port", "0", "--model", name]) == 2
+    not_here = "--model {} is not among the models that are here"
+    names = ("nothing", str(tmp_path / "no.gguf"), "owner/repo:Q4_K_M")
+    wrong = {("--model", name): not_here.format(name) for name in names}
+    for option in (("--engine", "llamacpp"), ("--name", "x"), ("--revision", "a")):
+        wrong[option] = f"{option[0]}: has no effect with --all"
+    for words, said in wrong.items():
+        assert main(["serve", "--all", "--port", "0", *words]) == 2
         output = capsys.readouterr().err
-        assert f"--model {name} is not among the models that are here" in output
+        assert said in output
         assert output.count("\n") == 1
-
-
-@pytest.mark.parametrize("option", [("--engine", "llamacpp"), ("--name", "x"), ("--revision", "a")])
-def test_options_of_one_model_are_refused(
-    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
-):
-    assert main(["serve", "--all", *option]) == 2
-    output = capsys.readouterr().err
-    assert f"{option[0]}: has no effect with --all" in output

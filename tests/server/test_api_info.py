@@ -1,11 +1,13 @@
-"""Values of /metrics, compared with the fields of responses."""
+"""What a server says of itself: models, tokens, health, and metrics, compared with responses."""
 
 import functools
+import json
 import operator
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import httpx
@@ -14,7 +16,9 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.runtime.model import Model
+from paceline.server.http import to_json
 from paceline.server.settings import Settings
+from support.others import fault, fault_of_anthropic
 from support.server import Running, running
 from support.waiting import until
 
@@ -225,3 +229,62 @@ def test_answers_that_are_cut_are_counted_with_their_tokens(slow_model: Model, r
     assert counters["paceline_requests_cut_total"] == {reason: 2}
     assert 0 < counters["paceline_cut_tokens_total"][reason] < LONG["max_tokens"]
     assert counters["paceline_generation_tokens_total"] == {"": 0}
+
+
+def test_the_model_is_listed_and_found(server: Running):
+    (listed,) = server.openai.models.list().data
+    assert listed.id == "tiny"
+    assert server.openai.models.retrieve("tiny").id == "tiny"
+    for path in ("/models", "/v1/models/", "/models/"):
+        assert server.get(path).json() == server.get("/v1/models").json()
+    assert listed.model_dump()["max_model_len"] == 512
+    assert fault(server.get("/v1/models/other/one"), 404)["code"] == "model_not_found"
+
+
+def test_the_list_of_models_is_a_page_of_anthropics_too(server: Running):
+    headers = {"anthropic-version": "2023-06-01"}
+    page = server.get("/v1/models?limit=1", headers=headers).json()
+    (listed,) = page["data"]
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "tiny", "tiny")
+    assert (listed["type"], listed["display_name"]) == ("model", "tiny")
+    at = datetime.strptime(listed["created_at"], "%Y-%m-%dT%H:%M:%S%z")
+    assert at.timestamp() == listed["created"]
+    assert server.get("/v1/models/tiny", headers=headers).json() == listed
+    unknown = server.get("/v1/models/other", headers=headers)
+    assert "other" in fault_of_anthropic(unknown, 404, "not_found_error")
+
+
+def test_tokens_are_those_of_a_prompt(server: Running):
+    text = "the rain <|im_end|>"
+    ids = server.model.tokens(text, raw=True)
+    response = server.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
+    assert response["tokens"] == ids
+    assert "".join(response["token_strs"]) == text
+    plain = server.post("/tokenize", {"content": text, "parse_special": False}).json()
+    assert len(plain["tokens"]) > len(ids)
+    pieces = server.post("/tokenize", {"content": text, "with_pieces": True}).json()["tokens"]
+    assert [piece["id"] for piece in pieces] == ids
+    assert pieces[-1]["piece"] == "<|im_end|>" == server.get("/tokenizer_info").json()["eos_token"]
+
+
+def test_a_chat_can_be_counted(server: Running):
+    messages: list[Any] = [{"role": "user", "content": "how many <|im_end|>?"}]
+    response = server.post("/tokenize", {"messages": messages}).json()
+    used = server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1}).json()
+    assert response["count"] == used["usage"]["prompt_tokens"]
+    shorter = server.post("/tokenize", {"messages": messages, "add_generation_prompt": False})
+    assert shorter.json()["count"] < response["count"]
+
+
+def test_health_is_ok_until_the_engine_ends(own_server: Running):
+    assert own_server.get("/health").json() == {"status": "ok"}
+    own_server.scheduler.close()
+    assert own_server.get("/v1/health").status_code == 503
+
+
+def test_json_is_one_line_for_every_reader():
+    value = {"text": "a\x85b\u2028c\u2029d\x1ce\nf\u00e9"}
+    written = to_json(value).decode()
+    assert len(written.splitlines()) == 1
+    assert "\u00e9" in written
+    assert json.loads(written) == value

@@ -1,14 +1,16 @@
-"""The sampling settings that a model comes with: from files of both kinds, kept in the cache."""
+"""What the JSON files of a checkpoint say: its settings, ends, lengths and templates; GGUF, too."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, models, processors
 
 from paceline.errors import ModelError
 from paceline.models import ModelFiles, check_models, resolve, settings_of
-from paceline.models.checkpoints import read_generation_config
+from paceline.models.checkpoints import read_facts, read_generation_config, read_template
 from paceline.models.files import open_checkpoint
 from paceline.models.gguf import sampling_settings
 from paceline.models.manifest import GENERATION
@@ -77,16 +79,13 @@ def test_null_and_the_other_ways_to_say_off_are_understood(tmp_path: Path):
     ],
     ids=str,
 )
-def test_a_sampling_setting_that_is_no_number_is_named_with_its_file(
-    config: dict[str, Any], tmp_path: Path
+def test_a_sampling_setting_that_is_no_number_or_out_of_range_is_named_with_its_file(
+    config: dict[str, Any], exported: Path
 ):
-    path = tmp_path / GENERATION
+    path = exported / GENERATION
     with raises(ModelError, *config, path, "--generation-config none", lines=3) as caught:
-        said(tmp_path, **config, top_p=0.9)
+        said(exported, **config, top_p=0.9)
     assert "top_p: " not in str(caught.value)
-
-
-def test_a_sampling_setting_out_of_range_is_an_error_of_the_model(exported: Path):
     said(exported, temperature=-1)
     with raises(ModelError, "temperature", "--generation-config none"):
         defaults_of(open_checkpoint(exported, "mine"))
@@ -121,3 +120,98 @@ def test_the_registry_has_settings_for_the_default_model_in_every_form():
     assert settings == REGISTRY[DEFAULT_MODEL].settings == settings_of(f"{DEFAULT_MODEL}@coreml")
     assert (settings["temperature"], settings["top_p"]) == (0.2, 0.9)
     assert settings_of("/some/folder") == settings_of("owner/name") == {}
+
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """A folder with the JSON files given by name, and a tokenizer with five tokens."""
+
+    def write(*, begins: bool = False, **files: dict[str, Any]) -> Path:
+        for name, value in {"config": {"max_position_embeddings": 64}, **files}.items():
+            (tmp_path / f"{name}.json").write_text(json.dumps(value))
+        tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+        special = [AddedToken(t, special=True) for t in ("<s>", "</s>", "<|im_end|>")]
+        tokenizer.add_special_tokens(special)
+        if begins:
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single="<s> $A", special_tokens=[("<s>", 2)]
+            )
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize("key", ["max_position_embeddings", "n_positions", "seq_length"])
+def test_the_context_length_is_found_under_each_of_its_names_and_in_the_text_half(
+    key: str, write: Write
+):
+    assert read_facts(write(config={key: 99})).context_length == 99
+    inner = {key: 7, "eos_token_id": 1}
+    facts = read_facts(write(config={"max_position_embeddings": 9, "text_config": inner}))
+    assert facts.context_length == 7
+    assert 1 in facts.stop_token_ids
+    with raises(ModelError, "context"):
+        read_facts(write(config={key: "many"}))
+
+
+def test_an_answer_ends_with_any_end_that_any_file_names(write: Write):
+    facts = read_facts(
+        write(
+            config={"max_position_embeddings": 64, "eos_token_id": 0},
+            generation_config={"eos_token_id": [1, 17]},
+            tokenizer_config={"eos_token": {"content": "</s>"}},
+        )
+    )
+    assert facts.stop_token_ids == (0, 1, 3, 4, 17), "4 by its usual name"
+    assert facts.eos_token == "</s>"
+    nonsense = {"max_position_embeddings": 64, "eos_token_id": "2", "bos_token_id": True}
+    facts = read_facts(write(config=nonsense, generation_config={}, tokenizer_config={}))
+    assert (facts.stop_token_ids, facts.bos_token_id) == ((3, 4), None)
+
+
+@pytest.mark.parametrize(
+    ("begins", "asked"), [(True, None), (False, None), (True, False), (False, True)]
+)
+def test_the_beginning_token_is_put_first_if_the_config_says_so_or_else_the_tokenizer(
+    begins: bool, asked: bool | None, write: Write
+):
+    words: dict[str, Any] = {"bos_token": "<s>"}
+    if asked is not None:
+        words["add_bos_token"] = asked
+    facts = read_facts(write(begins=begins, tokenizer_config=words))
+    assert facts.bos_token_id == 2
+    assert facts.add_bos == (begins if asked is None else asked)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config": {"chat_template": "T"}},
+        {"chat_template": {"chat_template": "T"}, "tokenizer_config": {"chat_template": "other"}},
+        {
+            "tokenizer_config": {
+                "chat_template": [
+                    {"name": "tools", "template": "no"},
+                    "nonsense",
+                    {"name": "default", "template": "T"},
+                ]
+            }
+        },
+    ],
+)
+def test_the_chat_template_is_found_in_each_of_its_places(files: Any, write: Write):
+    folder = write(**files)
+    assert read_template(folder) == "T"
+    (folder / "chat_template.jinja").write_text("first")
+    assert read_template(folder) == "first"
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe\xff")
+    with raises(ModelError, "chat_template.jinja"):
+        read_template(folder)
+
+
+def test_no_template_is_no_fault(write: Write):
+    assert read_template(write(tokenizer_config={"chat_template": 3})) is None
