@@ -71,13 +71,13 @@ def prompts(scripted_server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterat
     """Token ids of the prompts of all requests."""
     prompts: list[list[int]] = []
     model: Model = scripted_server.model
-    open_answer = model.open_answer
+    _open_answer = model._open_answer
 
     def opening(tokens: Any, *positional: Any, **named: Any) -> Any:
         prompts.append([*map(int, tokens)])
-        return open_answer(tokens, *positional, **named)
+        return _open_answer(tokens, *positional, **named)
 
-    monkeypatch.setattr(model, "open_answer", opening)
+    monkeypatch.setattr(model, "_open_answer", opening)
     yield prompts
     scripted_server.rest()
 

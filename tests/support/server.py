@@ -79,6 +79,8 @@ class Running:
 @contextmanager
 def running(model: Model, settings: Settings | None = None, **more: Any) -> Iterator[Running]:
     """A server with `more` settings; a test that leaves requests behind in it fails."""
+    if model._scheduler is not None and model._scheduler.alive:  # it is served already
+        model = Model(model.files, model.engine, defaults=model.defaults, drafting=model.drafting)
     server = Server(model, replace(settings or Settings(), **more))
     ready = threading.Event()
     thread = threading.Thread(target=server.run, kwargs={"say": lambda _: ready.set()})

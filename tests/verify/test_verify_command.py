@@ -8,7 +8,6 @@ from paceline.cli import verify as command
 from paceline.cli.app import main
 from paceline.cli.models import exactness_of, exactness_text
 from paceline.decoding.types import Block
-from paceline.drafters import DrafterSpec
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.exact import CONDITIONS
 from paceline.errors import InvalidRequest
@@ -85,38 +84,39 @@ def test_a_model_measured_not_to_keep_it_promises_nothing(model: Model):
     found = broken.generate("Hello", max_tokens=3, drafter="suffix")
     assert not found.exact
     assert found.as_dict()["exactness"]["block_length"]["differing_rate"] > 0
-    plain = broken.generate("Hello", max_tokens=3, drafter="none")
+    plain = broken.fresh().generate("Hello", max_tokens=3, drafter="none")
     assert (plain.exact, plain.exactness) == (True, {})
 
 
 def test_exact_rests_on_the_conditions_that_an_answer_is_computed_under(model: Model):
     broken = Model(model.files, FaultyEngine(model.engine, by_company))
-    alone = broken.generate("Hello", max_tokens=3, drafter="suffix")
+    alone = broken.fresh().generate("Hello", max_tokens=3, drafter="suffix")
     assert alone.exact, "no other sequence is in its calls"
     assert alone.exactness.keys() == {"block_length"}
     chat = broken.conversation()
-    for turn, conditions in enumerate(({"block_length"}, {*CONDITIONS} - {"batch"})):
-        stream = chat.say("Hello", max_tokens=3, drafter="suffix")
+    for turn, conditions in enumerate(({"block_length"}, {"block_length", "prefix_cache"})):
+        stream = chat.say("and", max_tokens=3, drafter="suffix")
         for _ in stream:
             pass
         assert stream.result.exactness.keys() == conditions, turn
         assert stream.result.exact
     chat.close()
-    shared = broken._comparisons(DrafterSpec(), cached=True, shared=True)
-    assert shared is not None
-    assert {name for name, each in shared.items() if not each.holds} == {"batch"}
+    shared = broken.generate(["one", "two", "three"], max_tokens=9, drafter="none")
+    assert not any(result.exact for result in shared)
+    for result in shared:
+        assert {name for name, each in result.exactness.items() if not each.holds} == {"batch"}
 
 
-def test_a_conversation_in_a_full_cache_claims_nothing_and_goes_on(model: Model):
+def test_in_a_full_cache_nothing_is_compared_and_nothing_claimed(model: Model):
     settings = EngineSettings(cache_tokens=96)
     engine = open_engine("llamacpp", model.files.path, model.files.context_length, settings)
     small = Model(model.files, FaultyEngine(engine, nothing))  # described as no other
     held = engine.open()
     engine.step([(held, Block([5] * 90, 0, prefill=True))])
     held.commit(90)
-    assert small._comparisons(DrafterSpec(), cached=True, shared=False) is None
+    assert small._exactness.compared({"prefix_cache"}) is None
     held.close()
-    assert small._comparisons(DrafterSpec(), cached=True, shared=False) is not None
+    assert small._exactness.compared({"prefix_cache"}) is not None
 
 
 def nothing(*_: object) -> None:

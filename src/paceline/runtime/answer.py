@@ -93,7 +93,7 @@ class Answer:
         exactness: Callable[["Answer"], Mapping[str, Compared] | None],
         on_end: Sequence[Callable[["Answer"], None]] = (),
     ) -> None:
-        """Answer `tokens`; `Model.open_answer` explains the arguments.
+        """Answer `tokens`; `Model._open_answer` explains the arguments.
 
         `exactness` is called at the end for `Result.exactness`, then `on_end` in order. Raises
         InvalidRequest if the prompt fills the context, or an option names an unknown token.
@@ -114,7 +114,7 @@ class Answer:
         try:
             self._generation = Generation(
                 tokens,
-                model.target,
+                model._target,
                 request.rules(model.files.stop_token_ids),
                 Speculation(drafters.policy, drafts, self.stats),
                 sequence.length,

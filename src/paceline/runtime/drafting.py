@@ -139,7 +139,7 @@ class Drafting:
         memory: DraftKV | None = None,
         fault: Fault | None = None,
     ) -> RequestDrafters:
-        """Make the drafters of a request, and their policy; see `Model.open_answer`."""
+        """Make the drafters of a request, and their policy; see `Model._open_answer`."""
         kept = None if self.kept is None or request.private else self.kept.text
         alone = RequestContext(prompt_length=prompt_length, sampling=request.sampling, kept=kept)
         prediction = request.prediction[: self.resources.opened.context_length]

@@ -317,7 +317,7 @@ class Model:
         return BatchRequest(self, [*tokens, *ended], request, cached=False, pooling=pooling)
 
     @property
-    def target(self) -> Target:
+    def _target(self) -> Target:
         """The vocabulary, context and texts that answers are drawn from."""
         return Target(
             self.engine.vocab_size,
@@ -379,7 +379,7 @@ class Model:
                 self._scheduler = None
             self._use(self._open_with(tuple(sorted({*self.engine.taps, *taps}))))
 
-    def open_answer(
+    def _open_answer(
         self,
         tokens: Sequence[int],
         request: Request,

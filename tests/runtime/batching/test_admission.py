@@ -183,16 +183,16 @@ def test_shutdown_does_not_drop_a_request_between_queue_and_batch(
     """`close` is called just when the request has left the queue."""
     model = Model(tiny_model.files, tiny_model.engine)
     scheduler = model.open_scheduler()
-    open_answer = model.open_answer
+    _open_answer = model._open_answer
     closing = threading.Thread(target=scheduler.close, args=(PATIENCE,))
 
     def slow_open(*arguments: Any, **more: Any) -> Any:
         closing.start()
         closing.join(0.3)  # `close` waits for requests while this one begins
         assert closing.is_alive()
-        return open_answer(*arguments, **more)
+        return _open_answer(*arguments, **more)
 
-    monkeypatch.setattr(model, "open_answer", slow_open)
+    monkeypatch.setattr(model, "_open_answer", slow_open)
     asked = Submitted(model, PROMPTS[0], max_tokens=30, ignore_eos=True)
     scheduler.start()
     assert len(asked.result().token_ids) == 30

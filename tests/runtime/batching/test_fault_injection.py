@@ -203,7 +203,7 @@ def test_the_scenario_preempts_evicts_and_shares(
     called = {name for _, _, name in injector.sites}
     assert called > {
         *("TappedEngine.step", "ToyEngine.open", "BlockTable.fork", "BlockTable.close"),
-        *("Model.open_answer", "Answer.accept", "Answer.next_block", "Answer.restart"),
+        *("Model._open_answer", "Answer.accept", "Answer.next_block", "Answer.restart"),
         *("EmbeddingJob.next_block", "EmbeddingJob.accept", "SharedCosts.observe"),
         *("PrefixCache.insert", "PrefixCache.evict", "Auto.set_batch_load"),
     }

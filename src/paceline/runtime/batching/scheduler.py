@@ -314,7 +314,7 @@ class Scheduler:
             elif queued.pooling is not None:
                 queued.job = EmbeddingJob(prefix.sequence, queued.tokens, queued.pooling)
             else:
-                queued.job = queued.model.open_answer(
+                queued.job = queued.model._open_answer(
                     queued.tokens,
                     queued.request,
                     prefix.sequence,
