@@ -9,6 +9,8 @@ round. A checkout compared with itself shows how far the machine alone moves a r
 if a token differs.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
@@ -22,12 +24,14 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from clients.server import Server, served
+WORKER = "--worker"
+if sys.argv[1:2] != [WORKER]:  # a checkout may have these modules elsewhere
+    from clients.server import Server, served
 
-from paceline.cli.options import default_model
-from paceline.verify.suite import SuitePrompt
-from paceline_lab.bench.prompts import chosen_prompts
-from paceline_lab.client import PLAIN, Access, closed_loop, connect
+    from paceline.cli.options import default_model
+    from paceline.verify.suite import SuitePrompt
+    from paceline_lab.bench.prompts import chosen_prompts
+    from paceline_lab.client import PLAIN, Access, closed_loop, connect
 
 CLIENTS = 8
 
@@ -57,10 +61,10 @@ def main() -> int:
             stack.enter_context(opened(folder.resolve(), options.model, options.max_tokens))
             for folder in (options.before, options.after)
         ]
-        run_round(checkouts, suite.prompts[:2])  # the warm-up
+        run_round(checkouts, suite.prompts[:2], "warm-up")
         for turn in range(options.rounds):
             order = checkouts if turn % 2 == 0 else checkouts[::-1]
-            results = run_round(order, suite.prompts)
+            results = run_round(order, suite.prompts, f"round {turn}")
             rounds.append(results if order is checkouts else results[::-1])
             print(json.dumps(_ratios(rounds[-1:])), flush=True)
         differing = sum(before["tokens"] != after["tokens"] for before, after in rounds)
@@ -85,20 +89,25 @@ def main() -> int:
 
 
 def run_round(
-    checkouts: Sequence["Checkout"], prompts: Sequence[SuitePrompt]
+    checkouts: Sequence[Checkout], prompts: Sequence[SuitePrompt], name: str
 ) -> list[dict[str, Any]]:
-    """Return each checkout's measures; a way of asking runs in all before the next one does."""
+    """Return each checkout's measures; a way of asking runs in all before the next one does.
+
+    Every prompt begins with its round and way, so that no earlier one is in a prefix cache.
+    """
     measures: list[dict[str, Any]] = [{} for _ in checkouts]
     for way in RATES:
+        first = {"role": "system", "content": f"{name}, {way}"}
+        asked = [replace(prompt, messages=[first, *prompt.messages]) for prompt in prompts]
         for checkout, results in zip(checkouts, measures, strict=True):
-            results.update(checkout.measure(way, prompts))
+            results.update(checkout.measure(way, asked))
     return measures
 
 
 class Checkout:
     """A process with a checkout's model loaded, and its server."""
 
-    def __init__(self, worker: "subprocess.Popen[str]", server: Server, max_tokens: int) -> None:
+    def __init__(self, worker: subprocess.Popen[str], server: Server, max_tokens: int) -> None:
         self._worker, self._server, self._max_tokens = worker, server, max_tokens
 
     def measure(self, way: str, prompts: Sequence[SuitePrompt]) -> dict[str, Any]:
@@ -132,7 +141,7 @@ class Checkout:
 def opened(folder: Path, model: str, max_tokens: int) -> Iterator[Checkout]:
     """Start a checkout's processes; end them afterwards."""
     environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
-    command = [sys.executable, __file__, "--worker", model, str(max_tokens)]
+    command = [sys.executable, __file__, WORKER, model, str(max_tokens)]
     worker = subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -205,7 +214,7 @@ def _commit(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
+    if sys.argv[1:2] == [WORKER]:
         work(sys.argv[2], int(sys.argv[3]))
     else:
         sys.exit(main())
