@@ -21,6 +21,9 @@ CLIENT = OpenAI(base_url="http://127.0.0.1:1/v1", api_key="none", max_retries=0)
 
 HTTP = httpx.Client(timeout=PATIENCE)
 
+SERVED = set[Model]()
+"""Models with a server: its twin on the same engine is served by another one."""
+
 
 def head(length: int | str, *more: str, path: str = "/v1/completions") -> bytes:
     """The headers of a request as they are sent."""
@@ -79,8 +82,9 @@ class Running:
 @contextmanager
 def running(model: Model, settings: Settings | None = None, **more: Any) -> Iterator[Running]:
     """A server with `more` settings; a test that leaves requests behind in it fails."""
-    if model._scheduler is not None and model._scheduler.alive:  # it is served already
+    if model in SERVED:
         model = Model(model.files, model.engine, defaults=model.defaults, drafting=model.drafting)
+    SERVED.add(model)
     server = Server(model, replace(settings or Settings(), **more))
     ready = threading.Event()
     thread = threading.Thread(target=server.run, kwargs={"say": lambda _: ready.set()})
@@ -94,4 +98,5 @@ def running(model: Model, settings: Settings | None = None, **more: Any) -> Iter
         server.stop()  # at once
         thread.join(PATIENCE)
         assert not thread.is_alive()
+        SERVED.remove(model)
     assert server.scheduler.load.running == server.scheduler.load.waiting == 0
