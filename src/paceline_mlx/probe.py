@@ -24,8 +24,7 @@ import numpy as np
 from mlx_lm.models.cache import KVCache
 
 from paceline.decoding.types import Logits
-from paceline.engines.exact import measure_rules
-from paceline.engines.rows import RowRange, RowRules
+from paceline.engines.rows import RowRange, RowRules, measure_rules
 from paceline_mlx.caches import SlidingCache, is_recurrent, kernel_by_position, leaves
 from paceline_mlx.hooks import Array
 from paceline_mlx.model import LoadedModel

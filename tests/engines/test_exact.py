@@ -1,7 +1,6 @@
-"""Rules for rows, measured on simulated kernels, and comparisons of engines that break one rule."""
+"""Rules for rows, compared on simulated kernels and on engines that break one rule."""
 
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,10 @@ from paceline.engines.exact import (
     Compared,
     compare,
     measure_invariance,
-    measure_rules,
+    rows_hold,
+    together_holds,
 )
-from paceline.engines.llamacpp.binding import Device
-from paceline.engines.llamacpp.calls import CANDIDATES, device_rules
-from paceline.engines.rows import RowRange, RowRules, keep, kept
+from paceline.engines.rows import RowRange, RowRules, load_rules, measure_rules, save_rules
 from paceline.runtime.exactness import Exactness
 from support.toy import ToyEngine
 
@@ -34,75 +32,37 @@ Kernel = Callable[[int, int], int]
 class Simulated:
     contexts = (40,)
     sizes = ()
+    room = 2000
 
-    def __init__(self, kernel: Kernel, room: int = 2000) -> None:
-        self.room = room
+    def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._kernels: list[int] = []
 
     def prefill(self, length: int, rows: RowRange) -> None:
-        del self._kernels[length:]
-        for part in rows.split(length - len(self._kernels)):
-            count = max(part.stop - part.start, rows.least)
-            kernel = self._kernel(len(self._kernels), count)
-            self._kernels += [kernel] * (part.stop - part.start)
+        """Nothing is kept: a row depends on its position and its call alone."""
 
     def rows(self, length: int, count: int, outputs: int) -> Logits:
-        del self._kernels[length:]
         kernel = self._kernel(length, count)
-        logits = []
-        for position in range(length, length + count):
-            self._kernels.append(kernel)
-            logits.append([position, kernel, hash(tuple(self._kernels)) % 1000])
-        return np.array(logits[:outputs], np.float32)
+        return np.array([[length + row, kernel] for row in range(outputs)], np.float32)
 
 
 def by_size(*starts: int) -> Kernel:
     return lambda keys, rows: sum(rows >= start for start in starts)
 
 
-@pytest.mark.parametrize(
-    ("starts", "decode", "prefill"),
-    [
-        ((), (2, 16), (2, 256)),
-        ((17,), (2, 16), (32, 256)),
-        ((2, 64), (2, 16), (64, 256)),
-        ((8,), (2, 7), (8, 256)),
-        ((8, 64), (2, 7), (64, 256)),
-        (range(40), (1, 1), (64, 256)),  # rows that run alone are exact, and drafts gain nothing
-    ],
-)
-def test_the_cheapest_rules_whose_rows_are_equal_are_taken(starts, decode, prefill):
-    rules = measure_rules(Simulated(by_size(*starts)), CANDIDATES, lambda _: True)
-    assert rules is not None
-    assert (rules.decode, rules.prefill) == (decode, prefill)
-    assert rules.single == (2 not in starts)
-
-
-def test_a_model_whose_rows_depend_on_every_number_of_rows_has_no_rules():
-    assert measure_rules(Simulated(lambda keys, rows: rows), CANDIDATES) is None
+CANDIDATES = [
+    RowRules(rows, rows)
+    for rows in (RowRange(1, 16), RowRange(2, 16), RowRange(2, 7), RowRange(3, 4), RowRange(1, 1))
+]
 
 
 @pytest.mark.parametrize(
     ("starts", "decode"),
-    [
-        ((), (2, 16)),
-        ((2, 5, 9, 17), (2, 4)),  # a CUDA card with 2 queries per head of keys, f16 : f16
-        ((2, 3, 5, 9, 17), (3, 4)),  # the same with 4
-        ((2, 3), (3, 8)),  # Mesa's software device
-        ((2, 3, 4, 5, 9), (5, 8)),
-        (range(128), (1, 1)),  # rows that run alone are exact, and drafts gain nothing
-    ],
+    [((), (1, 16)), ((2,), (2, 16)), ((2, 8), (2, 7)), ((2, 3, 5), (3, 4)), (range(40), (1, 1))],
 )
-def test_the_cheapest_class_of_a_devices_kernels_is_taken(starts, decode):
-    device = Device("CUDA0", "a card", 1 << 33, 0)
-    rules = measure_rules(Simulated(by_size(*starts)), device_rules(device))
+def test_the_first_rules_whose_rows_are_equal_are_taken(starts: Any, decode: tuple[int, int]):
+    rules = measure_rules(Simulated(by_size(*starts)), CANDIDATES)
     assert rules is not None
-    assert (rules.decode, rules.prefill) == (decode, (128, 128))
-    assert rules.outputs == decode[0]
-    assert not rules.single
-    calls = count()  # bits that do not repeat
-    assert measure_rules(Simulated(lambda *_: next(calls)), device_rules(device)) is None
+    assert rules.decode == decode
 
 
 def test_rows_are_compared_after_every_context_and_in_calls_of_every_named_size():
@@ -110,12 +70,9 @@ def test_rows_are_compared_after_every_context_and_in_calls_of_every_named_size(
         return int(keys > 500 and rows == 6)
 
     prober = Simulated(kernel)
-    assert measure_rules(prober, CANDIDATES) == CANDIDATES[0]
+    assert measure_rules(prober, CANDIDATES[1:3]) == CANDIDATES[1]
     prober.contexts, prober.sizes = (40, 600), (6,)
-    rules = measure_rules(prober, CANDIDATES)
-    assert rules is not None
-    assert rules.decode == (1, 1)
-    assert measure_rules(prober, [RowRules(RowRange(2, 4), RowRange(2, 4))]) is not None
+    assert measure_rules(prober, CANDIDATES[1:3]) is None
 
 
 def test_rows_that_depend_on_their_place_in_a_call_have_no_rules():
@@ -126,43 +83,14 @@ def test_rows_that_depend_on_their_place_in_a_call_have_no_rules():
     assert measure_rules(Placed(by_size()), [RowRules(RowRange(8, 8), RowRange(8, 8))]) is None
 
 
-def test_a_head_whose_single_row_differs_has_two_rows():
-    class Head(Simulated):
-        def rows(self, length: int, count: int, outputs: int) -> Logits:
-            return super().rows(length, count, outputs) + (outputs == 1)
-
-    rules = measure_rules(Head(by_size()), CANDIDATES, lambda _: True)
-    assert rules is not None
-    assert (rules.decode.least, rules.single, rules.outputs) == (2, False, 2)
-    single = measure_rules(Simulated(by_size()), CANDIDATES, lambda _: True)
-    assert single is not None
-    assert (single.single, single.outputs) == (True, 1)
-
-
-@pytest.mark.parametrize(
-    ("may_be_single", "single"),
-    [(lambda keys: True, False), (lambda keys: keys < 500, True), (lambda keys: False, False)],
-    ids=["differs at long contexts", "not allowed there", "never measured"],
-)
-def test_a_single_row_is_taken_where_the_library_allows_it_and_no_run_differs(
-    may_be_single: Callable[[int], bool], single: bool
-):
-    def kernel(keys: int, rows: int) -> int:
-        return int(keys > 500 and rows == 1)
-
-    rules = measure_rules(Simulated(kernel), CANDIDATES, may_be_single)
-    assert rules is not None
-    assert rules.single == single
-
-
-def test_kept_rules_are_those_measured_and_a_damaged_file_is_none(tmp_path: Path):
+def test_stored_rules_are_those_verified_and_a_damaged_file_is_ignored(tmp_path: Path):
     path = tmp_path / "folder" / "model.rows"
-    assert kept(path) is None
-    keep(path, rules := RowRules(RowRange(2, 16), RowRange(64, 256), True, 7))
-    assert kept(path) == rules
+    assert load_rules(path) is None
+    save_rules(path, rules := RowRules(RowRange(2, 16), RowRange(64, 256), True, 7))
+    assert load_rules(path) == rules
     for text in ("", "{}", "[]", '{"decode": 1, "prefill": [1, 2], "single": true}'):
         path.write_text(text)
-        assert kept(path) is None
+        assert load_rules(path) is None
 
 
 CUTS = (1024, 1025, 16384)
@@ -223,7 +151,7 @@ class Blocks(Marked):
     """Keys of an answer depend on the rows of the call: only rows after the block show it."""
 
     def mark(self, block: Block) -> int:
-        return 0 if block.prefill else int(len(block.tokens) == 2)
+        return 0 if block.prefill else int(len(block.tokens) in (2, 5))
 
 
 class Cut(Marked):
@@ -267,6 +195,33 @@ def test_every_condition_holds_for_an_engine_that_keeps_its_rules(min_rows: int)
 def test_the_condition_that_an_engine_breaks_is_named(kind: type[ToyEngine], broken: set[str]):
     result = measure_invariance(kind(block_size=4))
     assert {name for name, value in result.items() if not value.holds} == broken
+
+
+@pytest.mark.parametrize(
+    ("kind", "holds"),
+    [(ToyEngine, True), (Blocks, False), (Cut, False), (Short, False), (Answering, False)],
+)
+def test_rules_that_an_engine_breaks_do_not_hold(kind: type[ToyEngine], holds: bool):
+    assert rows_hold(kind(block_size=4), (40, 90)) is holds
+
+
+def test_rules_are_verified_after_every_context_that_fits():
+    class Late(Marked):
+        def mark(self, block: Block) -> int:
+            return int(block.tokens[0] == self.late and len(block.tokens) == 1)
+
+    engine = Late()
+    engine.late = -1
+    assert rows_hold(engine, (40, 60, 90))
+    tokens = np.random.default_rng(1).integers(0, engine.vocab_size, 90 + 16 + 5).tolist()
+    engine.late = tokens[90]
+    assert not rows_hold(engine, (40, 60, 90))
+    assert not rows_hold(ToyEngine(context_length=40), (40, 60, 90)), "nothing was compared"
+
+
+def test_sequences_share_calls_where_their_rows_are_those_of_each_alone():
+    assert together_holds(ToyEngine())
+    assert not together_holds(Batched())
 
 
 @pytest.mark.parametrize("cache_blocks", [1, 2, 8])

@@ -19,10 +19,9 @@ import pytest
 from paceline.decoding.types import Block, Logits
 from paceline.engines.base import EngineSettings
 from paceline.engines.exact import measure_invariance
-from paceline.engines.llamacpp import libraries, llama_h
+from paceline.engines.llamacpp import libraries, llama_h, rules
 from paceline.engines.llamacpp.binding import (
     Binding,
-    CallLimits,
     ContextSettings,
     Heads,
     heads_of,
@@ -30,6 +29,7 @@ from paceline.engines.llamacpp.binding import (
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.engines.llamacpp.loading import PATHS, version_of
 from paceline.engines.llamacpp.native import NativeModel, NativeSequence
+from paceline.engines.llamacpp.rules import RowLimits, may_be_single
 from paceline.engines.rows import RowRange, RowRules
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.models import resolve
@@ -102,8 +102,8 @@ def test_a_single_row_has_the_bits_of_several_where_the_rule_allows_it(
                 sequence.commit(1)
             sequence.rewind(start)
             positions = range(start, start + 12)
-            group = Heads(keys, queries // keys)
-            if all(binding.may_be_single(position, group, threads) for position in positions):
+            assert engine._model.heads == Heads(keys, queries // keys)
+            if all(may_be_single(engine._model, threads, keys) for keys in positions):
                 assert np.concatenate(single).tobytes() == several.tobytes(), f"after {start} keys"
                 allowed += 1
             compared += 1
@@ -120,7 +120,7 @@ def test_a_single_row_differs_where_the_rule_does_not_allow_it(tmp_path: Path):
     with closing(
         LlamaCppEngine(path, CONTEXT, settings, binding=binding, rules=UNPADDED)
     ) as engine:
-        assert not binding.may_be_single(270, Heads(3, 3), 2)
+        assert not may_be_single(engine._model, 2, 270)
         single, block = (run(engine, tokens, 270, sizes) for sizes in ([1] * 12, [12]))
         assert single.tobytes() != block.tobytes()
     # Padded by the engine, the same rows are equal.
@@ -356,21 +356,35 @@ def test_a_head_of_floats_gets_two_rows_in_llama_cpp(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("threads", "context", "prefill"),
-    [(3, 512, (32, 256)), (1, 40, (1, 1))],
-    ids=["heads that threads divide", "no room to compare"],
+    ("name", "weights", "threads", "context", "prefill"),
+    [
+        (IK, Type.F16, 3, 512, (32, 256)),
+        (IK, Type.F16, 1, 40, (1, 1)),
+        (UPSTREAM, Type.Q4_K, 1, 512, (1, 1)),
+        (IK, Type.Q6_K, 1, 512, (1, 1)),
+    ],
+    ids=["heads that threads divide", "no room to compare", "a wrong table", "a wrong line of it"],
 )
-def test_where_no_rows_agree_each_runs_alone_and_drafts_change_no_token(
+def test_where_a_rule_does_not_hold_each_row_runs_alone_and_drafts_change_no_token(
     tmp_path: Path,
+    name: str,
+    weights: Type,
     threads: int,
     context: int,
     prefill: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr("paceline.engines.base.cpu_cores", lambda: threads)
-    path = write_tiny(tmp_path / "m.gguf", sizes={**SIZES, "context": context})  # heads of 16, f16
+    binding = library(name)
+    if weights != Type.F16:  # as for types that have no kernel for many rows
+        monkeypatch.setattr(rules, "_LLAMA", {})
+        monkeypatch.setattr(rules, "_IK", {"Q6_K": RowLimits()})
+        monkeypatch.setattr(rules, "_IK_OTHERS", RowLimits())
+    monkeypatch.setattr(tiny, "quantize", partial(quantize, binding))
+    sizes = {**(SIZES if weights == Type.F16 else WIDE), "context": context}  # heads of 16 or 64
+    path = write_tiny(tmp_path / "m.gguf", sizes=sizes, weights=weights)
     files = resolve(str(path), tmp_path, engine="llamacpp")
-    engine = LlamaCppEngine(path, context, EngineSettings(threads=threads), binding=library(IK))
+    engine = LlamaCppEngine(path, context, EngineSettings(threads=threads), binding=binding)
     assert (engine.rules.decode, engine.rules.prefill) == ((1, 1), prefill)
     with closing(Model(files, engine)) as model:
         plain, drafted = (
@@ -404,23 +418,11 @@ def test_keys_and_values_in_q8_0_take_less_memory_and_rows_stay_equal(tmp_path: 
         LlamaCppEngine(odd, 512, settings, binding=binding)
 
 
-@pytest.mark.parametrize(
-    ("heads", "threads", "rows", "single"),
-    [((3, 3), 2, 6, True), ((3, 3), 1, 3, True), ((8, 4), 8, 3, False), ((9, 1), 8, 7, True)],
-)
-def test_with_keys_in_q8_0_ik_llama_cpp_computes_few_rows_with_keys_as_they_are(
-    heads: tuple[int, int], threads: int, rows: int, single: bool
-):
-    """Otherwise their bits depend on the rows of a call; 286 of 384 differed of a real model."""
-    limits = library(IK).quantized(CallLimits(), Heads(*heads), threads)
-    assert (limits.decode, limits.single, limits.prompt) == (rows, single, 8)
-
-
 def test_with_keys_in_q8_0_a_model_with_a_window_is_another_library_s(tmp_path: Path):
     content = read_gguf(write_tiny(tmp_path / "m.gguf"))
     fields = {**content.fields, "llama.attention.sliding_window": 512, "llama.context_length": 256}
     with raises(ModelError, "m.gguf", "window of attention and keys in q8_0", "--kv"):
-        library(IK).limits("m.gguf", replace(content, fields=fields), quantized=True)
+        library(IK).check("m.gguf", replace(content, fields=fields), quantized=True)
 
 
 @pytest.mark.parametrize(("weights", "shared"), [(Type.Q8_0, 44), (Type.Q4_K, 40)])

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from paceline.decoding.types import Block, Logits
 from paceline.engines.base import EngineSettings
 from paceline.engines.llamacpp import ik, packed, upstream
-from paceline.engines.llamacpp.binding import Binding, CallLimits
+from paceline.engines.llamacpp.binding import Binding
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.errors import ModelError
 from paceline.storage.gguf_file import read_gguf
@@ -92,18 +92,4 @@ def test_a_type_that_was_not_compared_is_refused_by_name(tmp_path: Path, name: s
     content = read_gguf(tiny.write_tiny(tmp_path / "m.gguf", weights=Type.Q8_0))
     tensor = content.tensors[0]._replace(kind=int(Type[kind]))
     with raises(ModelError, kind):
-        library(name).limits("m.gguf", replace(content, tensors=[tensor]))
-
-
-def test_types_that_take_another_product_from_eight_rows_on_have_calls_of_seven(tmp_path: Path):
-    content = read_gguf(tiny.write_tiny(tmp_path / "m.gguf", weights=Type.Q8_0))
-    binding = library("llama.cpp")
-    assert binding.limits("m.gguf", content) == CallLimits()
-    matrix = next(tensor for tensor in content.tensors if tensor.name.endswith("ffn_up.weight"))
-    for kind in ("Q4_K", "IQ3_S"):
-        tiled = matrix._replace(kind=int(Type[kind]))
-        assert binding.limits("m.gguf", replace(content, tensors=[tiled]))[1:] == (7, True, 8)
-        experts = tiled._replace(shape=(4, *matrix.shape))  # get any number of a call's rows
-        assert binding.limits("m.gguf", replace(content, tensors=[experts])).rows == 7
-    floats = matrix._replace(kind=int(Type.F16))
-    assert not binding.limits("m.gguf", replace(content, tensors=[floats])).single
+        library(name).check("m.gguf", replace(content, tensors=[tensor]))

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.decoding.types import Logits
-from paceline.engines.exact import measure_rules
-from paceline.engines.rows import RowRange, RowRules
+from paceline.engines.rows import RowRange, RowRules, measure_rules
 from paceline_mlx.rows import TRIED, RowBits, attention_calls, candidates, model_contexts
 from paceline_mlx.thresholds import dropped
 

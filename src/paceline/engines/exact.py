@@ -1,13 +1,8 @@
-"""Which rows have the bits that they have in plain decoding, measured on this machine.
+"""Compares an engine's rows with those of plain decoding, bit for bit, on this machine.
 
-`measure_rules` chooses the rules of `rows.py` when an engine opens, from calls that a `Prober`
-makes of its runtime. A difference is easily missed: activations are rounded to 8 bits, which hides
-nearly all that is small, so that one row in eight differed where another kernel had run. So single
-rows are compared in runs, in which a difference stays.
-
-`compare_rows` then compares what `Engine.step` gives, by condition: `exact` in a result rests on
-it, and `verify` does the same after more contexts. The reference is one sequence alone: its prompt
-is prefilled in one call, its answer decoded token by token. Conditions are
+An engine verifies its rules for rows by `rows_hold` when it opens. `exact` in a result rests on
+`measure_invariance`, and `verify` compares more (`compare_rows`). The reference is one sequence
+alone: its prompt is prefilled in one call, its answer decoded token by token. Conditions are
 
 - `block_length`: the answer in blocks of several rows;
 - `batch`: in calls with another sequence, in prefill or in decode;
@@ -18,164 +13,18 @@ Independent of runtimes, models and policies. A measurement proves nothing for w
 other threads, another processor, longer contexts.
 """
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from math import inf
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline.decoding.types import Block, Logits
 from paceline.engines.base import Engine, KVSequence
-from paceline.engines.rows import RowRange, RowRules
 from paceline.errors import CacheFull
-
-_ROWS = 7
-"""Positions that calls of different sizes compare."""
-
-_SINGLE_CONTEXTS = (40, 400, 608, 1072)
-"""Keys before runs of single rows: under and over 256, where llama.cpp's libraries begin to drop
-masked keys, and 512 and 1,024."""
-
-_CALLS = (2, 3, 5, 8, 16, 32)
-"""Rows of calls one after another, with those numbers between which kernels change."""
-
-LONGEST = _SINGLE_CONTEXTS[-1] + 16
-"""Positions of the longest run."""
-
-_SECONDS = 2.0
-"""Time after which single rows are tried no further, and a condition makes one comparison only."""
-
-
-# -- rules for calls -------------------------------------------------------------------------------
-
-
-class Prober(Protocol):
-    """Makes the calls of a measurement, in one sequence with the same tokens at every position."""
-
-    room: int
-    """Positions that the sequence can have."""
-    contexts: Sequence[int]
-    """Keys before the calls that are compared."""
-    sizes: Sequence[int]
-    """Rows of calls that are compared, beside those that a rule suggests."""
-
-    def prefill(self, length: int, rows: RowRange) -> None:
-        """Drop all positions from `length` on; compute those up to it that are missing.
-
-        Their calls have numbers of rows in `rows`.
-        """
-        ...
-
-    def rows(self, length: int, count: int, outputs: int) -> Logits:
-        """Run `count` rows after `length` positions, in one call.
-
-        Returns:
-            Logits of the first `outputs` rows, [outputs, vocab] float32.
-        """
-        ...
-
-
-def measure_rules(
-    prober: Prober,
-    candidates: Sequence[RowRules],
-    may_be_single: Callable[[int], bool] = lambda _: False,
-) -> RowRules | None:
-    """The cheapest candidate whose calls give equal bits; None: no candidate does.
-
-    Candidates are ordered by ascending cost. `may_be_single` returns whether a single row after so
-    many keys may have the bits of others.
-    """
-    started, runs = perf_counter(), 0
-    rules = next((rules for rules in candidates if _agree(prober, rules, started)), None)
-    if rules is None or rules.decode.most == 1:
-        return rules
-    started = perf_counter()
-    for context in _SINGLE_CONTEXTS:
-        late = runs and perf_counter() - started > _SECONDS
-        if late or context + rules.decode.most > prober.room:
-            break
-        keys = range(context, context + rules.decode.most)
-        if not all(map(may_be_single, keys)):
-            continue
-        prober.prefill(context, rules.prefill)
-        run = [prober.rows(key, 1, 1).tobytes() for key in keys]
-        if b"".join(run) != prober.rows(context, len(keys), len(keys)).tobytes():
-            return rules
-        runs += 1
-    return rules._replace(single=runs > 0)
-
-
-def _agree(prober: Prober, rules: RowRules, started: float) -> bool:
-    """True if calls of several sizes give the same bits, in both roles, after every context.
-
-    After `_SECONDS` since `started` the first context is compared alone.
-    """
-    for context in prober.contexts:
-        if context != prober.contexts[0] and perf_counter() - started > _SECONDS:
-            break
-        prober.prefill(context, rules.prefill)
-        roles = dict.fromkeys((rules.decode, rules.prefill))
-        if not all(_equal(prober, context, rows, rules.decode) for rows in roles):
-            return False
-        if rules.one_class and len(roles) > 1 and not _equal_after(prober, context, rules):
-            return False
-    return True
-
-
-def _equal_after(prober: Prober, context: int, rules: RowRules) -> bool:
-    """True if calls of a prompt and of an answer leave the same keys and values.
-
-    A difference in any of them stays, and later rows have it. It may still be missed: that of a
-    kernel for 32 rows and more showed in 93 of 150 texts. So candidates are those that a library's
-    source allows.
-    """
-    end = context + sum(_CALLS)
-    if end + rules.decode.most > prober.room:
-        return False
-    bits = []
-    for calls in (_CALLS, (sum(_CALLS),)):
-        at = context
-        prober.prefill(at, rules.prefill)
-        for rows in calls:
-            prober.prefill(at := at + rows, RowRange(rows, rows))
-        bits.append(prober.rows(end, rules.decode.most, rules.decode.most).tobytes())
-    return bits[0] == bits[1]
-
-
-def _equal(prober: Prober, context: int, rows: RowRange, outputs: RowRange) -> bool:
-    """True if calls of several sizes in `rows` give the same bits after a context.
-
-    Numbers of rows in `outputs` get logits: the head is a product of its own, and one row of it
-    differed from two at 2 of 300 positions. Only runs of single rows show that it may be one.
-    """
-    least, most = rows.least, min(rows.most, prober.room - context)
-    if most < least:
-        return False
-    expected = _bits(prober, context, most, outputs)
-    fewest = prober.rows(context, least, min(least, outputs.least))
-    if fewest[0].tobytes() != expected[0]:
-        return False
-    # At other places in calls of one size.
-    if least > 1 and _bits(prober, context + 1, least, outputs)[:-1] != expected[1:]:
-        return False
-    sizes = {least, least + 1, 2 * least + 1, *prober.sizes} & {*range(least, most)}
-    return all(_bits(prober, context, size, outputs) == expected for size in sorted(sizes))
-
-
-def _bits(prober: Prober, start: int, size: int, outputs: RowRange) -> Sequence[bytes]:
-    """Bits of `_ROWS` positions from `start` on, from calls of `size` rows."""
-    bits: list[bytes] = []
-    while len(bits) < _ROWS:
-        count = min(size, outputs.most, max(outputs.least, _ROWS))
-        logits = prober.rows(start + len(bits), size, count)
-        bits += [row.tobytes() for row in logits]
-    return bits[:_ROWS]
-
-
-# -- comparisons of an engine's rows ---------------------------------------------------------------
 
 BLOCK_LENGTH = "block_length"
 BATCH = "batch"
@@ -192,6 +41,8 @@ _CALL = 1024
 """Most rows of a call of a prompt."""
 _SHORT = 4
 """Rows at the end of a prompt that are read alone: few rows may take another kernel than many."""
+_SECONDS, _RULE_SECONDS = 2.0, 4.0
+"""Time after which a condition makes one comparison only, and rules are verified no further."""
 
 
 class Depth(NamedTuple):
@@ -206,6 +57,13 @@ class Depth(NamedTuple):
     after: int = 1
     """Rows of the blocks that decode the answer after such calls, and in forks."""
 
+
+_MANY_KEYS, _FEW_KEYS = 600, 40
+"""Keys of two sequences that share calls: runtimes split keys from 512 on."""
+_RUN, _NEXT = 16, 5
+"""Rows of an answer that verifies rules, and those after it."""
+_CHUNKS, _READ_AGAIN = (7, 33), 144
+"""Rows of the calls that read the end of its prompt again, by context, and of that end."""
 
 _QUICK = Depth(3, (3, 1, 2, 4, 8, 16, 32), (31, -1, -_SHORT))
 
@@ -273,6 +131,68 @@ def measure_invariance(engine: Engine, names: Container[str] = CONDITIONS) -> di
     return compare_rows(engine, length - _QUICK.answer, _QUICK, wanted, seconds=_SECONDS)
 
 
+def rows_hold(engine: Engine, contexts: Sequence[int]) -> bool:
+    """Return True if rows do not depend on blocks, on a prompt's chunks, or on who wrote a text.
+
+    They are compared after those of `contexts` that fit: single rows after all of them, until
+    `_RULE_SECONDS` have passed, and more after the first ones. A difference is easily missed:
+    activations are rounded to 8 bits, which hides nearly all that is small, so that one row in
+    eight differed where another kernel had run. So answers are runs of rows, in which it stays.
+    """
+    started = perf_counter()
+    fitting = [at for at in contexts if at + _RUN + _NEXT <= room_for(engine, 2)]
+    tokens = _random(engine, max(fitting, default=0) + _RUN + _NEXT)
+    with closing(engine.open()) as sequence:
+        for number, context in enumerate(fitting):
+            if number >= len(_CHUNKS) and perf_counter() - started > _RULE_SECONDS:
+                break
+            text, answered = tokens[:context], tokens[: context + _RUN]
+            run, further = answered[context:], tokens[context + _RUN :][:_NEXT]
+            expected = _rows(engine, sequence, text, run, _RUN)[-_RUN:]
+            pairs = []
+            for count in (1,) if number else (5, 1):
+                sequence.rewind(context)
+                pairs.append((_rows(engine, sequence, text, run, count), expected))
+            if number < len(_CHUNKS):
+                with closing(sequence.fork(max(context - _READ_AGAIN, 0))) as other:
+                    rows = _rows(engine, other, text, run, _RUN, chunk=_CHUNKS[number])
+                    pairs.append((rows[-_RUN:], expected))
+                    if sequence.shareable_length == len(answered):  # by the next prompt
+                        other.rewind(context)
+                        rows = _rows(engine, other, answered, further, _NEXT)[-_NEXT:]
+                        pairs.append((rows, _rows(engine, sequence, answered, further, _NEXT)))
+            sequence.rewind(context)
+            if any(compare(*pair).differing for pair in pairs):
+                return False
+    return bool(fitting)
+
+
+def together_holds(engine: Engine) -> bool:
+    """Return True if rows of two sequences in a call have the bits that they have alone.
+
+    That a call has the rows of several is not compared: `rows_hold` has compared numbers of rows.
+    """
+    many = min(_MANY_KEYS, room_for(engine, 2) - _RUN)
+    tokens, lengths = _random(engine, many + _RUN), (many, min(_FEW_KEYS, many))
+    with closing(engine.open()) as first, closing(engine.open()) as second:
+        pairs = [*zip((first, second), lengths, strict=True)]
+        alone = [
+            _rows(engine, each, tokens[:length], tokens[length : length + _RUN], _RUN)[-_RUN:]
+            for each, length in pairs
+        ]
+        for count in (1, _RUN // 4):
+            for each, length in pairs:
+                each.rewind(length)
+            for at in range(0, _RUN, count):
+                work = [(each, Block(tokens[each.length :][:count], count)) for each, _ in pairs]
+                for rows, expected in zip(engine.step(work).logits, alone, strict=True):
+                    if compare(rows, expected[at : at + count]).differing:
+                        return False
+                for each, _ in pairs:
+                    each.commit(count)
+    return True
+
+
 def room_for(engine: Engine, sequences: int) -> int:
     """Tokens per sequence that fit into `sequences` new sequences."""
     blocks = engine.free_slots // engine.block_size // sequences
@@ -319,7 +239,7 @@ class _Text:
     def __init__(self, engine: Engine, context: int, depth: Depth, room: int) -> None:
         """`room`: most tokens of a sequence."""
         length = context + depth.answer + max(depth.blocks)
-        tokens = np.random.default_rng(1).integers(0, engine.vocab_size, 2 * length).tolist()
+        tokens = _random(engine, 2 * length)
         self._engine, self._depth = engine, depth
         self._other = tokens[length:]
         self._prompt = tokens[:context]
@@ -327,7 +247,7 @@ class _Text:
         self._answer = self._tokens[: depth.answer]
         self._sequence = engine.open()
         try:
-            self._expected = self._rows(self._sequence, self._prompt, self._answer, 1)
+            self._expected = _rows(engine, self._sequence, self._prompt, self._answer, 1)
         except BaseException:
             self._sequence.close()
             raise
@@ -389,43 +309,47 @@ class _Text:
         tokens = [*self._prompt, *self._tokens[: self._depth.answer + _MORE]]
         text, further = tokens[:-1], tokens[-1]
         with closing(self._engine.open()) as fresh:
-            expected = self._rows(fresh, text, [further], 1)
+            expected = _rows(self._engine, fresh, text, [further], 1)
         with closing(self._sequence.fork(len(text) - 1)) as child:
-            yield compare(self._rows(child, text, [further], 1), expected)
+            yield compare(_rows(self._engine, child, text, [further], 1), expected)
 
     def _begin_answer(self) -> None:
         """Prefill the prompt anew."""
         self._sequence.rewind(0)
-        self._prefill(self._sequence, self._prompt)
+        _rows(self._engine, self._sequence, self._prompt, [], 1)
 
     def _after(self, sequence: KVSequence, chunk: int) -> Logits:
         """The rows of the reference, after what is in a sequence and a prefill in chunks."""
-        return self._rows(sequence, self._prompt, self._answer, self._depth.after, chunk)
+        count = self._depth.after
+        return _rows(self._engine, sequence, self._prompt, self._answer, count, chunk=chunk)
 
-    def _rows(
-        self,
-        sequence: KVSequence,
-        prompt: Sequence[int],
-        answer: Sequence[int],
-        count: int,
-        chunk: int = _CALL,
-    ) -> Logits:
-        """Commit prompt and answer, in chunks and in blocks of `count` rows.
 
-        Returns:
-            Logits of the last prompt row and on, [1 + answer, vocab].
-        """
-        rows = [self._prefill(sequence, prompt[sequence.length :], chunk)]
-        for at in range(0, len(answer), count):
-            block = answer[at : at + count]
-            rows.append(self._engine.step([(sequence, Block(block, len(block)))]).logits[0].copy())
-            sequence.commit(len(block))
-        return np.concatenate(rows)
+def _rows(
+    engine: Engine,
+    sequence: KVSequence,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    count: int,
+    *,
+    chunk: int = _CALL,
+) -> Logits:
+    """Commit what is missing of a prompt, in chunks, and an answer, in blocks of `count` rows.
 
-    def _prefill(self, sequence: KVSequence, tokens: Sequence[int], chunk: int = _CALL) -> Logits:
-        """Prefill in chunks; logits of the last row, [1, vocab]."""
-        for at in range(0, len(tokens), chunk):
-            part = Block(tokens[at : at + chunk], 1, prefill=True)
-            row = self._engine.step([(sequence, part)]).logits[0].copy()
-            sequence.commit(len(part.tokens))
-        return row
+    Returns:
+        Logits of the last prompt row, if it was missing, and of the answer, [rows, vocab].
+    """
+    rows = []
+    while sequence.length < len(prompt):
+        part = Block(prompt[sequence.length :][:chunk], 1, prefill=True)
+        rows = [engine.step([(sequence, part)]).logits[0].copy()]
+        sequence.commit(len(part.tokens))
+    for at in range(0, len(answer), count):
+        block = answer[at : at + count]
+        rows.append(engine.step([(sequence, Block(block, len(block)))]).logits[0].copy())
+        sequence.commit(len(block))
+    return np.concatenate(rows)
+
+
+def _random(engine: Engine, count: int) -> list[int]:
+    tokens: list[int] = np.random.default_rng(1).integers(0, engine.vocab_size, count).tolist()
+    return tokens

@@ -1,7 +1,7 @@
-"""What the engine needs of a library of llama.cpp's family: its structs and names, and its limits.
+"""What the engine needs of a library of llama.cpp's family: its structs, names and limits.
 
-Independent of rules for rows and of paceline's sequences. A binding knows a library's structs, its
-names and which calls it computes right; models and contexts are alike in the family (`native.py`).
+Independent of rules for rows and of paceline's sequences. A binding has a library's structs, its
+names and which files it computes right; models and contexts are alike in the family (`native.py`).
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.types import Logits
-from paceline.engines.llamacpp.log import ErrorLog
+from paceline.engines.llamacpp.loading import ErrorLog
 from paceline.storage.gguf_file import GgufFile
 
 LEAST_CONTEXT = 256
@@ -100,19 +100,6 @@ class ContextSettings(NamedTuple):
     """Whether layers run on a device, with their keys and values."""
 
 
-class CallLimits(NamedTuple):
-    """Which calls a library computes right, and alike, with the weights of a file."""
-
-    rows: int | None = None
-    """Most rows of any call; None: any number."""
-    decode: int | None = None
-    """Most rows of an answer's call: with more, products take another kernel."""
-    single: bool = True
-    """Whether products of one row add in the order of several."""
-    prompt: int = 2
-    """Fewest rows of a prompt's call: with fewer, an answer's, products add in another order."""
-
-
 class Heads(NamedTuple):
     """Heads that all layers have alike."""
 
@@ -172,24 +159,12 @@ class Binding(ABC):
         self._log = ErrorLog(self.library)
 
     @abstractmethod
-    def limits(
-        self, name: str, content: GgufFile, *, packed: bool = False, quantized: bool = False
-    ) -> CallLimits:
-        """Calls that the library computes right with a file's weights; by its source.
+    def check(self, name: str, content: GgufFile, *, quantized: bool = False) -> None:
+        """Raise ModelError for a file that the library does not compute right, by its source.
 
-        Args:
-            name: the file's, for the message.
-            content: its metadata and tensors.
-            packed: whether its packed copy runs.
-            quantized: see `ContextSettings`.
-
-        Raises ModelError if the family or a type of weights was not compared with other
-        implementations.
+        Nor is one right of which a type of weights was not compared with other implementations.
+        `name` is the file's, for the message; `quantized` as in `ContextSettings`.
         """
-
-    def quantized(self, limits: CallLimits, heads: Heads | None, threads: int) -> CallLimits:
-        """Limits of a file if keys and values are in Q8_0; see `may_be_single`."""
-        return limits
 
     @property
     def is_full(self) -> bool:
@@ -271,14 +246,6 @@ class Binding(ABC):
         family = self.metadata(model, "general.architecture")
         window = self.metadata(model, f"{family}.attention.sliding_window")
         return window not in (None, "0")
-
-    @abstractmethod
-    def may_be_single(self, keys: int, heads: Heads | None, threads: int) -> bool:
-        """Whether attention of one row after `keys` keys adds in the order of several rows.
-
-        By the library's source; `exact.py` measures it where this allows it. `heads` is None
-        where layers differ, or have a window.
-        """
 
     def has_whole_groups(self, model: int) -> bool:
         """Whether keys can be in Q8_0: its groups of numbers do not cross heads."""

@@ -16,7 +16,7 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from paceline.engines.llamacpp.binding import LEAST_CONTEXT, ContextSettings, State
-from paceline.engines.llamacpp.log import interrupts_after
+from paceline.engines.llamacpp.loading import interrupts_after
 from paceline.engines.llamacpp.native import NativeContext, NativeModel, NativeSequence
 
 _FIRST_SLOTS = 2 * LEAST_CONTEXT

@@ -29,7 +29,7 @@ from paceline.engines.llamacpp.llama_h import (
     MTP_CONTEXT,
     Embedding,
 )
-from paceline.engines.llamacpp.log import interrupts_after
+from paceline.engines.llamacpp.loading import interrupts_after
 from paceline.engines.llamacpp.upstream import Llama
 from paceline.errors import ModelError
 

@@ -11,7 +11,7 @@ slots are dropped. No call gives logits of more rows than a decode call has.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -21,24 +21,28 @@ import numpy as np
 
 from paceline.decoding.types import FINAL_NORM, Block, Logits, Taps, tap_name
 from paceline.engines.base import EngineSettings, KVSequence, KVState, StepResult
+from paceline.engines.exact import rows_hold, together_holds
 from paceline.engines.kv_blocks import BlockPool, PooledEngine
 from paceline.engines.llamacpp.binding import MOST_OUTPUTS, Binding, ContextSettings, Offload
-from paceline.engines.llamacpp.calls import MOST_ROWS, UNMEASURED, measured
 from paceline.engines.llamacpp.contexts import Contexts, whole
 from paceline.engines.llamacpp.libraries import faster_build, installed, library_for, load
 from paceline.engines.llamacpp.native import NativeModel, NativeSequence, Sizes
 from paceline.engines.llamacpp.packed import PackedWeights
 from paceline.engines.llamacpp.recurrent import RecurrentSequence
-from paceline.engines.llamacpp.sequence import PADDING, LlamaSequence, call
-from paceline.engines.llamacpp.together import (
-    MOST_TOGETHER,
-    SharedBlock,
-    agree_together,
-    run_shared,
-    shared_calls,
+from paceline.engines.llamacpp.rules import (
+    CONTEXTS,
+    DEVICE_CONTEXTS,
+    KEY_RUN,
+    MOST_ROWS,
+    UNPADDED,
+    fewer_kernels,
+    may_be_single,
+    table_rules,
 )
+from paceline.engines.llamacpp.sequence import PADDING, LlamaSequence, call
+from paceline.engines.llamacpp.together import SharedBlock, run_shared, shared_calls
 from paceline.engines.llamacpp.weights import check_numbers
-from paceline.engines.rows import RowRules, keep, kept
+from paceline.engines.rows import RowRules, load_rules, save_rules
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.files import digest_of
 from paceline.storage.gguf_file import read_gguf
@@ -60,8 +64,8 @@ _STATE_BYTES = 2 << 30
 _EMBEDDED_ROWS = 64
 """Most rows of a call for embeddings: each also gets logits, which nothing reads."""
 
-_FORM = 13
-"""Version of the measurement of row rules: of another one, nothing is taken."""
+_FORM = 14
+"""Version of the table of row rules and of their verification: another one is not taken."""
 
 _ROWS = "one sequence in a call, or rows of several in a class"
 """How rows are computed. Change this string with any change to a row's bits or a call's cost:
@@ -87,14 +91,14 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         rules: RowRules | None = None,
         offload: Offload | None = None,
     ) -> None:
-        """Map a GGUF file, and measure which rows its calls may have.
+        """Map a GGUF file, and verify which rows its calls may have.
 
         Args:
             path: the file.
             context_length: most slots of a sequence, as the model was trained.
             settings: see `EngineSettings`. With `min_rows` 1 calls are not padded.
             binding: the library; None: the first that is installed and computes the file right.
-            rules: rows of a call; None: measured.
+            rules: rows of a call; None: those of its library, verified.
             offload: layers on a device of `binding`; see `devices.py`.
 
         Raises:
@@ -120,7 +124,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
                 for library in (installed() if binding is None else (binding,))
                 if self._has_taps(library)
             ),
-            lambda library: self._kept(library) is not None,
+            lambda library: self._stored_rules(library) is not None,
             shared=settings.parallel > 1,
             quantized=self._quantized,
         )
@@ -132,33 +136,41 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         self.vocab_size = self._model.vocab_size
         if self._model.recurrent:
             self._table_type = RecurrentSequence
+        # Per run of keys, which decides it: whether a single row may follow.
+        runs = range(0, context_length + 1, KEY_RUN)
+        self._single_keys = [may_be_single(self._model, self._threads, keys) for keys in runs]
         sizes = self._model.sizes(self._threads)
         slots = settings.slots(context_length, sizes.slot)
         if offload is None:
             self._check_memory(slots, sizes)
         else:
             slots = min(slots, offload.slots)
-        self._pool = BlockPool(-(-slots // SLOTS), SLOTS)
         if rules is None and settings.min_rows > 1:
-            rules = self._row_rules(settings.progress)
-        self.rules = rules or UNMEASURED
-        """Rows of a call by role."""
+            rules = self._row_rules(sizes, settings.progress)
+        self._use(rules or UNPADDED, sizes, slots)
+        # One row is exact where it has the same bits, or where each row runs alone.
+        self.min_rows = max(self.rules.decode.least, settings.min_rows)
+
+    def _use(self, rules: RowRules, sizes: Sizes, slots: int) -> None:
+        """Make calls by `rules`, in new contexts, with a KV cache of `slots` slots."""
+        self.rules = rules
+        """Rows of calls by role."""
+        self.min_rows = rules.decode.least
+        self._pool = BlockPool(-(-slots // SLOTS), SLOTS)
         # One at least: with 0 a context takes its sequences for ones that can be cut anywhere.
-        self._rollback = max(self.rules.rollback, 1) if self._model.recurrent else 0
+        self._rollback = max(rules.rollback, 1) if self._model.recurrent else 0
         states = (1 + self._rollback) * sizes.state
-        self.shares_calls = self.rules.together > 1
-        outputs = max(MOST_OUTPUTS, self.rules.together, _EMBEDDED_ROWS * len(self.taps))
+        self.shares_calls = rules.together > 1
+        outputs = max(MOST_OUTPUTS, rules.together, _EMBEDDED_ROWS * len(self.taps))
         parallel = self._parallel if self.shares_calls else 1
         layers = tuple(tap for tap in self.taps if tap != FINAL_NORM)
         self._contexts = Contexts(
             self._model,
-            context_length,
+            self.context_length,
             ContextSettings(0, MOST_ROWS, self._threads, self._rollback, parallel, outputs, layers),
             most=max(min(max(_STATE_BYTES // max(states, 1), 1), _MOST_CONTEXTS), parallel),
             most_slots=whole(slots + MOST_ROWS),
         )
-        # One row is exact where it has the same bits, or where each row runs alone.
-        self.min_rows = max(self.rules.decode.least, settings.min_rows)
 
     def open(self) -> LlamaSequence:
         sequence = self._table_type(self._pool, self.context_length, self._contexts)
@@ -236,7 +248,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         """Everything that costs and exactness depend on; recorded results hold these strings."""
         cache = "keys and values in f16" if self._offload else self._binding.cache
         cache = "keys and values in q8_0" if self._quantized else cache
-        packed = "; packed weights" * (self._model.path != self._path)
+        packed = "; packed weights" * self._model.packed
         return {
             **self._depends(self._binding),
             "rows": f"{_ROWS}, {cache}; {self.rules}{packed}",
@@ -267,7 +279,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         if copy is None:
             return open_(self._path)
         try:
-            return open_(copy)
+            return open_(copy, packed=True)
         except ModelError:
             model = open_(self._path)
         self._packed.refuse(self._path, self._binding)
@@ -280,7 +292,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         """
         slot_bytes, state_bytes = sizes
         weights, memory = self._model.path.stat().st_size, memory_bytes()
-        states = (1 + UNMEASURED.rollback) * state_bytes
+        states = (1 + UNPADDED.rollback) * state_bytes
         if weights + states + slots * slot_bytes > memory:
             fitting = max((memory - weights - states) // max(slot_bytes, 1), 0)
             self._model.close()
@@ -292,52 +304,46 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
                 "smaller model"
             )
 
-    def _row_rules(self, progress: Progress) -> RowRules:
-        """The model's rules, measured if that was not done here before."""
-        rules = self._kept(self._binding)
+    def _row_rules(self, sizes: Sizes, progress: Progress) -> RowRules:
+        """Return the model's rules, verified if that was not done here before."""
+        rules = self._stored_rules(self._binding)
         if rules is None:
             with progress.task("measuring which forward passes are exact, once per model"):
-                rules = self._measured()
+                rules = self._verified(sizes)
             if self._measurements is not None:
-                keep(self._measurements / self._name_of(self._binding, self._model.path), rules)
+                path = self._measurements / self._name_of(self._binding, self._model.path)
+                save_rules(path, rules)
         return rules
 
-    def _kept(self, binding: Binding) -> RowRules | None:
-        """Rules that were measured here before, if any."""
+    def _verified(self, sizes: Sizes) -> RowRules:
+        """Return the rules of the table that hold here, or that rely on the fewest kernels."""
+        contexts = DEVICE_CONTEXTS if self._offload else CONTEXTS
+        slots = 2 * whole(contexts[-1] + MOST_ROWS)
+        content, shared = read_gguf(self._path), self._parallel > 1
+        table = table_rules(self._model, content, self._threads, self.context_length, shared=shared)
+        for rules in fewer_kernels(table):
+            self._use(rules, sizes, slots)
+            with closing(self._contexts):
+                single = rules.single or self._offload
+                holds = rows_hold(self, contexts if single else contexts[:2])
+                if holds and (not self.shares_calls or together_holds(self)):
+                    break
+        return rules
+
+    def _stored_rules(self, binding: Binding) -> RowRules | None:
+        """Return the rules that were verified here before, if any."""
         if self._measurements is None:
             return None
         path = self._packed.find(self._path, binding) or self._path
-        return kept(self._measurements / self._name_of(binding, path))
+        return load_rules(self._measurements / self._name_of(binding, path))
 
     def _name_of(self, binding: Binding, path: Path) -> str:
-        """Name of the file with rules: a digest of everything that they depend on."""
+        """Return the name of the file with rules: a digest of everything that they depend on."""
         stat = path.stat()
         identity = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
         settings = (self._parallel > 1, self._quantized)
         depends = self._depends(binding).values()
         return f"{digest_of([_FORM, *settings, *depends, *identity])}.rows"
-
-    def _measured(self) -> RowRules:
-        limits = self._binding.limits(
-            str(self._path),
-            read_gguf(self._path),
-            packed=self._model.path != self._path,
-            quantized=self._quantized,
-        )
-        if self._quantized:
-            limits = self._binding.quantized(limits, self._model.heads, self._threads)
-        may_be_single = self._may_be_single if limits.single else lambda _: False
-        rules = measured(self._model, limits, may_be_single, self.context_length, self._threads)
-        if self._parallel == 1 or rules.decode.most == 1:
-            return rules
-        most = min(limits.decode or MOST_TOGETHER, MOST_TOGETHER)
-        sequences = min(self._parallel, most)
-        settings = ContextSettings(0, MOST_ROWS, self._threads, sequences=sequences, outputs=most)
-        agree = agree_together(self._model, rules, settings, self.context_length)
-        return rules._replace(together=most) if agree else rules
-
-    def _may_be_single(self, keys: int) -> bool:
-        return self._binding.may_be_single(keys, self._model.heads, self._threads)
 
     def _depends(self, binding: Binding) -> dict[str, str]:
         device = {"device": str(self._offload), "drivers": gpu_drivers()} if self._offload else {}
@@ -414,13 +420,13 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         count = len(block.tokens)
         role = self.rules.prefill if block.prefill else self.rules.decode
         single = count == 1 and not block.prefill and self.rules.single
-        least = 1 if single and self._may_be_single(place.length) else role.least
+        least = 1 if single and self._single_keys[place.length // KEY_RUN] else role.least
         first = count - block.rows
         parts = sequence.parts(block, place.length, role, self.rules.decode.most)
         logits = []
         taps = defaultdict[str, list[Logits]](list)
         for part in parts:
-            sequence.reached(place, part.start)
+            sequence.on_rows_computed(place, part.start)
             rows = call(
                 place,
                 block.tokens,
@@ -433,6 +439,6 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             logits.append(rows.copy() if len(parts) > 1 else rows)
             for name, hidden in place.taps.items():
                 taps[name].append(hidden[: part.stop - part.start])
-        sequence.reached(place, count)
+        sequence.on_rows_computed(place, count)
         sequence.taps = {name: np.concatenate(hidden) for name, hidden in taps.items()}
         return np.concatenate(logits) if len(parts) > 1 else logits[0]

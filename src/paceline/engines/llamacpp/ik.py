@@ -7,7 +7,6 @@ built from the same version. Its API is llama.cpp's of 2025: `llama_kv_cache_seq
 
 import ctypes
 from collections.abc import Sequence
-from math import gcd
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +14,14 @@ import numpy as np
 from paceline.decoding.types import Logits
 from paceline.engines.llamacpp.binding import (
     Binding,
-    CallLimits,
     ContextSettings,
-    Heads,
     Signature,
 )
 from paceline.engines.llamacpp.llama_h import TYPES
 from paceline.engines.llamacpp.loading import short_spins, version_of
-from paceline.engines.llamacpp.weights import kinds, window_of
+from paceline.engines.llamacpp.weights import check_kinds, kind_of, window_of
 from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile, short
-
-_PADDED_KEYS, _STEP, _RUN = 256, 128, 32
-"""Keys of a call, of a step of softmax, and of a piece are multiples of these."""
 
 COMPARED = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"),
@@ -49,20 +43,6 @@ _SCALINGS = (None, "none", "linear", "yarn")
 
 _IGNORED = "rope_freqs.weight"
 """Factors of positions, as in Llama 3.1: ignored (KL 1.4). Those of LongRoPE are not."""
-
-_PACKED, _GROUP, _PACKED_GROUPS = ("Q4_1", "Q5_1"), 32, 4
-"""Types that are packed anew for calls of 32 rows and more, four groups at a time: version 0.1.5
-reads beyond a row whose groups are no multiple of four. KL 0.7 at 576 inputs."""
-
-_RIGHT_ROWS = 16
-"""Most rows of a call that computes a packed type right at any width."""
-
-_REPACKED = 32
-"""Rows of a call from which weights are packed anew, unless their packed copy runs."""
-
-_FEW_QUERIES, _MANY_ROWS = 3, 8
-"""Rows of queries that a thread multiplies with keys in Q8_0 as they are, and rows of a call from
-which keys are packed anew."""
 
 _UNSCALED = {"phi3.rope.scaling.type": "none"}
 """The library ends the process at a type that it does not know, such as Phi's longrope. Nothing
@@ -164,9 +144,7 @@ class IkLlama(Binding):
         self._readers: dict[int, _TapReader] = {}
         """By context; of one that was freed until another has its address."""
 
-    def limits(
-        self, name: str, content: GgufFile, *, packed: bool = False, quantized: bool = False
-    ) -> CallLimits:
+    def check(self, name: str, content: GgufFile, *, quantized: bool = False) -> None:
         family = content.fields.get("general.architecture")
         scaling = content.fields.get(f"{family}.rope.scaling.type")
         window = window_of(self.name, name, content)
@@ -184,32 +162,11 @@ class IkLlama(Binding):
             raise ModelError(
                 f"{name} has {fault}, as {self.name} computes others otherwise, or ends with them"
             )
-        rows = None
-        for kind, tensor in kinds(self.name, name, content, COMPARED):
-            if kind in _PACKED and tensor.shape[-1] // _GROUP % _PACKED_GROUPS:
-                rows = _RIGHT_ROWS
-        return CallLimits(rows, prompt=2 if packed else _REPACKED)
-
-    def quantized(self, limits: CallLimits, heads: Heads | None, threads: int) -> CallLimits:
-        """See `Binding.quantized`; `iqk_flash_attn_noalibi` and `compute_helper_q`.
-
-        Four rows of a head that a thread has are multiplied with keys that are packed anew, as all
-        rows of a call of eight and more are; those products add in another order. Threads that
-        cannot have whole heads divide a head's rows; a single row's has a head of keys:
-
-            9 heads, 2 threads    a thread has half of the rows: up to 6 are 3 and 3
-            32 heads, 8 threads   a thread has all rows of 4 heads: up to 3
-        """
-        divided = threads // gcd(heads.keys * heads.queries, threads) if heads else 1
-        return limits._replace(
-            decode=min(_FEW_QUERIES * divided, _MANY_ROWS - 1),
-            single=heads is not None and heads.queries <= _FEW_QUERIES,
-            prompt=max(limits.prompt, _MANY_ROWS),
-        )
+        check_kinds(self.name, name, content, COMPARED)
 
     def packs(self, content: GgufFile) -> bool:
         """See `Binding.packs`. Experts are left out: their products were not compared packed."""
-        types = {kind for kind, tensor in kinds(self.name, "", content, COMPARED)}
+        types = {kind_of(tensor) for tensor in content.tensors}
         experts = any(tensor.name.endswith(_EXPERTS) for tensor in content.tensors)
         return not experts and "F16" not in types and not types.isdisjoint(PACKED)
 
@@ -257,29 +214,3 @@ class IkLlama(Binding):
 
     def truncate(self, context: int, sequence: int, length: int) -> bool:
         return bool(self.library.llama_kv_cache_seq_rm(context, sequence, length, -1))
-
-    def may_be_single(self, keys: int, heads: Heads | None, threads: int) -> bool:
-        """See `Binding.may_be_single`; `iqk_flash_attn_noalibi` in iqk_flash_attn.cpp.
-
-        With one row, and several heads of queries for one of keys, the keys of all heads are
-        divided among the threads, in pieces. Sums have the usual order if a head is one piece:
-
-            3 heads, 2 threads, 512 keys   3 * 512 / 2 = 768 keys a thread: a head is one piece
-            3 heads, 2 threads, 288 keys   27 runs of 32 for 2 threads: pieces of 128, two cuts
-
-        Keys are padded to 256; masked ones at the end are dropped where they are a quarter or more.
-        And softmax goes on in steps of 128 keys, or of 64 or 32 if their number needs that.
-        """
-        if heads is None or heads.queries == 1:
-            return heads is not None
-        padded = -(-(keys + 1) // _PADDED_KEYS) * _PADDED_KEYS
-        seen = -(-(keys + 1) // _RUN) * _RUN
-        if padded > _PADDED_KEYS and seen <= 3 * padded // 4:
-            padded = seen
-        if padded % _STEP:
-            return False
-        if heads.keys == 1:
-            return threads == 1
-        shared = gcd(heads.keys, threads)
-        runs, workers = heads.keys // shared * padded // _RUN, threads // shared
-        return runs % workers == 0 and heads.keys // threads >= 1

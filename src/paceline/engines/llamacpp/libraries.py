@@ -70,7 +70,7 @@ def library_for(
         content = content or read_gguf(path)
         check_numbers(path, content.fields)
         try:
-            binding.limits(str(path), content, quantized=quantized)
+            binding.check(str(path), content, quantized=quantized)
         except ModelError as error:
             refusals.append(str(error))
         else:

@@ -26,7 +26,7 @@ from paceline.engines.llamacpp.binding import (
     State,
     heads_of,
 )
-from paceline.engines.llamacpp.log import interrupts_after
+from paceline.engines.llamacpp.loading import interrupts_after
 from paceline.errors import ModelError
 
 _SOME_ROWS = 16
@@ -82,16 +82,19 @@ class NativeModel:
         binding: Binding,
         path: Path,
         *,
+        packed: bool = False,
         quantized: bool = False,
         offload: Offload | None = None,
     ) -> None:
-        """Map `path`; see `ContextSettings.quantized`. Without `offload` the processor runs it.
+        """Map `path`, a packed copy of a file or the file itself.
+
+        See `ContextSettings` for `quantized`. Without `offload` the processor runs the model.
 
         Raises ModelError, with the library's own words, if it is refused.
         """
         _check_room(binding)
         self.binding = binding
-        self.path, self._quantized, self.offload = path, quantized, offload
+        self.path, self.packed, self.quantized, self.offload = path, packed, quantized, offload
         binding.forget_errors()
         with interrupts_after():
             pointer = binding.load(path, offload)
@@ -156,9 +159,7 @@ class NativeModel:
     def context(self, settings: ContextSettings) -> "NativeContext":
         """A new context with empty sequences. Raises ModelError if there is no memory for it."""
         on_device = self.offload is not None
-        return NativeContext(
-            self, settings._replace(quantized=self._quantized, offloaded=on_device)
-        )
+        return NativeContext(self, settings._replace(quantized=self.quantized, offloaded=on_device))
 
     def sequence(self, settings: ContextSettings) -> "NativeSequence":
         """The sequence of a new context that has one."""

@@ -15,7 +15,7 @@ one is made. Whatever goes wrong, the file itself is used.
 A head that is the table of embeddings is not packed, as the table is read row by row: the copy has
 it once more, as a matrix of its own. The table's pages are then hardly read, and take no memory.
 
-Packing runs in a process of its own (`pack.py`): the library's asserts end it.
+Packing runs in a process of its own (`main`): the library's asserts end it.
 """
 
 import contextlib
@@ -23,12 +23,14 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.engines.llamacpp.binding import Binding
+from paceline.engines.llamacpp.libraries import load
 from paceline.errors import ModelError
 from paceline.storage.files import digest_of
-from paceline.storage.gguf_file import read_gguf
+from paceline.storage.gguf_file import GgufFile, Tensor, read_gguf, write_gguf
 from paceline.storage.progress import Progress
 from paceline.storage.workspace import workspace
 
@@ -46,6 +48,8 @@ _SECONDS, _BYTES_PER_SECOND = 60, 20 << 20
 
 _COPY, _SOURCE, _NONE = ".gguf", ".source", ".none"
 """Endings: the copy, the path of its file, and a mark that there is no copy."""
+
+_TABLE, _HEAD = "token_embd.weight", "output.weight"
 
 
 class PackedWeights:
@@ -116,7 +120,7 @@ class PackedWeights:
 
 def _pack(path: Path, copy: Path) -> bool:
     size = path.stat().st_size
-    command = [sys.executable, "-P", "-m", "paceline.engines.llamacpp.pack", str(path)]
+    command = [sys.executable, "-P", "-m", "paceline.engines.llamacpp.packed", str(path)]
     with (
         contextlib.suppress(subprocess.TimeoutExpired),
         workspace(copy.parent, copy.stem, needed=size) as work,
@@ -135,3 +139,31 @@ def _pack(path: Path, copy: Path) -> bool:
                 os.fsync(file.fileno())  # after a power cut, a copy of zeros would be read
             partial.replace(copy)
     return copy.exists()
+
+
+def main() -> int:
+    """Pack the file that the first argument names into that of the second; return 0 if it is."""
+    from paceline.engines.llamacpp.ik import IkLlama
+
+    source, target = map(Path, sys.argv[1:])
+    binding = load("ik_llama.cpp")
+    assert isinstance(binding, IkLlama)
+    content = read_gguf(source)
+    tensors = {tensor.name: tensor for tensor in content.tensors}
+    if _HEAD not in tensors:
+        untied = target.with_name(f"{target.name}.untied")
+        _write_untied(content, tensors[_TABLE], untied)
+        source = untied
+    return binding.pack(source, target)
+
+
+def _write_untied(content: GgufFile, table: Tensor, path: Path) -> None:
+    """Write a file again, with the table of embeddings once more as the head."""
+    tensors = [*content.tensors, table._replace(name=_HEAD)]
+    forms = {tensor.name: (tensor.kind, tensor.data.nbytes) for tensor in tensors}
+    untied = replace(content, tensors=tensors)
+    write_gguf(path, untied, forms, lambda tensor: tensor.data, lambda _: None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

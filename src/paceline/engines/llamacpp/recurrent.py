@@ -88,7 +88,7 @@ class RecurrentSequence(LlamaSequence):
             self._marks = {0} if len(parts) > 1 else set()
         return parts
 
-    def reached(self, place: NativeSequence, rows: int) -> None:
+    def on_rows_computed(self, place: NativeSequence, rows: int) -> None:
         """Keep the state after `rows` rows of the block if they end at a mark."""
         if rows in self._marks and place.length:
             prompt = self.shareable_length

@@ -59,7 +59,7 @@ class LlamaSequence(PrefillTable):
         cuts = range(span - last % span, count, span) if span else ()
         return parts_between(block, {0, *cuts, count}, rows, outputs)
 
-    def reached(self, place: NativeSequence, rows: int) -> None:
+    def on_rows_computed(self, place: NativeSequence, rows: int) -> None:
         """Rows of the block, of which `rows` are in the context."""
 
     def failed(self) -> None:

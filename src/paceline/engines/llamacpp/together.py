@@ -1,4 +1,4 @@
-"""Calls with rows of several sequences: which blocks share one, and whether they are exact.
+"""Calls with rows of several sequences: which blocks share one, and how it runs.
 
 The sequences of a context have keys and values of their own, and numbers. The library divides a
 call whose sequences have different numbers of rows, or numbers that do not follow one another. So
@@ -13,27 +13,14 @@ Independent of what the tokens are. The rows of a call are in the class of decod
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from typing import NamedTuple
 
-import numpy as np
-
 from paceline.decoding.types import Block, Logits
-from paceline.engines.llamacpp.binding import ContextSettings
-from paceline.engines.llamacpp.contexts import whole
-from paceline.engines.llamacpp.native import NativeContext, NativeModel, NativeSequence, Rows
-from paceline.engines.llamacpp.sequence import PADDING, call
-from paceline.engines.rows import RowRules
-
-MOST_TOGETHER = 32
-"""Most rows of a shared call."""
+from paceline.engines.llamacpp.native import NativeSequence, Rows
+from paceline.engines.llamacpp.sequence import PADDING
 
 _WASTE = 2
 """A shared call has at most so many times the rows of its blocks."""
-
-_KEYS, _MORE_KEYS, _LONG = 40, 17, 600
-"""Keys before the calls that compare, in the second sequence, more in each after it, in the first:
-where runtimes split keys, from 512 on."""
 
 
 class SharedBlock(NamedTuple):
@@ -88,57 +75,3 @@ def run_shared(blocks: Mapping[int, SharedBlock]) -> dict[int, Logits]:
         key: logits[place.number][max(block.rows, 1) - block.rows :].copy()
         for key, (place, block) in blocks.items()
     }
-
-
-def agree_together(
-    model: NativeModel, rules: RowRules, settings: ContextSettings, context_length: int
-) -> bool:
-    """True if rows of several sequences in a call have the bits that they have alone.
-
-    Args:
-        model: the model.
-        rules: of calls of one sequence.
-        settings: of a context with the most sequences, and outputs for the most rows, of a call.
-        context_length: most slots of a sequence.
-
-    """
-    run = min(rules.decode.most, settings.outputs)
-    lengths = [_LONG, *(_KEYS + _MORE_KEYS * n for n in range(settings.sequences - 1))]
-    lengths = [min(length, context_length - run) for length in lengths]
-    if min(lengths) < 1:
-        return False
-    tokens = np.random.default_rng(0).integers(0, model.vocab_size, max(lengths) + run).tolist()
-    slots = whole(max(lengths) + settings.rows)
-    context = model.context(settings._replace(slots=slots))
-    with closing(context):
-        alone = []
-        for place, length in zip(context.sequences, lengths, strict=True):
-            for part in rules.prefill.split(length):
-                least = rules.prefill.least
-                call(place, tokens[:length], part, first=length, least=least, least_outputs=1)
-            alone.append(place.decode(tokens[length : length + run], slice(0, run)).tobytes())
-            place.truncate(length)
-        # In runs: a difference stays in the keys and values of later rows.
-        rows = max(settings.outputs // settings.sequences, 1)
-        return all(
-            _run(context, tokens, lengths, run, step) == alone
-            for step in sorted({1, min(rows, run)})
-        )
-
-
-def _run(
-    context: NativeContext, tokens: list[int], lengths: list[int], run: int, step: int
-) -> list[bytes]:
-    """Bits of each sequence's next `run` rows, in shared calls of `step` rows of each."""
-    bits = [b""] * len(lengths)
-    for start in range(0, run, step):
-        rows = min(step, run - start)
-        blocks = {
-            number: SharedBlock(place, Block(tokens[length + start :][:rows], rows))
-            for number, (place, length) in enumerate(zip(context.sequences, lengths, strict=True))
-        }
-        for number, logits in run_shared(blocks).items():
-            bits[number] += logits.tobytes()
-    for place, length in zip(context.sequences, lengths, strict=True):
-        place.truncate(length)
-    return bits

@@ -1,19 +1,17 @@
 """The binding of llama.cpp itself, by the library in the wheel of xllamacpp (`llama_h.py`).
 
 `LLAMA_CPP_LIB_PATH` names the folder of libraries of one's own, built from the same version. What
-decides a row's bits there (ggml/src/ggml-cpu of build 11549):
+decides a row's bits there, besides the rows of its call (`rules.py`):
 
 - Weights that are repacked when a file is loaded (`use_extra_bufts`) have kernels for 1 to 3, 4 and
-  8 rows: switched off. Then K and IQ types take another product from 8 rows on (tiled/tiled.cpp),
-  by the rows of an expert in a mixture, and no other type does. Weights without groups take another
-  one for a single row (llamafile/sgemm.cpp).
+  8 rows: switched off.
 - Attention divides the keys of a single row among the threads, and tiles 64 rows and more, only
   where keys and values are of one type (`ggml_compute_forward_flash_attn_ext_f16`): so values are
   F16, and keys Q8_0, or BF16 in heads that are no multiple of its groups of 32. Both decode as fast
   as F16 alone. Masked keys are left out one by one.
 
-On a GPU kernels are chosen by rows, too, and measured (`calls.py`). Keys and values are F16 there:
-with keys in Q8_0 one and two rows were a class, and no class had more than one draft for less.
+On a GPU keys and values are F16: with keys in Q8_0 one and two rows were a class, and no class had
+more than one draft for less.
 """
 
 import ctypes
@@ -24,10 +22,8 @@ import numpy as np
 from paceline.decoding.types import Logits
 from paceline.engines.llamacpp.binding import (
     Binding,
-    CallLimits,
     ContextSettings,
     Device,
-    Heads,
     Offload,
     State,
 )
@@ -41,32 +37,17 @@ from paceline.engines.llamacpp.llama_h import (
     load_library,
 )
 from paceline.engines.llamacpp.loading import library_folder, short_spins, version_of
-from paceline.engines.llamacpp.weights import FLOATS, kinds, window_of
+from paceline.engines.llamacpp.weights import CONVOLUTIONS, FLOATS, TILED, check_kinds, window_of
 from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile, NumberArray
 
-_TILED = (
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
-    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
-)
-"""Types with another product for calls of 8 rows and more."""
-
-COMPARED = (*FLOATS, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", *_TILED)
+COMPARED = (*FLOATS, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", *TILED)
 """Types of weights that were compared with their values; others are not run."""
 
 _HEADER, _COUNT = 8, 4
 """Bytes of a sequence's state before its slots, and of a number in it."""
 
 _ONE = np.array([1], np.uint32).view(np.uint8)
-
-_FEW_ROWS = 7
-"""Most rows of a call that is not tiled."""
-
-_CONVOLUTIONS = (".shortconv.conv.weight", ".ssm_conv1d.weight")
-"""Ends of names of tensors whose products are not of matrices: a few weights per number."""
-
-_EXPERTS = 3
-"""Dimensions of a tensor of experts."""
 
 
 class Llama(Binding):
@@ -90,9 +71,7 @@ class Llama(Binding):
         self._header: State | None = None
         """Of a sequence's state."""
 
-    def limits(
-        self, name: str, content: GgufFile, *, packed: bool = False, quantized: bool = False
-    ) -> CallLimits:
+    def check(self, name: str, content: GgufFile, *, quantized: bool = False) -> None:
         window_of(self.name, name, content)
         family = content.fields.get("general.architecture")
         sections = content.fields.get(f"{family}.rope.dimension_sections")
@@ -104,22 +83,13 @@ class Llama(Binding):
                     f"{name} has sections of positions of {rotated} numbers in a head of {head}, "
                     f"with which {self.name} ends the process"
                 )
-        limits = CallLimits()
-        for kind, tensor in kinds(self.name, name, content, COMPARED):
-            dimensions = len(tensor.shape)
-            if kind in _TILED:
-                limits = limits._replace(decode=_FEW_ROWS, prompt=_FEW_ROWS + 1)
-                if dimensions == _EXPERTS:
-                    limits = limits._replace(rows=_FEW_ROWS)
-            elif kind in FLOATS and dimensions > 1 and not tensor.name.endswith(_CONVOLUTIONS):
-                limits = limits._replace(single=False)
-        return limits
+        check_kinds(self.name, name, content, COMPARED)
 
     def shares_calls(self, content: GgufFile) -> bool:
         """See `Binding.shares_calls`: states of windows and recurrent layers are one sequence's."""
         family = content.fields.get("general.architecture")
         window = content.fields.get(f"{family}.attention.sliding_window")
-        recurrent = any(tensor.name.endswith(_CONVOLUTIONS) for tensor in content.tensors)
+        recurrent = any(tensor.name.endswith(CONVOLUTIONS) for tensor in content.tensors)
         return not window and not recurrent
 
     def devices(self) -> list[Device]:
@@ -271,7 +241,3 @@ class Llama(Binding):
             slots, empty = state[_HEADER + _COUNT :], np.zeros(_COUNT * others, np.uint8)
             state = np.concatenate([state[:_HEADER], count, slots, empty])
         return super().write_state(context, sequence, state, flags)
-
-    def may_be_single(self, keys: int, heads: Heads | None, threads: int) -> bool:
-        """See `Binding.may_be_single`: keys and values are of two types."""
-        return True

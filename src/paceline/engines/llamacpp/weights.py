@@ -6,7 +6,7 @@ make. llama.cpp is the reference of families (tests/engines/test_llamacpp_famili
 What a library computes otherwise, or ends the process with, its binding refuses.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,15 @@ from paceline.storage.gguf_file import GgufFile, Tensor, short
 FLOATS = ("F32", "F16", "BF16")
 """Types without groups."""
 
+TILED = (
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
+)
+"""Types that llama.cpp multiplies in tiles of 8 rows, where a call has as many."""
+
+CONVOLUTIONS = (".shortconv.conv.weight", ".ssm_conv1d.weight")
+"""Ends of names of tensors whose products are not of matrices: a few weights per number."""
+
 _EXAONE4_LAYERS = 64
 """Layers of the one EXAONE 4 with a window, by which the libraries know that it has one."""
 
@@ -23,24 +32,25 @@ _SCALINGS = ("linear", "longrope", "none", "yarn")
 _MANY = 1 << 31
 
 
-def kinds(
-    library: str, name: str, content: GgufFile, compared: Sequence[str]
-) -> Iterator[tuple[str, Tensor]]:
-    """Tensors with the names of their types. Raises ModelError for one that is not in `compared`.
+def kind_of(tensor: Tensor) -> str:
+    """Return the name of a tensor's type."""
+    from gguf import GGMLQuantizationType
+
+    return str(GGMLQuantizationType(tensor.kind).name)
+
+
+def check_kinds(library: str, name: str, content: GgufFile, compared: Sequence[str]) -> None:
+    """Raise ModelError for a type of weights that is not in `compared`.
 
     `library` and `name`, the file's, are for the message.
     """
-    from gguf import GGMLQuantizationType
-
     for tensor in content.tensors:
-        kind = GGMLQuantizationType(tensor.kind).name
-        if kind not in compared:
+        if (kind := kind_of(tensor)) not in compared:
             raise ModelError(
                 f"{name} has weights of type {kind} ({short(tensor.name)}), which were not "
                 f"compared in {library}; expected {', '.join(compared)}: get the model in another "
                 "quantization, such as Q4_K_M"
             )
-        yield kind, tensor
 
 
 def window_of(library: str, name: str, content: GgufFile) -> int | None:

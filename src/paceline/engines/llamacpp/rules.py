@@ -1,0 +1,217 @@
+"""Which rows a model's calls may have: a table, by the sources of the libraries.
+
+llama.cpp (ggml/src/ggml-cpu of build 11549) computes K and IQ types by another product from 8 rows
+on, by the rows of an expert in a mixture (tiled/tiled.cpp), and weights without groups by another
+one for a single row (llamafile/sgemm.cpp). ik_llama.cpp 0.1.5 repacks weights for calls of 32 rows
+and more, unless their packed copy runs. On a GPU each few numbers of rows have kernels of their own
+(benchmarks/README.md, "Rows on a GPU").
+
+A model has the strictest limits of its tensors, its keys and its device. They are verified when it
+opens (`rows_hold`), and a rule that does not hold is replaced by one that relies on fewer kernels;
+nothing is searched.
+"""
+
+from collections.abc import Iterator
+from math import gcd
+from typing import NamedTuple
+
+from paceline.engines.llamacpp.binding import MOST_OUTPUTS, Heads
+from paceline.engines.llamacpp.native import NativeModel
+from paceline.engines.llamacpp.weights import CONVOLUTIONS, FLOATS, TILED, kind_of
+from paceline.engines.rows import RowRange, RowRules
+from paceline.storage.gguf_file import GgufFile, Tensor
+
+MOST_ROWS = 256
+"""Most rows of a call."""
+
+_TOGETHER_ROWS = 32
+"""Most rows of an answer's call, of several sequences; one has `MOST_OUTPUTS`."""
+
+CONTEXTS, DEVICE_CONTEXTS = (40, 400, 608, 1072), (40, 1100, 4000)
+"""Keys before compared rows: under and over 256, where the libraries begin to drop masked keys, and
+512 and 1,024; on a device, whose calls end before a multiple of 256."""
+
+_ONE = RowRange(1, 1)
+
+UNPADDED = RowRules(RowRange(1, MOST_OUTPUTS), RowRange(1, MOST_ROWS))
+"""Rules where `min_rows` is 1: a row's bits depend on its call."""
+
+
+class RowLimits(NamedTuple):
+    """Numbers of rows that are in a class with some weights, keys or device."""
+
+    decode: int = _TOGETHER_ROWS
+    """Most rows of an answer's call: with more, another kernel runs."""
+    prompt: int = 2
+    """Fewest rows of a prompt's call: with fewer, an answer's kernel runs."""
+    most: int = MOST_ROWS
+    """Most rows of any call."""
+    single: bool = True
+    """Whether products of one row add in the order of several."""
+    least: int = 2
+    """Fewest rows of any call, but for a single one."""
+
+
+_LLAMA = {
+    **dict.fromkeys(FLOATS, RowLimits(single=False)),
+    **dict.fromkeys(TILED, RowLimits(decode=7, prompt=8)),
+}
+"""Type of weights -> limits in llama.cpp; other types have none."""
+
+_IK, _IK_OTHERS = {"Q6_K": RowLimits(prompt=64)}, RowLimits(prompt=32)
+"""Type of weights -> limits in ik_llama.cpp if no packed copy runs, and those of other types."""
+
+_IK_FOURS = {"Q4_1": RowLimits(most=16), "Q5_1": RowLimits(most=16)}
+"""Limits of types that ik_llama.cpp repacks four groups at a time. It reads beyond a row whose
+groups are no multiple of four: KL 0.7 at 576 inputs."""
+
+_GPU = RowLimits(decode=4, prompt=128, most=128, single=False, least=3)
+"""CUDA on an H200: {3, 4} is in a class with all weights and keys that were measured. Between two
+multiples of 256 keys are two of a prompt's calls."""
+
+_GPU_FEW_QUERIES = _GPU._replace(least=2)
+"""The same with up to two queries per head of keys, and keys in F16."""
+
+_SOFTWARE = RowLimits(decode=4, prompt=3, most=4, single=False, least=3)
+"""Mesa's software device: each number of rows above is compiled in 10 to 50 s."""
+
+_GROUP = 32
+_EXPERTS = 3
+"""Dimensions of a tensor of experts, which get any number of a call's rows."""
+
+_FEW_QUERIES, _MANY_ROWS = 3, 8
+"""Rows of queries that a thread of ik_llama.cpp multiplies with keys in Q8_0 as they are, and rows
+of a call from which keys are packed anew."""
+
+_PADDED_KEYS, _STEP, KEY_RUN = 256, 128, 32
+"""Keys of a call of ik_llama.cpp, of a step of softmax, and of a piece are multiples of these."""
+
+
+def table_rules(
+    model: NativeModel, content: GgufFile, threads: int, length: int, *, shared: bool = False
+) -> RowRules:
+    """Return the rules of a model by the table.
+
+    A prompt that cannot have calls of its own is read as an answer.
+
+    Args:
+        model: the model.
+        content: its file's.
+        threads: those of a call.
+        length: most slots of a sequence.
+        shared: whether sequences share calls.
+    """
+    limits = [*_limits(model, content, threads)]
+    decode = min(each.decode for each in limits)
+    prompt = max(each.prompt for each in limits)
+    most = min(each.most for each in limits)
+    least = max(each.least for each in limits)
+    answer = RowRange(least, min(MOST_OUTPUTS, decode, most))
+    # No call is padded over a multiple of `span`, but where padding counts as the rows do.
+    padded = model.span and model.offload is None and prompt > least
+    single = all(each.single for each in limits) and any(
+        all(may_be_single(model, threads, keys + row) for row in range(answer.most))
+        for keys in CONTEXTS[:2]
+        if keys + answer.most <= length
+    )
+    return RowRules(
+        answer,
+        answer if padded or prompt > most else RowRange(prompt, most),
+        single=single,
+        together=decode if shared else 1,
+    )
+
+
+def fewer_kernels(rules: RowRules) -> Iterator[RowRules]:
+    """Yield rules and those to fall back on, in order, as long as they do not hold.
+
+    In the last but one each row of an answer runs alone, as in plain decoding, and drafts gain
+    nothing; in the last one each row of a prompt, too: no call has a second row on which a row's
+    bits could depend.
+    """
+    alone = rules._replace(together=1)
+    padded = alone._replace(single=False)
+    yield from dict.fromkeys((rules, alone, padded, padded._replace(decode=_ONE)))
+    yield RowRules(_ONE, _ONE)
+
+
+def may_be_single(model: NativeModel, threads: int, keys: int) -> bool:
+    """Return whether attention of one row after `keys` keys adds in the order of several rows.
+
+    In llama.cpp it does. ik_llama.cpp (`iqk_flash_attn_noalibi` in iqk_flash_attn.cpp) divides the
+    keys of all heads among the threads, in pieces, if there are several heads of queries for one of
+    keys. Sums have the usual order if a head is one piece:
+
+        3 heads, 2 threads, 512 keys   3 * 512 / 2 = 768 keys a thread: a head is one piece
+        3 heads, 2 threads, 288 keys   27 runs of 32 for 2 threads: pieces of 128, two cuts
+
+    Keys are padded to 256; masked ones at the end are dropped where they are a quarter or more.
+    And softmax continues in steps of 128 keys, or of 64 or 32 if their number needs that.
+    """
+    heads = model.heads
+    if model.binding.name != "ik_llama.cpp":
+        return True
+    if heads is None or heads.queries == 1:
+        return heads is not None
+    padded = -(-(keys + 1) // _PADDED_KEYS) * _PADDED_KEYS
+    seen = -(-(keys + 1) // KEY_RUN) * KEY_RUN
+    if padded > _PADDED_KEYS and seen <= 3 * padded // 4:
+        padded = seen
+    if padded % _STEP:
+        return False
+    if heads.keys == 1:
+        return threads == 1
+    shared = gcd(heads.keys, threads)
+    runs, workers = heads.keys // shared * padded // KEY_RUN, threads // shared
+    return runs % workers == 0 and heads.keys // threads >= 1
+
+
+def _limits(model: NativeModel, content: GgufFile, threads: int) -> Iterator[RowLimits]:
+    yield RowLimits()
+    offload, is_ik = model.offload, model.binding.name == "ik_llama.cpp"
+    if offload is None or not offload.is_whole:
+        of_tensor = _ik_limits if is_ik else _llama_limits
+        yield from (of_tensor(tensor, packed=model.packed) for tensor in content.tensors)
+        if model.quantized and is_ik:
+            yield ik_key_limits(model.heads, threads)
+    if offload is not None and offload.device.is_software:
+        yield _SOFTWARE
+    elif offload is not None:
+        is_few = model.heads is not None and model.heads.queries <= 2 and not model.quantized
+        yield _GPU_FEW_QUERIES if is_few else _GPU
+
+
+def _ik_limits(tensor: Tensor, *, packed: bool) -> RowLimits:
+    kind = kind_of(tensor)
+    if kind in _IK_FOURS and tensor.shape[-1] // _GROUP % 4:
+        return _IK_FOURS[kind]
+    return RowLimits() if packed else _IK.get(kind, _IK_OTHERS)
+
+
+def _llama_limits(tensor: Tensor, *, packed: bool) -> RowLimits:
+    kind, dimensions = kind_of(tensor), len(tensor.shape)
+    if kind in FLOATS and (dimensions == 1 or tensor.name.endswith(CONVOLUTIONS)):
+        return RowLimits()  # not multiplied as a matrix
+    limits = _LLAMA.get(kind, RowLimits())
+    is_tiled = kind in TILED and dimensions == _EXPERTS
+    return limits._replace(most=limits.decode) if is_tiled else limits
+
+
+def ik_key_limits(heads: Heads | None, threads: int) -> RowLimits:
+    """Return ik_llama.cpp's limits with keys in Q8_0.
+
+    Four rows of a head that a thread has are multiplied with keys that are packed anew, as all
+    rows of a call of eight and more are; those products add in another order. Threads that
+    cannot have whole heads divide a head's rows; a single row's has a head of keys:
+
+        9 heads, 2 threads    a thread has half of the rows: up to 6 are 3 and 3
+        32 heads, 8 threads   a thread has all rows of 4 heads: up to 3
+
+    See `iqk_flash_attn_noalibi` and `compute_helper_q`.
+    """
+    divided = threads // gcd(heads.keys * heads.queries, threads) if heads else 1
+    return RowLimits(
+        decode=min(_FEW_QUERIES * divided, _MANY_ROWS - 1),
+        prompt=_MANY_ROWS,
+        single=heads is not None and heads.queries <= _FEW_QUERIES,
+    )
