@@ -30,21 +30,19 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 56_044,
-    "src/paceline": 35_556,
-    "src/paceline/decoding": 2_130,
+    "src": 55_548,
+    "src/paceline": 34_861,
+    "src/paceline/decoding": 2_173,
     "src/paceline/drafters": 2_704,
-    "src/paceline/engines": 5_305,
-    "src/paceline/constraints": 2_518,
-    "src/paceline/models": 4_359,
-    "src/paceline/runtime": 4_135,
-    "src/paceline/server": 6_616,
-    "src/paceline/cli": 3_890,
-    "src/paceline/verify": 666,
-    "src/paceline_mlx": 4_000,
-    "src/paceline_coreml": 10_393,
-    "src/paceline_lab": 6_095,
-    "tests": 49_216,
+    "src/paceline/engines": 5_172,
+    "src/paceline/models": 4_558,
+    "src/paceline/runtime": 4_288,
+    "src/paceline/server": 6_601,
+    "src/paceline/cli": 3_868,
+    "src/paceline_mlx": 3_999,
+    "src/paceline_coreml": 10_395,
+    "src/paceline_lab": 6_293,
+    "tests": 48_414,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 
