@@ -18,6 +18,7 @@ import paceline
 from paceline.cli.app import main
 from paceline.options import GREEDY
 from paceline.runtime.model import Model
+from support.scheduling import end_scheduler
 from support.server import running
 
 SOURCE = f"{Path(paceline.__file__).parent}/"
@@ -47,13 +48,18 @@ def files_called() -> Iterator[set[str]]:
 
 def test_files_of_a_token_in_the_loop(model: Model):
     model.generate(PROMPT, max_tokens=8, drafter="suffix", **GREEDY)
-    with model.stream(PROMPT, max_tokens=40, drafter="suffix", ignore_eos=True, **GREEDY) as stream:
+    end_scheduler(model)  # the next one's thread is watched
+    with (
+        files_called() as names,
+        model.stream(PROMPT, max_tokens=99, drafter="suffix", ignore_eos=True, **GREEDY) as stream,
+    ):
         for _ in range(3):
             next(stream)
-        with files_called() as names:
-            for _ in range(10):
-                next(stream)
-    assert len(names) <= TOKEN, sorted(names)
+        names.clear()
+        for _ in range(20):
+            next(stream)
+        passed = {*names}
+    assert len(passed) <= TOKEN, sorted(passed)
 
 
 def test_files_of_generate(tiny_gguf: Path, cache: Path, capsys: pytest.CaptureFixture[str]):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.app import main
+from paceline.models import ChatTemplate
 from support.process import COMMAND, Run, started, wait_for
 from support.tiny import write_tiny
 from support.waiting import PATIENCE
@@ -364,3 +365,24 @@ def test_a_mistake_that_needs_no_weights_is_told_before_they_are_read(
     monkeypatch.setattr("paceline.cli.crash.say_crashes", lambda: None)
     assert main([*words, "--model", str(broken)]) == 2
     assert reason in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("gguf", "times"), [("tiny_gguf", 1), ("thinking_gguf", 2)])
+def test_the_chat_template_is_rendered_once_and_for_thinking_models_twice(
+    gguf: str,
+    times: int,
+    request: pytest.FixtureRequest,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    rendered = list[int]()
+    render = ChatTemplate.render
+
+    def counted(self: ChatTemplate, messages: Any, *arguments: Any, **variables: Any) -> str:
+        rendered.append(len(messages))
+        return render(self, messages, *arguments, **variables)
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    path = request.getfixturevalue(gguf)
+    assert main(["generate", "Hello", "--model", str(path), "--max-tokens", "3", "--json"]) == 0
+    assert 1 <= len(rendered) <= times

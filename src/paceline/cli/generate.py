@@ -1,7 +1,6 @@
 """`paceline generate`: one prompt, one answer."""
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,6 @@ from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from paceline.models import ModelFiles
-    from paceline.runtime.request import Request
 
 app = group()
 
@@ -51,6 +49,7 @@ def generate(
     output: Output,
 ) -> int:
     """Answer one prompt."""
+    from paceline.runtime.prompt import EncodedPrompt, check_room, encode_prompt
     from paceline.runtime.request import check
 
     if prompt is None and file is None:
@@ -78,12 +77,18 @@ def generate(
     if expected is not None:
         options["prediction"] = [0]  # its tokens, once there is a tokenizer
     request = check(options)  # before the model is looked for
-    loaded = load_for_answers(
-        model, answer, output, partial(_check, messages=messages, request=request)
-    )
+    encoded: list[EncodedPrompt] = []
+
+    def encode(files: ModelFiles) -> None:
+        """Raise what the prompt and the options would raise once the model is open."""
+        tokens, rendered = encode_prompt(files, messages, request)
+        check_room(len(tokens), files.context_length)
+        encoded.append(EncodedPrompt(tokens, rendered.thoughts))
+
+    loaded = load_for_answers(model, answer, output, encode)
     if expected is not None:
         options["prediction"] = loaded.files.tokenizer.encode(expected)
-    with loaded.stream(messages, **options) as stream:
+    with loaded.stream(encoded[0], **options) as stream:
         show = step_printer(answer, output, stream)
         for step in stream:
             show(step)
@@ -97,13 +102,6 @@ def generate(
     sys.stdout.flush()
     loaded.settle()
     return 0
-
-
-def _check(files: "ModelFiles", messages: Any, request: "Request") -> None:
-    """Raise what the prompt and the options would raise once the model is open."""
-    from paceline.runtime.prompt import check_room, encode_prompt
-
-    check_room(len(encode_prompt(files, messages, request)[0]), files.context_length)
 
 
 def _prompt(prompt: str | None, file: Path | None, output: Output, *, joins_pipe: bool) -> str:

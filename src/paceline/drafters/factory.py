@@ -1,7 +1,7 @@
 """A drafter's name, such as `suffix+table` or `ngram:min=2,max=4`, and the drafters made of it.
 
-`DrafterSpec.parse` is called once, where text comes in (options, commands, requests); everything
-else uses the object. Drafters that read hidden states are of other packages (`heads.py`).
+`DrafterSpec.parse` is called where text comes in (options, commands, requests); everything else
+uses the object. Drafters that read hidden states are of other packages (`heads.py`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

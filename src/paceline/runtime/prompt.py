@@ -32,6 +32,18 @@ Prompt = str | Sequence[Message] | Sequence[int]
 Prompts = list[str] | list[list[Message]] | list[list[int]] | list[Prompt]
 """Several prompts, which are answered together."""
 
+
+class EncodedPrompt(list[int]):
+    """The token ids of a prompt that was rendered, with the marks of the reasoning to expect.
+
+    A door that checks a prompt before the model is open passes it on, so that it is rendered once.
+    """
+
+    def __init__(self, tokens: Sequence[int], thoughts: ReasoningMarks | None) -> None:
+        super().__init__(tokens)
+        self.thoughts = thoughts
+
+
 SYSTEM_ROLES = ("system", "developer")
 
 TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -102,6 +114,8 @@ def encode_prompt(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[
         raise InvalidRequest(
             f"this is a list of {len(prompt)} prompts; give one, or use generate or map"
         )
+    if isinstance(prompt, EncodedPrompt):
+        return [*prompt], _with_thoughts(request, prompt.thoughts)
     if not prompt:
         raise InvalidRequest("the prompt is empty; expected some text or a message")
     tokenizer = files.tokenizer
@@ -130,9 +144,12 @@ def encode_prompt(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[
     if request.constraint is not None and begun:
         raise InvalidRequest(BEGUN_STRUCTURE)
     text, thoughts = render_chat(files, messages, variables, begun=begun)
-    if request.constraint is None:  # a grammar has no place for reasoning
-        request = replace(request, thoughts=thoughts)
-    return control.encode(text), request
+    return control.encode(text), _with_thoughts(request, thoughts)
+
+
+def _with_thoughts(request: Request, thoughts: ReasoningMarks | None) -> Request:
+    """Return the request with the marks; a grammar has no place for reasoning."""
+    return request if request.constraint is not None else replace(request, thoughts=thoughts)
 
 
 def _with_system(messages: Sequence[Message], system: str) -> Sequence[Message]:
