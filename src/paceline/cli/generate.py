@@ -79,7 +79,7 @@ def generate(
     request = check(options)  # before the model is looked for
     encoded: list[EncodedPrompt] = []
 
-    def encode(files: ModelFiles) -> None:
+    def encode(files: "ModelFiles") -> None:
         """Raise what the prompt and the options would raise once the model is open."""
         tokens, rendered = encode_prompt(files, messages, request)
         check_room(len(tokens), files.context_length)
