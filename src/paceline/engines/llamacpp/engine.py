@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -164,6 +165,8 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         outputs = max(MOST_OUTPUTS, rules.together, _EMBEDDED_ROWS * len(self.taps))
         parallel = self._parallel if self.shares_calls else 1
         layers = tuple(tap for tap in self.taps if tap != FINAL_NORM)
+        # A program that uses the engine directly may call it while the scheduler lets it rest.
+        self._stepping = Lock()
         self._contexts = Contexts(
             self._model,
             self.context_length,
@@ -179,6 +182,10 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
     def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
         """Run blocks of different sequences; see `Engine.step`."""
+        with self._stepping:
+            return self._step(work)
+
+    def _step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
         started = perf_counter()
         sequences = self._reserve(work)
         logits: dict[int, Logits] = {}
@@ -237,7 +244,8 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
     def rest(self) -> None:
         """Park all sequences: a context has far more memory than the keys and values in it."""
-        self._contexts.rest()
+        with self._stepping:
+            self._contexts.rest()
 
     def close(self) -> None:
         """Free contexts and model; sequences are gone."""
