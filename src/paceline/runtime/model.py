@@ -4,6 +4,7 @@ Every answer is a request to the model's one `Scheduler`, whose thread drives th
 back as events. Invariant: neither the way in, nor who else asks, changes a token of an answer.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -209,23 +210,21 @@ class Model:
     def open_scheduler(
         self,
         *,
-        max_waiting: int | None = None,
+        max_waiting: int = sys.maxsize,
         max_running: int | None = None,
         store: "PromptStore | None" = None,
     ) -> "Scheduler":
         """Replace the scheduler by one with a server's limits and store; `start` it."""
         from paceline.runtime.batching.scheduler import Scheduler
 
-        if self._owner is not None:
-            return self._owner.open_scheduler(
-                max_waiting=max_waiting, max_running=max_running, store=store
+        owner = self._owner or self
+        with owner._guard:
+            if owner._scheduler is not None:
+                owner._scheduler.close()
+            owner._scheduler = Scheduler(
+                owner, max_waiting=max_waiting, max_running=max_running, store=store
             )
-        with self._guard:
-            if self._scheduler is not None:
-                self._scheduler.close()
-            limit = {} if max_waiting is None else {"max_waiting": max_waiting}
-            self._scheduler = Scheduler(self, max_running=max_running, store=store, **limit)
-            return self._scheduler
+            return owner._scheduler
 
     def _submit(self, request: "BatchRequest", listener: "Listener") -> "BatchRequest":
         """Submit a request. Raises as `Scheduler.submit` does."""

@@ -17,7 +17,6 @@ again.
 
 import atexit
 import logging
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -80,9 +79,9 @@ class Scheduler:
         self,
         model: "Model",
         *,
-        max_waiting: int = sys.maxsize,
-        max_running: int | None = None,
-        store: PromptStore | None = None,
+        max_waiting: int,
+        max_running: int | None,
+        store: PromptStore | None,
     ) -> None:
         """Prepare; `start` starts the thread, which ends when the model is freed.
 
