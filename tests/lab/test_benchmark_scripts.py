@@ -96,9 +96,15 @@ def compare_checkouts(folder: Path) -> tuple[str, ...]:
     return str(ROOT), str(ROOT), "--model", model, *options
 
 
+def document_questions(folder: Path) -> tuple[str, ...]:
+    model = str(write_tiny(folder / "tiny.gguf", fields={"llama.context_length": 4096}))
+    return "--model", model, "--characters", "900"
+
+
 REPORTS = [
     pytest.param("ahead_costs", lambda _: (), "plain 27.0"),
     pytest.param("compare_checkouts", compare_checkouts, '"rounds_with_differing_tokens": 0'),
+    pytest.param("document_questions", document_questions, '"differing": 0'),
     pytest.param(
         "dflash_float16", dflash_float16, "105 of 105 drafts are", marks=pytest.mark.coreml
     ),
