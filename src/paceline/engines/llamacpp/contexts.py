@@ -8,7 +8,7 @@ A context's slots are allocated and zeroed when it is made, so it begins small a
 costs as much as reading the keys and values once. Where several sequences share calls, a context
 has places for several, and a sequence takes one in the largest context: those that are together
 share calls. Invariant: a sequence's keys and values are in one place, and moving them changes no
-bit; so Ctrl-C, and a failing call, come before or after a move.
+bit; so a failing call comes before or after a move.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,6 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from paceline.engines.llamacpp.binding import LEAST_CONTEXT, ContextSettings, State
-from paceline.engines.llamacpp.loading import interrupts_after
 from paceline.engines.llamacpp.native import NativeContext, NativeModel, NativeSequence
 
 _FIRST_SLOTS = 2 * LEAST_CONTEXT
@@ -97,7 +96,6 @@ class Contexts:
     def park(self, sequence: Hashable, parked: Parked) -> None:
         self._parked[sequence] = parked
 
-    @interrupts_after()
     def forget(self, sequence: Hashable) -> None:
         self._parked.pop(sequence, None)
         place = self._lent.pop(sequence, None)
@@ -126,7 +124,6 @@ class Contexts:
             context for context, free in self._free.items() if len(free) == len(context.sequences)
         ]
 
-    @interrupts_after()
     def _lend(self, sequence: Hashable, end: int) -> NativeSequence:
         binding = self._model.binding
         while self._lent and (len(self._lent) >= self._most or binding.is_full):
@@ -170,7 +167,6 @@ class Contexts:
         self._free[context] = list(context.sequences)
         return context
 
-    @interrupts_after()
     def _park(self, sequence: Hashable) -> None:
         place = self._lent[sequence]
         if place.length:

@@ -209,7 +209,6 @@ class NativeContext:
         self._batch = Batch(self.binding.api.llama_batch, settings.rows)
         self.sequences = [NativeSequence(self, number) for number in range(settings.sequences)]
 
-    @interrupts_after()
     def decode(self, work: Sequence[Rows]) -> list[Logits]:
         """Run rows of different sequences in one call.
 
