@@ -1,4 +1,4 @@
-"""Use a model in several threads: their answers take turns."""
+"""Use a model in several threads: answers that are asked for at the same time run together."""
 
 from concurrent.futures import ThreadPoolExecutor
 
