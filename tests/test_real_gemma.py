@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import cycle
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,10 +122,10 @@ def test_answers_past_the_window_equal_plain_decoding(plain: Any, gemma: Model):
 
 def check(cases: Sequence[Case], plain: Any, model: Model) -> None:
     """Answer the prompts in calls of all together; their tokens must be those of plain decoding."""
-    pairs = model._as_they_end(
+    asked = [
         model._batch_request(case.prompt, drafted_by(case.drafter, case.sampling)) for case in cases
-    )
-    results = [result for _, result in sorted(pairs, key=itemgetter(0))]
+    ]
+    results = model._together(asked, "prompt")
     assert [result.token_ids for result in results] == [
         plain(case.prompt, case.sampling) for case in cases
     ]

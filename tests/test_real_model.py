@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +93,8 @@ def test_rows_do_not_depend_on_how_they_are_computed(
 def test_four_together_in_one_call_have_the_tokens_of_each_alone(plain: Any, real_model: Model):
     ways = [(PROMPTS[0], GREEDY), (PROMPTS[1], SAMPLED), (PROMPTS[2], OWN), (PROMPTS[0], OWN)]
     options: Options = {"max_tokens": TOKENS, "drafter": "suffix", "policy": "fixed"}
-    pairs = real_model._as_they_end(
-        real_model._batch_request(prompt, {**options, **sampling}) for prompt, sampling in ways
-    )
-    results = [result.token_ids for _, result in sorted(pairs, key=itemgetter(0))]
+    asked = [real_model._batch_request(prompt, {**options, **one}) for prompt, one in ways]
+    results = [result.token_ids for result in real_model._together(asked, "prompt")]
     assert results == [plain(prompt, sampling) for prompt, sampling in ways]
 
 

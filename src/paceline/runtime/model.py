@@ -6,7 +6,7 @@ back as events. Invariant: neither the way in, nor who else asks, changes a toke
 
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from inspect import getdoc
@@ -137,8 +137,10 @@ class Model:
         """
         if isinstance(prompts, str | Mapping):
             raise InvalidRequest("map answers several prompts, and this is one; use generate")
+        from paceline.runtime.stream import results_of
+
         self._request(options)  # refused now, and not when the first answer is asked for
-        return self._as_they_end(self._requests(prompts, options))
+        return results_of(self._submit, self._requests(prompts, options), "prompt")
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> "Stream":
         """Return a stream: iterate for steps, then read `.result`. Raises as `generate` does."""
@@ -257,15 +259,6 @@ class Model:
         tokens, request = self._encode_prompt(prompt, self._request(options))
         cached = self._owner is None  # the answers of `fresh` models find nothing of earlier ones
         return BatchRequest(self, tokens, request, cached=cached, started=started)
-
-    def _as_they_end(
-        self, requests: Iterator["BatchRequest"], max_running: int | None = None
-    ) -> Generator[tuple[int, Result], None, None]:
-        """Run requests for answers together; see `results_of`."""
-        from paceline.runtime.stream import results_of
-
-        limit = {} if max_running is None else {"max_running": max_running}
-        return results_of(self._submit, requests, "prompt", **limit)
 
     # -- texts, tokens and vectors -----------------------------------------------------------------
 

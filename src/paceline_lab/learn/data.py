@@ -17,6 +17,7 @@ from paceline.options import GREEDY, Options
 from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.model import Model
 from paceline.runtime.prompt import Prompt
+from paceline.runtime.stream import results_of
 from paceline.verify.suite import Suite, prompt_for
 from paceline_lab.journals import Append, appending
 from paceline_lab.learn.folder import ANSWERS, LearntFolder, TrainingAnswer
@@ -176,7 +177,7 @@ class DataMaker:
         name = self._model.files.name
         with (
             self._progress.task(f"prompts by {name}", count, unit="prompts") as update,
-            closing(self._model._as_they_end(requests(), max_running=AT_ONCE)) as ended,
+            closing(results_of(self._model._submit, requests(), "prompt", AT_ONCE)) as ended,
         ):
             while len(prompts) < count and monotonic() < halfway and unused < _MAX_UNUSED:
                 _, result = next(ended)
@@ -235,7 +236,7 @@ class DataMaker:
         label = f"answers of {model.files.name}"
         with (
             self._progress.task(label, len(prompts), unit="answers") as update,
-            closing(model._as_they_end(requests(), max_running=AT_ONCE)) as ended,
+            closing(results_of(model._submit, requests(), "prompt", AT_ONCE)) as ended,
         ):
             for _, result in ended:
                 prompt, tokens = asked.pop(result.seed)
