@@ -88,7 +88,7 @@ def generate(
     loaded = load_for_answers(model, answer, output, encode)
     if expected is not None:
         options["prediction"] = loaded.files.tokenizer.encode(expected)
-    with loaded.stream(encoded[0], **options) as stream:
+    with loaded.stream(next(iter(encoded), messages), **options) as stream:
         show = step_printer(answer, output, stream)
         for step in stream:
             show(step)
