@@ -3,10 +3,10 @@
     git worktree add ../before COMMIT
     python benchmarks/compare_checkouts.py ../before . --output benchmarks/results/checkouts.json
 
-Each checkout has a process of its own with the model loaded, and a server. In each round every way
-of asking runs in both, one right after the other, in alternating order, and ratios are of one
-round. A checkout compared with itself shows how far the machine alone moves a ratio. Exits with 1
-if a token differs.
+Each checkout has a process of its own with the model loaded, and a server. A prompt, or a list of
+those asked together, goes to both, one right after the other, in alternating order; a ratio is of
+such a pair. A checkout compared with itself shows how far the machine alone moves a ratio. Exits
+with 1 if a token differs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -35,7 +36,8 @@ if sys.argv[1:2] != [WORKER]:  # a checkout may have these modules elsewhere
 
 CLIENTS = 8
 
-RATES = ("plain", "auto", "stream", "list", "clients")
+ONE = ("plain", "auto", "stream")
+RATES = (*ONE, "list", "clients")
 """Ways of asking, measured in tokens per second; a ratio above 1 is faster."""
 
 COSTS = ("first_token_ms", "host_us_per_token", "memory_mb", "server_memory_mb")
@@ -63,9 +65,7 @@ def main() -> int:
         ]
         run_round(checkouts, suite.prompts[:2], "warm-up")
         for turn in range(options.rounds):
-            order = checkouts if turn % 2 == 0 else checkouts[::-1]
-            results = run_round(order, suite.prompts, f"round {turn}")
-            rounds.append(results if order is checkouts else results[::-1])
+            rounds.append(run_round(checkouts, suite.prompts, f"round {turn}"))
             print(json.dumps(_ratios(rounds[-1:])), flush=True)
         differing = sum(before["tokens"] != after["tokens"] for before, after in rounds)
     record = {
@@ -78,7 +78,10 @@ def main() -> int:
         "rounds_with_differing_tokens": differing,
         "after_over_before": _ratios(rounds),
         "medians": [
-            {name: round(median(pair[at][name] for pair in rounds), 2) for name in RATES + COSTS}
+            {
+                name: round(median(value for pair in rounds for value in pair[at][name]), 2)
+                for name in RATES + COSTS
+            }
             for at in (0, 1)
         ],
     }
@@ -90,17 +93,19 @@ def main() -> int:
 
 def run_round(
     checkouts: Sequence[Checkout], prompts: Sequence[SuitePrompt], name: str
-) -> list[dict[str, Any]]:
-    """Return each checkout's measures; a way of asking runs in all before the next one does.
+) -> list[dict[str, list[Any]]]:
+    """Return each checkout's measures: name -> a value for each pair.
 
     Every prompt begins with its round and way, so that no earlier one is in a prefix cache.
     """
-    measures: list[dict[str, Any]] = [{} for _ in checkouts]
+    measures: list[dict[str, list[Any]]] = [defaultdict(list) for _ in checkouts]
     for way in RATES:
         first = {"role": "system", "content": f"{name}, {way}"}
         asked = [replace(prompt, messages=[first, *prompt.messages]) for prompt in prompts]
-        for checkout, results in zip(checkouts, measures, strict=True):
-            results.update(checkout.measure(way, asked))
+        for number, group in enumerate([[one] for one in asked] if way in ONE else [asked]):
+            for at in (0, 1) if number % 2 == 0 else (1, 0):
+                for measure, value in checkouts[at].measure(way, group).items():
+                    measures[at][measure].append(value)
     return measures
 
 
@@ -194,11 +199,12 @@ def work(model_name: str, max_tokens: int) -> None:
 _HOST = ("host_seconds", "decoded")
 
 
-def _ratios(rounds: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, list[float]]:
-    """Return, by measure, the median, least and largest of the rounds' ratios."""
+def _ratios(rounds: Sequence[Sequence[Mapping[str, list[Any]]]]) -> dict[str, list[float]]:
+    """Return, by measure, the median, least and largest of the pairs' ratios."""
     ratios = {}
     for name in RATES + COSTS:
-        values = sorted(after[name] / before[name] for before, after in rounds)
+        pairs = [pair for both in rounds for pair in zip(*(one[name] for one in both), strict=True)]
+        values = sorted(after / before for before, after in pairs)
         ratios[name] = [round(value, 3) for value in (median(values), values[0], values[-1])]
     return ratios
 
