@@ -2,22 +2,29 @@
 
 import _thread
 import asyncio
+import contextlib
 import gc
+import itertools
 import subprocess
 import sys
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline.options import Options
 from paceline.runtime.batching import scheduler as scheduler_module
+from paceline.runtime.conversation import Conversation
 from paceline.runtime.model import Model
+from paceline.runtime.stream import Stream
 from support.plain import PROMPT, small
-from support.scheduling import free_slots
+from support.scheduling import end_scheduler, free_slots
 from support.waiting import PATIENCE, until
 
 DOCUMENT = [5, 6, 7, 8, 9] * 60
@@ -82,6 +89,134 @@ def test_ctrl_c_leaves_the_answer_so_far_and_a_usable_model(way: str, model: Mod
     until(lambda: not model.scheduler.unfinished and free_slots(model) == free)
     expected = model.fresh().generate(PROMPT, max_tokens=20).token_ids
     assert model.generate(PROMPT, max_tokens=20).token_ids == expected
+
+
+class Interrupt:
+    """A profiler that raises at one place of those where Python handles a signal.
+
+    These are the end of a call of C code, and the entry of a function.
+    """
+
+    def __init__(self, place: int) -> None:
+        self.left, self.place = place, ""
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event in ("c_return", "call") and path.stem in ("stream", "scheduler", "threading"):
+            self.left -= 1
+            if not self.left:
+                sys.setprofile(None)
+                self.place = f"{path.name}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("way", ["say", "list", "call"])
+def test_ctrl_c_at_any_place_of_a_request_blocks_nobody(way: str, model: Model):
+    short: Options = {"max_tokens": 2, "ignore_eos": True, "drafter": "none"}
+    expected = model.fresh().generate(PROMPT, **short).token_ids
+    kept: list[tuple[Conversation, Stream]] = []
+
+    def ask() -> None:
+        if way == "call":
+            model.call(lambda: None)
+        elif way == "list":
+            model.generate([PROMPT], **short)
+        else:
+            chat = model.conversation()
+            kept[:] = [(chat, chat.say("Hello", **short))]
+            for _ in kept[0][1]:
+                pass
+
+    for place in itertools.count(1):
+        interrupt = Interrupt(place)
+        sys.setprofile(interrupt)
+        with contextlib.suppress(KeyboardInterrupt):
+            ask()
+        sys.setprofile(None)
+        if not interrupt.place:
+            break
+        for chat, stream in kept:
+            stream.close()
+            assert len(chat.messages) == 2 * bool(stream.result.token_ids), interrupt.place
+        kept.clear()
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(model.generate, PROMPT, **short)
+            assert answer.result(PATIENCE).token_ids == expected, interrupt.place
+        until(lambda: not model.scheduler.unfinished)
+    assert place > 10
+
+
+def test_closing_a_stream_that_another_thread_reads_ends_both(model: Model):
+    for _ in range(2):
+        stream = model.stream(PROMPT, **LONG)
+        next(stream)
+        with ThreadPoolExecutor() as pool:
+            reader = pool.submit(list, stream)
+            stream.close()
+            reader.result(PATIENCE)
+        assert stream.result.finish_reason == "cancelled"
+
+
+def test_a_stream_ends_whose_model_is_closed_before_it_begins(tiny_files: ModelFiles, cache: Path):
+    model = small(tiny_files, 512)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def occupy() -> None:
+        begun.set()
+        go_on.wait(PATIENCE)
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(model.call, occupy)
+        begun.wait(PATIENCE)
+        stream = model.stream(PROMPT, **LONG)
+        closing = pool.submit(model.close)
+        until(lambda: stream._queued.cancelled)
+        go_on.set()
+        closing.result(PATIENCE)
+    assert [*stream] == []
+    assert stream.result.finish_reason == "cancelled"
+
+
+def test_a_scheduler_that_is_replaced_is_freed(model: Model):
+    model.generate(PROMPT, max_tokens=2)
+    first = weakref.ref(model.scheduler)
+    end_scheduler(model)
+    model.generate(PROMPT, max_tokens=2)
+    gc.collect()
+    assert first() is None, "it has an engine, which may be another one"
+
+
+def test_a_coroutine_stream_that_is_refused_has_ended(model: Model):
+    async def ask() -> None:
+        stream = model.astream(PROMPT, max_tokens=-1)
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match="max_tokens"):
+                await asyncio.wait_for(stream.finish(), PATIENCE)
+
+    asyncio.run(ask())
+
+
+def test_closing_a_model_again_after_ctrl_c_waits_for_the_forward_pass(
+    tiny_files: ModelFiles, cache: Path
+):
+    model = small(tiny_files, 512)
+    scheduler, returned = model.scheduler, list[bool]()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def occupy() -> None:
+        begun.set()
+        until(lambda: scheduler._stopped)  # `close` waits
+        _thread.interrupt_main()
+        go_on.wait(PATIENCE)
+        returned.append(True)
+
+    threading.Thread(target=model.call, args=[occupy]).start()
+    begun.wait(PATIENCE)
+    with pytest.raises(KeyboardInterrupt):
+        model.close()
+    threading.Timer(0.2, go_on.set).start()
+    model.close()
+    assert returned
 
 
 def test_a_model_that_is_dropped_ends_its_thread(tiny_files: ModelFiles, cache: Path):

@@ -201,6 +201,7 @@ class Model:
         """The scheduler that runs this model's requests, started by the first of them."""
         if self._owner is not None:
             return self._owner.scheduler
+        use_native_threads()
         with self._guard:
             _ = self.engine.name  # refused by name if the model is closed
             scheduler = self._scheduler

@@ -97,11 +97,17 @@ class Stream(_Handle):
     ) -> None:
         """Submit a request; `on_end` gets its result when it is read. Raises as `submit` does."""
         super().__init__()
-        self._events: SimpleQueue[Event] = SimpleQueue()
-        self._on_end = on_end
-        events = self._events
+        events, end = SimpleQueue[Event](), list[Event]()
+        self._events, self._end, self._on_end = events, end, on_end
+
+        def listen(event: Event) -> None:  # in the engine's thread; it must not keep the stream
+            if not isinstance(event, Step):
+                end.append(event)
+            events.put(event)
+
         queued.is_paused = lambda: events.qsize() >= MAX_UNREAD
-        self._queued: BatchRequest = submit(queued, self._events.put)
+        self._queued: BatchRequest = queued  # first: Ctrl-C may end `submit` after its work
+        submit(queued, listen)
 
     @property
     def request(self) -> Request:
@@ -135,25 +141,24 @@ class Stream(_Handle):
         """End here; the answer so far is the result. After the end this does nothing."""
         if not self.finished:
             self._queued.cancel()
-            with suppress(Exception):  # `result` raises it
-                for _ in self:
-                    pass
+        with suppress(Exception):  # `result` raises it
+            for _ in self:
+                pass
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Step:
-        if self.finished:
-            raise StopIteration
         try:
-            step = self._take(self._next_event())
+            if not self.finished and (step := self._take(self._next_event())) is not None:
+                return step
         except KeyboardInterrupt:
             self._queued.cancel()  # what there is can still be read
             raise
-        if step is None:
-            self._on_end(self.result)
-            raise StopIteration
-        return step
+        if self._result is not None:
+            self._on_end(self._result)
+            self._on_end = lambda _: None  # only now: Ctrl-C may end the call
+        raise StopIteration
 
     def _next_event(self) -> Event:
         use_native_threads()
@@ -163,6 +168,8 @@ class Stream(_Handle):
                 if self._events.qsize() == MAX_UNREAD - 1:
                     self._queued.wake()
                 return event
+            if self._end:  # another thread took it, or Ctrl-C came when it had been taken
+                return self._end[0]
 
     def __enter__(self) -> Self:
         return self
@@ -214,9 +221,13 @@ class AsyncStream(_Handle):
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
         def submit() -> None:  # in a thread, which outlives a cancelled waiter, and the loop
-            queued = self._make()
-            queued.is_paused = lambda: events.qsize() >= MAX_UNREAD
-            self._queued = self._submit(queued, listen)
+            try:
+                queued = self._make()
+                queued.is_paused = lambda: events.qsize() >= MAX_UNREAD
+                self._queued = self._submit(queued, listen)
+            except Exception as error:
+                self._error = error  # there will be no event
+                raise
             if self._has_left:
                 self._queued.cancel()
 
@@ -261,14 +272,16 @@ def results_of(
     try:
         while True:
             for number, request in islice(numbered, max_running - len(queued)):
+                queued[number] = request  # first: Ctrl-C may end `submit` after its work
                 try:
-                    queued[number] = submit(request, partial(listen, number))
+                    submit(request, partial(listen, number))
                 except InvalidRequest as error:
                     if noun is None:
                         raise
                     raise InvalidRequest(f"{noun} {number}: {error}") from error
             if not queued:
                 return
+            use_native_threads()
             try:
                 number, event = events.get(timeout=_POLL_SECONDS)
             except Empty:
@@ -295,7 +308,7 @@ def _empty_result(queued: BatchRequest) -> Result:
         stats=Stats(load_seconds=queued.model.load_seconds),
         prompt_tokens=len(queued.tokens),
         model=queued.model.files.name,
-        engine=queued.model.engine.name,
+        engine=queued.model.files.engine,  # the model may be closed
         drafter=str(request.drafter),
         policy=request.policy,
         exact=False,

@@ -11,7 +11,7 @@ paused one first, else the youngest: it returns to the queue and later continues
 
 Invariant: an error of one request ends that request alone, a drafter that fails is silenced, and no
 slot is lost. Every call that concerns one request is made where its error ends that request. Other
-errors are caught in `_run` and the loop continues: a block whose rows were not accepted is run
+errors are caught in `_loop` and the loop continues: a block whose rows were not accepted is run
 again.
 """
 
@@ -20,11 +20,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from queue import SimpleQueue
+from time import monotonic, perf_counter, sleep
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet, finalize, ref
 
 import numpy as np
@@ -70,6 +70,7 @@ _MAX_RUNNING_UNSHARED = 8
 """Where forward passes are not shared, each brings another sequence's KV into the CPU cache."""
 
 _T = TypeVar("_T")
+_Outcome = tuple[Any, BaseException | None]
 
 
 class Scheduler:
@@ -101,15 +102,19 @@ class Scheduler:
         )
         self._waiting: deque[BatchRequest] = deque()
         self._running: list[BatchRequest] = []
-        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self.unfinished = 0  # requests that were submitted and have not ended
-        self._wake = threading.Condition()
+        self._calls: list[tuple[Callable[[], Any], SimpleQueue[_Outcome]]] = []
+        # Callers lock this, and not the condition: Ctrl-C in its `__enter__` would keep it locked.
+        # All are notified: Ctrl-C in `notify` can leave a place in which nobody waits.
+        self._lock = threading.RLock()
+        self._wake = threading.Condition(self._lock)
         self.draining = False  # it accepts no more requests
         self.failing = False  # it failed all requests, and completed no iteration since
         self._stopped = self._rests = self._process_ends = False
+        self._ended = False  # Python forgets that a thread runs if Ctrl-C ends a `join`
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self.batcher = Batcher(engine, model.costs.table(), self.load)
-        finalize(model, self._stop).atexit = False  # there, `_close_all` also waits
+        self._when_freed = finalize(model, self._stop)
+        self._when_freed.atexit = False  # there, `_close_all` also waits
         _all.add(self)
 
     def start(self, *, warm_up: bool = False) -> None:
@@ -121,7 +126,13 @@ class Scheduler:
     @property
     def alive(self) -> bool:
         """Whether the thread that drives the engine runs."""
-        return self._thread.is_alive()
+        return self._thread.ident is not None and not self._ended
+
+    @property
+    def unfinished(self) -> int:
+        """Number of requests that were submitted and have not ended."""
+        with self._lock:
+            return len(self._waiting) + len(self._running)
 
     @property
     def usage(self) -> float:
@@ -143,16 +154,15 @@ class Scheduler:
         self.admission.limit(queued)
         queued.listener, queued.wake = listener, self.wake
         queued.submitted = perf_counter()
-        with self._wake:
+        with self._lock:
             if self.draining:
                 raise Draining("the model is shutting down and accepts no more requests")
             if len(self._waiting) >= self.max_waiting:
                 raise QueueFull(f"{len(self._waiting)} requests wait already; try again later")
             self._waiting.append(queued)
-            self.unfinished += 1
             self.load.submitted += 1
             self.load.waiting = len(self._waiting)
-            self._wake.notify()
+            self._wake.notify_all()
         return queued
 
     def call(self, function: Callable[[], _T]) -> _T:
@@ -162,54 +172,66 @@ class Scheduler:
         """
         if threading.get_ident() == self._thread.ident:
             return function()
-        future: Future[_T] = Future()
-        with self._wake:
+        call = function, SimpleQueue[_Outcome]()
+        with self._lock:
             if self.draining:
                 raise Draining("the model is shutting down")
-            self._calls.append((function, future))
-            self._wake.notify()
+            self._calls.append(call)
+            self._wake.notify_all()
         try:
-            return future.result()
+            result, error = call[1].get()
         except BaseException:
-            future.cancel()
+            with self._lock, suppress(ValueError):  # else it has begun
+                self._calls.remove(call)
             raise
+        if error is not None:
+            raise error
+        return cast("_T", result)
 
     def wake(self) -> None:
         """Let the thread look again at what there is to do."""
         if not in_forked_child():  # which may have the lock's copy as its owner left it
-            with self._wake:
-                self._wake.notify()
+            with self._lock:
+                self._wake.notify_all()
 
     def cancel_all(self) -> None:
         """Cancel all requests: each ends with the answer so far."""
-        with self._wake:
+        with self._lock:
             for queued in [*self._running, *self._waiting]:
                 queued.cancelled = True
-            self._wake.notify()
+            self._wake.notify_all()
 
     def close(self, grace: float = 0.0) -> None:
         """Accept no more requests, finish the submitted ones for up to `grace` seconds, and end."""
-        with self._wake:
+        with self._lock:
             self.draining = True
-            self._wake.notify()
+            self._wake.notify_all()
         end = monotonic() + grace
         while self.alive and self.unfinished and monotonic() < end:
-            threading.Event().wait(0.02)
+            sleep(0.02)
         self._stop()
-        if self.alive:
-            self._thread.join(_JOIN_SECONDS)
+        end = monotonic() + _JOIN_SECONDS
+        while self.alive and monotonic() < end:
+            sleep(0.005)
+        self._when_freed.detach()  # it keeps the engine
         if self.alive:
             log.error("the engine has not returned from its last forward pass")
 
     def _stop(self) -> None:
         if not in_forked_child():
-            with self._wake:
+            with self._lock:
                 self.draining = self._stopped = True
-                self._wake.notify()
+                self._wake.notify_all()
 
     # -- the engine's thread -----------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._loop()
+        finally:
+            self._ended = True
+
+    def _loop(self) -> None:
         faults = 0
         while not self._stopped:
             try:
@@ -225,16 +247,21 @@ class Scheduler:
                     self.failing = True
                     self._end_all(error)
         self._end_all(Draining("the model was shut down before the answer ended"))
-        while self._calls:
-            self._calls.popleft()[1].set_exception(Draining("the model was shut down"))
+        for _, outcome in self._take_calls():
+            outcome.put((None, Draining("the model was shut down")))
         self.prefix_cache.clear()
 
     def _wait_for_work(self) -> None:
         """Wait for work or the end, or once for a time after which the engine rests."""
-        with self._wake:
+        with self._lock:
             self._rests = not self._wake.wait_for(
                 lambda: self._stopped or self._has_work(), None if self._rests else _REST_SECONDS
             )
+
+    def _take_calls(self) -> list[tuple[Callable[[], Any], SimpleQueue[_Outcome]]]:
+        with self._lock:
+            calls, self._calls = self._calls, []
+        return calls
 
     def _has_work(self) -> bool:
         requests = [*self._running, *self._waiting]
@@ -245,20 +272,18 @@ class Scheduler:
         if self._rests:
             self.engine.rest()
             release_memory()
-        while self._calls:
-            function, future = self._calls.popleft()
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(function())
-                except BaseException as error:
-                    future.set_exception(error)
+        for function, outcome in self._take_calls():
+            try:
+                outcome.put((function(), None))
+            except BaseException as error:
+                outcome.put((None, error))
         self._end_expired()
         self._admit()
         if self._running:
             self._execute(list(self.batcher.next_batch(self._running, self._end)))
 
     def _end_all(self, error: Exception) -> None:
-        with self._wake:
+        with self._lock:
             left = [*self._running, *self._waiting]
             self._waiting.clear()
         for queued in left:
@@ -266,7 +291,7 @@ class Scheduler:
 
     def _end_expired(self) -> None:
         """End requests that were cancelled, or exceeded their time limit."""
-        with self._wake:
+        with self._lock:
             unfinished = [*self._waiting, *self._running]
         for queued in unfinished:
             if queued.cancelled:
@@ -325,7 +350,7 @@ class Scheduler:
         except Exception as error:
             self._end(queued, error)
             return
-        with self._wake:
+        with self._lock:
             self._waiting.remove(queued)
             self._running.append(queued)
             self._update_load()
@@ -399,7 +424,7 @@ class Scheduler:
             return True
         queued.prefix = None
         self._release(queued, prefix, tokens)
-        with self._wake:
+        with self._lock:
             self._running.remove(queued)
             self._waiting.appendleft(queued)
             self._update_load()
@@ -414,7 +439,7 @@ class Scheduler:
 
     def _end(self, queued: BatchRequest, error: Exception | None) -> None:
         """End a request: its KV goes to the prefix cache, and its listener gets the event."""
-        with self._wake:
+        with self._lock:
             if queued.ended:
                 return
             queued.ended = True
@@ -423,7 +448,6 @@ class Scheduler:
             if queued in self._waiting:
                 self._waiting.remove(queued)
             self._update_load()
-            self.unfinished -= 1
         with suppress(Exception):  # its listener gets the event in any case
             self.load.count_cut(queued, error)
         job, prefix, queued.prefix = queued.job, queued.prefix, None
