@@ -18,6 +18,7 @@ from paceline.runtime.model import Model
 from support.plain import said
 from support.scheduling import end_scheduler
 from support.thinking import CLOSE, OPEN, TEMPLATES, Scripted
+from support.waiting import until
 
 THOUGHT, ANSWER = "this is one, is this the one?\nit is", "This is the one. This is the one."
 EMPTY = "<think>\n\n</think>\n\n"
@@ -36,11 +37,10 @@ def engine(files: ModelFiles) -> Any:
 
 @pytest.fixture
 def thinker(files: ModelFiles, engine: Any, cache: Path) -> Iterator[Model]:
-    free = engine.free_slots
+    until(lambda: engine.free_slots == 4 * files.context_length)  # the last model has ended
     model = scripted(files, engine)
     yield model
     end_scheduler(model)
-    assert engine.free_slots == free
 
 
 def scripted(files: ModelFiles, engine: Any, thought: str | None = THOUGHT) -> Model:
