@@ -125,25 +125,21 @@ def test_layers_that_were_tapped_stay_so(
     assert opening.asked == [(1,), (0, 1)]
 
 
-def test_while_something_is_open_the_engine_is_not_opened_again(
+def test_while_an_answer_runs_the_engine_is_not_opened_again(
     reopening: Model, opening: Opening, dflash: str
 ):
     refused = pytest.raises(InvalidRequest, match=r"needs hidden states .*; name it when loading")
-    with reopening.stream(PROMPT, max_tokens=5, drafter="none") as stream:
+    chat = reopening.conversation()
+    with reopening.stream(PROMPT, max_tokens=60, drafter="none", ignore_eos=True) as stream:
         next(stream)
         with refused:
             reopening.generate(PROMPT, drafter=dflash)
-    chat = reopening.conversation()
-    with refused:
-        reopening.generate(PROMPT, drafter=dflash)
-    with refused:
-        chat.say("Hello", drafter=dflash)
-    with refused:
-        reopening.generate(PROMPT, drafter="none", probe=dflash)
-    assert said(chat.say("Hello", max_tokens=5)).completion_tokens == 5, "the chat is as it was"
+        with refused:
+            chat.say("Hello", drafter=dflash)
+        with refused:
+            reopening.generate(PROMPT, drafter="none", probe=dflash)
+        assert said(chat.say("Hello", max_tokens=5)).completion_tokens == 5, "the chat is as it was"
     assert opening.asked == []
-    chat.close()
-    chat.close()
     assert plain(reopening, max_tokens=5, drafter=dflash).completion_tokens == 5
     assert opening.asked == [(0, 1)]
 
@@ -207,6 +203,7 @@ def test_the_cache_of_a_chats_drafter_goes_back_with_the_chat(tapped: Model, dfl
         next(stream)
     chat.messages = messages
     said(chat.say(TURNS[2], **options))
-    (cache,) = chat._memory.values()
+    newest = tapped.scheduler.prefix_cache._entries[-1]
+    (cache,) = newest.memory.values()
     assert cache.positions == [*range(len(cache))], "each position once"
     chat.close()
