@@ -29,6 +29,7 @@ from paceline.runtime.model import Model
 from support.gemma import PROMPTS, gemma_file
 from support.llamacpp import model_of
 from support.packages import params
+from support.scheduling import end_scheduler
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -142,6 +143,7 @@ def drafted_by(drafter: str, sampling: Options) -> Options:
 
 
 def test_rows_past_the_window_do_not_depend_on_how_they_are_computed(gemma: Model):
+    end_scheduler(gemma)  # it would let the engine rest meanwhile
     depth = Depth(16, (1, 2, 16), (31, -1), after=16)
     # In ik_llama.cpp position 300 differed where one row had logits, and past 768 positions all
     # that see keys from before and after a multiple of 256.
@@ -155,6 +157,7 @@ def test_rows_past_the_window_do_not_depend_on_how_they_are_computed(gemma: Mode
 
 @pytest.mark.parametrize("text", RECORDED["texts"], ids=lambda text: text["text"][:20])
 def test_best_tokens_are_those_of_llama_cpp_where_it_is_sure(text: dict[str, Any], gemma: Model):
+    end_scheduler(gemma)
     sequence = gemma.engine.open()
     best = read(gemma, sequence, text["tokens"])
     sequence.close()

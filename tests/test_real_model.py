@@ -18,6 +18,7 @@ from paceline.runtime.model import Model
 from paceline.verify import checks
 from paceline.verify.checks import Verdict, row_checks, run_checks
 from support.llamacpp import library, model_of, wheel_file
+from support.scheduling import end_scheduler
 from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.real_model
@@ -85,6 +86,7 @@ def test_rows_do_not_depend_on_how_they_are_computed(
     monkeypatch.setattr(checks, "DEPTH", checks.DEPTH._replace(chunks=(3, 16, 31)))
     monkeypatch.setattr(checks, "THRESHOLDS", (512,))
     verdict = Verdict()
+    end_scheduler(real_model)  # it would let the engine rest meanwhile
     run_checks(row_checks(real_model.engine, verdict))
     assert verdict.rows.rows > 300
     assert verdict.rows.differing == 0
