@@ -30,19 +30,19 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_596,
-    "src/paceline": 34_908,
+    "src": 55_601,
+    "src/paceline": 34_913,
     "src/paceline/decoding": 2_173,
     "src/paceline/drafters": 2_704,
     "src/paceline/engines": 5_175,
     "src/paceline/models": 4_558,
-    "src/paceline/runtime": 4_334,
+    "src/paceline/runtime": 4_339,
     "src/paceline/server": 6_601,
     "src/paceline/cli": 3_866,
     "src/paceline_mlx": 3_999,
     "src/paceline_coreml": 10_395,
     "src/paceline_lab": 6_294,
-    "tests": 48_579,
+    "tests": 48_589,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

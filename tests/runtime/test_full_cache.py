@@ -70,3 +70,10 @@ def test_streams_that_do_not_fit_together_each_have_their_whole_answer(
         assert one.result.finish_reason is FinishReason.LENGTH
     assert stream.result.stats.preempted > 0
     assert free_slots(model) == free
+
+
+def test_costs_are_measured_where_idle_kv_fills_the_cache(tiny_files: ModelFiles, cache: Path):
+    model = small(tiny_files, 96)
+    model.generate([5] * 70, drafter="none", ignore_eos=True)
+    assert model.engine.free_slots < 16
+    assert model.measured_costs(again=True)(1) > 0

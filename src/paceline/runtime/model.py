@@ -441,8 +441,15 @@ class Model:
         Raises CacheFull if there are no slots for them.
         """
         if again or not self.costs.known:
+            evict = self.scheduler.prefix_cache.evict
+
+            def measured() -> None:
+                while evict():  # idle KV must not take the slots
+                    pass
+                measure(self.engine, self.costs)
+
             with self.drafting.progress.task("measuring this machine"):
-                self.call(partial(measure, self.engine, self.costs))
+                self.call(measured)
             self.costs.store()
         return self.costs.table()
 
