@@ -80,7 +80,7 @@ def generate(
     encoded: list[EncodedPrompt] = []
 
     def encode(files: "ModelFiles") -> None:
-        """Raise what the prompt and the options would raise once the model is open."""
+        """Raise the errors that the prompt would cause once the model is open."""
         tokens, rendered = encode_prompt(files, messages, request)
         check_room(len(tokens), files.context_length)
         encoded.append(EncodedPrompt(tokens, rendered.thoughts))

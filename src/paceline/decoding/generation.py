@@ -63,7 +63,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is asked of an answer."""
+    """The rules of an answer: sampling, ends, structure and logprobs."""
 
     sampling: Sampling = field(default_factory=Sampling)
     stopping: Stopping = field(default_factory=Stopping)
@@ -72,7 +72,7 @@ class Rules:
     logprobs: int | None = None
     """Record the logprob of each token, and of this many most likely ones; None: record none."""
     prompt_logprobs: bool = False
-    """Record the same for the prompt, no token of which may be cached."""
+    """Record the same for the prompt, whose tokens must not be cached."""
     reasoning: ReasoningMarks | None = None
     """How reasoning is delimited; None: all of the text is the answer."""
     shown: Mapping[int, str] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What drafts for an answer."""
+    """The drafters of an answer, and their policy."""
 
     policy: Policy
     """Chooses the drafters and the draft length."""

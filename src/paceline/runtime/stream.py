@@ -212,9 +212,7 @@ class AsyncStream(_Handle):
 
     async def _start(self) -> None:
         self._has_started = True
-        loop = asyncio.get_running_loop()
-
-        events = self._events
+        loop, events = asyncio.get_running_loop(), self._events
 
         def listen(event: Event) -> None:  # in the engine's thread
             with suppress(RuntimeError):  # the loop has ended
