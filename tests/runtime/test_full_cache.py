@@ -18,7 +18,7 @@ def test_a_prompt_that_leaves_the_cache_no_slot_is_refused_before_anything_runs(
     tiny_files: ModelFiles, cache: Path
 ):
     model = small(tiny_files, 96)
-    free = model.engine.free_slots
+    free = free_slots(model)
     for length in (free, free + 1, 200):
         with pytest.raises(InvalidRequest, match="cache_tokens"):
             model.stream([5] * length, drafter="none", ignore_eos=True)
@@ -34,7 +34,7 @@ def test_an_answer_that_fills_the_cache_ends_with_length_at_the_same_token(
     drafter: str, block: int, policy: Any, full: Model, cache: Path
 ):
     model = full.fresh()
-    free = model.engine.free_slots
+    free = free_slots(model)
     filled = model.generate([5] * 70, drafter="none", ignore_eos=True)
     found = model.generate(
         [5] * 70, drafter=drafter, max_block=block, policy=policy, ignore_eos=True
@@ -55,7 +55,7 @@ def test_streams_that_do_not_fit_together_each_have_their_whole_answer(
 ):
     """The one that is not read gives its slots up while the other needs them."""
     model = small(tiny_files, 96)
-    free = model.engine.free_slots
+    free = free_slots(model)
     options: Options = {"drafter": "none", "ignore_eos": True}
     expected = [plain(model, prompt, max_tokens=None, **options) for prompt in ("Hello", [5] * 70)]
     stream = model.stream("Hello", **options)

@@ -24,6 +24,7 @@ from paceline.runtime.model import Model
 from paceline.runtime.result import Result
 from support.command import Command, served
 from support.others import CHAT, TEXT
+from support.scheduling import free_slots
 from support.server import HTTP, Running, request, running
 from support.waiting import until
 
@@ -152,7 +153,7 @@ def test_every_answer_is_the_one_that_its_request_gets_alone(
     count: int, tokens: int, real_model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(batch, "_PLAIN_CALLS", 0)  # drafters are asked however small the model is
-    asked, plain, free = [*drawn(count, tokens)], dict[str, Result](), real_model.engine.free_slots
+    asked, plain, free = [*drawn(count, tokens)], dict[str, Result](), free_slots(real_model)
     for one in asked:
         if (key := f"{one.prompt} {one.options}") not in plain:
             ways: Any = {**one.options, "logprobs": 2, "drafter": "none"}
@@ -163,7 +164,7 @@ def test_every_answer_is_the_one_that_its_request_gets_alone(
         server.rest()
         load = server.scheduler.load
         assert load.failed == 0
-    assert real_model.engine.free_slots == free
+    assert free_slots(real_model) == free
     # It was a load, and what could go wrong was there to go wrong.
     whole = [end for end in ends if "speculation" in end]
     assert count / 2 < len(whole) < count

@@ -12,6 +12,7 @@ from paceline.runtime.model import Model
 from paceline.server.api import endpoint
 from paceline.server.settings import Settings
 from support.browser import REPEATED, alert, ask, ended, note, opened, send, until, words
+from support.others import slowed
 from support.scripted import always, called, engine_of, scripted_model, when
 from support.server import Running, running
 
@@ -192,17 +193,19 @@ def test_answers_are_asked_for_again_and_messages_edited_and_deleted(
     scripted_server.rest()
 
 
-def test_the_keyboard_is_enough(page: "Page", slow: Running):
-    opened(page, slow.url, settings=False)
+def test_the_keyboard_is_enough(page: "Page", scripted_server: Running):
+    engine_of(scripted_server).rules = [always("word " * 200)]  # no code, which Tab would reach
+    opened(page, scripted_server.url, settings=False)
     assert page.evaluate("document.activeElement.id") == "message"
     page.keyboard.type("one")
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("two")
     assert page.get_by_label("Message", exact=True).input_value() == "one\ntwo"
-    page.keyboard.press("Enter")
-    until(page, "document.querySelector('.model .words')?.textContent.length > 2")
-    page.keyboard.press("Escape")
-    ended(page)
+    with slowed(scripted_server.model, 0.02):
+        page.keyboard.press("Enter")
+        until(page, "document.querySelector('.model .words')?.textContent.length > 2")
+        page.keyboard.press("Escape")
+        ended(page)
     assert page.evaluate("document.activeElement.id") == "message"
     reached: list[str] = []
     name_of = "(({ id, innerText }) => id || innerText)(document.activeElement)"
@@ -215,6 +218,7 @@ def test_the_keyboard_is_enough(page: "Page", slow: Running):
     expected += ["delete-all", "import", "export-all", "export-json", "export-markdown"]
     assert reached[: len(expected)] == expected
     assert reached[-4:] == ["search", "show-panel", "new", "show-history"]
+    scripted_server.rest()
 
 
 def test_a_required_key_is_requested_and_not_stored(page: "Page", module_model: Model):
