@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
+from paceline.models.published import Installed
 from paceline.options import Options
+from paceline.runtime import model as model_module
 from paceline.runtime.batching.request import Draining
 from paceline.runtime.model import Model
 from paceline.runtime.stream import MAX_UNREAD
@@ -118,6 +121,28 @@ def test_map_yields_each_answer_when_it_ends_and_reads_prompts_as_places_become_
     assert sorted(results) == [*range(150)]
     for number in (0, 149):
         assert results[number].token_ids == alone(model, f"a {number}", max_tokens=1)
+
+
+def test_options_are_checked_once_for_all_prompts_and_published_drafters_looked_up_once(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    counts = Counter[str]()
+
+    def counted(module: Any, name: str) -> None:
+        function = getattr(module, name)
+
+        def counting(*arguments: Any, **more: Any) -> Any:
+            counts[name] += 1
+            return function(*arguments, **more)
+
+        monkeypatch.setattr(module, name, counting)
+
+    counted(model_module, "check")
+    counted(Installed, "_fitting")
+    results = model.generate(PROMPTS, max_tokens=3, temperature=1.0)
+    assert len({result.seed for result in results}) == len(PROMPTS), "each draws its own seed"
+    assert dict(model.map(PROMPTS, max_tokens=3)).keys() == {*range(len(PROMPTS))}
+    assert counts == {"check": 2, "_fitting": 1}
 
 
 def test_leaving_map_early_ends_the_other_answers(model: Model):

@@ -104,22 +104,21 @@ class Drafting:
             kinds.add("kept")
         return spec.resolve(kinds, prediction=prediction)
 
-    def prepare(self, names: Sequence[str]) -> set[int]:
+    def prepare(self, specs: Sequence[DrafterSpec]) -> set[int]:
         """Find the files of drafters; return the layers whose hidden states they read.
 
         Raises InvalidRequest if there is no such drafter for this model, and ModelError if one
         cannot be found or read, or does not fit the model.
         """
-        specs = [self.resolve(DrafterSpec.parse(name)) for name in names]
-        for part in (part for spec in specs for part in spec.parts):
+        resolved = [self.resolve(spec) for spec in specs]
+        for part in (part for spec in resolved for part in spec.parts):
             if part.inner.kind == "model":
                 _draft_files(part.name, self.files, self.progress)
-        return {tap for spec in specs for tap in drafters.taps(spec, self.resources)}
+        return {tap for spec in resolved for tap in drafters.taps(spec, self.resources)}
 
-    def open(self, name: str) -> None:
+    def open(self, spec: DrafterSpec) -> None:
         """Read and compile what a drafter needs. Raises what `prepare` raises."""
-        spec = self.resolve(DrafterSpec.parse(name))
-        for opened in drafters.create(spec, self.resources):
+        for opened in drafters.create(self.resolve(spec), self.resources):
             opened.close()
 
     def taps(self, request: Request) -> set[int]:

@@ -40,17 +40,16 @@ class Exactness:
         self,
         names: Set[str] = frozenset(CONDITIONS),
         progress: Progress | None = None,
-        make_room: Callable[[], bool] = lambda: False,
+        make_room: Callable[[], None] = lambda: None,
     ) -> Mapping[str, Compared] | None:
         """Return conditions -> comparison, measured now where one is missing.
 
-        `make_room` frees slots; False if it cannot. Conditions that do not fit into the free slots
-        are missing; returns None if there are no slots at all.
+        `make_room` frees the slots of idle KV. Conditions that do not fit into the free slots are
+        missing; returns None if there are no slots at all.
         """
         missing = names - self._compared.keys()
         if missing:
-            while make_room():  # `measure_invariance` leaves out what does not fit
-                pass
+            make_room()  # `measure_invariance` leaves out what does not fit
             try:
                 label = "measuring whether drafts change a token, once per model"
                 with progress.task(label) if progress else contextlib.nullcontext():

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Never
 
 from paceline.decoding.types import FINAL_NORM
+from paceline.drafters import DrafterSpec
 from paceline.engines import EngineSettings, check_engine, check_settings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest, did_you_mean
@@ -117,13 +118,15 @@ def load(
         return open_engine(files.engine, files.path, files.context_length, tapped)
 
     drafting = Drafting(files, progress, keep=keep)
-    taps = drafting.prepare(drafters)
+    specs = [DrafterSpec.parse(name) for name in drafters]
+    taps = drafting.prepare(specs)
     if embeddings and files.facts.pooling is not None:
         taps.add(FINAL_NORM)
     defaults = defaults_of(files) if generation_config == "auto" else Defaults()
     opened = open_with(tuple(sorted(taps)))
     model = Model(files, opened, defaults=defaults, drafting=drafting, open_with=open_with)
-    model.open_drafters(*drafters)  # else they count as part of the first answer's first token
+    for spec in specs:  # else opening counts as time to the first token
+        drafting.open(spec)
     model.load_seconds = perf_counter() - started
     return model
 

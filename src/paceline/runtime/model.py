@@ -20,7 +20,7 @@ import numpy.typing as npt
 from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Target
 from paceline.decoding.types import FINAL_NORM
-from paceline.drafters import DraftKV, Fault
+from paceline.drafters import DrafterSpec, DraftKV, Fault
 from paceline.engines.base import Closes, Engine, KVSequence
 from paceline.engines.costs import StoredCosts, measure
 from paceline.engines.exact import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PREFIX_CACHE, Compared
@@ -33,7 +33,14 @@ from paceline.runtime.drafting import Drafting
 from paceline.runtime.embedding import NO_EMBEDDINGS, Embedding
 from paceline.runtime.exactness import MEASUREMENTS, Exactness
 from paceline.runtime.prompt import Message, Prompt, Prompts, batch_of, check_ids, encode_prompt
-from paceline.runtime.request import Defaults, Request, check, defaults_of, structure
+from paceline.runtime.request import (
+    Defaults,
+    Request,
+    check,
+    defaults_of,
+    draw_seed,
+    structure,
+)
 from paceline.runtime.result import Result
 from paceline.system.processes import in_forked_child, use_native_threads
 
@@ -139,7 +146,6 @@ class Model:
             raise InvalidRequest("map answers several prompts, and this is one; use generate")
         from paceline.runtime.stream import results_of
 
-        self._request(options)  # refused now, and not when the first answer is asked for
         return results_of(self._submit, self._requests(prompts, options), "prompt")
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> "Stream":
@@ -187,7 +193,7 @@ class Model:
     def open_drafters(self, *drafters: str) -> None:
         """Open drafters now, so that no request waits for one; raises what `load` raises of one."""
         for drafter in dict.fromkeys(drafters):
-            self.drafting.open(drafter)
+            self.drafting.open(DrafterSpec.parse(drafter))
 
     def settle(self) -> None:
         """Wait for what runs in the background after answers: the counting of kept ones."""
@@ -245,19 +251,30 @@ class Model:
         return [result for _, result in sorted(pairs, key=itemgetter(0))]
 
     def _requests(self, prompts: Iterable[Prompt], options: Options) -> Iterator["BatchRequest"]:
-        self._request(options)  # a wrong option is no fault of the first prompt
-        for number, prompt in enumerate(prompts):
-            try:
-                yield self._batch_request(prompt, options)
-            except InvalidRequest as error:
-                raise InvalidRequest(f"prompt {number}: {error}") from error
+        """Check the options, once; then read prompts as their requests are asked for."""
+        first = self._request(options)
 
-    def _batch_request(self, prompt: Prompt, options: Options) -> "BatchRequest":
-        """Return the request for an answer. Raises as `generate` does."""
+        def requests() -> Iterator["BatchRequest"]:
+            for number, prompt in enumerate(prompts):
+                try:
+                    request = self._renewed(first, options) if number else first
+                    yield self._batch_request(prompt, options, request)
+                except InvalidRequest as error:
+                    raise InvalidRequest(f"prompt {number}: {error}") from error
+
+        return requests()
+
+    def _batch_request(
+        self, prompt: Prompt, options: Options, request: Request | None = None
+    ) -> "BatchRequest":
+        """Return the request for an answer; `request` is what checking `options` gave before.
+
+        Raises as `generate` does.
+        """
         from paceline.runtime.batching.request import BatchRequest
 
         started = perf_counter()
-        tokens, request = self._encode_prompt(prompt, self._request(options))
+        tokens, request = self._encode_prompt(prompt, request or self._request(options))
         cached = self._owner is None  # the answers of `fresh` models find nothing of earlier ones
         return BatchRequest(self, tokens, request, cached=cached, started=started)
 
@@ -353,6 +370,14 @@ class Model:
             constraint=structure(options, lambda: self._grammars) or request.constraint,
         )
 
+    def _renewed(self, request: Request, options: Options) -> Request:
+        """Return a request for another answer: its seed is drawn if none is given."""
+        sampling = request.sampling
+        if options.get("seed") is None:
+            sampling = replace(sampling, seed=draw_seed())
+        constraint = structure(options, lambda: self._grammars) or request.constraint
+        return replace(request, sampling=sampling, constraint=constraint)
+
     def _ensure_taps(self, taps: set[int], user: str) -> None:
         """Open the engine again if a drafter, or `embed`, needs hidden states it does not return.
 
@@ -381,7 +406,7 @@ class Model:
         *,
         memory: DraftKV | None = None,
         fault: Fault | None = None,
-        make_room: Callable[[], bool] = lambda: False,
+        make_room: Callable[[], None] = lambda: None,
     ) -> Answer:
         """Return an answer on `sequence`, which already holds the KV of a prefix of `tokens`.
 
@@ -400,7 +425,7 @@ class Model:
             started: when the request came (`perf_counter`).
             memory: the drafters' own state of the sequence, kept from one answer to the next.
             fault: called when a drafter fails and is disabled; None: its error ends the answer.
-            make_room: frees KV slots for the measurement of exactness; False if it cannot.
+            make_room: frees the slots of idle KV for the measurement of exactness.
 
         Raises InvalidRequest for the prompt or an option, and ModelError for a drafter.
         """
@@ -441,11 +466,10 @@ class Model:
         Raises CacheFull if there are no slots for them.
         """
         if again or not self.costs.known:
-            evict = self.scheduler.prefix_cache.evict
+            make_room = self.scheduler.prefix_cache.clear
 
             def measured() -> None:
-                while evict():  # idle KV must not take the slots
-                    pass
+                make_room()
                 measure(self.engine, self.costs)
 
             with self.drafting.progress.task("measuring this machine"):
@@ -459,7 +483,7 @@ class Model:
 
     def compared(self) -> Mapping[str, Compared]:
         """Return all conditions of exactness, measured now where one is missing."""
-        make_room = self.scheduler.prefix_cache.evict
+        make_room = self.scheduler.prefix_cache.clear
         return self.call(partial(self._exactness.compared, make_room=make_room)) or {}
 
     # -- its life ----------------------------------------------------------------------------------

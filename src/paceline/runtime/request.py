@@ -153,7 +153,7 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
     if wrong := faults(values):
         raise InvalidRequest("\n".join(wrong))
     if values.get("seed") is None:
-        values["seed"] = secrets.randbits(_DRAWN_BITS)
+        values["seed"] = draw_seed()
     stop, policy = values.get("stop", ()), values.get("policy", "auto")
     block = values.get("max_block")
     if block is None:
@@ -177,6 +177,10 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
         "settings": settings,
     }
     return Request(**_fields_of(Request, values))
+
+
+def draw_seed() -> int:
+    return secrets.randbits(_DRAWN_BITS)
 
 
 def _fields_of(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Injector:
         called = frame.f_code
         inside = called.co_filename == caller.f_code.co_filename and is_scheduler(called)
         # The last call of all empties the prefix cache; the sequences that it closes are counted.
-        inside |= called.co_name == "clear"
+        inside |= called.co_qualname == "PrefixCache.close"
         # It catches what it calls, which is injected.
         inside |= called.co_name == "close_sequence"
         if inside or not called.co_filename.startswith(OURS) or called.co_name == "<genexpr>":

@@ -22,6 +22,7 @@ from paceline.cli.answers import (
 from paceline.cli.chat.terminal import Terminal
 from paceline.cli.console import json_text, progress_of, read_text, say, say_error
 from paceline.cli.options import ModelOptions, Output
+from paceline.drafters import DrafterSpec
 from paceline.errors import ContextFull, InvalidRequest, PacelineError
 from paceline.models import ModelFiles
 from paceline.runtime.conversation import Conversation
@@ -197,7 +198,7 @@ class Session:
         """Set the options of the next answers. Raises InvalidRequest for what the model has not."""
         if self._loaded is not None:
             self._check(self._loaded.files, options)
-            self._loaded.drafting.prepare([options.get("drafter", "auto")])
+            self._loaded.drafting.prepare([DrafterSpec.parse(options.get("drafter", "auto"))])
         self.options = options
 
     def change_model(self, name: str) -> None:

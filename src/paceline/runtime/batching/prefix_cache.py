@@ -170,8 +170,12 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Evict every entry. What is kept on disk stays."""
-        for entry in self._owned():
-            self._remove(entry)
+        while self.evict():
+            pass
+
+    def close(self) -> None:
+        """Evict every entry, and end the writing of prompts to disk."""
+        self.clear()
         if self._store is not None:
             self._store.close()
 

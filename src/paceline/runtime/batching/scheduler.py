@@ -249,7 +249,7 @@ class Scheduler:
         self._end_all(Draining("the model was shut down before the answer ended"))
         for _, outcome in self._take_calls():
             outcome.put((None, Draining("the model was shut down")))
-        self.prefix_cache.clear()
+        self.prefix_cache.close()
 
     def _wait_for_work(self) -> None:
         """Wait for work or the end, or once for a time after which the engine rests."""
@@ -345,7 +345,7 @@ class Scheduler:
                     queued.started,
                     memory=prefix.memory,
                     fault=partial(self._drafter_failed, ref(queued)),
-                    make_room=self.prefix_cache.evict,
+                    make_room=self.prefix_cache.clear,
                 )
         except Exception as error:
             self._end(queued, error)
