@@ -6,7 +6,7 @@ server read it, so that a value that one of them rejects is rejected by all. Wha
 interface may write a value in its own way, as the command line's -1 for no limit; it translates
 that first.
 
-Imports nothing that takes time: `paceline --help` reads this, too.
+Imports nothing that takes time: `paceline --help` also reads this.
 """
 
 import json
@@ -144,7 +144,7 @@ _BIASES = Kind(f"token id -> {BIAS}", lambda value: isinstance(value, Mapping))
 
 
 class About(NamedTuple):
-    """What people read and type of an option."""
+    """The command line's form of an option: section, help, words."""
 
     panel: str
     """The section of the command line's help; empty: it is not on the command line."""
@@ -295,7 +295,7 @@ class Options(TypedDict, total=False):
 
 
 class Option(NamedTuple):
-    """What the annotation of an option declares."""
+    """The declaration of an option, from its annotation."""
 
     type: Any
     values: Range | Kind
@@ -307,7 +307,7 @@ class Option(NamedTuple):
 
     @property
     def is_switch(self) -> bool:
-        """Whether it may be true or false."""
+        """True if it may be true or false."""
         return "bool" in str(self.type)
 
     @property
@@ -329,7 +329,7 @@ GREEDY: Options = {"generation_config": "none", "temperature": 0.0}
 """Options of measurements: greedy, without the model's own settings."""
 
 STRUCTURES = ("json_schema", "regex", "grammar")
-"""Options that give the answer a structure, of which an answer has one at most."""
+"""Options that give the answer a structure; an answer has at most one."""
 
 
 def described() -> str:
@@ -339,7 +339,7 @@ def described() -> str:
 
 
 def faults(values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with options, a line each: unknown names, wrong types, values out of range.
+    """Return what is wrong with options, one line each: names, types, values out of range.
 
     The syntax of `drafter` and `probe`, and the parts of `repetition_detection`, are checked where
     they are parsed.
@@ -350,7 +350,7 @@ def faults(values: Mapping[str, Any]) -> list[str]:
 def _unknown(values: Mapping[str, Any]) -> Iterator[str]:
     for name in values:
         if name not in OPTIONS:
-            yield f"there is no option {name!r}; {did_you_mean(name, OPTIONS)}".rstrip("; ")
+            yield f"unknown option {name!r}; {did_you_mean(name, OPTIONS)}".rstrip("; ")
 
 
 def _wrong(values: Mapping[str, Any]) -> Iterator[str]:

@@ -101,7 +101,7 @@ def test_help_lists_every_option_with_its_range():
 
 def test_an_option_that_nobody_knows_is_named_alone():
     options: Any = {"zzz": 1}
-    with pytest.raises(InvalidRequest, match=r"no option 'zzz'$"):
+    with pytest.raises(InvalidRequest, match=r"unknown option 'zzz'$"):
         check(options)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Job(Protocol):
-    """What the scheduler runs: an answer, or an embedding."""
+    """A unit of the scheduler's work: an answer, or an embedding."""
 
     sequence: KVSequence
     shared: bool
@@ -38,7 +38,7 @@ class Job(Protocol):
     def policy(self) -> Policy | None: ...
     @property
     def tokens(self) -> list[int]:
-        """The prompt and what was generated so far."""
+        """The prompt and the tokens generated so far."""
         ...
 
     @property
@@ -50,12 +50,12 @@ class Job(Protocol):
     def finished(self) -> bool: ...
     @property
     def prefilling(self) -> bool:
-        """Whether the next block is part of the prompt."""
+        """True if the next block is part of the prompt."""
         ...
 
     @property
     def recomputing(self) -> bool:
-        """Whether the next block computes rows again, after `restart`."""
+        """True if the next block computes rows again, after `restart`."""
         ...
 
     @property

@@ -22,7 +22,7 @@ _ANSWER_SHARE = 4
 
 
 class Conversation:
-    """A chat; only what is new in a turn is computed.
+    """A chat; only the new tokens of a turn are computed.
 
     Use it in one thread; finish or close a turn's stream before the next.
     """
@@ -80,7 +80,7 @@ class Conversation:
         return stream
 
     def drop_oldest(self, turns: int = 1) -> list[Message]:
-        """Drop the oldest turns, each whole, but no system message; return what was dropped.
+        """Drop the oldest turns, each whole, but no system message; return the dropped messages.
 
         Raises InvalidRequest if there are fewer turns, or the last answer has not ended.
         """
@@ -125,7 +125,7 @@ class Conversation:
 
 
 def _by_turn(messages: Sequence[Message]) -> Iterator[tuple[int, Message]]:
-    """Each message after the number of its turn, from 1; that of system messages is 0."""
+    """Yield the number of each message's turn, from 1, and the message; system messages have 0."""
     turns = 0
     for message in messages:
         is_system = message.get("role") in SYSTEM_ROLES

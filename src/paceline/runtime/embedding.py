@@ -46,16 +46,16 @@ class EmbeddingJob:
 
     @property
     def finished(self) -> bool:
-        """Whether the vector is complete."""
+        """True if the vector is complete."""
         return self.result is not None
 
     @property
     def prefilling(self) -> bool:
-        """Whether blocks are left: all are prefill."""
+        """True if blocks are left: all are prefill."""
         return not self.finished
 
     def next_block(self, max_rows: int | None = None) -> Block:
-        """The next tokens, at most `max_rows`; no row of it needs logits."""
+        """Return a block of the next tokens, at most `max_rows`; none of its rows needs logits."""
         start = self.sequence.length
         self._block = self.tokens[start:][:max_rows]
         return Block(self._block, 0, prefill=True)
@@ -86,6 +86,6 @@ class EmbeddingJob:
 
 
 def normalized(vector: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
-    """The vector over its length, [d] float32; one of length 0 as it is."""
+    """Return the vector divided by its length, [d] float32; one of length 0 unchanged."""
     wide = vector.astype(np.float64)
     return (wide / (float(np.linalg.norm(wide)) or 1.0)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What was compared of a model's rows on this machine: what `exact` in a result rests on.
+"""Comparisons of a model's rows on this machine: the evidence for `exact` in a result.
 
 A condition is measured when the first answer that depends on it has ended, so that no token waits
 for it (of a small model before), and stored for all processes. Invariant: a comparison is used only
@@ -18,7 +18,7 @@ from paceline.models import Progress, cache_dir
 from paceline.storage.files import digest_of, read_json, write_json
 
 MEASUREMENTS = "measurements"
-"""Folder in the cache of what was measured of models here."""
+"""Folder in the cache for measurements of models on this machine."""
 
 _ENDING = ".exact"
 
@@ -30,7 +30,7 @@ class Exactness:
     """The comparisons of an engine with a model."""
 
     def __init__(self, engine: Engine, fingerprint: str, folder: Path) -> None:
-        """Read what was compared before; `fingerprint` is that of the model's weights."""
+        """Read earlier comparisons; `fingerprint` is that of the model's weights."""
         self._engine = engine
         self._depends = {**engine.describe(), "model": fingerprint, "form": str(_FORM)}
         self._path = folder / f"{digest_of(sorted(self._depends.items()))}{_ENDING}"
@@ -45,7 +45,7 @@ class Exactness:
         """Return conditions -> comparison, measured now where one is missing.
 
         `make_room` frees the slots of idle KV. Conditions that do not fit into the free slots are
-        missing; returns None if there are no slots at all.
+        missing; returns None without any free slot.
         """
         missing = names - self._compared.keys()
         if missing:
@@ -65,7 +65,7 @@ class Exactness:
 
 
 def stored_exactness(fingerprint: str) -> list[dict[str, Any]]:
-    """What was compared of a model's rows here, as JSON: an entry for each way to run it."""
+    """Return a model's stored comparisons as JSON: an entry for each engine and its settings."""
     entries = []
     for path in sorted((cache_dir() / MEASUREMENTS).glob(f"*{_ENDING}")):
         depends, compared = _read(path)
@@ -76,7 +76,7 @@ def stored_exactness(fingerprint: str) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Compared]]:
-    """What a stored file depends on, and its comparisons; empty if it is missing or damaged."""
+    """Return the conditions and comparisons of a stored file; empty if it is missing or damaged."""
     try:
         content = read_json(path)
         compared = {name: Compared(**content["compared"][name]) for name in content["compared"]}

@@ -75,7 +75,8 @@ def load(
         keep: keep the tokens of answers in the cache folder, for all processes of this user, and
             draft later answers from them; `Model.settle` waits until they are counted.
         embeddings: open an embedding model's engine for `Model.embed`, which else opens it again.
-        check: called with the model's files before its engine is opened; what it raises ends this.
+        check: called with the model's files before its engine is opened; an error it raises ends
+            the load.
         progress: gets the progress of long work.
         unknown: an error, with the setting that may be meant.
 
@@ -134,20 +135,20 @@ def load(
 def find_files(
     name: str, engine: str = "auto", *, progress: Progress = QUIET, revision: str | None = None
 ) -> ModelFiles:
-    """The files that `load` opens, fetched first. Raises as `load` does."""
+    """Return the files that `load` opens, after downloading them. Raises as `load` does."""
     named = None if engine == "auto" else engine
     return resolve(name, progress=progress, engine=named, revision=revision)
 
 
 def device_of(file: Path) -> str | None:
-    """Where a GGUF file runs by default; None: this machine has the processor alone."""
+    """Return the device that runs a GGUF file by default, or None if there is only the CPU."""
     from paceline.engines.llamacpp.devices import device_for
 
     return device_for(file)
 
 
 def packed_copies(weights: Iterable[Path]) -> list[Path]:
-    """The packed copies of GGUF files, and the files beside them that name their source."""
+    """Return the packed copies of GGUF files, and the files that name their sources."""
     names = {bytes(path) for path in weights} | {bytes(path.resolve()) for path in weights}
     sources = (cache_dir() / PACKED).glob("*.source")
     copies = [path for path in sources if path.read_bytes() in names]

@@ -196,7 +196,7 @@ class Model:
             self.drafting.open(DrafterSpec.parse(drafter))
 
     def settle(self) -> None:
-        """Wait for what runs in the background after answers: the counting of kept ones."""
+        """Wait for background work after answers: counting the answer history."""
         if self.drafting.kept is not None:
             self.drafting.kept.settle()
 
@@ -290,7 +290,7 @@ class Model:
         return self.files.tokenizer.decode(token_ids)
 
     def _encode_prompt(self, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
-        """Do as `prompt.encode_prompt`; ids that are not in the vocabulary are refused, too."""
+        """Do as `prompt.encode_prompt`; ids outside the vocabulary are also refused."""
         tokens, request = encode_prompt(self.files, prompt, request)
         check_ids("the prompt", tokens, self.engine.vocab_size)
         return tokens, request
@@ -307,7 +307,7 @@ class Model:
                     f"text {number} is {one!r:.60}; expected a string with characters"
                 )
         if not texts:
-            raise InvalidRequest("there is no text; expected a string, or several")
+            raise InvalidRequest("the list of texts is empty; expected one or more strings")
         encode = self.files.tokenizer.encode
         requests = [self._embedding_request(encode(one, special=True)) for one in texts]
         self._ensure_taps({FINAL_NORM}, "embed")
@@ -416,7 +416,7 @@ class Model:
             sequence   5 8 2          three are cached: the first block is 9 4 7
             drafters   suffix, table  `auto`, as `_request` has resolved it
             policy     asks the one of the two whose draft gains most by the costs of calls
-            answer     runs blocks until it ends; then what was learned is kept
+            answer     runs blocks until it ends; then drafters and costs learn from it
 
         Args:
             tokens: the prompt.
@@ -461,7 +461,7 @@ class Model:
     # -- costs and exactness -----------------------------------------------------------------------
 
     def measured_costs(self, *, again: bool = False) -> CostTable:
-        """Return what calls cost, after calls to learn it if none were seen, or with `again`.
+        """Return the costs of forward passes, measured now if none are known, or with `again`.
 
         Raises CacheFull if there are no slots for them.
         """
@@ -521,7 +521,7 @@ class Model:
 
 
 class _Closed:
-    """In place of the parts of a closed model: any use of it is refused by name."""
+    """Replaces the parts of a closed model: any use of it is refused by name."""
 
     def __init__(self, model: str) -> None:
         self._model = model

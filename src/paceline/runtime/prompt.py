@@ -5,7 +5,7 @@ template cannot express, such as tools or the results of calls, becomes text (`t
 `models/templates/roles.py` changes orders of roles that a template does not render.
 
 A template also decides how the answer's reasoning is marked (`models/templates/marks.py`); the
-marks go on to `decoding/reasoning.py`, which divides the answer.
+marks are passed to `decoding/reasoning.py`, which divides the answer.
 
 Invariant: a text of a message is guarded before ours are added to it.
 """
@@ -55,7 +55,7 @@ def batch_of(prompt: Prompt | Prompts) -> list[Prompt] | None:
 
     A list of strings, or of lists, is a batch. A list of messages, or of token ids, is one prompt.
 
-    Raises InvalidRequest for what is no prompt, and for a list that is of no one kind.
+    Raises InvalidRequest for a value that is not a prompt, and for a list of mixed kinds.
     """
     if isinstance(prompt, str):
         return None
@@ -86,7 +86,7 @@ _KINDS = {"strings": str, "lists": list | tuple, "messages": Mapping, "token ids
 
 
 def check_room(count: int, context: int) -> None:
-    """Raise InvalidRequest if a prompt of so many tokens leaves no room for an answer."""
+    """Raise InvalidRequest if a prompt of `count` tokens leaves no room for an answer."""
     if count >= context:
         raise InvalidRequest(
             f"the prompt has {count} tokens and the context holds {context}, the answer included; "
@@ -107,8 +107,8 @@ def check_ids(what: str, tokens: Sequence[int], vocab_size: int) -> None:
 def encode_prompt(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
     """Return the prompt's token ids, and the request with the marks of the reasoning to expect.
 
-    Raises InvalidRequest for what is no prompt or what the chat template refuses, and ModelError if
-    there is no template and the prompt needs one.
+    Raises InvalidRequest for a value that is not a prompt or that the chat template refuses, and
+    ModelError if the prompt needs a template and the model has none.
     """
     if batch_of(prompt) is not None:
         raise InvalidRequest(
@@ -161,7 +161,7 @@ def _with_system(messages: Sequence[Message], system: str) -> Sequence[Message]:
 
 
 class TemplateChat(NamedTuple):
-    """What a chat template renders."""
+    """The input of a chat template."""
 
     messages: list[dict[str, Any]]
     tools: list[Mapping[str, Any]] | None
@@ -177,10 +177,10 @@ def template_chat(
     *,
     parse_special: bool = False,
 ) -> TemplateChat:
-    """Messages and tools in OpenAI's form, as the chat template of a model reads them.
+    """Convert messages and tools from OpenAI's format to that of a model's chat template.
 
     Names of control tokens in them are guarded, unless they are to be parsed. Raises InvalidRequest
-    for a content that is no text, and for a tool's result without its call.
+    for content other than text, and for a tool's result without its call.
     """
     chat, listed = template_messages(messages, files.thinking), [*tools]
     last = chat[-1] if chat else {}
@@ -258,7 +258,7 @@ def render_chat(
 def reasoning_marks(
     thinking: Thinking, *, inside: bool, continued: tuple[int, ...] = ()
 ) -> ReasoningMarks:
-    """How to tell thoughts in an answer, of a model that has a form for them."""
+    """Return the marks of reasoning in an answer, for a model that has a format for it."""
     form = thinking.form
     assert form is not None
     return ReasoningMarks(
@@ -274,7 +274,7 @@ def reasoning_marks(
 
 
 def text_of(content: Any) -> str:
-    """The text of a content: a string, or a list of parts, which newlines join.
+    """Return the text of a content: a string, or a list of parts, which newlines join.
 
     Newlines as llama.cpp and vLLM have them. Raises InvalidRequest for other parts and values, with
     a message to append to the content's path.
@@ -297,7 +297,7 @@ def text_of(content: Any) -> str:
 
 
 def template_messages(messages: Sequence[Message], thinking: Thinking) -> list[dict[str, Any]]:
-    """Messages with text as their content and parsed arguments; `developer` becomes `system`.
+    """Return messages with text as content and parsed arguments; `developer` becomes `system`.
 
     Empty answers at the end are dropped: agents send them after a turn that was aborted.
     `thinking` has the names under which the template expects the thoughts of earlier answers.
@@ -339,7 +339,7 @@ def _is_empty_answer(message: Message) -> bool:
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
-    """A call with its id and parsed arguments."""
+    """Return a call with its id and parsed arguments."""
     try:
         function = {**call["function"], "arguments": _arguments(call["function"]["arguments"])}
         call = {"id": None, "type": "function", **call, "function": function}
@@ -351,7 +351,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _arguments(value: Any) -> Any:
-    """Parsed arguments; text that is no object remains as it is."""
+    """Parse arguments; text that is not an object remains unchanged."""
     if not isinstance(value, str):
         return value
     try:

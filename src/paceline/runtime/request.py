@@ -133,7 +133,7 @@ class RequestDrafters(NamedTuple):
     asked: Sequence[Drafter]
     probes: Sequence[Probe]  # are only watched
     policy: Policy
-    acceptance: Acceptance  # of earlier answers, which the policy goes on to learn
+    acceptance: Acceptance  # of earlier answers; the policy updates it
 
 
 def check(options: Options, defaults: Defaults | None = None) -> Request:
@@ -163,7 +163,8 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
     for spec in (drafter, probe):
         if spec and spec.has("prediction") and not values.get("prediction"):
             raise InvalidRequest(
-                f"drafter {spec} needs a prediction; say what the answer may be, or leave it out"
+                f"drafter {spec} needs a prediction; give one with the option prediction, or omit "
+                f"the drafter"
             )
     values |= {
         "sampling": Sampling(**_fields_of(Sampling, values)),

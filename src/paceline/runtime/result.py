@@ -14,7 +14,7 @@ _SHOWN = 60
 
 @dataclass(slots=True, repr=False)
 class Stats(Counters):
-    """What a generation did and where its time went. Times are seconds."""
+    """Counters and times of an answer. Times are seconds."""
 
     cached_tokens: int = 0  # of the prompt
     load_seconds: float = 0.0  # once per process
@@ -128,7 +128,7 @@ class Result:
 
     @property
     def sampled(self) -> bool:
-        """Whether the answer depends on the seed."""
+        """True if the answer depends on the seed."""
         return "temperature" in self.settings and self.settings["temperature"].value > 0
 
     def line(self) -> str:

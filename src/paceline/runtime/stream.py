@@ -25,7 +25,7 @@ Submit = Callable[[BatchRequest, Listener], BatchRequest]
 """`Model._submit`."""
 
 MAX_UNREAD = 8
-"""Unread steps of a stream at which its request is paused, so that memory stays bounded."""
+"""Unread steps of a stream that pause its request, so that memory stays bounded."""
 
 _MAX_AHEAD = 128
 """Requests of a list that are submitted at once: the waiting replace those that end."""
@@ -61,7 +61,7 @@ class _Handle:
 
     @property
     def finished(self) -> bool:
-        """Whether the last event was read."""
+        """True if the last event was read."""
         return self._result is not None or self._error is not None
 
     def _take(self, event: Event) -> Step | None:

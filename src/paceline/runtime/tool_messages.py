@@ -25,7 +25,7 @@ TOOL_FIELDS = {"tool_calls", "tool_call_id", "name"}
 """Fields of a message that a template without tools does not support."""
 
 _TOOL_ROLE = re.compile(r"""role['"\])\s]*(==|!=|in)[^%}]*?['"]tool['"]""")
-"""In templates that know messages of the role `tool`."""
+"""Occurs in templates that support messages of the role `tool`."""
 
 _FIRST_CALL = re.compile(r"tool_calls['\"\])]*\[0\]")
 _EACH_CALL = re.compile(r"\bin\s[^%}]*tool_calls")
@@ -35,7 +35,7 @@ _EACH_CALL = re.compile(r"\bin\s[^%}]*tool_calls")
 def fit_tools(
     chat: Sequence[dict[str, Any]], tools: Sequence[Any], template: str
 ) -> tuple[list[dict[str, Any]], list[Any] | None]:
-    """The messages and the tools for a template; None: it takes none, or there are none."""
+    """Return the messages and the tools for a template; None if it takes none or none are given."""
     form = tool_form(template)
     if "tools" not in template:
         return describe_tools(chat, tools, form or HERMES), None
@@ -45,7 +45,7 @@ def fit_tools(
 def fit_calls(
     chat: Sequence[dict[str, Any]], form: ToolForm | None, template: str
 ) -> list[dict[str, Any]]:
-    """A chat with its calls and their results as a template that supports tools expects them."""
+    """Return a chat with calls and results in the format that a template with tools expects."""
     fitted = [dict(message) for message in chat]
     if form and form.name == "kimi":
         _name_ids(fitted)
@@ -61,7 +61,7 @@ def fit_calls(
             calls = [ToolCall(one["name"], _object(one["arguments"])) for one in functions]
             message["content"] += written_calls(form, calls) if calls else ""
     if form and form.channels:
-        for message in fitted:  # beside calls the template takes thoughts or content, not both
+        for message in fitted:  # with calls, the template takes thoughts or content, not both
             thoughts, content = message.get("thinking"), message.get("content")
             if thoughts and content and message.get("tool_calls"):
                 message |= {"thinking": f"{thoughts}\n\n{content}", "content": ""}
@@ -73,7 +73,7 @@ def fit_calls(
 
 
 def _name_ids(chat: Sequence[dict[str, Any]]) -> None:
-    """Give calls the ids by which Kimi's template names them, and their results the same."""
+    """Give calls and their results the ids that Kimi's template expects."""
     ids: dict[str | None, str] = {}
     for message in chat:
         for place, call in enumerate(message.get("tool_calls", ())):
@@ -83,14 +83,14 @@ def _name_ids(chat: Sequence[dict[str, Any]]) -> None:
 
 
 def _short_id(text: str, length: int) -> str:
-    """An id of letters and digits; the same for the same text."""
+    """Return an id of letters and digits; the same for the same text."""
     if len(text) == length and text.isascii() and text.isalnum():
         return text
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]
 
 
 def _with_one_call_each(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A chat with a message for each call, and its results after it, as Llama 3's templates need.
+    """Return a chat with one message per call, before the call's results, for Llama 3's templates.
 
     call a, call b, result a, result b  ->  call a, result a, call b, result b
     """
@@ -111,7 +111,7 @@ def _with_one_call_each(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _with_responses(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A chat with results in the message that called, as Gemma 4's templates read them."""
+    """Return a chat with results in the message that called, for Gemma 4's templates."""
     fitted: list[dict[str, Any]] = []
     names: dict[str | None, str] = {}
     for message in chat:
@@ -129,9 +129,9 @@ def _with_responses(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def describe_tools(
     chat: Sequence[dict[str, Any]], tools: Sequence[Any], form: ToolForm = HERMES
 ) -> list[dict[str, Any]]:
-    """A chat with its tools as JSON text, for a template that does not support tools.
+    """Return a chat with its tools as JSON text, for a template that does not support tools.
 
-    With the form `HERMES` calls and results are text, too; templates of another form have them.
+    With the form `HERMES`, calls and results also become text; other templates render them.
     """
     described = [dict(message) for message in chat]
     if form.name == HERMES.name:
@@ -148,7 +148,7 @@ def describe_tools(
 
 
 def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message with its calls in its content, or a tool's result in the user's turn."""
+    """Return a message with its calls in its content, or a tool's result in the user's turn."""
     content, role = message["content"], message["role"]
     for call in message.get("tool_calls", ()):
         text = f"<tool_call>\n{_json(call['function'])}\n</tool_call>"
@@ -160,7 +160,7 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _object(value: Any) -> str:
-    """Arguments as the text of an object; others are left out."""
+    """Return arguments as the text of an object; other values become an empty one."""
     return _json(value if isinstance(value, Mapping) else {})
 
 

@@ -133,7 +133,7 @@ def _set(session: Session, argument: str) -> None:
 def _changed(values: dict[str, Any], name: str, text: str) -> dict[str, Any]:
     """A copy of options with one set. Raises InvalidRequest if it cannot be."""
     if name not in _OPTIONS:
-        raise InvalidRequest(f"there is no option {name!r} to set; expected {', '.join(_OPTIONS)}")
+        raise InvalidRequest(f"unknown option {name!r}; expected {', '.join(_OPTIONS)}")
     replaced = STRUCTURES if name in STRUCTURES else (name,)
     others = {other: value for other, value in values.items() if other not in replaced}
     if text == _DEFAULT:

@@ -1,7 +1,7 @@
 """Admission by KV budget: the longest answer of a request, and when the request may start.
 
 A request is admitted if the KV cache has slots for the rest of its prompt and for some tokens of
-its answer, beside what the running requests were admitted for. Longer answers take blocks as they
+its answer, in addition to those reserved for running requests. Longer answers take blocks as they
 grow; when none is left, the scheduler preempts. The prefix cache is evicted only for a request that
 is then admitted.
 """
@@ -16,8 +16,8 @@ from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.prompt import check_room
 
 _HEADROOM = 128
-"""Tokens by which each running answer can grow before a request is admitted beside it. Fewer admit
-more requests at once, and preempt more often; a preempted answer is computed again."""
+"""Tokens reserved for each running answer before another request is admitted. Fewer admit more
+requests at once, and preempt more often; a preempted answer is computed again."""
 
 
 class Admission:
@@ -49,7 +49,7 @@ class Admission:
         queued.cached = queued.cached and not queued.request.prompt_logprobs
 
     def admit(self, queued: BatchRequest, running: Sequence[BatchRequest]) -> CachedPrefix | None:
-        """A sequence with the cached prefix of the prompt; None: the request has to wait.
+        """Return a sequence with the prompt's cached prefix, or None if the request has to wait.
 
         If nothing is running, the request is admitted: `limit` has checked that it fits.
         """
@@ -77,15 +77,15 @@ class Admission:
         return None
 
     def lacks_slots(self, rows: int, sequences: int) -> bool:
-        """Whether a call with that many rows and sequences may have found too few free slots."""
+        """Return whether a forward pass of this size may have lacked free slots."""
         return self._engine.free_slots < rows + sequences * self._engine.block_size
 
     def usage(self, running: Sequence[BatchRequest]) -> float:
-        """Fraction of the slots that requests hold, 0 to 1; shared slots count for each."""
+        """Return the fraction of slots that requests hold, 0 to 1; shared slots count for each."""
         return min(sum(self._round_up(queued.held) for queued in running) / self._slots, 1.0)
 
     def _fits_drafter(self, queued: BatchRequest, running: Sequence[BatchRequest]) -> bool:
-        """Whether the drafter's own KV cache has slots for the request beside its other users."""
+        """Return whether the drafter's own KV cache also has slots for this request."""
         slots = _draft_slots(queued)
         if slots is None or not running:
             return True
@@ -93,15 +93,15 @@ class Admission:
         return sum(self._round_up(self._goal(user)) for user in users) <= slots
 
     def _growth(self, queued: BatchRequest, held: int) -> int:
-        """Slots that a request holding `held` is expected to take soon."""
+        """Return the slots that a request holding `held` is expected to take soon."""
         return max(self._round_up(self._goal(queued)) - self._round_up(held), 0)
 
     def _goal(self, queued: BatchRequest) -> int:
-        """Tokens that a request is admitted for: those it has, and the headroom of its answer."""
+        """Return the tokens that a request is admitted for: its own, and headroom to grow."""
         return min(queued.max_length, queued.count + _HEADROOM)
 
     def _round_up(self, slots: int) -> int:
-        """`slots` in whole KV blocks."""
+        """Return `slots` rounded up to whole KV blocks."""
         size = self._engine.block_size
         return -(-slots // size) * size
 

@@ -1,6 +1,6 @@
 """Batches: a block of every decode, and as many prefill rows as do not delay those.
 
-Independent of the queue, and of what becomes of a call's rows.
+Independent of the queue, and of the use of a forward pass's rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ _PLAIN_CALLS = 31
 
 
 class Batcher:
-    """Composes and runs batches, and learns what they cost.
+    """Composes and runs batches, and learns their cost.
 
     A draft token delays every request in the batch, and asking the drafters takes time in each
     call: with many requests the expected gain falls below that time, and calls go without drafts.

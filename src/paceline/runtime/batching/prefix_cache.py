@@ -1,7 +1,7 @@
 """Prefix cache: KV of earlier prompts, shared with prompts that begin with the same tokens.
 
 A request that ends leaves its KV as an entry; the least recently used entry is evicted first. A
-running request registers its KV too, so that others share what is computed so far. Prompts share
+running request registers its KV too, so that others share the part computed so far. Prompts share
 only under the same salt. Independent of requests and of the scheduler.
 """
 
@@ -42,7 +42,7 @@ class _Entry:
     """Whether the cache owns the sequence; False: a running request does."""
 
     def match(self, prompt: Tokens) -> int:
-        """Length of the prompt's prefix whose KV this entry can share."""
+        """Return the length of the prompt's prefix whose KV this entry can share."""
         return common_prefix_length(self.tokens[: self.sequence.shareable_length], prompt)
 
 
@@ -50,7 +50,7 @@ class PrefixCache:
     """The prefix cache of one engine. Not thread-safe."""
 
     def __init__(self, engine: Engine, store: PromptStore | None = None) -> None:
-        """Start empty; `store` keeps prompts without a salt on disk, too."""
+        """Start empty; `store` also saves prompts without a salt on disk."""
         self._engine, self._store = engine, store
         self._entries: list[_Entry] = []  # least recently used first
         self.queried_tokens = self.hit_tokens = 0  # of prompts: looked up, found
@@ -64,7 +64,7 @@ class PrefixCache:
         return sum(len(entry.tokens) for entry in self._owned())
 
     def open(self, prompt: Tokens, salt: str = "") -> CachedPrefix:
-        """A new sequence with the longest cached prefix of a prompt, [n] token ids."""
+        """Open a sequence with the longest cached prefix of a prompt, [n] token ids."""
         self.queried_tokens += len(prompt)
         length = self.find(prompt, salt)
         if not length:
@@ -74,7 +74,7 @@ class PrefixCache:
         return prefix
 
     def extend(self, prefix: CachedPrefix, prompt: Tokens, salt: str = "") -> CachedPrefix:
-        """Add what is on disk of an admitted prompt."""
+        """Add the part of an admitted prompt that is on disk."""
         if self._store is None or salt:
             return prefix
         added = self._store.extend(prefix.sequence, prompt)
@@ -92,7 +92,7 @@ class PrefixCache:
             close_sequence(prefix.sequence)
 
     def find(self, prompt: Tokens, salt: str = "") -> int:
-        """Length of the longest cached prefix; its entry becomes the most recently used.
+        """Return the length of the longest cached prefix; its entry becomes the most recently used.
 
         Of several entries, that which can share most of it: hybrids share up to a checkpoint.
         """
@@ -109,7 +109,7 @@ class PrefixCache:
         return best_shared[1]
 
     def register(self, prompt: Tokens, prefix: CachedPrefix, salt: str = "") -> None:
-        """Share the KV of a running request, as its prefill goes on, until `unregister`."""
+        """Share the KV of a running request while its prefill continues, until `unregister`."""
         self._entries.append(_Entry(prompt, prefix.sequence, prefix.memory, salt, owned=False))
 
     def unregister(self, prefix: CachedPrefix) -> None:
@@ -117,7 +117,7 @@ class PrefixCache:
         self._entries = [e for e in self._entries if e.owned or e.sequence is not prefix.sequence]
 
     def pending_prefix(self, prompt: Tokens, salt: str = "") -> int:
-        """Tokens of `prompt` that prefills now in flight will add to the cache."""
+        """Return the number of tokens of `prompt` that current prefills will add to the cache."""
         prompt = prompt[:-1]
         entries = [entry for entry in self._entries if entry.salt == salt]
         ready = max((entry.match(prompt) for entry in entries), default=0)
@@ -125,7 +125,7 @@ class PrefixCache:
         return later - ready
 
     def insert(self, tokens: Tokens, prefix: CachedPrefix, salt: str = "") -> None:
-        """Take over a sequence that has ended, without what cannot be shared of it.
+        """Store a finished sequence, truncated to its shareable prefix.
 
         `tokens`: [n] ids of at least the tokens whose KV it holds.
         """
@@ -148,7 +148,7 @@ class PrefixCache:
             self._remove(owned[0])
 
     def evict_for(self, slots: int) -> bool:
-        """Evict least recently used entries until `slots` slots are free; whether they are.
+        """Evict least recently used entries until `slots` slots are free; return whether they are.
 
         Nothing is evicted if evicting every entry would not free enough.
         """
@@ -162,7 +162,7 @@ class PrefixCache:
         return self._engine.free_slots >= slots
 
     def evict(self) -> bool:
-        """Evict the least recently used entry; False if there is none."""
+        """Evict the least recently used entry; return False if there is none."""
         owned = self._owned()
         if owned:
             self._remove(owned[0])

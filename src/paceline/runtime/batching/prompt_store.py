@@ -72,12 +72,12 @@ class PromptStore:
             self._give_up(error)
 
     def extend(self, sequence: KVSequence, prompt: Tokens) -> int:
-        """Put what a file has of a prompt into its sequence; returns the tokens that this added.
+        """Copy the longest stored prefix of a prompt into its sequence; return the tokens added.
 
         The number is negative if the sequence, which has the KV of the prompt's first tokens, lost
         some. The last token is always computed: its row picks the answer's first token.
         """
-        engine, start = self._engine, sequence.length  # the writer may give up meanwhile
+        engine, start = self._engine, sequence.length  # the writer may disable itself at any time
         length, path = self._longest(prompt[:-1])
         if engine is None or path is None or length < start + _MIN_TOKENS:
             return 0
@@ -118,13 +118,13 @@ class PromptStore:
         self._writer.shutdown()
 
     def _longest(self, prompt: Tokens) -> tuple[int, Path | None]:
-        """The file that has most of a prompt, and how many tokens of it."""
+        """Return the length of the longest stored prefix of a prompt, and its file."""
         prompts = self._prompts.items()
         lengths = [(common_prefix_length(tokens, prompt), path) for path, tokens in prompts]
         return max(lengths, default=(0, None))
 
     def _read(self, path: Path, name: str) -> npt.NDArray[Any] | None:
-        """An array of a file; None if there is no such file, or none that can be used."""
+        """Return an array of a file, or None if the file is missing or cannot be used."""
         fault: object = "it is of another model"
         try:
             with np.load(path) as arrays:

@@ -88,7 +88,7 @@ class BatchRequest:
     ended: bool = field(default=False, init=False)
 
     def compiled(self, grammars: Grammars) -> "BatchRequest":
-        """The request with its constraint. Raises InvalidRequest if that cannot be compiled."""
+        """Compile the request's constraint. Raises InvalidRequest if that is not possible."""
         if self.constraint is None:
             return self
         request = replace(self.request, constraint=self.constraint(grammars))
@@ -122,12 +122,12 @@ class BatchRequest:
 
     @property
     def is_late(self) -> bool:
-        """Whether it exceeded its time limit."""
+        """True if it exceeded its time limit."""
         return self.timeout is not None and perf_counter() > self.submitted + self.timeout
 
     @property
     def is_ready(self) -> bool:
-        """Whether the scheduler has something to do for it."""
+        """True if the scheduler has work to do for it."""
         return self.cancelled or self.is_late or not self.is_paused()
 
 
@@ -141,7 +141,7 @@ class Load:
     failed: int = 0
     preempted: int = 0  # a request may be preempted several times
     failed_drafters: Counter[str] = field(default_factory=Counter)
-    """Drafter -> requests in which it failed or exceeded its time limit."""
+    """Drafter -> number of requests where it failed or exceeded its time limit."""
     cut: Counter[str] = field(default_factory=Counter)
     """Reason -> requests that ended before their answer did."""
     cut_tokens: Counter[str] = field(default_factory=Counter)

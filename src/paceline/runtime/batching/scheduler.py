@@ -2,8 +2,8 @@
 
 One thread per loaded model drives its engine, from the first request until the model is closed or
 freed. Other threads submit requests and read the events: a program's streams and lists, a chat, and
-the clients of a server. Every forward pass has a block of each decoding request, and as many
-prefill rows as do not delay those (`batch.py`). A request whose reader has not kept up is paused.
+the clients of a server. Every forward pass has a block of each decoding request, and prefill rows
+that do not delay those (`batch.py`). A request whose reader does not keep up is paused.
 
 A request is admitted when the KV cache has slots for it (`admission.py`), and takes KV blocks as it
 grows. When none is left, entries of the prefix cache are evicted, then a request is preempted, a
@@ -56,13 +56,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _JOIN_SECONDS = 60.0  # that `close` waits for the engine call in progress
-_REST_SECONDS = 5.0  # without a request, after which the engine rests
+_REST_SECONDS = 5.0  # without a request, before the engine rests
 
 _MIN_PENDING = 32
 """Tokens of a prefix in another request's prefill for which a request waits in the queue."""
 
 _MAX_FAULTS = 8
-"""Consecutive errors that belong to no request after which all requests are failed."""
+"""Consecutive errors that belong to no request, before all requests are failed."""
 
 
 _MAX_RUNNING = 64
@@ -104,7 +104,7 @@ class Scheduler:
         self._running: list[BatchRequest] = []
         self._calls: list[tuple[Callable[[], Any], SimpleQueue[_Outcome]]] = []
         # Callers lock this, and not the condition: Ctrl-C in its `__enter__` would keep it locked.
-        # All are notified: Ctrl-C in `notify` can leave a place in which nobody waits.
+        # All are notified: Ctrl-C in `notify` can leave a place where nobody waits.
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
         self.draining = False  # it accepts no more requests
@@ -125,7 +125,7 @@ class Scheduler:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread that drives the engine runs."""
+        """True while the thread that drives the engine runs."""
         return self._thread.ident is not None and not self._ended
 
     @property
@@ -168,7 +168,7 @@ class Scheduler:
     def call(self, function: Callable[[], _T]) -> _T:
         """Call a function in the engine's thread, between forward passes, and return its result.
 
-        What measures the engine uses it so. Raises what the function raises, and Draining.
+        Measurements use the engine this way. Raises the function's errors, and Draining.
         """
         if threading.get_ident() == self._thread.ident:
             return function()
@@ -252,7 +252,7 @@ class Scheduler:
         self.prefix_cache.close()
 
     def _wait_for_work(self) -> None:
-        """Wait for work or the end, or once for a time after which the engine rests."""
+        """Wait for work or the end; after a time without either, let the engine rest once."""
         with self._lock:
             self._rests = not self._wake.wait_for(
                 lambda: self._stopped or self._has_work(), None if self._rests else _REST_SECONDS
@@ -318,7 +318,7 @@ class Scheduler:
                 prefix = self.admission.admit(queued, self._running)
                 while prefix is None and self._preempt(paused=True):
                     prefix = self.admission.admit(queued, self._running)
-            except Exception as error:  # any error here is of this request
+            except Exception as error:  # any such error belongs to this request
                 self._end(queued, error)
                 continue
             if prefix is None:
@@ -374,7 +374,7 @@ class Scheduler:
             return
 
     def _free_slots(self, batch: Sequence[tuple[BatchRequest, Work]]) -> bool:
-        """Evict or preempt if the call lacked slots; whether it may succeed now."""
+        """Evict or preempt if the forward pass lacked slots; return whether it may succeed now."""
         rows = sum(len(block.tokens) for _, (_, block) in batch)
         lacked = self.admission.lacks_slots(rows, len(batch))
         return lacked and (self.prefix_cache.evict() or self._preempt())
