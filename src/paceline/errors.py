@@ -21,7 +21,7 @@ _ELSEWHERE = {
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question about the nearest known name, for a message; empty if none is near."""
+    """Return a question with the nearest known name, for a message; empty if none is near."""
     known = [*known]
     ours = _ELSEWHERE.get(name)
     near = [ours] if ours in known else difflib.get_close_matches(name, known, n=1)

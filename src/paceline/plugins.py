@@ -36,7 +36,7 @@ def names(group: str) -> list[str]:
 
 
 def load(group: str, name: str) -> Any:
-    """Import what an entry point names.
+    """Import the object that an entry point names.
 
     Raises:
         KeyError: there is no such entry point.
@@ -69,7 +69,7 @@ def _entry_points(group: str, path: Sequence[str]) -> Mapping[str, str]:
 
 
 def _metadata(folder: str) -> Iterator[str]:
-    """The entry points of the distributions in a folder of sys.path."""
+    """Return the entry points of the distributions in a folder of sys.path."""
     try:
         entries = sorted(os.listdir(folder))  # noqa: PTH208  (a Path for each takes milliseconds)
     except OSError:  # a zip file, or no longer there

@@ -1,6 +1,6 @@
 """The grammar of an answer with tool calls, in llguidance's Lark syntax, from a `ToolForm`.
 
-Invariant: what a grammar allows, `tools/calls.py` reads back.
+Invariant: `tools/calls.py` reads back every text that a grammar allows.
 """
 
 import json
@@ -48,7 +48,7 @@ class CallGrammar:
         """Grammar of answers that are calls, after `thoughts`, if there are any.
 
         A call may be followed by one token of text, which ends the answer. Without it a model that
-        has called, and goes on with a line of text, would have to call again.
+        has called, and continues with a line of text, would have to call again.
         """
         form = self._form
         several = parallel and not form.single
@@ -117,7 +117,7 @@ class CallGrammar:
         return f"body: {self._written(form.lead)} {calls} {self._written(form.close)}"
 
     def _free_bare(self, after: str) -> list[str]:
-        """An answer that is a call, or text that does not begin as one does."""
+        """Return the rule for an answer that is a call, or text that does not begin like one."""
         form = self._form
         names = "|".join(
             escaped_text(json.dumps(name, ensure_ascii=False)[1:-1]) for name in self._parameters
@@ -129,7 +129,7 @@ class CallGrammar:
         ]
 
     def _free_channels(self, after: str) -> list[str]:
-        """Messages that name their channels, some of which are calls."""
+        """Return the rule for messages that name their channels; some are calls."""
         begins = escaped_text(self._form.before)
         return [
             rf"OTHER: {_TEXT} & ~/{begins}(.|\n)*/",

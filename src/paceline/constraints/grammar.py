@@ -54,7 +54,7 @@ _ANY = {
         {"type": "integer", "minimum": -MAX_EXACT, "maximum": MAX_EXACT},
     ]
 }
-"""For a schema that says nothing: small models never end a number of any length."""
+"""For a schema without constraints: small models never end a number of unlimited length."""
 
 _LENIENT = {**_ONE_LINE, "lenient": True}
 """For arguments, which their function checks again: keywords that llguidance does not know are
@@ -81,7 +81,7 @@ class Grammars:
         self._caller: Caller | None = None
 
     def for_caller(self, caller: Caller) -> "Grammars":
-        """The same for a request that waits as `caller`: its constraints also raise Busy."""
+        """Return a copy for a request that waits as `caller`: its constraints also raise Busy."""
         assert self._processes  # started once, for all
         bound = copy(self)
         bound._caller = caller
@@ -165,7 +165,7 @@ class Grammars:
                 lark = calls.free(parallel=parallel, tokens=self._specials(form))
             else:
                 lark = calls.forced(parallel=parallel, thoughts=thoughts)
-            if form.syntax is not Syntax.JSON:  # its own grammar ignores what it does not know
+            if form.syntax is not Syntax.JSON:  # its own grammar ignores unsupported keywords
                 schemas = " | ".join(f"%json {json.dumps(s)}" for s in parameters.values())
                 self._constraint("the functions", _lark_document(f"start: {schemas}"))
             return self._constraint("the functions", _lark_document(lark))
@@ -175,9 +175,7 @@ class Grammars:
             if choice not in ("auto", "required"):
                 if choice not in parameters:
                     known = ", ".join(parameters)
-                    raise InvalidRequest(
-                        f"there is no function {choice!r} to call; expected {known}"
-                    )
+                    raise InvalidRequest(f"unknown function {choice!r}; expected {known}")
                 parameters = {choice: parameters[choice]}
             parameters = _followed(parameters, never_followed)
             try:
@@ -193,7 +191,7 @@ class Grammars:
                 raise
 
     def token_of(self, mark: str) -> int | None:
-        """The model's own token for a mark; None: the model writes it in letters."""
+        """Return the model's own token for a mark, or None if the model writes it in letters."""
         token = self._tokenizer.token_id(mark)
         return token if token in self._special_ids else None
 
@@ -204,7 +202,7 @@ class Grammars:
             self._constraint(what, _document("json_schema", _schema(what, schema, _LENIENT)))
 
     def _is_refused(self, keyword: str, value: Any) -> bool:
-        """Return whether llguidance refuses a bound, pattern or format by itself."""
+        """Return whether llguidance refuses a bound, pattern or format on its own."""
         if keyword not in SCALARS:
             return False
         with suppress(InvalidRequest):

@@ -58,7 +58,7 @@ class GrammarConstraint:
             raise InvalidRequest(f"{what} cannot be followed: {reason(str(error))}") from None
 
     def masked(self, logits: Logits) -> Logits:
-        """A copy of a row of logits, [vocab], with -inf for tokens that are not allowed next.
+        """Return a copy of a row of logits, [vocab], with -inf for tokens that are not allowed.
 
         Raises InvalidRequest when the grammar becomes too complex.
         """

@@ -1,4 +1,4 @@
-"""The processes in which grammars are compiled and answers are matched against them.
+"""Processes that compile grammars and match answers against them.
 
 They run `matcher_worker.py`, within limits of time and memory. A grammar is first compiled in a
 process for that alone, so that one which exceeds a limit there delays no answer of others.
@@ -37,10 +37,10 @@ STEP_SECONDS = 0.5
 _LOOK_SECONDS = 0.1
 """How often a caller that waits looks whether it has left."""
 
-_NO_TIME = "there was no time for this grammar beside others; try again later"
+_NO_TIME = "timed out waiting to compile this grammar while others compile; try again later"
 
 _VERDICTS = 1024
-"""Grammars of which is kept whether they can be compiled."""
+"""Number of grammars whose compilation result is cached."""
 
 _HANDLER = Path(__file__).with_name("matcher_worker.py")
 
@@ -52,7 +52,7 @@ class GrammarError(Exception):
 
 
 class Caller:
-    """A request that waits for grammars, at most some seconds from now on.
+    """A request that waits for grammars, for a limited time.
 
     As a context it leaves at the end: a grammar that is compiled for it alone is interrupted.
     """
@@ -95,7 +95,7 @@ class MatcherProcesses:
         self._closed = deque[int]()
 
     def special_tokens(self) -> list[int]:
-        """Tokens that are no text. Raises ModelError for a tokenizer that is not supported."""
+        """Return the tokens that are not text. Raises ModelError for an unsupported tokenizer."""
         return list(self._ask(self._matching, {"do": "special"}, COMPILE_SECONDS)["special"])
 
     def compile(self, grammar: str, caller: Caller) -> None:
@@ -113,7 +113,7 @@ class MatcherProcesses:
         self._match(grammar, request, COMPILE_SECONDS + STEP_SECONDS)
 
     def _compiled(self, request: Mapping[str, Any], interrupt: Interrupt) -> str:
-        """Why a grammar cannot be compiled; "" if it can. Raises Busy if its caller leaves."""
+        """Return why a grammar cannot be compiled, or "". Raises Busy if its caller leaves."""
         self._matching.start()  # ready when the grammar is compiled
         try:
             self._ask(self._compiling, request, COMPILE_SECONDS, interrupt)
@@ -134,7 +134,7 @@ class MatcherProcesses:
         return number, self._match(grammar, request, COMPILE_SECONDS + STEP_SECONDS)
 
     def ask(self, grammar: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The answer of an open matcher; None: it has to be opened again.
+        """Return the response of an open matcher; None: it has to be opened again.
 
         Raises GrammarError if a token is not allowed, or a limit is exceeded.
         """

@@ -12,7 +12,7 @@ of matchers that are not needed any more:
     {"do": "push", "id", "tokens"}            the state after more tokens
     {"do": "validate", "id", "tokens", "draft"}  {"length": allowed tokens of the draft}
 
-An answer is {"error": "..."} where llguidance rejects the tokenizer ("unsupported" beside it), the
+An answer is {"error": "..."} where llguidance rejects the tokenizer (then with "unsupported"), the
 grammar or a token, and {"unknown": true} for an unknown id. It has "seconds" of CPU time. A state:
 
     {"stopped": bool, "run": [token, ...], "mask": base64 of a bit per token or null,
@@ -83,7 +83,7 @@ class _RejectedError(Exception):
 
 class Matchers:
     def __init__(self, tokenizer: str, vocab_size: int, stops: list[int]) -> None:
-        """Raises ValueError for a tokenizer that llguidance cannot use."""
+        """Read the tokenizer. Raises ValueError if llguidance cannot use it."""
         parsed = json.loads(Path(tokenizer).read_text(encoding="utf-8-sig"))
         # Forced text may be longer than the tokenizer's limit.
         text = json.dumps({**parsed, "truncation": None, "padding": None}, ensure_ascii=False)
@@ -98,7 +98,7 @@ class Matchers:
         self._open: dict[int, llguidance.LLMatcher] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request. Raises _RejectedError."""
+        """Return the response to a request. Raises _RejectedError."""
         for closed in request["closed"]:
             self._open.pop(closed, None)
         do = request["do"]
@@ -123,7 +123,7 @@ class Matchers:
         return _state(matcher)
 
     def _matcher(self, grammar: str) -> llguidance.LLMatcher:
-        """A matcher at the beginning of an answer, to be copied."""
+        """Return a matcher at the beginning of an answer, to be copied."""
         matcher = self._compiled.pop(grammar, None)
         if matcher is None:
             matcher = llguidance.LLMatcher(self._tokens, grammar, log_level=0, limits=self._limits)
@@ -148,7 +148,7 @@ def _state(matcher: llguidance.LLMatcher) -> dict[str, Any]:
 
 
 def start(model: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The function that answers requests; `model` is JSON. See `system/guarded.py`."""
+    """Return the function that handles requests; `model` is JSON. See `system/guarded.py`."""
     try:
         answer = Matchers(**json.loads(model)).answer
     except ValueError as error:

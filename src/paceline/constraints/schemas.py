@@ -20,7 +20,7 @@ _NAMES = (
     "unevaluatedItems unevaluatedProperties uniqueItems"
 )
 KEYWORDS = frozenset(_NAMES.split())
-"""Those on which it depends whether a value is valid."""
+"""Keywords that decide whether a value is valid."""
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
@@ -47,7 +47,7 @@ IsPart = Callable[[str, Any], bool]
 
 
 def never_followed(keyword: str, value: Any) -> bool:
-    """Whether a part is rejected or changed whatever the rest of the schema is."""
+    """Return whether a part is rejected or changed, whatever the rest of the schema."""
     if keyword == "$schema":
         return not isinstance(value, str) or _DRAFT.fullmatch(value) is None
     if value is None:
@@ -58,7 +58,7 @@ def never_followed(keyword: str, value: Any) -> bool:
 
 
 def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any], list[SchemaPart]]:
-    """The schema without its parts, and the parts.
+    """Return the schema without its parts, and the parts.
 
     Defaults, examples and names of known drafts, which allow nothing and forbid nothing, go too.
     """
@@ -92,14 +92,14 @@ def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any]
             elif keyword not in ("default", "examples", "$schema"):
                 result[keyword] = inner
         if "patternProperties" in value.keys() - result.keys():
-            result.pop("additionalProperties", None)  # it would forbid what a pattern allowed
+            result.pop("additionalProperties", None)  # it would forbid keys that a pattern allowed
         return result
 
     return kept(schema, ""), parts
 
 
 def _is_inexact(value: Any) -> bool:
-    """Whether a JSON value has an integer that llguidance would change."""
+    """Return whether a JSON value has an integer that llguidance would change."""
     if isinstance(value, Mapping | list):
         return any(map(_is_inexact, value.values() if isinstance(value, Mapping) else value))
     return isinstance(value, int) and abs(value) > MAX_EXACT

@@ -56,7 +56,7 @@ class TagGrammar(ValueGrammar):
         return self._written(f"{self._form.tags.open}{key}{self._form.tags.head(is_text=is_text)}")
 
     def _tagged_text(self, head: str, schema: Schema) -> str:
-        """What comes before a text, the text, and its tag; texts like the tag are left out."""
+        """Return the rules for the opening, a text, and its tag; the text excludes the tag."""
         bounds = length_bounds(schema)
         text = rf"(.|\n){bounds}"
         if not self._form.tags.cdata:
@@ -66,7 +66,7 @@ class TagGrammar(ValueGrammar):
         return f"{head} ({plain} | {json.dumps(CDATA)} {marked})"
 
     def _text_before(self, close: str, text: str) -> str:
-        """A rule for what the regular expression `text` matches, and the tag after it."""
+        """Return a rule for a match of the regular expression `text`, and the tag after it."""
         letters = escaped_text(close.strip())
         prefix, rest = cut_at_token(self._written(close + self._form.tags.after))
         if rest:  # a token, which no text has
@@ -84,7 +84,7 @@ class TagGrammar(ValueGrammar):
 
 
 def cut_at_token(lark: str) -> tuple[str, str]:
-    """The letters before the first token in quoted texts and tokens, and the rest; "" without one.
+    """Split quoted texts and tokens into the letters before the first token, and the rest.
 
     A text goes as far as it can, so that it has to match the letters before a token as well.
     """

@@ -3,7 +3,8 @@
 It is for arguments in Python's syntax and between braces. Kept are constants, types, arrays,
 objects, alternatives, references and the bounds of numbers and lengths; other keywords are ignored,
 so that a value may be wider than its schema. One thing is narrower: an object has the properties
-that are named, if there are any. Invariant: `tools/literals.py` reads what a grammar here allows.
+that are named, if there are any. Invariant: `tools/literals.py` reads every text that these
+grammars allow.
 """
 
 import json
@@ -51,7 +52,7 @@ class ValueGrammar:
         self._any = ""
 
     def lines(self) -> list[str]:
-        """The rules; `name` is the arguments. Raises InvalidRequest if one cannot be written."""
+        """Return the rules; `name` is the arguments'. Raises InvalidRequest if one cannot be."""
         for key in mapping(self._root.get("properties")):
             if not self._is_writable(key):
                 raise InvalidRequest(
@@ -85,7 +86,7 @@ class ValueGrammar:
         free: str,
         between: str,
     ) -> str:
-        """The members of an object in the schema's order; of an open one, any."""
+        """Return the rule for an object's members in the schema's order; any if it is open."""
         properties = mapping(schema.get("properties"))
         if not properties:
             closed = schema.get("additionalProperties") is False
@@ -144,7 +145,7 @@ class ValueGrammar:
         return self._references[reference]
 
     def _kind(self, kind: str, schema: Mapping[str, Any]) -> str:
-        """A rule for a value of one JSON type."""
+        """Return a rule for a value of one JSON type."""
         if kind in ("integer", "number"):
             kept = {name: schema[name] for name in _NUMBERS if name in schema}
             return self._document({"type": kind, **kept})
@@ -188,7 +189,7 @@ class ValueGrammar:
         return lark
 
     def _anything(self) -> str:
-        """A rule for a value of any type."""
+        """Return a rule for a value of any type."""
         if not self._any:
             self._any = f"{self._name}any"
             kinds = [self._kind(kind, {}) for kind in ("string", "number", "boolean", "null")]
@@ -198,12 +199,12 @@ class ValueGrammar:
 
 
 def escaped_text(text: str) -> str:
-    """A text for a regular expression of Lark."""
+    """Escape a text for a regular expression in Lark."""
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 def length_bounds(schema: Mapping[str, Any]) -> str:
-    """The repetition that a string's schema allows."""
+    """Return the repetition that a string's schema allows."""
     min_length, max_length = _bounds(schema, "minLength", "maxLength")
     return f"{{{min_length},{'' if max_length is None else max_length}}}"
 

@@ -57,7 +57,7 @@ def read_columns(path: Path, kind: str, facts: type[_T]) -> tuple[_T, dict[str, 
 
     Raises:
         ModelError: it cannot be read, is of another kind or version, or does not have the size
-            that its first line says.
+            that its first line lists.
     """
     try:
         with path.open("rb") as file:

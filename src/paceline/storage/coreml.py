@@ -15,7 +15,7 @@ EMBEDDINGS = "embeddings.npy"
 
 
 def is_core_ml(folder: Path) -> bool:
-    """Whether a folder has the manifest of packages for Core ML."""
+    """Return whether a folder has the manifest of packages for Core ML."""
     try:
         return bool(read_json(folder / MANIFEST).get("kind") == CORE_ML)
     except ModelError:

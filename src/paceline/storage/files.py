@@ -22,7 +22,7 @@ CHUNK_BYTES = 1 << 20
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in `path`. Raises ModelError for a missing or invalid file."""
     if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise ModelError(f"{path} is no file; expected one with JSON")
+        raise ModelError(f"{path} is not a file; expected a JSON file")
     try:
         value = json.loads(read_text(path))
     except (JSONDecodeError, RecursionError) as error:
@@ -160,7 +160,7 @@ def size_of(path: Path, *, links: bool = False) -> int:
     total = 0
     for file in path.rglob("*") if path.is_dir() else (path,):
         if links or not file.is_symlink():
-            with contextlib.suppress(FileNotFoundError):  # a temporary file, renamed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # a temporary file that was renamed
                 total += file.stat().st_size if file.is_file() else 0
     return total
 

@@ -1,6 +1,6 @@
 """Reads GGUF files (versions 2 and 3, little-endian) and their shards, and writes other weights.
 
-Independent of what the metadata means. Invariant: a file is untrusted; every count is compared with
+Independent of the metadata's meaning. Invariant: a file is untrusted; every count is compared with
 the remaining bytes before allocation, so memory is proportional to the file, and any fault is a
 ModelError.
 """
@@ -29,7 +29,7 @@ _MAX_METADATA = 256 * 2**20
 """Bytes. The largest vocabularies in use take less than 20 MiB."""
 
 _BEGINNING = 1 << 16
-"""Bytes in which a file's own keys are, but for its tokenizer's."""
+"""Bytes from the start that have all of a file's keys except its tokenizer's."""
 
 _NUMBER, _COUNT, _TENSORS = _SPLIT = ("split.no", "split.count", "split.tensors.count")
 """Fields of a shard."""
@@ -122,7 +122,7 @@ def _read(path: Path) -> GgufFile:
 
 
 def architecture_of(path: Path) -> str:
-    """The architecture of a file, of which only the beginning is read; empty: it does not say."""
+    """Read a file's architecture from its beginning; return "" if there is none."""
     key = b"general.architecture" + struct.pack("<I", _STRING)
     try:
         with path.open("rb") as file:
@@ -293,7 +293,7 @@ def write_gguf(
 
 def _check_header(path: Path) -> None:
     if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise ModelError(f"{path} is no file; expected a GGUF file")
+        raise ModelError(f"{path} is not a file; expected a GGUF file")
     try:
         with path.open("rb") as file:
             head = file.read(64)
@@ -342,5 +342,5 @@ def _pad(file: BinaryIO) -> None:
 
 
 def short(value: object) -> str:
-    """An untrusted value for a message: one line, at most 64 characters."""
+    """Format an untrusted value for a message: one line, at most 64 characters."""
     return " ".join(str(value)[:64].split())

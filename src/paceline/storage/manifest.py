@@ -1,6 +1,6 @@
 """Artifacts of paceline's commands: folders with a `manifest.json` that names kind and files.
 
-Independent of what the files contain.
+Independent of the files' contents.
 """
 
 import errno
@@ -123,7 +123,7 @@ def check_files(
 
 
 def is_checked(folder: Path, files: Mapping[str, FileRecord]) -> bool:
-    """Whether files had their checksums once, and have the same size, time and inode since."""
+    """Return whether files matched their checksums before, and have not changed since."""
     mark = _mark(folder, files)
     with suppress(OSError):
         os.utime(mark)  # used now
@@ -143,9 +143,7 @@ def changed_contents(
         digest = sha256_of(folder / name, update, done)
         done += record.bytes
         if digest != record.sha256:
-            faults.append(
-                f"{name} is not what was made: SHA-256 is {digest}, expected {record.sha256}"
-            )
+            faults.append(f"{name} has changed: SHA-256 is {digest}, expected {record.sha256}")
     if not faults:
         _keep(mark)
     return faults

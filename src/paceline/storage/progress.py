@@ -80,7 +80,7 @@ class Progress:
 
     @property
     def is_shown(self) -> bool:
-        """Whether bars are drawn: not quiet, and on a terminal."""
+        """True if bars are drawn: not quiet, and on a terminal."""
         try:
             return not self._quiet and self._target().isatty()
         except (OSError, ValueError):

@@ -24,7 +24,7 @@ class SplitFile(NamedTuple):
 
 
 def shard_of(path: str) -> SplitFile | None:
-    """What the name of a shard says; None for a file that is whole."""
+    """Split a shard's file name; return None for a whole file."""
     match = _SHARD.fullmatch(path)
     if match is None:
         return None

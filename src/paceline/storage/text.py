@@ -49,7 +49,7 @@ def decode(
 ) -> str:
     """Return UTF-8 text without its byte order mark.
 
-    With `notify`, a few wrong bytes become U+FFFD, and it gets a line that says where one is.
+    With `notify`, a few invalid bytes become U+FFFD, and it gets a line with the position of one.
     Raises `error` for text in another encoding, and for binary content.
     """
     content = unmarked(content, source, error)

@@ -29,7 +29,7 @@ class Limit:
         self._limits = limits
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        """Schema of the annotated type with the limits added."""
+        """Return the schema of the annotated type with the limits added."""
         return {**handler(source), **self._limits}
 
 

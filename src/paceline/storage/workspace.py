@@ -71,7 +71,7 @@ def _no_space() -> OSError:
 
 
 def full_disk(parent: Path, name: str, needed: int, variable: str) -> str:
-    """The error's message; `variable` chooses another folder."""
+    """Return the error's message; `variable` chooses another folder."""
     try:
         free = f", which has {megabytes(shutil.disk_usage(parent).free)}"
     except OSError:

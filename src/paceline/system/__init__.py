@@ -1,1 +1,1 @@
-"""What differs between operating systems: processes, locks, signals, limits of the machine."""
+"""Differences between operating systems: processes, locks, signals, limits of the machine."""

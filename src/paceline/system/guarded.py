@@ -70,7 +70,7 @@ def _serve_in_children(answer: Answer) -> None:
     def count() -> None:
         read[:] = (int.from_bytes(read[:]) + 1).to_bytes(8)
 
-    gc.freeze()  # else a child's collector copies what it shares with its parent
+    gc.freeze()  # else a child's collector copies pages that it shares with its parent
     while True:
         child = os.fork()
         if not child:

@@ -181,13 +181,13 @@ def load_average() -> float:
 
 
 def may_have_gpu() -> bool:
-    """Whether this machine may have a GPU; True where the system does not say."""
+    """Return whether this machine may have a GPU; True if the system cannot tell."""
     names = ("nvidia[0-9]*", "dri/renderD*", "kfd", "dxg")
     return sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in names)
 
 
 def gpu_drivers() -> str:
-    """Changes with the drivers of GPUs: version and build of NVIDIA's and the kernel's."""
+    """Return the versions and builds of GPU drivers: NVIDIA's and the kernel's."""
     with suppress(OSError):
         return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").strip()
     return f"{platform.release()} {platform.version()}"
@@ -238,7 +238,7 @@ def _limits_of(mount: Path, group: str, name: str) -> Iterator[str]:
 
 
 def lower_priority() -> None:
-    """Give way to all other processes from now on, threads that start later included."""
+    """Lower this process's priority, including threads started later."""
     if sys.platform == "win32":
         import psutil
 

@@ -71,7 +71,7 @@ _WITH_THREADS = set[int]()
 
 
 def in_forked_child() -> bool:
-    """Whether this process was forked from one in which an engine was opened."""
+    """Return whether this process was forked after an engine was opened."""
     return bool(_WITH_THREADS) and os.getpid() not in _WITH_THREADS
 
 
@@ -95,7 +95,7 @@ class TimeLimit(Exception):
 
 
 class WorkerCrash(ModelError):
-    """The process has ended by itself: its memory is limited."""
+    """The process ended on its own: its memory is limited."""
 
 
 class Interrupted(Exception):
@@ -135,7 +135,7 @@ class WorkerProcess:
     """A process that answers requests by a handler of `guarded.py`. Thread-safe."""
 
     def __init__(self, handler: Path, task: str, *arguments: str) -> None:
-        """Does not start the process. `task` says for errors what it does."""
+        """Do not start the process yet. `task` describes it in errors."""
         guarded = Path(__file__).with_name("guarded.py")
         self._command = python(str(guarded), str(handler), *arguments)
         self._task = task
@@ -189,7 +189,7 @@ class WorkerProcess:
     def _answer(
         self, request: bytes, seconds: float, interrupt: Interrupt
     ) -> tuple[dict[str, Any], bool]:
-        """The answer, or one that says how the process has ended; and whether its time was over."""
+        """Return the response, or how the process ended; and whether it ran out of time."""
         child = self._running()
         with interrupt.of(child):
             self._sent += 1
@@ -245,7 +245,7 @@ class WorkerProcess:
 
 
 def end_session(first: "subprocess.Popen[bytes]") -> None:
-    """End a process that was started in a session of its own, and what it has started."""
+    """End a process that was started in its own session, and its children."""
     if sys.platform == "win32":
         first.kill()
     else:
@@ -256,7 +256,7 @@ def end_session(first: "subprocess.Popen[bytes]") -> None:
 
 @contextmanager
 def _ended_after(child: "subprocess.Popen[bytes]", seconds: float) -> Iterator[threading.Event]:
-    """Where a process cannot have itself ended at its deadline, end it; yields whether that was."""
+    """End a process at its deadline where it cannot do so itself; yield whether that happened."""
     late = threading.Event()
 
     def end() -> None:

@@ -119,10 +119,10 @@ class VerifyCase:
 
 
 def row_checks(engine: Engine, verdict: Verdict) -> list[Check]:
-    """Comparisons of rows of the same positions, computed under every condition, bit for bit.
+    """Return comparisons of the same positions' rows under every condition, bit for bit.
 
-    One for every context of which two sequences fit into the free slots, and one around every
-    threshold of which one does.
+    One for every context length that fits twice into the free slots, and one around every
+    threshold that fits once.
     """
 
     def check(keys: int, depth: Depth, *conditions: Sequence[str]) -> None:
@@ -144,7 +144,7 @@ def default_drafters(model: Model) -> list[str]:
 
 
 def verify_cases(drafters: Sequence[str] = DRAFTERS) -> list[VerifyCase]:
-    """Cases in which every pair of two values of drafter, policy, block and sampling occurs.
+    """Return cases with every pair of values of drafter, policy, block and sampling.
 
     The numbers of blocks, samplings and policies (15, 7, 4) have no common divisor, so going round
     each of them brings every pair of theirs; a drafter changes when the blocks have gone round.

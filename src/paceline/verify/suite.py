@@ -49,7 +49,7 @@ class Suite:
 
 
 def prompt_for(files: ModelFiles, messages: Sequence[dict[str, Any]]) -> Prompt:
-    """The prompt of a model: the messages, or for a base model, which has no template, their text.
+    """Return a model's prompt: the messages, or their text for a base model (no template).
 
     Token ids in the second case.
     """
@@ -120,7 +120,7 @@ def _prompt(entry: dict[str, Any], number: int, where: str) -> SuitePrompt:
 
 
 def packaged(package: str, name: str) -> bytes:
-    """A data file of a package; in a checkout it is in `benchmarks`. Raises OSError."""
+    """Return a package's data file; a checkout has it in `benchmarks`. Raises OSError."""
     path = files(package).joinpath(name)
     checkout = Path(__file__).parents[3] / "benchmarks" / name
     return path.read_bytes() if path.is_file() else checkout.read_bytes()

@@ -95,7 +95,7 @@ def put(*keys: Any, value: Any) -> Change:
         (put("files", "embeddings.npy", "bytes", value=1), "embeddings.npy has"),
         (
             put("files", "rotary.npy", "sha256", value="0" * 64),
-            "rotary.npy is not what was made: SHA-256 is",
+            "rotary.npy has changed: SHA-256 is",
         ),
         (
             lambda value: value["files"].update({"../x": {"bytes": 1, "sha256": "0" * 64}}),

@@ -65,8 +65,8 @@ def refused(tmp_path: Path) -> Callable[[Path], str]:
 def test_a_pipe_is_refused_and_not_waited_for(refused: Any, tmp_path: Path):
     for name in ("pipe.gguf", "manifest.json"):
         os.mkfifo(tmp_path / name)
-    assert "is no file" in refused(tmp_path / "pipe.gguf")
-    assert "manifest.json is no file" in refused(tmp_path)
+    assert "is not a file" in refused(tmp_path / "pipe.gguf")
+    assert "manifest.json is not a file" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(
