@@ -1,4 +1,4 @@
-"""Run the commands of docs/recordings.md, and write the page with what they print, and a picture.
+"""Run the commands of docs/recordings.md, and write the page with their output, and a picture.
 
 `python docs/record.py`, with paceline and the default model installed. Read the answers before
 you commit the page.
@@ -34,12 +34,12 @@ PROMPT = "extraction-1"  # of the suite
 RECORDINGS = (
     (
         "Tinted: prose",
-        "Accepted draft tokens are underlined; a terminal shows them in green, too.",
+        "Accepted draft tokens are underlined; a terminal also shows them in green.",
         'paceline generate "Why do cats purr, in two sentences?" --temperature 0 --tint --stats',
     ),
     (
         "Tinted: an extraction",
-        "The answer repeats its prompt, so much of it is drafted. The model is very small: it "
+        "The response repeats its prompt, so most of it is drafted. The model is very small: it "
         "gives the first order twice, and in a form of its own, not the other three. "
         "`orders.txt`:",
         "paceline generate --file orders.txt --temperature 0 --tint --stats",
@@ -77,7 +77,7 @@ def run(command: str, folder: Path) -> str:
 
 
 def as_html(printed: str) -> str:
-    """What a terminal shows, as preformatted HTML; accepted draft tokens are `<ins>`.
+    """Return a terminal's text as preformatted HTML; accepted draft tokens are `<ins>`.
 
     Elements in place of styles, which GitHub removes.
     """
