@@ -108,8 +108,9 @@ def load_for_answers(
     answer: AnswerArguments,
     output: Output,
     check: "Callable[[ModelFiles], object]",
+    **more: Any,
 ) -> "Model":
-    """The model, with `MAX_TOKENS` as the limit of answers without one; `check` as for `load`."""
+    """Load the model, with `MAX_TOKENS` as the default limit; `check` and `more` are for `load`."""
     given = answer.given
     drafters = [given.get("drafter") or "auto", *filter(None, [given.get("probe")])]
     check_kept(drafters, keep=answer.keep)
@@ -122,6 +123,7 @@ def load_for_answers(
         generation_config=given.get("generation_config") or "auto",
         keep=answer.keep,
         check=check,
+        **more,
     )
     if given.get("think") is False and not (output.quiet or loaded.files.thinking.switch(False)):
         say(f"[--no-think has no effect: {loaded.files.name} does not support reasoning]")

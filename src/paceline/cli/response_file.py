@@ -1,0 +1,99 @@
+"""The file of responses of `paceline batch`.
+
+Invariant: a response is on the disk before the next one is waited for, and a file of other requests
+is never written to. In input order, the file appears when all responses are there, by one rename;
+until then they are in `FILE.part`, as they completed.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from paceline.errors import InvalidRequest
+from paceline.storage.files import write_bytes, writing
+from paceline.storage.journals import appending, read_journal
+
+_RETRIED = 500
+"""Responses with this status or a higher one are missing in the next run."""
+
+
+class ResponseFile:
+    """Append responses inside a `with` block; `in` and `len` are about those that are there."""
+
+    def __init__(self, path: Path, ids: Sequence[str], *, ordered: bool) -> None:
+        """Read the responses of an earlier run to the requests `ids`.
+
+        Raises InvalidRequest if some are to other requests.
+        """
+        self.path = path.with_name(f"{path.name}.part") if ordered else path
+        self._final, self._ids = path, ids
+        self._responses: dict[str, dict[str, Any]] = {}
+        known = {*ids}
+        for where, response in read_journal(self.path if self.path.exists() else path):
+            if response.get("id") not in known:
+                raise InvalidRequest(
+                    f"{where} is not a response to these requests with this model and these "
+                    "options; name another --output, or remove that file"
+                )
+            if response["response"]["status_code"] < _RETRIED:
+                self._responses[response["id"]] = response
+        self._stack = ExitStack()
+
+    @property
+    def total(self) -> int:
+        return len(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._responses)
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._responses
+
+    def __enter__(self) -> Self:
+        if self._final.exists() and not self.path.exists():
+            with writing(self.path):  # the input has grown since
+                shutil.copyfile(self._final, self.path)
+        self._append = self._stack.enter_context(appending(self.path))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def append(self, response: dict[str, Any]) -> None:
+        """Write a response. Raises InvalidRequest if that fails."""
+        self._append(response)
+        self._responses[response["id"]] = response
+
+    def finish(self) -> None:
+        """Replace the file by all responses: in the order of the requests, or as they completed."""
+        ordered = self.path != self._final
+        ids = self._ids if ordered else [*self._responses]
+        lines = [json.dumps(self._responses[id], ensure_ascii=False) for id in ids]
+        with writing(self._final):
+            write_bytes(self._final, "".join(f"{line}\n" for line in lines).encode())
+            if ordered:
+                self.path.unlink()
+
+    def summary(self) -> dict[str, int]:
+        """Return counts of all responses: requests, errors, tokens of prompts, cached ones."""
+        replies = [response["response"] for response in self._responses.values()]
+        counts = [_prompt_tokens(reply["body"]) for reply in replies]
+        return {
+            "requests": len(replies),
+            "failed": sum(reply["status_code"] >= 400 for reply in replies),
+            "prompt_tokens": sum(tokens for tokens, _ in counts),
+            "cached_tokens": sum(cached for _, cached in counts),
+        }
+
+
+def _prompt_tokens(body: dict[str, Any]) -> tuple[int, int]:
+    """Return a response's prompt tokens, and how many of them were cached."""
+    if "stats" in body:
+        return body["prompt_tokens"], body["stats"]["cached_tokens"]
+    usage = body.get("usage") or {}
+    tokens = usage.get("prompt_tokens", usage.get("input_tokens", 0))
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    return tokens, details.get("cached_tokens", 0)

@@ -1,0 +1,206 @@
+"""Requests from a file, without a socket: `paceline batch`.
+
+A line is a request in the format of OpenAI's Batch API, which goes to the server's own endpoint, or
+a prompt with options of `Model.generate`. So checks, errors and responses are those of the server
+and of Python.
+
+Invariant: the `id` of a response depends on its line, the model and the options. A file of
+responses can only be continued by the run that began it.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+import httpx
+
+from paceline.errors import InvalidRequest, PacelineError
+from paceline.models import check_unicode
+from paceline.options import Options
+from paceline.runtime.model import Model
+from paceline.runtime.prompt import Prompt
+from paceline.server.api.chat import Chat
+from paceline.server.api.completions import Completions
+from paceline.server.api.endpoint import ApiRequest
+from paceline.server.api.responses import Responses
+from paceline.server.app import make_app
+from paceline.server.body import EmbeddingsBody
+from paceline.server.errors import ApiError, api_error
+from paceline.server.json_body import parse
+from paceline.server.service import Service
+from paceline.server.settings import Settings
+from paceline.storage.files import digest_of
+
+EMBEDDINGS = "/v1/embeddings"
+
+_KINDS: Mapping[str, type[ApiRequest[Any]]] = {
+    "/v1/chat/completions": Chat,
+    "/v1/completions": Completions,
+    "/v1/responses": Responses,
+}
+
+URLS = (*_KINDS, EMBEDDINGS)
+
+_JSON = {"content-type": "application/json"}
+
+_FIELDS = ("custom_id", "method", "url", "body")
+
+_RUNNING = 64
+"""Requests that run together where they share forward passes."""
+
+_RUNNING_UNSHARED = 2
+"""Else one runs, while the next prompt is encoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A request of a file."""
+
+    number: int
+    """From 1."""
+    custom_id: str
+    url: str | None
+    """The endpoint; None for a prompt with options."""
+    body: dict[str, Any]
+
+    @property
+    def prompt(self) -> Prompt:
+        return cast("Prompt", self.body.get("messages", self.body.get("prompt")))
+
+    @property
+    def options(self) -> Options:
+        names = ("prompt", "messages")
+        options: Any = {name: value for name, value in self.body.items() if name not in names}
+        return cast("Options", options)
+
+    @property
+    def text(self) -> str:
+        """The prompt as text, to sort lines: equal beginnings come together."""
+        names = ("messages", "instructions", "prompt", "input")
+        return json.dumps([self.url, *(self.body.get(name) for name in names)], ensure_ascii=False)
+
+
+def line_of(number: int, value: Any) -> Line:
+    """Return the request in a JSON value of a file. Raises InvalidRequest, also if it is one."""
+    if isinstance(value, InvalidRequest):
+        raise value
+    if not isinstance(value, dict):
+        raise InvalidRequest("is not a JSON object")
+    custom_id = value.get("custom_id", f"line-{number}")
+    if not (isinstance(custom_id, str) and custom_id):
+        raise InvalidRequest("custom_id: expected a string with characters")
+    check_unicode("custom_id", custom_id)
+    if not {"url", "body"} & value.keys():
+        body = {name: one for name, one in value.items() if name != "custom_id"}
+        if ("prompt" in body) == ("messages" in body):
+            raise InvalidRequest("expected a prompt, messages, or url and body")
+        return Line(number, custom_id, None, body)
+    if unknown := sorted(value.keys() - {*_FIELDS}):
+        raise InvalidRequest(f"unknown field {unknown[0]!r}; expected {', '.join(_FIELDS)}")
+    url, sent = value.get("url"), value.get("body")
+    if value.get("method", "POST") != "POST":
+        raise InvalidRequest(f"method is {value['method']!r:.80}; expected 'POST'")
+    if url not in URLS:
+        raise InvalidRequest(f"url is {url!r:.80}; expected {', '.join(URLS)}")
+    if not isinstance(sent, dict):
+        raise InvalidRequest("body: expected a JSON object")
+    if sent.get("stream"):
+        raise InvalidRequest("body.stream: a file has whole responses; remove it")
+    return Line(number, custom_id, url, sent)
+
+
+class Offline:
+    """A model that answers lines with the server's endpoints. Use it in one event loop."""
+
+    def __init__(self, model: Model, settings: Settings, defaults: Options) -> None:
+        """Start the model's scheduler; `defaults` are options of lines that lack them."""
+        self._model, self._defaults = model, defaults
+        shares = model.engine.shares_calls
+        self._at_once = _RUNNING if shares else _RUNNING_UNSHARED
+        scheduler = model.open_scheduler(max_running=None if shares else 1)
+        scheduler.start()
+        self._service = Service(model, scheduler, settings)
+        self._client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(make_app(self._service)),
+            base_url="http://127.0.0.1",
+            timeout=None,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._service.close(0)
+
+    def id_of(self, line: Line) -> str:
+        """Return the id of a line's response."""
+        files, engine = self._model.files, self._model.files.engine
+        defaults = {} if line.url else self._defaults
+        parts = [line.custom_id, line.url, line.body, defaults, files.fingerprint, engine]
+        return f"batch_req_{digest_of(parts)}"
+
+    def fault(self, line: Line) -> str | None:
+        """Return why a line would be refused, but for its structure's grammar, or None."""
+        try:
+            if line.url is None:
+                queued = self._model._batch_request(line.prompt, self._options(line))
+                self._model.scheduler.admission.limit(queued)
+            elif line.url == EMBEDDINGS:
+                self._service.prepare(parse(EmbeddingsBody, _body(line)))
+            else:
+                kind = _KINDS[line.url]
+                kind(self._service, parse(kind.body_kind, _body(line)), 0)
+        except (ApiError, PacelineError) as error:
+            return str(error)
+        return None
+
+    def refusal(self, line: Line, fault: str) -> dict[str, Any]:
+        """Return the response to a faulty line."""
+        return self._response(line, 400, ApiError(fault).body)
+
+    async def responses(self, lines: Sequence[Line]) -> AsyncIterator[dict[str, Any]]:
+        """Yield the response of each line when it is complete, in OpenAI's format.
+
+        Lines whose prompts begin alike run one after another, and share their beginning's KV.
+        """
+        waiting = iter(sorted(lines, key=lambda line: line.text))
+        running = set[asyncio.Task[dict[str, Any]]]()
+        try:
+            while True:
+                while len(running) < self._at_once and (line := next(waiting, None)):
+                    running.add(asyncio.create_task(self._answer(line)))
+                if not running:
+                    return
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    yield task.result()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _answer(self, line: Line) -> dict[str, Any]:
+        if line.url is not None:
+            reply = await self._client.post(line.url, content=_body(line), headers=_JSON)
+            return self._response(line, reply.status_code, reply.json())
+        try:
+            stream = self._model.astream(line.prompt, **self._options(line))
+            return self._response(line, 200, (await stream.finish()).as_dict())
+        except Exception as error:
+            failed = api_error(error)
+            return self._response(line, failed.status, failed.body)
+
+    def _response(self, line: Line, status: int, body: Any) -> dict[str, Any]:
+        """Return a line of a file of responses, in OpenAI's format."""
+        id = self.id_of(line)
+        reply = {"status_code": status, "request_id": id, "body": body}
+        return {"id": id, "custom_id": line.custom_id, "response": reply, "error": None}
+
+    def _options(self, line: Line) -> Options:
+        return {**self._defaults, **line.options}
+
+
+def _body(line: Line) -> bytes:
+    return json.dumps(line.body).encode()
