@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from time import monotonic
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
     from paceline.cli.response_file import ResponseFile
     from paceline.models import Progress
     from paceline.server.offline import Line, Offline
+    from paceline.server.ray_offline import RayOffline
 
 app = group()
 
 _MAX_NAMED = 20  # faulty lines that an error names
+_CHECKED = 64  # lines, before progress is shown
 
 _NAME = re.compile(r"\{(\w+)\}")
 """A column in a template."""
@@ -47,6 +50,7 @@ class Defaults:
         "paceline batch prompts.jsonl -o answers.jsonl  # the same command continues",
         "paceline batch words.csv --template 'Translate {word} into French.' -o french.jsonl",
     ),
+    needs={"ray": ("cpus",)},
 )
 def batch(
     *,
@@ -74,6 +78,15 @@ def batch(
     parallel: Annotated[
         int, Option(parser=numbers.PARALLEL, help="requests that share forward passes in llamacpp")
     ] = 1,
+    ray: Annotated[
+        str | None,
+        Option(
+            metavar="ADDRESS", help="run on a Ray cluster: local, auto, HOST:PORT, or ray://..."
+        ),
+    ] = None,
+    cpus: Annotated[
+        int | None, declare.count(help="with --ray: CPUs of each model; default: a machine's")
+    ] = None,
     defaults: Defaults,
     model: ModelOptions,
     output: Output,
@@ -81,6 +94,7 @@ def batch(
     """Answer a file of requests."""
     from paceline.cli.response_file import ResponseFile
     from paceline.server.offline import EMBEDDINGS, Offline
+    from paceline.server.ray_offline import RayOffline
     from paceline.server.run import CONTEXTS
     from paceline.server.settings import Settings
 
@@ -99,29 +113,38 @@ def batch(
         )
     _refuse(faults, file, skip_errors=skip_errors)
     answer = AnswerArguments(given=defaults.given)
-    loaded = load_for_answers(
+    options: Any = answer.options()
+    if answer.system is not None:
+        options["system"] = answer.system
+    load = partial(
+        load_for_answers,
         model,
         answer,
-        output,
+        output if ray is None else Output(quiet=True),
         lambda _: None,
         contexts=CONTEXTS,
         parallel=parallel,
         embeddings=any(line.url == EMBEDDINGS for line in lines),
     )
-    options: Any = answer.options()
-    if answer.system is not None:
-        options["system"] = answer.system
+    settings = Settings(aliases=tuple(alias or ()))
     progress, started = progress_of(output), monotonic()
-    with Offline(loaded, Settings(aliases=tuple(alias or ())), options) as offline:
+    offline: Offline | RayOffline
+    if ray is None:
+        offline = Offline(load(), settings, options)
+    else:
+        offline = RayOffline(ray, cpus, load, settings, options)
+    with offline:
         responses = ResponseFile(
             output_file, [offline.id_of(line) for line in lines], ordered=not unordered
         )
         left = [line for line in lines if offline.id_of(line) not in responses]
-        with progress.task("checking requests", len(left), unit="requests") as update:
-            for done, line in enumerate(left, 1):
-                if line.number not in faults and (fault := offline.fault(line)):
-                    faults[line.number] = fault
-                update(done)
+        sound = [line for line in left if line.number not in faults]
+        with progress.task("checking requests", len(sound), unit="requests") as update:
+            for at in range(0, len(sound), _CHECKED):
+                part = sound[at : at + _CHECKED]
+                found = zip(part, offline.faults(part), strict=True)
+                faults |= {line.number: fault for line, fault in found if fault}
+                update(at + len(part))
         _refuse(faults, file, skip_errors=skip_errors)
         _answer(offline, left, faults, responses, progress)
     seconds = monotonic() - started
@@ -137,7 +160,7 @@ def batch(
 
 
 def _answer(
-    offline: "Offline",
+    offline: "Offline | RayOffline",
     left: Sequence["Line"],
     faults: Mapping[int, str],
     responses: "ResponseFile",

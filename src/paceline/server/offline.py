@@ -134,15 +134,27 @@ class Offline:
     def __exit__(self, *_: object) -> None:
         self._service.close(0)
 
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """The model and the engine that responses depend on."""
+        files = self._model.files
+        return {"model": files.fingerprint, "engine": files.engine}
+
+    @property
+    def machine(self) -> str:
+        """The kind of this machine: its processor, and the library that computes."""
+        about = self._model.engine.describe()
+        return ", ".join(about[name] for name in ("processor", "library") if name in about)
+
     def id_of(self, line: Line) -> str:
         """Return the id of a line's response."""
-        files, engine = self._model.files, self._model.files.engine
-        defaults = {} if line.url else self._defaults
-        parts = [line.custom_id, line.url, line.body, defaults, files.fingerprint, engine]
-        return f"batch_req_{digest_of(parts)}"
+        return response_id(line, self._defaults, self.identity)
 
-    def fault(self, line: Line) -> str | None:
-        """Return why a line would be refused, but for its structure's grammar, or None."""
+    def faults(self, lines: Sequence[Line]) -> list[str | None]:
+        """Return why each line would be refused, or None; grammars are not compiled."""
+        return [self._fault(line) for line in lines]
+
+    def _fault(self, line: Line) -> str | None:
         try:
             if line.url is None:
                 queued = self._model._batch_request(line.prompt, self._options(line))
@@ -157,8 +169,7 @@ class Offline:
         return None
 
     def refusal(self, line: Line, fault: str) -> dict[str, Any]:
-        """Return the response to a faulty line."""
-        return self._response(line, 400, ApiError(fault).body)
+        return refusal_of(line, self.id_of(line), fault)
 
     async def responses(self, lines: Sequence[Line]) -> AsyncIterator[dict[str, Any]]:
         """Yield the response of each line when it is complete, in OpenAI's format.
@@ -193,13 +204,27 @@ class Offline:
             return self._response(line, failed.status, failed.body)
 
     def _response(self, line: Line, status: int, body: Any) -> dict[str, Any]:
-        """Return a line of a file of responses, in OpenAI's format."""
-        id = self.id_of(line)
-        reply = {"status_code": status, "request_id": id, "body": body}
-        return {"id": id, "custom_id": line.custom_id, "response": reply, "error": None}
+        return _response(line, self.id_of(line), status, body)
 
     def _options(self, line: Line) -> Options:
         return {**self._defaults, **line.options}
+
+
+def response_id(line: Line, defaults: Options, identity: Mapping[str, str]) -> str:
+    """Return the id of a line's response from a model."""
+    used = {} if line.url else defaults
+    return f"batch_req_{digest_of([line.custom_id, line.url, line.body, used, {**identity}])}"
+
+
+def refusal_of(line: Line, id: str, fault: str) -> dict[str, Any]:
+    """Return the response to a faulty line."""
+    return _response(line, id, 400, ApiError(fault).body)
+
+
+def _response(line: Line, id: str, status: int, body: Any) -> dict[str, Any]:
+    """Return a line of a file of responses, in OpenAI's format."""
+    reply = {"status_code": status, "request_id": id, "body": body}
+    return {"id": id, "custom_id": line.custom_id, "response": reply, "error": None}
 
 
 def _body(line: Line) -> bytes:
