@@ -1,9 +1,6 @@
 """The scripts in `examples/`: each runs, with the tiny model in place of the one that it names."""
 
-import json
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,6 @@ import pytest
 import paceline
 from paceline.runtime.load import load
 from support.tiny import write_tiny
-from support.waiting import PATIENCE
 
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
